@@ -215,7 +215,7 @@ impl DecodingArguments {
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
         // Before anything large is read.
         let source = self.draft_source()?;
-        self.proposed_tokens(source.as_ref())?;
+        self.proposed_tokens(source.as_ref(), self.draft_vocab_size)?;
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target)?;
@@ -242,7 +242,10 @@ impl DecodingArguments {
         source: Option<&DraftSource>,
         (draft, mtp): (Option<Arc<dyn Draft>>, Option<MtpBlock>),
     ) -> Result<Models> {
-        let head = self.proposed_tokens(source)?.map(|path| {
+        // Without other words a draft proposes what it learned to propose.
+        let learned = draft.as_ref().and_then(|draft| draft.most_frequent());
+        let size = self.draft_vocab_size.or(learned.filter(|_| self.draft_vocab.is_none()));
+        let head = self.proposed_tokens(source, size)?.map(|path| {
             if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
                 return Err(Failure::usage(
                     "--draft-vocab and --draft-vocab-size are for drafts that propose through the \
@@ -250,7 +253,7 @@ impl DecodingArguments {
                 )
                 .hint("this one has a vocabulary of its own"));
             }
-            Ok(Arc::new(ReducedHead::open(&target, &path, self.draft_vocab_size)?))
+            Ok(Arc::new(ReducedHead::open(&target, &path, size)?))
         });
         let head = head.transpose()?;
         let datastore = match &self.datastore[..] {
@@ -279,13 +282,16 @@ impl DecodingArguments {
     }
 
     /// The file that lists what a draft proposes, if that is not everything.
-    fn proposed_tokens(&self, source: Option<&DraftSource>) -> Result<Option<PathBuf>> {
+    fn proposed_tokens(
+        &self,
+        source: Option<&DraftSource>,
+        size: Option<usize>,
+    ) -> Result<Option<PathBuf>> {
         if self.mtp && self.draft_vocab_size.is_some() && self.draft_vocab.is_none() {
             return Err(Failure::usage("--draft-vocab-size counts the tokens of a draft's text")
                 .hint("--mtp has none: give --draft-vocab FILE, too"));
         }
-        let (Some(draft), Some(_), None) = (source, self.draft_vocab_size, &self.draft_vocab)
-        else {
+        let (Some(draft), Some(_), None) = (source, size, &self.draft_vocab) else {
             return Ok(self.draft_vocab.clone());
         };
         let counts = draft.folder().join(TOKEN_COUNTS_FILE);

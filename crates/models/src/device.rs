@@ -37,6 +37,9 @@ pub enum Precision {
     /// The frozen target in bf16, on a GPU also the products' factors; trained weights, norms,
     /// softmax, losses and the optimizer's state stay f32.
     Bf16,
+    /// The frozen target as its file holds it, on a CPU: quantised blocks are multiplied as integers, as when it
+    /// decodes from the same file. All that trains, its products, losses and the optimizer's state are f32.
+    Stored,
 }
 
 impl DeviceChoice {
@@ -130,15 +133,19 @@ pub fn free_memory(device: &Device) -> Option<u64> {
 }
 
 impl Precision {
-    /// Bytes of a value of frozen weights, on an accelerator or the CPU.
+    /// Bytes of a value of frozen weights, on an accelerator or the CPU; of those as stored the next whole number
+    /// of most files.
     pub fn frozen_bytes(self, on_accelerator: bool) -> usize {
-        self.frozen_type(on_accelerator).size_in_bytes()
+        match self {
+            Self::Stored => 1,
+            _ => self.frozen_type(on_accelerator).size_in_bytes(),
+        }
     }
 
     fn frozen_type(self, on_accelerator: bool) -> DType {
         match self {
             Self::Auto if !on_accelerator => DType::F32,
-            Self::F32 => DType::F32,
+            Self::F32 | Self::Stored => DType::F32,
             Self::Auto | Self::Bf16 => DType::BF16,
         }
     }

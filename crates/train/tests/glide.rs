@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use candle_core::Tensor;
 use longdraft_data::Batch;
-use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft};
+use longdraft_models::draft::{Init, VocabularyMap};
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;
-use longdraft_train::features::run_target;
+use longdraft_train::features::{TeacherFeatures, run_target};
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};
 use serde_json::json;
@@ -133,6 +134,115 @@ fn packed_documents_lose_what_they_lose_alone() {
         (loss_of(&part(0..17), &delays()[..17]), loss_of(&part(17..38), &delays()[17..38]));
     assert!((hard - first.0 - second.0).abs() < 1e-4 * hard);
     assert!((soft - first.1 - second.1).abs() < 1e-4 * soft);
+}
+
+/// Probabilities of a row of logits.
+fn softmax(logits: &[f64]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::MIN, f64::max);
+    let all: Vec<f64> = logits.iter().map(|z| (z - max).exp()).collect();
+    let sum: f64 = all.iter().sum();
+    all.iter().map(|e| e / sum).collect()
+}
+
+fn argmax(values: &[f64]) -> usize {
+    (0..values.len()).max_by(|a, b| values[*a].total_cmp(&values[*b])).expect("values")
+}
+
+#[test]
+fn a_draft_of_some_tokens_learns_the_target_rescaled_to_them() {
+    let target = target(false);
+    let config = GlideObjectiveConfig {
+        soft_targets: SoftTargetKind::Full,
+        soft_weight: 0.75,
+        ..Default::default()
+    };
+    let kept: Vec<u32> = (0..50).filter(|id| id % 3 != 1).collect();
+    let map = || {
+        let kept = kept.iter().map(|id| TargetTokenId(*id)).collect();
+        VocabularyMap::new(kept, 50).expect("map")
+    };
+    let objective_of = |config: &GlideObjectiveConfig| {
+        let objective = objective(&target, None, FinalNorm::Target, config.clone());
+        objective.with_vocabulary(map()).expect("tokens of the target")
+    };
+    let (objective, batch) = (objective_of(&config), batch());
+    let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
+    let found = objective.loss((&batch, &delays()), &features, false).expect("loss").metrics;
+    let states = objective.hidden((&batch, &delays()), &features, &mut Vec::new()).expect("states");
+    let rows = |states: &Tensor| -> Vec<Vec<f64>> {
+        let logits = target.logits(states).and_then(|z| Ok(z.to_vec2::<f32>()?)).expect("logits");
+        logits.iter().map(|row| row.iter().map(|z| f64::from(*z)).collect()).collect()
+    };
+    let learned = Tensor::new(batch.learned.as_slice(), states.device()).expect("rows");
+    let draft = rows(&states.index_select(&learned, 0).expect("learned rows"));
+    let TeacherFeatures::Full { hidden } = &features.teacher else { panic!("the whole teacher") };
+    let teacher = rows(hidden);
+    let (mut hard, mut soft, mut agree, mut acceptance, mut missed) = (0.0, 0.0, 0, 0.0, 0);
+    for (draft, teacher) in draft.iter().zip(&teacher) {
+        let of_kept: Vec<f64> = kept.iter().map(|id| draft[*id as usize]).collect();
+        let (q, p) = (softmax(&of_kept), softmax(teacher));
+        let p_kept: Vec<f64> = kept.iter().map(|id| p[*id as usize]).collect();
+        let mass: f64 = p_kept.iter().sum();
+        soft -= p_kept.iter().zip(&q).map(|(p, q)| p / mass * q.ln()).sum::<f64>();
+        acceptance += p_kept.iter().zip(&q).map(|(p, q)| p.min(*q)).sum::<f64>();
+        match kept.iter().position(|id| *id as usize == argmax(teacher)) {
+            Some(label) => {
+                hard -= q[label].ln();
+                agree += usize::from(argmax(&q) == label);
+            }
+            None => missed += 1,
+        }
+    }
+    assert!(missed > 3 && missed < batch.learned.len() / 2, "{missed}");
+    let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-3 * b.abs().max(1.0), "{a} {b}");
+    close(found.soft_sum, soft);
+    close(found.hard_sum, hard);
+    let by_delay = found.by_delay.iter();
+    close(by_delay.clone().map(|counts| counts.acceptance_sum).sum(), acceptance);
+    assert_eq!(by_delay.map(|counts| counts.top1_count).sum::<usize>(), agree);
+    // All of the most likely tokens are the whole distribution.
+    let top = GlideObjectiveConfig { soft_targets: SoftTargetKind::TopK, top_k: 50, ..config };
+    let objective = objective_of(&top);
+    let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
+    let of_top = objective.loss((&batch, &delays()), &features, false).expect("loss").metrics;
+    close(of_top.soft_sum, soft);
+    close(of_top.hard_sum, hard);
+}
+
+#[test]
+fn every_tensor_of_a_draft_of_some_tokens_gets_a_gradient() {
+    let target = target(false);
+    for (kind, soft_weight) in
+        [(SoftTargetKind::Full, 0.9), (SoftTargetKind::TopK, 0.9), (SoftTargetKind::TopK, 0.0)]
+    {
+        let config = GlideObjectiveConfig {
+            soft_targets: kind,
+            soft_weight,
+            top_k: 8,
+            ..Default::default()
+        };
+        let kept = (0..20).map(|id| TargetTokenId(2 * id)).collect();
+        let objective = objective(&target, None, FinalNorm::Trained, config);
+        let map = VocabularyMap::new(kept, 50).expect("map");
+        let objective = objective.with_vocabulary(map).expect("tokens of the target");
+        let batch = batch();
+        let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
+        let loss = objective.loss((&batch, &delays()), &features, true).expect("loss");
+        let parameters = objective.draft().parameters();
+        let mut gradients = Gradients::new(parameters);
+        let store = loss.numerator.expect("learned").backward().expect("backward");
+        gradients.add(parameters, &store).expect("gradients");
+        for (index, parameter) in parameters.iter().enumerate() {
+            let gradient = gradients.get(index).expect("values").expect("a gradient");
+            let trains =
+                gradient.iter().any(|g| *g != 0.0) && gradient.iter().all(|g| g.is_finite());
+            assert!(trains, "{kind:?} {soft_weight}: `{}`", parameter.name);
+        }
+        // What is never proposed is never right.
+        let held_out = run_target(&target, &batch, None, &objective.held_out_needs());
+        let metrics = objective.measure(&batch, &held_out.expect("features")).expect("metrics");
+        assert!(metrics.rows == 5 * batch.learned.len() && metrics.replayed.rounds > 0);
+    }
 }
 
 #[test]

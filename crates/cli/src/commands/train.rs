@@ -6,6 +6,7 @@ use std::sync::Arc;
 use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, require_inputs};
 use longdraft_models::device::name_of;
 use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{Traffic, World};
 use longdraft_records::{CONFIG_FILE, median};
 use longdraft_report::words::clock;
@@ -173,8 +174,21 @@ pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Tar
 /// Device and type of a stage's target; the process's products follow them.
 pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOptions> {
     let device = config.device.open(world.local_rank())?;
+    let as_stored = config.precision == Precision::Stored;
+    if as_stored && !device.is_cpu() {
+        return Err(Failure::usage(
+            "`precision: stored` holds a target as its file does, for a CPU",
+        )
+        .hint("set `precision: bf16`, or `device: cpu`"));
+    }
     let dtype = config.precision.apply(&device);
-    Ok(TargetOptions { dtype, device, ..TargetOptions::default() })
+    Ok(TargetOptions { dtype, device, as_stored, ..TargetOptions::default() })
+}
+
+/// How a target is held that a draft is trained for while it is served from the same files: on a CPU as they hold
+/// it, which takes the least time and memory.
+pub(crate) fn as_served(device: DeviceChoice) -> Result<Precision> {
+    Ok(if device.open(0)?.is_cpu() { Precision::Stored } else { Precision::Auto })
 }
 
 /// What is done about a run that has begun.

@@ -54,6 +54,12 @@ pub trait Draft: Any + Send + Sync {
     /// What the rows of its own head stand for; `None` if it proposes through the target's head.
     fn vocabulary(&self) -> Option<&VocabularyMap>;
 
+    /// Of a draft that proposes through the target's head and learned to propose only the most frequent tokens of
+    /// its text ([`TOKEN_COUNTS_FILE`]): how many.
+    fn most_frequent(&self) -> Option<usize> {
+        None
+    }
+
     /// Every tensor, in a fixed order.
     fn parameters(&self) -> &[Parameter];
 

@@ -221,6 +221,11 @@ impl TokenCounts {
 }
 
 impl TokenCounts {
+    /// Whether nothing was counted.
+    pub fn is_empty(&self) -> bool {
+        self.counts.iter().all(|count| *count == 0)
+    }
+
     /// How many of the counted tokens a map keeps.
     pub fn coverage(&self, map: &VocabularyMap) -> Coverage {
         let count = |id: &TargetTokenId| self.counts.get(id.0 as usize).copied().unwrap_or(0);

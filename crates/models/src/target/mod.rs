@@ -36,10 +36,11 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::log_sum_exp::{HeadSummary, bent_log_sum_exp};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeTable};
-use longdraft_kernels::top_k::{TopK, bent_top_k};
+use longdraft_kernels::top_k::{TopK, bent_top_k, row_top_k};
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -65,6 +66,9 @@ use per_layer::PerLayerInputs;
 use recurrent::Rule;
 use spread::{Held, Table};
 use tensor::LayerShare;
+
+/// Rows whose logits exist at the same time where the head is held as quantised blocks.
+const LOGIT_ROWS: usize = 64;
 
 /// A frozen decoder.
 pub struct Target {
@@ -326,7 +330,46 @@ impl Target {
     /// - as [`Self::head`], or the width differs
     pub fn top_k(&self, final_hidden: &Tensor, k: usize) -> Result<TopK> {
         let k = k.min(self.config.vocab_size);
-        Ok(bent_top_k(final_hidden, &self.head()?, k, self.bend())?)
+        if !self.has_blocks {
+            return Ok(bent_top_k(final_hidden, &self.head()?, k, self.bend())?);
+        }
+        let mut all = TopK::default();
+        self.each_logits(final_hidden, |logits| {
+            let TopK { ids, log_probs } = row_top_k(logits, k)?;
+            all.ids.extend(ids);
+            all.log_probs.extend(log_probs);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Normaliser and most likely token after final hidden states.
+    ///
+    /// # Shapes
+    /// - `[R, H]` → `[R]`
+    ///
+    /// # Errors
+    /// - as [`Self::head`], or the width differs
+    pub fn head_summary(&self, final_hidden: &Tensor) -> Result<HeadSummary> {
+        if !self.has_blocks {
+            return Ok(bent_log_sum_exp(final_hidden, &self.head()?, self.bend())?);
+        }
+        let mut all = HeadSummary::default();
+        self.each_logits(final_hidden, |logits| Ok(all.append(logits)?))?;
+        Ok(all)
+    }
+
+    /// Logits of some rows at a time, from the head as it is held.
+    fn each_logits(
+        &self,
+        final_hidden: &Tensor,
+        mut of: impl FnMut(&Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let rows = final_hidden.dim(0)?;
+        for first in (0..rows).step_by(LOGIT_ROWS) {
+            of(&self.logits(&final_hidden.narrow(0, first, LOGIT_ROWS.min(rows - first))?)?)?;
+        }
+        Ok(())
     }
 
     /// Output head as it is held; [`Self::bend`] makes logits of its products.

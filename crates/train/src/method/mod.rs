@@ -33,7 +33,7 @@ use crate::footprint::Footprint;
 use crate::objective::Objective;
 use crate::observer::Observer;
 
-pub use recipe::{Evidence, Passes, Recipe, Room, Round};
+pub use recipe::{Evidence, Passes, Recipe, Room, Round, proposed};
 
 /// The methods, the default one first.
 static METHODS: [Method; 5] = [
@@ -122,20 +122,30 @@ pub struct Materials<'a> {
     pub documents: &'a [Document],
     /// The draft to start from, if it is not a fresh one.
     pub start: Option<&'a SavedDraft>,
+    /// How often each token was learned: in these documents, and in those of the draft to start from.
+    pub token_counts: &'a TokenCounts,
 }
 
 impl Materials<'_> {
-    /// How often each token is supervised.
+    /// How often each token is supervised in the documents.
     ///
     /// # Errors
     /// - a token lies outside the target's vocabulary
-    pub fn token_counts(&self) -> Result<TokenCounts> {
-        let mut counts = TokenCounts::new(self.target.config().vocab_size);
-        for document in self.documents {
-            counts.add(&document.ids, &document.loss_mask)?;
-        }
-        Ok(counts)
+    pub fn counts_of_documents(&self) -> Result<TokenCounts> {
+        token_counts(self.documents, self.target.config())
     }
+}
+
+/// How often each token of some documents is supervised.
+///
+/// # Errors
+/// - a token lies outside the target's vocabulary
+pub fn token_counts(documents: &[Document], target: &TargetConfig) -> Result<TokenCounts> {
+    let mut counts = TokenCounts::new(target.vocab_size);
+    for document in documents {
+        counts.add(&document.ids, &document.loss_mask)?;
+    }
+    Ok(counts)
 }
 
 /// What a method's configuration can do by its derives.

@@ -79,6 +79,12 @@ pub(super) fn rate_at(width: usize, at_576: f64) -> f64 {
     (at_576 * 576.0 / width.max(1) as f64).clamp(at_576 / 8.0, at_576 * 2.5)
 }
 
+/// Tokens that are worth proposing, of a large vocabulary: the measured drafts had 8192. `None` for all.
+pub fn proposed(vocabulary: usize) -> Option<usize> {
+    let size = (vocabulary / 16).max(8192);
+    (size * 2 <= vocabulary).then_some(size)
+}
+
 /// A map of keys.
 pub(super) fn keys(value: Value) -> Map<String, Value> {
     match value {
@@ -119,6 +125,12 @@ mod tests {
                 assert!(rising.clone().all(|pair| pair[0].tokens < pair[1].tokens));
             }
         }
+    }
+
+    #[test]
+    fn only_large_vocabularies_are_cut() {
+        assert_eq!([258, 16383, 16384].map(proposed), [None, None, Some(8192)]);
+        assert_eq!([49152, 262_144].map(proposed), [Some(8192), Some(16384)]);
     }
 
     #[test]

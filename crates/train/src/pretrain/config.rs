@@ -324,6 +324,11 @@ impl Check for PretrainConfig {
             ),
         );
         rules.add("model", model);
+        rules.require(
+            self.precision != Precision::Stored,
+            "precision",
+            "holds a draft's target as its file does: pretraining has none, set `auto`",
+        );
         rules.add("optimizer", self.optimizer.problems());
         rules.add("artifact.quantise", self.artifact.quantise.problems());
         rules.add("parallel", self.parallel.problems());

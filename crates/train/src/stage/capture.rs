@@ -12,7 +12,7 @@ use longdraft_parallel::{World, share_of};
 
 use super::data_sets::data_sets;
 use super::evaluate::held_out_batch;
-use super::prepare::draws;
+use super::prepare::{counts, draws};
 use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
 use crate::checkpoint::saved_draft;
@@ -87,12 +87,14 @@ impl Capture {
         }
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
+        let token_counts = counts(config, &train, &target)?;
         let materials = Materials {
             config,
             target: &target,
             tokenizer,
             documents: &train.documents,
             start: start.as_ref(),
+            token_counts: &token_counts,
         };
         let objective = config.draft.method.build(&materials, observer)?;
         let draws = draws(config, &target);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
 use longdraft_kernels::random::CounterRng;
+use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, World};
@@ -14,7 +15,7 @@ use longdraft_parallel::{RowGroups, World};
 use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
 use super::{DataSet, Event, Observer, Stage};
-use crate::checkpoint::saved_draft;
+use crate::checkpoint::{add_token_counts, saved_draft};
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
 use crate::features::{FeatureSource, Part};
@@ -142,7 +143,12 @@ pub fn measure_drafts(
         let documents = &set.documents;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let start = start.as_ref();
-        let materials = Materials { config: &config, target, tokenizer, documents, start };
+        // What it proposes is what it learned, not what this text holds.
+        let mut token_counts = TokenCounts::new(target.config().vocab_size);
+        add_token_counts(&mut token_counts, draft)?;
+        let token_counts = &token_counts;
+        let materials =
+            Materials { config: &config, target, tokenizer, documents, start, token_counts };
         objectives.push(config.draft.method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };

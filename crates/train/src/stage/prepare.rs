@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use longdraft_data::batch::{AnchorOffset, Draws};
 use longdraft_data::packing::{Overlong, PackedRow, Packing};
 use longdraft_data::sampler::{Cursor, Sampler};
-use longdraft_models::draft::Draft;
+use longdraft_models::draft::{Draft, TokenCounts};
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, StatePlace, World};
@@ -28,7 +28,7 @@ use crate::error::{Result, TrainError};
 use crate::features::records::{RecordFeatures, Records, is_record_folder};
 use crate::features::store::Contents;
 use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
-use crate::method::Materials;
+use crate::method::{Materials, token_counts};
 use crate::objective::Objective;
 use crate::optim::AdamW;
 use crate::schedule::Schedule;
@@ -53,18 +53,16 @@ impl Stage {
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
+        let token_counts = counts(&config, &train, &target)?;
         let materials = Materials {
             config: &config,
             target: &target,
             tokenizer: &tokenizer,
             documents: &train.documents,
             start: start.as_ref(),
+            token_counts: &token_counts,
         };
         let objective = config.draft.method.build(&materials, observer)?;
-        let mut token_counts = materials.token_counts()?;
-        if let Some(draft) = &config.draft.from {
-            add_token_counts(&mut token_counts, draft)?;
-        }
         let mut draws = draws(&config, &target);
         let features = features(
             &config,
@@ -161,6 +159,19 @@ fn warn_of_idle_ranks(
         let warning = format!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
         observer.on_event(Event::Warning(&warning));
     }
+}
+
+/// How often each token was learned: in this text, and in that of the draft to start from.
+pub(super) fn counts(
+    config: &TrainConfig,
+    train: &DataSet,
+    target: &Target,
+) -> Result<TokenCounts> {
+    let mut counts = token_counts(&train.documents, target.config())?;
+    if let Some(draft) = &config.draft.from {
+        add_token_counts(&mut counts, draft)?;
+    }
+    Ok(counts)
 }
 
 /// How positions are drawn.

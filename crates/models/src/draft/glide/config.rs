@@ -56,6 +56,9 @@ pub struct GlideConfig {
     pub compat: Option<Compat>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
+    /// Tokens that it learned to propose, the most frequent ones of its text; all of the target's if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_vocab_size: Option<usize>,
 }
 
 impl GlideConfig {
@@ -83,6 +86,7 @@ impl GlideConfig {
             final_norm: FinalNorm::None,
             compat,
             initializer_range: target.initializer_range,
+            draft_vocab_size: None,
         }
     }
 
@@ -140,6 +144,7 @@ impl GlideConfig {
                 ("num_attention_heads", self.num_attention_heads, limits::HEADS),
                 ("self_window", self.self_window, limits::WINDOW),
                 ("gamma", self.gamma, limits::DRAFT_LENGTH),
+                ("draft_vocab_size", self.draft_vocab_size.unwrap_or(1), limits::VOCABULARY),
             ],
         );
         if self.compat.is_some() && self.final_norm != FinalNorm::None {
@@ -168,6 +173,7 @@ mod tests {
             ("self_window", GlideConfig { self_window: 1 << 24, ..fitting.clone() }),
             ("self_window", GlideConfig { self_window: 0, ..fitting.clone() }),
             ("gamma", GlideConfig { gamma: 1 << 40, ..fitting.clone() }),
+            ("draft_vocab_size", GlideConfig { draft_vocab_size: Some(0), ..fitting.clone() }),
             ("intermediate_size", GlideConfig { intermediate_size: 1 << 60, ..fitting.clone() }),
             (
                 "num_attention_heads",

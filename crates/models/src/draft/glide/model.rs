@@ -45,6 +45,10 @@ impl Draft for GlideDraft {
         None
     }
 
+    fn most_frequent(&self) -> Option<usize> {
+        self.config.draft_vocab_size
+    }
+
     fn parameters(&self) -> &[Parameter] {
         self.weights.parameters()
     }

@@ -169,7 +169,7 @@ fn build(
     let Materials { config, target, .. } = materials;
     let wanted = &draft.network;
     let sizes = sizes(wanted, target.config())?;
-    let counts = materials.token_counts()?;
+    let counts = materials.counts_of_documents()?;
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
     let seed = config.train.seed;

@@ -25,6 +25,9 @@ pub struct Glide {
     pub delay_weights: Option<Vec<f64>>,
     /// Weight λ of the teacher's part, 0 to 1; 0 turns it off.
     pub soft_weight: f64,
+    /// Tokens that it learns to propose: the most frequent ones of the text. Training and drafting read that many
+    /// rows of the target's head (default: all).
+    pub draft_vocab_size: Option<usize>,
 }
 
 impl Default for Glide {
@@ -36,6 +39,7 @@ impl Default for Glide {
             gamma: None,
             delay_weights: None,
             soft_weight: 0.9,
+            draft_vocab_size: None,
         }
     }
 }
@@ -47,6 +51,7 @@ impl Glide {
         glide.final_norm = self.final_norm;
         let weights = self.delay_weights.as_ref().map(Vec::len);
         glide.gamma = self.gamma.or(weights).unwrap_or(glide.gamma);
+        glide.draft_vocab_size = self.draft_vocab_size.filter(|size| *size < target.vocab_size);
         glide
     }
 

@@ -43,9 +43,14 @@ impl Footprint for GlideFootprint {
         let own = (config.self_window as f64 + 1.0).min(row_tokens as f64 / 2.0);
         let attention = 2.0 * query * (7.0 * own + 5.0 * row_tokens as f64 / 2.0);
         let heads = if row.teacher_logits { 3.0 } else { 2.0 };
-        let head = (config.vocab_size * config.hidden_size) as f64;
+        let head = (proposed(config) * config.hidden_size) as f64;
         6.0 * matrix_values(&self.specs()) + attention + heads * 2.0 * head
     }
+}
+
+/// Rows of the head that are read.
+fn proposed(config: &GlideConfig) -> usize {
+    config.draft_vocab_size.unwrap_or(config.vocab_size)
 }
 
 /// Memory of a training row.
@@ -60,7 +65,7 @@ fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
     let mut graph = Graph::new(row.threads);
     let hidden = layer(&mut graph, config, row);
     let learned = graph.select(hidden, row.learned);
-    let vocabulary = config.vocab_size as u64;
+    let vocabulary = proposed(config) as u64;
     let head = graph.given(vocabulary, learned.width);
     let loss = graph.loss(&[learned, head]);
     for pass in [Pass::Forward, Pass::InputGradient] {

@@ -4,19 +4,20 @@ mod config;
 mod delays;
 mod footprint;
 mod objective;
+mod proposed;
 
 use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
+use longdraft_models::draft::{Init, Ties, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
-use super::recipe::{keys, rate_at};
+use super::recipe::{keys, proposed, rate_at};
 use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
 use crate::config::{FeatureMode, TrainConfig};
 use crate::error::Result;
@@ -78,6 +79,7 @@ impl DraftMethod for Glide {
         Some(Recipe {
             draft: keys(json!({
                 "init": "last_layer", "final_norm": "target", "gamma": PROPOSALS, "soft_weight": 0.9,
+                "draft_vocab_size": proposed(room.target.vocab_size),
             })),
             teacher: keys(json!({ "soft_targets": "top_k", "top_k": 64 })),
             learning_rate: rate_at(room.target.hidden_size, 4e-3),
@@ -102,6 +104,7 @@ impl DraftMethod for Glide {
         let Some(found) = GlideConfig::of_saved(start)? else { return Ok(Map::new()) };
         let mut known = keys(json!({
             "compat": found.compat, "final_norm": found.final_norm, "gamma": found.gamma,
+            "draft_vocab_size": found.draft_vocab_size,
         }));
         if found.compat.is_some() {
             known.insert("soft_weight".into(), 0.0.into());
@@ -109,12 +112,19 @@ impl DraftMethod for Glide {
         Ok(known)
     }
 
+    fn keep_as_trained(&mut self) {
+        self.draft_vocab_size = None;
+    }
+
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { config, target, .. } = materials;
-        let glide = self.layer(target.config());
+        let mut glide = self.layer(target.config());
         let draft = match materials.start {
             Some(start) => {
                 check_same_network(&glide, start)?;
+                let found = GlideConfig::of_saved(start)?;
+                let known = found.and_then(|found| found.draft_vocab_size);
+                glide.draft_vocab_size = glide.draft_vocab_size.or(known);
                 GlideDraft::load(&start.path, &glide, target)?
             }
             None => GlideDraft::initialise(&glide, target, self.init, config.train.seed)?,
@@ -127,8 +137,23 @@ impl DraftMethod for Glide {
         };
         let objective =
             GlideObjective::new(Arc::clone(target), draft, self.objective(&config.teacher));
-        Ok(Box::new(objective.with_delays(draws)))
+        let objective = objective.with_delays(draws);
+        Ok(Box::new(match vocabulary(&glide, materials)? {
+            Some(vocabulary) => objective.with_vocabulary(vocabulary)?,
+            None => objective,
+        }))
     }
+}
+
+/// The tokens that a draft learns to propose; `None` for all.
+fn vocabulary(glide: &GlideConfig, materials: &Materials<'_>) -> Result<Option<VocabularyMap>> {
+    let counts = materials.token_counts;
+    // Where nothing is known of its text, all that it could propose counts.
+    let Some(size) = glide.draft_vocab_size.filter(|_| !counts.is_empty()) else {
+        return Ok(None);
+    };
+    let (kept, _) = VocabularyMap::most_frequent(counts, size, Ties::LowerId, &[])?;
+    Ok(Some(kept))
 }
 
 /// Weights fit a layer with the target's norm and one without: what is said of them must hold.
@@ -166,6 +191,11 @@ fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
             "needs one weight for each delay 1..gamma",
         );
     }
+    rules.require(
+        draft.draft_vocab_size.is_none_or(|size| (1..=1 << 24).contains(&size)),
+        "draft.draft_vocab_size",
+        "must be in 1 to 16777216",
+    );
     let length = 1..=limits::DRAFT_LENGTH;
     rules.require(
         draft.gamma.is_none_or(|gamma| length.contains(&gamma)),
@@ -193,6 +223,11 @@ fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
             draft.soft_weight == 0.0,
             "draft.compat",
             "is `longspec`, which learns hard labels: set `draft.soft_weight: 0`",
+        );
+        rules.require(
+            draft.draft_vocab_size.is_none(),
+            "draft.compat",
+            "is `longspec`, which learns the whole vocabulary: leave out `draft.draft_vocab_size`",
         );
         rules.require(
             config.train.features == FeatureMode::Online || !config.data.anchor.redraw,

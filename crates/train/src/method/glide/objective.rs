@@ -10,16 +10,17 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
+    Inputs, Output, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
 use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
-use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
+use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target::{Tap, Target};
 
 use super::config::Glide;
 use super::delays::DelayDraws;
+use super::proposed::{Known, Proposed};
 use crate::config::TeacherConfig;
 use crate::error::Result;
 use crate::features::{
@@ -57,6 +58,16 @@ pub struct GlideObjective {
     draft: GlideDraft,
     config: GlideObjectiveConfig,
     draws: DelayDraws,
+    /// The tokens that it learns to propose, if not all.
+    proposed: Option<Proposed>,
+}
+
+/// What states at the learned rows are compared with.
+enum Aim<'a> {
+    /// The target's whole vocabulary.
+    All(&'a TeacherFeatures),
+    /// The tokens that are proposed.
+    Proposed(&'a Proposed, Known),
 }
 
 impl GlideObjective {
@@ -64,13 +75,22 @@ impl GlideObjective {
     pub fn new(target: Arc<Target>, draft: GlideDraft, config: GlideObjectiveConfig) -> Self {
         let weights = vec![1.0; draft.config().gamma];
         let draws = DelayDraws { seed: 0, weights, shared: false };
-        Self { target, draft, config, draws }
+        Self { target, draft, config, draws, proposed: None }
     }
 
     /// The same with other draws of the delays.
     #[must_use]
     pub fn with_delays(self, draws: DelayDraws) -> Self {
         Self { draws, ..self }
+    }
+
+    /// The same for a draft that learns to propose these tokens only.
+    ///
+    /// # Errors
+    /// - one lies outside the target's vocabulary
+    pub fn with_vocabulary(self, vocabulary: VocabularyMap) -> Result<Self> {
+        let proposed = Some(Proposed::new(vocabulary, &self.target)?);
+        Ok(Self { proposed, ..self })
     }
 
     /// The draft.
@@ -93,7 +113,8 @@ impl GlideObjective {
             return Ok(Loss { numerator: None, denominator: 0, metrics });
         }
         let hidden = self.learned_states((batch, delays), features, train)?;
-        Ok(self.judge((batch, delays), &hidden, &features.teacher)?.0)
+        let aim = self.aim(batch, &features.teacher)?;
+        Ok(self.judge((batch, delays), &hidden, &aim)?.0)
     }
 
     /// The draft's final states for a batch at these delays, `[T, H]`, or for the tokens of it that this rank runs;
@@ -181,15 +202,20 @@ impl GlideObjective {
         })
     }
 
-    /// The loss of the learned rows' states, and whether draft and target have the same most likely
-    /// token at each of them.
-    fn judge(
+    /// What the states at the learned rows are compared with.
+    fn aim<'a>(&'a self, batch: &Batch, teacher: &'a TeacherFeatures) -> Result<Aim<'a>> {
+        let Some(proposed) = &self.proposed else { return Ok(Aim::All(teacher)) };
+        let known = proposed.known((&self.target, &self.config), batch, teacher)?;
+        Ok(Aim::Proposed(proposed, known))
+    }
+
+    /// The loss of the learned rows' states over the whole vocabulary, and the weight of its soft part.
+    fn judge_all(
         &self,
-        (batch, delays): (&Batch, &[u32]),
+        batch: &Batch,
         hidden: &Tensor,
         teacher: &TeacherFeatures,
-    ) -> Result<(Loss, Vec<bool>)> {
-        let rows = batch.learned.len();
+    ) -> Result<(Output, f64)> {
         let head = &self.target.head()?;
         let (teacher, soft, soft_weight) = match teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
@@ -217,7 +243,25 @@ impl GlideObjective {
         };
         let labels = batch.labels();
         let labels = Inputs::of_labels(hidden, head, &labels).bent(self.target.bend());
-        let output = linear_cross_entropy(&Inputs { soft, soft_weight, teacher, ..labels })?;
+        Ok((linear_cross_entropy(&Inputs { soft, soft_weight, teacher, ..labels })?, soft_weight))
+    }
+
+    /// The loss of the learned rows' states, and whether draft and target have the same most likely
+    /// token at each of them.
+    fn judge(
+        &self,
+        (batch, delays): (&Batch, &[u32]),
+        hidden: &Tensor,
+        aim: &Aim<'_>,
+    ) -> Result<(Loss, Vec<bool>)> {
+        let rows = batch.learned.len();
+        let (output, soft_weight) = match aim {
+            Aim::All(teacher) => self.judge_all(batch, hidden, teacher)?,
+            Aim::Proposed(proposed, known) => {
+                let output = proposed.judge(hidden, known, (&self.target, &self.config))?;
+                (output, if known.is_soft() { self.config.soft_weight } else { 0.0 })
+            }
+        };
         let mut metrics = DraftMetrics::default();
         for (row, &t) in batch.learned.iter().enumerate() {
             let delay = delays[t as usize];
@@ -303,7 +347,13 @@ impl Objective for GlideObjective {
                 (target.to_owned(), target, target.to_owned())
             }
         };
-        let loss = mixed_in_words(self.config.soft_weight, &soft);
+        let among = self.proposed.as_ref().map(Proposed::size);
+        let mut loss = mixed_in_words(self.config.soft_weight, &soft);
+        // A label is the target's own token there.
+        let text = if among.is_some() && teacher != TeacherKind::None { target } else { text };
+        if let Some(size) = among {
+            loss = format!("{loss}, among the {size} tokens that are proposed");
+        }
         Quantities {
             loss: format!("{loss}; {delays}"),
             hard_loss: format!("{text}; {delays}"),
@@ -332,15 +382,18 @@ impl Objective for GlideObjective {
         }
         let gamma = self.draft.config().gamma;
         let of_training = self.teacher_of_training(&features.teacher)?;
+        let aim = self.aim(batch, &features.teacher)?;
+        let aim_of_training =
+            of_training.as_ref().map(|teacher| self.aim(batch, teacher)).transpose()?;
         // Whether level `d` has the token after `t`, `[gamma][T]`.
         let mut right = vec![vec![false; batch.ids.len()]; gamma];
         for (delay, right) in (1..).zip(&mut right) {
             let delays = vec![delay; batch.ids.len()];
             let hidden = self.learned_states((batch, &delays), features, false)?;
-            let (loss, agrees) = self.judge((batch, &delays), &hidden, &features.teacher)?;
+            let (loss, agrees) = self.judge((batch, &delays), &hidden, &aim)?;
             metrics.merge(&loss.metrics);
-            if let Some(teacher) = &of_training {
-                let (loss, _) = self.judge((batch, &delays), &hidden, teacher)?;
+            if let Some(aim) = &aim_of_training {
+                let (loss, _) = self.judge((batch, &delays), &hidden, aim)?;
                 metrics.as_trained.get_or_insert_default().merge(&loss.metrics);
             }
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
