@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::hearing::Hearing;
-use super::measure::BATCH;
 use super::prompts;
 use super::rules::LEAST_ANSWERS;
 use super::state::Settings;
@@ -64,7 +63,7 @@ fn answers_file(folder: &Path, turn: usize) -> PathBuf {
 fn asking(
     folder: &Path,
     settings: &Settings,
-    lookup: bool,
+    (lookup, batch): (bool, usize),
     turn: usize,
 ) -> DataRegenerateArguments {
     let least = if turn == 0 { 0.0 } else { FURTHER_TEMPERATURE };
@@ -79,7 +78,7 @@ fn asking(
         temperature: settings.temperature.max(least),
         seed: settings.seed.wrapping_add(turn as u64),
         draft_len: 4,
-        batch: BATCH,
+        batch,
         limit: None,
     }
 }
@@ -88,7 +87,7 @@ fn asking(
 /// than prompts are wanted.
 pub(super) fn write(
     folder: &Path,
-    (settings, lookup, prompts): (&Settings, bool, usize),
+    (settings, how, prompts): (&Settings, (bool, usize), usize),
     models: &Models,
     (wanted, seconds): (usize, f64),
     (interrupts, events): (&Interrupts, &Events),
@@ -104,7 +103,7 @@ pub(super) fn write(
     let turns = wanted.div_ceil(prompts.max(1)).clamp(1, MOST_OF_A_PROMPT);
     parts.extend((0..turns).map(|turn| (turn, wanted - turn * prompts, Some(until))));
     for (turn, limit, until) in parts {
-        let mut arguments = asking(folder, settings, lookup, turn);
+        let mut arguments = asking(folder, settings, how, turn);
         let done = lines(&arguments.output)?.len();
         if limit <= done && until.is_none() {
             continue;

@@ -9,6 +9,7 @@ use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
 use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::World;
 use longdraft_records::decode::Cell;
 use longdraft_records::median;
@@ -33,8 +34,9 @@ const REPETITIONS: usize = 5;
 const PATIENCE: f64 = 8.0;
 /// Tokens of the context that passes are measured after.
 const CONTEXT: usize = 96;
-/// Sequences that are answered at a time.
-pub(super) const BATCH: usize = 8;
+/// Sequences that are answered at a time: the smaller number, unless the larger one takes clearly less a token.
+const BATCHES: [usize; 2] = [8, 16];
+const CLEARLY: f64 = 0.95;
 /// Steps of a trial, the first of which also makes room.
 const STEPS: usize = 3;
 /// A trial's rows are cut to the tokens that the target reads in this share of the budget, and at least in so
@@ -61,7 +63,7 @@ pub(super) struct Machine {
     pub(super) passes: Vec<(usize, f64)>,
     /// Seconds of a token of a prompt.
     pub(super) prefill: f64,
-    /// Seconds of a token of an answer where [`BATCH`] are written at a time, their prompts read beside that;
+    /// Seconds of a token of an answer where [`Self::batch`] are written at a time, their prompts read beside that;
     /// `None` where no prompt leaves room for an answer.
     #[serde(default)]
     pub(super) answer_token: Option<f64>,
@@ -98,7 +100,15 @@ impl Machine {
 
     /// Seconds of a token of an answer, several being written at a time.
     pub(super) fn answering(&self) -> f64 {
-        self.answer_token.unwrap_or_else(|| self.pass(BATCH) / BATCH as f64 + 0.3 * self.prefill)
+        let batch = self.batch();
+        self.answer_token.unwrap_or_else(|| self.pass(batch) / batch as f64 + 0.3 * self.prefill)
+    }
+
+    /// Answers that are written at a time.
+    pub(super) fn batch(&self) -> usize {
+        let [few, many] = BATCHES;
+        let of_row = |rows| self.pass(rows) / rows as f64;
+        if of_row(many) < CLEARLY * of_row(few) { many } else { few }
     }
 
     /// Whether lookup was measured to help.
@@ -206,27 +216,30 @@ pub(super) fn machine(
         None
     };
     let (gflops, (long_prompt, prompt)) = (Speed::measured_gflops(), lengths(held_out));
-    let answer_token = answer_token(models, held_out, (temperature, interrupts))?;
-    Ok(Machine { passes, prefill, answer_token, gflops, lookup, long_prompt, prompt })
+    let machine =
+        Machine { passes, prefill, answer_token: None, gflops, lookup, long_prompt, prompt };
+    let how = (machine.batch(), temperature, interrupts);
+    let answer_token = answer_token(models, held_out, how)?;
+    Ok(Machine { answer_token, ..machine })
 }
 
 /// Seconds of a token, several answers being written at a time.
 fn answer_token(
     models: &Models,
     prompts: &[Prompt],
-    (temperature, interrupts): (f64, &Interrupts),
+    (batch, temperature, interrupts): (usize, f64, &Interrupts),
 ) -> Result<Option<f64>> {
     let target = &models.target;
     let context = target.config().max_position_embeddings;
     let fits = |prompt: &&Prompt| prompt.tokens.len() + ANSWER_TOKENS < context;
     let prompts: Vec<&Prompt> = prompts.iter().filter(fits).collect();
-    let mut engine = BatchEngine::new(target, (0..BATCH).map(|_| None).collect());
+    let mut engine = BatchEngine::new(target, (0..batch).map(|_| None).collect());
     let options = DecodeOptions {
         max_new_tokens: ANSWER_TOKENS,
         sampling: Sampling::at(temperature),
         ..DecodeOptions::default()
     };
-    for (key, prompt) in prompts.iter().cycle().take(BATCH).enumerate() {
+    for (key, prompt) in prompts.iter().cycle().take(batch).enumerate() {
         engine.join(key, &prompt.tokens, &options)?;
     }
     let (mut tokens, started) = (0, Instant::now());
@@ -295,7 +308,12 @@ pub(super) fn trial(
     let lines = texts.chunks(20).map(|some| format!("{}\n", json!({ "text": some.join("\n") })));
     std::fs::write(&text, lines.collect::<String>()).map_err(fail)?;
     let run = work.join("run");
-    let config = trial_config(target, candidate, row_tokens, (&text, &run));
+    let config = trial_config(
+        (target, train::as_served(DeviceChoice::Auto)?),
+        candidate,
+        row_tokens,
+        (&text, &run),
+    );
     let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
     let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
     let (config, world) = (recheck(stage.located.config)?, World::single());
@@ -327,7 +345,13 @@ pub(super) fn trial(
         dtype: WeightDtype::Stored,
         ..DecodingArguments::chain(&run.join("checkpoints/last"), candidate.recipe.round.most)
     };
-    decoding.draft_vocab_size = proposed;
+    if let Some(size) = proposed {
+        // The few texts of a trial do not hold so many.
+        let tokens = work.join("proposed.txt");
+        let ids: String = (0..size).map(|id| format!("{id}\n")).collect();
+        std::fs::write(&tokens, ids).map_err(fail)?;
+        decoding.draft_vocab = Some(tokens);
+    }
     let models = decoding.open(target)?;
     let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
     let answer = PATIENCE / (DRAFTED_COST * PROMPTS as f64 * step.max(1e-9));
@@ -350,7 +374,7 @@ pub(super) fn trial(
 
 /// The configuration of a trial over a text.
 fn trial_config(
-    target: &str,
+    (target, precision): (&str, Precision),
     candidate: &Candidate,
     row_tokens: usize,
     (text, run): (&Path, &Path),
@@ -358,7 +382,8 @@ fn trial_config(
     let mut draft = candidate.recipe.draft.clone();
     draft.insert("method".into(), candidate.method.name().into());
     json!({
-        "target": target, "output": run, "draft": draft, "teacher": candidate.recipe.teacher,
+        "target": target, "output": run, "precision": precision, "draft": draft,
+        "teacher": candidate.recipe.teacher,
         "data": {
             "train": [{
                 "path": text, "template": { "kind": "raw", "fields": ["text"] },
@@ -427,6 +452,15 @@ mod tests {
         for (rows, seconds) in [(1, 1.0), (2, 1.2), (3, 1.5), (4, 1.8), (6, 2.4)] {
             assert!((machine.pass(rows) - seconds).abs() < 1e-9, "{rows}");
         }
+    }
+
+    #[test]
+    fn more_answers_are_written_at_a_time_where_that_is_faster() {
+        let of = |many: f64| {
+            let passes = vec![(1, 1.0), (8, 2.0), (16, many)];
+            Machine { passes, ..Machine::default() }.batch()
+        };
+        assert_eq!((of(3.0), of(3.9), Machine::default().batch()), (16, 8, 16));
     }
 
     #[test]

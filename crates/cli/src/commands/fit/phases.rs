@@ -183,7 +183,8 @@ impl Fit<'_> {
         self.ledger.begin("answers")?;
         let plan = self.current_plan();
         let settings = self.ledger.state.settings.clone();
-        let lookup = self.ledger.state.machine.as_ref().is_some_and(measure::Machine::lookup_helps);
+        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let how = (machine.lookup_helps(), machine.batch());
         let models = measure::plainly().open(&settings.target)?;
         let folder = self.ledger.folder.clone();
         // What a kill took of the time is not given again.
@@ -208,7 +209,7 @@ impl Fit<'_> {
         let goal = (plan.answers, seconds);
         let reached = answers::write(
             &folder,
-            (&settings, lookup, prompts),
+            (&settings, how, prompts),
             &models,
             goal,
             (&self.interrupts, &events),

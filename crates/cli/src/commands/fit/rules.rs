@@ -5,7 +5,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::target::tensor_specs;
 use longdraft_serving::{Profile, serves};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::method::{Method, Recipe, Room, Round};
+use longdraft_train::method::{self, Method, Recipe, Room, Round};
 use longdraft_train::plan::{Layout, Workload};
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,7 @@ use super::answers::MOST_OF_A_PROMPT;
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::{Machine, Trial};
 use super::rate;
+use super::training::evaluations;
 
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
 pub(super) const WORTH: f64 = 1.05;
@@ -32,8 +33,6 @@ pub(super) const LEAST_ANSWERS: usize = 8;
 const SHORT: f64 = 600.0;
 /// Tokens of the longest rows: their memory is that of a few layers, and a document beyond is cut.
 const LONGEST_ROW: usize = 16384;
-/// Tokens of the vocabulary that are proposed where the draft does not fix them: the measured drafts had 8192.
-const PROPOSED: usize = 8192;
 
 /// A method that could be taken.
 pub(super) struct Candidate {
@@ -150,8 +149,7 @@ fn predicted_draft(
 
 /// Tokens that are proposed, where the draft leaves it open and the vocabulary is large.
 pub(super) fn proposed(round: Round, vocabulary: usize) -> Option<usize> {
-    let size = PROPOSED.max(vocabulary / 16);
-    (round.vocabulary.is_none() && size * 2 <= vocabulary).then_some(size)
+    method::proposed(vocabulary).filter(|_| round.vocabulary.is_none())
 }
 
 /// What a plan is made from, beside the machine.
@@ -208,7 +206,8 @@ impl Plan {
         let new = answers.saturating_sub(budget.answered) as f64;
         let (answer_tokens, text_tokens) = (answers as f64 * of_answer, answers as f64 * of_text);
         let answering = (new * of_answer * machine.answering()).min(0.6 * rest);
-        let left = (rest - answering - text_tokens * trial.capture).max(0.1 * rest);
+        let (_, measuring) = evaluations((text_tokens, rest - answering), budget.row_tokens, trial);
+        let left = (rest - answering - text_tokens * trial.capture - measuring).max(0.1 * rest);
         let epochs = (left / (text_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
         let learned = epochs * text_tokens;
         let row_tokens = budget.row_tokens;
@@ -236,7 +235,7 @@ impl Plan {
             steps,
             answering,
             search,
-            training: learned * trial.step + text_tokens * trial.capture,
+            training: learned * trial.step + text_tokens * trial.capture + measuring,
             proof,
             draft_len,
             most: round.most,
@@ -374,10 +373,9 @@ mod tests {
     }
 
     #[test]
-    fn only_large_vocabularies_are_cut() {
+    fn vocabularies_that_training_fixes_stay() {
         let round = Round { most: 5, passes: Passes::OneBlock, vocabulary: None };
         assert_eq!(proposed(round, 49152), Some(8192));
-        assert_eq!(proposed(round, 258), None);
         assert_eq!(proposed(Round { vocabulary: Some(100), ..round }, 49152), None);
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::answers::Cleaned;
 use super::expect::Range;
-use super::measure::{BATCH, Machine, Trial};
+use super::measure::{Machine, Trial};
 use super::prompts::Split;
 use super::rate::Tried;
 use super::rules::{Plan, WORTH};
@@ -42,13 +42,14 @@ pub(super) fn machine(machine: &Machine) {
     let ms = |rows| 1e3 * machine.pass(rows);
     errln!(
         "[measure] a plain step takes {:.1} ms ({:.0} tok/s), a pass over 4 rows {:.1} ms, over 8 {:.1}, over 16 {:.1}; a \
-         prompt is read at {:.0} tok/s, {BATCH} answers at a time are written at {:.0}",
+         prompt is read at {:.0} tok/s, {} answers at a time are written at {:.0}",
         ms(1),
         1.0 / machine.step().max(1e-9),
         ms(4),
         ms(8),
         ms(16),
         1.0 / machine.prefill.max(1e-9),
+        machine.batch(),
         1.0 / machine.answering().max(1e-9)
     );
     if let Some(speed_up) = machine.lookup {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::parse_stages;
+use longdraft_models::DeviceChoice;
 use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
@@ -23,10 +24,15 @@ use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
-/// Share of the rows that are held out, and most of them: the draft is proved on prompts, these only show
-/// its way.
+/// Share of the rows that are held out, most of them, how often they are measured at most, and share of the time that
+/// this may take: the draft is proved on prompts, these only show its way.
 const HELD_OUT_PART: usize = 20;
-const MOST_HELD_OUT: usize = 8;
+const MOST_HELD_OUT: usize = 4;
+const EVALUATIONS: usize = 4;
+const MEASURING: f64 = 0.08;
+/// Steps of training that measuring a held-out row takes beside its features: every delay or step of the draft,
+/// without gradients.
+const OF_ROW: f64 = 4.0;
 /// Over the planned time, after which training ends wherever it stands.
 const GRACE: f64 = 1.3;
 /// Prompt tokens of an answer's, from which prompts are not learned.
@@ -92,9 +98,10 @@ pub(super) fn configured(
     draft.insert("method".into(), candidate.method.name().into());
     // What answers came to, in place of what was planned.
     let rows = (text_tokens / plan.row_tokens as f64).max(1.0);
-    let capture = text_tokens * trial.capture;
+    let (evaluations, measuring) = evaluations((text_tokens, seconds), plan.row_tokens, trial);
+    let others = text_tokens * trial.capture + measuring;
     let of_step = plan.row_tokens as f64 * trial.step;
-    let steps = ((seconds - capture) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
+    let steps = ((seconds - others) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
     let template = if has_chat_template {
         json!({ "kind": "messages" })
     } else {
@@ -105,11 +112,12 @@ pub(super) fn configured(
     Ok(json!({
         "target": settings.target,
         "output": run_folder(folder, round),
+        "precision": train::as_served(DeviceChoice::Auto)?,
         "draft": draft,
         "teacher": candidate.recipe.teacher,
         "data": {
             "train": [{ "path": training_file(folder), "template": template, "learn": learn }],
-            "held_out_rows": (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT),
+            "held_out_rows": held_out_rows(rows),
             "row_tokens": plan.row_tokens,
             "anchor": { "enabled": false },
         },
@@ -117,10 +125,27 @@ pub(super) fn configured(
         "train": {
             "rows_per_step": 1, "steps": steps, "seed": settings.seed,
             "features": if plan.keeps_features { "memory" } else { "online" },
-            "save_minutes": 2, "evaluate_every": (steps / 4).max(1),
+            "save_minutes": 2, "evaluate_every": steps.div_ceil(evaluations),
             "max_minutes": (GRACE * seconds / 60.0).max(0.2),
         },
     }))
+}
+
+/// Rows of a text that show how the training goes.
+fn held_out_rows(rows: f64) -> usize {
+    (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT)
+}
+
+/// How often a training over a text measures its held-out rows in some seconds, and what that takes of them.
+pub(super) fn evaluations(
+    (text_tokens, seconds): (f64, f64),
+    row_tokens: usize,
+    trial: &Trial,
+) -> (usize, f64) {
+    let tokens = (held_out_rows(text_tokens / row_tokens as f64) * row_tokens) as f64;
+    let of_one = tokens * (trial.capture + OF_ROW * trial.step);
+    let count = ((MEASURING * seconds / of_one.max(1e-9)) as usize).clamp(1, EVALUATIONS);
+    (count, count as f64 * of_one)
 }
 
 /// Letters of prompts over those of answers.

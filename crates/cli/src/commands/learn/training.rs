@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longdraft_configuration::parse_stages;
-use longdraft_models::TargetConfig;
 use longdraft_models::target::Target;
 use longdraft_models::weights::atomic::write_atomically;
+use longdraft_models::{DeviceChoice, TargetConfig};
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::{Method, Room};
@@ -142,12 +142,14 @@ impl<'a> Setup<'a> {
         if let Some(from) = &job.draft {
             draft.insert("from".into(), json!(from));
         }
+        let device: DeviceChoice = job.device.parse().map_err(Failure::usage)?;
         let train = self.file("train");
         let bytes = std::fs::metadata(&train).map_or(0, |file| file.len());
         // A token and its mark take some seven letters: this sets the length of the schedule, no more.
         let rows = (bytes as usize / (7 * row_tokens)).max(1);
         let mut value = json!({
-            "target": job.target, "device": job.device, "output": self.place.join("run"),
+            "target": job.target, "device": device, "precision": train::as_served(device)?,
+            "output": self.place.join("run"),
             "draft": draft,
             "data": {
                 "train": [source(&train)], "held_out": [source(&self.file("held_out"))],

@@ -159,6 +159,8 @@ impl Writer<'_> {
             request: key.to_vec(),
             // With lookup some rounds find much and others nothing.
             pacing: if self.arguments.lookup { Pacing::Measured } else { Pacing::Fixed },
+            // Prompts begin alike, and a dialogue with what it was before.
+            reuse_prefix: true,
             ..DecodeOptions::default()
         };
         Ok(Job { prompt: ids.into_iter().map(TargetTokenId).collect(), options })
