@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use longdraft_data::DataError;
+use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
 use longdraft_train::TrainError;
@@ -79,6 +80,12 @@ impl ParityError {
 impl From<candle_core::Error> for ParityError {
     fn from(error: candle_core::Error) -> Self {
         ModelError::from(error).into()
+    }
+}
+
+impl From<FeatureError> for ParityError {
+    fn from(error: FeatureError) -> Self {
+        TrainError::from(error).into()
     }
 }
 

@@ -4,6 +4,7 @@
 //! far as that is quick: headers of weights, first rows of sources, the index of a feature store.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -11,6 +12,8 @@ use longdraft_data::DataError;
 use longdraft_data::reader::check_source;
 use longdraft_data::source::{SourceConfig, data_files, is_data_file};
 use longdraft_data::token_stream::TokenStream;
+use longdraft_features::StoredFeatures;
+use longdraft_features::records::{RecordFolder, is_record_folder};
 use longdraft_models::TargetConfig;
 use longdraft_models::hub::DataSetId;
 use longdraft_models::target::{Layers, Target, locate};
@@ -19,8 +22,6 @@ use longdraft_models::tokenizer::TextTokenizer;
 use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::StoredFeatures;
-use crate::features::records::{RecordFolder, is_record_folder};
 use crate::pretrain::{PretrainConfig, Tokenizer};
 use crate::stage::{Encoder, source_paths};
 
@@ -249,7 +250,7 @@ impl Problems {
     }
 
     /// What was opened, or its problem taken down.
-    fn take<T>(&mut self, key: &str, opened: Result<T>) -> Option<T> {
+    fn take<T>(&mut self, key: &str, opened: std::result::Result<T, impl Display>) -> Option<T> {
         match opened {
             Ok(opened) => Some(opened),
             Err(error) => {

@@ -1,4 +1,4 @@
-//! Training: objectives, optimizers, schedules, features, the step loop and checkpoints.
+//! Training: objectives, optimizers, schedules, the step loop and checkpoints.
 //!
 //! ```text
 //! packed batch -> features (target online, or stored) -> objective (draft forward, loss as
@@ -11,7 +11,6 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
-pub mod features;
 pub mod footprint;
 pub mod inputs;
 mod limits;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::run_target;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_parallel::Gradients;
-use longdraft_train::features::run_target;
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};
 use serde_json::json;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_train::features::store::free_bytes;
+use longdraft_models::disk::free_bytes;
 
 use super::finding::Finding;
 use super::units::bytes;

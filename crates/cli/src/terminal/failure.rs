@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 
 use longdraft_data::DataError;
+use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
 use longdraft_train::TrainError;
@@ -193,6 +194,12 @@ impl From<candle_core::Error> for Failure {
     }
 }
 
+impl From<FeatureError> for Failure {
+    fn from(error: FeatureError) -> Self {
+        TrainError::from(error).into()
+    }
+}
+
 impl From<ParallelError> for Failure {
     fn from(error: ParallelError) -> Self {
         TrainError::from(error).into()
@@ -226,7 +233,7 @@ impl From<TrainError> for Failure {
                 "a run cannot become shorter, for its learning rate was on the way to the later end: \
                  use what is saved as it is, or give another `output`",
             ),
-            TrainError::NoRoom { .. } => Some(
+            TrainError::Features(FeatureError::NoRoom { .. }) => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \
                  teacher.soft_targets=top_k",
             ),

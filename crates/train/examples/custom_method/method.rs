@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetConfig;
@@ -11,7 +12,6 @@ use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::target::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
 use longdraft_train::config::TrainConfig;
-use longdraft_train::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
 use longdraft_train::footprint::{Footprint, Row, RowMemory};
 use longdraft_train::method::{DraftMethod, Materials};
 use longdraft_train::metrics::{DraftMetrics, LossPart, Quantities};

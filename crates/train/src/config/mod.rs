@@ -12,13 +12,14 @@ use longdraft_data::batch::AnchorOffset;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
+use longdraft_features::FeatureMode;
+use longdraft_features::store::{Compression, StoreDtype};
 use longdraft_models::target::Layers;
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::features::store::{Compression, StoreDtype};
 use crate::objective::{SoftTargetKind, TailKind, TeacherDistribution};
 use crate::optim::AdamWConfig;
 use crate::schedule;
@@ -172,49 +173,6 @@ impl Default for ScheduleConfig {
             learning_rate: 5e-4,
             warmup_ratio: schedule::WARMUP_RATIO,
             floor_ratio: schedule::FLOOR_RATIO,
-        }
-    }
-}
-
-/// Where features come from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub enum FeatureMode {
-    /// The target runs for every batch.
-    #[default]
-    Online,
-    /// The target runs once a row; later epochs reuse its features and positions.
-    Memory,
-    /// `longdraft capture` wrote them to this folder or URL; the target's layers are not loaded.
-    Stored(String),
-}
-
-impl FeatureMode {
-    /// Where stored features lie.
-    pub fn store(&self) -> Option<&str> {
-        match self {
-            Self::Stored(location) => Some(location),
-            Self::Online | Self::Memory => None,
-        }
-    }
-}
-
-impl From<String> for FeatureMode {
-    fn from(text: String) -> Self {
-        match text.as_str() {
-            "online" => Self::Online,
-            "memory" => Self::Memory,
-            _ => Self::Stored(text),
-        }
-    }
-}
-
-impl From<FeatureMode> for String {
-    fn from(mode: FeatureMode) -> Self {
-        match mode {
-            FeatureMode::Online => "online".to_owned(),
-            FeatureMode::Memory => "memory".to_owned(),
-            FeatureMode::Stored(location) => location,
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use longdraft_models::target::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::features::TeacherKind;
+use longdraft_features::TeacherKind;
 
 pub use row::{Row, RowMemory};
 

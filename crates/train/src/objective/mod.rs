@@ -8,10 +8,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use longdraft_models::draft::Draft;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use longdraft_features::FeatureMode;
 use longdraft_models::ModelError;
 use longdraft_parallel::ZeroStage;
 
 use super::estimate::Estimate;
 use super::workload::Workload;
-use crate::config::FeatureMode;
 use crate::error::TrainError;
 
 /// What becomes of an estimate beside free memory.

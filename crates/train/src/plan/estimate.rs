@@ -1,5 +1,6 @@
 //! Which terms are alive together, and what they come to.
 
+use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::target::Layers;
 use longdraft_parallel::ZeroStage;
 use serde::Serialize;
@@ -10,8 +11,6 @@ use super::optimizer::Parameters;
 use super::place::{COPIES, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
 use super::target::{self, ForwardPass};
 use super::workload::Workload;
-use crate::config::FeatureMode;
-use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 use crate::footprint::row::RowMemory;
 

@@ -1,8 +1,9 @@
 //! Bytes of features: while they are made or read, and while they wait.
 
+use longdraft_features::TeacherKind;
+
 use super::target::ForwardPass;
 use super::workload::Workload;
-use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 
 /// Bytes of a most likely token: id and log-probability.

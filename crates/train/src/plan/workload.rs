@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
 use longdraft_models::target::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
@@ -9,9 +10,8 @@ use longdraft_parallel::{Reduction, StatePlace};
 
 use super::optimizer::Parameters;
 use super::place::{Places, Updates};
-use crate::config::{FeatureMode, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::TeacherKind;
 use crate::footprint::graph::F32;
 use crate::footprint::{Footprint, Row, RowMemory};
 use crate::optim::{MatrixUpdate, is_layer_matrix};

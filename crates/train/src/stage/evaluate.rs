@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
+use longdraft_features::{FeatureMode, FeatureSource, Part};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -15,9 +16,8 @@ use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
 use super::{DataSet, Event, Observer, Stage};
 use crate::checkpoint::saved_draft;
-use crate::config::{FeatureMode, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;

@@ -17,6 +17,7 @@ use longdraft_data::batch::Draws;
 use longdraft_data::packing::PackedRow;
 use longdraft_data::sampler::Sampler;
 use longdraft_data::{Batch, Document};
+use longdraft_features::FeatureSource;
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -30,7 +31,6 @@ use crate::checkpoint::{
 };
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::FeatureSource;
 use crate::metrics::{DraftMetrics, Quantities, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;

@@ -8,6 +8,9 @@ use candle_core::{DType, Tensor};
 use longdraft_data::batch::{AnchorOffset, Draws};
 use longdraft_data::packing::{Overlong, PackedRow, Packing};
 use longdraft_data::sampler::{Cursor, Sampler};
+use longdraft_features::records::{RecordFeatures, Records, is_record_folder};
+use longdraft_features::store::Contents;
+use longdraft_features::{FeatureMode, FeatureSource, MemoryFeatures, StoredFeatures};
 use longdraft_models::draft::Draft;
 use longdraft_models::target::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -23,11 +26,8 @@ use crate::checkpoint::{
     CheckpointState, Checkpointer, ResumePolicy, RunIdentity, RunLock, STEPS, SaveClock,
     add_token_counts, require_same_network, require_same_run, saved_draft,
 };
-use crate::config::{DraftConfig, FeatureMode, TrainConfig, upgrade};
+use crate::config::{DraftConfig, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
-use crate::features::records::{RecordFeatures, Records, is_record_folder};
-use crate::features::store::Contents;
-use crate::features::{FeatureSource, MemoryFeatures, StoredFeatures};
 use crate::method::Materials;
 use crate::objective::Objective;
 use crate::optim::AdamW;

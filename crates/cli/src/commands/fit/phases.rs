@@ -1,7 +1,7 @@
 //! The phases of a fit up to the training, each of which can be repeated.
 
+use longdraft_models::disk::free_bytes;
 use longdraft_report::words::clock;
-use longdraft_train::features::store::free_bytes;
 use serde_json::json;
 
 use super::measure::{self, Trial};

@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
+use longdraft_features::FeatureMode;
 use longdraft_models::TargetConfig;
-use longdraft_train::config::{FeatureMode, TrainConfig};
+use longdraft_train::config::TrainConfig;
 use longdraft_train::plan::{Layout, Workload};
 
 use super::Machine;

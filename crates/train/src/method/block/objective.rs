@@ -3,6 +3,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, RowStatistics, linear_cross_entropy,
@@ -16,7 +17,6 @@ use super::selected::{Hits, Selected, SelectorLoss};
 use super::teacher::{SoftLoss, teacher_rows};
 use super::weights::SlotWeights;
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared, TeacherDistribution, mixed_in_words};

@@ -8,6 +8,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Teacher, Weighted,
@@ -19,7 +20,6 @@ use longdraft_models::draft::block::{BlockDraft, Chain};
 use longdraft_models::target::KeyValues;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
 use crate::method::block::{BlockDraws, Slots, Starts, context, give_keys, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
@@ -176,7 +176,7 @@ impl ChainObjective {
         train: bool,
     ) -> Result<Outcome> {
         let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
-            return Err(untapped("the teacher at every token"));
+            return Err(untapped("the teacher at every token").into());
         };
         let pass = self.pass(batch, context, slots, train)?;
         let weights = self.weights(slots);

@@ -8,6 +8,7 @@ mod objective;
 use std::path::Path;
 use std::sync::Arc;
 
+use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::files::SavedDraft;
@@ -18,9 +19,8 @@ use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
 use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
-use crate::config::{FeatureMode, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::TeacherKind;
 use crate::footprint::Footprint;
 use crate::limits;
 use crate::objective::{Objective, SoftTargetKind};

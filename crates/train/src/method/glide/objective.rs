@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::{
+    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
+};
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, SoftTargets, Tail, Teacher, linear_cross_entropy,
@@ -22,9 +25,6 @@ use super::config::Glide;
 use super::delays::DelayDraws;
 use crate::config::TeacherConfig;
 use crate::error::Result;
-use crate::features::{
-    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
-};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{
@@ -198,7 +198,7 @@ impl GlideObjective {
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
             }
             TeacherFeatures::EveryToken { .. } => {
-                return Err(untapped("the teacher at the learned rows"));
+                return Err(untapped("the teacher at the learned rows").into());
             }
             TeacherFeatures::TopK { entries, k, hidden } => {
                 let tail = match self.config.tail {

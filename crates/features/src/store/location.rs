@@ -12,7 +12,7 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 use url::Url;
 
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Environment variables that object stores are configured by.
 const PREFIXES: [&str; 3] = ["aws_", "google_", "azure_"];
@@ -35,7 +35,7 @@ impl Location {
     /// # Errors
     /// - there is no such folder, no such kind of store, or its environment variables are missing
     pub(super) fn open(spec: &str, create: bool) -> Result<Self> {
-        let fail = |error: &dyn std::fmt::Display| TrainError::features(spec, error);
+        let fail = |error: &dyn std::fmt::Display| FeatureError::store(spec, error);
         let runtime = Builder::new_current_thread();
         let runtime = build(runtime).map_err(|error| fail(&error))?;
         let url = Url::parse(spec).ok().filter(|_| spec.contains("://"));
@@ -81,10 +81,10 @@ impl Location {
     }
 
     /// An error about one object.
-    pub(super) fn problem(&self, object: &str, problem: impl std::fmt::Display) -> TrainError {
+    pub(super) fn problem(&self, object: &str, problem: impl std::fmt::Display) -> FeatureError {
         let name = self.name();
         let separator = if object.is_empty() { "" } else { "/" };
-        TrainError::features(format!("{name}{separator}{object}"), problem)
+        FeatureError::store(format!("{name}{separator}{object}"), problem)
     }
 
     fn path(&self, object: &str) -> Path {

@@ -29,7 +29,7 @@ use longdraft_models::target::Target;
 use self::columns::Columns;
 use super::store::{Contents, Missing, Record, StoredTeacher};
 use super::{BatchFeatures, FeatureNeeds};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 pub use folder::RecordFolder;
 
@@ -47,7 +47,7 @@ pub struct RecordDocument {
 impl RecordDocument {
     /// Of numbers as files hold them.
     fn of_numbers(place: String, ids: &[i64], mask: Option<&[i64]>) -> Result<Self> {
-        let problem = |text: String| TrainError::features(place.clone(), text);
+        let problem = |text: String| FeatureError::store(place.clone(), text);
         let of_id = |id: &i64| u32::try_from(*id).map_err(|_| *id);
         let ids: std::result::Result<Vec<u32>, i64> = ids.iter().map(of_id).collect();
         let ids =
@@ -166,7 +166,7 @@ impl Records {
             let vocabulary = target.vocab_size;
             let problem =
                 format!("token id {id} is beyond the target's vocabulary of {vocabulary}");
-            return Err(TrainError::features(place, problem));
+            return Err(FeatureError::store(place, problem));
         }
         let own = self.folder.hidden_size();
         if let Some(own) = own.filter(|own| *own != target.hidden_size) {
@@ -228,7 +228,7 @@ impl Records {
         let count = config.num_hidden_layers;
         let columns = match Columns::of(told, (held, last.is_some()), contents, count) {
             Ok(columns) => columns,
-            Err(problem) => return Err(TrainError::features(place()?, problem)),
+            Err(problem) => return Err(FeatureError::store(place()?, problem)),
         };
         let column = |at: usize| -> Result<Tensor> {
             let (name, layers) = layers.as_ref().ok_or_else(|| super::untapped("layers"))?;
@@ -237,7 +237,7 @@ impl Records {
                 return Ok(states);
             }
             let problem = format!("`{name}`, its layer {at}, holds values that are not finite");
-            Err(TrainError::features(place()?, problem))
+            Err(FeatureError::store(place()?, problem))
         };
         let aux: Result<Vec<Tensor>> = columns.aux.iter().map(|at| column(*at)).collect();
         let aux = aux?;
@@ -247,7 +247,7 @@ impl Records {
             (_, Some((_, last)), _) if is_finite(&last)? => Some(last),
             (_, Some((name, _)), _) => {
                 let problem = format!("`{name}` holds values that are not finite");
-                return Err(TrainError::features(place()?, problem));
+                return Err(FeatureError::store(place()?, problem));
             }
             (_, None, Some(at)) => {
                 let states = column(at)?.to_device(target.device())?;
@@ -257,7 +257,7 @@ impl Records {
         Ok((aux, last))
     }
 
-    fn unknown(&self, ids: &[u32], batch: &Batch) -> TrainError {
+    fn unknown(&self, ids: &[u32], batch: &Batch) -> FeatureError {
         self.folder.problem(format!(
             "no record has the {} tokens {:?}... of packed row {}; train on what `longdraft data records` \
              wrote of this folder, with `data.row_tokens` no less than the longest record and prompts as they \
@@ -336,7 +336,7 @@ fn is_finite(states: &Tensor) -> Result<bool> {
 
 /// Whether a place of features is a folder of records: one that `longdraft capture` did not write and that holds
 /// any.
-pub(crate) fn is_record_folder(place: &str) -> bool {
+pub fn is_record_folder(place: &str) -> bool {
     let folder = Path::new(place.strip_prefix("file://").unwrap_or(place));
     folder.is_dir() && !super::store::is_begun(folder) && folder::holds_records(folder)
 }

@@ -26,11 +26,11 @@ use longdraft_models::{LayerId, ModelError};
 
 use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
-use crate::error::TrainError;
-use crate::features::{sequence_of, untapped};
+use crate::error::FeatureError;
+use crate::{sequence_of, untapped};
 
 /// As everywhere in this crate, but for the check of shapes.
-type Result<T, E = TrainError> = std::result::Result<T, E>;
+type Result<T, E = FeatureError> = std::result::Result<T, E>;
 
 /// Keys (before rotary embedding) and values, `[T, K, D]` each.
 pub(super) type UnrotatedKv = (Tensor, Tensor);
@@ -170,7 +170,7 @@ impl Record {
             Ok(source.load_integers(&name(key))?.iter().map(|id| *id as u32).collect())
         };
         let last_kv =
-            contents.last_kv.then(|| Ok::<_, TrainError>((load("keys")?, load("values")?)));
+            contents.last_kv.then(|| Ok::<_, FeatureError>((load("keys")?, load("values")?)));
         let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row));
         let teacher_rows = ids("teacher_rows")?;
         let mut record = Self {

@@ -16,7 +16,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::{Captured, Format, RecordDocument};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Types that states may have.
 const TYPES: [&str; 3] = ["F32", "BF16", "F16"];
@@ -82,6 +82,6 @@ fn shape_of(source: &SafetensorsSource, tokens: usize) -> Result<(usize, usize)>
     Ok((layers, width))
 }
 
-fn problem(source: &SafetensorsSource, text: String) -> TrainError {
-    TrainError::features(source.path().display().to_string(), text)
+fn problem(source: &SafetensorsSource, text: String) -> FeatureError {
+    FeatureError::store(source.path().display().to_string(), text)
 }

@@ -1,6 +1,18 @@
 //! What the target contributes to a batch, computed on the spot or captured earlier.
+//!
+//! ```text
+//! batch -> target                                    online, or once a row into main memory
+//!       -> store of `longdraft capture`              on disk or in an object store
+//!       -> records of another trainer or engine      on disk
+//!            \-> BatchFeatures { last_kv, aux_hidden, teacher }
+//! ```
 
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod error;
 mod memory;
+mod mode;
 pub mod records;
 pub mod store;
 
@@ -11,12 +23,11 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::ModelError;
 use longdraft_models::target::{Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target};
 
-use crate::error::{Result, TrainError};
-
+pub use error::{FeatureError, Result};
 pub use memory::MemoryFeatures;
+pub use mode::FeatureMode;
 pub use records::RecordFeatures;
 pub use store::{Part, StoredFeatures};
 
@@ -47,8 +58,7 @@ pub struct FeatureNeeds {
     pub ahead: usize,
 }
 
-/// The teacher's distribution at the rows that read it
-/// ([`crate::objective::Objective::teacher_rows`]).
+/// The teacher's distribution at the rows that read it, as an objective says which.
 #[derive(Debug, Clone)]
 pub enum TeacherFeatures {
     /// Not needed.
@@ -129,9 +139,10 @@ impl BatchFeatures {
     }
 }
 
-pub(crate) fn untapped(what: &str) -> TrainError {
+/// The error of an objective that reads what it did not ask for.
+pub fn untapped(what: &str) -> FeatureError {
     let message = format!("the features lack {what}");
-    ModelError::Tensor(candle_core::Error::Msg(message)).into()
+    candle_core::Error::Msg(message).into()
 }
 
 /// Where features come from.
@@ -245,7 +256,7 @@ pub fn join_target(target: &Target, needs: &FeatureNeeds) -> Result<()> {
 ///
 /// # Errors
 /// - as [`Target::forward`]
-pub(crate) fn forward(
+pub fn forward(
     target: &Target,
     batch: &Batch,
     part: Option<&RowPart>,
@@ -259,7 +270,7 @@ pub(crate) fn forward(
 }
 
 /// The learned rows, counted from the first token that this rank runs.
-pub(crate) fn learned_of(batch: &Batch, rows: Option<&Range<usize>>) -> Vec<u32> {
+pub fn learned_of(batch: &Batch, rows: Option<&Range<usize>>) -> Vec<u32> {
     let first = rows.map_or(0, |rows| rows.start as u32);
     batch.learned.iter().map(|token| token - first).collect()
 }

@@ -16,8 +16,8 @@ use super::location::Location;
 use super::recipe::{Compression, Contents, Part, Recipe};
 use super::record::Record;
 use super::write::{INDEX, Index, Receipt, RowEntry, hash_of};
-use crate::error::{Result, TrainError};
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
+use crate::error::{FeatureError, Result};
+use crate::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
 
 /// Shards that stay open: each costs a file handle.
 const OPEN_SHARDS: usize = 64;
@@ -140,7 +140,7 @@ impl Record {
     ///
     /// # Errors
     /// - the teacher is asked for at rows that were not kept, or a tensor cannot be brought to the device
-    pub(in crate::features) fn features(
+    pub(crate) fn features(
         &self,
         target: &Target,
         batch: &Batch,
@@ -153,7 +153,7 @@ impl Record {
                 let row = (&batch.position_ids[..], &batch.document_ids[..]);
                 let table = target
                     .rope_table(row, 0..batch.position_ids.len())
-                    .map_err(TrainError::from)?;
+                    .map_err(FeatureError::from)?;
                 let k = rope(&keys.to_device(device)?, &table)?;
                 Some(KeyValues { k, v: values.to_device(device)? })
             }
@@ -217,7 +217,7 @@ impl Record {
                 let entries = if let Some(stored) = &self.top_k {
                     select(stored, self.teacher_rows.len(), &places)
                 } else {
-                    target.top_k(&hidden()?, k).map_err(TrainError::from)?
+                    target.top_k(&hidden()?, k).map_err(FeatureError::from)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }
@@ -226,14 +226,14 @@ impl Record {
 }
 
 /// Why there is no teacher.
-pub(in crate::features) enum Missing {
+pub(crate) enum Missing {
     /// At this token.
     Row(u32),
-    Other(TrainError),
+    Other(FeatureError),
 }
 
-impl From<TrainError> for Missing {
-    fn from(error: TrainError) -> Self {
+impl From<FeatureError> for Missing {
+    fn from(error: FeatureError) -> Self {
         Self::Other(error)
     }
 }

@@ -15,7 +15,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 
 use super::{Captured, Format, RecordDocument};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Names of the tapped layers.
 const LAYERS: [&str; 2] = ["aux_hidden_state", "hidden_states"];
@@ -66,8 +66,8 @@ impl Format for Saved {
     }
 }
 
-fn problem_of(source: &PthSource, text: String) -> TrainError {
-    TrainError::features(source.path().display().to_string(), text)
+fn problem_of(source: &PthSource, text: String) -> FeatureError {
+    FeatureError::store(source.path().display().to_string(), text)
 }
 
 /// Ids and mask of a record, without the padding after its last token: ids of zero that are not learned.

@@ -1,5 +1,5 @@
 //! How long `capture` is held up by a shard of its store:
-//! `cargo bench -p longdraft-train --bench capture -- [--rounds N] [--tokens T]`.
+//! `cargo bench -p longdraft-features --bench capture -- [--rounds N] [--tokens T]`.
 //!
 //! Features of EAGLE-3 at Llama-3.1-8B's width (three layers and final states, f32 as a target computes
 //! them), one row a shard, on the CPU. A shard that the capturing thread casts, encodes, hashes and writes
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use candle_core::{Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_data::batch::AnchorOffset;
-use longdraft_models::TargetConfig;
-use longdraft_models::target::{Target, TargetOptions};
-use longdraft_train::features::store::{
+use longdraft_features::store::{
     BackgroundWriter, Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter,
     StoredTeacher, Turn, Work,
 };
+use longdraft_models::TargetConfig;
+use longdraft_models::target::{Target, TargetOptions};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 

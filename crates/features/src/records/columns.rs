@@ -1,6 +1,6 @@
 //! Which of the layers in a record are those that a draft taps.
 
-use crate::features::store::{Contents, StoredTeacher};
+use crate::store::{Contents, StoredTeacher};
 
 /// Places in a record's `[T, L, H]`.
 #[derive(Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::features::{FeatureNeeds, TeacherKind};
+use crate::{FeatureNeeds, TeacherKind};
 
 /// Bytes of a row's share of a shard's header, about.
 const HEADER_BYTES: u64 = 1024;

@@ -12,8 +12,8 @@ use super::encode::encode;
 use super::location::Location;
 use super::recipe::{Compression, Part, Recipe};
 use super::record::Record;
-use crate::error::{Result, TrainError};
-use crate::features::key;
+use crate::error::{FeatureError, Result};
+use crate::key;
 
 pub(super) const RECIPE: &str = "recipe.json";
 pub(super) const INDEX: &str = "index.json";
@@ -197,10 +197,10 @@ impl StoreWriter {
     ///
     /// # Errors
     /// - more bytes are still to be written than are known to be free
-    pub(crate) fn require_room(&self, estimate: &Estimate) -> Result<()> {
+    pub fn require_room(&self, estimate: &Estimate) -> Result<()> {
         estimate.too_few().map_or(Ok(()), |free| {
             let location = self.location.name().to_owned();
-            Err(TrainError::NoRoom { location, bytes_left: estimate.bytes_left, free })
+            Err(FeatureError::NoRoom { location, bytes_left: estimate.bytes_left, free })
         })
     }
 

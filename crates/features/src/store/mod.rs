@@ -25,7 +25,6 @@ mod write;
 use std::path::Path;
 
 pub use background::BackgroundWriter;
-pub use longdraft_models::disk::free_bytes;
 pub(super) use read::Missing;
 pub use read::StoredFeatures;
 pub use recipe::{Compression, Contents, Part, PartRecipe, Recipe, StoreDtype, StoredTeacher};

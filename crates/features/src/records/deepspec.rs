@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use serde::Deserialize;
 
 use super::{Captured, Format, RecordDocument};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Name of the description.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -196,7 +196,7 @@ impl Format for Cache {
         let tokens = attended.iter().take_while(|mask| **mask == 1).count();
         if attended[tokens..].iter().any(|mask| *mask != 0) {
             let text = "`attention_mask` is no run of ones and one of zeros after it";
-            return Err(TrainError::features(self.place(index), text));
+            return Err(FeatureError::store(self.place(index), text));
         }
         let learned: Vec<i64> = learned.iter().map(|mask| i64::from(*mask)).collect();
         RecordDocument::of_numbers(self.place(index), &ids[..tokens], Some(&learned[..tokens]))
@@ -208,7 +208,7 @@ impl Format for Cache {
             let own = self.hidden;
             let text =
                 format!("{held} tokens of width {own} where {tokens} of {hidden} are needed");
-            return Err(TrainError::features(self.place(index), text));
+            return Err(FeatureError::store(self.place(index), text));
         }
         let tensor = |kind: usize, layers: usize| -> Result<Tensor> {
             let values = self.float.values(&self.read(index, kind)?);
@@ -231,8 +231,8 @@ impl Format for Cache {
     }
 }
 
-fn problem(path: &Path, text: impl std::fmt::Display) -> TrainError {
-    TrainError::features(path.display().to_string(), text)
+fn problem(path: &Path, text: impl std::fmt::Display) -> FeatureError {
+    FeatureError::store(path.display().to_string(), text)
 }
 
 fn manifest(folder: &Path) -> Result<Manifest> {

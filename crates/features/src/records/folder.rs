@@ -7,7 +7,7 @@ use super::deepspec::{Cache, INDEX, MANIFEST};
 use super::specforge::Saved;
 use super::speculators::Engine;
 use super::{Captured, Format, RecordDocument};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Folders, at most, that lie within one another.
 const MOST_FOLDERS: usize = 16;
@@ -101,7 +101,7 @@ impl RecordFolder {
         self.format.hidden_size()
     }
 
-    pub(super) fn problem(&self, text: impl std::fmt::Display) -> TrainError {
+    pub(super) fn problem(&self, text: impl std::fmt::Display) -> FeatureError {
         problem(&self.folder, text)
     }
 }
@@ -112,8 +112,8 @@ impl std::fmt::Debug for RecordFolder {
     }
 }
 
-fn problem(folder: &Path, text: impl std::fmt::Display) -> TrainError {
-    TrainError::features(folder.display().to_string(), text)
+fn problem(folder: &Path, text: impl std::fmt::Display) -> FeatureError {
+    FeatureError::store(folder.display().to_string(), text)
 }
 
 fn is_cache(folder: &Path) -> bool {

@@ -6,7 +6,7 @@ use longdraft_data::Batch;
 use longdraft_models::target::{RowPart, Target};
 
 use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, key, run_target};
-use crate::error::{Result, TrainError};
+use crate::error::{FeatureError, Result};
 
 /// Features in memory, keyed by packed row. Training reuses the positions of the capture.
 #[derive(Default)]
@@ -66,11 +66,11 @@ impl MemoryFeatures {
     pub(super) fn features(&self, batch: &Batch) -> Result<BatchFeatures> {
         match self.rows.get(&batch.row) {
             Some((captured, features)) if *captured == key(batch) => Ok(features.clone()),
-            Some(_) => Err(TrainError::checkpoint(
+            Some(_) => Err(FeatureError::store(
                 "features in memory",
                 format!("row {} was captured with other tokens or positions", batch.row),
             )),
-            None => Err(TrainError::checkpoint(
+            None => Err(FeatureError::store(
                 "features in memory",
                 format!("row {} was not captured", batch.row),
             )),
