@@ -72,16 +72,6 @@ pub enum TrainError {
         /// What is asked for.
         problem: String,
     },
-    /// A device or the machine has no memory left.
-    #[error("out of memory: {cause}; the run needs about {needed}")]
-    OutOfMemory {
-        /// What the device said.
-        cause: String,
-        /// The estimate.
-        needed: String,
-        /// What to lower, the most effective first.
-        remedies: Vec<String>,
-    },
     /// A run directory belongs to a run of another length.
     #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
     OtherLength {

@@ -21,7 +21,6 @@ pub mod metrics;
 pub mod objective;
 pub mod observer;
 pub mod optim;
-pub mod plan;
 pub mod pretrain;
 #[cfg(test)]
 mod ranks_tests;

@@ -243,10 +243,6 @@ impl From<TrainError> for Failure {
                     "start a number of ranks that fits, or change `parallel`: docs/guides/cluster.md",
                 );
             }
-            TrainError::OutOfMemory { remedies, .. } => {
-                let hint = format!("lower one of these: {}", remedies.join("; "));
-                return Self::work(&error).hint(hint);
-            }
             TrainError::Locked { .. } => {
                 Some("wait for it, stop it, or give another output folder")
             }

@@ -3,9 +3,9 @@
 //! A draft that is trained here is a [`Footprint`]: tensors, features, the memory of a row. `graph` has
 //! the ops of networks, for methods that count what their graph keeps instead of giving a formula.
 
-pub(crate) mod graph;
-pub(crate) mod loss;
-pub(crate) mod row;
+pub mod graph;
+pub mod loss;
+mod row;
 mod tape;
 
 use std::fmt::Debug;

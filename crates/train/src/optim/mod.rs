@@ -6,6 +6,5 @@ mod muon;
 mod ranks_tests;
 mod run_values;
 
-pub(crate) use adamw::is_layer_matrix;
-pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind};
+pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind, is_layer_matrix};
 pub use muon::{Muon, MuonConfig, MuonOutcome, MuonState, Orthogonalisation, TensorState};

@@ -3,10 +3,10 @@
 
 use longdraft_models::TargetConfig;
 use longdraft_models::target::tensor_specs;
+use longdraft_plan::{Layout, Workload};
 use longdraft_serving::{Profile, serves};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::{Method, Recipe, Room, Round};
-use longdraft_train::plan::{Layout, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::answers::MOST_OF_A_PROMPT;

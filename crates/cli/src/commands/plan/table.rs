@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use longdraft_train::plan::{Estimate, Phase, Place, Verdict};
+use longdraft_plan::{Estimate, Phase, Place, Verdict};
 
 use super::Machine;
 use crate::doctor::readable_bytes;

@@ -1,34 +1,33 @@
 //! Memory of gradients, optimizer state, their exchange and checkpoints.
 
 use longdraft_parallel::{Partition, ZeroStage};
-
-use crate::footprint::graph::F32;
+use longdraft_train::footprint::graph::F32;
 
 /// Sizes of a draft's tensors and how ranks share them.
 #[derive(Debug, Clone)]
-pub(super) struct Parameters {
+pub(crate) struct Parameters {
     /// Elements of every tensor.
-    pub(super) sizes: Vec<usize>,
+    pub(crate) sizes: Vec<usize>,
     /// Values that the optimizer keeps for each element of a tensor.
-    pub(super) moments: Vec<u64>,
+    pub(crate) moments: Vec<u64>,
     /// Elements of all that train.
-    pub(super) trained: u64,
-    pub(super) ranks: u64,
-    pub(super) zero: ZeroStage,
-    pub(super) bucket_bytes: u64,
+    pub(crate) trained: u64,
+    pub(crate) ranks: u64,
+    pub(crate) zero: ZeroStage,
+    pub(crate) bucket_bytes: u64,
     /// Whether whole tensors are dealt out, as Muon needs.
-    pub(super) whole_tensors: bool,
+    pub(crate) whole_tensors: bool,
     /// Whether the optimizer's state lies in a file.
-    pub(super) state_in_file: bool,
+    pub(crate) state_in_file: bool,
 }
 
 impl Parameters {
-    pub(super) fn all(&self) -> u64 {
+    pub(crate) fn all(&self) -> u64 {
         self.sizes.iter().map(|size| *size as u64).sum()
     }
 
     /// Whether ranks update different elements.
-    pub(super) fn is_sharded(&self) -> bool {
+    pub(crate) fn is_sharded(&self) -> bool {
         self.ranks > 1 && (self.zero != ZeroStage::Replicated || self.whole_tensors)
     }
 
@@ -42,7 +41,7 @@ impl Parameters {
     }
 
     /// Elements that each rank updates.
-    pub(super) fn shares(&self) -> Vec<usize> {
+    pub(crate) fn shares(&self) -> Vec<usize> {
         self.partition().sizes()
     }
 
@@ -52,7 +51,7 @@ impl Parameters {
     }
 
     /// Bytes of the weights that a rank holds all the time: `4 P`, under ZeRO-3 `4 P / N`.
-    pub(super) fn weight_bytes(&self) -> u64 {
+    pub(crate) fn weight_bytes(&self) -> u64 {
         match self.zero {
             ZeroStage::Weights => F32 * self.all().div_ceil(self.ranks),
             _ => F32 * self.all(),
@@ -60,13 +59,13 @@ impl Parameters {
     }
 
     /// Bytes that a rank gathers while the draft is at work: `4 P` under ZeRO-3.
-    pub(super) fn gathered_weight_bytes(&self) -> u64 {
+    pub(crate) fn gathered_weight_bytes(&self) -> u64 {
         if self.zero == ZeroStage::Weights && self.ranks > 1 { F32 * self.all() } else { 0 }
     }
 
     /// Bytes of the optimizer's state: `8 P` under AdamW, `4 P` for matrices under Muon, or their `N`th
     /// part where they are spread. Tensors without a gradient are never touched. None in a file.
-    pub(super) fn state_bytes(&self) -> u64 {
+    pub(crate) fn state_bytes(&self) -> u64 {
         if self.state_in_file {
             return 0;
         }
@@ -77,11 +76,11 @@ impl Parameters {
     }
 
     /// Bytes of the gradients of a rank's rows: `4 P`.
-    pub(super) fn gradient_bytes(&self) -> u64 {
+    pub(crate) fn gradient_bytes(&self) -> u64 {
         F32 * self.trained
     }
 
-    pub(super) fn largest_tensor_bytes(&self) -> u64 {
+    pub(crate) fn largest_tensor_bytes(&self) -> u64 {
         F32 * self.sizes.iter().copied().max().unwrap_or(0) as u64
     }
 
@@ -92,7 +91,7 @@ impl Parameters {
     /// Bytes while gradients are summed over the ranks, beside them: the rank's sums `4 P / N`, a bucket
     /// that is sent and one that is received. Without ZeRO all sums come back: `4 P` in place of the
     /// gradients, with a bucket as it arrives, as it is padded and as it is cut.
-    pub(super) fn reduction_bytes(&self) -> u64 {
+    pub(crate) fn reduction_bytes(&self) -> u64 {
         if self.ranks == 1 {
             return 0;
         }
@@ -102,7 +101,7 @@ impl Parameters {
     /// Bytes of the update, summed gradients included: `4 P` and a copy of the largest tensor; where it
     /// is spread, the rank's sums and its new values, `4 P / N` each, all new values as they are
     /// gathered, `4 P`, and two buckets. From a file come a tensor's moments.
-    pub(super) fn update_bytes(&self) -> u64 {
+    pub(crate) fn update_bytes(&self) -> u64 {
         let moments = if self.state_in_file { 2 * self.largest_tensor_bytes() } else { 0 };
         if !self.is_sharded() {
             return self.gradient_bytes() + self.largest_tensor_bytes() + moments;
@@ -113,7 +112,7 @@ impl Parameters {
 
     /// Bytes of writing a checkpoint: the weights as a file; and a tensor, of them or of the state, as
     /// values and as bytes.
-    pub(super) fn checkpoint_bytes(&self) -> u64 {
+    pub(crate) fn checkpoint_bytes(&self) -> u64 {
         F32 * self.all() + 2 * self.largest_tensor_bytes()
     }
 }

@@ -4,12 +4,11 @@ use longdraft_kernels::linear::{Pass, kept_bytes};
 use longdraft_models::TargetConfig;
 use longdraft_models::target::Layers;
 use longdraft_models::weights::TensorSpec;
-
-use crate::footprint::graph::F32;
+use longdraft_train::footprint::graph::F32;
 
 /// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
 /// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.
-pub(super) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
+pub(crate) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
     layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
 }
 
@@ -23,19 +22,19 @@ fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
 
 /// A forward pass over some tokens of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ForwardPass {
+pub(crate) struct ForwardPass {
     /// Tokens of this rank's part of the row.
-    pub(super) tokens: u64,
+    pub(crate) tokens: u64,
     /// Ranks that share the row; attention gathers their keys.
-    pub(super) parts: u64,
+    pub(crate) parts: u64,
     /// Ranks that share every layer's heads and inner states.
-    pub(super) tensor: u64,
+    pub(crate) tensor: u64,
     /// Tapped layers below the last one.
-    pub(super) tapped: u64,
+    pub(crate) tapped: u64,
     /// Whether the last layer's MLP runs: not for its keys and values alone.
-    pub(super) finishes: bool,
+    pub(crate) finishes: bool,
     /// Whether it runs on a GPU.
-    pub(super) accelerator: bool,
+    pub(crate) accelerator: bool,
 }
 
 impl ForwardPass {
@@ -48,7 +47,7 @@ impl ForwardPass {
     /// outputs of its `k` experts, `k H`. A layer with a recurrent state holds its inputs, gates and outputs in place
     /// of heads, and two states whatever the number of tokens. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
     /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's.
-    pub(super) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
+    pub(crate) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
         let query = (config.query_size() as u64).div_ceil(self.tensor);
         let kv = (config.kv_size() as u64).div_ceil(self.tensor);
@@ -75,7 +74,7 @@ impl ForwardPass {
     }
 
     /// Bytes of packed operands that its products leave.
-    pub(super) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
+    pub(crate) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
         if threads == 0 {
             return 0;
         }

@@ -13,7 +13,7 @@ use longdraft_models::weights::TensorSpec;
 /// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
 /// token visits, attention over half of a row, `2 T N·D` a layer that attends, as in one document, and `6` for every
 /// value of recurrent states.
-pub(super) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
+pub(crate) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
     let experts = config.experts.as_ref();
     let share = experts.map_or(1.0, |e| e.num_experts_per_tok as f64 / e.num_experts as f64);
     let of_spec = |spec: &TensorSpec| {

@@ -3,34 +3,23 @@
 use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::target::Layers;
 use longdraft_parallel::ZeroStage;
+use longdraft_train::footprint::RowMemory;
+use longdraft_train::footprint::graph::F32;
 use serde::Serialize;
 
-use super::communication::{self, RowTraffic, Sent};
-use super::operations::{self, Speed};
-use super::optimizer::Parameters;
-use super::place::{COPIES, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
-use super::target::{self, ForwardPass};
-use super::workload::Workload;
-use crate::footprint::graph::F32;
-use crate::footprint::row::RowMemory;
+use crate::communication::{self, RowTraffic, Sent};
+use crate::operations::{self, Speed};
+use crate::optimizer::Parameters;
+use crate::place::{COPIES, Item, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
+use crate::target::{self, ForwardPass};
+use crate::workload::Workload;
 
 /// Bytes of the program itself: code, runtime, thread stacks.
-pub(super) const PROCESS: u64 = 24 << 20;
+pub(crate) const PROCESS: u64 = 24 << 20;
 
 /// Bytes of a message-passing library and its buffers on a rank, as measured with Open MPI 4 on one
 /// host.
 const MESSAGES: u64 = 14 << 20;
-
-/// A term.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Item {
-    /// What.
-    pub name: &'static str,
-    /// How much.
-    pub bytes: u64,
-    /// Of which memory.
-    pub place: Place,
-}
 
 /// A part of a step and what is alive in it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -257,7 +246,7 @@ impl Workload {
         (self.layout.target_value_bytes * self.draft.kept_head_values()) as u64
     }
 
-    pub(super) fn forward_pass(&self) -> ForwardPass {
+    pub(crate) fn forward_pass(&self) -> ForwardPass {
         let last = self.target.num_hidden_layers.saturating_sub(1);
         let tapped = self.tapped_layers().into_iter().filter(|layer| *layer < last).count() as u64;
         ForwardPass {

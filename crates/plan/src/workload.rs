@@ -7,60 +7,34 @@ use longdraft_models::TargetConfig;
 use longdraft_models::target::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
 use longdraft_parallel::{Reduction, StatePlace};
+use longdraft_train::Result;
+use longdraft_train::config::TrainConfig;
+use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::{Footprint, Row, RowMemory};
+use longdraft_train::optim::{MatrixUpdate, is_layer_matrix};
 
-use super::optimizer::Parameters;
-use super::place::{Places, Updates};
-use crate::config::TrainConfig;
-use crate::error::Result;
-use crate::footprint::graph::F32;
-use crate::footprint::{Footprint, Row, RowMemory};
-use crate::optim::{MatrixUpdate, is_layer_matrix};
-
-/// How processes share the work, beyond what the configuration says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Layout {
-    /// Processes.
-    pub ranks: usize,
-    /// Processes that share a row.
-    pub sequence: usize,
-    /// Processes that share every layer of the target.
-    pub tensor: usize,
-    /// Threads of a process, whose products pack their operands; 0: an accelerator, which does not.
-    pub threads: usize,
-    /// Bytes of a value of the target's matrices.
-    pub target_value_bytes: usize,
-}
-
-impl Layout {
-    /// Processes of some threads that share rows of a step only, with the target in f32.
-    pub fn of(ranks: usize, threads: usize) -> Self {
-        Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes: 4 }
-    }
-
-    /// Whether models and activations lie in an accelerator's memory.
-    pub(super) fn is_accelerator(&self) -> bool {
-        self.threads == 0
-    }
-}
+use crate::layout::Layout;
+use crate::optimizer::Parameters;
+use crate::place::{Places, Updates};
 
 /// A stage, as far as its costs depend on it.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    pub(super) target: TargetConfig,
-    pub(super) layers: Layers,
-    pub(super) draft: Arc<dyn Footprint>,
-    pub(super) row_tokens: u64,
+    pub(crate) target: TargetConfig,
+    pub(crate) layers: Layers,
+    pub(crate) draft: Arc<dyn Footprint>,
+    pub(crate) row_tokens: u64,
     /// Rows of a step over all ranks.
-    pub(super) rows_per_step: u64,
-    pub(super) features: FeatureMode,
-    pub(super) zero: longdraft_parallel::ZeroStage,
-    pub(super) bucket_bytes: u64,
-    pub(super) reduction: Reduction,
-    pub(super) whole_tensors: bool,
-    pub(super) state_in_file: bool,
-    pub(super) layout: Layout,
+    pub(crate) rows_per_step: u64,
+    pub(crate) features: FeatureMode,
+    pub(crate) zero: longdraft_parallel::ZeroStage,
+    pub(crate) bucket_bytes: u64,
+    pub(crate) reduction: Reduction,
+    pub(crate) whole_tensors: bool,
+    pub(crate) state_in_file: bool,
+    pub(crate) layout: Layout,
     /// Rows that `train.features: memory` keeps, where they are known.
-    pub(super) training_rows: Option<u64>,
+    pub(crate) training_rows: Option<u64>,
 }
 
 impl Workload {
@@ -99,29 +73,29 @@ impl Workload {
     }
 
     /// Ranks that share a row with one another.
-    pub(super) fn parts(&self) -> u64 {
+    pub(crate) fn parts(&self) -> u64 {
         self.layout.sequence.max(1) as u64
     }
 
     /// Ranks that share every layer of the target with one another.
-    pub(super) fn tensor(&self) -> u64 {
+    pub(crate) fn tensor(&self) -> u64 {
         self.layout.tensor.max(1) as u64
     }
 
     /// Rows that fall to the rank with most of them.
-    pub(super) fn own_rows(&self) -> u64 {
+    pub(crate) fn own_rows(&self) -> u64 {
         let groups = (self.layout.ranks as u64 / self.parts()).max(1);
         self.rows_per_step.div_ceil(groups)
     }
 
     /// Rows of a step that a rank runs the target's layers over: where ranks share these, those of all of
     /// them.
-    pub(super) fn run_rows(&self) -> u64 {
+    pub(crate) fn run_rows(&self) -> u64 {
         (self.own_rows() * self.tensor()).min(self.rows_per_step)
     }
 
     /// A row as a rank sees it.
-    pub(super) fn row(&self) -> Row {
+    pub(crate) fn row(&self) -> Row {
         let tokens = self.row_tokens.div_ceil(self.parts());
         Row {
             tokens,
@@ -136,17 +110,17 @@ impl Workload {
     }
 
     /// Memory of training on a row.
-    pub(super) fn row_memory(&self) -> RowMemory {
+    pub(crate) fn row_memory(&self) -> RowMemory {
         self.draft.row_memory(&self.row())
     }
 
     /// Whether the draft reads the target's last keys and values, which parts of a row gather.
-    pub(super) fn taps_keys(&self) -> bool {
+    pub(crate) fn taps_keys(&self) -> bool {
         self.draft.taps().contains(&Tap::LastKv)
     }
 
     /// Layers of the target whose outputs the draft reads.
-    pub(super) fn tapped_layers(&self) -> Vec<usize> {
+    pub(crate) fn tapped_layers(&self) -> Vec<usize> {
         let layer = |tap: &Tap| match tap {
             Tap::Hidden(layer) => Some(layer.0),
             Tap::LastKv | Tap::FinalHidden => None,
@@ -154,7 +128,7 @@ impl Workload {
         self.draft.taps().iter().filter_map(layer).collect()
     }
 
-    pub(super) fn parameters(&self, row: &RowMemory) -> Parameters {
+    pub(crate) fn parameters(&self, row: &RowMemory) -> Parameters {
         let specs = self.draft.specs();
         Parameters {
             sizes: specs.iter().map(|spec| spec.shape.iter().product()).collect(),
@@ -168,7 +142,7 @@ impl Workload {
         }
     }
 
-    pub(super) fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> Places {
         let updates = Updates {
             zero: self.zero,
             reduction: self.reduction,

@@ -2,16 +2,16 @@
 
 use longdraft_kernels::linear::Pass;
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
+use longdraft_train::footprint::graph::{Angles, Graph, Matrix};
+use longdraft_train::footprint::loss::{chunk_bytes, row_bytes};
+use longdraft_train::footprint::{Row, RowMemory};
+use longdraft_train::pretrain::PretrainConfig;
 
-use super::communication;
-use super::estimate::{Estimate, PROCESS, Phase};
-use super::optimizer::Parameters;
-use super::place::{AVERAGES, COPIES, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
-use super::workload::Layout;
-use crate::footprint::graph::{Angles, Graph, Matrix};
-use crate::footprint::loss::{chunk_bytes, row_bytes};
-use crate::footprint::row::{Row, RowMemory};
-use crate::pretrain::PretrainConfig;
+use crate::communication;
+use crate::estimate::{Estimate, PROCESS, Phase};
+use crate::layout::Layout;
+use crate::optimizer::Parameters;
+use crate::place::{AVERAGES, COPIES, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
 
 /// What a rank of a pretraining run needs.
 pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> Estimate {
@@ -113,7 +113,7 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
             .iter()
             .map(|spec| if group_of(&spec.name) == Group::Matrix { 1 } else { 2 })
             .collect(),
-        trained: memory.weight_gradients / crate::footprint::graph::F32,
+        trained: memory.weight_gradients / longdraft_train::footprint::graph::F32,
         ranks: ranks as u64,
         zero: config.parallel.zero_stage(),
         bucket_bytes: config.parallel.bucket_bytes as u64,

@@ -3,26 +3,25 @@
 use longdraft_parallel::{Reduction, ZeroStage};
 use serde::Serialize;
 
-use super::estimate::Item;
-use super::workload::Layout;
+use crate::layout::Layout;
 
 /// Code, runtime, thread stacks.
-pub(super) const PROGRAM: &str = "program";
+pub(crate) const PROGRAM: &str = "program";
 /// Moments of the optimizer.
-pub(super) const STATE: &str = "optimizer state";
+pub(crate) const STATE: &str = "optimizer state";
 /// What summing gradients over ranks takes beside them.
-pub(super) const SUMS: &str = "buckets and sums";
+pub(crate) const SUMS: &str = "buckets and sums";
 /// What the update takes.
-pub(super) const UPDATE: &str = "gradients and new weights";
+pub(crate) const UPDATE: &str = "gradients and new weights";
 /// What writing a checkpoint takes.
-pub(super) const COPIES: &str = "copies of tensors";
+pub(crate) const COPIES: &str = "copies of tensors";
 /// Rows of a store between its files and the accelerator.
-pub(super) const ON_THEIR_WAY: &str = "rows on their way";
+pub(crate) const ON_THEIR_WAY: &str = "rows on their way";
 /// The running average of pretraining.
-pub(super) const AVERAGES: &str = "averaged weights";
+pub(crate) const AVERAGES: &str = "averaged weights";
 
 /// Bytes of page-locked memory that rows of a store go through.
-pub(super) const PAGE_LOCKED: u64 = 16 << 20;
+pub(crate) const PAGE_LOCKED: u64 = 16 << 20;
 
 /// A memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -34,9 +33,20 @@ pub enum Place {
     Accelerator,
 }
 
+/// A term.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Item {
+    /// What.
+    pub name: &'static str,
+    /// How much.
+    pub bytes: u64,
+    /// Of which memory.
+    pub place: Place,
+}
+
 /// How a run's terms are spread over its memories.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Places {
+pub(crate) struct Places {
     on_accelerator: bool,
     updates_on_host: bool,
 }
@@ -44,7 +54,7 @@ pub(super) struct Places {
 impl Places {
     /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several whose
     /// sums NCCL makes there.
-    pub(super) fn of(layout: &Layout, updates: Updates) -> Self {
+    pub(crate) fn of(layout: &Layout, updates: Updates) -> Self {
         let by_nccl = match updates.reduction {
             Reduction::Library => true,
             // Of GPUs that may be elsewhere, only the build is known.
@@ -58,12 +68,12 @@ impl Places {
     }
 
     /// Where models and activations lie, whose peak a plan is about.
-    pub(super) fn main(self) -> Place {
+    pub(crate) fn main(self) -> Place {
         if self.on_accelerator { Place::Accelerator } else { Place::Host }
     }
 
     /// Terms that are not nothing, with their places.
-    pub(super) fn items(self, terms: impl IntoIterator<Item = (&'static str, u64)>) -> Vec<Item> {
+    pub(crate) fn items(self, terms: impl IntoIterator<Item = (&'static str, u64)>) -> Vec<Item> {
         let some = terms.into_iter().filter(|(_, bytes)| *bytes > 0);
         some.map(|(name, bytes)| Item { name, bytes, place: self.place_of(name) }).collect()
     }
@@ -79,9 +89,9 @@ impl Places {
 
 /// How weights are updated.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Updates {
-    pub(super) zero: ZeroStage,
-    pub(super) reduction: Reduction,
-    pub(super) by_muon: bool,
-    pub(super) state_in_file: bool,
+pub(crate) struct Updates {
+    pub(crate) zero: ZeroStage,
+    pub(crate) reduction: Reduction,
+    pub(crate) by_muon: bool,
+    pub(crate) state_in_file: bool,
 }

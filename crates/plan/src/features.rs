@@ -1,10 +1,10 @@
 //! Bytes of features: while they are made or read, and while they wait.
 
 use longdraft_features::TeacherKind;
+use longdraft_train::footprint::graph::F32;
 
-use super::target::ForwardPass;
-use super::workload::Workload;
-use crate::footprint::graph::F32;
+use crate::target::ForwardPass;
+use crate::workload::Workload;
 
 /// Bytes of a most likely token: id and log-probability.
 const ENTRY: u64 = 8;
@@ -12,7 +12,7 @@ const ENTRY: u64 = 8;
 impl Workload {
     /// Bytes while a row's features are made or read: a layer of the target, or what it put out with the
     /// copies that are cut from that; of a store, a row as it is read beside its features.
-    pub(super) fn source_bytes(&self) -> u64 {
+    pub(crate) fn source_bytes(&self) -> u64 {
         if self.features.store().is_some() {
             return self.record_bytes() + self.feature_bytes();
         }
@@ -35,7 +35,7 @@ impl Workload {
 
     /// Bytes of a row's features: what the draft taps, and of the teacher `4 T H` or `8 T k`. Keys of a
     /// row that ranks share are gathered.
-    pub(super) fn feature_bytes(&self) -> u64 {
+    pub(crate) fn feature_bytes(&self) -> u64 {
         let row = self.row();
         let gathered = if self.taps_keys() { row.parts } else { 1 };
         self.tapped_bytes(row.tokens * gathered) + self.teacher_bytes()
@@ -61,13 +61,13 @@ impl Workload {
     }
 
     /// Bytes of a row as it lies in a store, widened to f32.
-    pub(super) fn record_bytes(&self) -> u64 {
+    pub(crate) fn record_bytes(&self) -> u64 {
         self.tapped_bytes(self.row().tokens) + self.teacher_bytes()
     }
 
     /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
     /// at least those of a step.
-    pub(super) fn rows_in_memory(&self) -> u64 {
+    pub(crate) fn rows_in_memory(&self) -> u64 {
         self.training_rows.map_or(self.own_rows(), |rows| {
             let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
             rows.div_ceil(self.layout.ranks as u64) + others

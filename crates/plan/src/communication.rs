@@ -6,10 +6,10 @@
 use longdraft_kernels::adamw::BLOCK;
 use longdraft_models::TargetConfig;
 use longdraft_parallel::{Reduction, ZeroStage, exchanged_bytes};
+use longdraft_train::footprint::graph::F32;
 use serde::Serialize;
 
-use super::optimizer::Parameters;
-use crate::footprint::graph::F32;
+use crate::optimizer::Parameters;
 
 /// What a step sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -25,7 +25,7 @@ pub struct Sent {
 /// 8 bytes for every tensor, whether it has a gradient, and where the update is spread 8 for every
 /// block of squares that the gradient's norm is made of. Under ZeRO-3 weights are not sent back: they
 /// are gathered before their use.
-pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec<Sent> {
+pub(crate) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec<Sent> {
     let shares = parameters.shares();
     let others = parameters.ranks.saturating_sub(1);
     let exchanged = exchanged_bytes(&shares, parameters.bucket_bytes as usize, reduction);
@@ -45,27 +45,27 @@ pub(super) fn of_gradients(parameters: &Parameters, reduction: Reduction) -> Vec
 
 /// How rows go through the ranks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RowTraffic {
-    pub(super) rows: u64,
-    pub(super) ranks: u64,
-    pub(super) parts: u64,
+pub(crate) struct RowTraffic {
+    pub(crate) rows: u64,
+    pub(crate) ranks: u64,
+    pub(crate) parts: u64,
     /// Ranks that share every layer of the target.
-    pub(super) tensor: u64,
+    pub(crate) tensor: u64,
     /// Rows that these ranks run together.
-    pub(super) run_rows: u64,
+    pub(crate) run_rows: u64,
     /// Whether the last layer runs to its end.
-    pub(super) finishes: bool,
+    pub(crate) finishes: bool,
     /// Whether the draft taps the last layer's keys and values.
-    pub(super) taps_keys: bool,
-    pub(super) tokens: u64,
+    pub(crate) taps_keys: bool,
+    pub(crate) tokens: u64,
     /// Layers of the target that run.
-    pub(super) layers: u64,
+    pub(crate) layers: u64,
     /// Bytes of the target that ZeRO-3 gathers for a row.
-    pub(super) gathered_bytes: u64,
+    pub(crate) gathered_bytes: u64,
     /// Bytes of the keys and values of a whole row that the draft gathers; their gradients take the same way back.
-    pub(super) draft_keys: u64,
+    pub(crate) draft_keys: u64,
     /// Bytes of the teacher's states at a part's first tokens, for the part before.
-    pub(super) teacher_ahead: u64,
+    pub(crate) teacher_ahead: u64,
 }
 
 impl RowTraffic {
@@ -77,7 +77,7 @@ impl RowTraffic {
     /// documents of their rows to all, `12 T (M − 1)`; for every row that any of them has they sum the states
     /// after attention and MLP, `2 · 8 T H (M − 1) / M` a layer, and gather the keys and values that
     /// the draft taps, `8 T K·D (M − 1) / M`.
-    pub(super) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
+    pub(crate) fn all(&self, config: &TargetConfig, draft: &Parameters) -> Vec<Sent> {
         let share = |bytes: u64, ranks: u64| bytes * ranks.saturating_sub(1) / ranks.max(1);
         let kv = config.kv_size() as u64;
         let keys = 2 * F32 * self.tokens * self.parts * kv;
@@ -113,11 +113,11 @@ impl RowTraffic {
 mod tests {
     use candle_core::{Device, Tensor, Var};
     use longdraft_models::draft::Parameter;
-
-    use super::*;
-    use crate::optim::{AdamW, AdamWConfig};
     use longdraft_parallel::threads::in_threads;
     use longdraft_parallel::{DataParallel, Gradients, ParallelConfig};
+    use longdraft_train::optim::{AdamW, AdamWConfig};
+
+    use super::*;
 
     const SIZES: [usize; 3] = [3 * BLOCK + 17, 40, 2 * BLOCK];
 

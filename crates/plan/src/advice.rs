@@ -5,10 +5,10 @@ use std::sync::Arc;
 use longdraft_features::FeatureMode;
 use longdraft_models::ModelError;
 use longdraft_parallel::ZeroStage;
+use longdraft_train::TrainError;
 
-use super::estimate::Estimate;
-use super::workload::Workload;
-use crate::error::TrainError;
+use crate::estimate::Estimate;
+use crate::workload::Workload;
 
 /// What becomes of an estimate beside free memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,13 +143,22 @@ fn size(bytes: u64) -> String {
     if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
 }
 
+/// A device or the machine has no memory left.
+#[derive(Debug, thiserror::Error)]
+#[error("out of memory: {cause}; the run needs about {needed}")]
+pub struct OutOfMemory {
+    /// What the device said.
+    cause: String,
+    /// The estimate.
+    needed: String,
+    /// What to lower, the most effective first.
+    pub remedies: Vec<String>,
+}
+
 /// Of an allocation that failed on a device, the error that says what was estimated, what takes most, and
-/// what to lower; other errors as they are. `free` is what was free before the run.
-pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> TrainError {
-    let cause = match error {
-        TrainError::Model(ModelError::DeviceMemory { source }) => source.to_string(),
-        other => return other,
-    };
+/// what to lower; `None` of other errors. `free` is what was free before the run.
+pub fn explain(error: &TrainError, workload: &Workload, free: Option<u64>) -> Option<OutOfMemory> {
+    let TrainError::Model(ModelError::DeviceMemory { source }) = error else { return None };
     let estimate = workload.estimate();
     let remedies = Verdict::of(&estimate, None, || workload.remedies(estimate.bytes())).remedies;
     let peak = estimate.peak();
@@ -159,8 +168,8 @@ pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> Tra
     let most: Vec<String> =
         items.iter().take(3).map(|item| format!("{} {}", item.name, size(item.bytes))).collect();
     let free = free.map_or_else(String::new, |free| format!(" of {} free", size(free)));
-    TrainError::OutOfMemory {
-        cause,
+    Some(OutOfMemory {
+        cause: source.to_string(),
         needed: format!(
             "{}{free}, most of it in the {} phase: {}",
             size(estimate.bytes()),
@@ -168,16 +177,16 @@ pub fn explain(error: TrainError, workload: &Workload, free: Option<u64>) -> Tra
             most.join(", ")
         ),
         remedies,
-    }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
+    use longdraft_train::config::TrainConfig;
 
-    use super::super::Layout;
     use super::*;
-    use crate::config::TrainConfig;
+    use crate::Layout;
 
     fn workload(ranks: usize) -> Workload {
         let config = serde_json::json!({
@@ -192,14 +201,15 @@ mod tests {
     #[test]
     fn a_failed_allocation_says_what_was_needed_and_what_to_lower() {
         let driver = candle_core::Error::Msg("CUDA_ERROR_OUT_OF_MEMORY".into());
-        let error = explain(TrainError::from(driver), &workload(1), Some(80 << 30));
+        let error = explain(&TrainError::from(driver), &workload(1), Some(80 << 30));
+        let error = error.expect("a device without memory");
         let text = error.to_string();
         assert!(
             text.starts_with("out of memory: CUDA_ERROR_OUT_OF_MEMORY; the run needs about "),
             "{text}"
         );
         assert!(text.contains(" of 80.0 GiB free, most of it in the "), "{text}");
-        let TrainError::OutOfMemory { remedies, .. } = error else { panic!("{error:?}") };
+        let remedies = error.remedies;
         for wanted in
             ["data.row_tokens=4096: ", "train.features=FOLDER", "oov_rows=keep", "ttt_steps=4"]
         {
@@ -207,8 +217,7 @@ mod tests {
         }
         assert!(!remedies.iter().any(|r| r.contains("parallel.zero")), "one rank: {remedies:?}");
         let other = candle_core::Error::Msg("shapes differ".into());
-        let other = explain(TrainError::from(other), &workload(1), None);
-        assert!(!matches!(other, TrainError::OutOfMemory { .. }), "{other}");
+        assert!(explain(&TrainError::from(other), &workload(1), None).is_none());
     }
 
     #[test]
