@@ -6,6 +6,7 @@ use longdraft_data::DataError;
 use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
+use longdraft_pretrain::PretrainError;
 use longdraft_train::TrainError;
 
 use crate::KINDS;
@@ -62,6 +63,9 @@ pub enum ParityError {
     /// Of training.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// Of pretraining.
+    #[error(transparent)]
+    Pretrain(#[from] PretrainError),
 }
 
 impl ParityError {

@@ -2,10 +2,10 @@
 
 use longdraft_kernels::linear::Pass;
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
+use longdraft_pretrain::PretrainConfig;
 use longdraft_train::footprint::graph::{Angles, Graph, Matrix};
 use longdraft_train::footprint::loss::{chunk_bytes, row_bytes};
 use longdraft_train::footprint::{Row, RowMemory};
-use longdraft_train::pretrain::PretrainConfig;
 
 use crate::communication;
 use crate::estimate::{Estimate, PROCESS, Phase};

@@ -13,7 +13,7 @@ pub mod config;
 pub mod error;
 pub mod footprint;
 pub mod inputs;
-mod limits;
+pub mod limits;
 pub mod loss;
 pub mod memory;
 pub mod method;
@@ -21,7 +21,6 @@ pub mod metrics;
 pub mod objective;
 pub mod observer;
 pub mod optim;
-pub mod pretrain;
 #[cfg(test)]
 mod ranks_tests;
 pub mod rounds;

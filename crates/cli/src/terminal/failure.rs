@@ -7,6 +7,7 @@ use longdraft_data::DataError;
 use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
+use longdraft_pretrain::PretrainError;
 use longdraft_train::TrainError;
 use serde_json::{Value, json};
 
@@ -203,6 +204,15 @@ impl From<FeatureError> for Failure {
 impl From<ParallelError> for Failure {
     fn from(error: ParallelError) -> Self {
         TrainError::from(error).into()
+    }
+}
+
+impl From<PretrainError> for Failure {
+    fn from(error: PretrainError) -> Self {
+        match error {
+            PretrainError::Train(error) => error.into(),
+            other => Self::work(other),
+        }
     }
 }
 

@@ -263,7 +263,7 @@ impl Default for RunConfig {
 }
 
 /// Minutes of work that a kill may cost.
-pub(crate) const SAVE_MINUTES: f64 = 10.0;
+pub const SAVE_MINUTES: f64 = 10.0;
 
 mod defaults {
     pub(super) fn held_out_rows() -> usize {

@@ -1,4 +1,4 @@
-//! The ops of drafts as nodes of a [`Tape`]: f32 sizes, what their backward passes return, and the
+//! The ops of drafts as nodes of a tape: f32 sizes, what their backward passes return, and the
 //! buffers that their products leave.
 
 use std::collections::HashMap;

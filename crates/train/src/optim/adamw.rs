@@ -17,7 +17,7 @@ use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::muon::{direction, update_cost};
+use super::matrices::{direction, update_cost};
 use super::run_values::RunValues;
 use crate::error::{Result, TrainError};
 

@@ -18,10 +18,10 @@ use longdraft_parallel::World;
 use longdraft_plan::{
     Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
 };
+use longdraft_pretrain::PretrainConfig;
 use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::pretrain::PretrainConfig;
 use longdraft_train::stage::Stage;
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use longdraft_models::bits_per_byte::{
 use longdraft_models::language_model::{self, LanguageModel};
 use longdraft_models::target::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_train::pretrain::{ScoredStream, Tokenizer};
+use longdraft_pretrain::{ScoredStream, Tokenizer};
 use serde_json::json;
 
 use crate::cli::{BpbArguments, EvalBpbArguments, TailChoice};

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_data::token_stream::Position;
 use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{
     Group, LanguageModel, LanguageModelConfig, group_of, save as save_model,
@@ -13,42 +14,53 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_parallel::{DataParallel, Run};
+use longdraft_train::checkpoint::RunIdentity;
+use longdraft_train::checkpoint::moments::{self, Moment, Moments};
+use longdraft_train::{Result, TrainError};
 use serde::{Deserialize, Serialize};
 
-use super::Progress;
-use crate::checkpoint::RunIdentity;
-use crate::checkpoint::moments::{self, Moment, Moments};
-use crate::error::{Result, TrainError};
-use crate::optim::{MuonState, TensorState};
+use crate::muon::{MuonState, TensorState};
 
 const STATE: &str = "state.json";
 const MODEL: &str = "model.safetensors";
 const AVERAGE: &str = "average.safetensors";
 
+/// How far the run is.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct Progress {
+    pub(crate) step: u64,
+    pub(crate) tokens: u64,
+    /// Training alone.
+    pub(crate) elapsed_ms: f64,
+    pub(crate) position: Position,
+    pub(crate) clipped_steps: u64,
+    pub(crate) ended: bool,
+}
+
 /// The small part.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct PretrainState {
-    pub(super) progress: Progress,
-    pub(super) metrics_bytes: u64,
-    pub(super) identity: RunIdentity,
+pub(crate) struct PretrainState {
+    pub(crate) progress: Progress,
+    pub(crate) metrics_bytes: u64,
+    pub(crate) identity: RunIdentity,
 }
 
 /// What is saved.
-pub(super) struct Files<'a> {
-    pub(super) state: &'a PretrainState,
-    pub(super) config: &'a LanguageModelConfig,
-    pub(super) tokenizer_hash: &'a str,
-    pub(super) parameters: &'a [Parameter],
+pub(crate) struct Files<'a> {
+    pub(crate) state: &'a PretrainState,
+    pub(crate) config: &'a LanguageModelConfig,
+    pub(crate) tokenizer_hash: &'a str,
+    pub(crate) parameters: &'a [Parameter],
     /// This rank's state.
-    pub(super) optimizer: &'a MuonState,
+    pub(crate) optimizer: &'a MuonState,
     /// Which state that is.
-    pub(super) parallel: &'a DataParallel,
-    pub(super) average: Option<&'a Average>,
+    pub(crate) parallel: &'a DataParallel,
+    pub(crate) average: Option<&'a Average>,
 }
 
 /// What was read.
-pub(super) struct Loaded {
-    pub(super) state: PretrainState,
+pub(crate) struct Loaded {
+    pub(crate) state: PretrainState,
     moments: Moments,
     weights: HashMap<String, Tensor>,
     average: Option<(HashMap<String, Tensor>, u64)>,
@@ -59,7 +71,7 @@ fn named(parameters: &[Parameter]) -> Vec<(String, Tensor)> {
 }
 
 impl Files<'_> {
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+    pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         let mut moments = Vec::new();
         for (run, state) in self.parallel.runs().iter().zip(&self.optimizer.tensors) {
             let name = &self.parameters[run.parameter].name;
@@ -93,7 +105,7 @@ impl Files<'_> {
 }
 
 /// Reads a checkpoint whose manifest holds.
-pub(super) fn load(folder: &Path) -> Result<Loaded> {
+pub(crate) fn load(folder: &Path) -> Result<Loaded> {
     let path = folder.join(STATE);
     let text =
         std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
@@ -127,7 +139,7 @@ impl Loaded {
     ///
     /// # Errors
     /// - the file is damaged
-    pub(super) fn optimizer(
+    pub(crate) fn optimizer(
         &self,
         parallel: &DataParallel,
         parameters: &[Parameter],
@@ -145,7 +157,7 @@ impl Loaded {
     }
 
     /// Writes weights and averages into those of the run.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         &self,
         parameters: &[Parameter],
         average: &mut Option<Average>,
@@ -175,19 +187,19 @@ impl Loaded {
 
 /// Averaged weights: a running mean until `horizon` steps, exponential from there.
 #[derive(Debug, Clone)]
-pub(super) struct Average {
+pub(crate) struct Average {
     values: Vec<Vec<f32>>,
     updates: u64,
 }
 
 impl Average {
-    pub(super) fn new(parameters: &[Parameter]) -> Result<Self> {
+    pub(crate) fn new(parameters: &[Parameter]) -> Result<Self> {
         let values = parameters.iter().map(|p| Ok(p.var.flatten_all()?.to_vec1()?));
         Ok(Self { values: values.collect::<Result<_>>()?, updates: 0 })
     }
 
     /// Adds the weights as they stand; `horizon` is in steps.
-    pub(super) fn add(&mut self, parameters: &[Parameter], horizon: f64) -> Result<()> {
+    pub(crate) fn add(&mut self, parameters: &[Parameter], horizon: f64) -> Result<()> {
         self.updates += 1;
         let share = (1.0 / (self.updates as f64).min(horizon.max(1.0))) as f32;
         for (values, parameter) in self.values.iter_mut().zip(parameters) {
@@ -211,7 +223,7 @@ impl Average {
     }
 
     /// A model of the averages.
-    pub(super) fn model(&self, of: &LanguageModel) -> Result<LanguageModel> {
+    pub(crate) fn model(&self, of: &LanguageModel) -> Result<LanguageModel> {
         let source = MemorySource::new(self.tensors(of.parameters())?);
         let model = LanguageModel::from_source(of.config(), &source)?;
         Ok(model.to_device(of.device())?.frozen()?)

@@ -19,13 +19,14 @@ use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{Group, group_of};
 use longdraft_parallel::{DataParallel, Gradients, Run};
 use longdraft_rules::{Problem, Rules};
+use longdraft_train::optim::{direction, update_cost};
+use longdraft_train::{TrainError, limits};
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Result, TrainError};
-use crate::limits;
-use crate::schedule::warmdown;
+use crate::error::Result;
+use crate::warmdown;
 
 /// Added to the norm before the clip factor is formed.
 const CLIP_EPS: f64 = 1e-6;
@@ -233,7 +234,8 @@ impl Muon {
         };
         let whole = state.tensors.len() == runs.len();
         if !whole || !state.tensors.iter().zip(runs).all(fits) {
-            return Err(TrainError::checkpoint("optimizer state", "it does not fit the model"));
+            let problem = "it does not fit the model";
+            return Err(TrainError::checkpoint("optimizer state", problem).into());
         }
         Ok(Self { config, state })
     }
@@ -364,34 +366,6 @@ impl MatrixStep {
         }
         Ok(())
     }
-}
-
-/// Relative work of a parameter's update; `matrix`: the size of one that is orthogonalised.
-pub(super) fn update_cost(elements: usize, matrix: Option<(usize, usize)>) -> u64 {
-    let count = elements as u64;
-    match matrix {
-        // Five iterations of three products.
-        Some((rows, columns)) => 15 * count * rows.min(columns) as u64,
-        None => count,
-    }
-}
-
-/// Adds a gradient to the momentum sum and looks ahead (Nesterov).
-pub(super) fn direction(
-    sum: &mut [f32],
-    gradient: &[f32],
-    momentum: f64,
-    clip_factor: f64,
-) -> Vec<f32> {
-    let (momentum, clip) = (momentum as f32, clip_factor as f32);
-    sum.iter_mut()
-        .zip(gradient)
-        .map(|(sum, gradient)| {
-            let gradient = gradient * clip;
-            *sum = momentum * *sum + gradient;
-            gradient + momentum * *sum
-        })
-        .collect()
 }
 
 #[cfg(test)]

@@ -9,13 +9,19 @@ use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{ParallelConfig, StatePlace};
 use longdraft_rules::{Check, Problem, Rules};
 use longdraft_tracking::TrackingConfig;
+use longdraft_train::config::{References, SAVE_MINUTES};
+use longdraft_train::limits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{References, SAVE_MINUTES};
-use crate::limits;
-use crate::optim::MuonConfig;
-use crate::schedule::warmdown::{self, Decay};
+use crate::muon::MuonConfig;
+use crate::warmdown::{self, Decay};
+
+/// Tokens of an optimizer step.
+const BATCH_TOKENS: usize = 1 << 30;
+
+/// Tokens that go through the model at once.
+const MICRO_BATCH_TOKENS: usize = 1 << 26;
 
 /// A small language model, token shards, Muon, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -227,11 +233,11 @@ pub struct ArtifactConfig {
 
 /// Tokens of a part of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Lengths {
-    pub(super) sequence: usize,
+pub(crate) struct Lengths {
+    pub(crate) sequence: usize,
     /// Sequences that go through the model at once.
-    pub(super) sequences: usize,
-    pub(super) micro_batches: usize,
+    pub(crate) sequences: usize,
+    pub(crate) micro_batches: usize,
 }
 
 impl PretrainRun {
@@ -244,7 +250,7 @@ impl PretrainRun {
     }
 
     /// Lengths at a spent fraction of the budget.
-    pub(super) fn lengths_at(&self, progress: f64) -> Lengths {
+    pub(crate) fn lengths_at(&self, progress: f64) -> Lengths {
         match self.phases.iter().find(|phase| progress < phase.until) {
             Some(phase) => {
                 let batch = phase.batch_tokens.unwrap_or(self.batch_tokens);
@@ -255,7 +261,7 @@ impl PretrainRun {
     }
 
     /// Spent fraction of the budget after `step` steps in `elapsed_ms`.
-    pub(super) fn progress(&self, step: u64, elapsed_ms: f64) -> f64 {
+    pub(crate) fn progress(&self, step: u64, elapsed_ms: f64) -> f64 {
         let by_time = self.max_minutes.map_or(0.0, |minutes| elapsed_ms / (60_000.0 * minutes));
         (step as f64 / self.iterations.max(1) as f64).max(by_time)
     }
@@ -277,7 +283,7 @@ impl PretrainConfig {
     }
 
     /// Multiplier of the step with 0-based index `step`.
-    pub(super) fn multiplier(&self, step: u64, elapsed_ms: f64) -> f64 {
+    pub(crate) fn multiplier(&self, step: u64, elapsed_ms: f64) -> f64 {
         let WarmdownConfig { kind, warmdown_steps, decay_share, floor, decay } = self.schedule;
         match (kind, self.train.max_minutes) {
             (WarmdownKind::Fraction, _) => {
@@ -293,7 +299,7 @@ impl PretrainConfig {
     }
 
     /// The same run of another length, as an identity tells it.
-    pub(super) fn of_length(&self, iterations: Option<&str>, max_minutes: Option<&str>) -> Self {
+    pub(crate) fn of_length(&self, iterations: Option<&str>, max_minutes: Option<&str>) -> Self {
         let mut other = self.clone();
         let iterations = iterations.and_then(|text| text.parse().ok());
         other.train.iterations = iterations.unwrap_or(other.train.iterations);
@@ -368,7 +374,7 @@ impl Check for PretrainConfig {
             "must be 0 or more",
         );
         rules.require(run.log_every > 0, "train.log_every", "must be at least 1");
-        let at_once = 1..=limits::MICRO_BATCH_TOKENS;
+        let at_once = 1..=MICRO_BATCH_TOKENS;
         rules.require(
             at_once.contains(&run.micro_batch_tokens),
             "train.micro_batch_tokens",
@@ -397,7 +403,7 @@ impl Check for PretrainConfig {
         );
         let whole = |sequence: usize, batch: usize| {
             (1..=limits::ROW_TOKENS).contains(&sequence)
-                && (1..=limits::BATCH_TOKENS).contains(&batch)
+                && (1..=BATCH_TOKENS).contains(&batch)
                 && batch.is_multiple_of(sequence)
         };
         rules.require(

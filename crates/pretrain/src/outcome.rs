@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_models::ModelError;
 use longdraft_models::bits_per_byte::{Score, Tail};
 use longdraft_models::language_model::{LanguageModel, open};
 use longdraft_models::weights::artifact::{Artifact, Sizes, fit_to_budget, quantise};
 use serde_json::{Value, json};
 
-use super::{ArtifactConfig, ScoredStream};
-use crate::error::{Result, TrainError};
+use crate::config::ArtifactConfig;
+use crate::error::Result;
+use crate::score::ScoredStream;
 
 /// Writes a model's artifact; returns its sizes.
 ///
@@ -39,7 +41,7 @@ pub fn build_artifact(
     });
     let artifact = Artifact {
         config: serde_json::to_value(model.config())
-            .map_err(|error| TrainError::checkpoint(path, error))?,
+            .map_err(|error| ModelError::invalid(path, error))?,
         tokenizer: tokenizer_hash.to_owned(),
         tensors: stored.collect::<Result<_>>()?,
     };

@@ -6,17 +6,18 @@ use longdraft_models::language_model::LanguageModel;
 use longdraft_parallel::{DataParallel, World};
 use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
-
-use super::checkpoint::{self, Average};
-use super::{
-    Layouts, PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, Progress, ScoredStream,
-    Tokenizer,
-};
-use crate::checkpoint::{
+use longdraft_train::TrainError;
+use longdraft_train::checkpoint::{
     Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
 };
-use crate::error::{Result, TrainError};
-use crate::optim::Muon;
+
+use super::{Layouts, Pretraining};
+use crate::checkpoint::{self, Average, Progress};
+use crate::config::PretrainConfig;
+use crate::error::Result;
+use crate::muon::Muon;
+use crate::observer::{PretrainEvent, PretrainObserver};
+use crate::score::{ScoredStream, Tokenizer};
 
 /// Names of a run's length in its identity.
 const ITERATIONS: &str = "train.iterations";
@@ -38,7 +39,7 @@ impl Pretraining {
         if config.parallel.spreads_weights(world) {
             let problem =
                 "`parallel.zero: 3` spreads a draft and its target: pretraining has neither";
-            return Err(TrainError::Unsupported { problem: problem.to_owned() });
+            return Err(TrainError::Unsupported { problem: problem.to_owned() }.into());
         }
         let lock = RunLock::of_world(&config.output, world)?;
         let stream = TokenStream::open(&config.data.train)?;

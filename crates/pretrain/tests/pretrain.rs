@@ -5,11 +5,10 @@ use std::path::Path;
 use longdraft_data::token_stream::write_shard;
 use longdraft_models::language_model::open;
 use longdraft_parallel::World;
-use longdraft_rules::Checked;
-use longdraft_train::TrainError;
-use longdraft_train::pretrain::{
+use longdraft_pretrain::{
     PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, ScoredStream, build_artifact,
 };
+use longdraft_rules::Checked;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::json;
 
@@ -61,7 +60,7 @@ fn prepare(
     config: PretrainConfig,
     policy: ResumePolicy,
     observer: &mut Until,
-) -> Result<Pretraining, TrainError> {
+) -> longdraft_pretrain::Result<Pretraining> {
     let config = Checked::new(config).expect("a configuration that breaks no rule");
     Pretraining::prepare(config, policy, &World::single(), observer)
 }

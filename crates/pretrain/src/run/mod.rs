@@ -1,16 +1,6 @@
-//! Pretraining a small language model.
-//!
-//! ```text
-//! token shards -> loader -> [B, S] -> decoder -> cross-entropy -> Muon and Adam -> checkpoint
-//!                                        \-> bits per byte, plain and sliding -> artifact
-//! ```
+//! The step loop: micro-batches, the update, scores and checkpoints on the way.
 
-mod checkpoint;
-mod config;
-mod observer;
-mod outcome;
 mod prepare;
-mod score;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,24 +13,18 @@ use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layou
 use longdraft_parallel::{DataParallel, Gradients, share_of};
 use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Outcome, Run, Trackers, scalars};
+use longdraft_train::TrainError;
+use longdraft_train::checkpoint::{Checkpointer, Place, RunIdentity, RunLock, SaveClock};
+use longdraft_train::memory::peak_resident_mib;
+use longdraft_train::observer::Ending;
 use serde_json::{Value, json};
 
-use crate::checkpoint::{Checkpointer, Place, RunIdentity, RunLock, SaveClock};
-use crate::error::{Result, TrainError};
-use crate::memory::peak_resident_mib;
-use crate::observer::Ending;
-use crate::optim::Muon;
-
-pub use config::{
-    ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,
-    WarmdownConfig, WarmdownKind,
-};
-pub use observer::{PretrainEvent, PretrainObserver, PretrainStep};
-pub use outcome::{ArtifactReport, build_artifact};
-pub use score::{ScoredStream, Tokenizer};
-
-use checkpoint::{Average, PretrainState};
-use config::Lengths;
+use crate::checkpoint::{self, Average, PretrainState, Progress};
+use crate::config::{Lengths, PretrainConfig};
+use crate::error::Result;
+use crate::muon::Muon;
+use crate::observer::{PretrainEvent, PretrainObserver, PretrainStep};
+use crate::score::ScoredStream;
 
 /// Steps that are always logged.
 const FIRST_STEPS: u64 = 10;
@@ -89,18 +73,6 @@ impl Layouts {
             }
         })
     }
-}
-
-/// How far the run is.
-#[derive(Debug, Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
-struct Progress {
-    step: u64,
-    tokens: u64,
-    /// Training alone.
-    elapsed_ms: f64,
-    position: Position,
-    clipped_steps: u64,
-    ended: bool,
 }
 
 impl Pretraining {
@@ -190,7 +162,7 @@ impl Pretraining {
     /// - a tensor cannot be made
     pub fn final_model(&self) -> Result<LanguageModel> {
         match &self.average {
-            Some(average) => average.model(&self.model),
+            Some(average) => Ok(average.model(&self.model)?),
             None => Ok(self.model.frozen()?),
         }
     }
@@ -211,7 +183,7 @@ impl Pretraining {
         for (what, value) in [("loss", loss), ("gradient norm", norm)] {
             if !value.is_finite() {
                 let origins = vec![format!("tokens after {position:?}")];
-                return Err(TrainError::NotFinite { step: step + 1, what, origins });
+                return Err(TrainError::NotFinite { step: step + 1, what, origins }.into());
             }
         }
         let (rank, parameters) = (&self.parallel, self.model.parameters());
@@ -357,8 +329,7 @@ impl Pretraining {
             parallel: &self.parallel,
             average: self.average.as_ref(),
         };
-        let (name, previous) = Place::Last.names();
-        let path = self.checkpointer.put(name, previous, |folder| saved.write(folder))?;
+        let path = self.checkpointer.put(Place::Last, |folder| saved.write(folder))?;
         observer.on_event(PretrainEvent::Saved(&path));
         Ok(())
     }

@@ -9,8 +9,8 @@ use longdraft_models::bits_per_byte::{
 use longdraft_models::language_model::LanguageModel;
 use longdraft_models::tokenizer::{SentencePieces, TextTokenizer};
 
-use super::PretrainConfig;
-use crate::error::{Result, TrainError};
+use crate::config::PretrainConfig;
+use crate::error::{PretrainError, Result};
 
 /// Documents whose text is compared with the table's count.
 const TESTED_DOCUMENTS: usize = 10_000;
@@ -99,14 +99,14 @@ impl ScoredStream {
             let counts = TokenStream::open(&sidecars)?;
             if counts.len() != stream.len() {
                 let problem = format!("{} byte counts for {} tokens", counts.len(), stream.len());
-                return Err(TrainError::checkpoint(&sidecars[0], problem));
+                return Err(PretrainError::bytes(&sidecars[0], problem));
             }
             counts.read(0..count)?.into_iter().skip(1).map(u32::from).collect()
         } else {
             let table = tokenizer.byte_table(vocabulary).ok_or_else(|| {
                 let problem = "nothing says how many bytes these tokens stand for: give a \
                                SentencePiece model, a byte-level tokenizer, or side-cars";
-                TrainError::checkpoint(stream.paths().next().unwrap_or(Path::new("")), problem)
+                PretrainError::bytes(stream.paths().next().unwrap_or(Path::new("")), problem)
             })?;
             if table.inner_marks() > 0 {
                 warnings.push(format!(
