@@ -13,7 +13,7 @@ use longdraft_decode::{
 };
 use longdraft_kernels::matrix::block_products;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
-use longdraft_models::target::{CacheType, MtpBlock, Target, TargetOptions};
+use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, ModelError, Precision, TargetTokenId};
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use longdraft_models::target::tensor_specs;
+use longdraft_models::target_model::tensor_specs;
 use longdraft_records::decode::{Circumstances, DecodeRecord, VERSION, date_of};
 
 use crate::decoding::{DecodingArguments, Models};

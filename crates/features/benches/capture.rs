@@ -21,7 +21,7 @@ use longdraft_features::store::{
     StoredTeacher, Turn, Work,
 };
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 

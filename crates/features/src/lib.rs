@@ -23,7 +23,9 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::target::{Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target};
+use longdraft_models::target_model::{
+    Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target,
+};
 
 pub use error::{FeatureError, Result};
 pub use memory::MemoryFeatures;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use longdraft_data::Batch;
-use longdraft_models::target::{RowPart, Target};
+use longdraft_models::target_model::{RowPart, Target};
 
 use super::{BatchFeatures, FeatureNeeds, TeacherFeatures, key, run_target};
 use crate::error::{FeatureError, Result};

@@ -114,7 +114,7 @@ impl Workload {
             let text = "train.features=FOLDER after `longdraft capture` (no layers of the target)";
             change(text.to_owned(), &|other| {
                 other.features = FeatureMode::Stored("FOLDER".to_owned());
-                other.layers = longdraft_models::target::Layers::None;
+                other.layers = longdraft_models::target_model::Layers::None;
             });
         }
         for (text, draft) in self.draft.changes() {

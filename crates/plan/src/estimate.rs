@@ -1,7 +1,7 @@
 //! Which terms are alive together, and what they come to.
 
 use longdraft_features::{FeatureMode, TeacherKind};
-use longdraft_models::target::Layers;
+use longdraft_models::target_model::Layers;
 use longdraft_parallel::ZeroStage;
 use longdraft_train::footprint::RowMemory;
 use longdraft_train::footprint::graph::F32;

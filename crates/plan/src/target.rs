@@ -2,7 +2,7 @@
 
 use longdraft_kernels::linear::{Pass, kept_bytes};
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Layers;
+use longdraft_models::target_model::Layers;
 use longdraft_models::weights::TensorSpec;
 use longdraft_train::footprint::graph::F32;
 

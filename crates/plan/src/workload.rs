@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{Layers, Tap};
+use longdraft_models::target_model::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
 use longdraft_parallel::{Reduction, StatePlace};
 use longdraft_train::Result;

@@ -14,7 +14,7 @@ use longdraft_features::StoredFeatures;
 use longdraft_features::records::{RecordFolder, is_record_folder};
 use longdraft_models::TargetConfig;
 use longdraft_models::hub::DataSetId;
-use longdraft_models::target::{Layers, Target, locate};
+use longdraft_models::target_model::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 
 use crate::checkpoint::saved_draft;

@@ -8,7 +8,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, GlideDraft};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_parallel::Gradients;
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::{Objective, SoftTargetKind, TailKind};

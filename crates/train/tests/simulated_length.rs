@@ -14,7 +14,7 @@ use longdraft_features::{BatchFeatures, run_target};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Target, TargetOptions, tensor_specs};
+use longdraft_models::target_model::{Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};

@@ -10,7 +10,7 @@ use longdraft_decode::{DraftShape, Sampling};
 use longdraft_features::run_target;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::{Taps, Target, TargetOptions};
+use longdraft_models::target_model::{Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::Objective;

@@ -16,7 +16,7 @@ use longdraft_features::{FeatureNeeds, Part, StoredFeatures, TeacherKind};
 use longdraft_models::LayerId;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, TokenCounts};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::{pth, safetensors};
 use longdraft_parallel::{DataParallel, World};
 use longdraft_train::checkpoint::{

@@ -6,7 +6,7 @@ use longdraft_configuration::{
     ConfigurationError, Located, read_located_stage, stage_input_problems,
 };
 use longdraft_features::store::Estimate;
-use longdraft_models::target::{Layers, Target, TargetOptions};
+use longdraft_models::target_model::{Layers, Target, TargetOptions};
 use longdraft_parallel::World;
 use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;

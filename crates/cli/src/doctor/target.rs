@@ -7,7 +7,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::threads::awake;
-use longdraft_models::target::{StoredType, Target};
+use longdraft_models::target_model::{StoredType, Target};
 
 use super::finding::Finding;
 use super::units;

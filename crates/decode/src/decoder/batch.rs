@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 
 use super::engine::BatchEngine;
 use super::{Committed, DecodeOptions, EndReason, Generation};

@@ -11,7 +11,7 @@ mod sequence;
 use std::ops::ControlFlow;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::Sampling;

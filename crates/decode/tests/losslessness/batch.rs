@@ -6,7 +6,7 @@ use longdraft_decode::drafter::Drafter;
 use longdraft_decode::{
     BatchDecoder, DecodeError, DecodeOptions, DraftShape, EndReason, Job, Sampling, VerifyRule,
 };
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
 

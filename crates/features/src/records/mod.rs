@@ -24,7 +24,7 @@ use longdraft_data::Batch;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 
 use self::columns::Columns;
 use super::store::{Contents, Missing, Record, StoredTeacher};

@@ -9,7 +9,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
 use longdraft_kernels::rows::{scatter_rows, select_rows};
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::target::{KeyValues, Tap, Target};
+use longdraft_models::target_model::{KeyValues, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::location::Location;

@@ -1,7 +1,7 @@
 //! What a store is made of.
 
 use longdraft_data::batch::AnchorOffset;
-use longdraft_models::target::{Tap, Taps};
+use longdraft_models::target_model::{Tap, Taps};
 use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

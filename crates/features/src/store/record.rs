@@ -19,7 +19,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::TopK;
 use longdraft_kernels::transfer::{download, upload_ahead};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_models::{LayerId, ModelError};

@@ -9,7 +9,7 @@ use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::target::{Tap, Target};
+use longdraft_models::target_model::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::footprint::{Footprint, Row, RowMemory};

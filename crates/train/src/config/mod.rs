@@ -14,7 +14,7 @@ use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
 use longdraft_features::FeatureMode;
 use longdraft_features::store::{Compression, StoreDtype};
-use longdraft_models::target::Layers;
+use longdraft_models::target_model::Layers;
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;

@@ -11,7 +11,7 @@ mod tape;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use longdraft_features::TeacherKind;

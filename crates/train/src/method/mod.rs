@@ -19,7 +19,7 @@ use longdraft_data::Document;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_rules::Problem;
 use schemars::{JsonSchema, Schema, SchemaGenerator};

@@ -12,7 +12,7 @@ use longdraft_models::draft::block::{
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};

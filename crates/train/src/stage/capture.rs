@@ -12,7 +12,7 @@ use longdraft_features::store::{
     StoredTeacher, Turn, Work,
 };
 use longdraft_features::{FeatureError, FeatureNeeds, Part};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{World, share_of};
 

@@ -8,7 +8,7 @@ use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
 use longdraft_features::{FeatureMode, FeatureSource, Part};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, World};
 

@@ -19,7 +19,7 @@ use longdraft_data::sampler::Sampler;
 use longdraft_data::{Batch, Document};
 use longdraft_features::FeatureSource;
 use longdraft_models::draft::TokenCounts;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, Traffic};
 use longdraft_rules::Checked;

@@ -12,7 +12,7 @@ use longdraft_features::records::{RecordFeatures, Records, is_record_folder};
 use longdraft_features::store::Contents;
 use longdraft_features::{FeatureMode, FeatureSource, MemoryFeatures, StoredFeatures};
 use longdraft_models::draft::Draft;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{DataParallel, RowGroups, StatePlace, World};
 use longdraft_rules::Checked;

@@ -11,7 +11,7 @@ use longdraft_features::{
 };
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
-use longdraft_models::target::{RowPart, Tap, Taps};
+use longdraft_models::target_model::{RowPart, Tap, Taps};
 use longdraft_parallel::Gradients;
 
 use super::evaluate::over_ranks;

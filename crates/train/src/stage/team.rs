@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use longdraft_features::Part;
 use longdraft_features::store::Recipe;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 
 use super::Observer;

@@ -10,7 +10,7 @@ use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{

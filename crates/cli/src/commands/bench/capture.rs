@@ -5,7 +5,7 @@ use longdraft_features::FeatureNeeds;
 use longdraft_features::store::{
     Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, Turn,
 };
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::Method;
 use serde_json::json;
@@ -103,7 +103,7 @@ fn steps(
 #[cfg(test)]
 mod tests {
     use longdraft_features::store::ShardPlan;
-    use longdraft_models::target::TargetOptions;
+    use longdraft_models::target_model::TargetOptions;
 
     use super::*;
 

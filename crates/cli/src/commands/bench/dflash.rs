@@ -4,7 +4,7 @@
 use longdraft_features::{BatchFeatures, run_target};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::Gradients;
 use longdraft_train::method::block::{

@@ -5,7 +5,7 @@ use candle_core::{Device, Tensor};
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use longdraft_models::ModelError;
 use longdraft_models::hub::{Arrived, Fetched, ModelId};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
 use crate::doctor::readable_bytes;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_parallel::World;
 use longdraft_plan::Speed;
 use longdraft_records::decode::Cell;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use longdraft_data::source::read_jsonl;
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};

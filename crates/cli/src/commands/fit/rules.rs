@@ -2,7 +2,7 @@
 //! [`expect`](super::expect).
 
 use longdraft_models::TargetConfig;
-use longdraft_models::target::tensor_specs;
+use longdraft_models::target_model::tensor_specs;
 use longdraft_plan::{Layout, Workload};
 use longdraft_serving::{Profile, serves};
 use longdraft_train::config::TrainConfig;

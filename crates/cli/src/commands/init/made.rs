@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{json_schema, schema_of};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::{ModelError, TargetConfig};
 use longdraft_pretrain::{PretrainConfig, Tokenizer};
 use longdraft_train::config::TrainConfig;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use longdraft_configuration::parse_stages;
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;

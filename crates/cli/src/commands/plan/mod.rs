@@ -12,7 +12,7 @@ use longdraft_configuration::{
 use longdraft_decode::READ_ALONE;
 use longdraft_models::device::free_memory;
 use longdraft_models::published::{published_config, published_names};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
 use longdraft_parallel::World;
 use longdraft_plan::{

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_report::words;
 

@@ -17,7 +17,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::sha256;
-use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::target_model::{PackedSequence, Taps, Target};
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 

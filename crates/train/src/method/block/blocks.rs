@@ -5,7 +5,7 @@ use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
-use longdraft_models::target::KeyValues;
+use longdraft_models::target_model::KeyValues;
 
 use crate::error::Result;
 

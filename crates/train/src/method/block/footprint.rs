@@ -6,7 +6,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
     BlockConfig, ChainKind, ChainSizes, SelectorSizes, tensor_specs,
 };
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use super::blocks::BlockBudget;

@@ -17,7 +17,7 @@ use longdraft_kernels::linear_cross_entropy::{
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{BlockDraft, Chain};
-use longdraft_models::target::KeyValues;
+use longdraft_models::target_model::KeyValues;
 
 use crate::error::Result;
 use crate::loss::Share;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use longdraft_features::TeacherKind;
 use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use crate::footprint::graph::{Angles, F32, Graph, Matrix};

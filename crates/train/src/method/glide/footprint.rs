@@ -3,7 +3,7 @@
 use longdraft_features::TeacherKind;
 use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, tensor_specs};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use crate::footprint::graph::{Graph, Matrix};

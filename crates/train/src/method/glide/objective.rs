@@ -19,7 +19,7 @@ use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
-use longdraft_models::target::{Tap, Target};
+use longdraft_models::target_model::{Tap, Target};
 
 use super::config::Glide;
 use super::delays::DelayDraws;

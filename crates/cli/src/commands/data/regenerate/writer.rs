@@ -14,7 +14,7 @@ use longdraft_decode::{
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
 use super::dialogue::{Dialogue, opened, plain};

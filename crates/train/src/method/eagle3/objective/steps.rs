@@ -9,7 +9,7 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::eagle3::TestTimeSteps;
-use longdraft_models::target::RowPart;
+use longdraft_models::target_model::RowPart;
 
 use super::config::Eagle3Loss;
 use super::metrics::{Eagle3Metrics, StepCounts};

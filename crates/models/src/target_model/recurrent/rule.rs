@@ -8,34 +8,34 @@ use crate::error::Result;
 
 /// How a layer steps: a convolution, and the delta rule over what comes out of it.
 #[derive(Debug, Clone)]
-pub(in crate::target) struct Rule {
-    pub(in crate::target) convolution: Convolution,
-    pub(in crate::target) delta: Option<DeltaSizes>,
+pub(in crate::target_model) struct Rule {
+    pub(in crate::target_model) convolution: Convolution,
+    pub(in crate::target_model) delta: Option<DeltaSizes>,
 }
 
 /// What a layer remembers of the tokens so far.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::target) struct State {
+pub(in crate::target_model) struct State {
     /// The last inputs of the convolution, `[n − 1, C]`, the newest last.
-    pub(in crate::target) window: Vec<f32>,
+    pub(in crate::target_model) window: Vec<f32>,
     /// Of the delta rule, if there is one.
-    pub(in crate::target) delta: Option<DeltaState>,
+    pub(in crate::target_model) delta: Option<DeltaState>,
 }
 
 /// What the rows of a pass bring to a layer's state.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(in crate::target) struct Rows {
+pub(in crate::target_model) struct Rows {
     /// Inputs of the convolution, `[T, C]`.
-    pub(in crate::target) inputs: Vec<f32>,
+    pub(in crate::target_model) inputs: Vec<f32>,
     /// `γ`, `[T, Nv]`, of the delta rule.
-    pub(in crate::target) decay: Vec<f32>,
+    pub(in crate::target_model) decay: Vec<f32>,
     /// `β`, `[T, Nv]`.
-    pub(in crate::target) rate: Vec<f32>,
+    pub(in crate::target_model) rate: Vec<f32>,
 }
 
 impl Rule {
     /// The state before any token.
-    pub(in crate::target) fn start(&self) -> State {
+    pub(in crate::target_model) fn start(&self) -> State {
         State { window: vec![0.0; self.window()], delta: self.delta.map(DeltaState::new) }
     }
 
@@ -45,7 +45,7 @@ impl Rule {
 
     /// Outputs of rows `[T, W]` after the state `before`. If the walk is a chain, the state after it is left in
     /// `after`.
-    pub(in crate::target) fn run(
+    pub(in crate::target_model) fn run(
         &self,
         rows: &Rows,
         walk: &Walk,
@@ -64,13 +64,13 @@ impl Rule {
     }
 
     /// The matrices of the delta rule, `[Nv, Dk, Dv]`; empty without one.
-    pub(in crate::target) fn matrices(&self, state: &State) -> Vec<f32> {
+    pub(in crate::target_model) fn matrices(&self, state: &State) -> Vec<f32> {
         let states = self.delta.zip(state.delta.as_ref());
         states.map_or_else(Vec::new, |(sizes, state)| state.matrices(sizes))
     }
 
     /// Some rows of a pass.
-    pub(in crate::target) fn select(&self, rows: &Rows, chosen: &[usize]) -> Rows {
+    pub(in crate::target_model) fn select(&self, rows: &Rows, chosen: &[usize]) -> Rows {
         let of = |values: &[f32], width: usize| -> Vec<f32> {
             chosen.iter().flat_map(|row| values[row * width..][..width].iter().copied()).collect()
         };

@@ -10,7 +10,7 @@ use longdraft_kernels::attention::TILE_KEYS;
 use super::{KvCache, Layer};
 use crate::config::cached::most_held;
 use crate::error::Result;
-use crate::target::refused;
+use crate::target_model::refused;
 
 /// Keys and values of the tokens from `first` on, `[capacity, K, D]` each.
 pub(super) struct Windowed {
@@ -77,12 +77,12 @@ impl KvCache {
     }
 
     /// The first token that layers with a window hold.
-    pub(in crate::target) fn first_held(&self) -> usize {
+    pub(in crate::target_model) fn first_held(&self) -> usize {
         self.windows().map(|window| window.first).max().unwrap_or(0)
     }
 
     /// The same of layer `index`.
-    pub(in crate::target) fn first_held_by(&self, index: usize) -> usize {
+    pub(in crate::target_model) fn first_held_by(&self, index: usize) -> usize {
         match self.layers.get(index) {
             Some(Layer::Windowed(window)) => window.first,
             _ => 0,

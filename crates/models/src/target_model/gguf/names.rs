@@ -6,7 +6,7 @@ use super::heads;
 use super::source::{Part, Stored};
 use crate::config::{Architecture, NormPlaces, TargetConfig};
 use crate::error::Problems;
-use crate::target::names::{ExpertNames, experts, mlp};
+use crate::target_model::names::{ExpertNames, experts, mlp};
 use crate::weights::gguf::header::{Header, StoredTensor};
 
 /// Every tensor of the file that has a published name; experts and heads of latent rows one by one.

@@ -10,7 +10,7 @@ use super::slice::Slice;
 use crate::error::{ModelError, Result};
 
 /// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
-pub(in crate::target) enum Table {
+pub(in crate::target_model) enum Table {
     /// In memory.
     Whole {
         matrix: Matrix,
@@ -22,7 +22,7 @@ pub(in crate::target) enum Table {
 }
 
 /// A rank's part of a table.
-pub(in crate::target) struct SpreadTable {
+pub(in crate::target_model) struct SpreadTable {
     slice: Slice,
     ranks: Arc<dyn Ranks>,
     gathered: Mutex<Gathered>,
@@ -37,12 +37,12 @@ struct Gathered {
 
 impl Table {
     /// All of it.
-    pub(in crate::target) fn whole(matrix: Matrix) -> Self {
+    pub(in crate::target_model) fn whole(matrix: Matrix) -> Self {
         Self::Whole { matrix, widened: OnceLock::new() }
     }
 
     /// This rank's part of it.
-    pub(in crate::target) fn spread(matrix: &Matrix, ranks: &Arc<dyn Ranks>) -> Result<Self> {
+    pub(in crate::target_model) fn spread(matrix: &Matrix, ranks: &Arc<dyn Ranks>) -> Result<Self> {
         let slice = Slice::of(matrix, ranks.as_ref())?;
         let (ranks, gathered) = (Arc::clone(ranks), Mutex::default());
         Ok(Self::Spread(Box::new(SpreadTable { slice, ranks, gathered })))
@@ -52,7 +52,7 @@ impl Table {
     ///
     /// # Errors
     /// - it is spread and nobody holds it
-    pub(in crate::target) fn matrix(&self) -> Result<Matrix> {
+    pub(in crate::target_model) fn matrix(&self) -> Result<Matrix> {
         match self {
             Self::Whole { matrix, .. } => Ok(matrix.clone()),
             Self::Spread(table) => table.lock().matrix.clone().ok_or_else(|| {
@@ -66,7 +66,7 @@ impl Table {
     ///
     /// # Errors
     /// - as [`Self::matrix`]; it is quantised and there is no memory for its values
-    pub(in crate::target) fn tensor(&self) -> Result<Tensor> {
+    pub(in crate::target_model) fn tensor(&self) -> Result<Tensor> {
         let Self::Whole { matrix, widened } = self else {
             return Ok(self.matrix()?.to_dense()?);
         };
@@ -81,7 +81,7 @@ impl Table {
     ///
     /// # Errors
     /// - it cannot be put together
-    pub(in crate::target) fn hold(&self) -> Result<Held<'_>> {
+    pub(in crate::target_model) fn hold(&self) -> Result<Held<'_>> {
         if let Self::Spread(table) = self {
             let mut gathered = table.lock();
             if gathered.matrix.is_none() {
@@ -100,7 +100,7 @@ impl SpreadTable {
 }
 
 /// Keeps a table whole.
-pub(in crate::target) struct Held<'a> {
+pub(in crate::target_model) struct Held<'a> {
     table: &'a Table,
 }
 

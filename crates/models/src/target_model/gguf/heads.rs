@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::source::{Part, Stored};
 use crate::config::{LatentConfig, TargetConfig};
 use crate::error::Problems;
-use crate::target::names::{OF_A_LATENT_HEAD, layer, of_latent_head};
+use crate::target_model::names::{OF_A_LATENT_HEAD, layer, of_latent_head};
 use crate::weights::gguf::header::Header;
 
 /// GGUF names of the two.

@@ -5,7 +5,7 @@ use longdraft_kernels::matrix::Matrix;
 use super::Parts;
 use crate::config::{LatentConfig, TargetConfig};
 use crate::error::Result;
-use crate::target::latent::Latent;
+use crate::target_model::latent::Latent;
 
 impl Parts<'_> {
     /// Attention over latent rows; neighbouring pairs of turned values are put in half-split order.

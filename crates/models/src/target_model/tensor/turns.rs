@@ -8,7 +8,7 @@ use crate::error::Result;
 impl Target {
     /// Runs every rank's row and keeps the features of this rank's, if it has one; rows that are the same
     /// are run once. All ranks that share the layers call it, with the same taps.
-    pub(in crate::target) fn run_in_turn(
+    pub(in crate::target_model) fn run_in_turn(
         &self,
         ranks: &dyn Ranks,
         own: Option<&PackedSequence>,

@@ -5,8 +5,8 @@ use longdraft_kernels::recurrence::Walk;
 use super::{Aside, KvCache, Layer};
 use crate::config::cached::STATES_ASIDE;
 use crate::error::Result;
-use crate::target::recurrent::{CachedState, Rows, State};
-use crate::target::refused;
+use crate::target_model::recurrent::{CachedState, Rows, State};
+use crate::target_model::refused;
 
 impl KvCache {
     /// What the recurrent layer `layer` remembers of the committed tokens: the last inputs of its convolution,
@@ -30,7 +30,7 @@ impl KvCache {
     ///
     /// # Errors
     /// - the last pass ended with an error, or left a tree of which no path was kept
-    pub(in crate::target) fn check_open(&self) -> Result<()> {
+    pub(in crate::target_model) fn check_open(&self) -> Result<()> {
         let Some(states) = &self.states else { return Ok(()) };
         if states.broken {
             return Err(refused("a pass over this cache ended with an error: truncate it first"));
@@ -44,7 +44,7 @@ impl KvCache {
     }
 
     /// Begins a pass whose rows go on from one another as `walk` says. [`Self::check_open`] comes before it.
-    pub(in crate::target) fn begin(&mut self, walk: &Walk) {
+    pub(in crate::target_model) fn begin(&mut self, walk: &Walk) {
         let length = self.length;
         let Some(states) = &mut self.states else { return };
         let advances = length > states.base;
@@ -59,7 +59,7 @@ impl KvCache {
     ///
     /// # Errors
     /// - the layer has no state, or the rows do not fit
-    pub(in crate::target) fn step(
+    pub(in crate::target_model) fn step(
         &mut self,
         layer: usize,
         rows: Rows,
@@ -73,7 +73,7 @@ impl KvCache {
     }
 
     /// Ends a pass of `rows` rows. After text the state before its last token is put aside.
-    pub(in crate::target) fn end_pass(&mut self, rows: usize, is_text: bool) {
+    pub(in crate::target_model) fn end_pass(&mut self, rows: usize, is_text: bool) {
         self.commit(rows);
         let length = self.length;
         let Some(states) = &mut self.states else { return };

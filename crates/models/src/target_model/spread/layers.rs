@@ -13,10 +13,10 @@ use super::Ranks;
 use super::slice::Slice;
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
-use crate::target::build::{self, Weights};
-use crate::target::layer::DecoderLayer;
-use crate::target::layers::{LayerSource, Visit};
-use crate::target::tensor::LayerShare;
+use crate::target_model::build::{self, Weights};
+use crate::target_model::layer::DecoderLayer;
+use crate::target_model::layers::{LayerSource, Visit};
+use crate::target_model::tensor::LayerShare;
 
 /// A layer's slices and vectors, by published name.
 struct SpreadLayer {
@@ -26,7 +26,7 @@ struct SpreadLayer {
 }
 
 /// `1/N` of every layer.
-pub(in crate::target) struct SpreadLayers {
+pub(in crate::target_model) struct SpreadLayers {
     config: TargetConfig,
     ranks: Arc<dyn Ranks>,
     layers: Vec<SpreadLayer>,
@@ -35,7 +35,7 @@ pub(in crate::target) struct SpreadLayers {
 
 impl SpreadLayers {
     /// Reads layer by layer and keeps this rank's slices: one whole layer is in memory at a time.
-    pub(in crate::target) fn read(
+    pub(in crate::target_model) fn read(
         config: &TargetConfig,
         weights: &dyn Weights,
         layers: Range<usize>,
@@ -59,7 +59,7 @@ impl SpreadLayers {
 
     /// The same, with or without a thread that gathers the next layer.
     #[must_use]
-    pub(in crate::target) fn gathering_ahead(self, gathers_ahead: bool) -> Self {
+    pub(in crate::target_model) fn gathering_ahead(self, gathers_ahead: bool) -> Self {
         Self { gathers_ahead, ..self }
     }
 
