@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use longdraft_models::target_model::tensor_specs;
 use longdraft_records::decode::{Circumstances, DecodeRecord, VERSION, date_of};
 
-use crate::decoding::{DecodingArguments, Models};
+use crate::cli::DecodingArguments;
+use crate::decoding::Models;
 use crate::doctor::processor_name;
 
 /// A record without cells.

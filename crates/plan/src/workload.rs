@@ -43,7 +43,7 @@ impl Workload {
     /// # Errors
     /// - the draft that is asked for does not fit the target
     pub fn new(config: &TrainConfig, target: TargetConfig, layout: Layout) -> Result<Self> {
-        let draft = config.draft.method.footprint(config, &target)?;
+        let draft = config.draft.method.footprint(&config.teacher, &target)?;
         Ok(Self {
             layers: config.needed_layers(),
             row_tokens: config.data.row_tokens as u64,

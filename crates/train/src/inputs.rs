@@ -162,8 +162,9 @@ impl InputCheck {
         problems: &mut InputProblems,
     ) {
         let method = &config.draft.method;
-        let target = target
-            .filter(|target| problems.take("draft", method.footprint(config, target)).is_some());
+        let target = target.filter(|target| {
+            problems.take("draft", method.footprint(&config.teacher, target)).is_some()
+        });
         let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };
         // An earlier stage writes it.
         if self.outputs.iter().any(|output| path.starts_with(output)) {
@@ -175,7 +176,7 @@ impl InputCheck {
             return problems.add("draft.from", problem);
         }
         if let Some(target) = target {
-            problems.take("draft.from", method.check_start(config, target, &start));
+            problems.take("draft.from", method.check_start(target, &start));
         }
     }
 

@@ -13,7 +13,6 @@ use longdraft_models::target_model::Target;
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
 
 /// A request.
-#[derive(Clone)]
 pub(crate) struct Job {
     pub(crate) prompt: Vec<TargetTokenId>,
     pub(crate) options: DecodeOptions,

@@ -125,7 +125,7 @@ impl Check for TrainConfig {
         rules.add("parallel", self.parallel.problems());
         rules.add("tracking", self.tracking.problems());
         let mut problems = rules.into_problems();
-        problems.extend(self.draft.method.problems(self));
+        problems.extend(self.draft.method.problems(&self.context()));
         problems
     }
 }

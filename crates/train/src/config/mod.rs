@@ -20,7 +20,8 @@ use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::objective::{SoftTargetKind, TailKind, TeacherDistribution};
+use crate::method::StageContext;
+use crate::objective::TeacherConfig;
 use crate::optim::AdamWConfig;
 use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
@@ -81,6 +82,17 @@ impl TrainConfig {
         self.references.record(self)
     }
 
+    /// What the keys of its method must fit to.
+    pub(crate) fn context(&self) -> StageContext<'_> {
+        StageContext {
+            teacher: &self.teacher,
+            features: &self.train.features,
+            anchor: &self.data.anchor,
+            sequence: self.parallel.sequence,
+            has_start: self.draft.from.is_some(),
+        }
+    }
+
     /// Which of the target's layers a stage needs: with stored features none, but for the last one where
     /// the draft starts from it.
     pub fn needed_layers(&self) -> Layers {
@@ -91,34 +103,6 @@ impl TrainConfig {
             }
             Some(_) => Layers::None,
         }
-    }
-}
-
-/// What drafts learn of the target's distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct TeacherConfig {
-    /// Form of the teacher's part.
-    pub soft_targets: SoftTargetKind,
-    /// Entries of a top-k teacher.
-    pub top_k: usize,
-    /// What becomes of the rest.
-    pub tail: TailKind,
-}
-
-impl TeacherConfig {
-    /// How much of the teacher's distribution is learned.
-    pub(crate) fn distribution(&self) -> TeacherDistribution {
-        match self.soft_targets {
-            SoftTargetKind::Full => TeacherDistribution::Whole,
-            SoftTargetKind::TopK => TeacherDistribution::TopK { k: self.top_k, tail: self.tail },
-        }
-    }
-}
-
-impl Default for TeacherConfig {
-    fn default() -> Self {
-        Self { soft_targets: SoftTargetKind::Full, top_k: 64, tail: TailKind::Bucket }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::metrics::{DraftMetrics, Quantities};
 pub use distributions::TeacherDistribution;
 pub(crate) use distributions::TopDistributions;
 pub(crate) use soft_targets::mixed_in_words;
-pub use soft_targets::{SoftTargetKind, TailKind};
+pub use soft_targets::{SoftTargetKind, TailKind, TeacherConfig};
 
 /// What micro-batches are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -88,7 +88,8 @@ impl Capture {
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let materials = Materials {
-            config,
+            teacher: config.teacher,
+            seed: config.train.seed,
             target: &target,
             tokenizer,
             documents: &train.documents,

@@ -135,15 +135,14 @@ pub fn measure_drafts(
 ) -> Result<Vec<RowMetrics>> {
     let set = held_out_set(config, target, tokenizer, observer)?;
     let mut objectives = Vec::new();
+    let (teacher, seed, documents) = (config.teacher, config.train.seed, &set.documents);
     for draft in drafts {
-        let mut config = config.clone();
-        config.draft.from = Some(draft.clone());
-        config.draft.method.keep_as_trained();
-        let documents = &set.documents;
-        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
-        let start = start.as_ref();
-        let materials = Materials { config: &config, target, tokenizer, documents, start };
-        objectives.push(config.draft.method.build(&materials, observer)?);
+        let mut method = config.draft.method.clone();
+        method.keep_as_trained();
+        let start = saved_draft(draft)?;
+        let start = Some(&start);
+        let materials = Materials { teacher, seed, target, tokenizer, documents, start };
+        objectives.push(method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };
     let mut config = config.clone();

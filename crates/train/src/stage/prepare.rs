@@ -54,7 +54,8 @@ impl Stage {
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let materials = Materials {
-            config: &config,
+            teacher: config.teacher,
+            seed: config.train.seed,
             target: &target,
             tokenizer: &tokenizer,
             documents: &train.documents,

@@ -39,7 +39,7 @@ fn contents(method: Method, target: &Target) -> Result<Contents> {
         "target": "", "output": "", "data": { "train": [] }, "draft": { "method": method.name() },
     });
     let config: TrainConfig = serde_json::from_value(config).map_err(Failure::work)?;
-    let draft = config.draft.method.footprint(&config, target.config())?;
+    let draft = config.draft.method.footprint(&config.teacher, target.config())?;
     let needs = FeatureNeeds { taps: draft.taps(), teacher: draft.teacher(), ahead: draft.ahead() };
     Ok(Contents::of(&needs))
 }

@@ -20,9 +20,9 @@ use serde_json::json;
 
 use super::rules::{Candidate, proposed};
 use super::{prompts, proof};
-use crate::cli::WeightDtype;
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::{eval, train};
-use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
+use crate::decoding::{Models, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 

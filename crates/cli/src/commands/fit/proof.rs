@@ -16,10 +16,9 @@ use super::measure::{Machine, plainly};
 use super::prompts;
 use super::rules::Plan;
 use super::state::Settings;
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
 use crate::commands::eval;
-use crate::decoding::{
-    DecodingArguments, LookupChoice, PaceChoice, encode_chat, encode_text, stop_tokens,
-};
+use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;

@@ -138,7 +138,9 @@ fn predicted_draft(
     machine: &Machine,
     n: usize,
 ) -> f64 {
-    let Ok(footprint) = config.draft.method.footprint(config, target) else { return f64::INFINITY };
+    let Ok(footprint) = config.draft.method.footprint(&config.teacher, target) else {
+        return f64::INFINITY;
+    };
     let values = |shape: &[usize]| shape.iter().map(|size| *size as f64).product::<f64>();
     let own: f64 = footprint.specs().iter().map(|spec| values(&spec.shape)).sum();
     let all: f64 = tensor_specs(target).iter().map(|spec| values(&spec.shape)).sum();

@@ -23,12 +23,11 @@ use longdraft_models::target_model::{Tap, Target};
 
 use super::config::Glide;
 use super::delays::DelayDraws;
-use crate::config::TeacherConfig;
 use crate::error::Result;
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{
-    Normalisation, Objective, Prepared, SoftTargetKind, TailKind, mixed_in_words,
+    Normalisation, Objective, Prepared, SoftTargetKind, TailKind, TeacherConfig, mixed_in_words,
 };
 use crate::rounds::Rounds;
 
