@@ -5,6 +5,7 @@ mod experts;
 mod families;
 mod gguf;
 mod hugging_face;
+mod json_keys;
 pub(crate) mod latent;
 pub(crate) mod limits;
 pub(crate) mod mixers;

@@ -11,7 +11,8 @@ use super::cache::{KvCache, Layout};
 use super::features::{Features, Taps};
 use super::layer::{Appended, Context};
 use super::pass::Visible;
-use super::{Keeping, Target, refused};
+use super::run::Keeping;
+use super::{Target, refused};
 use crate::config::LayerHeads;
 use crate::error::Result;
 

@@ -26,6 +26,7 @@ use crate::optim::AdamWConfig;
 use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
 
+pub use check::interval_rules;
 pub use draft::DraftConfig;
 pub use references::References;
 pub use renamed::{renamed, upgrade};

@@ -1,8 +1,9 @@
 //! The rows of ranks that share the layers: all run each of them, one after the other.
 
+use super::super::Target;
 use super::super::features::{Features, PackedSequence, Taps};
+use super::super::run::Keeping;
 use super::super::spread::Ranks;
-use super::super::{Keeping, Target};
 use crate::error::Result;
 
 impl Target {

@@ -1,27 +1,21 @@
 //! The configuration of a pretraining run.
 
+mod check;
+
 use std::path::PathBuf;
 
 use longdraft_data::token_stream::LoaderKind;
 use longdraft_models::language_model::LanguageModelConfig;
 use longdraft_models::weights::artifact::{Compression, QuantiseConfig};
 use longdraft_models::{DeviceChoice, Precision};
-use longdraft_parallel::{ParallelConfig, StatePlace};
-use longdraft_rules::{Check, Problem, Rules};
+use longdraft_parallel::ParallelConfig;
 use longdraft_tracking::TrackingConfig;
 use longdraft_train::config::{References, SAVE_MINUTES};
-use longdraft_train::limits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::muon::MuonConfig;
 use crate::warmdown::{self, Decay};
-
-/// Tokens of an optimizer step.
-const BATCH_TOKENS: usize = 1 << 30;
-
-/// Tokens that go through the model at once.
-const MICRO_BATCH_TOKENS: usize = 1 << 26;
 
 /// A small language model, token shards, Muon, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -314,150 +308,10 @@ impl PretrainConfig {
     }
 }
 
-impl Check for PretrainConfig {
-    fn problems(&self) -> Vec<Problem> {
-        let mut rules = Rules::default();
-        let model = self.model.problems();
-        // Sizes within their limits can be multiplied.
-        let values = if model.is_empty() { self.model.parameter_count() as u64 } else { 0 };
-        rules.require_with(
-            values <= limits::PARAMETERS,
-            "model.model_dim",
-            &["model.num_layers", "model.mlp_mult"],
-            format!(
-                "makes with `model.num_layers` and `model.mlp_mult` {:.0} billion values, more than 17",
-                values as f64 / 1e9
-            ),
-        );
-        rules.add("model", model);
-        rules.add("optimizer", self.optimizer.problems());
-        rules.add("artifact.quantise", self.artifact.quantise.problems());
-        rules.add("parallel", self.parallel.problems());
-        rules.add("tracking", self.tracking.problems());
-        let parallel = &self.parallel;
-        rules.require(
-            parallel.sequence <= 1,
-            "parallel.sequence",
-            "cuts rows of drafts: pretraining needs 1",
-        );
-        rules.require(
-            parallel.tensor <= 1,
-            "parallel.tensor",
-            "shares a draft's target: pretraining has none, set 1",
-        );
-        rules.require(
-            parallel.optimizer_state == StatePlace::Memory,
-            "parallel.optimizer_state",
-            "is `file`, which is for drafts: pretraining needs `memory`",
-        );
-        rules.require(
-            !self.data.train.is_empty(),
-            "data.train",
-            "must name at least one file or folder",
-        );
-        rules.require_with(
-            self.data.validation.is_empty() || self.data.tokenizer.is_some(),
-            "data.validation",
-            &["data.tokenizer"],
-            "is scored in bits per byte: set `data.tokenizer`",
-        );
-        let run = &self.train;
-        rules.require(
-            (1..=limits::COUNT).contains(&run.iterations),
-            "train.iterations",
-            "must be in 1 to 2^53: progress is reckoned in f64",
-        );
-        rules.require(run.save_every > 0, "train.save_every", "must be at least 1");
-        rules.require(
-            run.save_minutes >= 0.0 && run.save_minutes.is_finite(),
-            "train.save_minutes",
-            "must be 0 or more",
-        );
-        rules.require(run.log_every > 0, "train.log_every", "must be at least 1");
-        let at_once = 1..=MICRO_BATCH_TOKENS;
-        rules.require(
-            at_once.contains(&run.micro_batch_tokens),
-            "train.micro_batch_tokens",
-            "must be in 1 to 67108864: they go through the model at once",
-        );
-        rules.require(
-            at_once.contains(&self.evaluation.batch_tokens),
-            "evaluation.batch_tokens",
-            "must be in 1 to 67108864: they go through the model at once",
-        );
-        rules.require(
-            self.artifact.code_bytes <= limits::COUNT,
-            "artifact.code_bytes",
-            "must be at most 2^53",
-        );
-        rules.require(
-            run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
-            "train.max_minutes",
-            "must be above 0, and at most ten years (5256000)",
-        );
-        rules.require_with(
-            self.schedule.kind != WarmdownKind::WallClock || run.max_minutes.is_some(),
-            "schedule.kind",
-            &["train.max_minutes"],
-            "is `wall_clock`, which needs `train.max_minutes`",
-        );
-        let whole = |sequence: usize, batch: usize| {
-            (1..=limits::ROW_TOKENS).contains(&sequence)
-                && (1..=BATCH_TOKENS).contains(&batch)
-                && batch.is_multiple_of(sequence)
-        };
-        rules.require(
-            (1..=limits::ROW_TOKENS).contains(&run.sequence_length),
-            "train.sequence_length",
-            "must be in 1 to 4194304",
-        );
-        rules.require_with(
-            whole(run.sequence_length, run.batch_tokens),
-            "train.batch_tokens",
-            &["train.sequence_length"],
-            "must be a multiple of `train.sequence_length`, and at most 1073741824",
-        );
-        let phase = |phase: &LengthPhase| {
-            (0.0..=1.0).contains(&phase.until)
-                && whole(phase.sequence_length, phase.batch_tokens.unwrap_or(run.batch_tokens))
-        };
-        rules.require_with(
-            run.phases.iter().all(phase) && run.phases.is_sorted_by_key(|phase| phase.until),
-            "train.phases",
-            &["train.batch_tokens"],
-            "need rising `until` in 0 to 1 and batches of whole sequences",
-        );
-        let share = |share: f64| share > 0.0 && share <= 1.0;
-        rules.require(run.ema_share.is_none_or(share), "train.ema_share", "must be in 0 to 1");
-        rules.require(
-            share(self.schedule.decay_share),
-            "schedule.decay_share",
-            "must be in 0 to 1",
-        );
-        rules.require(
-            (0.0..=1.0).contains(&self.schedule.floor),
-            "schedule.floor",
-            "must be between 0 and 1",
-        );
-        let evaluation = &self.evaluation;
-        rules.require(
-            evaluation.window.is_none_or(|window| (1..=limits::ROW_TOKENS).contains(&window)),
-            "evaluation.window",
-            "must be in 1 to 4194304",
-        );
-        let window = evaluation.window.unwrap_or(run.sequence_length);
-        rules.require_with(
-            evaluation.stride.is_none_or(|stride| (1..=window).contains(&stride)),
-            "evaluation.stride",
-            &["evaluation.window", "train.sequence_length"],
-            "must be in 1 to the window",
-        );
-        rules.into_problems()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use longdraft_rules::Check;
+
     use super::*;
 
     fn config() -> PretrainConfig {
