@@ -12,6 +12,7 @@ use longdraft_decode::{
     DecodeError, DecodeOptions, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
 };
 use longdraft_kernels::matrix::block_products;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
@@ -21,7 +22,6 @@ use crate::cli::{
     CacheChoice, DecodingArguments, LookupChoice, PaceChoice, VerifyChoice, WeightDtype,
 };
 use crate::datastore;
-use crate::doctor::readable_bytes;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::status::Waiting;

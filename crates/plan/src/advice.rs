@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use longdraft_features::FeatureMode;
 use longdraft_models::ModelError;
+use longdraft_models::disk::readable_bytes;
 use longdraft_parallel::ZeroStage;
 use longdraft_train::TrainError;
 
@@ -42,7 +43,7 @@ impl Verdict {
         if is_enough == Some(true) {
             remedies.retain(|(_, bytes)| enough(*bytes));
         }
-        let text = |(text, bytes)| format!("{text}: {}", size(bytes));
+        let text = |(text, bytes)| format!("{text}: {}", readable_bytes(bytes));
         Self { fits, remedies: remedies.into_iter().map(text).collect(), is_enough }
     }
 }
@@ -136,13 +137,6 @@ impl Workload {
     }
 }
 
-/// Bytes in MiB or GiB.
-fn size(bytes: u64) -> String {
-    const MIB: f64 = (1_u64 << 20) as f64;
-    let mib = bytes as f64 / MIB;
-    if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0) } else { format!("{mib:.0} MiB") }
-}
-
 /// A device or the machine has no memory left.
 #[derive(Debug, thiserror::Error)]
 #[error("out of memory: {cause}; the run needs about {needed}")]
@@ -165,14 +159,17 @@ pub fn explain(error: &TrainError, workload: &Workload, free: Option<u64>) -> Op
     let mut items = peak.items.clone();
     items.retain(|item| item.place == estimate.place);
     items.sort_by_key(|item| std::cmp::Reverse(item.bytes));
-    let most: Vec<String> =
-        items.iter().take(3).map(|item| format!("{} {}", item.name, size(item.bytes))).collect();
-    let free = free.map_or_else(String::new, |free| format!(" of {} free", size(free)));
+    let most: Vec<String> = items
+        .iter()
+        .take(3)
+        .map(|item| format!("{} {}", item.name, readable_bytes(item.bytes)))
+        .collect();
+    let free = free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
     Some(OutOfMemory {
         cause: source.to_string(),
         needed: format!(
             "{}{free}, most of it in the {} phase: {}",
-            size(estimate.bytes()),
+            readable_bytes(estimate.bytes()),
             peak.name,
             most.join(", ")
         ),

@@ -11,6 +11,7 @@ use longdraft_configuration::{
 };
 use longdraft_decode::READ_ALONE;
 use longdraft_models::device::free_memory;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target_model::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
@@ -27,7 +28,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{PlanArguments, TrainArguments};
 use crate::decoding::SAID_CONTEXT;
-use crate::doctor::{available_memory, readable_bytes};
+use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
 
