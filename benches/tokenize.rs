@@ -23,7 +23,7 @@ use longdraft_data::conversation::Conversation;
 use longdraft_data::prepare::{PrepareOptions, Source, prepare};
 use longdraft_data::source::SourceConfig;
 use longdraft_data::{GeneratedText, TextEncoder};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_train::stage::Encoder;
 use tokenizers::Tokenizer;
 

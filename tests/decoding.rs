@@ -11,7 +11,7 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{LayerId, TargetTokenId};
 use serde_json::{Value, json};
 

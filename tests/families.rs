@@ -10,7 +10,7 @@ use crate::support::{
 use candle_core::quantized::gguf_file::{Value as Gguf, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};

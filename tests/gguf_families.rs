@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value as Gguf;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::{Value, json};
 

@@ -15,7 +15,7 @@ use candle_core::{DType, Tensor};
 use longdraft_decode::decoder::{DecodeOptions, SpeculativeDecoder};
 use longdraft_decode::drafter::{Drafter, LookupDrafter};
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value as Gguf;
-use longdraft_models::target::{MtpBlock, Target, TargetOptions};
+use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
 use serde_json::{Value, json};
 
 use crate::families::{gguf_keys, latent, recurrent, write_gguf};
@@ -136,7 +136,7 @@ fn a_gguf_file_gives_the_block_of_its_folder() {
         let ids: Vec<u32> = (0..20).map(|i| i * 11 % 250).collect();
         let states = target.embed(&ids).expect("states");
         let position_ids: Vec<u32> = (0..20).collect();
-        let pairs = longdraft_models::target::Pairs {
+        let pairs = longdraft_models::target_model::Pairs {
             ids: &ids,
             states: &states,
             position_ids: &position_ids,

@@ -11,7 +11,7 @@ use longdraft_parallel::World;
 
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_train::config::TrainConfig;

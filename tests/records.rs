@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::support::{Workshop, fail, last_json, succeed};
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth;
 use longdraft_models::weights::safetensors::SafetensorsSource;

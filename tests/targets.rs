@@ -14,8 +14,10 @@ use candle_core::{DType, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::gguf::GgufSource;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs};
+use longdraft_models::target_model::gguf::GgufSource;
+use longdraft_models::target_model::{
+    PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs,
+};
 use longdraft_models::weights::WeightSource;
 use serde_json::{Value, json};
 

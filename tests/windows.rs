@@ -1,7 +1,9 @@
 //! Caches of layers with a window over the reference cases: what is dropped changes nothing.
 
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::{CacheType, Extension, KvCache, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{
+    CacheType, Extension, KvCache, Tap, Taps, Target, TargetOptions,
+};
 
 use crate::support::shared;
 

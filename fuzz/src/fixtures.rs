@@ -12,7 +12,7 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Target, TargetOptions, tensor_specs};
+use longdraft_models::target_model::{Target, TargetOptions, tensor_specs};
 use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;

@@ -15,7 +15,7 @@ use std::process::{Child, Command, ExitStatus};
 
 use longdraft_models::LayerId;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use serde_json::{Value, json};
 use ureq::http::HeaderMap;
 use ureq::{Agent, Body};

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Output, Stdio};
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{Device, Tensor};
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{MtpBlock, tensor_specs};
+use longdraft_models::target_model::{MtpBlock, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf;
 use longdraft_models::weights::memory::MemorySource;

@@ -8,7 +8,7 @@ use longdraft_configuration::recorded_text;
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::sha256;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 use longdraft_configuration::{schema_of, schema_places};
+use longdraft_pretrain::PretrainConfig;
 use longdraft_train::config::TrainConfig;
-use longdraft_train::pretrain::PretrainConfig;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use serde_json::Value;
 

@@ -51,8 +51,7 @@ use std::process::ExitCode;
 use failure::{Failure, PIPE_CLOSED};
 
 pub use api::*;
-pub use cli::{CacheChoice, ExportDtype, WeightDtype};
-pub use decoding::{LookupChoice, PaceChoice, VerifyChoice};
+pub use cli::{CacheChoice, ExportDtype, LookupChoice, PaceChoice, VerifyChoice, WeightDtype};
 pub use longdraft_decode::{DraftShape, Origin};
 pub use longdraft_models::DeviceChoice;
 pub use longdraft_models::tokenizer::Message;

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use longdraft_models::target::tensor_specs;
+use longdraft_models::target_model::tensor_specs;
 use longdraft_records::decode::{Circumstances, DecodeRecord, VERSION, date_of};
 
-use crate::decoding::{DecodingArguments, Models};
+use crate::cli::DecodingArguments;
+use crate::decoding::Models;
 use crate::doctor::processor_name;
 
 /// A record without cells.

@@ -1,7 +1,7 @@
 //! What runs open, with the lines that name it.
 
 use longdraft_train::checkpoint::StartFrom;
-use longdraft_train::inputs::{InputCheck, InputProblem, Purpose, Reach, of_pretraining};
+use longdraft_train::inputs::{InputCheck, InputProblem, Purpose, Reach};
 
 use super::tree::Node;
 use super::{Composed, Located, LocatedPretrain, Problem};
@@ -33,7 +33,7 @@ pub fn stage_input_problems(stage: &Located, reach: Reach, purpose: Purpose) -> 
 impl LocatedPretrain {
     /// Problems of the shards and the tokenizer.
     pub fn input_problems(&self) -> Vec<Problem> {
-        problems_at(&self.tree, of_pretraining(&self.config))
+        problems_at(&self.tree, longdraft_pretrain::input_problems(&self.config))
     }
 }
 

@@ -36,11 +36,11 @@ mod tree;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use longdraft_pretrain::PretrainConfig;
 use longdraft_rules::{Check, Checked, Problem as Broken};
 use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::pretrain::PretrainConfig;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

@@ -263,8 +263,8 @@ fn huge_values<T: JsonSchema + DeserializeOwned>(
 fn numbers_that_no_run_can_have_are_told_or_do_no_harm() {
     let target = longdraft_models::published::published_config("Qwen/Qwen3-8B").expect("known");
     let plan = |config: &TrainConfig| {
-        let layout = longdraft_train::plan::Layout::of(1, 1);
-        if let Ok(workload) = longdraft_train::plan::Workload::new(config, target.clone(), layout) {
+        let layout = longdraft_plan::Layout::of(1, 1);
+        if let Ok(workload) = longdraft_plan::Workload::new(config, target.clone(), layout) {
             let estimate = workload.estimate();
             workload.verdict(&estimate, Some(1 << 30));
         }
@@ -275,8 +275,8 @@ fn numbers_that_no_run_can_have_are_told_or_do_no_harm() {
     }
     let pretrain = "output: runs/x\ndata: {train: [a.bin]}\n";
     let count = huge_values::<PretrainConfig>(pretrain, PretrainConfig::problems, &|config| {
-        longdraft_train::plan::of_pretraining(config, 1, 1);
-        longdraft_train::plan::pretraining_remedies(config, 1, 1);
+        longdraft_plan::of_pretraining(config, 1, 1);
+        longdraft_plan::pretraining_remedies(config, 1, 1);
     });
     assert!(count > 40, "{count}");
 }

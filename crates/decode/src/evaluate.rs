@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::decoder::{Committed, DecodeOptions, Generation, SpeculativeDecoder};

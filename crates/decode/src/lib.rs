@@ -24,8 +24,8 @@ pub mod tree;
 pub mod verifier;
 
 pub use decoder::{
-    BatchDecoder, BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener,
-    Generation, Job, Pacing, READ_ALONE, SpeculativeDecoder,
+    BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener, Generation, Pacing,
+    READ_ALONE, SpeculativeDecoder,
 };
 pub use distribution::Sampling;
 pub use error::{DecodeError, Result};

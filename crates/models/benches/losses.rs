@@ -18,7 +18,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use candle_core::D;
-use longdraft_models::target::{CacheType, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{CacheType, Tap, Taps, Target, TargetOptions};
 use serde_json::{Value, json};
 
 /// Tokens that see each other.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::threads::awake;
-use longdraft_models::target::{KvCache, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{KvCache, Tap, Taps, Target, TargetOptions};
 
 /// Tokens of a pass, one after the other.
 const ROWS: [usize; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 16];

@@ -18,7 +18,7 @@ pub mod ids;
 pub mod language_model;
 pub mod published;
 pub mod sha256;
-pub mod target;
+pub mod target_model;
 pub mod tokenizer;
 pub mod weights;
 

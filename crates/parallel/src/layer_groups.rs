@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Ranks;
+use longdraft_models::target_model::Ranks;
 
 use super::{ParallelConfig, World};
 use crate::error::{ParallelError, Result};

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use longdraft_data::Batch;
-use longdraft_models::target::{Ranks, RowPart};
+use longdraft_models::target_model::{Ranks, RowPart};
 
 use super::{ParallelConfig, World, share_of};
 use crate::error::{ParallelError, Result};

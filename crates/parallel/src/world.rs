@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
-use longdraft_models::target::Ranks;
+use longdraft_models::target_model::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

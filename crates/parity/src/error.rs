@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use longdraft_data::DataError;
+use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
+use longdraft_pretrain::PretrainError;
 use longdraft_train::TrainError;
 
 use crate::KINDS;
@@ -61,6 +63,9 @@ pub enum ParityError {
     /// Of training.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// Of pretraining.
+    #[error(transparent)]
+    Pretrain(#[from] PretrainError),
 }
 
 impl ParityError {
@@ -79,6 +84,12 @@ impl ParityError {
 impl From<candle_core::Error> for ParityError {
     fn from(error: candle_core::Error) -> Self {
         ModelError::from(error).into()
+    }
+}
+
+impl From<FeatureError> for ParityError {
+    fn from(error: FeatureError) -> Self {
+        TrainError::from(error).into()
     }
 }
 

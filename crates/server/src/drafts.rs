@@ -88,7 +88,7 @@ impl Control {
 mod tests {
     use longdraft_models::draft::Parameter;
     use longdraft_models::draft::vocabulary::VocabularyMap;
-    use longdraft_models::target::Tap;
+    use longdraft_models::target_model::Tap;
 
     use super::*;
 

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::config::TargetConfig;
 use longdraft_models::error::Problems;
 use longdraft_models::language_model::{LanguageModel, target_config};
-use longdraft_models::target::gguf::gguf_name;
+use longdraft_models::target_model::gguf::gguf_name;
 use longdraft_models::weights::gguf::write::{Stored, save};
 use longdraft_models::{ModelError, tokenizer::TextTokenizer};
 
@@ -99,7 +99,7 @@ mod tests {
     use longdraft_models::language_model::{
         DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule, tensor_specs,
     };
-    use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
     use longdraft_models::tokenizer::train_bpe;
     use longdraft_models::weights::memory::MemorySource;
 

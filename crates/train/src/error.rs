@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
 
@@ -53,27 +54,9 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
-    /// A store of features cannot be used or written.
-    #[error("{location}: {problem}")]
-    Features {
-        /// The store, or a file of it.
-        location: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A store of features needs more room than there is.
-    #[error(
-        "{location}: {bytes_left} bytes are still to be written, {free} are free: make room, name another \
-         place in `train.features`, or store less (`capture.dtype: int8`, `teacher.soft_targets: top_k`)"
-    )]
-    NoRoom {
-        /// The store.
-        location: String,
-        /// Bytes that are still to be written.
-        bytes_left: u64,
-        /// Bytes that are free.
-        free: u64,
-    },
+    /// Features cannot be used or written.
+    #[error(transparent)]
+    Features(FeatureError),
     /// Another process works in the run directory.
     #[error("{}: another process works in this folder", path.display())]
     Locked {
@@ -88,16 +71,6 @@ pub enum TrainError {
     Unsupported {
         /// What is asked for.
         problem: String,
-    },
-    /// A device or the machine has no memory left.
-    #[error("out of memory: {cause}; the run needs about {needed}")]
-    OutOfMemory {
-        /// What the device said.
-        cause: String,
-        /// The estimate.
-        needed: String,
-        /// What to lower, the most effective first.
-        remedies: Vec<String>,
     },
     /// A run directory belongs to a run of another length.
     #[error("{}: cannot resume: {}", path.display(), differences.join("; "))]
@@ -128,6 +101,16 @@ impl From<candle_core::Error> for TrainError {
     }
 }
 
+impl From<FeatureError> for TrainError {
+    fn from(error: FeatureError) -> Self {
+        match error {
+            FeatureError::Model(ModelError::Tensor(error)) => Self::Tensor(error),
+            FeatureError::Model(error) => Self::Model(error),
+            other => Self::Features(other),
+        }
+    }
+}
+
 impl From<ParallelError> for TrainError {
     fn from(error: ParallelError) -> Self {
         match error {
@@ -142,11 +125,6 @@ impl TrainError {
     /// Ranks that do not fit together.
     pub(crate) fn ranks(problem: impl Into<String>) -> Self {
         Self::Parallel(ParallelError::Ranks { problem: problem.into() })
-    }
-
-    /// A problem with stored features.
-    pub fn features(location: impl Into<String>, problem: impl std::fmt::Display) -> Self {
-        Self::Features { location: location.into(), problem: problem.to_string() }
     }
 
     /// A checkpoint problem.

@@ -4,28 +4,23 @@
 //! far as that is quick: headers of weights, first rows of sources, the index of a feature store.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use longdraft_data::DataError;
 use longdraft_data::reader::check_source;
 use longdraft_data::source::{SourceConfig, data_files, is_data_file};
-use longdraft_data::token_stream::TokenStream;
+use longdraft_features::StoredFeatures;
+use longdraft_features::records::{RecordFolder, is_record_folder};
 use longdraft_models::TargetConfig;
 use longdraft_models::hub::DataSetId;
-use longdraft_models::target::{Layers, Target, locate};
+use longdraft_models::target_model::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 
 use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::StoredFeatures;
-use crate::features::records::{RecordFolder, is_record_folder};
-use crate::pretrain::{PretrainConfig, Tokenizer};
 use crate::stage::{Encoder, source_paths};
-
-/// Tokens of shards that are looked at.
-const FIRST_TOKENS: usize = 1 << 16;
 
 /// Something that a run would not find, or could not use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,21 +77,22 @@ impl InputCheck {
 
     /// Problems of the next stage; `follows` if it starts from the draft of the one before.
     pub fn stage(&mut self, config: &TrainConfig, follows: bool) -> Vec<InputProblem> {
-        let mut problems = Problems::default();
+        let mut problems = InputProblems::default();
         let target = self.target(config, &mut problems);
         let target = target.as_deref();
         self.data(config, target, &mut problems);
         self.draft(config, target.map(|(target, _)| target), follows, &mut problems);
         self.features(config, &mut problems);
-        if let Some(file) = blocking_file(&config.output) {
-            let problem = format!("{} is a file, no folder", file.display());
-            problems.add("output", problem);
-        }
+        problems.check_output(&config.output);
         self.outputs.push(config.output.clone());
         problems.0
     }
 
-    fn target(&mut self, config: &TrainConfig, problems: &mut Problems) -> Option<Description> {
+    fn target(
+        &mut self,
+        config: &TrainConfig,
+        problems: &mut InputProblems,
+    ) -> Option<Description> {
         let spec = &config.target;
         if !self.targets.contains_key(spec) {
             let opened = match self.reach {
@@ -121,7 +117,7 @@ impl InputCheck {
         &mut self,
         config: &TrainConfig,
         target: Option<&(TargetConfig, TextTokenizer)>,
-        problems: &mut Problems,
+        problems: &mut InputProblems,
     ) {
         for (part, sources) in [("train", &config.data.train), ("held_out", &config.data.held_out)]
         {
@@ -163,11 +159,12 @@ impl InputCheck {
         config: &TrainConfig,
         target: Option<&TargetConfig>,
         follows: bool,
-        problems: &mut Problems,
+        problems: &mut InputProblems,
     ) {
         let method = &config.draft.method;
-        let target = target
-            .filter(|target| problems.take("draft", method.footprint(config, target)).is_some());
+        let target = target.filter(|target| {
+            problems.take("draft", method.footprint(&config.teacher, target)).is_some()
+        });
         let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };
         // An earlier stage writes it.
         if self.outputs.iter().any(|output| path.starts_with(output)) {
@@ -179,11 +176,11 @@ impl InputCheck {
             return problems.add("draft.from", problem);
         }
         if let Some(target) = target {
-            problems.take("draft.from", method.check_start(config, target, &start));
+            problems.take("draft.from", method.check_start(target, &start));
         }
     }
 
-    fn features(&self, config: &TrainConfig, problems: &mut Problems) {
+    fn features(&self, config: &TrainConfig, problems: &mut InputProblems) {
         let Some(place) = config.train.features.store() else { return };
         let is_remote = place.contains("://") && !place.starts_with("file://");
         if self.purpose == Purpose::Training && (self.reach == Reach::All || !is_remote) {
@@ -202,60 +199,35 @@ fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
     Ok((Target::open_config(spec)?, Target::open_tokenizer(spec)?))
 }
 
-/// The file that stands where a folder is to be made.
-fn blocking_file(folder: &Path) -> Option<&Path> {
-    folder.ancestors().find(|path| path.exists()).filter(|path| !path.is_dir())
-}
+/// Problems as they are found.
+#[derive(Debug, Default)]
+pub struct InputProblems(pub Vec<InputProblem>);
 
-/// Problems of a pretraining run: shards of tokens and the tokenizer.
-pub fn of_pretraining(config: &PretrainConfig) -> Vec<InputProblem> {
-    let mut problems = Problems::default();
-    let data = &config.data;
-    for (part, paths) in [("train", &data.train), ("validation", &data.validation)] {
-        for (index, path) in paths.iter().enumerate() {
-            let key = format!("data.{part}.{index}");
-            problems.take(&key, first_tokens(path, config.model.vocab_size));
-        }
-    }
-    if let Some(path) = &data.tokenizer {
-        problems.take("data.tokenizer", Tokenizer::open(path));
-    }
-    if let Some(file) = blocking_file(&config.output) {
-        problems.add("output", format!("{} is a file, no folder", file.display()));
-    }
-    problems.0
-}
-
-/// Opens shards and looks for ids beyond the vocabulary among their first tokens.
-fn first_tokens(path: &Path, vocabulary: usize) -> Result<()> {
-    let stream = TokenStream::open(&[path.to_path_buf()])?;
-    let tokens = stream.read(0..stream.len().min(FIRST_TOKENS))?;
-    match tokens.iter().position(|id| usize::from(*id) >= vocabulary) {
-        None => Ok(()),
-        Some(at) => {
-            let id = tokens[at];
-            let problem = format!("token {at} is {id}, beyond the vocabulary of {vocabulary}");
-            Err(DataError::Shards { path: path.to_path_buf(), problem }.into())
-        }
-    }
-}
-
-#[derive(Default)]
-struct Problems(Vec<InputProblem>);
-
-impl Problems {
+impl InputProblems {
     fn add(&mut self, key: &str, problem: String) {
         self.0.push(InputProblem { key: key.to_owned(), problem });
     }
 
     /// What was opened, or its problem taken down.
-    fn take<T>(&mut self, key: &str, opened: Result<T>) -> Option<T> {
+    pub fn take<T>(
+        &mut self,
+        key: &str,
+        opened: std::result::Result<T, impl Display>,
+    ) -> Option<T> {
         match opened {
             Ok(opened) => Some(opened),
             Err(error) => {
                 self.add(key, error.to_string());
                 None
             }
+        }
+    }
+
+    /// Takes down where a file stands in the way of the run's folder.
+    pub fn check_output(&mut self, folder: &Path) {
+        let there = folder.ancestors().find(|path| path.exists());
+        if let Some(file) = there.filter(|path| !path.is_dir()) {
+            self.add("output", format!("{} is a file, no folder", file.display()));
         }
     }
 }

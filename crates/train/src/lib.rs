@@ -1,4 +1,4 @@
-//! Training: objectives, optimizers, schedules, features, the step loop and checkpoints.
+//! Training: objectives, optimizers, schedules, the step loop and checkpoints.
 //!
 //! ```text
 //! packed batch -> features (target online, or stored) -> objective (draft forward, loss as
@@ -11,10 +11,9 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
-pub mod features;
 pub mod footprint;
 pub mod inputs;
-mod limits;
+pub mod limits;
 pub mod loss;
 pub mod memory;
 pub mod method;
@@ -22,8 +21,6 @@ pub mod metrics;
 pub mod objective;
 pub mod observer;
 pub mod optim;
-pub mod plan;
-pub mod pretrain;
 #[cfg(test)]
 mod ranks_tests;
 pub mod rounds;

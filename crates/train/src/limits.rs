@@ -2,47 +2,41 @@
 //! end in a hang or without memory instead of a message.
 
 /// Tokens of a row or a sequence. No target reads more, and keys are laid out in 32 bits.
-pub(crate) const ROW_TOKENS: usize = 1 << 22;
+pub const ROW_TOKENS: usize = 1 << 22;
 
 /// Rows of a step, and held-out rows: each of them is a pass of the target.
-pub(crate) const ROWS: usize = 1 << 20;
+pub const ROWS: usize = 1 << 20;
 
 /// Counts of a run: beyond this, f64, in which progress is reckoned, skips numbers.
-pub(crate) const COUNT: u64 = 1 << 53;
+pub const COUNT: u64 = 1 << 53;
 
 /// Passes over the data.
-pub(crate) const EPOCHS: f64 = 1e6;
+pub const EPOCHS: f64 = 1e6;
 
 /// Minutes of a run: ten years.
-pub(crate) const MINUTES: f64 = 5_256_000.0;
+pub const MINUTES: f64 = 5_256_000.0;
 
 /// Tokens that a draft is trained to propose in a row. Every delay is trained on its own rows, and a
 /// chain of 64 tokens is never accepted whole.
-pub(crate) const DRAFT_LENGTH: usize = 64;
+pub const DRAFT_LENGTH: usize = 64;
 
 /// Values of a token in a selector's codebook, and channels of a group: widths of published targets.
-pub(crate) const SELECTOR_RANK: usize = 1 << 14;
+pub const SELECTOR_RANK: usize = 1 << 14;
 
 /// Layers of a draft: with as many as a target it is none.
-pub(crate) const DRAFT_LAYERS: usize = 64;
+pub const DRAFT_LAYERS: usize = 64;
 
 /// Entries of a teacher that are kept for a token: with more, the whole takes less.
-pub(crate) const TOP_K: usize = 1 << 16;
+pub const TOP_K: usize = 1 << 16;
 
 /// MiB of a shard of features: 1 TiB.
-pub(crate) const SHARD_MIB: u64 = 1 << 20;
+pub const SHARD_MIB: u64 = 1 << 20;
 
 /// Trained values of a draft or a pretrained model. Optimizer state and gradients take four times
 /// their 64 GiB.
-pub(crate) const PARAMETERS: u64 = 1 << 34;
-
-/// Tokens of an optimizer step of pretraining.
-pub(crate) const BATCH_TOKENS: usize = 1 << 30;
-
-/// Tokens that go through a pretrained model at once.
-pub(crate) const MICRO_BATCH_TOKENS: usize = 1 << 26;
+pub const PARAMETERS: u64 = 1 << 34;
 
 /// Rates, norms and weights are used in f32.
-pub(crate) fn is_f32(value: f64) -> bool {
+pub fn is_f32(value: f64) -> bool {
     value.is_finite() && value.abs() <= f64::from(f32::MAX)
 }

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::LayerId;
@@ -14,7 +15,6 @@ use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, LayerKind,
 use longdraft_models::draft::{Draft, Parameter};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::block::{
     BlockBudget, BlockDraws, BlockLoss, BlockObjective, SlotWeights, SoftLoss,
 };

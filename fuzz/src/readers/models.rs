@@ -6,7 +6,7 @@ use longdraft_models::draft::open_draft;
 use longdraft_models::language_model::{
     LanguageModel, LanguageModelConfig, Layout, config_of, open, save,
 };
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use serde_json::json;
 
 use crate::fixtures::{self, TARGET};

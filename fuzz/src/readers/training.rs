@@ -8,20 +8,20 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_data::sampler::Cursor;
+use longdraft_features::records::{RecordFolder, Records};
+use longdraft_features::store::{
+    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
+};
+use longdraft_features::{FeatureNeeds, Part, StoredFeatures, TeacherKind};
 use longdraft_models::LayerId;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, TokenCounts};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::{pth, safetensors};
 use longdraft_parallel::{DataParallel, World};
 use longdraft_train::checkpoint::{
     CheckpointState, Checkpointer, Contents as CheckpointContents, LAST, Place, RunIdentity,
 };
-use longdraft_train::features::records::{RecordFolder, Records};
-use longdraft_train::features::store::{
-    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
-};
-use longdraft_train::features::{FeatureNeeds, Part, StoredFeatures, TeacherKind};
 use longdraft_train::method::Method;
 use longdraft_train::optim::{AdamW, AdamWConfig};
 use serde_json::{Value, json};

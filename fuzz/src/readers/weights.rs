@@ -14,8 +14,8 @@ use longdraft_models::draft::block::{
 };
 use longdraft_models::draft::eagle3::gguf_file::{GgufDraftSource, TENSOR_NAMES};
 use longdraft_models::language_model::{DecoderArchitecture, LanguageModel, LanguageModelConfig};
-use longdraft_models::target::gguf::GgufSource;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::gguf::GgufSource;
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::artifact::{

@@ -9,9 +9,9 @@ use serde_json::Value;
 use super::error::{Result, Stop};
 use super::models::{Draft, Target};
 use super::session::{SessionOptions, models};
-use crate::cli::{EvalDecodeArguments, ServerArguments};
+use crate::cli::{DecodingArguments, EvalDecodeArguments, PaceChoice, ServerArguments};
 use crate::commands::eval;
-use crate::decoding::{DecodingArguments, Models, PaceChoice, encode_chat, encode_text};
+use crate::decoding::{Models, encode_chat, encode_text};
 use crate::failure::Failure;
 
 /// What is answered.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use longdraft_models::draft::Draft as Network;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target as Weights};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target as Weights};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, LayerId, TargetTokenId};
 use serde_json::Value;

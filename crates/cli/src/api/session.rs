@@ -15,10 +15,8 @@ use serde_json::Value;
 use super::error::{Error, Result};
 use super::models::{Draft, OpenOptions, Target};
 use crate::answer::{Written, to_json};
-use crate::decoding::{
-    DecodingArguments, LookupChoice, Models, PaceChoice, VerifyChoice, encode_chat, encode_text,
-    parse_tree, stops,
-};
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, VerifyChoice, parse_tree};
+use crate::decoding::{Models, encode_chat, encode_text, stops};
 use crate::failure::Failure;
 
 /// How a session drafts.

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use super::DecodingArguments;
 use super::LearningArguments;
-use crate::decoding::DecodingArguments;
 
 /// Arguments of `generate`.
 #[derive(Debug, clap::Args)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use longdraft_models::DeviceChoice;
 
-use crate::decoding::DecodingArguments;
+use super::DecodingArguments;
 
 /// What to measure.
 #[derive(Debug, Subcommand)]

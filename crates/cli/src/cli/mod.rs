@@ -7,6 +7,7 @@ mod checking;
 mod configuration;
 mod data;
 mod decoding;
+mod drafting;
 mod evaluation;
 mod fitting;
 mod habits;
@@ -38,6 +39,8 @@ pub(crate) use data::{
 };
 pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};
+pub(crate) use drafting::{DecodingArguments, parse_tree};
+pub use drafting::{LookupChoice, PaceChoice, VerifyChoice};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     ServerArguments, TailChoice,

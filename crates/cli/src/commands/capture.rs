@@ -5,11 +5,11 @@ use std::sync::Arc;
 use longdraft_configuration::{
     ConfigurationError, Located, read_located_stage, stage_input_problems,
 };
-use longdraft_models::target::{Layers, Target, TargetOptions};
+use longdraft_features::store::Estimate;
+use longdraft_models::target_model::{Layers, Target, TargetOptions};
 use longdraft_parallel::World;
 use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
-use longdraft_train::features::store::Estimate;
 use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
 use serde_json::json;

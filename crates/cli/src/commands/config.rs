@@ -6,8 +6,8 @@ use longdraft_configuration::{
     ConfigurationError, Kind, Problem, compose, compose_pretrain, input_problems, json_schema,
     kind_of, markdown, markdown_of, read, schema_of, show,
 };
+use longdraft_pretrain::PretrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::pretrain::PretrainConfig;
 use serde_json::{Value, json};
 
 use crate::cli::ConfigCommand;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longdraft_configuration::LocatedStage;
-use longdraft_models::target::{Layers, Target};
+use longdraft_models::target_model::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::World;
 use longdraft_train::checkpoint::LAST;

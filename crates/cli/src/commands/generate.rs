@@ -14,8 +14,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
 use crate::answer;
-use crate::cli::GenerateArguments;
-use crate::decoding::{Models, PaceChoice, encode_chat, encode_text, holdings, stops};
+use crate::cli::{GenerateArguments, PaceChoice};
+use crate::decoding::{Models, encode_chat, encode_text, holdings, stops};
 use crate::failure::{Failure, Result};
 use chat::{Line, Turns};
 use speaker::{Show, Speaker};

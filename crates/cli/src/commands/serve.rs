@@ -11,9 +11,9 @@ use longdraft_models::draft::Draft;
 use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
 use serde_json::json;
 
-use crate::cli::ServeArguments;
+use crate::cli::{PaceChoice, ServeArguments};
 use crate::commands::learn::{self, Learner};
-use crate::decoding::{Models, PaceChoice, holdings, open_draft, stop_tokens};
+use crate::decoding::{Models, holdings, open_draft, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, require_inputs};
 use longdraft_models::device::name_of;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{Traffic, World};
 use longdraft_records::{CONFIG_FILE, median};

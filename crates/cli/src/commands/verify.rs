@@ -15,8 +15,8 @@ use longdraft_serving::{
 };
 use serde_json::{Value, json};
 
-use crate::cli::VerifyArguments;
-use crate::decoding::{DecodingArguments, Models, PaceChoice, encode_text};
+use crate::cli::{DecodingArguments, PaceChoice, VerifyArguments};
+use crate::decoding::{Models, encode_text};
 use crate::draft_source::{DraftSource, exports};
 use crate::failure::{Failure, Result};
 

@@ -1,10 +1,10 @@
 //! Memory of the machine and of the container.
 
+use longdraft_models::disk::readable_bytes;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 use super::cgroup::Limits;
 use super::finding::Finding;
-use super::units::bytes;
 
 const CHECK: &str = "memory";
 
@@ -36,10 +36,10 @@ pub(super) fn examine(limits: &Limits) -> Vec<Finding> {
 }
 
 fn judge(total: u64, available: u64, limits: &Limits) -> Finding {
-    let mut fact = format!("{} of {} available", bytes(available), bytes(total));
+    let mut fact = format!("{} of {} available", readable_bytes(available), readable_bytes(total));
     let mut available = available;
     if let Some((most, free)) = limits.memory.filter(|(most, _)| *most < total) {
-        let (most, left) = (bytes(most), bytes(free));
+        let (most, left) = (readable_bytes(most), readable_bytes(free));
         fact = format!("{fact}; the container may hold {most}, {left} left");
         available = available.min(free);
     }

@@ -13,13 +13,11 @@ mod program;
 mod services;
 mod storage;
 mod target;
-mod units;
 
 pub(crate) use finding::{Finding, Status};
 pub(crate) use memory::available as available_memory;
 pub(crate) use processor::processor_name;
 pub(crate) use target::examine as examine_target;
-pub(crate) use units::bytes as readable_bytes;
 
 /// Looks at everything; what waits for others (programs, the network) is done at the same time.
 pub(crate) fn examine() -> Vec<Finding> {

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_train::features::store::free_bytes;
+use longdraft_models::disk::{free_bytes, readable_bytes};
 
 use super::finding::Finding;
-use super::units::bytes;
 use crate::cache::cache_folder;
 
 /// Room for a few checkpoints of a small draft, or the small target.
@@ -86,10 +85,10 @@ fn judge(folder: &Folder, all_unwritable: bool) -> Finding {
     match folder.free {
         Some(free) if free < LITTLE => Finding::note(
             folder.check,
-            format!("{name}: {} free", bytes(free)),
+            format!("{name}: {} free", readable_bytes(free)),
             format!("make room, or {}", folder.other),
         ),
-        Some(free) => Finding::ok(folder.check, format!("{name}: {} free", bytes(free))),
+        Some(free) => Finding::ok(folder.check, format!("{name}: {} free", readable_bytes(free))),
         None => Finding::ok(folder.check, format!("{name}: writable")),
     }
 }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::threads::awake;
-use longdraft_models::target::{StoredType, Target};
+use longdraft_models::disk::readable_bytes;
+use longdraft_models::target_model::{StoredType, Target};
 
 use super::finding::Finding;
-use super::units;
 use crate::failure::Result;
 
 const CHECK: &str = "target";
@@ -52,7 +52,7 @@ fn judge(types: &[(StoredType, Pace)]) -> Vec<Finding> {
         let fact = format!(
             "{}: {} in memory, {:.1} ms a token, {:.2} times that for {ROWS} tokens",
             of_type.name,
-            units::bytes(held as u64),
+            readable_bytes(held as u64),
             1e3 * one,
             several / one.max(f64::MIN_POSITIVE)
         );
@@ -61,7 +61,7 @@ fn judge(types: &[(StoredType, Pace)]) -> Vec<Finding> {
     }
     let fact = format!(
         "weights take {} and {:.1} ms a token, {:.1} ms for {ROWS} tokens; attention comes on top",
-        units::bytes(bytes as u64),
+        readable_bytes(bytes as u64),
         1e3 * token,
         1e3 * pass
     );

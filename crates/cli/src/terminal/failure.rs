@@ -4,8 +4,10 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 
 use longdraft_data::DataError;
+use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
 use longdraft_parallel::ParallelError;
+use longdraft_pretrain::PretrainError;
 use longdraft_train::TrainError;
 use serde_json::{Value, json};
 
@@ -193,9 +195,24 @@ impl From<candle_core::Error> for Failure {
     }
 }
 
+impl From<FeatureError> for Failure {
+    fn from(error: FeatureError) -> Self {
+        TrainError::from(error).into()
+    }
+}
+
 impl From<ParallelError> for Failure {
     fn from(error: ParallelError) -> Self {
         TrainError::from(error).into()
+    }
+}
+
+impl From<PretrainError> for Failure {
+    fn from(error: PretrainError) -> Self {
+        match error {
+            PretrainError::Train(error) => error.into(),
+            other => Self::work(other),
+        }
     }
 }
 
@@ -226,7 +243,7 @@ impl From<TrainError> for Failure {
                 "a run cannot become shorter, for its learning rate was on the way to the later end: \
                  use what is saved as it is, or give another `output`",
             ),
-            TrainError::NoRoom { .. } => Some(
+            TrainError::Features(FeatureError::NoRoom { .. }) => Some(
                 "free some space, give another place, or store less: capture.dtype=bf16, \
                  teacher.soft_targets=top_k",
             ),
@@ -235,10 +252,6 @@ impl From<TrainError> for Failure {
                 return Self::usage(problem).hint(
                     "start a number of ranks that fits, or change `parallel`: docs/guides/cluster.md",
                 );
-            }
-            TrainError::OutOfMemory { remedies, .. } => {
-                let hint = format!("lower one of these: {}", remedies.join("; "));
-                return Self::work(&error).hint(hint);
             }
             TrainError::Locked { .. } => {
                 Some("wait for it, stop it, or give another output folder")

@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 
 use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 
 use super::request::Request;
 use super::round::{Round, run_target};

@@ -1,8 +1,6 @@
 //! The loop: rounds of draft, one target pass, verification, after rounds that read the prompt. One
-//! engine runs them, [`BatchEngine`]; on it stand [`SpeculativeDecoder`] for one request at a time and
-//! [`BatchDecoder`] for a list of them.
+//! engine runs them, [`BatchEngine`]; on it stands [`SpeculativeDecoder`] for one request at a time.
 
-mod batch;
 mod engine;
 mod request;
 mod round;
@@ -11,7 +9,7 @@ mod sequence;
 use std::ops::ControlFlow;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::Sampling;
@@ -23,7 +21,6 @@ use crate::shape::DraftShape;
 use crate::tree::Origin;
 use crate::verifier::VerifyRule;
 
-pub use batch::{BatchDecoder, BatchListener, Job};
 pub use engine::{BatchEngine, Ended, EngineListener, READ_ALONE};
 
 /// One request.

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::KvCache;
+use longdraft_models::target_model::KvCache;
 
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::draws::CounterDraws;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use longdraft_kernels::rows::select_rows;
-use longdraft_models::target::{Extension, Features, Taps, Target};
+use longdraft_models::target_model::{Extension, Features, Taps, Target};
 
 use super::request::Request;
 use crate::drafter::Drafted;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use candle_core::Tensor;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Features, KvCache, Tap, Target};
+use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 
 use super::request::Request;
 use super::round::{Round, Step};

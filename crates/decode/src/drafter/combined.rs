@@ -1,7 +1,7 @@
 //! A draft model with prompt lookup beside it.
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Features, Tap};
+use longdraft_models::target_model::{Features, Tap};
 
 use super::lookup::{Match, MatchClass};
 use super::{DraftContext, Drafter, LookupDrafter, Plan, Worth};

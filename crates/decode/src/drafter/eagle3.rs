@@ -14,7 +14,7 @@ use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Features, KeyValues, KvCache, Tap, Target};
+use longdraft_models::target_model::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::held::{AnyDraft, Held};
 use super::model::Readings;

@@ -10,7 +10,7 @@ use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft};
-use longdraft_models::target::{KeyValues, Target};
+use longdraft_models::target_model::{KeyValues, Target};
 
 use super::held::{AnyDraft, Held};
 use super::model::Readings;

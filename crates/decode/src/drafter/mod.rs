@@ -15,7 +15,7 @@ mod window;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Features, KvCache, Tap, Target};
+use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 
 use crate::distribution::Sampling;
 use crate::draws::Draws;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::{Features, Tap};
+use longdraft_models::target_model::{Features, Tap};
 
 use super::{DraftContext, Drafter, Plan, grow};
 use crate::error::Result;

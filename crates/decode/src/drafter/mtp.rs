@@ -11,7 +11,7 @@ use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::{Features, KvCache, MtpBlock, Pairs, Tap, Target};
+use longdraft_models::target_model::{Features, KvCache, MtpBlock, Pairs, Tap, Target};
 
 use super::model::Readings;
 use super::reduced_head::head_logits;

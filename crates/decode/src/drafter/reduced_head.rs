@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::Tensor;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::{ModelError, TargetTokenId};
 
 use crate::error::Result;

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::target::KeyValues;
+use longdraft_models::target_model::KeyValues;
 
 use crate::error::Result;
 

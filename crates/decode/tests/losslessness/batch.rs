@@ -4,11 +4,44 @@ use std::ops::ControlFlow;
 
 use longdraft_decode::drafter::Drafter;
 use longdraft_decode::{
-    BatchDecoder, DecodeError, DecodeOptions, DraftShape, EndReason, Job, Sampling, VerifyRule,
+    BatchEngine, Committed, DecodeError, DecodeOptions, DraftShape, EndReason, Generation, Result,
+    Sampling, VerifyRule,
 };
-use longdraft_models::target::Target;
+use longdraft_models::TargetTokenId;
+use longdraft_models::target_model::Target;
 
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
+
+/// A request.
+pub(crate) struct Job {
+    pub(crate) prompt: Vec<TargetTokenId>,
+    pub(crate) options: DecodeOptions,
+}
+
+/// Runs all jobs, as many at a time as there are places; results in the order of jobs.
+fn run(
+    engine: &mut BatchEngine<'_>,
+    jobs: &[Job],
+    mut listener: impl FnMut(usize, Committed) -> ControlFlow<EndReason>,
+) -> Vec<Result<Generation>> {
+    let mut results: Vec<Option<Result<Generation>>> = jobs.iter().map(|_| None).collect();
+    let mut waiting = jobs.iter().enumerate();
+    loop {
+        while engine.has_room()
+            && let Some((index, job)) = waiting.next()
+        {
+            let joined = engine.join(index, &job.prompt, &job.options);
+            results[index] = joined.err().map(Err);
+        }
+        if engine.running() == 0 {
+            return results.into_iter().map(|result| result.expect("every job ends")).collect();
+        }
+        let heard = &mut |job, committed, _: Option<&_>| listener(job, committed);
+        for (index, generation) in engine.round(heard).expect("round") {
+            results[index] = Some(generation);
+        }
+    }
+}
 
 /// Jobs that differ in everything.
 pub(crate) fn jobs() -> Vec<Job> {
@@ -76,14 +109,12 @@ fn requests_of_a_batch_are_as_alone() {
             })
             .collect();
         for count in [3, 16] {
-            let mut decoder = BatchDecoder::new(&target, places(kind, count, &target, &drafts));
+            let mut engine = BatchEngine::new(&target, places(kind, count, &target, &drafts));
             let mut streamed = vec![Vec::new(); jobs.len()];
-            let mut listen = |job: usize, committed: longdraft_decode::Committed| {
+            let together = run(&mut engine, &jobs, |job, committed| {
                 streamed[job].push(committed.token);
                 ControlFlow::Continue(())
-            };
-            let together = decoder.generate(&jobs, &mut listen).expect("batch");
-            assert_eq!(together.len(), jobs.len());
+            });
             for ((alone, found), streamed) in alone.iter().zip(together).zip(streamed) {
                 let found = found.expect("generation");
                 assert_eq!(found.tokens, alone.tokens, "{architecture} {kind:?} {count}");
@@ -101,21 +132,16 @@ fn a_prompt_that_does_not_fit_leaves_the_others_alone() {
     let drafts = Drafts::new(&target, 7);
     let job = |length| Job { prompt: prompt(length, 7), options: options(6) };
     let jobs = [job(0), job(5), job(100_000), job(9)];
-    let mut decoder = BatchDecoder::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
-    let mut listen = |job, _| {
+    let mut engine = BatchEngine::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
+    let found = run(&mut engine, &jobs, |job, _| {
         if job == 3 { ControlFlow::Break(EndReason::StopString) } else { ControlFlow::Continue(()) }
-    };
-    let found = decoder.generate(&jobs, &mut listen).expect("batch");
+    });
     assert!(matches!(found[0], Err(DecodeError::EmptyPrompt)));
     assert!(matches!(found[2], Err(DecodeError::PromptTooLong { .. })));
     let alone = generate(&target, None, &jobs[1].prompt, &jobs[1].options);
     assert_eq!(found[1].as_ref().expect("generation").tokens, alone.tokens);
     let ended = found[3].as_ref().expect("generation");
     assert_eq!((ended.tokens.len(), ended.end), (1, EndReason::StopString));
-    let nowhere = BatchDecoder::new(&target, Vec::new())
-        .generate(&jobs, &mut |_, _| ControlFlow::Continue(()));
+    let nowhere = BatchEngine::new(&target, Vec::new()).join(0, &jobs[1].prompt, &jobs[1].options);
     assert!(matches!(nowhere, Err(DecodeError::NoPlace)));
-    let nothing =
-        BatchDecoder::new(&target, Vec::new()).generate(&[], &mut |_, _| ControlFlow::Continue(()));
-    assert!(nothing.is_ok_and(|results| results.is_empty()));
 }

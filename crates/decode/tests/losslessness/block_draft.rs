@@ -10,7 +10,7 @@ use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, ChainSizes, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
 use crate::models::{
     VOCABULARY, decode, dflash, dflash2, dspark, generate, options, prompt, randomised, shapes,

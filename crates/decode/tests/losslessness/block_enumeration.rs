@@ -14,7 +14,7 @@ use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::block::{
     BlockConfig, BlockDraft, ChainKind, ChainSizes, SelectorSizes,
 };
-use longdraft_models::target::{Features, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{Features, Tap, Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 

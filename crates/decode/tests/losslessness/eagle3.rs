@@ -9,7 +9,7 @@ use longdraft_models::DraftTokenId;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
-use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
 use crate::models::{eagle3, generate, options, prompt, shapes, target};
 use crate::noted::{Noted, Notes, first_path};

@@ -6,14 +6,13 @@ use std::sync::Arc;
 
 use longdraft_decode::drafter::{AnyDraft, drafter_of};
 use longdraft_decode::{
-    BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, Job, LogProbs,
-    Sampling,
+    BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, LogProbs, Sampling,
 };
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 
-use crate::batch::{jobs, places};
+use crate::batch::{Job, jobs, places};
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target};
 
 fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {

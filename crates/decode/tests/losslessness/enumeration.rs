@@ -15,7 +15,7 @@ use longdraft_decode::verifier::{Round, Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 

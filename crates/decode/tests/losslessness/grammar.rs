@@ -95,7 +95,7 @@ fn requests() -> Vec<(Vec<TargetTokenId>, DecodeOptions)> {
 
 fn run(
     kind: Option<Kind>,
-    target: &longdraft_models::target::Target,
+    target: &longdraft_models::target_model::Target,
     drafts: &Drafts,
 ) -> BTreeMap<usize, Generation> {
     let mut engine = BatchEngine::new(target, places(kind, 3, target, drafts));

@@ -16,7 +16,7 @@ use longdraft_models::draft::block::{
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{MtpBlock, Target, TargetOptions};
+use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};

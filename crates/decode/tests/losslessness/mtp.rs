@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Tensor};
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     KvCache, MtpBlock, PackedSequence, Pairs, Tap, Taps, Target, TargetOptions, tensor_specs,
 };
 use longdraft_models::weights::memory::MemorySource;

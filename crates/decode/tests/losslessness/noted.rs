@@ -6,7 +6,7 @@ use std::rc::Rc;
 use longdraft_decode::drafter::{DraftContext, Drafter, Plan};
 use longdraft_decode::{Result, Tree};
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Features, Tap};
+use longdraft_models::target_model::{Features, Tap};
 
 /// Texts and what was proposed after each.
 pub(crate) type Notes = Rc<RefCell<Vec<(Vec<TargetTokenId>, Tree)>>>;

@@ -6,7 +6,7 @@ use longdraft_decode::{
     DecodeError, DraftShape, EndReason, Sampling, SpeculativeDecoder, VerifyRule,
 };
 use longdraft_models::TargetTokenId;
-use longdraft_models::target::{Extension, KvCache, Tap, Taps};
+use longdraft_models::target_model::{Extension, KvCache, Tap, Taps};
 
 use crate::models::{
     Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, generate, options,
@@ -73,7 +73,7 @@ fn check_compacted_cache(family: &str, seed: u64) {
     let mut plain = target.new_cache().expect("cache");
     let positions: Vec<u32> = (0..13).collect();
     target.extend(&ids(&tokens[..13]), &positions, &mut plain, &taps).expect("plain");
-    let values = |cache: &longdraft_models::target::KvCache| {
+    let values = |cache: &longdraft_models::target_model::KvCache| {
         let (k, v) = cache.last_layer().expect("layer");
         [k, v].map(|t| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values"))
     };

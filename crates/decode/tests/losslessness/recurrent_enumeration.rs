@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use longdraft_decode::grammar::SoFar;
 use longdraft_decode::verifier::{Round, Verifier};
 use longdraft_decode::{Origin, Sampling, Tree, VerifyRule};
-use longdraft_models::target::{KvCache, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{KvCache, Tap, Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 

@@ -13,7 +13,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 
 use crate::models::{decode, options, target};
 

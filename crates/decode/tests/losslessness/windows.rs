@@ -2,7 +2,7 @@
 
 use longdraft_decode::{DraftShape, SpeculativeDecoder};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     Extension, KvCache, PackedSequence, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{TargetConfig, TargetTokenId};

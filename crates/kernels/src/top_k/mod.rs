@@ -121,9 +121,9 @@ fn top_k_of_row(logits: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     }
     order.truncate(k);
     order.sort_unstable_by(by_logit);
-    let log_prob = |id: &u32| match log_sum_exp.is_finite() {
-        true => (f64::from(logits[*id as usize]) - log_sum_exp) as f32,
-        false => f32::NAN,
+    let log_prob = |id: &u32| {
+        let log_prob = f64::from(logits[*id as usize]) - log_sum_exp;
+        if log_sum_exp.is_finite() { log_prob as f32 } else { f32::NAN }
     };
     let log_probs = order.iter().map(log_prob).collect();
     (order, log_probs)

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::{TopK, linear_top_k, row_top_k, top_k_of_row};
+use super::{linear_top_k, row_top_k, top_k_of_row};
 use crate::cuda::emulator::emulated;
 use crate::test_support::Noise;
 

@@ -6,7 +6,7 @@ use longdraft_kernels::rows::select_rows;
 use super::Window;
 use crate::error::{ModelError, Result};
 use crate::language_model::{LanguageModel, Layout};
-use crate::target::{PackedSequence, Tap, Taps, Target};
+use crate::target_model::{PackedSequence, Tap, Taps, Target};
 
 /// A model that predicts.
 pub trait Scorer {

@@ -60,6 +60,18 @@ pub(crate) const TAPS: usize = 1 << 8;
 /// Values of a layer's recurrent state; published up to 1 048 576.
 pub(crate) const STATE: usize = 1 << 26;
 
+/// Query heads that key-value heads do not divide, and heads that cannot be rotated.
+pub(crate) fn heads(problems: &mut Problems, (heads, kv_heads): (usize, usize), head_dim: usize) {
+    if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
+        problems.push(format!(
+            "`num_key_value_heads` = {kv_heads} does not divide `num_attention_heads` = {heads}"
+        ));
+    }
+    if !head_dim.is_multiple_of(2) {
+        problems.push(format!("`head_dim` = {head_dim} is odd"));
+    }
+}
+
 /// Names every size that is not between 1 and its limit.
 pub(crate) fn check(problems: &mut Problems, sizes: &[(&str, usize, usize)]) {
     for (name, size, largest) in sizes {

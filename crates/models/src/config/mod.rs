@@ -5,6 +5,7 @@ mod experts;
 mod families;
 mod gguf;
 mod hugging_face;
+mod json_keys;
 pub(crate) mod latent;
 pub(crate) mod limits;
 pub(crate) mod mixers;
@@ -343,17 +344,11 @@ impl TargetConfig {
                 ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
             ],
         );
-        if self.num_key_value_heads > 0
-            && !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
-        {
-            problems.push(format!(
-                "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",
-                self.num_key_value_heads, self.num_attention_heads
-            ));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            problems.push(format!("`head_dim` = {} is odd", self.head_dim));
-        }
+        limits::heads(
+            problems,
+            (self.num_attention_heads, self.num_key_value_heads),
+            self.head_dim,
+        );
         if let Some(experts) = &self.experts {
             experts.validate(self.num_hidden_layers, problems);
         }

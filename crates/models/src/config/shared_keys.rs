@@ -75,15 +75,7 @@ impl TargetConfig {
                     ("head_dim", head_dim, limits::HEAD_DIM),
                 ],
             );
-            if !head_dim.is_multiple_of(2) {
-                problems.push(format!("`head_dim` = {head_dim} is odd"));
-            }
-            if kv_heads > 0 && !self.num_attention_heads.is_multiple_of(kv_heads) {
-                let heads = self.num_attention_heads;
-                problems.push(format!(
-                    "`num_key_value_heads` = {kv_heads} does not divide `num_attention_heads` = {heads}"
-                ));
-            }
+            limits::heads(problems, (self.num_attention_heads, kv_heads), head_dim);
         }
         // Heads of one kind of layers have one rotary embedding.
         let of_kind = |slides: bool| {

@@ -67,7 +67,7 @@ mod tests {
     use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft};
     use crate::draft::{Draft, VocabularyMap};
     use crate::ids::{LayerId, TargetTokenId};
-    use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 
     fn target() -> Target {
         let config = json!({

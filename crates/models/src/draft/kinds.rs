@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Draft, block, eagle3, glide};
 use crate::error::{ModelError, Result};
-use crate::target::Target;
+use crate::target_model::Target;
 use crate::weights::WeightSource;
 
 /// A draft of some kind.

@@ -22,7 +22,7 @@ use candle_core::{Tensor, Var};
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::target::Tap;
+use crate::target_model::Tap;
 
 pub use files::TOKEN_COUNTS_FILE;
 pub use init::Init;

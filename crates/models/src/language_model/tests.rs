@@ -131,7 +131,7 @@ fn llama() -> LanguageModelConfig {
 
 #[test]
 fn a_llama_opened_as_a_target_gives_the_same_logits() -> Result<()> {
-    use crate::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
     for tie_embeddings in [true, false] {
         let config = LanguageModelConfig { tie_embeddings, ..llama() };
         assert_eq!(config.problems(), Vec::new());

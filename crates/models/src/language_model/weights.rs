@@ -35,7 +35,7 @@ pub fn group_of(name: &str) -> Group {
 /// Every tensor, published names, in a fixed order.
 pub fn tensor_specs(config: &LanguageModelConfig) -> Vec<TensorSpec> {
     if config.is_llama() {
-        return crate::target::tensor_specs(&llama::target_config(config));
+        return crate::target_model::tensor_specs(&llama::target_config(config));
     }
     let (d, vocabulary) = (config.model_dim, config.vocab_size);
     let kv = config.num_kv_heads * config.head_dim();

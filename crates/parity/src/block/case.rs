@@ -5,11 +5,11 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::block::{
     BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
 };

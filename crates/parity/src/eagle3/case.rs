@@ -4,11 +4,11 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, OovRows,
 };

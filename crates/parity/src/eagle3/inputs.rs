@@ -2,14 +2,14 @@
 
 use candle_core::{D, DType, Device, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
-use longdraft_models::target::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::eagle3::Eagle3Objective;
 
 use super::case::Case;

@@ -7,9 +7,9 @@ mod inputs;
 use std::path::Path;
 
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 use longdraft_models::draft::Draft;
 use longdraft_parallel::Gradients;
-use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::AdamW;
 use serde_json::Value;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use longdraft_models::sha256;
-use longdraft_models::target::gguf::GgufSource;
+use longdraft_models::target_model::gguf::GgufSource;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     Features, KeyValues, PackedSequence, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::tokenizer::{Message, TextTokenizer};

@@ -1,7 +1,7 @@
 //! States of recurrent layers: after a prompt, and after tokens of it were taken back.
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::target::{KvCache, PackedSequence, Tap, Taps};
+use longdraft_models::target_model::{KvCache, PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::{CaseReport, ForwardCase, absolute_error, stored};

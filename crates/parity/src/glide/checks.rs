@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 use longdraft_models::draft::Parameter;
 use longdraft_models::draft::glide::Trace;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_parallel::Gradients;
-use longdraft_train::features::BatchFeatures;
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use serde_json::Value;

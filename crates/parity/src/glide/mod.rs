@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::GlideDraft;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::Objective;

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures, sequence_of};
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, SoftTargetKind};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_models::language_model::{LanguageModelConfig, RopeConfig, RopeRule};
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::optim::{MuonConfig, Orthogonalisation};
+use longdraft_pretrain::{MuonConfig, Orthogonalisation};
 use serde_json::Value;
 
 use crate::error::Result;

@@ -6,8 +6,8 @@ use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_parallel::Gradients;
-use longdraft_train::optim::Muon;
-use longdraft_train::schedule::warmdown;
+use longdraft_pretrain::Muon;
+use longdraft_pretrain::warmdown;
 use serde_json::Value;
 
 use super::case::Case;

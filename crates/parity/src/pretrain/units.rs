@@ -10,7 +10,7 @@ use longdraft_models::language_model::{LanguageModelConfig, RopeConfig};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::artifact::{quantise_rows, quantise_tensor};
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_train::schedule::warmdown;
+use longdraft_pretrain::warmdown;
 use serde_json::Value;
 
 use super::super::{CaseReport, absolute_error, malformed};

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use longdraft_decode::DecodeOptions;
 use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;

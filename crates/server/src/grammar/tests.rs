@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use proptest::prelude::*;
 
 use super::*;

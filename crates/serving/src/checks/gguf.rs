@@ -6,7 +6,15 @@ use std::path::{Path, PathBuf};
 use longdraft_models::sha256;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
-use super::{Checks, Effect, Problem, Severity, values};
+use super::{Checks, Effect, Rule, values};
+
+const WEIGHT_TYPE: Rule =
+    Rule::rejects("weight-type", "floats or blocks", "no weight of this type is loaded");
+const NORM_TYPE: Rule = Rule::rejects(
+    "weight-type",
+    "F32: norms are not rounded",
+    "the operation is not defined on this type",
+);
 
 /// A file with its header.
 pub(crate) struct GgufFile {
@@ -118,17 +126,7 @@ impl GgufFile {
     pub(crate) fn check_values(&self, checks: &mut Checks<'_>, name: &str) {
         let Some(tensor) = self.header.tensors.get(name) else { return };
         let data = &self.bytes[tensor.bytes.clone()];
-        let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-        if recorded.is_some_and(|recorded| *recorded != sha256::of_bytes(data)) {
-            let problem = Problem::new(
-                Severity::Warning,
-                "changed",
-                format!("tensor `{name}`"),
-                "other values than were exported",
-                "the recorded ones",
-            );
-            checks.push(problem.remedy("export again, unless you changed it on purpose"));
-        }
+        checks.compare(name, &sha256::of_bytes(data));
         let dtype = match tensor.element {
             ElementType::F32 => "F32",
             ElementType::F16 => "F16",
@@ -136,25 +134,15 @@ impl GgufFile {
             ElementType::Blocks(_) => return,
             ElementType::I64 | ElementType::I32 if name == "d2t" => return,
             other => {
-                return checks.error(
-                    "weight-type",
+                return checks.broken(
+                    &WEIGHT_TYPE,
                     format!("tensor `{name}`"),
                     format!("{other:?}"),
-                    "floats or blocks",
-                    Effect::Rejects,
-                    "no weight of this type is loaded",
                 );
             }
         };
         if tensor.shape.len() == 1 && dtype != "F32" {
-            checks.error(
-                "weight-type",
-                format!("tensor `{name}`"),
-                dtype,
-                "F32: norms are not rounded",
-                Effect::Rejects,
-                "the operation is not defined on this type",
-            );
+            checks.broken(&NORM_TYPE, format!("tensor `{name}`"), dtype);
         }
         values::check(checks, name, &tensor.shape, dtype, data);
     }

@@ -53,6 +53,32 @@ impl Checks<'_> {
         self.push(problem.effect_on(self.profile, effect, words));
     }
 
+    /// Adds an error of the folder's profile: a rule that is broken, where, and what was found.
+    pub(crate) fn broken(
+        &mut self,
+        rule: &Rule,
+        place: impl Into<String>,
+        found: impl Into<String>,
+    ) {
+        self.error(rule.code, place, found, rule.expected, rule.effect, rule.words);
+    }
+
+    /// Notes why outputs are compared with nothing, and what would change that.
+    pub(crate) fn no_reference(&mut self, found: &str, expected: &str) {
+        self.push(Problem::new(Severity::Note, "no-reference", "outputs", found, expected));
+    }
+
+    /// Warns where a tensor's values of a hash are not those that were exported.
+    pub(crate) fn compare(&mut self, name: &str, hash: &str) {
+        let recorded = self.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
+        if recorded.is_some_and(|recorded| recorded != hash) {
+            let (place, found) = (format!("tensor `{name}`"), "other values than were exported");
+            let problem =
+                Problem::new(Severity::Warning, "changed", place, found, "the recorded ones");
+            self.push(problem.remedy("export again, unless you changed it on purpose"));
+        }
+    }
+
     /// Engines that the folder has to work in.
     pub fn engines(&self) -> &'static [Engine] {
         self.profile.engines()
@@ -68,6 +94,39 @@ impl Checks<'_> {
         let own = self.target.map(|target| target.config().num_hidden_layers);
         own.or(self.manifest.as_ref().map(|manifest| manifest.target.num_hidden_layers))
     }
+}
+
+/// What should be in a folder, and what engines do where it is not.
+pub(crate) struct Rule {
+    code: &'static str,
+    expected: &'static str,
+    effect: Effect,
+    words: &'static str,
+}
+
+impl Rule {
+    /// One without which nothing loads.
+    pub(crate) const fn rejects(
+        code: &'static str,
+        expected: &'static str,
+        words: &'static str,
+    ) -> Self {
+        Self { code, expected, effect: Effect::Rejects, words }
+    }
+
+    /// One without which it loads and drafts badly.
+    pub(crate) const fn garbage(
+        code: &'static str,
+        expected: &'static str,
+        words: &'static str,
+    ) -> Self {
+        Self { code, expected, effect: Effect::Garbage, words }
+    }
+}
+
+/// A name that was meant, in words; nothing where none is near.
+pub(crate) fn meant(near: Option<&str>) -> String {
+    near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default()
 }
 
 /// The word of a list that is most like another, if one is alike.

@@ -97,7 +97,7 @@ pub trait Format: Sync {
     fn recording(
         &self,
         _draft: &dyn Draft,
-        _target: &longdraft_models::target::Target,
+        _target: &longdraft_models::target_model::Target,
         _ids: &[u32],
     ) -> Result<Option<Vec<(String, Tensor)>>> {
         Ok(None)

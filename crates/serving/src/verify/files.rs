@@ -1,12 +1,36 @@
 //! The folder itself: which files are there, whether they are whole, and nothing that runs.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use serde_json::Value;
 
-use crate::checks::{Checks, Effect, Problem, Severity, json, weights_file};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity, json, weights_file};
 use crate::formats;
 use crate::profile::Profile;
+
+const NO_CONFIG: Rule =
+    Rule::rejects("no-config", "the draft's keys", "there is no model in the folder");
+const DUPLICATE_KEY: Rule =
+    Rule::garbage("duplicate-key", "each key once", "the later one wins, silently");
+const CONFIG_TABLE: Rule =
+    Rule::rejects("config-json", "a table of keys", "the configuration is unreadable");
+const NO_WEIGHTS: Rule =
+    Rule::rejects("no-weights", "the draft's tensors", "there are no weights in the folder");
+const WEIGHTS_FILE: Rule =
+    Rule::rejects("weights-file", "a whole safetensors file", "the file cannot be opened");
+const DUPLICATE_TENSOR: Rule =
+    Rule::garbage("duplicate-tensor", "each tensor once", "whichever shard is read last wins");
+const INDEX_TABLE: Rule = Rule::rejects("index", "a table of shards", "the shards cannot be found");
+const DUPLICATE_ENTRY: Rule = Rule::garbage("index", "each tensor once", "the later entry wins");
+const MISSING_SHARD: Rule =
+    Rule::rejects("missing-shard", "every shard", "the file cannot be opened");
+const STALE_ENTRY: Rule =
+    Rule::rejects("stale-index", "an index made with these shards", "loading ends with a KeyError");
+const UNLISTED: Rule =
+    Rule::garbage("stale-index", "an index made with these shards", "some loaders skip it");
+const ORPHAN: Rule =
+    Rule::garbage("orphan-file", "one or the other", "which one is read depends on the loader");
 
 /// Endings of files that are code, or run code when they are read.
 const RUNS: [&str; 9] = ["bin", "pt", "pth", "pkl", "pickle", "py", "sh", "so", "exe"];
@@ -44,14 +68,7 @@ fn config(checks: &mut Checks<'_>) {
         Ok(text) => text,
         Err(error) => {
             let found = error.to_string();
-            checks.error(
-                "no-config",
-                "config.json",
-                found,
-                "the draft's keys",
-                Effect::Rejects,
-                "there is no model in the folder",
-            );
+            checks.broken(&NO_CONFIG, "config.json", found);
             return;
         }
     };
@@ -59,37 +76,16 @@ fn config(checks: &mut Checks<'_>) {
         Ok((value, twice)) => {
             for key in twice {
                 let found = format!("`{key}` is there twice");
-                checks.error(
-                    "duplicate-key",
-                    "config.json",
-                    found,
-                    "each key once",
-                    Effect::Garbage,
-                    "the later one wins, silently",
-                );
+                checks.broken(&DUPLICATE_KEY, "config.json", found);
             }
             if !value.is_object() {
-                checks.error(
-                    "config-json",
-                    "config.json",
-                    "no table",
-                    "a table of keys",
-                    Effect::Rejects,
-                    "the configuration is unreadable",
-                );
+                checks.broken(&CONFIG_TABLE, "config.json", "no table");
             }
             checks.config = value;
         }
         Err(error) => {
             let found = format!("no JSON: {error}");
-            checks.error(
-                "config-json",
-                "config.json",
-                found,
-                "a table of keys",
-                Effect::Rejects,
-                "the configuration is unreadable",
-            );
+            checks.broken(&CONFIG_TABLE, "config.json", found);
         }
     }
 }
@@ -132,14 +128,7 @@ fn weights(checks: &mut Checks<'_>) {
     } else if single.is_file() {
         add(checks, WEIGHTS);
     } else {
-        checks.error(
-            "no-weights",
-            WEIGHTS,
-            "missing",
-            "the draft's tensors",
-            Effect::Rejects,
-            "there are no weights in the folder",
-        );
+        checks.broken(&NO_WEIGHTS, WEIGHTS, "missing");
     }
 }
 
@@ -147,28 +136,14 @@ fn weights(checks: &mut Checks<'_>) {
 fn add(checks: &mut Checks<'_>, name: &str) -> Vec<String> {
     let (tensors, faults) = weights_file::read(&checks.folder.join(name));
     for fault in faults {
-        checks.error(
-            "weights-file",
-            name,
-            fault,
-            "a whole safetensors file",
-            Effect::Rejects,
-            "the file cannot be opened",
-        );
+        checks.broken(&WEIGHTS_FILE, name, fault);
     }
     let mut names = Vec::new();
     for tensor in tensors {
         names.push(tensor.name.clone());
         if let Some(other) = checks.tensors.insert(tensor.name.clone(), tensor) {
             let found = format!("tensor `{}` is in another shard, too", other.name);
-            checks.error(
-                "duplicate-tensor",
-                name,
-                found,
-                "each tensor once",
-                Effect::Garbage,
-                "whichever shard is read last wins",
-            );
+            checks.broken(&DUPLICATE_TENSOR, name, found);
         }
     }
     names
@@ -180,109 +155,73 @@ fn shards(checks: &mut Checks<'_>, index: &Path) {
         Ok(parsed) => parsed,
         Err(error) => {
             let found = format!("no JSON: {error}");
-            checks.error(
-                "index",
-                INDEX,
-                found,
-                "a table of shards",
-                Effect::Rejects,
-                "the shards cannot be found",
-            );
+            checks.broken(&INDEX_TABLE, INDEX, found);
             return;
         }
     };
     for key in twice {
-        checks.error(
-            "index",
-            INDEX,
-            format!("`{key}` is there twice"),
-            "each tensor once",
-            Effect::Garbage,
-            "the later entry wins",
-        );
+        checks.broken(&DUPLICATE_ENTRY, INDEX, format!("`{key}` is there twice"));
     }
     let Some(map) = value["weight_map"].as_object() else {
-        checks.error(
-            "index",
-            INDEX,
-            "no `weight_map`",
-            "a table of shards",
-            Effect::Rejects,
-            "the shards cannot be found",
-        );
+        checks.broken(&INDEX_TABLE, INDEX, "no `weight_map`");
         return;
     };
     let mut files: Vec<&str> = map.values().filter_map(Value::as_str).collect();
     files.sort_unstable();
     files.dedup();
-    let mut found = Vec::new();
+    let mut found = BTreeSet::new();
     for file in &files {
-        let mut parts = Path::new(file).components();
-        let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
-        if !plain {
-            let problem = Problem::new(
-                Severity::Error,
-                "path-traversal",
-                INDEX,
-                format!("shard `{file}`"),
-                "a file of this folder",
-            );
-            checks.push(
-                problem
-                    .effect_on(
-                        checks.profile,
-                        Effect::Rejects,
-                        "some versions read files from outside of the folder",
-                    )
-                    .remedy("do not load this folder: its index points out of it"),
-            );
-        } else if checks.folder.join(file).is_file() {
-            found.extend(add(checks, file).into_iter().map(|name| (name, (*file).to_owned())));
-        } else {
-            checks.error(
-                "missing-shard",
-                INDEX,
-                format!("shard `{file}` is not there"),
-                "every shard",
-                Effect::Rejects,
-                "the file cannot be opened",
-            );
-        }
+        found.extend(shard(checks, file).into_iter().map(|name| (*file, name)));
     }
+    compare(checks, map, &found);
+    if checks.folder.join(WEIGHTS).is_file() && !files.contains(&WEIGHTS) {
+        checks.broken(&ORPHAN, WEIGHTS, "there beside an index that does not list it");
+    }
+}
+
+/// Adds a shard's tensors if it is a file of this folder; returns their names.
+fn shard(checks: &mut Checks<'_>, file: &str) -> Vec<String> {
+    let mut parts = Path::new(file).components();
+    let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
+    if !plain {
+        let problem = Problem::new(
+            Severity::Error,
+            "path-traversal",
+            INDEX,
+            format!("shard `{file}`"),
+            "a file of this folder",
+        );
+        let words = "some versions read files from outside of the folder";
+        checks.push(
+            problem
+                .effect_on(checks.profile, Effect::Rejects, words)
+                .remedy("do not load this folder: its index points out of it"),
+        );
+        return Vec::new();
+    }
+    if checks.folder.join(file).is_file() {
+        return add(checks, file);
+    }
+    checks.broken(&MISSING_SHARD, INDEX, format!("shard `{file}` is not there"));
+    Vec::new()
+}
+
+/// Holds the index against the tensors that are in the shards.
+fn compare(
+    checks: &mut Checks<'_>,
+    map: &serde_json::Map<String, Value>,
+    found: &BTreeSet<(&str, String)>,
+) {
     for (name, file) in map {
         let file = file.as_str().unwrap_or_default();
-        let here = found.iter().any(|(known, at)| known == name && at == file);
+        let here = found.contains(&(file, name.clone()));
         if !here && checks.folder.join(file).is_file() {
-            checks.error(
-                "stale-index",
-                INDEX,
-                format!("tensor `{name}` is not in `{file}`"),
-                "an index made with these shards",
-                Effect::Rejects,
-                "loading ends with a KeyError",
-            );
+            checks.broken(&STALE_ENTRY, INDEX, format!("tensor `{name}` is not in `{file}`"));
         }
     }
-    for (name, file) in &found {
+    for (file, name) in found {
         if !map.contains_key(name) {
-            checks.error(
-                "stale-index",
-                INDEX,
-                format!("tensor `{name}` of `{file}` is not listed"),
-                "an index made with these shards",
-                Effect::Garbage,
-                "some loaders skip it",
-            );
+            checks.broken(&UNLISTED, INDEX, format!("tensor `{name}` of `{file}` is not listed"));
         }
-    }
-    if checks.folder.join(WEIGHTS).is_file() && !files.contains(&WEIGHTS) {
-        checks.error(
-            "orphan-file",
-            WEIGHTS,
-            "there beside an index that does not list it",
-            "one or the other",
-            Effect::Garbage,
-            "which one is read depends on the loader",
-        );
     }
 }

@@ -1,9 +1,15 @@
 //! The network itself: read back as an engine's loader would hand it over, and run.
 
 use super::VerifyOptions;
-use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 use crate::formats::Format;
 use crate::parity::Difference;
+
+const NOT_LOADABLE: Rule = Rule::rejects(
+    "not-loadable",
+    "a network that runs",
+    "what longdraft cannot load, engines load otherwise than meant",
+);
 
 /// Relative difference that the same weights may show.
 const SAME: f32 = 1e-5;
@@ -41,28 +47,14 @@ pub(super) fn check(
     }
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.parity.clone());
     if recorded.is_none() && options.checkpoint.is_none() {
-        let problem = Problem::new(
-            Severity::Note,
-            "no-reference",
-            "outputs",
-            "nothing to compare them with",
-            "a manifest, or the checkpoint",
-        );
-        checks.push(problem);
+        checks.no_reference("nothing to compare them with", "a manifest, or the checkpoint");
         return None;
     }
     let vector = match format.outputs(checks) {
         Ok(Some(vector)) => vector,
         Ok(None) => return None,
         Err(error) => {
-            checks.error(
-                "not-loadable",
-                "outputs",
-                error.to_string(),
-                "a network that runs",
-                Effect::Rejects,
-                "what longdraft cannot load, engines load otherwise than meant",
-            );
+            checks.broken(&NOT_LOADABLE, "outputs", error.to_string());
             return None;
         }
     };

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor, Var};
 use longdraft_kernels::linear::linear;
 use longdraft_models::draft::files::save_draft;
 use longdraft_models::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
-use longdraft_models::target::{Tap, Target};
+use longdraft_models::target_model::{Tap, Target};
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{Result, TargetConfig};
 use serde_json::{Value, json};

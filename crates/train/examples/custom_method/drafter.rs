@@ -5,7 +5,7 @@ use longdraft_decode::Result;
 use longdraft_decode::drafter::{BlockModel, Chosen, DraftContext, Forecast};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Features, Tap};
+use longdraft_models::target_model::{Features, Tap};
 
 use crate::draft::{HEADS, TwoHeads};
 

@@ -26,7 +26,7 @@ use longdraft_decode::{DecodeOptions, DraftShape, Generation, SpeculativeDecoder
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::open_weights;
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::World;
 use longdraft_rules::Checked;

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::target::{Tap, Target};
+use longdraft_models::target_model::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
-use longdraft_train::config::TrainConfig;
-use longdraft_train::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind};
 use longdraft_train::footprint::{Footprint, Row, RowMemory};
-use longdraft_train::method::{DraftMethod, Materials};
+use longdraft_train::method::{DraftMethod, Materials, StageContext};
 use longdraft_train::metrics::{DraftMetrics, LossPart, Quantities};
-use longdraft_train::objective::{Normalisation, Objective, Prepared};
+use longdraft_train::objective::{Normalisation, Objective, Prepared, TeacherConfig};
 use longdraft_train::stage::Observer;
 use longdraft_train::{Result, Share, TrainError};
 
@@ -32,7 +31,7 @@ impl DraftMethod for TwoHeadsMethod {
         "two-heads"
     }
 
-    fn problems(&self, _: &TrainConfig) -> Vec<longdraft_rules::Problem> {
+    fn problems(&self, _: &StageContext<'_>) -> Vec<longdraft_rules::Problem> {
         Vec::new()
     }
 
@@ -40,11 +39,11 @@ impl DraftMethod for TwoHeadsMethod {
         false
     }
 
-    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         Ok(Arc::new(TwoHeadsFootprint { target: target.clone() }))
     }
 
-    fn check_start(&self, _: &TrainConfig, _: &TargetConfig, _: &SavedDraft) -> Result<()> {
+    fn check_start(&self, _: &TargetConfig, _: &SavedDraft) -> Result<()> {
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub enum ResumePolicy {
 ///
 /// # Errors
 /// - something differs that `policy` does not let pass
-pub(crate) fn require_same_run(
+pub fn require_same_run(
     saved: &RunIdentity,
     new: &RunIdentity,
     lengths: &[&str],

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use longdraft_parallel::World;
 
 /// Counts from the last save.
-pub(crate) struct SaveClock {
+pub struct SaveClock {
     steps: u64,
     /// None: only steps count.
     interval: Option<Duration>,
@@ -14,20 +14,20 @@ pub(crate) struct SaveClock {
 
 impl SaveClock {
     /// After every `steps` steps, and `minutes` after the last save (0: never).
-    pub(crate) fn new(steps: u64, minutes: f64) -> Self {
+    pub fn new(steps: u64, minutes: f64) -> Self {
         let interval = Duration::try_from_secs_f64(60.0 * minutes).ok();
         let interval = interval.filter(|interval| !interval.is_zero());
         Self { steps, interval, last: Instant::now() }
     }
 
     /// Whether to save after this step. The first rank's clock decides for all; every rank asks.
-    pub(crate) fn is_due(&self, step: u64, world: &World) -> bool {
+    pub fn is_due(&self, step: u64, world: &World) -> bool {
         let late = |interval| world.of_first(u64::from(self.last.elapsed() >= interval)) > 0;
         step.is_multiple_of(self.steps.max(1)) || self.interval.is_some_and(late)
     }
 
     /// Begins anew.
-    pub(crate) fn saved(&mut self) {
+    pub fn saved(&mut self) {
         self.last = Instant::now();
     }
 }

@@ -14,19 +14,17 @@ mod due;
 mod locate;
 mod lock;
 mod manifest;
-pub(crate) mod moments;
+pub mod moments;
 mod state;
 mod store;
 
-pub(crate) use agreement::{require_same_network, require_same_run};
-pub(crate) use due::SaveClock;
-
-pub use agreement::ResumePolicy;
+pub(crate) use agreement::require_same_network;
+pub use agreement::{ResumePolicy, require_same_run};
 pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
+pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::RunLock;
 pub(crate) use state::STEPS;
-
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{
     BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, read_draft, read_state,

@@ -25,16 +25,16 @@ const PART: &str = "optimizer-";
 const STEP: &str = "step";
 
 /// A tensor of the optimizer, or a part of it.
-pub(crate) struct Moment<'a> {
+pub struct Moment<'a> {
     /// First element.
-    pub(crate) start: usize,
+    pub start: usize,
     /// With what it is in its name: `first.NAME`.
-    pub(crate) part: Streamed<'a, TrainError>,
+    pub part: Streamed<'a, TrainError>,
 }
 
 impl<'a> Moment<'a> {
     /// One whose values are in memory.
-    pub(crate) fn held(name: String, start: usize, values: &'a [f32]) -> Self {
+    pub fn held(name: String, start: usize, values: &'a [f32]) -> Self {
         let part = Streamed {
             name,
             length: values.len(),
@@ -68,7 +68,10 @@ fn part(world: &World) -> String {
 }
 
 /// Writes a rank's file, if it has one, tensor by tensor.
-pub(crate) fn write(
+///
+/// # Errors
+/// - values cannot be read, or the file cannot be written
+pub fn write(
     folder: &Path,
     parallel: &DataParallel,
     moments: Vec<Moment<'_>>,
@@ -92,12 +95,12 @@ fn start_key(name: &str) -> String {
 
 /// Saved tensors of an optimizer; read when they are asked for.
 #[derive(Debug)]
-pub(crate) struct Moments {
+pub struct Moments {
     sources: Vec<SafetensorsSource>,
     /// Parts of every tensor, one after the other.
     tensors: BTreeMap<String, Vec<Part>>,
     /// Optimizer steps taken.
-    pub(crate) step: u64,
+    pub step: u64,
 }
 
 /// Where a part of a tensor stands.
@@ -113,7 +116,7 @@ impl Moments {
     ///
     /// # Errors
     /// - one is missing or unusable, or parts do not meet
-    pub(crate) fn read(folder: &Path) -> Result<Self> {
+    pub fn read(folder: &Path) -> Result<Self> {
         let (mut sources, mut steps) = (Vec::new(), Vec::new());
         let mut tensors: BTreeMap<String, Vec<Part>> = BTreeMap::new();
         for file in files(folder)? {
@@ -153,7 +156,7 @@ impl Moments {
     ///
     /// # Errors
     /// - the file is damaged
-    pub(crate) fn part(&self, name: &str, run: &Run) -> Result<Vec<f32>> {
+    pub fn part(&self, name: &str, run: &Run) -> Result<Vec<f32>> {
         let wanted = run.range();
         let mut values = Vec::with_capacity(run.len);
         for Part { range, source } in self.tensors.get(name).into_iter().flatten() {

@@ -50,7 +50,7 @@ pub enum Place {
 
 impl Place {
     /// Name of the folder, and of the one that what was there goes to.
-    pub(crate) fn names(self) -> (&'static str, Option<&'static str>) {
+    fn names(self) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Last => (LAST, Some(PREVIOUS)),
             Self::Best => (BEST, None),
@@ -124,18 +124,16 @@ impl Checkpointer {
     /// # Errors
     /// - the folder cannot be written or is full; existing checkpoints stay as they were
     pub fn save(&self, place: Place, contents: &Contents<'_>) -> Result<PathBuf> {
-        let (name, previous) = place.names();
-        self.put(name, previous, |folder| contents.write(folder))
+        self.put(place, |folder| contents.write(folder))
     }
 
-    /// Writes a folder aside and puts it at `name`; what was there goes to `previous`, or away.
+    /// Writes a folder aside and puts it at its place.
     /// Every rank writes its files with `write`; the first one completes the folder.
-    pub(crate) fn put(
-        &self,
-        name: &str,
-        previous: Option<&str>,
-        write: impl Fn(&Path) -> Result<()>,
-    ) -> Result<PathBuf> {
+    ///
+    /// # Errors
+    /// - as [`Self::save`]
+    pub fn put(&self, place: Place, write: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
+        let (name, previous) = place.names();
         let world = &self.world;
         let job = world.of_first(std::process::id());
         let temporary = self.folder.join(format!("{SAVING}{job}"));
@@ -220,7 +218,7 @@ impl Checkpointer {
     ///
     /// # Errors
     /// - as [`Self::load_latest`]
-    pub(crate) fn newest<T>(
+    pub fn newest<T>(
         &self,
         load: impl Fn(&Path) -> Result<T>,
     ) -> Result<Option<(T, Option<String>)>> {

@@ -9,57 +9,79 @@ use crate::optim::MatrixUpdate;
 impl Check for TrainConfig {
     fn problems(&self) -> Vec<Problem> {
         let mut rules = Rules::default();
-        rules.require(!self.data.train.is_empty(), "data.train", "must name at least one source");
+        self.data_rules(&mut rules);
+        self.run_rules(&mut rules);
+        self.budget_rules(&mut rules);
+        self.feature_rules(&mut rules);
+        self.schedule_rules(&mut rules);
+        self.optimizer_rules(&mut rules);
         rules.require(
-            (2..=limits::ROW_TOKENS).contains(&self.data.row_tokens),
+            (1..=limits::TOP_K).contains(&self.teacher.top_k),
+            "teacher.top_k",
+            "must be in 1 to 65536: `teacher.soft_targets: full` takes them all",
+        );
+        rules.add("parallel", self.parallel.problems());
+        rules.add("tracking", self.tracking.problems());
+        let mut problems = rules.into_problems();
+        problems.extend(self.draft.method.problems(&self.context()));
+        problems
+    }
+}
+
+/// Rules of the keys that say in every configuration how often a run saves and logs, and how long it takes:
+/// `saving` is `save_every` and `save_minutes`.
+pub fn interval_rules(
+    rules: &mut Rules,
+    saving: (u64, f64),
+    log_every: u64,
+    max_minutes: Option<f64>,
+) {
+    let (save_every, save_minutes) = saving;
+    rules.require(log_every > 0, "train.log_every", "must be at least 1");
+    rules.require(save_every > 0, "train.save_every", "must be at least 1");
+    rules.require(
+        save_minutes >= 0.0 && save_minutes.is_finite(),
+        "train.save_minutes",
+        "must be 0 or more",
+    );
+    rules.require(
+        max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
+        "train.max_minutes",
+        "must be above 0, and at most ten years (5256000)",
+    );
+}
+
+impl TrainConfig {
+    fn data_rules(&self, rules: &mut Rules) {
+        let data = &self.data;
+        rules.require(!data.train.is_empty(), "data.train", "must name at least one source");
+        rules.require(
+            (2..=limits::ROW_TOKENS).contains(&data.row_tokens),
             "data.row_tokens",
             "must be in 2 to 4194304: no target reads longer rows",
         );
         rules.require(
-            self.data.held_out_rows <= limits::ROWS,
+            data.held_out_rows <= limits::ROWS,
             "data.held_out_rows",
             "must be at most 1048576: every evaluation runs all of them",
         );
         rules.require(
-            (0.0..=1.0).contains(&self.data.max_bad_rows),
+            (0.0..=1.0).contains(&data.max_bad_rows),
             "data.max_bad_rows",
             "must be between 0 and 1",
         );
+        rules.add("data", source_problems("train", &data.train));
+        rules.add("data", source_problems("held_out", &data.held_out));
+    }
+
+    fn run_rules(&self, rules: &mut Rules) {
+        let run = &self.train;
+        let saving = (run.save_every, run.save_minutes);
+        interval_rules(rules, saving, run.log_every, run.max_minutes);
         rules.require(
-            (1..=limits::ROWS).contains(&self.train.rows_per_step),
+            (1..=limits::ROWS).contains(&run.rows_per_step),
             "train.rows_per_step",
             "must be in 1 to 1048576: each row is a pass of the target",
-        );
-        rules.require(self.train.log_every > 0, "train.log_every", "must be at least 1");
-        rules.require(self.train.save_every > 0, "train.save_every", "must be at least 1");
-        let run = &self.train;
-        rules.require(
-            run.save_minutes >= 0.0 && run.save_minutes.is_finite(),
-            "train.save_minutes",
-            "must be 0 or more",
-        );
-        rules.require(run.steps != Some(0), "train.steps", "must be above 0");
-        rules.require(run.tokens != Some(0), "train.tokens", "must be above 0");
-        rules.require(
-            run.epochs > 0.0 && run.epochs <= limits::EPOCHS,
-            "train.epochs",
-            "must be above 0, and at most 1000000",
-        );
-        rules.require(
-            run.steps.is_none_or(|steps| steps <= limits::COUNT),
-            "train.steps",
-            "must be at most 2^53: progress is reckoned in f64",
-        );
-        rules.require(
-            run.tokens.is_none_or(|tokens| tokens <= limits::COUNT),
-            "train.tokens",
-            "must be at most 2^53: progress is reckoned in f64",
-        );
-        rules.require_with(
-            run.steps.is_none() || run.tokens.is_none(),
-            "train.tokens",
-            &["train.steps"],
-            "is a second budget beside `train.steps`: give one of them",
         );
         rules.require(run.tokens_per_step != Some(0), "train.tokens_per_step", "must be above 0");
         rules.require_with(
@@ -70,27 +92,6 @@ impl Check for TrainConfig {
             "must make at most 1048576 rows of `data.row_tokens`: each row is \
              a pass of the target",
         );
-        rules.require(
-            run.max_minutes.is_none_or(|minutes| minutes > 0.0 && minutes <= limits::MINUTES),
-            "train.max_minutes",
-            "must be above 0, and at most ten years (5256000)",
-        );
-        rules.require(
-            (1..=limits::SHARD_MIB).contains(&self.capture.shard_mib),
-            "capture.shard_mib",
-            "must be in 1 to 1048576 (1 TiB)",
-        );
-        rules.require(
-            run.features.store() != Some(""),
-            "train.features",
-            "must be `online`, `memory`, or the place of a store",
-        );
-        rules.require_with(
-            run.features.store().is_none() || run.target_loss_every == 0,
-            "train.target_loss_every",
-            &["train.features"],
-            "needs the target's layers, which stored features spare: set 0",
-        );
         rules.require(run.patience != Some(0), "train.patience", "must be above 0");
         rules.require_with(
             run.patience.is_none() || run.evaluate_every > 0,
@@ -98,39 +99,66 @@ impl Check for TrainConfig {
             &["train.evaluate_every"],
             "counts evaluations: set `train.evaluate_every`",
         );
+    }
+
+    fn budget_rules(&self, rules: &mut Rules) {
+        let run = &self.train;
+        rules.require(
+            run.epochs > 0.0 && run.epochs <= limits::EPOCHS,
+            "train.epochs",
+            "must be above 0, and at most 1000000",
+        );
+        for (key, count) in [("train.steps", run.steps), ("train.tokens", run.tokens)] {
+            rules.require(count != Some(0), key, "must be above 0");
+            rules.require(
+                count.is_none_or(|count| count <= limits::COUNT),
+                key,
+                "must be at most 2^53: progress is reckoned in f64",
+            );
+        }
+        rules.require_with(
+            run.steps.is_none() || run.tokens.is_none(),
+            "train.tokens",
+            &["train.steps"],
+            "is a second budget beside `train.steps`: give one of them",
+        );
+    }
+
+    fn feature_rules(&self, rules: &mut Rules) {
+        let stored = self.train.features.store();
+        rules.require(
+            (1..=limits::SHARD_MIB).contains(&self.capture.shard_mib),
+            "capture.shard_mib",
+            "must be in 1 to 1048576 (1 TiB)",
+        );
+        rules.require(
+            stored != Some(""),
+            "train.features",
+            "must be `online`, `memory`, or the place of a store",
+        );
+        rules.require_with(
+            stored.is_none() || self.train.target_loss_every == 0,
+            "train.target_loss_every",
+            &["train.features"],
+            "needs the target's layers, which stored features spare: set 0",
+        );
+    }
+
+    fn schedule_rules(&self, rules: &mut Rules) {
         let rate = self.schedule.learning_rate;
         rules.require(
             rate > 0.0 && limits::is_f32(rate),
             "schedule.learning_rate",
             "must be positive, and a number of f32",
         );
-        rules.require(
-            (0.0..=1.0).contains(&self.schedule.floor_ratio),
-            "schedule.floor_ratio",
-            "must be between 0 and 1",
-        );
-        rules.require(
-            (0.0..=1.0).contains(&self.schedule.warmup_ratio),
-            "schedule.warmup_ratio",
-            "must be between 0 and 1",
-        );
-        rules.require(
-            (1..=limits::TOP_K).contains(&self.teacher.top_k),
-            "teacher.top_k",
-            "must be in 1 to 65536: `teacher.soft_targets: full` takes them all",
-        );
-        self.optimizer_rules(&mut rules);
-        rules.add("data", source_problems("train", &self.data.train));
-        rules.add("data", source_problems("held_out", &self.data.held_out));
-        rules.add("parallel", self.parallel.problems());
-        rules.add("tracking", self.tracking.problems());
-        let mut problems = rules.into_problems();
-        problems.extend(self.draft.method.problems(self));
-        problems
+        for (key, share) in [
+            ("schedule.floor_ratio", self.schedule.floor_ratio),
+            ("schedule.warmup_ratio", self.schedule.warmup_ratio),
+        ] {
+            rules.require((0.0..=1.0).contains(&share), key, "must be between 0 and 1");
+        }
     }
-}
 
-impl TrainConfig {
     fn optimizer_rules(&self, rules: &mut Rules) {
         let optimizer = &self.optimizer;
         let unit = 0.0..1.0;

@@ -12,18 +12,21 @@ use longdraft_data::batch::AnchorOffset;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_data::quarantine::MAX_BAD_ROWS;
 pub use longdraft_data::source::SourceConfig;
-use longdraft_models::target::Layers;
+use longdraft_features::FeatureMode;
+use longdraft_features::store::{Compression, StoreDtype};
+use longdraft_models::target_model::Layers;
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::features::store::{Compression, StoreDtype};
-use crate::objective::{SoftTargetKind, TailKind, TeacherDistribution};
+use crate::method::StageContext;
+use crate::objective::TeacherConfig;
 use crate::optim::AdamWConfig;
 use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
 
+pub use check::interval_rules;
 pub use draft::DraftConfig;
 pub use references::References;
 pub use renamed::{renamed, upgrade};
@@ -80,6 +83,17 @@ impl TrainConfig {
         self.references.record(self)
     }
 
+    /// What the keys of its method must fit to.
+    pub(crate) fn context(&self) -> StageContext<'_> {
+        StageContext {
+            teacher: &self.teacher,
+            features: &self.train.features,
+            anchor: &self.data.anchor,
+            sequence: self.parallel.sequence,
+            has_start: self.draft.from.is_some(),
+        }
+    }
+
     /// Which of the target's layers a stage needs: with stored features none, but for the last one where
     /// the draft starts from it.
     pub fn needed_layers(&self) -> Layers {
@@ -90,34 +104,6 @@ impl TrainConfig {
             }
             Some(_) => Layers::None,
         }
-    }
-}
-
-/// What drafts learn of the target's distribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct TeacherConfig {
-    /// Form of the teacher's part.
-    pub soft_targets: SoftTargetKind,
-    /// Entries of a top-k teacher.
-    pub top_k: usize,
-    /// What becomes of the rest.
-    pub tail: TailKind,
-}
-
-impl TeacherConfig {
-    /// How much of the teacher's distribution is learned.
-    pub(crate) fn distribution(&self) -> TeacherDistribution {
-        match self.soft_targets {
-            SoftTargetKind::Full => TeacherDistribution::Whole,
-            SoftTargetKind::TopK => TeacherDistribution::TopK { k: self.top_k, tail: self.tail },
-        }
-    }
-}
-
-impl Default for TeacherConfig {
-    fn default() -> Self {
-        Self { soft_targets: SoftTargetKind::Full, top_k: 64, tail: TailKind::Bucket }
     }
 }
 
@@ -172,49 +158,6 @@ impl Default for ScheduleConfig {
             learning_rate: 5e-4,
             warmup_ratio: schedule::WARMUP_RATIO,
             floor_ratio: schedule::FLOOR_RATIO,
-        }
-    }
-}
-
-/// Where features come from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
-pub enum FeatureMode {
-    /// The target runs for every batch.
-    #[default]
-    Online,
-    /// The target runs once a row; later epochs reuse its features and positions.
-    Memory,
-    /// `longdraft capture` wrote them to this folder or URL; the target's layers are not loaded.
-    Stored(String),
-}
-
-impl FeatureMode {
-    /// Where stored features lie.
-    pub fn store(&self) -> Option<&str> {
-        match self {
-            Self::Stored(location) => Some(location),
-            Self::Online | Self::Memory => None,
-        }
-    }
-}
-
-impl From<String> for FeatureMode {
-    fn from(text: String) -> Self {
-        match text.as_str() {
-            "online" => Self::Online,
-            "memory" => Self::Memory,
-            _ => Self::Stored(text),
-        }
-    }
-}
-
-impl From<FeatureMode> for String {
-    fn from(mode: FeatureMode) -> Self {
-        match mode {
-            FeatureMode::Online => "online".to_owned(),
-            FeatureMode::Memory => "memory".to_owned(),
-            FeatureMode::Stored(location) => location,
         }
     }
 }
@@ -305,7 +248,7 @@ impl Default for RunConfig {
 }
 
 /// Minutes of work that a kill may cost.
-pub(crate) const SAVE_MINUTES: f64 = 10.0;
+pub const SAVE_MINUTES: f64 = 10.0;
 
 mod defaults {
     pub(super) fn held_out_rows() -> usize {

@@ -3,8 +3,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{DraftConfig, TeacherConfig};
+use super::DraftConfig;
 use crate::method::Method;
+use crate::objective::TeacherConfig;
 
 /// Whether the teacher's section has a key.
 fn is_teachers(key: &str) -> bool {

@@ -1,7 +1,7 @@
 //! What a stage cannot do whose ranks share the target's layers.
 
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 
 use super::TrainConfig;
 use crate::error::{Result, TrainError};

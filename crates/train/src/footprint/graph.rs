@@ -1,4 +1,4 @@
-//! The ops of drafts as nodes of a [`Tape`]: f32 sizes, what their backward passes return, and the
+//! The ops of drafts as nodes of a tape: f32 sizes, what their backward passes return, and the
 //! buffers that their products leave.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use longdraft_kernels::linear::{Pass, kept_bytes};
 use super::tape::{Backward, Gradient, Id, Tape};
 
 /// Bytes of an f32.
-pub(crate) const F32: u64 = 4;
+pub const F32: u64 = 4;
 
 /// Bytes of a query's range of keys.
 const RANGE: u64 = 8;
@@ -18,7 +18,7 @@ const SINGLE: (u64, u64) = (4, 8);
 
 /// A tensor `[rows, width]`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Matrix {
+pub struct Matrix {
     pub(crate) id: Id,
     pub(crate) rows: u64,
     pub(crate) width: u64,
@@ -26,11 +26,11 @@ pub(crate) struct Matrix {
 
 /// Rotated angles: cos and sin.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Angles([Id; 2]);
+pub struct Angles([Id; 2]);
 
 /// A graph with what its products leave.
 #[derive(Debug)]
-pub(crate) struct Graph {
+pub struct Graph {
     tape: Tape,
     weights: HashMap<String, Id>,
     /// What the names of the weights at hand begin with.
@@ -41,7 +41,8 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    pub(crate) fn new(threads: usize) -> Self {
+    /// An empty graph of a rank with so many threads; 0: an accelerator, which packs nothing.
+    pub fn new(threads: usize) -> Self {
         Self {
             tape: Tape::default(),
             weights: HashMap::new(),
@@ -52,7 +53,7 @@ impl Graph {
     }
 
     /// Weights that are named from here on are of this part of the network.
-    pub(crate) fn enter(&mut self, scope: impl Into<String>) {
+    pub fn enter(&mut self, scope: impl Into<String>) {
         self.scope = scope.into();
     }
 
@@ -68,7 +69,7 @@ impl Graph {
     }
 
     /// A weight, counted elsewhere; the same one wherever its name comes up.
-    pub(crate) fn weight(&mut self, name: &str, rows: u64, width: u64) -> Matrix {
+    pub fn weight(&mut self, name: &str, rows: u64, width: u64) -> Matrix {
         let tape = &mut self.tape;
         let name = format!("{}{name}", self.scope);
         let id = self.weights.entry(name).or_insert_with(|| tape.variable(F32 * rows * width));
@@ -76,7 +77,7 @@ impl Graph {
     }
 
     /// Cos and sin of a token each half head.
-    pub(crate) fn angles(&mut self, rows: u64, head_dim: u64) -> Angles {
+    pub fn angles(&mut self, rows: u64, head_dim: u64) -> Angles {
         Angles([(); 2].map(|()| self.constant(rows, head_dim / 2).id))
     }
 
@@ -107,7 +108,7 @@ impl Graph {
     }
 
     /// Counts what a product leaves: `(rows, inputs, outputs)`.
-    pub(crate) fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
+    pub fn pack(&mut self, pass: Pass, (rows, inputs, outputs): (u64, u64, u64)) {
         if self.threads == 0 {
             return;
         }
@@ -116,7 +117,7 @@ impl Graph {
     }
 
     /// `x Wᵀ` with the trained weight of a name.
-    pub(crate) fn linear(&mut self, x: Matrix, name: &str, outputs: u64) -> Matrix {
+    pub fn linear(&mut self, x: Matrix, name: &str, outputs: u64) -> Matrix {
         self.map(x, (name, outputs), None)
     }
 
@@ -133,7 +134,7 @@ impl Graph {
     }
 
     /// `RMS_w(x)` with the trained weight of a name, or one that is given.
-    pub(crate) fn norm(&mut self, x: Matrix, name: Option<&str>) -> Matrix {
+    pub fn norm(&mut self, x: Matrix, name: Option<&str>) -> Matrix {
         let weight = match name {
             Some(name) => self.weight(name, 1, x.width),
             None => self.given(1, x.width),
@@ -148,7 +149,7 @@ impl Graph {
     }
 
     /// Rotates heads, which are a view of the projection.
-    pub(crate) fn rotate(&mut self, x: Matrix, angles: Angles) -> Matrix {
+    pub fn rotate(&mut self, x: Matrix, angles: Angles) -> Matrix {
         let heads = self.tape.view(x.id);
         let of_heads = self.if_tracked(heads, Gradient::Computed);
         let [cos, sin] = angles.0.map(|angle| (angle, Gradient::None));
@@ -156,13 +157,13 @@ impl Graph {
     }
 
     /// The same memory under another shape.
-    pub(crate) fn view(&mut self, x: Matrix) -> Matrix {
+    pub fn view(&mut self, x: Matrix) -> Matrix {
         Matrix { id: self.tape.view(x.id), ..x }
     }
 
     /// Attention of `[T, N·D]` queries: the output, the log-sum-exp of every head and the ranges stay.
     /// `singles` keys a query stand outside of its range.
-    pub(crate) fn attention(
+    pub fn attention(
         &mut self,
         q: Matrix,
         [k, v]: [Matrix; 2],
@@ -187,7 +188,7 @@ impl Graph {
     }
 
     /// `residual + Wd (silu(Wg x) ∘ Wu x)`: gate and up stay, the gated product is formed again.
-    pub(crate) fn gated_mlp_onto(&mut self, residual: Matrix, x: Matrix, inner: u64) -> Matrix {
+    pub fn gated_mlp_onto(&mut self, residual: Matrix, x: Matrix, inner: u64) -> Matrix {
         let arguments = [
             self.if_tracked(x.id, Gradient::Computed),
             (self.weight("gate", inner, x.width).id, Gradient::Computed),
@@ -207,12 +208,12 @@ impl Graph {
     }
 
     /// An op whose gradient is one of its input's size: `max(x, 0)²`, a factor.
-    pub(crate) fn relu_squared(&mut self, x: Matrix) -> Matrix {
+    pub fn relu_squared(&mut self, x: Matrix) -> Matrix {
         self.result(x.rows, x.width, &[(x.id, Gradient::Computed)])
     }
 
     /// `x ∘ w` with a part of a trained tensor, or `residual + x ∘ w`.
-    pub(crate) fn scale(&mut self, x: Matrix, name: &str, residual: Option<Matrix>) -> Matrix {
+    pub fn scale(&mut self, x: Matrix, name: &str, residual: Option<Matrix>) -> Matrix {
         let weight = self.weight(name, 1, x.width).id;
         let of_x = self.if_tracked(x.id, Gradient::Computed);
         let mut arguments = vec![of_x, (weight, Gradient::Computed)];
@@ -221,12 +222,12 @@ impl Graph {
     }
 
     /// `a + b`; the library keeps a gradient even of what does not train.
-    pub(crate) fn add(&mut self, a: Matrix, b: Matrix) -> Matrix {
+    pub fn add(&mut self, a: Matrix, b: Matrix) -> Matrix {
         self.result(a.rows, a.width, &[(a.id, Gradient::HandedOn), (b.id, Gradient::HandedOn)])
     }
 
     /// Some rows.
-    pub(crate) fn select(&mut self, x: Matrix, rows: u64) -> Matrix {
+    pub fn select(&mut self, x: Matrix, rows: u64) -> Matrix {
         let index = self.constant(rows, 1).id;
         self.result(rows, x.width, &[(x.id, Gradient::HandedOn), (index, Gradient::None)])
     }
@@ -239,14 +240,14 @@ impl Graph {
     }
 
     /// Tensors side by side.
-    pub(crate) fn beside(&mut self, parts: &[Matrix]) -> Matrix {
+    pub fn beside(&mut self, parts: &[Matrix]) -> Matrix {
         let arguments: Vec<_> = parts.iter().map(|part| (part.id, Gradient::HandedOn)).collect();
         let width = parts.iter().map(|part| part.width).sum();
         self.result(parts.first().map_or(0, |part| part.rows), width, &arguments)
     }
 
     /// Some columns, copied; the gradient is padded to all of them.
-    pub(crate) fn part(&mut self, x: Matrix, width: u64) -> Matrix {
+    pub fn part(&mut self, x: Matrix, width: u64) -> Matrix {
         self.result(x.rows, width, &[(x.id, Gradient::Computed)])
     }
 
@@ -289,7 +290,7 @@ impl Graph {
 
     /// The loss of hidden states with a head `[V, H]`, and the factors of what is added to their product:
     /// gradients are made in the forward pass and wait.
-    pub(crate) fn loss(&mut self, factors: &[Matrix]) -> Matrix {
+    pub fn loss(&mut self, factors: &[Matrix]) -> Matrix {
         let arguments: Vec<_> =
             factors.iter().map(|factor| self.if_tracked(factor.id, Gradient::Computed)).collect();
         let loss = self.result(1, 1, &arguments);

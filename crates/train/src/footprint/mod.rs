@@ -3,18 +3,18 @@
 //! A draft that is trained here is a [`Footprint`]: tensors, features, the memory of a row. `graph` has
 //! the ops of networks, for methods that count what their graph keeps instead of giving a formula.
 
-pub(crate) mod graph;
-pub(crate) mod loss;
-pub(crate) mod row;
+pub mod graph;
+pub mod loss;
+mod row;
 mod tape;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::features::TeacherKind;
+use longdraft_features::TeacherKind;
 
 pub use row::{Row, RowMemory};
 

@@ -46,7 +46,8 @@ pub struct RowMemory {
 }
 
 impl RowMemory {
-    pub(crate) fn of(graph: &Graph, loss: Matrix, chunks: u64, results: u64) -> Self {
+    /// Of a graph, its loss, and what the loss holds beside it.
+    pub fn of(graph: &Graph, loss: Matrix, chunks: u64, results: u64) -> Self {
         let backward = graph.backward(loss);
         Self {
             activations: graph.kept(loss),

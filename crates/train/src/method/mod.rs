@@ -16,10 +16,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use longdraft_data::Document;
+use longdraft_data::batch::AnchorOffset;
+use longdraft_features::FeatureMode;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_rules::Problem;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
@@ -27,10 +29,9 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
 use serde_json::{Map, Value};
 
-use crate::config::TrainConfig;
 use crate::error::Result;
 use crate::footprint::Footprint;
-use crate::objective::Objective;
+use crate::objective::{Objective, TeacherConfig};
 use crate::observer::Observer;
 
 pub use recipe::{Evidence, Passes, Recipe, Room, Round, proposed};
@@ -50,7 +51,7 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// What makes no sense, by dotted key.
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem>;
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem>;
 
     /// Whether it reproduces a published trainer, which takes one document a row.
     fn is_compat(&self) -> bool;
@@ -69,18 +70,17 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// - they do not fit the target
-    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>>;
+    fn footprint(
+        &self,
+        teacher: &TeacherConfig,
+        target: &TargetConfig,
+    ) -> Result<Arc<dyn Footprint>>;
 
     /// Checks that a draft is one to start from; no tensor is read.
     ///
     /// # Errors
     /// - it is another network, or of another target
-    fn check_start(
-        &self,
-        config: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()>;
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()>;
 
     /// The keys of this method that make the network of a saved draft; none where nothing is said of it.
     ///
@@ -110,10 +110,27 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     ) -> Result<Box<dyn Objective>>;
 }
 
+/// What the keys of a method must fit to, of the stage that they stand in.
+#[derive(Debug, Clone, Copy)]
+pub struct StageContext<'a> {
+    /// What is learned of the target's distribution.
+    pub teacher: &'a TeacherConfig,
+    /// Where features come from.
+    pub features: &'a FeatureMode,
+    /// Anchor-offset positions.
+    pub anchor: &'a AnchorOffset,
+    /// Ranks that share a row.
+    pub sequence: usize,
+    /// Whether another draft is there to start from.
+    pub has_start: bool,
+}
+
 /// What a draft is built from.
 pub struct Materials<'a> {
-    /// What is asked for.
-    pub config: &'a TrainConfig,
+    /// What is learned of the target's distribution.
+    pub teacher: TeacherConfig,
+    /// Run key: every random draw follows from it.
+    pub seed: u64,
     /// The frozen target.
     pub target: &'a Arc<Target>,
     /// The target's tokenizer.
@@ -255,6 +272,7 @@ mod tests {
     use longdraft_rules::Check;
 
     use super::*;
+    use crate::config::TrainConfig;
 
     /// A method more needs a line in every table: the tables name the same methods.
     #[test]
@@ -273,7 +291,7 @@ mod tests {
             assert_eq!(read, config);
             let method = &config.draft.method;
             assert!(!method.is_compat(), "{method:?} trains its own way by default");
-            let footprint = method.footprint(&config, &target).expect("sizes that fit");
+            let footprint = method.footprint(&config.teacher, &target).expect("sizes that fit");
             assert!(!footprint.specs().is_empty() && !footprint.taps().is_empty(), "{method:?}");
         }
         for draft in [r#"{"method": "medusa"}"#, r#"{"gama": 3}"#, r#"{"ttt_steps": 3}"#] {

@@ -118,7 +118,7 @@ mod tests {
                 });
                 let config: TrainConfig = serde_json::from_value(config).expect("known keys");
                 assert!(config.problems().is_empty(), "{:?}", config.problems());
-                let footprint = config.draft.method.footprint(&config, &target);
+                let footprint = config.draft.method.footprint(&config.teacher, &target);
                 assert!(footprint.is_ok(), "{}: {:?}", method.name(), footprint.err());
                 assert!(recipe.round.most > 0 && recipe.learning_rate > 0.0);
                 let rising = recipe.evidence.windows(2);

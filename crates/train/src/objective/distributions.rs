@@ -4,13 +4,13 @@
 //! outside the top k, in `S` or not, is a tail bucket, or is dropped. What is left is rescaled to 1
 //! inside the loss. With `k = V` nothing lies outside, and the distribution is the whole teacher's.
 
+use longdraft_features::TeacherKind;
 use longdraft_kernels::linear_cross_entropy::SparseDistributions;
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 
 use super::TailKind;
-use crate::features::TeacherKind;
 
 /// How much of the teacher's distribution a loss reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -8,17 +8,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use longdraft_models::draft::Draft;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 
 pub use distributions::TeacherDistribution;
 pub(crate) use distributions::TopDistributions;
 pub(crate) use soft_targets::mixed_in_words;
-pub use soft_targets::{SoftTargetKind, TailKind};
+pub use soft_targets::{SoftTargetKind, TailKind, TeacherConfig};
 
 /// What micro-batches are divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::TeacherDistribution;
 use crate::metrics::Quantities;
 
 /// Form of the teacher's part.
@@ -34,6 +35,34 @@ impl TailKind {
             Self::Bucket => format!("{}'s top {k} + tail", Quantities::TARGET),
             Self::Renormalise => format!("{}'s top {k}, rescaled", Quantities::TARGET),
         }
+    }
+}
+
+/// What drafts learn of the target's distribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TeacherConfig {
+    /// Form of the teacher's part.
+    pub soft_targets: SoftTargetKind,
+    /// Entries of a top-k teacher.
+    pub top_k: usize,
+    /// What becomes of the rest.
+    pub tail: TailKind,
+}
+
+impl TeacherConfig {
+    /// How much of the teacher's distribution is learned.
+    pub(crate) fn distribution(&self) -> TeacherDistribution {
+        match self.soft_targets {
+            SoftTargetKind::Full => TeacherDistribution::Whole,
+            SoftTargetKind::TopK => TeacherDistribution::TopK { k: self.top_k, tail: self.tail },
+        }
+    }
+}
+
+impl Default for TeacherConfig {
+    fn default() -> Self {
+        Self { soft_targets: SoftTargetKind::Full, top_k: 64, tail: TailKind::Bucket }
     }
 }
 

@@ -17,7 +17,7 @@ use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::muon::{direction, update_cost};
+use super::matrices::{direction, update_cost};
 use super::run_values::RunValues;
 use crate::error::{Result, TrainError};
 
@@ -323,7 +323,7 @@ fn layer_matrix(name: &str, shape: &Shape) -> Option<(usize, usize)> {
 }
 
 /// Whether a tensor of a name and a number of dimensions is such a matrix.
-pub(crate) fn is_layer_matrix(name: &str, dimensions: usize) -> bool {
+pub fn is_layer_matrix(name: &str, dimensions: usize) -> bool {
     dimensions == 2 && !["embed_tokens", "lm_head"].iter().any(|table| name.contains(table))
 }
 

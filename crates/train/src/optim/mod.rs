@@ -1,11 +1,10 @@
 //! Optimizers over a model's parameters.
 
 mod adamw;
-mod muon;
+mod matrices;
 #[cfg(test)]
 mod ranks_tests;
 mod run_values;
 
-pub(crate) use adamw::is_layer_matrix;
-pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind};
-pub use muon::{Muon, MuonConfig, MuonOutcome, MuonState, Orthogonalisation, TensorState};
+pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind, is_layer_matrix};
+pub use matrices::{direction, update_cost};

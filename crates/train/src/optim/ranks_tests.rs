@@ -3,9 +3,9 @@
 use candle_core::{Device, Tensor, Var};
 use longdraft_models::draft::Parameter;
 use longdraft_parallel::threads::{in_threads, with_gpus};
-use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Reduction, share_of};
+use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Reduction};
 
-use super::{AdamW, AdamWConfig, DeadParameters, Muon, MuonConfig};
+use super::{AdamW, AdamWConfig, DeadParameters};
 
 const SIZES: [(&str, [usize; 2]); 4] = [
     ("blocks.0.mlp.fc.weight", [130, 260]),
@@ -120,34 +120,6 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
         assert!((host - own).abs() <= 1e-5, "{host} {own}");
     }
     assert_eq!(run(true, 1), run(false, 1), "shards are summed on the host");
-}
-
-#[test]
-fn muon_over_ranks_is_muon_on_the_summed_gradient() {
-    let names = &parameters()[..3];
-    let costs = Muon::costs(names);
-    let run = |ranks: usize| {
-        in_threads(ranks, |world| {
-            let parameters = parameters()[..3].to_vec();
-            let config = ParallelConfig::default();
-            let parallel = DataParallel::by_cost(&world, &config, &parameters, &costs);
-            let mut optimizer = Muon::over(MuonConfig::default(), &parallel, &parameters);
-            // Two ranks' gradients, however many ranks there are.
-            let mut sum = Gradients::new(&parameters);
-            for rank in share_of(2, world.rank(), ranks) {
-                let values = gradients(rank, 0).into_values().expect("values")[..3].to_vec();
-                sum.merge(Gradients::from_values(values)).expect("sums");
-            }
-            let sums = parallel.reduce(sum).expect("sums");
-            let norm = parallel.norm(&sums).expect("norm");
-            optimizer.update(&parallel, &parameters, &sums, norm, 1.0).expect("step");
-            (norm, values(&parameters))
-        })
-    };
-    let one = run(1);
-    for ranks in [2, 4] {
-        assert!(run(ranks).iter().all(|rank| *rank == one[0]), "{ranks}");
-    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
 use longdraft_models::draft::Init;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::block::{
@@ -11,7 +12,7 @@ use longdraft_models::draft::block::{
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
@@ -19,7 +20,6 @@ use longdraft_parallel::threads::in_threads;
 use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 use serde_json::{Value, json};
 
-use crate::features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
 use crate::method::block::{
     BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights, SoftLoss,
 };

@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::{BlockFormat, QuantisedMatrix};
-use longdraft_models::target::{
+use longdraft_models::target_model::{
     Extension, Features, PackedSequence, RowPart, Tap, Taps, Target, TargetOptions, tensor_specs,
 };
 use longdraft_models::weights::WeightSource;

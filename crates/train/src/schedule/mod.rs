@@ -2,7 +2,6 @@
 
 mod deepspeed;
 mod eagle3_cosine;
-pub mod warmdown;
 mod warmup_cosine;
 
 use schemars::JsonSchema;

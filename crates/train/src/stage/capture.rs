@@ -6,7 +6,13 @@ use std::time::Duration;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{DrawEpochs, Draws};
-use longdraft_models::target::Target;
+use longdraft_features::records::{Records, is_record_folder};
+use longdraft_features::store::{
+    BackgroundWriter, Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter,
+    StoredTeacher, Turn, Work,
+};
+use longdraft_features::{FeatureError, FeatureNeeds, Part};
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{World, share_of};
 
@@ -17,13 +23,7 @@ use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
 use crate::checkpoint::saved_draft;
 use crate::config::TrainConfig;
-use crate::error::{Result, TrainError};
-use crate::features::records::{Records, is_record_folder};
-use crate::features::store::{
-    BackgroundWriter, Contents, Estimate, PartRecipe, Recipe, Record, ShardPlan, StoreWriter,
-    StoredTeacher, Turn, Work,
-};
-use crate::features::{FeatureNeeds, Part};
+use crate::error::Result;
 use crate::method::Materials;
 use crate::objective::Objective;
 
@@ -78,18 +78,19 @@ impl Capture {
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
         let place = config.train.features.store().ok_or_else(|| {
-            TrainError::features("train.features", "names no place for a store of features")
+            FeatureError::store("train.features", "names no place for a store of features")
         })?;
         if is_record_folder(place) {
             let problem =
                 "holds records of another trainer or engine: name another place for the store";
-            return Err(TrainError::features(place, problem));
+            return Err(FeatureError::store(place, problem).into());
         }
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
         let token_counts = counts(config, &train, &target)?;
         let materials = Materials {
-            config,
+            teacher: config.teacher,
+            seed: config.train.seed,
             target: &target,
             tokenizer,
             documents: &train.documents,
@@ -146,7 +147,7 @@ impl Capture {
             let ending = self.take_shards(&mut writer, observer);
             // An error of its own is told first; whatever the other one is, it would come again.
             let written = writer.wait();
-            ending.and_then(|ending| written.map(|()| ending))
+            ending.and_then(|ending| Ok(written.map(|()| ending)?))
         })?;
         self.team.tell(Next::End);
         Ok(ending)
@@ -200,7 +201,12 @@ impl Capture {
         Ok(Ending::Finished)
     }
 
-    fn record(&self, batch: &Batch, contents: &Contents, teacher_rows: &[u32]) -> Result<Record> {
+    fn record(
+        &self,
+        batch: &Batch,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> longdraft_features::Result<Record> {
         match &self.records {
             Some(records) => records.record(&self.target, batch, contents, teacher_rows),
             None => Record::capture(&self.target, batch, contents, teacher_rows),
@@ -236,7 +242,7 @@ impl Capture {
                 Err(error) => {
                     // The claim of a process that ends is stale in any case.
                     let _ = self.store.give_up(work);
-                    return Err(error);
+                    return Err(error.into());
                 }
             }
         }

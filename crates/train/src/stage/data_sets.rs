@@ -8,7 +8,7 @@ use longdraft_data::reader::read_source;
 use longdraft_data::source::{SourceConfig, is_data_file};
 use longdraft_data::{Document, TextEncoder};
 use longdraft_models::hub::DataSetId;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::World;
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
+use longdraft_features::{FeatureMode, FeatureSource, Part};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::TokenCounts;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, World};
 
@@ -16,9 +17,8 @@ use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
 use super::{DataSet, Event, Observer, Stage};
 use crate::checkpoint::{add_token_counts, saved_draft};
-use crate::config::{FeatureMode, TrainConfig};
+use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::features::{FeatureSource, Part};
 use crate::method::Materials;
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
@@ -136,20 +136,19 @@ pub fn measure_drafts(
 ) -> Result<Vec<RowMetrics>> {
     let set = held_out_set(config, target, tokenizer, observer)?;
     let mut objectives = Vec::new();
+    let (teacher, seed, documents) = (config.teacher, config.train.seed, &set.documents);
     for draft in drafts {
-        let mut config = config.clone();
-        config.draft.from = Some(draft.clone());
-        config.draft.method.keep_as_trained();
-        let documents = &set.documents;
-        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
-        let start = start.as_ref();
+        let mut method = config.draft.method.clone();
+        method.keep_as_trained();
         // What it proposes is what it learned, not what this text holds.
         let mut token_counts = TokenCounts::new(target.config().vocab_size);
         add_token_counts(&mut token_counts, draft)?;
         let token_counts = &token_counts;
+        let start = saved_draft(draft)?;
+        let start = Some(&start);
         let materials =
-            Materials { config: &config, target, tokenizer, documents, start, token_counts };
-        objectives.push(config.draft.method.build(&materials, observer)?);
+            Materials { teacher, seed, target, tokenizer, documents, start, token_counts };
+        objectives.push(method.build(&materials, observer)?);
     }
     let Some(first) = objectives.first() else { return Ok(Vec::new()) };
     let mut config = config.clone();

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
+use longdraft_features::{
+    BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
+};
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
-use longdraft_models::target::{RowPart, Tap, Taps};
+use longdraft_models::target_model::{RowPart, Tap, Taps};
 use longdraft_parallel::Gradients;
 
 use super::evaluate::over_ranks;
 use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
-use crate::features::{
-    BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
-};
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
 

@@ -3,13 +3,13 @@
 
 use std::cell::Cell;
 
-use longdraft_models::target::Target;
+use longdraft_features::Part;
+use longdraft_features::store::Recipe;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 
 use super::Observer;
 use crate::error::Result;
-use crate::features::Part;
-use crate::features::store::Recipe;
 
 /// What the first rank of a team does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

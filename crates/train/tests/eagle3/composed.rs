@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use candle_core::{D, Device, Result, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::{linear, rms_norm, rope, swiglu};
 use longdraft_models::TargetTokenId;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::eagle3::{Eagle3Loss, Eagle3Objective, MaskRule, OovRows};
 
 use super::{TARGET_WIDTH, head};

@@ -6,13 +6,13 @@ mod top_k;
 use candle_core::{DType, Device, Tensor};
 use composed::Composed;
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_train::method::eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, OovRows,
 };

@@ -1,9 +1,9 @@
 //! A teacher of which only the most likely tokens are kept.
 
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::top_k::{TopK, linear_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use longdraft_train::method::eagle3::{
     Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, OovRows, TeacherDistribution,
 };

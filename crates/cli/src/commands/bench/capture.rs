@@ -1,12 +1,12 @@
 //! Rows through the target into a store: the pass, the encoding and the writing of a shard a row.
 
 use longdraft_data::batch::AnchorOffset;
-use longdraft_models::target::Target;
-use longdraft_train::config::TrainConfig;
-use longdraft_train::features::FeatureNeeds;
-use longdraft_train::features::store::{
+use longdraft_features::FeatureNeeds;
+use longdraft_features::store::{
     Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, Turn,
 };
+use longdraft_models::target_model::Target;
+use longdraft_train::config::TrainConfig;
 use longdraft_train::method::Method;
 use serde_json::json;
 
@@ -39,7 +39,7 @@ fn contents(method: Method, target: &Target) -> Result<Contents> {
         "target": "", "output": "", "data": { "train": [] }, "draft": { "method": method.name() },
     });
     let config: TrainConfig = serde_json::from_value(config).map_err(Failure::work)?;
-    let draft = config.draft.method.footprint(&config, target.config())?;
+    let draft = config.draft.method.footprint(&config.teacher, target.config())?;
     let needs = FeatureNeeds { taps: draft.taps(), teacher: draft.teacher(), ahead: draft.ahead() };
     Ok(Contents::of(&needs))
 }
@@ -102,8 +102,8 @@ fn steps(
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::target::TargetOptions;
-    use longdraft_train::features::store::ShardPlan;
+    use longdraft_features::store::ShardPlan;
+    use longdraft_models::target_model::TargetOptions;
 
     use super::*;
 

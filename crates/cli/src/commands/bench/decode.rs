@@ -3,7 +3,7 @@
 
 use candle_core::DType;
 use longdraft_models::TargetConfig;
-use longdraft_models::target::{KvCache, Tap, Taps, Target};
+use longdraft_models::target_model::{KvCache, Tap, Taps, Target};
 use serde_json::json;
 
 use super::clock::{Timed, time};
@@ -83,7 +83,7 @@ fn passes(
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::target::TargetOptions;
+    use longdraft_models::target_model::TargetOptions;
 
     use super::*;
 
@@ -91,7 +91,7 @@ mod tests {
     fn a_pass_reads_all_matrices_but_the_table() {
         let config = shape::config("tiny", None).expect("known");
         let target = Target::random(config.clone(), 0, &TargetOptions::default()).expect("target");
-        let specs = longdraft_models::target::tensor_specs(&config);
+        let specs = longdraft_models::target_model::tensor_specs(&config);
         let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
         let values: usize = matrices.map(|spec| spec.shape.iter().product::<usize>()).sum();
         let table = config.vocab_size * config.hidden_size;

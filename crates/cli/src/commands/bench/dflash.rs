@@ -1,12 +1,12 @@
 //! DFlash steps from given features, or with the target online: hard labels at the slots of drawn
 //! blocks, whose weights decay, over one document that is supervised everywhere.
 
+use longdraft_features::{BatchFeatures, run_target};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, run_target};
 use longdraft_train::method::block::{
     BlockBudget, BlockDraws, BlockLoss, BlockObjective, SlotWeights,
 };

@@ -2,13 +2,13 @@
 //! the draft's own vocabulary, every row learned that has a token to learn.
 
 use candle_core::{Device, Tensor};
+use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft};
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_parallel::Gradients;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};

@@ -19,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use candle_core::Device;
 use longdraft_kernels::trace::Trace;
 use longdraft_models::device::name_of;
-use longdraft_models::target::TargetOptions;
+use longdraft_models::target_model::TargetOptions;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{BenchArguments, BenchCommand};

@@ -4,7 +4,7 @@
 
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::Gradients;
-use longdraft_train::optim::{Muon, MuonConfig};
+use longdraft_pretrain::{Muon, MuonConfig};
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, shape};

@@ -2,12 +2,12 @@
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_models::TargetConfig;
 use longdraft_models::published::{published_config, published_names};
-use longdraft_models::target::{Target, tensor_specs};
+use longdraft_models::target_model::{Target, tensor_specs};
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_train::features::{BatchFeatures, TeacherFeatures};
 use serde_json::json;
 
 use super::Place;

@@ -13,7 +13,7 @@ use longdraft_configuration::read_stage;
 use longdraft_data::SourceConfig;
 use longdraft_data::template::Learn;
 use longdraft_models::TargetConfig;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use longdraft_data::source::read_jsonl;
 use longdraft_data::token_stream::{START_OF_DOCUMENT, ShardWriter, sidecar_path};
 use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
-use longdraft_train::pretrain::Tokenizer;
+use longdraft_pretrain::Tokenizer;
 use serde_json::json;
 
 use crate::cli::{DataPackArguments, DataTokenizerArguments};

@@ -6,8 +6,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use longdraft_features::records::RecordFolder;
 use longdraft_models::weights::atomic::write_atomically_with;
-use longdraft_train::features::records::RecordFolder;
 use serde_json::json;
 
 use self::masks::Masks;

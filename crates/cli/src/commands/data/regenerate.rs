@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::source::read_rows;
 use longdraft_decode::Committed;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::{DeviceChoice, TargetTokenId};
 use serde_json::json;
 

@@ -1,7 +1,7 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
 use longdraft_configuration::read_stage;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_train::metrics::DelayCounts;
 use longdraft_train::stage::{RowMetrics, measure_drafts};

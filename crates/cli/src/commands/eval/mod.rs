@@ -18,9 +18,9 @@ use longdraft_records::decode::{
 };
 use serde_json::{Value, json};
 
-use crate::cli::{EvalDecodeArguments, WeightDtype};
+use crate::cli::{DecodingArguments, EvalDecodeArguments, PaceChoice, WeightDtype};
 use crate::commands::recorded::last_change;
-use crate::decoding::{DecodingArguments, Models, PaceChoice, stop_tokens};
+use crate::decoding::{Models, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
 use longdraft_decode::{DecodeOptions, SpeculativeDecoder};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::Value;
 

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use longdraft_models::ModelError;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::hub::{Arrived, Fetched, ModelId};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
-use crate::doctor::readable_bytes;
 use crate::failure::Result;
 use crate::recording::quoted;
 use crate::status::Bar;

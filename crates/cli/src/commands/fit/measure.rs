@@ -8,22 +8,22 @@ use std::time::Instant;
 use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
-use longdraft_models::target::{Tap, Taps, Target};
+use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::World;
+use longdraft_plan::Speed;
 use longdraft_records::decode::Cell;
 use longdraft_records::median;
 use longdraft_train::method::Passes;
-use longdraft_train::plan::Speed;
 use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::rules::{Candidate, proposed};
 use super::{prompts, proof};
-use crate::cli::WeightDtype;
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::{eval, train};
-use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
+use crate::decoding::{Models, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::hub::ModelId;
 use longdraft_models::sha256;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_serving::Profile;
 use longdraft_train::method::{Method, Room};
@@ -126,7 +126,7 @@ fn default_output(target: &str) -> PathBuf {
 
 /// Tells weights apart without reading them.
 fn fingerprint(target: &str) -> Result<String> {
-    let path = longdraft_models::target::locate(target)?;
+    let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
     let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
         .into_iter()

@@ -1,7 +1,7 @@
 //! The phases of a fit up to the training, each of which can be repeated.
 
+use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_report::words::clock;
-use longdraft_train::features::store::free_bytes;
 use serde_json::json;
 
 use super::measure::{self, Trial};
@@ -10,7 +10,7 @@ use super::rate;
 use super::rules::{Budget, Candidate, Plan};
 use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
-use crate::doctor::{available_memory, readable_bytes};
+use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::terminal::cover::is_covered;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use longdraft_data::source::read_jsonl;
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};
@@ -16,10 +16,9 @@ use super::measure::{Machine, plainly};
 use super::prompts;
 use super::rules::Plan;
 use super::state::Settings;
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
 use crate::commands::eval;
-use crate::decoding::{
-    DecodingArguments, LookupChoice, PaceChoice, encode_chat, encode_text, stop_tokens,
-};
+use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;

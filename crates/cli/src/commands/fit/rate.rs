@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use longdraft_configuration::{parse_stages, recheck};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_train::TrainError;
 use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};

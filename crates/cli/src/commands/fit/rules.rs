@@ -2,11 +2,11 @@
 //! [`expect`](super::expect).
 
 use longdraft_models::TargetConfig;
-use longdraft_models::target::tensor_specs;
+use longdraft_models::target_model::tensor_specs;
+use longdraft_plan::{Layout, Workload};
 use longdraft_serving::{Profile, serves};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::{self, Method, Recipe, Room, Round};
-use longdraft_train::plan::{Layout, Workload};
 use serde::{Deserialize, Serialize};
 
 use super::answers::MOST_OF_A_PROMPT;
@@ -137,7 +137,9 @@ fn predicted_draft(
     machine: &Machine,
     n: usize,
 ) -> f64 {
-    let Ok(footprint) = config.draft.method.footprint(config, target) else { return f64::INFINITY };
+    let Ok(footprint) = config.draft.method.footprint(&config.teacher, target) else {
+        return f64::INFINITY;
+    };
     let values = |shape: &[usize]| shape.iter().map(|size| *size as f64).product::<f64>();
     let own: f64 = footprint.specs().iter().map(|spec| values(&spec.shape)).sum();
     let all: f64 = tensor_specs(target).iter().map(|spec| values(&spec.shape)).sum();

@@ -1,5 +1,6 @@
 //! What `fit` says: the plan before its time is spent, and the result.
 
+use longdraft_models::disk::readable_bytes;
 use longdraft_report::words::clock;
 use serde_json::{Value, json};
 
@@ -9,7 +10,6 @@ use super::measure::{Machine, Trial};
 use super::prompts::Split;
 use super::rate::Tried;
 use super::rules::{Plan, WORTH};
-use crate::doctor::readable_bytes;
 
 /// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
 const DEAR: f64 = 1.6;

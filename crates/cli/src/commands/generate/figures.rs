@@ -3,7 +3,7 @@
 use longdraft_decode::metrics::AcceptanceMetrics;
 use longdraft_decode::{EndReason, Generation};
 
-use crate::decoding::PaceChoice;
+use crate::cli::PaceChoice;
 
 /// Who proposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -140,12 +140,12 @@ fn is_plain(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_configuration::schema_of;
+    use longdraft_pretrain::PretrainConfig;
     use longdraft_train::config::TrainConfig;
-    use longdraft_train::pretrain::PretrainConfig;
     use serde_json::json;
 
     use super::*;
-    use longdraft_configuration::schema_of;
 
     fn map(value: &Value) -> Map<String, Value> {
         value.as_object().cloned().expect("a map")

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_models::target::Target;
+use longdraft_configuration::{json_schema, schema_of};
+use longdraft_models::target_model::Target;
 use longdraft_models::{ModelError, TargetConfig};
+use longdraft_pretrain::{PretrainConfig, Tokenizer};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::{Method, Recipe, Room};
-use longdraft_train::pretrain::{PretrainConfig, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use super::questions::{Answers, DEMONSTRATION, SHIPPED};
@@ -14,7 +15,6 @@ use crate::cli::Purpose;
 use crate::commands::quickstart::assets;
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
-use longdraft_configuration::{json_schema, schema_of};
 
 /// Tokens of a row, in short and in long stages, where the context has room for them.
 const SHORT_ROWS: usize = 1024;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longdraft_configuration::parse_stages;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::{DeviceChoice, TargetConfig};
 use longdraft_parallel::World;

@@ -11,23 +11,24 @@ use longdraft_configuration::{
 };
 use longdraft_decode::READ_ALONE;
 use longdraft_models::device::free_memory;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
 use longdraft_parallel::World;
+use longdraft_plan::{
+    Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+};
+use longdraft_pretrain::PretrainConfig;
 use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::plan::{
-    Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
-};
-use longdraft_train::pretrain::PretrainConfig;
 use longdraft_train::stage::Stage;
 use serde_json::{Value, json};
 
 use crate::cli::{PlanArguments, TrainArguments};
 use crate::decoding::SAID_CONTEXT;
-use crate::doctor::{available_memory, readable_bytes};
+use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
 
@@ -319,11 +320,15 @@ pub(crate) fn features_of_row(stage: &Stage, world: &World) -> Option<u64> {
     workload_of(stage, world).map(|workload| workload.estimate().features_of_row)
 }
 
-/// Of a device without memory, an error that says what the stage needs and what to lower.
-pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> TrainError {
-    match workload_of(stage, world) {
-        Some(workload) => longdraft_train::plan::explain(error, &workload, None),
-        None => error,
+/// A failure of a stage; of a device without memory it says what the stage needs and what to lower.
+pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> Failure {
+    let workload = workload_of(stage, world);
+    match workload.and_then(|workload| longdraft_plan::explain(&error, &workload, None)) {
+        Some(told) => {
+            let hint = format!("lower one of these: {}", told.remedies.join("; "));
+            Failure::work(told).hint(hint)
+        }
+        None => error.into(),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use longdraft_features::FeatureMode;
 use longdraft_models::TargetConfig;
-use longdraft_train::config::{FeatureMode, TrainConfig};
-use longdraft_train::plan::{Layout, Workload};
+use longdraft_plan::{Layout, Workload};
+use longdraft_train::config::TrainConfig;
 
 use super::Machine;
 use super::table::seconds;

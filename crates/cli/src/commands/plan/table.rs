@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use longdraft_train::plan::{Estimate, Phase, Place, Verdict};
+use longdraft_models::disk::readable_bytes;
+use longdraft_plan::{Estimate, Phase, Place, Verdict};
 
 use super::Machine;
-use crate::doctor::readable_bytes;
 
 /// The largest phase term by term, the other phases, traffic, time, and the verdict.
 pub(super) fn text(estimate: &Estimate, verdict: &Verdict, machine: &Machine) -> String {

@@ -8,9 +8,9 @@ use longdraft_models::bits_per_byte::{
     Scorer, Tail, TargetScorer, Window, isolated_windows, plain_windows, sliding_windows,
 };
 use longdraft_models::language_model::{self, LanguageModel};
-use longdraft_models::target::{Target, TargetOptions};
+use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_train::pretrain::{ScoredStream, Tokenizer};
+use longdraft_pretrain::{ScoredStream, Tokenizer};
 use serde_json::json;
 
 use crate::cli::{BpbArguments, EvalBpbArguments, TailChoice};

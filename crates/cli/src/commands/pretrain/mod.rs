@@ -11,13 +11,13 @@ use longdraft_configuration::{file_text, read_pretrain, recheck};
 use longdraft_models::bits_per_byte::Score;
 use longdraft_models::sha256;
 use longdraft_parallel::World;
-use longdraft_records::median;
-use longdraft_report::words::clock;
-use longdraft_train::memory::peak_resident_mib;
-use longdraft_train::pretrain::{
+use longdraft_pretrain::{
     ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
     ScoredStream, build_artifact,
 };
+use longdraft_records::median;
+use longdraft_report::words::clock;
+use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Value, json};
 

@@ -5,11 +5,9 @@ use longdraft_models::language_model::open;
 use longdraft_models::weights::artifact::{
     Compression, Embedding, QuantiseConfig, QuantiseFormat, Sizes,
 };
+use longdraft_pretrain::{ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact};
 use longdraft_rules::Problem;
 use longdraft_serving::save_gguf;
-use longdraft_train::pretrain::{
-    ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact,
-};
 use serde_json::json;
 
 use super::print_artifact;

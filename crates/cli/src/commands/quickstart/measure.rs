@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_report::words;
 
 use super::assets::TEST_FILE;
-use crate::cli::WeightDtype;
+use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::eval;
 use crate::commands::eval::prompts::PromptSet;
-use crate::decoding::{DecodingArguments, LookupChoice, Models, PaceChoice, stop_tokens};
+use crate::decoding::{Models, stop_tokens};
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 use crate::recording;

@@ -6,7 +6,7 @@ mod measure;
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{LocatedStage, parse_stages};
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_report::words::clock;
 use longdraft_train::checkpoint::Wanted;

@@ -3,12 +3,12 @@
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 
+use longdraft_models::disk::readable_bytes;
 use longdraft_train::checkpoint::{RunLock, stages};
 use serde_json::json;
 
 use super::found::{Found, State};
 use crate::cli::RunsDeleteArguments;
-use crate::doctor::readable_bytes;
 use crate::failure::{Failure, Result};
 
 /// Deletes after a question; nothing is deleted if one of the folders is refused.

@@ -4,11 +4,11 @@ mod compare;
 mod delete;
 mod found;
 
+use longdraft_models::disk::readable_bytes;
 use longdraft_records::decode::date_of;
 use serde_json::json;
 
 use crate::cli::{RunsCommand, RunsListArguments};
-use crate::doctor::readable_bytes;
 use crate::failure::{Failure, Result};
 use found::{Found, below};
 

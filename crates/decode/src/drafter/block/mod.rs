@@ -9,7 +9,7 @@ mod selected;
 
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::{Features, Tap};
+use longdraft_models::target_model::{Features, Tap};
 
 use super::{DraftContext, DraftModel, Drafted, Drafter, Forecast, Plan, Reading, grow};
 use crate::error::{DecodeError, Result};

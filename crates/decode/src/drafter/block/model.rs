@@ -13,7 +13,7 @@ use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Features, KvCache, Tap, Target};
+use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 
 use super::chained::{Chained, confidences};
 use super::selected::Selected;

@@ -17,7 +17,7 @@ mod qwen;
 mod smollm3;
 
 use super::gguf::Keys as GgufKeys;
-use super::hugging_face::Keys as JsonKeys;
+use super::json_keys::Keys as JsonKeys;
 use super::{Architecture, ExpertsConfig, Parts, RopeParameters, limits};
 
 /// What keys that are left out mean to a family's class; without a value a key is required.

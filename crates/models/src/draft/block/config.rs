@@ -170,15 +170,8 @@ impl BlockConfig {
                 ("block_size", self.block_size, Self::SLOTS),
             ],
         );
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
-            problems.push(format!(
-                "`num_key_value_heads` = {kv_heads} does not divide `num_attention_heads` = {heads}"
-            ));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            problems.push(format!("`head_dim` = {} is odd", self.head_dim));
-        }
+        let heads = (self.num_attention_heads, self.num_key_value_heads);
+        limits::heads(&mut problems, heads, self.head_dim);
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }

@@ -14,7 +14,7 @@ use super::weights::tensor_specs;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights, save_draft};
 use crate::draft::{Draft, DraftKind};
 use crate::error::{ModelError, Problems, Result};
-use crate::target::Target;
+use crate::target_model::Target;
 use crate::weights::WeightSource;
 
 /// A block draft through the target's head alone.

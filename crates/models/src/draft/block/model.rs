@@ -12,7 +12,7 @@ use super::files::architecture_of;
 use super::mask::Visible;
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::{KeyValues, KvCache, Tap};
+use crate::target_model::{KeyValues, KvCache, Tap};
 
 /// A layer's keys and values of the context, followed by the blocks' own.
 type Join<'a> = dyn Fn(usize, KeyValues) -> Result<KeyValues> + 'a;

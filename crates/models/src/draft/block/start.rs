@@ -18,7 +18,7 @@ use candle_core::{DType, Tensor};
 use super::config::BlockConfig;
 use super::model::BlockDraft;
 use crate::error::{ModelError, Result};
-use crate::target::{Target, norm_before_feed_forward};
+use crate::target_model::{Target, norm_before_feed_forward};
 use crate::weights::TensorSpec;
 
 /// The target's last layer and final norm.

@@ -7,7 +7,7 @@ use crate::config::{RopeParameters, TargetConfig};
 use crate::draft::Draft;
 use crate::draft::files::SavedDraft;
 use crate::ids::LayerId;
-use crate::target::{KeyValues, Layers, PackedSequence, Tap, Taps, Target, TargetOptions};
+use crate::target_model::{KeyValues, Layers, PackedSequence, Tap, Taps, Target, TargetOptions};
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
 

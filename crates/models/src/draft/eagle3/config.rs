@@ -148,17 +148,8 @@ impl Eagle3Config {
                 ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
             ],
         );
-        if self.num_key_value_heads > 0
-            && !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
-        {
-            problems.push(format!(
-                "`num_key_value_heads` = {} does not divide `num_attention_heads` = {}",
-                self.num_key_value_heads, self.num_attention_heads
-            ));
-        }
-        if !self.head_dim.is_multiple_of(2) {
-            problems.push(format!("`head_dim` = {} is odd", self.head_dim));
-        }
+        let heads = (self.num_attention_heads, self.num_key_value_heads);
+        limits::heads(&mut problems, heads, self.head_dim);
         if self.dynamic_ntk.is_some() && self.head_dim <= 2 {
             problems.push("dynamic rope scaling needs a `head_dim` above 2");
         }

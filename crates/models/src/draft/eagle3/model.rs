@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::config::Eagle3Config;
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::{KeyValues, Tap};
+use crate::target_model::{KeyValues, Tap};
 
 /// The trainable draft.
 pub struct Eagle3Draft {

@@ -13,7 +13,7 @@ use super::published::names_eagle3;
 use super::weights::published_names;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
 use crate::error::{ModelError, Problems, Result};
-use crate::target::Target;
+use crate::target_model::Target;
 use crate::weights::WeightSource;
 
 const HEAD: &str = "lm_head.weight";

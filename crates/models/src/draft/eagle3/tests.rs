@@ -8,7 +8,7 @@ use crate::draft::files::{DRAFT_FILE, PTH_FILE};
 use crate::draft::{Draft, VocabularyMap};
 use crate::error::Result;
 use crate::ids::{LayerId, TargetTokenId};
-use crate::target::{PackedSequence, Tap, Target, TargetOptions};
+use crate::target_model::{PackedSequence, Tap, Target, TargetOptions};
 use crate::weights::memory::MemorySource;
 
 const VOCABULARY: usize = 30;

@@ -17,7 +17,7 @@ use longdraft_kernels::rows::select_rows;
 
 use super::model::Eagle3Draft;
 use crate::error::{ModelError, Result};
-use crate::target::{KeyValues, PackedSequence, RowPart};
+use crate::target_model::{KeyValues, PackedSequence, RowPart};
 
 /// A later step's keys: rows that have one, and the index of the first among all keys.
 struct Column {

@@ -10,7 +10,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 use super::config::{FinalNorm, GlideConfig};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
-use crate::target::{KeyValues, Tap};
+use crate::target_model::{KeyValues, Tap};
 
 /// Named intermediate values, `[T, H]` each, for comparison with reference cases.
 pub type Trace = Vec<(&'static str, Tensor)>;

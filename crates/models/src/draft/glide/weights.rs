@@ -14,7 +14,7 @@ use crate::draft::files::{SavedDraft, open_weights, save_draft};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};
 use crate::error::{ModelError, Problems, Result};
-use crate::target::{Target, norm_before_feed_forward};
+use crate::target_model::{Target, norm_before_feed_forward};
 use crate::weights::{TensorSpec, WeightSource};
 
 /// Prefixes under which published files hold the layer.

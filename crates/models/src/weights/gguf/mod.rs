@@ -1,5 +1,5 @@
 //! GGUF files: headers read within the file's bounds, and files of our own. What a target's file
-//! holds is known by [`crate::target::gguf`].
+//! holds is known by [`crate::target_model::gguf`].
 
 pub mod header;
 pub(crate) mod split;

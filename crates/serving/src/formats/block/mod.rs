@@ -18,7 +18,7 @@ use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::{SavedDraft, open_weights};
 use longdraft_models::draft::{Draft, DraftKind};
 use longdraft_models::error::Problems;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 

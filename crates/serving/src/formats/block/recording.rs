@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
-use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
 use crate::error::Result;
 

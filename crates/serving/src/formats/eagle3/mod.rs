@@ -17,7 +17,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::sha256;
-use longdraft_models::target::{PackedSequence, Taps, Target};
+use longdraft_models::target_model::{PackedSequence, Taps, Target};
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ use super::files::{write_json, write_safetensors};
 use super::gguf as shared;
 use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
 use crate::Profile;
-use crate::checks::{Checks, Problem, Severity};
+use crate::checks::Checks;
 use crate::error::Result;
 use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
@@ -109,14 +109,7 @@ impl Format for Eagle3 {
         let source = open_weights(&checks.folder)?;
         let Some(config) = checks.sizes::<Eagle3Config>() else { return Ok(None) };
         if checks.config["norm_before_fc"] == true {
-            let problem = Problem::new(
-                Severity::Note,
-                "no-reference",
-                "outputs",
-                "not computed: longdraft does not run `norm_before_fc`",
-                "",
-            );
-            checks.push(problem);
+            checks.no_reference("not computed: longdraft does not run `norm_before_fc`", "");
             return Ok(None);
         }
         let lacks_head = !source.names().iter().any(|name| name.ends_with("lm_head.weight"));

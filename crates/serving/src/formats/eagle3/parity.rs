@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use longdraft_kernels::linear::linear;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
-use longdraft_models::target::PackedSequence;
+use longdraft_models::target_model::PackedSequence;
 
 use crate::error::Result;
 use crate::parity::{ParityVector, TOKENS, fixed_ids, normal, records};

@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::files::{write_json, write_safetensors};
 use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
 use crate::Profile;
-use crate::checks::{Checks, Problem, Severity};
+use crate::checks::Checks;
 use crate::error::Result;
 use crate::parity::ParityVector;
 use crate::target::TargetFacts;
@@ -90,14 +90,7 @@ impl Format for Glide {
     fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
         let source = open_weights(&checks.folder)?;
         let Some(target) = checks.target else {
-            let problem = Problem::new(
-                Severity::Note,
-                "no-reference",
-                "outputs",
-                "not computed without the target's rotary embedding",
-                "--target",
-            );
-            checks.push(problem);
+            checks.no_reference("not computed without the target's rotary embedding", "--target");
             return Ok(None);
         };
         let config = GlideConfig::for_target(target.config(), None);

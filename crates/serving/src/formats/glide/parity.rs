@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::Device;
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_models::draft::glide::{CrossContext, GlideDraft};
-use longdraft_models::target::{KeyValues, Target};
+use longdraft_models::target_model::{KeyValues, Target};
 
 use crate::error::Result;
 use crate::parity::{ParityVector, TOKENS, normal, records};

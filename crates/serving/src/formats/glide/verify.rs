@@ -6,7 +6,25 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 use serde_json::Value;
 
-use crate::checks::{Checks, Effect, nearest, values};
+use crate::checks::{Checks, Effect, Rule, meant, nearest, values};
+
+const ARCHITECTURE: Rule = Rule::rejects(
+    "architecture",
+    "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
+    "no model class of this name",
+);
+const MISSING_SIZE: Rule =
+    Rule::rejects("missing-key", "the target's", "the layer cannot be built");
+const NO_CONTEXT: Rule = Rule::rejects("missing-key", "the longest context", "the scripts read it");
+const UNEXPECTED_TENSOR: Rule =
+    Rule::rejects("unexpected-tensor", "the published names alone", "the class's loader is strict");
+const PTH: Rule = Rule::rejects(
+    "pth",
+    "a state dict of plain tensors",
+    "`torch.load(weights_only=True)` refuses it",
+);
+const OTHER_PTH: Rule =
+    Rule::garbage("pth", "the same values", "which one is used depends on the script");
 
 /// Whether the keys name the layer's class.
 pub(super) fn is_layer(config: &Value) -> bool {
@@ -20,14 +38,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     }
     if !is_layer(&checks.config) {
         let found = checks.config["architectures"].to_string();
-        checks.error(
-            "architecture",
-            "config.json: `architectures`",
-            found,
-            "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
-            Effect::Rejects,
-            "no model class of this name",
-        );
+        checks.broken(&ARCHITECTURE, "config.json: `architectures`", found);
     }
     let size = |key: &str| checks.config[key].as_u64().map(|size| size as usize);
     let keys = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"];
@@ -35,24 +46,10 @@ pub(super) fn check(checks: &mut Checks<'_>) {
         keys.into_iter().filter(|key| size(key).is_none_or(|s| s == 0)).collect();
     let sizes = keys.map(|key| size(key).unwrap_or(1).max(1));
     for key in missing.clone() {
-        checks.error(
-            "missing-key",
-            format!("config.json: `{key}`"),
-            "missing or no size",
-            "the target's",
-            Effect::Rejects,
-            "the layer cannot be built",
-        );
+        checks.broken(&MISSING_SIZE, format!("config.json: `{key}`"), "missing or no size");
     }
     if checks.config.get("model_max_length").is_none() {
-        checks.error(
-            "missing-key",
-            "config.json: `model_max_length`",
-            "missing",
-            "the longest context",
-            Effect::Rejects,
-            "the scripts read it",
-        );
+        checks.broken(&NO_CONTEXT, "config.json: `model_max_length`", "missing");
     }
     let [hidden, inner, heads, kv_heads] = sizes;
     let head_dim = checks.config["head_dim"].as_u64().map(|d| d as usize);
@@ -122,15 +119,11 @@ fn tensors(checks: &mut Checks<'_>, hidden: usize, inner: usize, heads: usize, k
     let found: Vec<_> = checks.tensors.values().cloned().collect();
     for tensor in found {
         if !wanted.iter().any(|(name, _)| *name == tensor.name) {
-            let near = nearest(&tensor.name, wanted.iter().map(|(name, _)| name.as_str()));
-            let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
-            checks.error(
-                "unexpected-tensor",
+            let hint = meant(nearest(&tensor.name, wanted.iter().map(|(name, _)| name.as_str())));
+            checks.broken(
+                &UNEXPECTED_TENSOR,
                 format!("tensor `{}`", tensor.name),
                 format!("not of this layer{hint}"),
-                "the published names alone",
-                Effect::Rejects,
-                "the class's loader is strict",
             );
         }
         if let Ok(bytes) = tensor.read() {
@@ -148,14 +141,7 @@ fn pth(checks: &mut Checks<'_>) {
     let source = match PthSource::open(&path) {
         Ok(source) => source,
         Err(error) => {
-            checks.error(
-                "pth",
-                PTH_FILE,
-                error.to_string(),
-                "a state dict of plain tensors",
-                Effect::Rejects,
-                "`torch.load(weights_only=True)` refuses it",
-            );
+            checks.broken(&PTH, PTH_FILE, error.to_string());
             return;
         }
     };
@@ -173,16 +159,13 @@ fn pth(checks: &mut Checks<'_>) {
         if stored.as_ref().map(|bytes| sha256::of_bytes(bytes))
             != own.as_ref().map(|bytes| sha256::of_bytes(bytes))
         {
-            checks.error(
-                "pth",
+            checks.broken(
+                &OTHER_PTH,
                 PTH_FILE,
                 format!(
                     "tensor `{}` is missing or another one than in model.safetensors",
                     tensor.name
                 ),
-                "the same values",
-                Effect::Garbage,
-                "which one is used depends on the script",
             );
         }
     }

@@ -2,12 +2,12 @@
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
-use longdraft_models::target::KeyValues;
+use longdraft_models::target_model::KeyValues;
 
 use crate::error::Result;
-use crate::features::BatchFeatures;
 
 /// How many blocks are drawn of a row, where there are so many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

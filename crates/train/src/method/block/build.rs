@@ -57,12 +57,12 @@ pub(in crate::method) fn build(
     sizes: impl Fn(u32) -> BlockConfig,
     (set, init): (Option<u32>, Init),
 ) -> Result<(BlockDraft, (Tensor, Bend))> {
-    let Materials { config, target, .. } = materials;
+    let Materials { seed, target, .. } = materials;
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
-    let (embedding, seed) = (target.embedding()?, config.train.seed);
+    let (embedding, seed) = (target.embedding()?, *seed);
     let draft = match (materials.start, init) {
         (Some(start), _) => BlockDraft::load(start, &sizes, &embedding, seed)?,
         (None, Init::Random) => BlockDraft::initialise(&sizes, &embedding, seed)?,

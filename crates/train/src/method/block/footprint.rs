@@ -1,18 +1,18 @@
 //! What a block draft takes: keys of the context, the slots' layers, and their loss.
 
+use longdraft_features::TeacherKind;
 use longdraft_kernels::linear::Pass;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
     BlockConfig, ChainKind, ChainSizes, SelectorSizes, tensor_specs,
 };
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use super::blocks::BlockBudget;
 use super::build::check_sizes;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::features::TeacherKind;
 use crate::footprint::graph::{Angles, Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
 use crate::footprint::{Footprint, Row, RowMemory, matrix_values};

@@ -2,6 +2,7 @@
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 use longdraft_kernels::linear_cross_entropy::{Inputs, RowStatistics};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::block::BlockConfig;
@@ -11,7 +12,6 @@ use super::objective::{BlockObjective, Plan};
 use super::selected::Hits;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::features::BatchFeatures;
 use crate::metrics::DraftMetrics;
 use crate::objective::TeacherDistribution;
 use crate::rounds::Rounds;

@@ -2,6 +2,7 @@
 
 mod blocks;
 mod build;
+mod drawn;
 mod footprint;
 mod measure;
 mod objective;
@@ -14,10 +15,10 @@ pub(super) use blocks::{Slots, context, give_keys};
 pub(super) use build::{build, check_start, keys_of};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;
-pub(super) use objective::Starts;
 pub(super) use recipe::recipe;
 
 pub use blocks::{BlockBudget, BlockDraws};
+pub use drawn::DrawnBlocks;
 pub use objective::{BlockLoss, BlockObjective};
 pub use selected::SelectorLoss;
 pub use teacher::SoftLoss;

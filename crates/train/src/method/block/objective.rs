@@ -3,20 +3,20 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_kernels::bend::Bend;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, RowStatistics, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{BlockDraft, Selector};
+use longdraft_models::draft::block::Selector;
 
-use super::blocks::{BlockDraws, Slots, give_keys};
+use super::blocks::{Slots, give_keys};
+use super::drawn::DrawnBlocks;
 use super::selected::{Hits, Selected, SelectorLoss};
 use super::teacher::{SoftLoss, teacher_rows};
 use super::weights::SlotWeights;
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared, TeacherDistribution, mixed_in_words};
@@ -46,19 +46,8 @@ impl BlockLoss {
     }
 }
 
-/// Where blocks begin.
-pub(in crate::method) type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
-
 /// A block draft with its loss.
-pub struct BlockObjective {
-    pub(super) draft: BlockDraft,
-    /// The target's frozen head, `[V, H]`.
-    pub(super) head: Tensor,
-    /// What makes logits of its products.
-    pub(super) bend: Bend,
-    pub(super) loss: BlockLoss,
-    starts: Starts,
-}
+pub type BlockObjective = DrawnBlocks<BlockLoss>;
 
 /// What is learned of a row.
 pub(super) struct Plan {
@@ -70,29 +59,8 @@ pub(super) struct Plan {
 }
 
 impl BlockObjective {
-    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
-    pub fn new(draft: BlockDraft, head: &Tensor, loss: BlockLoss, draws: BlockDraws) -> Self {
-        let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.clone(), bend: Bend::default(), loss, starts }
-    }
-
-    /// The same with logits that are bent as the target's are.
-    #[must_use]
-    pub fn with_bend(self, bend: Bend) -> Self {
-        Self { bend, ..self }
-    }
-
-    /// Begins blocks where `starts` says: ascending tokens of the row, for comparisons with others.
-    #[must_use]
-    pub fn with_starts(mut self, starts: impl Fn(&Batch) -> Vec<usize> + 'static) -> Self {
-        self.starts = Box::new(starts);
-        self
-    }
-
     pub(super) fn slots(&self, batch: &Batch) -> Slots {
-        let mut starts = (self.starts)(batch);
-        starts.retain(|start| batch.owns(*start));
-        Slots::new(batch, &starts, self.draft.config())
+        Slots::new(batch, &self.starts(batch), self.draft.config())
     }
 
     /// The learned slots' states, `[S, H]`.

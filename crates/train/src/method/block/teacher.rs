@@ -5,6 +5,7 @@
 //! ```
 
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures, untapped};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
@@ -14,7 +15,6 @@ use longdraft_models::draft::VocabularyMap;
 
 use super::blocks::{Slots, is_learned};
 use crate::error::Result;
-use crate::features::{BatchFeatures, TeacherFeatures, untapped};
 use crate::objective::{TailKind, TeacherDistribution, TopDistributions};
 
 /// The part of the target's distribution in a slot's loss.
@@ -88,7 +88,7 @@ impl SoftLoss {
             (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {
                 sparse((entries, *k, tail), &teacher_rows(batch, slots.of_a_block()))
             }
-            _ => Err(untapped("the teacher at every token")),
+            _ => Err(untapped("the teacher at every token").into()),
         }
     }
 }

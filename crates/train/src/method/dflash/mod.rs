@@ -14,12 +14,11 @@ use super::block::{
     self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
     SoftLoss,
 };
-use super::{DraftMethod, Evidence, Materials, Recipe, Room};
-use crate::config::{TeacherConfig, TrainConfig};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::Objective;
+use crate::objective::{Objective, TeacherConfig};
 use crate::observer::Observer;
 
 pub use config::Dflash;
@@ -36,7 +35,7 @@ impl DraftMethod for Dflash {
         "dflash"
     }
 
-    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
+    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
         problems(self)
     }
 
@@ -48,10 +47,14 @@ impl DraftMethod for Dflash {
         self.init == Init::LastLayer
     }
 
-    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(
+        &self,
+        teacher: &TeacherConfig,
+        target: &TargetConfig,
+    ) -> Result<Arc<dyn Footprint>> {
         // A token more or less in the table changes no size.
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        let loss = self.loss(None, &config.teacher);
+        let loss = self.loss(None, teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
         Ok(Arc::new(footprint.with_soft(loss.soft)))
     }
@@ -61,12 +64,7 @@ impl DraftMethod for Dflash {
         block::recipe(room, (SLOTS, PROPOSALS), 2e-3, own, &EVIDENCE)
     }
 
-    fn check_start(
-        &self,
-        _: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()> {
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
     }
 
@@ -78,8 +76,8 @@ impl DraftMethod for Dflash {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
             block::build(materials, sizes, (self.mask_token_id, self.init))?;
-        let draws = self.draws(materials.config.train.seed);
-        let loss = self.loss(None, &materials.config.teacher);
+        let draws = self.draws(materials.seed);
+        let loss = self.loss(None, &materials.teacher);
         Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }

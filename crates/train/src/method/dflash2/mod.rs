@@ -13,12 +13,11 @@ use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
 use super::recipe::keys;
-use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
-use crate::config::{TeacherConfig, TrainConfig};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::Objective;
+use crate::objective::{Objective, TeacherConfig};
 use crate::observer::Observer;
 
 pub use config::Dflash2;
@@ -34,7 +33,7 @@ impl DraftMethod for Dflash2 {
         "dflash2"
     }
 
-    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
+    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
         let mut rules = Rules::default();
         for (name, size, most) in [
             ("selector_rank", self.selector_rank, limits::SELECTOR_RANK),
@@ -66,10 +65,14 @@ impl DraftMethod for Dflash2 {
         self.block.init == Init::LastLayer
     }
 
-    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(
+        &self,
+        teacher: &TeacherConfig,
+        target: &TargetConfig,
+    ) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
         let blocks = self.block.budget();
-        let loss = self.loss(&config.teacher);
+        let loss = self.loss(teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
         Ok(Arc::new(footprint.with_soft(loss.soft)))
     }
@@ -79,12 +82,7 @@ impl DraftMethod for Dflash2 {
         block::recipe(room, (SLOTS, PROPOSALS), 2e-3, own, &EVIDENCE)
     }
 
-    fn check_start(
-        &self,
-        _: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()> {
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         block::check_start(
             |mask| self.network(target, mask),
             self.block.mask_token_id,
@@ -109,8 +107,8 @@ impl DraftMethod for Dflash2 {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
             block::build(materials, sizes, (self.block.mask_token_id, self.block.init))?;
-        let draws = self.block.draws(materials.config.train.seed);
-        let loss = self.loss(&materials.config.teacher);
+        let draws = self.block.draws(materials.seed);
+        let loss = self.loss(&materials.teacher);
         Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }

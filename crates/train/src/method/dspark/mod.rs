@@ -14,12 +14,11 @@ use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint};
 use super::recipe::keys;
-use super::{DraftMethod, Evidence, Materials, Recipe, Room, dflash};
-use crate::config::TrainConfig;
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::Objective;
+use crate::objective::{Objective, TeacherConfig};
 use crate::observer::Observer;
 
 pub use config::{Dspark, MarkovHead};
@@ -40,7 +39,7 @@ impl DraftMethod for Dspark {
         "dspark"
     }
 
-    fn problems(&self, _: &TrainConfig) -> Vec<Problem> {
+    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
         let mut rules = Rules::default();
         rules.require(
             self.markov_rank <= limits::SELECTOR_RANK,
@@ -76,7 +75,7 @@ impl DraftMethod for Dspark {
         self.init == Init::LastLayer
     }
 
-    fn footprint(&self, _: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
         Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
     }
@@ -86,12 +85,7 @@ impl DraftMethod for Dspark {
         block::recipe(room, (SLOTS, PROPOSALS), 3e-3, own, &EVIDENCE)
     }
 
-    fn check_start(
-        &self,
-        _: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()> {
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
     }
 
@@ -117,7 +111,7 @@ impl DraftMethod for Dspark {
             distance: self.distance_weight,
             confidence: self.confidence_weight,
         };
-        let draws = self.block().draws(materials.config.train.seed);
+        let draws = self.block().draws(materials.seed);
         Ok(Box::new(ChainObjective::new(draft, &head, loss, draws).with_bend(bend)))
     }
 }

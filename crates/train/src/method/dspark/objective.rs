@@ -8,20 +8,19 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_kernels::bend::Bend;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Teacher, Weighted,
     linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{BlockDraft, Chain};
-use longdraft_models::target::KeyValues;
+use longdraft_models::draft::block::Chain;
+use longdraft_models::target_model::KeyValues;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::Share;
-use crate::method::block::{BlockDraws, Slots, Starts, context, give_keys, replay};
+use crate::method::block::{DrawnBlocks, Slots, context, give_keys, replay};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
@@ -39,16 +38,8 @@ pub struct ChainLoss {
     pub confidence: f64,
 }
 
-/// A block draft with sequential heads and its loss.
-pub struct ChainObjective {
-    draft: BlockDraft,
-    /// The target's frozen head, `[V, H]`.
-    head: Tensor,
-    /// What makes logits of its products.
-    bend: Bend,
-    loss: ChainLoss,
-    starts: Starts,
-}
+/// A block draft with sequential heads, and its loss.
+pub type ChainObjective = DrawnBlocks<ChainLoss>;
 
 /// What the heads read at the learned slots `[S]` of a pass.
 struct Pass {
@@ -82,29 +73,8 @@ impl Pass {
 }
 
 impl ChainObjective {
-    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
-    pub fn new(draft: BlockDraft, head: &Tensor, loss: ChainLoss, draws: BlockDraws) -> Self {
-        let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.clone(), bend: Bend::default(), loss, starts }
-    }
-
-    /// The same with logits that are bent as the target's are.
-    #[must_use]
-    pub fn with_bend(self, bend: Bend) -> Self {
-        Self { bend, ..self }
-    }
-
-    /// Begins blocks where `starts` says: ascending tokens of the row, for comparisons with others.
-    #[must_use]
-    pub fn with_starts(mut self, starts: impl Fn(&Batch) -> Vec<usize> + 'static) -> Self {
-        self.starts = Box::new(starts);
-        self
-    }
-
     fn slots(&self, batch: &Batch) -> Slots {
-        let mut starts = (self.starts)(batch);
-        starts.retain(|start| batch.owns(*start));
-        Slots::from_anchors(batch, &starts, self.draft.config())
+        Slots::from_anchors(batch, &self.starts(batch), self.draft.config())
     }
 
     fn weights(&self, slots: &Slots) -> Vec<f64> {
@@ -176,7 +146,7 @@ impl ChainObjective {
         train: bool,
     ) -> Result<Outcome> {
         let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
-            return Err(untapped("the teacher at every token"));
+            return Err(untapped("the teacher at every token").into());
         };
         let pass = self.pass(batch, context, slots, train)?;
         let weights = self.weights(slots);

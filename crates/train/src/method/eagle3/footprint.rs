@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use longdraft_features::TeacherKind;
 use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::features::TeacherKind;
 use crate::footprint::graph::{Angles, F32, Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
 use crate::footprint::{Footprint, Row, RowMemory, matrix_values};

@@ -18,12 +18,11 @@ use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
-use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
-use crate::config::TrainConfig;
+use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::{Objective, SoftTargetKind};
+use crate::objective::{Objective, SoftTargetKind, TeacherConfig};
 use crate::observer::{Event, Observer};
 use footprint::Eagle3Footprint;
 
@@ -45,16 +44,20 @@ impl DraftMethod for Eagle3 {
         "eagle3"
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
-        problems(self, config)
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
+        problems(self, stage)
     }
 
     fn is_compat(&self) -> bool {
         self.objective.compat.is_some()
     }
 
-    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
-        let teacher = config.teacher.distribution().needs();
+    fn footprint(
+        &self,
+        teacher: &TeacherConfig,
+        target: &TargetConfig,
+    ) -> Result<Arc<dyn Footprint>> {
+        let teacher = teacher.distribution().needs();
         let objective = &self.objective;
         let of_masks = objective.compat.is_none() && objective.oov_rows == OovRows::Keep;
         Ok(Arc::new(Eagle3Footprint {
@@ -80,12 +83,7 @@ impl DraftMethod for Eagle3 {
         })
     }
 
-    fn check_start(
-        &self,
-        _: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()> {
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         let sizes = sizes(&self.network, target)?;
         Ok(Eagle3Draft::check_file(start, &sizes)?)
     }
@@ -117,17 +115,17 @@ impl DraftMethod for Eagle3 {
     }
 }
 
-fn problems(draft: &Eagle3, config: &TrainConfig) -> Vec<Problem> {
+fn problems(draft: &Eagle3, stage: &StageContext<'_>) -> Vec<Problem> {
     let objective = &draft.objective;
     let mut rules = Rules::default();
     rules.add("draft", objective.problems());
     rules.require(
-        objective.compat.is_none() || config.teacher.soft_targets == SoftTargetKind::Full,
+        objective.compat.is_none() || stage.teacher.soft_targets == SoftTargetKind::Full,
         "draft.compat",
         "learns the whole distribution: set `teacher.soft_targets: full`",
     );
     rules.require(
-        config.parallel.sequence == 1 || objective.compat.is_none(),
+        stage.sequence == 1 || objective.compat.is_none(),
         "draft.compat",
         "divides every batch by its own rows, and a rank that runs a part \
          of it knows its own: set `parallel.sequence: 1`",
@@ -149,12 +147,12 @@ fn problems(draft: &Eagle3, config: &TrainConfig) -> Vec<Problem> {
         );
     }
     rules.require(
-        !network.remap || config.draft.from.is_some(),
+        !network.remap || stage.has_start,
         "draft.remap",
         "changes the vocabulary of a trained draft: set `draft.from`",
     );
     rules.require(
-        objective.compat.is_none() || !config.data.anchor.enabled,
+        objective.compat.is_none() || !stage.anchor.enabled,
         "draft.compat",
         "knows no anchor offsets: set `data.anchor.enabled: false`",
     );
@@ -166,24 +164,23 @@ fn build(
     materials: &Materials<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Objective>> {
-    let Materials { config, target, .. } = materials;
+    let Materials { teacher, seed, target, .. } = materials;
     let wanted = &draft.network;
     let sizes = sizes(wanted, target.config())?;
     let counts = materials.counts_of_documents()?;
     // The draft keeps the table, its objective the head.
     let _ends = target.hold_ends()?;
-    let seed = config.train.seed;
     let trained = match materials.start {
         None => {
             let map = chosen(draft, materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, &target.embedding()?, seed)?
+            Eagle3Draft::initialise(&sizes, map, &target.embedding()?, *seed)?
         }
         Some(start) => {
             let trained = Eagle3Draft::load(start, &sizes, &target.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained
-                    .remapped(chosen(draft, materials, &counts, sizes.draft_vocab_size)?, seed)?
+                    .remapped(chosen(draft, materials, &counts, sizes.draft_vocab_size)?, *seed)?
             } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
                 let problem = format!(
                     "the draft proposes {kept} tokens, `draft.draft_vocab_size` is {}: a \
@@ -199,7 +196,7 @@ fn build(
     report(&trained, &counts, observer);
     let objective = Eagle3Objective::new(trained, &target.head()?, draft.objective.clone())?;
     let objective = objective.with_bend(target.bend());
-    Ok(Box::new(objective.with_distribution(config.teacher.distribution())))
+    Ok(Box::new(objective.with_distribution(teacher.distribution())))
 }
 
 /// The draft's sizes: as wanted, else the target's.

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::GlideObjectiveConfig;
-use crate::config::TeacherConfig;
+use crate::objective::TeacherConfig;
 
 /// One layer over the target's last-layer keys and values, trained at several delays.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -1,11 +1,11 @@
 //! What a GLIDE layer takes: the layer's graph and its loss.
 
+use longdraft_features::TeacherKind;
 use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, tensor_specs};
-use longdraft_models::target::Tap;
+use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::features::TeacherKind;
 use crate::footprint::graph::{Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
 use crate::footprint::{Footprint, Row, RowMemory, matrix_values};

@@ -9,6 +9,7 @@ mod proposed;
 use std::path::Path;
 use std::sync::Arc;
 
+use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
@@ -18,13 +19,11 @@ use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, proposed, rate_at};
-use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round};
-use crate::config::{FeatureMode, TrainConfig};
+use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext};
 use crate::error::Result;
-use crate::features::TeacherKind;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::{Objective, SoftTargetKind};
+use crate::objective::{Objective, SoftTargetKind, TeacherConfig};
 use crate::observer::Observer;
 use footprint::GlideFootprint;
 
@@ -48,8 +47,8 @@ impl DraftMethod for Glide {
         "glide"
     }
 
-    fn problems(&self, config: &TrainConfig) -> Vec<Problem> {
-        problems(self, config)
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
+        problems(self, stage)
     }
 
     fn is_compat(&self) -> bool {
@@ -64,12 +63,16 @@ impl DraftMethod for Glide {
         self.init == Init::LastLayer
     }
 
-    fn footprint(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
+    fn footprint(
+        &self,
+        teacher: &TeacherConfig,
+        target: &TargetConfig,
+    ) -> Result<Arc<dyn Footprint>> {
         let path = Path::new("draft configuration");
         GlideConfig::problems_of(target).into_result(path)?;
-        let teacher = match config.teacher.soft_targets {
+        let teacher = match teacher.soft_targets {
             _ if self.soft_weight == 0.0 => TeacherKind::None,
-            SoftTargetKind::TopK => TeacherKind::TopK(config.teacher.top_k),
+            SoftTargetKind::TopK => TeacherKind::TopK(teacher.top_k),
             SoftTargetKind::Full => TeacherKind::Full,
         };
         Ok(Arc::new(GlideFootprint { sizes: self.layer(target), teacher }))
@@ -88,12 +91,7 @@ impl DraftMethod for Glide {
         })
     }
 
-    fn check_start(
-        &self,
-        _: &TrainConfig,
-        target: &TargetConfig,
-        start: &SavedDraft,
-    ) -> Result<()> {
+    fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         let glide = self.layer(target);
         glide.problems_with(target).into_result(&start.path)?;
         check_same_network(&glide, start)?;
@@ -117,7 +115,7 @@ impl DraftMethod for Glide {
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
-        let Materials { config, target, .. } = materials;
+        let Materials { teacher, seed, target, .. } = materials;
         let mut glide = self.layer(target.config());
         let draft = match materials.start {
             Some(start) => {
@@ -127,16 +125,15 @@ impl DraftMethod for Glide {
                 glide.draft_vocab_size = glide.draft_vocab_size.or(known);
                 GlideDraft::load(&start.path, &glide, target)?
             }
-            None => GlideDraft::initialise(&glide, target, self.init, config.train.seed)?,
+            None => GlideDraft::initialise(&glide, target, self.init, *seed)?,
         };
         let weights = self.delay_weights.clone();
         let draws = DelayDraws {
-            seed: config.train.seed,
+            seed: *seed,
             weights: weights.unwrap_or_else(|| vec![1.0; glide.gamma]),
             shared: self.is_compat(),
         };
-        let objective =
-            GlideObjective::new(Arc::clone(target), draft, self.objective(&config.teacher));
+        let objective = GlideObjective::new(Arc::clone(target), draft, self.objective(teacher));
         let objective = objective.with_delays(draws);
         Ok(Box::new(match vocabulary(&glide, materials)? {
             Some(vocabulary) => objective.with_vocabulary(vocabulary)?,
@@ -170,7 +167,7 @@ fn check_same_network(wanted: &GlideConfig, start: &SavedDraft) -> Result<()> {
     Ok(problems.into_result(&start.path)?)
 }
 
-fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
+fn problems(draft: &Glide, stage: &StageContext<'_>) -> Vec<Problem> {
     let mut rules = Rules::default();
     let unit = 0.0..=1.0;
     rules.require(
@@ -209,7 +206,7 @@ fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
     );
     if draft.compat.is_some() {
         rules.require(
-            config.parallel.sequence == 1,
+            stage.sequence == 1,
             "draft.compat",
             "is `longspec`, which divides every row by its own tokens, of which a rank with a \
              part of it knows its own: set `parallel.sequence: 1`",
@@ -230,15 +227,15 @@ fn problems(draft: &Glide, config: &TrainConfig) -> Vec<Problem> {
             "is `longspec`, which learns the whole vocabulary: leave out `draft.draft_vocab_size`",
         );
         rules.require(
-            config.train.features == FeatureMode::Online || !config.data.anchor.redraw,
+            *stage.features == FeatureMode::Online || !stage.anchor.redraw,
             "draft.compat", "is `longspec`, which draws new positions every step: set `train.features: online`, or keep the first \
              ones with `data.anchor.redraw: false`",
         );
     }
     rules.require(
-        config.train.features != FeatureMode::Memory
+        *stage.features != FeatureMode::Memory
             || draft.soft_weight == 0.0
-            || config.teacher.soft_targets == SoftTargetKind::TopK,
+            || stage.teacher.soft_targets == SoftTargetKind::TopK,
         "train.features",
         "is `memory`, which keeps no full teacher: set `teacher.soft_targets: top_k`",
     );

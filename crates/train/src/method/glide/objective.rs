@@ -8,6 +8,9 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::{
+    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
+};
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, SoftTargets, Tail, Teacher, linear_cross_entropy,
@@ -16,20 +19,16 @@ use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target::{Tap, Target};
+use longdraft_models::target_model::{Tap, Target};
 
 use super::config::Glide;
 use super::delays::DelayDraws;
 use super::proposed::{Known, Proposed};
-use crate::config::TeacherConfig;
 use crate::error::Result;
-use crate::features::{
-    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
-};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{
-    Normalisation, Objective, Prepared, SoftTargetKind, TailKind, mixed_in_words,
+    Normalisation, Objective, Prepared, SoftTargetKind, TailKind, TeacherConfig, mixed_in_words,
 };
 use crate::rounds::Rounds;
 
@@ -224,7 +223,7 @@ impl GlideObjective {
                 (Some(teacher), SoftTargets::Full, self.config.soft_weight)
             }
             TeacherFeatures::EveryToken { .. } => {
-                return Err(untapped("the teacher at the learned rows"));
+                return Err(untapped("the teacher at the learned rows").into());
             }
             TeacherFeatures::TopK { entries, k, hidden } => {
                 let tail = match self.config.tail {

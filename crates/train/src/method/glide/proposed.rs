@@ -6,16 +6,16 @@
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::{TeacherFeatures, untapped};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 
 use super::GlideObjectiveConfig;
 use crate::error::Result;
-use crate::features::{TeacherFeatures, untapped};
 use crate::objective::TopDistributions;
 
 /// The tokens that a draft learns to propose.
@@ -92,7 +92,7 @@ impl Proposed {
                 }
             }
             TeacherFeatures::EveryToken { .. } => {
-                return Err(untapped("the teacher at the learned rows"));
+                return Err(untapped("the teacher at the learned rows").into());
             }
         })
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_data::source::{data_files, read_rows};
 use longdraft_data::template::{Example, Template};
-use longdraft_train::features::records::RecordDocument;
+use longdraft_features::records::RecordDocument;
 
 use crate::cli::DataRecordsArguments;
 use crate::failure::{Failure, Result};

@@ -10,11 +10,11 @@ use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
 use longdraft_decode::{
-    BatchEngine, DecodeOptions, DraftShape, Generation, Job, LogProbs, Pacing, Sampling, VerifyRule,
+    BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 
 use super::dialogue::{Dialogue, opened, plain};
@@ -138,7 +138,7 @@ impl Writer<'_> {
         }
     }
 
-    fn job(&self, text: &str, key: [u64; 2]) -> Result<Job> {
+    fn request(&self, text: &str, key: [u64; 2]) -> Result<(Vec<TargetTokenId>, DecodeOptions)> {
         let mut ids = self.tokenizer.encode(text)?.ids;
         if let (None, true, Some(bos)) = (
             self.tokenizer.chat_template(),
@@ -163,7 +163,7 @@ impl Writer<'_> {
             reuse_prefix: true,
             ..DecodeOptions::default()
         };
-        Ok(Job { prompt: ids.into_iter().map(TargetTokenId).collect(), options })
+        Ok((ids.into_iter().map(TargetTokenId).collect(), options))
     }
 
     /// The answer without the token that ended it; a thought that the prompt opened belongs to it.
@@ -215,8 +215,8 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
         let failed = match self.writer.render(&open.done) {
             Err(problem) => Some((Outcome::Error, problem)),
             Ok(text) => {
-                let Job { prompt, options } =
-                    self.writer.job(&text, [entry.row as u64, open.turn as u64])?;
+                let (prompt, options) =
+                    self.writer.request(&text, [entry.row as u64, open.turn as u64])?;
                 match self.engine.join(entry.row, &prompt, &options) {
                     Ok(()) => {
                         if let Some(hears) = self.writer.hears {

@@ -1,6 +1,6 @@
 //! Prompt sets as requests.
 
-use longdraft_models::target::Target;
+use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::{Value, json};
 

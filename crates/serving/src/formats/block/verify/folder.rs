@@ -4,9 +4,21 @@ use longdraft_models::draft::block::{BlockConfig, LayerKind, OWN, tensor_specs};
 use serde_json::Value;
 
 use super::super::described;
+use super::NETWORK;
 use super::{network, speculators};
-use crate::checks::{Checks, Effect, values};
+use crate::checks::{Checks, Effect, Rule, values};
 use crate::profile::Profile;
+
+const MISSING_INSIDE: Rule = Rule::garbage(
+    "missing-key",
+    "a value",
+    "readers look for it here, and have defaults of their own",
+);
+const CAUSALITY: Rule = Rule::garbage(
+    "causality",
+    "true or false, as it was trained",
+    "blocks run causally, and a draft trained otherwise loses acceptance without a message",
+);
 
 /// Keys that some reader takes from another place, or has another default for.
 const WRITTEN: [(&str, &str); 8] = [
@@ -37,14 +49,7 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
         Ok(Some(config)) => config,
         Ok(None) => return,
         Err(error) => {
-            return checks.error(
-                "sizes",
-                "config.json",
-                error.to_string(),
-                "the network of a block draft",
-                Effect::Rejects,
-                "the network cannot be built, or is another one",
-            );
+            return checks.broken(&NETWORK, "config.json", error.to_string());
         }
     };
     if is_nested {
@@ -76,14 +81,7 @@ fn keys(checks: &mut Checks<'_>) {
     }
     for key in WRITTEN_INSIDE {
         if checks.config[OWN].get(key).is_none_or(Value::is_null) {
-            checks.error(
-                "missing-key",
-                format!("config.json: `{OWN}.{key}`"),
-                "missing",
-                "a value",
-                Effect::Garbage,
-                "readers look for it here, and have defaults of their own",
-            );
+            checks.broken(&MISSING_INSIDE, format!("config.json: `{OWN}.{key}`"), "missing");
         }
     }
 }
@@ -96,13 +94,10 @@ fn causality(checks: &mut Checks<'_>, config: &BlockConfig) {
         .any(|key| checks.config[*key].is_boolean() || checks.config[OWN][*key].is_boolean());
     let mixed = slides && config.layers.contains(&LayerKind::Full);
     if slides && !mixed && !said {
-        checks.error(
-            "causality",
+        checks.broken(
+            &CAUSALITY,
             "config.json: `is_causal`",
             "missing for a draft of sliding layers",
-            "true or false, as it was trained",
-            Effect::Garbage,
-            "blocks run causally, and a draft trained otherwise loses acceptance without a message",
         );
     }
 }

@@ -6,9 +6,18 @@ use longdraft_models::draft::block::gguf_file::{ARCHITECTURE, GgufBlockSource, M
 use longdraft_models::draft::block::{BlockConfig, LayerKind, tensor_specs};
 use longdraft_models::weights::WeightSource;
 
+use super::NETWORK;
 use super::network;
 use crate::checks::gguf::{self, GgufFile};
-use crate::checks::{Checks, Effect};
+use crate::checks::{Checks, Effect, Rule};
+
+const CAUSALITY: Rule = Rule::garbage(
+    "causality",
+    "true or false, as it was trained",
+    "blocks do not run causally, and a draft trained otherwise loses acceptance without a message",
+);
+const CONVOLUTIONS: Rule =
+    Rule::rejects("selector", "sizes of convolutions", "loading ends: metadata is missing");
 
 /// Keys of the architecture without which loading ends, or another network is built.
 const REQUIRED: [&str; 9] = [
@@ -57,14 +66,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
         }
         Err(problems) => {
             for problem in problems.0 {
-                checks.error(
-                    "sizes",
-                    file.name.clone(),
-                    problem,
-                    "the network of a block draft",
-                    Effect::Rejects,
-                    "the network cannot be built, or is another one",
-                );
+                checks.broken(&NETWORK, file.name.clone(), problem);
             }
         }
     }
@@ -97,14 +99,7 @@ fn layout(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
 fn causality(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
     let key = key("attention.causal");
     if file.header.flag(&key).is_none() && config.layers.contains(&LayerKind::Sliding) {
-        checks.error(
-            "causality",
-            file.place(&key),
-            "missing for a draft of sliding layers",
-            "true or false, as it was trained",
-            Effect::Garbage,
-            "blocks do not run causally, and a draft trained otherwise loses acceptance without a message",
-        );
+        checks.broken(&CAUSALITY, file.place(&key), "missing for a draft of sliding layers");
     }
 }
 
@@ -123,13 +118,10 @@ fn selector(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
         );
     }
     if config.convolution.is_none() {
-        checks.error(
-            "selector",
+        checks.broken(
+            &CONVOLUTIONS,
             file.place(&key("conv_kernel_size")),
             "missing beside a selector",
-            "sizes of convolutions",
-            Effect::Rejects,
-            "loading ends: metadata is missing",
         );
     }
 }

@@ -5,7 +5,13 @@ use std::collections::BTreeMap;
 use longdraft_models::draft::block::BlockConfig;
 use longdraft_models::weights::TensorSpec;
 
-use crate::checks::{Checks, Effect, nearest};
+use crate::checks::{Checks, Effect, Rule, meant, nearest};
+
+const FROZEN_TENSOR: Rule = Rule::garbage(
+    "unexpected-tensor",
+    "the trained tensors alone: table and head are the target's",
+    "some readers ignore it without a message",
+);
 
 /// Tensors that make a reader share nothing with the target, or draft from another vocabulary.
 const FOREIGN: [(&str, &str); 4] = [
@@ -132,15 +138,11 @@ pub(super) fn tensors(
                 why,
             );
         } else if !FROZEN.contains(&name.as_str()) && !specs.iter().any(|spec| spec.name == *name) {
-            let near = nearest(name, specs.iter().map(|spec| spec.name.as_str()));
-            let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
-            checks.error(
-                "unexpected-tensor",
+            let hint = meant(nearest(name, specs.iter().map(|spec| spec.name.as_str())));
+            checks.broken(
+                &FROZEN_TENSOR,
                 format!("tensor `{name}`"),
                 format!("not of this network{hint}"),
-                "the trained tensors alone: table and head are the target's",
-                Effect::Garbage,
-                "some readers ignore it without a message",
             );
         }
     }

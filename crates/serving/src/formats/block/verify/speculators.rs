@@ -3,9 +3,15 @@
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use serde_json::Value;
 
-use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 use crate::formats::speculators;
 use crate::profile::Engine;
+
+const DROPPED_KEY: Rule = Rule::garbage(
+    "dropped-key",
+    "none: these folders have no place for it",
+    "it is dropped without a message, and logits are off by it",
+);
 
 /// The key of the layers, which counts from 1.
 pub(super) const LAYERS: &str = "aux_hidden_state_layer_ids";
@@ -46,14 +52,7 @@ pub(super) fn keys(checks: &mut Checks<'_>, method: &str) {
     }
     for key in DROPPED {
         if !missing(&config, key) || !missing(layer, key) {
-            checks.error(
-                "dropped-key",
-                place(key),
-                "a number that changes logits",
-                "none: these folders have no place for it",
-                Effect::Garbage,
-                "it is dropped without a message, and logits are off by it",
-            );
+            checks.broken(&DROPPED_KEY, place(key), "a number that changes logits");
         }
     }
 }

@@ -4,10 +4,22 @@ use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
 use super::target_keys;
-use crate::checks::{Checks, Effect, Problem, Severity};
+use super::{NOT_THE_TARGET, SIZES};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 use crate::formats::eagle3::engine::{sglang, vllm};
 use crate::formats::speculators;
 use crate::profile::{Engine, Profile};
+
+const NULL: Rule =
+    Rule::rejects("null", "a value, or no such key", "strict readers refuse null for a typed key");
+const MISSING_FLAG: Rule = Rule::garbage(
+    "missing-flag",
+    "true or false",
+    "readers disagree on the default: the network may be another one",
+);
+const FLAG: Rule = Rule::rejects("flag", "true or false", "strict readers refuse it");
+const BOTH_NORMS: Rule = Rule::rejects("both-norms", "one of them", "the two exclude each other");
+const TIED: Rule = Rule::garbage("tied", "false", "the head is replaced by the embeddings");
 
 const FILE: &str = "config.json";
 
@@ -138,62 +150,31 @@ fn nulls(checks: &mut Checks<'_>) {
         .map(|(key, _)| key.clone())
         .collect();
     for key in null {
-        checks.error(
-            "null",
-            place(&key),
-            "null",
-            "a value, or no such key",
-            Effect::Rejects,
-            "strict readers refuse null for a typed key",
-        );
+        checks.broken(&NULL, place(&key), "null");
     }
 }
 
 fn flags(checks: &mut Checks<'_>) {
     for key in FLAGS {
         match checks.config.get(key) {
-            None => checks.error(
-                "missing-flag",
-                place(key),
-                "missing",
-                "true or false",
-                Effect::Garbage,
-                "readers disagree on the default: the network may be another one",
-            ),
+            None => checks.broken(&MISSING_FLAG, place(key), "missing"),
             Some(value) if !value.is_boolean() => {
-                checks.error(
-                    "flag",
-                    place(key),
-                    value.to_string(),
-                    "true or false",
-                    Effect::Rejects,
-                    "strict readers refuse it",
-                );
+                checks.broken(&FLAG, place(key), value.to_string());
             }
             Some(_) => {}
         }
     }
     let on = |checks: &Checks<'_>, key: &str| checks.config[key] == true;
     if on(checks, "norm_before_fc") && on(checks, "fc_norm") {
-        checks.error(
-            "both-norms",
-            place("norm_before_fc"),
-            "true beside `fc_norm` = true",
-            "one of them",
-            Effect::Rejects,
-            "the two exclude each other",
-        );
+        checks.broken(&BOTH_NORMS, place("norm_before_fc"), "true beside `fc_norm` = true");
     }
     if checks.config["tie_word_embeddings"] != false
         && checks.config.get("tie_word_embeddings").is_some()
     {
-        checks.error(
-            "tied",
+        checks.broken(
+            &TIED,
             place("tie_word_embeddings"),
             checks.config["tie_word_embeddings"].to_string(),
-            "false",
-            Effect::Garbage,
-            "the head is replaced by the embeddings",
         );
     }
     for engine in checks.engines() {
@@ -253,27 +234,13 @@ fn sizes(checks: &mut Checks<'_>) {
         Ok(sizes) => checks.sizes = Some(Box::new(sizes)),
         Err(problems) => {
             for problem in problems.0 {
-                checks.error(
-                    "sizes",
-                    FILE,
-                    problem,
-                    "sizes that fit together",
-                    Effect::Rejects,
-                    "the model cannot be built",
-                );
+                checks.broken(&SIZES, FILE, problem);
             }
         }
     }
     if let (Some(sizes), Some(target)) = (checks.sizes::<Eagle3Config>(), checks.target) {
         for problem in sizes.size_problems(target.config()).0 {
-            checks.error(
-                "not-the-target",
-                FILE,
-                problem,
-                "the target's sizes",
-                Effect::Rejects,
-                "features of another width, or tokens of another vocabulary",
-            );
+            checks.broken(&NOT_THE_TARGET, FILE, problem);
         }
     }
 }

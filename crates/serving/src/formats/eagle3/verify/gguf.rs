@@ -10,10 +10,29 @@ use longdraft_models::weights::gguf::header::{ElementType, Header};
 
 use super::tensors::expected;
 use super::vocabulary;
+use super::{NOT_THE_TARGET, SIZES};
 use crate::checks::gguf::{self, GgufFile};
-use crate::checks::{Checks, Effect, nearest};
+use crate::checks::{Checks, Effect, Rule, meant, nearest};
 use crate::formats::eagle3::engine::{Fate, llamacpp};
 use crate::profile::Engine;
+
+const MISSING_FLAG: Rule = Rule::garbage("missing-flag", "true or false", "false is taken");
+const ONE_LAYER: Rule =
+    Rule::rejects("sizes", "1", "the number of tensors is not the one expected");
+const MISSING_TENSOR: Rule =
+    Rule::rejects("missing-tensor", "one", "loading ends: tensor not found");
+const LAYER_COUNT: Rule = Rule::rejects("layer-count", "3", "loading ends");
+const LAYER_ORDER: Rule = Rule::garbage(
+    "layer-order",
+    "different layers, ascending",
+    "blocks of `fc` meet the features of other layers",
+);
+const MAP_TYPE: Rule = Rule::rejects("map-type", "I64", "the tensor is of another type");
+const OFFSETS: Rule = Rule::garbage(
+    "offset-d2t",
+    "the target id of every draft token",
+    "draft tokens stand for wrong target tokens, without a message",
+);
 
 /// Keys without which loading ends.
 const REQUIRED: [&str; 11] = [
@@ -41,14 +60,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
         Ok(config) => {
             if let Some(target) = checks.target {
                 for problem in config.problems_with(target.config()).0 {
-                    checks.error(
-                        "not-the-target",
-                        file.name.clone(),
-                        problem,
-                        "the target's sizes",
-                        Effect::Rejects,
-                        "features of another width, or tokens of another vocabulary",
-                    );
+                    checks.broken(&NOT_THE_TARGET, file.name.clone(), problem);
                 }
             }
             shapes(checks, &source, &config);
@@ -57,14 +69,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
         }
         Err(problems) => {
             for problem in problems.0 {
-                checks.error(
-                    "sizes",
-                    file.name.clone(),
-                    problem,
-                    "sizes that fit together",
-                    Effect::Rejects,
-                    "the model cannot be built",
-                );
+                checks.broken(&SIZES, file.name.clone(), problem);
             }
         }
     }
@@ -74,38 +79,17 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
 fn keys(checks: &mut Checks<'_>, file: &GgufFile) {
     file.require(checks, REQUIRED);
     if file.header.flag("eagle3.norm_before_residual").is_none() {
-        checks.error(
-            "missing-flag",
-            file.place("eagle3.norm_before_residual"),
-            "missing",
-            "true or false",
-            Effect::Garbage,
-            "false is taken",
-        );
+        checks.broken(&MISSING_FLAG, file.place("eagle3.norm_before_residual"), "missing");
     }
     if file.header.number("eagle3.block_count").is_some_and(|count| (count - 1.0).abs() > 0.5) {
-        checks.error(
-            "sizes",
-            file.place("eagle3.block_count"),
-            "more than one layer",
-            "1",
-            Effect::Rejects,
-            "the number of tensors is not the one expected",
-        );
+        checks.broken(&ONE_LAYER, file.place("eagle3.block_count"), "more than one layer");
     }
 }
 
 fn tensors(checks: &mut Checks<'_>, file: &GgufFile) {
     for wanted in llamacpp::required() {
         if !file.header.tensors.contains_key(wanted) {
-            checks.error(
-                "missing-tensor",
-                format!("tensor `{wanted}`"),
-                "missing",
-                "one",
-                Effect::Rejects,
-                "loading ends: tensor not found",
-            );
+            checks.broken(&MISSING_TENSOR, format!("tensor `{wanted}`"), "missing");
         }
     }
     for name in file.header.tensors.keys() {
@@ -113,8 +97,7 @@ fn tensors(checks: &mut Checks<'_>, file: &GgufFile) {
             file.check_values(checks, name);
             continue;
         };
-        let near = nearest(name, llamacpp::required());
-        let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+        let hint = meant(nearest(name, llamacpp::required()));
         checks.error(
             "unexpected-tensor",
             format!("tensor `{name}`"),
@@ -143,14 +126,7 @@ fn layers(checks: &mut Checks<'_>, file: &GgufFile) {
     let Some(entered) = lists.into_iter().flatten().next() else { return };
     let place = file.place(LAYER_KEYS[0]);
     if entered.len() != 3 {
-        checks.error(
-            "layer-count",
-            place,
-            format!("{} layers", entered.len()),
-            "3",
-            Effect::Rejects,
-            "loading ends",
-        );
+        checks.broken(&LAYER_COUNT, place, format!("{} layers", entered.len()));
         return;
     }
     let output = |id: &i64| {
@@ -159,14 +135,7 @@ fn layers(checks: &mut Checks<'_>, file: &GgufFile) {
     };
     let outputs: Vec<i64> = entered.iter().map(output).collect();
     if outputs.windows(2).any(|pair| pair[0] >= pair[1]) {
-        checks.error(
-            "layer-order",
-            place.clone(),
-            format!("{entered:?}"),
-            "different layers, ascending",
-            Effect::Garbage,
-            "blocks of `fc` meet the features of other layers",
-        );
+        checks.broken(&LAYER_ORDER, place.clone(), format!("{entered:?}"));
     }
     if let Some(n) = checks.target_layers()
         && entered.iter().any(|id| *id < 0 || *id > n as i64)
@@ -232,28 +201,14 @@ fn map(checks: &mut Checks<'_>, header: &Header, source: &GgufDraftSource, targe
         return;
     }
     if header.tensors["d2t"].element != ElementType::I64 {
-        checks.error(
-            "map-type",
-            "tensor `d2t`",
-            format!("{:?}", header.tensors["d2t"].element),
-            "I64",
-            Effect::Rejects,
-            "the tensor is of another type",
-        );
+        checks.broken(&MAP_TYPE, "tensor `d2t`", format!("{:?}", header.tensors["d2t"].element));
     }
     let Ok(offsets) = source.load_integers("d2t") else { return };
     let ids: Vec<i64> = offsets.iter().zip(0_i64..).map(|(offset, i)| offset + i).collect();
     let ascends = ids.windows(2).all(|pair| pair[0] < pair[1]);
     let grows = ids.windows(2).all(|pair| pair[0] <= pair[1]);
     if grows && !ascends {
-        checks.error(
-            "offset-d2t",
-            "tensor `d2t`",
-            "offsets where absolute ids are expected",
-            "the target id of every draft token",
-            Effect::Garbage,
-            "draft tokens stand for wrong target tokens, without a message",
-        );
+        checks.broken(&OFFSETS, "tensor `d2t`", "offsets where absolute ids are expected");
         return;
     }
     vocabulary::check_offsets(checks, &offsets, None, target);

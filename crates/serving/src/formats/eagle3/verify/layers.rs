@@ -5,8 +5,19 @@ use serde_json::Value;
 
 use super::super::config::LAYER_IDS;
 use super::super::engine::layers;
-use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 use crate::profile::{Engine, Profile};
+
+const NO_LAYERS: Rule = Rule::garbage(
+    "no-layers",
+    "the three tapped layers",
+    "its default layers are taken without a message",
+);
+const CONTRADICTION: Rule = Rule::garbage(
+    "layers-contradict",
+    "the top level one more than `eagle_config`",
+    "one of the engines reads other layers than the draft was trained on",
+);
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     if !checks.config.is_object() {
@@ -49,14 +60,7 @@ fn presence(checks: &mut Checks<'_>) {
     };
     for (has, wants, is_nested) in [(top, wants_top, false), (nested, wants_nested, true)] {
         if wants && !has {
-            checks.error(
-                "no-layers",
-                place(is_nested),
-                "missing",
-                "the three tapped layers",
-                Effect::Garbage,
-                "its default layers are taken without a message",
-            );
+            checks.broken(&NO_LAYERS, place(is_nested), "missing");
         } else if has && !wants {
             let problem = Problem::new(
                 Severity::Error,
@@ -188,13 +192,6 @@ fn disagreement(checks: &mut Checks<'_>, target_layers: Option<usize>) {
     let (top, nested) = (seen(Engine::Vllm), seen(Engine::Sglang));
     if top != nested {
         let found = format!("vLLM sees outputs of layers {top:?}, SGLang {nested:?}");
-        checks.error(
-            "layers-contradict",
-            place(false),
-            found,
-            "the top level one more than `eagle_config`",
-            Effect::Garbage,
-            "one of the engines reads other layers than the draft was trained on",
-        );
+        checks.broken(&CONTRADICTION, place(false), found);
     }
 }

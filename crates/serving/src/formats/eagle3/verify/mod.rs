@@ -9,8 +9,15 @@ mod vocabulary;
 
 use std::path::Path;
 
-use crate::checks::Checks;
+use crate::checks::{Checks, Rule};
 use crate::profile::Profile;
+
+const SIZES: Rule = Rule::rejects("sizes", "sizes that fit together", "the model cannot be built");
+const NOT_THE_TARGET: Rule = Rule::rejects(
+    "not-the-target",
+    "the target's sizes",
+    "features of another width, or tokens of another vocabulary",
+);
 
 /// Lists what is wrong; whether there is a network that may be run.
 pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> bool {

@@ -7,8 +7,19 @@ use longdraft_models::sha256;
 
 use super::super::engine::{Fate, fate};
 use crate::checks::weights_file::FoundTensor;
-use crate::checks::{Checks, Effect, Problem, Severity, nearest, values};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity, meant, nearest, values};
 use crate::profile::{Engine, Profile};
+
+const TWO_LAYERS: Rule = Rule::garbage(
+    "two-layers",
+    "one of them: they are the same layer",
+    "whichever is read last wins",
+);
+const UNREADABLE: Rule = Rule::rejects("unreadable", "its bytes", "the file cannot be read");
+const WEIGHT_TYPE: Rule =
+    Rule::rejects("weight-type", "BF16, F16 or F32", "no weight of this type is loaded");
+const DUPLICATE_VALUES: Rule =
+    Rule::garbage("duplicate-values", "values of its own", "one of them was overwritten");
 
 /// Weight types with their names in `config.json`.
 const WEIGHT_TYPES: [(&str, &str); 3] =
@@ -88,7 +99,7 @@ fn missing(checks: &mut Checks<'_>, name: &str, shape: &[usize]) {
         // Not another tensor that is expected itself.
         !near.contains("_proj") || near.rsplit('.').nth(1) == name.rsplit('.').nth(1)
     });
-    let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+    let hint = meant(near);
     let mut problem = Problem::new(
         Severity::Error,
         "missing-tensor",
@@ -133,14 +144,7 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
     let names: Vec<String> = checks.tensors.keys().cloned().collect();
     let of = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
     if of("midlayer.") && of("layers.0.") {
-        checks.error(
-            "two-layers",
-            "tensors",
-            "both `midlayer.*` and `layers.0.*`",
-            "one of them: they are the same layer",
-            Effect::Garbage,
-            "whichever is read last wins",
-        );
+        checks.broken(&TWO_LAYERS, "tensors", "both `midlayer.*` and `layers.0.*`");
     }
     for name in &names {
         if wanted.contains_key(name)
@@ -149,7 +153,7 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
             continue;
         }
         let near = nearest(name, wanted.keys().map(String::as_str));
-        let hint = near.map(|near| format!(" (is `{near}` meant?)")).unwrap_or_default();
+        let hint = meant(near);
         let mut problem = Problem::new(
             Severity::Error,
             "unexpected-tensor",
@@ -184,14 +188,7 @@ fn each_tensor(checks: &mut Checks<'_>) {
         let bytes = match tensor.read() {
             Ok(bytes) => bytes,
             Err(error) => {
-                checks.error(
-                    "unreadable",
-                    format!("tensor `{name}`"),
-                    error.to_string(),
-                    "its bytes",
-                    Effect::Rejects,
-                    "the file cannot be read",
-                );
+                checks.broken(&UNREADABLE, format!("tensor `{name}`"), error.to_string());
                 continue;
             }
         };
@@ -199,14 +196,7 @@ fn each_tensor(checks: &mut Checks<'_>) {
             continue;
         }
         if !WEIGHT_TYPES.iter().any(|(known, _)| known == dtype) {
-            checks.error(
-                "weight-type",
-                format!("tensor `{name}`"),
-                dtype.clone(),
-                "BF16, F16 or F32",
-                Effect::Rejects,
-                "no weight of this type is loaded",
-            );
+            checks.broken(&WEIGHT_TYPE, format!("tensor `{name}`"), dtype.clone());
             continue;
         }
         if name != "embed_tokens.weight" {
@@ -218,26 +208,13 @@ fn each_tensor(checks: &mut Checks<'_>) {
             && let Some(other) = hashes.insert(format!("{shape:?} {hash}"), name.clone())
             && !name.contains("cross_attn")
         {
-            checks.error(
-                "duplicate-values",
+            checks.broken(
+                &DUPLICATE_VALUES,
                 format!("tensor `{name}`"),
                 format!("the same values as `{other}`"),
-                "values of its own",
-                Effect::Garbage,
-                "one of them was overwritten",
             );
         }
-        let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.tensors.get(name));
-        if recorded.is_some_and(|recorded| *recorded != hash) {
-            let problem = Problem::new(
-                Severity::Warning,
-                "changed",
-                format!("tensor `{name}`"),
-                "other values than were exported",
-                "the recorded ones",
-            );
-            checks.push(problem.remedy("export again, unless you changed it on purpose"));
-        }
+        checks.compare(name, &hash);
     }
     let wanted = checks.config["torch_dtype"].as_str().or(checks.config["dtype"].as_str());
     let wanted = wanted.map(str::to_owned);

@@ -6,11 +6,20 @@ use longdraft_models::ids::TargetTokenId;
 use longdraft_models::sha256;
 
 use crate::checks::weights_file::FoundTensor;
-use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity};
+
+const OTHER_MAP: Rule = Rule::garbage(
+    "other-map",
+    "the recorded one",
+    "every draft token stands for another one than in training",
+);
 
 /// What engines do with a wrong map.
 const SILENT: &str =
     "draft logits are scattered to wrong tokens: an index error, or no message at all";
+const ABSOLUTE: Rule = Rule::garbage("absolute-d2t", "target id less draft id", SILENT);
+const MAP: Rule =
+    Rule::garbage("map", "kept tokens ascending within the target's vocabulary", SILENT);
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     let Some(sizes) = checks.sizes::<Eagle3Config>() else { return };
@@ -76,38 +85,18 @@ pub(super) fn check_offsets(
             kept == offsets && kept != mapped
         });
     if ascends && in_range && read_as_ids && offsets.len() > 1 {
-        checks.error(
-            "absolute-d2t",
-            "tensor `d2t`",
-            "absolute ids where offsets are expected",
-            "target id less draft id",
-            Effect::Garbage,
-            SILENT,
-        );
+        let found = "absolute ids where offsets are expected";
+        checks.broken(&ABSOLUTE, "tensor `d2t`", found);
         return;
     }
     match VocabularyMap::from_offsets(offsets, flags, target) {
         Ok(map) => kept_tokens(checks, &map),
         Err(longdraft_models::ModelError::Invalid { problems, .. }) => {
             for problem in problems.0 {
-                checks.error(
-                    "map",
-                    "tensor `d2t`",
-                    problem,
-                    "kept tokens ascending within the target's vocabulary",
-                    Effect::Garbage,
-                    SILENT,
-                );
+                checks.broken(&MAP, "tensor `d2t`", problem);
             }
         }
-        Err(error) => checks.error(
-            "map",
-            "tensor `d2t`",
-            error.to_string(),
-            "a vocabulary map",
-            Effect::Garbage,
-            SILENT,
-        ),
+        Err(error) => checks.broken(&MAP, "tensor `d2t`", error.to_string()),
     }
 }
 
@@ -116,14 +105,7 @@ fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
     let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.vocabulary_map.clone());
     if recorded.is_some_and(|recorded| recorded != sha256::of_bytes(&bytes)) {
-        checks.error(
-            "other-map",
-            "tensor `d2t`",
-            "another map than was exported",
-            "the recorded one",
-            Effect::Garbage,
-            "every draft token stands for another one than in training",
-        );
+        checks.broken(&OTHER_MAP, "tensor `d2t`", "another map than was exported");
     }
     let Some(target) = checks.target else { return };
     let ends: Vec<u32> = target.config().eos_token_ids.clone();

@@ -21,6 +21,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
@@ -29,7 +30,6 @@ use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
 
 use crate::error::Result;
-use crate::features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use crate::loss::{Loss, Share};
 use crate::metrics::{DraftMetrics, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
@@ -215,7 +215,7 @@ impl Eagle3Objective {
                 lengths(entries.ids.len().min(entries.log_probs.len()), rows.len() * k)?;
                 Ok(of_entries(entries, *k, tail))
             }
-            _ => Err(untapped("the teacher at every token")),
+            _ => Err(untapped("the teacher at every token").into()),
         }
     }
 
@@ -238,7 +238,7 @@ impl Eagle3Objective {
 fn teacher_hidden(features: &BatchFeatures) -> Result<&Tensor> {
     match &features.teacher {
         TeacherFeatures::EveryToken { hidden } => Ok(hidden),
-        _ => Err(untapped("the teacher at every token")),
+        _ => Err(untapped("the teacher at every token").into()),
     }
 }
 

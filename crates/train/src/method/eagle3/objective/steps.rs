@@ -2,20 +2,20 @@
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, sequence_of, untapped};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Rejection, RowStatistics, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::eagle3::TestTimeSteps;
-use longdraft_models::target::RowPart;
+use longdraft_models::target_model::RowPart;
 
 use super::config::Eagle3Loss;
 use super::metrics::{Eagle3Metrics, StepCounts};
 use super::rows::{RowPlan, StepRows};
 use super::{Eagle3Objective, Eagle3Outcome, teacher_hidden};
 use crate::error::Result;
-use crate::features::{BatchFeatures, sequence_of, untapped};
 
 /// What the head reads, the steps' rows one after the other.
 struct HeadRows {
@@ -207,7 +207,9 @@ impl Eagle3Objective {
                 let teacher = Teacher { hidden, rows: Some(rows), head: &self.kept_head };
                 (SoftTargets::Weighted(factors), Some(teacher))
             }
-            (RowTeacher::Top { .. }, None) => return Err(untapped("the teacher's distributions")),
+            (RowTeacher::Top { .. }, None) => {
+                return Err(untapped("the teacher's distributions").into());
+            }
         };
         let labels = Inputs::of_labels(hidden, head, &labels);
         let teacher_bend = self.bend;

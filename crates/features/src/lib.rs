@@ -1,0 +1,334 @@
+//! What the target contributes to a batch, computed on the spot or captured earlier.
+//!
+//! ```text
+//! batch -> target                                    online, or once a row into main memory
+//!       -> store of `longdraft capture`              on disk or in an object store
+//!       -> records of another trainer or engine      on disk
+//!            \-> BatchFeatures { last_kv, aux_hidden, teacher }
+//! ```
+
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod error;
+mod memory;
+mod mode;
+pub mod records;
+pub mod store;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use candle_core::Tensor;
+use longdraft_data::Batch;
+use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::top_k::TopK;
+use longdraft_models::target_model::{
+    Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target,
+};
+
+pub use error::{FeatureError, Result};
+pub use memory::MemoryFeatures;
+pub use mode::FeatureMode;
+pub use records::RecordFeatures;
+pub use store::{Part, StoredFeatures};
+
+/// Which form of the teacher's distribution is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TeacherKind {
+    /// None.
+    None,
+    /// Final hidden states; the softmax is formed inside the loss.
+    Full,
+    /// The k most likely tokens.
+    TopK(usize),
+    /// Final hidden states of every token, whatever is learned.
+    EveryToken,
+    /// The same, or only the k most likely tokens where the teacher is read.
+    EveryTokenTopK(usize),
+}
+
+/// What an objective asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FeatureNeeds {
+    /// Taps of the draft.
+    pub taps: Vec<Tap>,
+    /// Teacher of the loss.
+    pub teacher: TeacherKind,
+    /// How far after a row its teachers may stand: a rank that runs a part of a row gets the states
+    /// of so many tokens after it.
+    pub ahead: usize,
+}
+
+/// The teacher's distribution at the rows that read it, as an objective says which.
+#[derive(Debug, Clone)]
+pub enum TeacherFeatures {
+    /// Not needed.
+    None,
+    /// Final hidden states, `[R, H]`.
+    Full {
+        /// After the target's final norm.
+        hidden: Tensor,
+    },
+    /// Most likely tokens, `[R, k]`.
+    TopK {
+        /// Ids and log-probabilities.
+        entries: TopK,
+        /// Entries a row.
+        k: usize,
+        /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
+        hidden: Option<Tensor>,
+    },
+    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens;
+    /// of a part of a row, its own and those of [`FeatureNeeds::ahead`] tokens after it.
+    EveryToken {
+        /// After the target's final norm.
+        hidden: Tensor,
+    },
+}
+
+/// Features of one batch.
+#[derive(Debug, Clone)]
+pub struct BatchFeatures {
+    /// Last-layer keys and values of every token, if the draft taps them.
+    pub last_kv: Option<KeyValues>,
+    /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a
+    /// row, those of its own tokens.
+    pub aux_hidden: Option<Tensor>,
+    /// Teacher at the learned rows.
+    pub teacher: TeacherFeatures,
+    /// What this rank runs where ranks share a row (`parallel.sequence`); `None`: all.
+    pub part: Option<RowPart>,
+}
+
+impl BatchFeatures {
+    /// Tokens that this rank runs; `None`: all.
+    pub fn rows(&self) -> Option<Range<usize>> {
+        self.part.as_ref().map(RowPart::rows)
+    }
+
+    /// What a rank that runs `part` of a row keeps of the whole row's features.
+    fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
+        let Some(part) = part else { return Ok(self) };
+        let rows = part.rows();
+        let own = |all: &Tensor| all.narrow(0, rows.start, rows.len());
+        let aux_hidden = self.aux_hidden.as_ref().map(own).transpose()?;
+        let teacher = match self.teacher {
+            TeacherFeatures::EveryToken { hidden } => {
+                let end = (rows.end + ahead).min(hidden.dim(0)?);
+                let hidden = hidden.narrow(0, rows.start, end - rows.start)?;
+                TeacherFeatures::EveryToken { hidden }
+            }
+            other => other,
+        };
+        Ok(Self { aux_hidden, teacher, part: Some(part.clone()), ..self })
+    }
+
+    /// The last layer's keys and values.
+    ///
+    /// # Errors
+    /// - the draft did not ask for them
+    pub fn last_kv(&self) -> Result<&KeyValues> {
+        self.last_kv.as_ref().ok_or_else(|| untapped("last-layer keys and values"))
+    }
+
+    /// The tapped layers' states side by side, `[T, L·H]`.
+    ///
+    /// # Errors
+    /// - the draft did not ask for them
+    pub fn aux_hidden(&self) -> Result<&Tensor> {
+        self.aux_hidden.as_ref().ok_or_else(|| untapped("hidden states of tapped layers"))
+    }
+}
+
+/// The error of an objective that reads what it did not ask for.
+pub fn untapped(what: &str) -> FeatureError {
+    let message = format!("the features lack {what}");
+    candle_core::Error::Msg(message).into()
+}
+
+/// Where features come from.
+pub enum FeatureSource {
+    /// The target runs for every batch.
+    Online(Arc<Target>),
+    /// Captured by this process; the target does not run again.
+    Memory(MemoryFeatures),
+    /// Captured earlier into a store; of the target only its ends are loaded.
+    Stored(StoredFeatures),
+    /// Captured by another trainer or engine; of the target only its ends are loaded.
+    Records(RecordFeatures),
+}
+
+impl FeatureSource {
+    /// Features of a batch, or of the part of it that this rank runs, whose teacher is read at
+    /// `teacher_rows` only.
+    ///
+    /// # Errors
+    /// - the target cannot run, or the store lacks the batch's row
+    pub fn features(
+        &self,
+        part: Part,
+        (batch, row_part): (&Batch, Option<&RowPart>),
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> Result<BatchFeatures> {
+        match self {
+            Self::Online(target) => run_target(target, batch, row_part, needs),
+            Self::Memory(memory) => memory.features(batch),
+            Self::Stored(store) => {
+                let _ends = store.target().hold_ends()?;
+                store.features(part, batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
+            }
+            Self::Records(records) => {
+                let _ends = records.target().hold_ends()?;
+                records.features(batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
+            }
+        }
+    }
+
+    /// Takes part in what the ranks of a spread target gather for another's batch.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn join(&self, needs: &FeatureNeeds) -> Result<()> {
+        match self {
+            Self::Online(target) => join_target(target, needs),
+            // Who captures joins.
+            Self::Memory(_) => Ok(()),
+            Self::Stored(store) => {
+                drop(store.target().hold_ends()?);
+                Ok(())
+            }
+            Self::Records(records) => {
+                drop(records.target().hold_ends()?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Says which row comes next, so that a store can read it meanwhile.
+    pub fn read_ahead(&self, part: Part, row: usize) {
+        if let Self::Stored(store) = self {
+            store.read_ahead(part, row);
+        }
+    }
+
+    /// Whether positions are those of the capture, whatever the epoch.
+    pub fn pins_positions(&self) -> bool {
+        !matches!(self, Self::Online(_))
+    }
+}
+
+/// Hash of what the target sees of a batch.
+pub(crate) fn key(batch: &Batch) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for values in [&batch.ids, &batch.position_ids] {
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    }
+    batch.document_ids.iter().for_each(|id| {
+        hasher.update(&id.to_le_bytes());
+    });
+    hasher.finalize().to_hex()[..16].to_owned()
+}
+
+/// What the target runs of a batch.
+pub fn sequence_of(batch: &Batch) -> PackedSequence {
+    PackedSequence {
+        ids: batch.ids.clone(),
+        position_ids: batch.position_ids.clone(),
+        document_ids: batch.document_ids.clone(),
+    }
+}
+
+/// Takes part in what the ranks of a spread target gather for [`run_target`].
+///
+/// # Errors
+/// - as [`Target::join_forward`]
+pub fn join_target(target: &Target, needs: &FeatureNeeds) -> Result<()> {
+    target.join_forward(&taps_of(needs))?;
+    if matches!(needs.teacher, TeacherKind::TopK(_)) {
+        drop(target.hold_ends()?);
+    }
+    Ok(())
+}
+
+/// The target's pass over a batch, or over this rank's part of it.
+///
+/// # Errors
+/// - as [`Target::forward`]
+pub fn forward(
+    target: &Target,
+    batch: &Batch,
+    part: Option<&RowPart>,
+    taps: &Taps,
+) -> Result<Features> {
+    let sequence = sequence_of(batch);
+    Ok(match part {
+        None => target.forward(&sequence, taps)?,
+        Some(part) => target.forward_part(&sequence, part, taps)?,
+    })
+}
+
+/// The learned rows, counted from the first token that this rank runs.
+pub fn learned_of(batch: &Batch, rows: Option<&Range<usize>>) -> Vec<u32> {
+    let first = rows.map_or(0, |rows| rows.start as u32);
+    batch.learned.iter().map(|token| token - first).collect()
+}
+
+fn taps_of(needs: &FeatureNeeds) -> Taps {
+    let mut taps = needs.taps.clone();
+    if needs.teacher != TeacherKind::None {
+        taps.push(Tap::FinalHidden);
+    }
+    Taps::of(&taps)
+}
+
+/// Runs the frozen target on a batch, or on this rank's part of it. All ranks of a spread target
+/// do, or [`join_target`].
+///
+/// # Errors
+/// - as [`Target::forward`]
+pub fn run_target(
+    target: &Target,
+    batch: &Batch,
+    part: Option<&RowPart>,
+    needs: &FeatureNeeds,
+) -> Result<BatchFeatures> {
+    let features = forward(target, batch, part, &taps_of(needs))?;
+    let rows = part.map(RowPart::rows);
+    // What a rank gathers does not depend on its batch.
+    let of_head = matches!(needs.teacher, TeacherKind::TopK(_));
+    let _ends = of_head.then(|| target.hold_ends()).transpose()?;
+    let learned_hidden = || -> Result<Tensor> {
+        let hidden = features.final_hidden()?;
+        Ok(select_rows(hidden, &learned_of(batch, rows.as_ref()))?)
+    };
+    let teacher = match needs.teacher {
+        TeacherKind::None => TeacherFeatures::None,
+        TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
+            let own = features.final_hidden()?;
+            let hidden = match part {
+                Some(part) => part.with_rows_behind(own, needs.ahead)?,
+                None => own.clone(),
+            };
+            TeacherFeatures::EveryToken { hidden }
+        }
+        _ if batch.learned.is_empty() => TeacherFeatures::None,
+        TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
+        TeacherKind::TopK(k) => {
+            let k = k.min(target.config().vocab_size);
+            let entries = target.top_k(&learned_hidden()?, k)?;
+            TeacherFeatures::TopK { entries, k, hidden: None }
+        }
+    };
+    let layers = needs.taps.iter().filter_map(|tap| match tap {
+        Tap::Hidden(layer) => features.hidden.get(layer),
+        _ => None,
+    });
+    let layers: Vec<&Tensor> = layers.collect();
+    let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
+    let last_kv = features.last_kv.clone();
+    Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: part.cloned() })
+}

@@ -1,0 +1,322 @@
+//! DeepSpec's target cache, version 2: `manifest.json`, `samples.idx` and shards of raw numbers.
+//!
+//! A sample's numbers lie in one shard, each kind from an offset of its own: ids (i32), attention mask (u8), loss mask
+//! (u8), tapped layers `[T, A, H]` and the states after the final norm `[T, H]` (bf16; f16 and f32 are read too).
+//! Numbers are little-endian. A record of the index has 56 bytes: sample u64, shard u32, tokens u32, five offsets u64.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Component, Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use half::{bf16, f16};
+use serde::Deserialize;
+
+use super::{Captured, Format, RecordDocument};
+use crate::error::{FeatureError, Result};
+
+/// Name of the description.
+pub(super) const MANIFEST: &str = "manifest.json";
+
+/// Name of the index.
+pub(super) const INDEX: &str = "samples.idx";
+
+/// The version that is read.
+const VERSION: u64 = 2;
+
+/// Bytes of a record of the index.
+const RECORD_BYTES: usize = 56;
+
+/// Bytes of a description, at most.
+const MOST_MANIFEST: u64 = 64 << 20;
+
+#[derive(Deserialize)]
+struct Manifest {
+    num_samples: usize,
+    num_shards: usize,
+    target_layer_ids: Vec<usize>,
+    hidden_size: usize,
+    hidden_dtype: Float,
+    token_dtype: String,
+    mask_dtype: String,
+    index_record_size: usize,
+    shards: Vec<Shard>,
+}
+
+#[derive(Deserialize)]
+struct Shard {
+    shard_id: usize,
+    file_name: String,
+}
+
+/// What states are held as.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Float {
+    Bfloat16,
+    Float16,
+    Float32,
+}
+
+impl Float {
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Bfloat16 | Self::Float16 => 2,
+            Self::Float32 => 4,
+        }
+    }
+
+    fn values(self, bytes: &[u8]) -> Vec<f32> {
+        let pairs = || bytes.chunks_exact(2).map(|b| [b[0], b[1]]);
+        match self {
+            Self::Bfloat16 => pairs().map(|b| bf16::from_le_bytes(b).to_f32()).collect(),
+            Self::Float16 => pairs().map(|b| f16::from_le_bytes(b).to_f32()).collect(),
+            Self::Float32 => {
+                let fours = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
+                fours.map(f32::from_le_bytes).collect()
+            }
+        }
+    }
+}
+
+/// A record of the index.
+#[derive(Clone, Copy)]
+struct Sample {
+    shard: usize,
+    tokens: u32,
+    /// Of ids, attention mask, loss mask, layers and final states.
+    offsets: [u64; 5],
+}
+
+/// A cache whose description and index were read.
+pub(super) struct Cache {
+    folder: PathBuf,
+    layers: Vec<usize>,
+    hidden: usize,
+    float: Float,
+    shards: Vec<PathBuf>,
+    samples: Vec<Sample>,
+}
+
+impl Cache {
+    /// Reads description and index; every sample lies within its shard.
+    pub(super) fn open(folder: &Path) -> Result<Self> {
+        let manifest = manifest(folder)?;
+        let shards = shards(folder, &manifest)?;
+        let samples = samples(folder, &manifest)?;
+        let Manifest { target_layer_ids: layers, hidden_size: hidden, hidden_dtype: float, .. } =
+            manifest;
+        let cache = Self { folder: folder.to_path_buf(), layers, hidden, float, shards, samples };
+        cache.check_samples()?;
+        Ok(cache)
+    }
+
+    /// All files, the description first.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        let mut files = vec![self.folder.join(MANIFEST), self.folder.join(INDEX)];
+        files.extend(self.shards.iter().cloned());
+        files
+    }
+
+    /// Names of the five kinds of numbers and their bytes of a sample.
+    fn kinds(&self, tokens: u32) -> Option<[(&'static str, u64); 5]> {
+        let tokens = u64::from(tokens);
+        let states = tokens.checked_mul(self.hidden as u64)?.checked_mul(self.float.bytes())?;
+        Some([
+            ("input_ids", tokens * 4),
+            ("attention_mask", tokens),
+            ("loss_mask", tokens),
+            ("target_hidden_states", states.checked_mul(self.layers.len() as u64)?),
+            ("target_last_hidden_states", states),
+        ])
+    }
+
+    fn check_samples(&self) -> Result<()> {
+        let mut lengths = Vec::with_capacity(self.shards.len());
+        for shard in &self.shards {
+            let fail = |error: std::io::Error| problem(shard, error);
+            lengths.push(std::fs::metadata(shard).map_err(fail)?.len());
+        }
+        for (index, sample) in self.samples.iter().enumerate() {
+            let shard = &self.shards[sample.shard];
+            let kinds = self.kinds(sample.tokens);
+            let too_long = || problem(shard, format!("sample {index} of {} tokens", sample.tokens));
+            for ((name, bytes), offset) in kinds.ok_or_else(too_long)?.iter().zip(sample.offsets) {
+                let end = offset.checked_add(*bytes);
+                if end.is_none_or(|end| end > lengths[sample.shard]) {
+                    let length = lengths[sample.shard];
+                    return Err(problem(
+                        shard,
+                        format!(
+                            "sample {index}: `{name}` of {bytes} bytes from {offset} on lies outside of the \
+                             file's {length} (cut off?)"
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of one kind of a sample.
+    fn read(&self, index: usize, kind: usize) -> Result<Vec<u8>> {
+        let sample = self.samples[index];
+        let shard = &self.shards[sample.shard];
+        let (name, bytes) = self.kinds(sample.tokens).map_or(("", 0), |kinds| kinds[kind]);
+        let fail = |error: &dyn std::fmt::Display| {
+            problem(shard, format!("sample {index}: `{name}`: {error}"))
+        };
+        let file = File::open(shard).map_err(|error| fail(&error))?;
+        // The file may have shrunk since it was checked.
+        let length = file.metadata().map_err(|error| fail(&error))?.len();
+        if length < sample.offsets[kind].saturating_add(bytes) {
+            return Err(fail(&"the file ends before"));
+        }
+        let mut values = vec![0; bytes as usize];
+        file.read_exact_at(&mut values, sample.offsets[kind]).map_err(|error| fail(&error))?;
+        Ok(values)
+    }
+
+    fn place(&self, index: usize) -> String {
+        format!("{}, sample {index}", self.shards[self.samples[index].shard].display())
+    }
+}
+
+impl Format for Cache {
+    fn len(&self) -> usize {
+        self.samples.len()
+    }
+
+    fn document(&self, index: usize) -> Result<RecordDocument> {
+        let ids = self.read(index, 0)?;
+        let ids = ids.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let ids: Vec<i64> = ids.map(i64::from).collect();
+        let (attended, learned) = (self.read(index, 1)?, self.read(index, 2)?);
+        // Padding may stand after the document, nowhere else.
+        let tokens = attended.iter().take_while(|mask| **mask == 1).count();
+        if attended[tokens..].iter().any(|mask| *mask != 0) {
+            let text = "`attention_mask` is no run of ones and one of zeros after it";
+            return Err(FeatureError::store(self.place(index), text));
+        }
+        let learned: Vec<i64> = learned.iter().map(|mask| i64::from(*mask)).collect();
+        RecordDocument::of_numbers(self.place(index), &ids[..tokens], Some(&learned[..tokens]))
+    }
+
+    fn captured(&self, index: usize, (tokens, hidden): (usize, usize)) -> Result<Captured> {
+        let held = self.samples[index].tokens as usize;
+        if held < tokens || hidden != self.hidden {
+            let own = self.hidden;
+            let text =
+                format!("{held} tokens of width {own} where {tokens} of {hidden} are needed");
+            return Err(FeatureError::store(self.place(index), text));
+        }
+        let tensor = |kind: usize, layers: usize| -> Result<Tensor> {
+            let values = self.float.values(&self.read(index, kind)?);
+            let all = Tensor::from_vec(values, (held, layers, hidden), &Device::Cpu)?;
+            Ok(all.narrow(0, 0, tokens)?.contiguous()?)
+        };
+        let (layers, last) = (tensor(3, self.layers.len())?, tensor(4, 1)?.squeeze(1)?);
+        Ok(Captured {
+            layers: Some(("target_hidden_states", layers)),
+            last: Some(("target_last_hidden_states", last)),
+        })
+    }
+
+    fn layers(&self) -> Option<&[usize]> {
+        Some(&self.layers)
+    }
+
+    fn hidden_size(&self) -> Option<usize> {
+        Some(self.hidden)
+    }
+}
+
+fn problem(path: &Path, text: impl std::fmt::Display) -> FeatureError {
+    FeatureError::store(path.display().to_string(), text)
+}
+
+fn manifest(folder: &Path) -> Result<Manifest> {
+    let path = folder.join(MANIFEST);
+    let fail = |text: &dyn std::fmt::Display| problem(&path, text);
+    let bytes = std::fs::metadata(&path).map_err(|error| fail(&error))?.len();
+    if bytes > MOST_MANIFEST {
+        return Err(fail(&format!("{bytes} bytes, more than {MOST_MANIFEST}")));
+    }
+    let text = std::fs::read(&path).map_err(|error| fail(&error))?;
+    // The version decides what the rest means.
+    let version: serde_json::Value =
+        serde_json::from_slice(&text).map_err(|error| fail(&format!("no JSON: {error}")))?;
+    match version["version"].as_u64() {
+        Some(VERSION) => {}
+        other => return Err(fail(&format!("`version` {other:?}; version {VERSION} is read"))),
+    }
+    let manifest: Manifest = serde_json::from_slice(&text).map_err(|error| fail(&error))?;
+    for (name, found, wanted) in [
+        ("token_dtype", &manifest.token_dtype, "int32"),
+        ("mask_dtype", &manifest.mask_dtype, "uint8"),
+    ] {
+        if found != wanted {
+            return Err(fail(&format!("`{name}` is {found:?}; {wanted:?} is read")));
+        }
+    }
+    let Manifest { num_shards, ref shards, index_record_size, .. } = manifest;
+    let ids = &manifest.target_layer_ids;
+    if index_record_size != RECORD_BYTES {
+        return Err(fail(&format!("`index_record_size` {index_record_size}, not {RECORD_BYTES}")));
+    }
+    if num_shards != shards.len() {
+        return Err(fail(&format!("`num_shards` {num_shards}, and {} are named", shards.len())));
+    }
+    if ids.is_empty() || manifest.hidden_size == 0 || ids.windows(2).any(|pair| pair[0] >= pair[1])
+    {
+        let hidden = manifest.hidden_size;
+        let text = format!("`target_layer_ids` {ids:?} that do not ascend, `hidden_size` {hidden}");
+        return Err(fail(&text));
+    }
+    Ok(manifest)
+}
+
+fn shards(folder: &Path, manifest: &Manifest) -> Result<Vec<PathBuf>> {
+    let path = folder.join(MANIFEST);
+    let file = |(index, shard): (usize, &Shard)| {
+        let mut parts = Path::new(&shard.file_name).components();
+        let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
+        if !plain || shard.shard_id != index {
+            let Shard { shard_id, file_name } = shard;
+            let text = format!("shard {index} is `{file_name}` of id {shard_id}");
+            return Err(problem(&path, format!("{text}: no file of this folder, or out of order")));
+        }
+        Ok(folder.join(&shard.file_name))
+    };
+    manifest.shards.iter().enumerate().map(file).collect()
+}
+
+fn samples(folder: &Path, manifest: &Manifest) -> Result<Vec<Sample>> {
+    let path = folder.join(INDEX);
+    let fail = |text: &dyn std::fmt::Display| problem(&path, text);
+    let length = std::fs::metadata(&path).map_err(|error| fail(&error))?.len();
+    let wanted = (manifest.num_samples as u64).checked_mul(RECORD_BYTES as u64);
+    if wanted != Some(length) {
+        let samples = manifest.num_samples;
+        return Err(fail(&format!(
+            "{length} bytes, and {samples} samples take {RECORD_BYTES} each"
+        )));
+    }
+    let bytes = std::fs::read(&path).map_err(|error| fail(&error))?;
+    let sample = |(index, record): (usize, &[u8])| {
+        let long = |at: usize| {
+            let bytes = record[at..at + 8].try_into().unwrap_or_default();
+            u64::from_le_bytes(bytes)
+        };
+        let short =
+            |at: usize| u32::from_le_bytes(record[at..at + 4].try_into().unwrap_or_default());
+        let (id, shard, tokens) = (long(0), short(8) as usize, short(12));
+        if id != index as u64 || shard >= manifest.num_shards || tokens == 0 {
+            let text = format!("record {index} is sample {id} of {tokens} tokens in shard {shard}");
+            return Err(fail(&text));
+        }
+        let offsets = [16, 24, 32, 40, 48].map(long);
+        Ok(Sample { shard, tokens, offsets })
+    };
+    bytes.chunks_exact(RECORD_BYTES).enumerate().map(sample).collect()
+}

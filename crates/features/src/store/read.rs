@@ -1,0 +1,388 @@
+//! Reading a store: shards stay open, and one thread reads a row ahead.
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use candle_core::{DType, Tensor};
+use longdraft_data::Batch;
+use longdraft_kernels::rope::rope;
+use longdraft_kernels::rows::{scatter_rows, select_rows};
+use longdraft_kernels::top_k::TopK;
+use longdraft_models::target_model::{KeyValues, Tap, Target};
+use longdraft_models::weights::safetensors::SafetensorsSource;
+
+use super::location::Location;
+use super::recipe::{Compression, Contents, Part, Recipe};
+use super::record::Record;
+use super::write::{INDEX, Index, Receipt, RowEntry, hash_of};
+use crate::error::{FeatureError, Result};
+use crate::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
+
+/// Shards that stay open: each costs a file handle.
+const OPEN_SHARDS: usize = 64;
+
+/// Features that were captured earlier. Of the target only embeddings, head and rotary
+/// frequencies are used.
+#[derive(Clone)]
+pub struct StoredFeatures {
+    store: Arc<Store>,
+    target: Arc<Target>,
+    ahead: Arc<Mutex<Option<Ahead>>>,
+}
+
+/// A row that is being read.
+struct Ahead {
+    part: Part,
+    row: usize,
+    thread: JoinHandle<Result<Record>>,
+}
+
+struct Store {
+    location: Location,
+    index: Index,
+    /// The one used last stands last.
+    open: Mutex<Vec<(String, Arc<SafetensorsSource>)>>,
+}
+
+impl StoredFeatures {
+    /// Opens a complete store for a run that would capture `wanted` itself.
+    ///
+    /// # Errors
+    /// - there is no store, its capture is not finished, or it was made for another target,
+    ///   tokenizer, text or objective: everything that differs is named
+    pub fn open(spec: &str, wanted: &Recipe, target: Arc<Target>) -> Result<Self> {
+        let store = Store::open(spec)?;
+        let differences = store.index.recipe.differences_in_use(wanted);
+        if !differences.is_empty() {
+            let problem = format!(
+                "was captured for another configuration: {}; capture again into another place",
+                differences.join("; ")
+            );
+            return Err(store.location.problem("", problem));
+        }
+        Ok(Self { store: Arc::new(store), target, ahead: Arc::default() })
+    }
+
+    /// Reads only the recipe: positions are drawn as it says.
+    ///
+    /// # Errors
+    /// - there is no complete store
+    pub fn recipe(spec: &str) -> Result<Recipe> {
+        Ok(Store::open(spec)?.index.recipe)
+    }
+
+    /// Names the store's content, wherever it lies.
+    pub fn identity(&self) -> String {
+        let text = serde_json::to_vec(&self.store.index.recipe).unwrap_or_default();
+        blake3::hash(&text).to_hex()[..16].to_owned()
+    }
+
+    /// Starts to read a row on another thread, and to bring it to the target's device, unless one is
+    /// being read.
+    pub fn read_ahead(&self, part: Part, row: usize) {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if ahead.is_none() {
+            let (store, device) = (Arc::clone(&self.store), self.target.device().clone());
+            let thread = std::thread::spawn(move || store.record(part, row)?.upload_ahead(&device));
+            *ahead = Some(Ahead { part, row, thread });
+        }
+    }
+
+    fn record(&self, part: Part, row: usize) -> Result<Record> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match ahead.filter(|ahead| ahead.part == part && ahead.row == row) {
+            // A thread that panicked has said so; the row is read here instead.
+            Some(ahead) => ahead.thread.join().unwrap_or_else(|_| self.store.record(part, row)),
+            None => self.store.record(part, row),
+        }
+    }
+
+    /// The target, whose ends are read.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Features of a batch, as the target would give them.
+    ///
+    /// # Errors
+    /// - the batch has other tokens or positions than the captured row, the teacher is asked for at
+    ///   rows that were not kept, or the row's shard is missing or damaged
+    pub fn features(
+        &self,
+        part: Part,
+        batch: &Batch,
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> Result<BatchFeatures> {
+        let row = batch.row;
+        let (receipt, entry) = self.store.entry(part, row)?;
+        if entry.key != key(batch) {
+            let problem = format!("row {row} was captured with other tokens or positions");
+            return Err(self.store.location.problem(&receipt.object, problem));
+        }
+        let record = self.record(part, row)?;
+        record.features(&self.target, batch, needs, teacher_rows).map_err(|at| match at {
+            Missing::Row(token) => self.store.location.problem(
+                &receipt.object,
+                format!(
+                    "row {row}: the teacher of token {token} was not kept: the store was \
+                     captured for an objective that learns other rows"
+                ),
+            ),
+            Missing::Other(error) => error,
+        })
+    }
+}
+
+impl Record {
+    /// What an objective reads of a batch, as the target would give it.
+    ///
+    /// # Errors
+    /// - the teacher is asked for at rows that were not kept, or a tensor cannot be brought to the device
+    pub(crate) fn features(
+        &self,
+        target: &Target,
+        batch: &Batch,
+        needs: &FeatureNeeds,
+        teacher_rows: &[u32],
+    ) -> std::result::Result<BatchFeatures, Missing> {
+        let device = target.device();
+        let last_kv = match &self.last_kv {
+            Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
+                let row = (&batch.position_ids[..], &batch.document_ids[..]);
+                let table = target
+                    .rope_table(row, 0..batch.position_ids.len())
+                    .map_err(FeatureError::from)?;
+                let k = rope(&keys.to_device(device)?, &table)?;
+                Some(KeyValues { k, v: values.to_device(device)? })
+            }
+            _ => None,
+        };
+        let hidden_taps = needs.taps.iter().any(|tap| matches!(tap, Tap::Hidden(_)));
+        let aux_hidden = self.aux_hidden.as_ref().filter(|_| hidden_taps);
+        let aux_hidden = aux_hidden.map(|aux| aux.to_device(device)).transpose()?;
+        let teacher = self.teacher(target, batch, needs.teacher, teacher_rows)?;
+        Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: None })
+    }
+
+    fn teacher(
+        &self,
+        target: &Target,
+        batch: &Batch,
+        kind: TeacherKind,
+        rows: &[u32],
+    ) -> std::result::Result<TeacherFeatures, Missing> {
+        // A store with final states hands those out.
+        let kind = match kind {
+            TeacherKind::EveryTokenTopK(k) if self.top_k.is_some() => TeacherKind::TopK(k),
+            TeacherKind::EveryTokenTopK(_) => TeacherKind::EveryToken,
+            kind => kind,
+        };
+        let every = kind == TeacherKind::EveryToken;
+        if kind == TeacherKind::None || (rows.is_empty() && !every) {
+            return Ok(TeacherFeatures::None);
+        }
+        let place = |token: &u32| self.teacher_rows.binary_search(token).ok();
+        let places: Vec<u32> = rows
+            .iter()
+            .map(|token| place(token).map(|at| at as u32).ok_or(Missing::Row(*token)))
+            .collect::<std::result::Result<_, _>>()?;
+        let device = target.device();
+        let hidden = || -> Result<Tensor> {
+            let hidden = self.final_hidden.as_ref();
+            let hidden = hidden.ok_or_else(|| untapped("the teacher's final states"))?;
+            let hidden = hidden.to_device(device)?;
+            if places.len() == self.teacher_rows.len() {
+                return Ok(hidden);
+            }
+            Ok(select_rows(&hidden, &places)?)
+        };
+        Ok(match kind {
+            TeacherKind::None => TeacherFeatures::None,
+            TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
+            TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
+                let width = target.config().hidden_size;
+                let tokens = batch.ids.len();
+                // Rows that nobody reads stay 0.
+                let hidden = if rows.is_empty() {
+                    Tensor::zeros((tokens, width), DType::F32, device)?
+                } else {
+                    scatter_rows(&hidden()?, rows, tokens)?
+                };
+                TeacherFeatures::EveryToken { hidden }
+            }
+            TeacherKind::TopK(k) => {
+                let k = k.min(target.config().vocab_size);
+                let entries = if let Some(stored) = &self.top_k {
+                    select(stored, self.teacher_rows.len(), &places)
+                } else {
+                    target.top_k(&hidden()?, k).map_err(FeatureError::from)?
+                };
+                TeacherFeatures::TopK { entries, k, hidden: None }
+            }
+        })
+    }
+}
+
+/// Why there is no teacher.
+pub(crate) enum Missing {
+    /// At this token.
+    Row(u32),
+    Other(FeatureError),
+}
+
+impl From<FeatureError> for Missing {
+    fn from(error: FeatureError) -> Self {
+        Self::Other(error)
+    }
+}
+
+impl From<candle_core::Error> for Missing {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// A file name without any way out of the store.
+fn is_plain(object: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !object.starts_with('.') && object.chars().all(plain)
+}
+
+/// Entries of some of the rows.
+fn select(stored: &TopK, rows: usize, places: &[u32]) -> TopK {
+    let k = stored.ids.len() / rows.max(1);
+    let of = |place: &u32| *place as usize * k..(*place as usize + 1) * k;
+    TopK {
+        ids: places.iter().flat_map(|place| stored.ids[of(place)].iter().copied()).collect(),
+        log_probs: places
+            .iter()
+            .flat_map(|place| stored.log_probs[of(place)].iter().copied())
+            .collect(),
+    }
+}
+
+impl Store {
+    fn open(spec: &str) -> Result<Self> {
+        let location = Location::open(spec, false)?;
+        let bytes = location.get(INDEX)?.ok_or_else(|| {
+            location.problem(
+                "",
+                "capturing these features was not finished: run `longdraft capture` again",
+            )
+        })?;
+        let index: Index =
+            serde_json::from_slice(&bytes).map_err(|error| location.problem(INDEX, error))?;
+        if index.recipe.format != Recipe::FORMAT {
+            let problem = format!("format `{}` is not `{}`", index.recipe.format, Recipe::FORMAT);
+            return Err(location.problem(INDEX, problem));
+        }
+        let receipts = index.train.iter().chain(&index.held_out);
+        if let Some(other) = receipts.map(|shard| &shard.object).find(|object| !is_plain(object)) {
+            return Err(location.problem(INDEX, format!("`{other}` is not a file of this store")));
+        }
+        Ok(Self { location, index, open: Mutex::default() })
+    }
+
+    /// The shard of a row, and the row in it.
+    fn entry(&self, part: Part, row: usize) -> Result<(&Receipt, &RowEntry)> {
+        let shards = self.index.part(part);
+        let first = |shard: &Receipt| shard.rows.first().is_some_and(|entry| entry.row <= row);
+        let shard = shards.partition_point(first).checked_sub(1).map(|at| &shards[at]);
+        let entry = shard
+            .and_then(|shard| Some((shard, shard.rows.iter().find(|entry| entry.row == row)?)));
+        entry.ok_or_else(|| {
+            let problem = format!("{} row {row} was not captured", part.name());
+            self.location.problem("", problem)
+        })
+    }
+
+    fn record(&self, part: Part, row: usize) -> Result<Record> {
+        let (receipt, entry) = self.entry(part, row)?;
+        let contents: &Contents = &self.index.recipe.part(part).contents;
+        let problem = |problem: &dyn std::fmt::Display| {
+            self.location.problem(&receipt.object, format!("row {row}: {problem}"))
+        };
+        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents)
+            .map_err(|error| problem(&error))?;
+        record.check(entry.tokens, contents).map_err(|text| problem(&text))?;
+        Ok(record)
+    }
+
+    /// A shard; its hash is checked when it is opened.
+    fn shard(&self, receipt: &Receipt) -> Result<Arc<SafetensorsSource>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = open.iter().position(|(object, _)| *object == receipt.object) {
+            let found = open.remove(at);
+            let source = Arc::clone(&found.1);
+            open.push(found);
+            return Ok(source);
+        }
+        if open.len() >= OPEN_SHARDS {
+            open.remove(0);
+        }
+        let source = Arc::new(self.open_shard(receipt)?);
+        open.push((receipt.object.clone(), Arc::clone(&source)));
+        Ok(source)
+    }
+
+    fn open_shard(&self, receipt: &Receipt) -> Result<SafetensorsSource> {
+        let object = &receipt.object;
+        let remedy = "run `longdraft capture` again: it captures this shard alone";
+        let damaged = || self.location.problem(object, format!("is damaged: {remedy}"));
+        let missing = || self.location.problem(object, format!("is missing: {remedy}"));
+        let plain = self.index.recipe.compression == Compression::None;
+        if let Some(folder) = self.location.folder().filter(|_| plain) {
+            if self.location.size(object)?.ok_or_else(missing)? != receipt.bytes
+                || hash_of(&self.location, object)? != receipt.blake3
+            {
+                return Err(damaged());
+            }
+            return Ok(SafetensorsSource::open_file(&folder.join(object))?);
+        }
+        let mut bytes = self.location.get(object)?.ok_or_else(missing)?;
+        if blake3::hash(&bytes).to_hex().as_str() != receipt.blake3 {
+            return Err(damaged());
+        }
+        if !plain {
+            bytes = unpacked(&bytes).map_err(|error| self.location.problem(object, error))?;
+        }
+        // A file without a name, so that nothing is left however the process ends.
+        let fail = |error: std::io::Error| self.location.problem(object, error);
+        let mut file = tempfile::NamedTempFile::new().map_err(fail)?;
+        file.write_all(&bytes).map_err(fail)?;
+        file.flush().map_err(fail)?;
+        let source = SafetensorsSource::open_file(file.path())?;
+        drop(file);
+        Ok(source)
+    }
+}
+
+/// A packed shard's bytes. Features hardly shrink, token ids do.
+fn unpacked(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
+    /// How many times as long as its file a shard may be.
+    const MOST_GROWTH: usize = 1 << 10;
+    let most = bytes.len().saturating_mul(MOST_GROWTH);
+    let mut unpacked = Vec::new();
+    zstd::Decoder::new(bytes)?.take(most as u64 + 1).read_to_end(&mut unpacked)?;
+    if unpacked.len() > most {
+        return Err(std::io::Error::other(format!("unpacks to more than {most} bytes")));
+    }
+    Ok(unpacked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_shards_are_unpacked_within_bounds() {
+        let plain: Vec<u8> = (0..100_000_u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+        let packed = zstd::encode_all(plain.as_slice(), 1).expect("packed");
+        assert_eq!(unpacked(&packed).expect("unpacked"), plain);
+        let bomb = zstd::encode_all(vec![0_u8; 1 << 26].as_slice(), 1).expect("packed");
+        assert!(unpacked(&bomb).expect_err("refused").to_string().contains("more than"));
+        assert!(unpacked(b"no zstd").is_err());
+    }
+}

@@ -1,0 +1,371 @@
+//! One packed row in a shard: tensors under `ROW.name`.
+//!
+//! | name | shape | |
+//! |---|---|---|
+//! | `input_ids`, `position_ids` | `[T]` u32 | |
+//! | `loss_mask` | `[⌈T/8⌉]` u8 | bit t of byte ⌊t/8⌋ is token t's, lowest first |
+//! | `document_lengths` | `[documents]` u32 | |
+//! | `keys`, `values` | `[T, K, D]` | last layer, keys before rotary embedding |
+//! | `aux_hidden_states` | `[T, L·H]` | tapped layers side by side; i8 in int8 stores |
+//! | `aux_scales` | `[T, L]` f32 | in int8 stores: value = code · scale of its token and layer |
+//! | `teacher_rows` | `[R]` u32 | tokens at which the teacher is kept |
+//! | `final_hidden` | `[R, H]` | after the final norm |
+//! | `topk_ids`, `topk_log_probs` | `[R, k]` u32, f16 (f32 in f32 stores) | in place of `final_hidden` |
+//!
+//! Nothing is padded. What int8 stores do not hold in 8 bits they hold as bf16 ones do.
+
+use candle_core::{DType, Device, Tensor};
+use longdraft_data::Batch;
+use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::top_k::TopK;
+use longdraft_kernels::transfer::{download, upload_ahead};
+use longdraft_models::target_model::Target;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
+use longdraft_models::{LayerId, ModelError};
+
+use super::int8;
+use super::recipe::{Contents, StoreDtype, StoredTeacher};
+use crate::error::FeatureError;
+use crate::{sequence_of, untapped};
+
+/// As everywhere in this crate, but for the check of shapes.
+type Result<T, E = FeatureError> = std::result::Result<T, E>;
+
+/// Keys (before rotary embedding) and values, `[T, K, D]` each.
+pub(super) type UnrotatedKv = (Tensor, Tensor);
+
+/// Features of one packed row.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    pub(super) last_kv: Option<UnrotatedKv>,
+    pub(super) aux_hidden: Option<Tensor>,
+    pub(super) teacher_rows: Vec<u32>,
+    pub(super) final_hidden: Option<Tensor>,
+    pub(super) top_k: Option<TopK>,
+}
+
+impl Record {
+    /// The same on a device, beside what that computes.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub(super) fn upload_ahead(self, device: &Device) -> Result<Self> {
+        let upload = |tensor: Tensor| upload_ahead(&tensor, device);
+        let last_kv = self.last_kv.map(|(k, v)| candle_core::Result::Ok((upload(k)?, upload(v)?)));
+        Ok(Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: self.aux_hidden.map(upload).transpose()?,
+            final_hidden: self.final_hidden.map(upload).transpose()?,
+            ..self
+        })
+    }
+
+    /// The same in main memory, as a store of `dtype` holds it: cast where it was computed, and brought over
+    /// tensor by tensor. Layers that become 8 bits stay in f32.
+    ///
+    /// # Errors
+    /// - there is no memory for it, or the transfer fails
+    pub(super) fn on_host(self, dtype: StoreDtype) -> Result<Self> {
+        let stored = |dtype| match dtype {
+            StoreDtype::F32 => DType::F32,
+            StoreDtype::Bf16 | StoreDtype::Int8 => DType::BF16,
+        };
+        let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { stored(dtype) };
+        let fetch = |tensor: Tensor, dtype| download(&tensor.to_dtype(dtype)?);
+        let last_kv = self.last_kv.map(|(k, v)| {
+            let of = |tensor| fetch(tensor, stored(dtype));
+            candle_core::Result::Ok((of(k)?, of(v)?))
+        });
+        Ok(Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: self.aux_hidden.map(|aux| fetch(aux, of_aux)).transpose()?,
+            final_hidden: self.final_hidden.map(|t| fetch(t, stored(dtype))).transpose()?,
+            ..self
+        })
+    }
+
+    /// Runs the target on a batch and keeps what `contents` name, the teacher at `teacher_rows`.
+    ///
+    /// # Errors
+    /// - the target cannot run
+    pub fn capture(
+        target: &Target,
+        batch: &Batch,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<Self> {
+        let features = target.forward(&sequence_of(batch), &contents.taps())?;
+        let last_kv = if contents.last_kv {
+            let values = features.last_kv()?.v.clone();
+            Some((features.last_keys_unrotated()?.clone(), values))
+        } else {
+            None
+        };
+        let layers: Vec<LayerId> = contents.layers.iter().map(|id| LayerId(*id)).collect();
+        let aux_hidden = (!layers.is_empty()).then(|| features.hidden_of(&layers)).transpose()?;
+        let mut record = Self { last_kv, aux_hidden, ..Self::default() };
+        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
+            record.keep_teacher(target, features.final_hidden()?, contents, teacher_rows)?;
+        }
+        record.teacher_rows = teacher_rows.to_vec();
+        Ok(record)
+    }
+
+    /// The same from states that the target computed elsewhere.
+    ///
+    /// # Shapes
+    /// - `aux_hidden`: `[T, L·H]`, `final_hidden`: `[T, H]`, after the final norm
+    ///
+    /// # Errors
+    /// - shapes do not fit, or final states are missing that `contents` name
+    pub fn of_states(
+        target: &Target,
+        aux_hidden: Option<Tensor>,
+        final_hidden: Option<&Tensor>,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<Self> {
+        let mut record = Self { aux_hidden, ..Self::default() };
+        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
+            let final_hidden =
+                final_hidden.ok_or_else(|| untapped("the teacher's final states"))?;
+            record.keep_teacher(target, final_hidden, contents, teacher_rows)?;
+        }
+        record.teacher_rows = teacher_rows.to_vec();
+        Ok(record)
+    }
+
+    /// Keeps of the final states `[T, H]` what `contents` name.
+    fn keep_teacher(
+        &mut self,
+        target: &Target,
+        hidden: &Tensor,
+        contents: &Contents,
+        teacher_rows: &[u32],
+    ) -> Result<()> {
+        let hidden = select_rows(hidden, teacher_rows)?;
+        match contents.teacher {
+            StoredTeacher::TopK(k) => {
+                let k = k.min(target.config().vocab_size);
+                self.top_k = Some(target.top_k(&hidden, k)?);
+            }
+            _ => self.final_hidden = Some(hidden),
+        }
+        Ok(())
+    }
+
+    /// Reads a row of a shard.
+    ///
+    /// # Errors
+    /// - a tensor is missing or of another kind
+    pub(super) fn read(
+        source: &SafetensorsSource,
+        row: usize,
+        contents: &Contents,
+    ) -> Result<Self> {
+        let name = |name: &str| format!("{row}.{name}");
+        let load = |key: &str| source.load(&name(key), DType::F32);
+        let ids = |key: &str| -> Result<Vec<u32>> {
+            Ok(source.load_integers(&name(key))?.iter().map(|id| *id as u32).collect())
+        };
+        let last_kv =
+            contents.last_kv.then(|| Ok::<_, FeatureError>((load("keys")?, load("values")?)));
+        let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row));
+        let teacher_rows = ids("teacher_rows")?;
+        let mut record = Self {
+            last_kv: last_kv.transpose()?,
+            aux_hidden: aux.transpose()?,
+            teacher_rows,
+            final_hidden: None,
+            top_k: None,
+        };
+        if !record.teacher_rows.is_empty() {
+            match contents.teacher {
+                StoredTeacher::None => {}
+                StoredTeacher::FinalHidden => record.final_hidden = Some(load("final_hidden")?),
+                StoredTeacher::TopK(_) => {
+                    let log_probs = load("topk_log_probs")?.flatten_all()?.to_vec1()?;
+                    record.top_k = Some(TopK { ids: ids("topk_ids")?, log_probs });
+                }
+            }
+        }
+        Ok(record)
+    }
+}
+
+impl Record {
+    /// What of the shapes does not belong to a row of `tokens` tokens. Files may come from anywhere.
+    pub(super) fn check(&self, tokens: usize, contents: &Contents) -> Result<(), String> {
+        let kv =
+            self.last_kv.iter().flat_map(|(keys, values)| [("keys", keys), ("values", values)]);
+        let aux = self.aux_hidden.iter().map(|aux| ("aux_hidden_states", aux));
+        for (name, tensor) in kv.chain(aux) {
+            let rank = if name == "aux_hidden_states" { 2 } else { 3 };
+            if tensor.rank() != rank || tensor.dims()[0] != tokens {
+                return Err(format!("`{name}` {:?} of {tokens} tokens", tensor.dims()));
+            }
+        }
+        let rows = &self.teacher_rows;
+        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || rows.last().is_some_and(|last| *last as usize >= tokens) {
+            return Err(format!("`teacher_rows` are no ascending rows of {tokens} tokens"));
+        }
+        if let Some(hidden) = &self.final_hidden
+            && (hidden.rank() != 2 || hidden.dims()[0] != rows.len())
+        {
+            return Err(format!("`final_hidden` {:?} of {} rows", hidden.dims(), rows.len()));
+        }
+        if let (Some(entries), StoredTeacher::TopK(k)) = (&self.top_k, contents.teacher) {
+            let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
+            let fits = ids == log_probs && ids.is_multiple_of(rows.len()) && ids <= rows.len() * k;
+            if !fits {
+                return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a row"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tapped layers of a row, `[T, L·H]`, from whatever they are held as.
+fn aux_hidden(source: &SafetensorsSource, row: usize) -> Result<Tensor> {
+    let (name, scales) = (format!("{row}.aux_hidden_states"), format!("{row}.aux_scales"));
+    let Some(shape) = source.shape(&name).filter(|_| source.shape(&scales).is_some()) else {
+        return Ok(source.load(&name, DType::F32)?);
+    };
+    let codes = source.load_i8(&name)?;
+    let scales: Vec<f32> = source.load(&scales, DType::F32)?.flatten_all()?.to_vec1()?;
+    let values = int8::widen(&codes, &scales).ok_or_else(|| {
+        let problem = format!("`{name}`: {} codes and {} scales", codes.len(), scales.len());
+        ModelError::invalid(source.path(), problem)
+    })?;
+    Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_kernels::random::CounterRng;
+
+    use super::super::encode::encode;
+    use super::*;
+
+    fn contents(teacher: StoredTeacher) -> Contents {
+        Contents { last_kv: true, layers: vec![0], teacher }
+    }
+
+    /// A row of 9 tokens, the teacher at 3 of them.
+    fn record() -> (Batch, Record) {
+        let mut noise = CounterRng::new(7, "record", &[]);
+        let mut random = |shape: &[usize]| {
+            let values: Vec<f32> =
+                (0..shape.iter().product()).map(|_| noise.normal() as f32).collect();
+            Tensor::from_vec(values, shape, &Device::Cpu).expect("random")
+        };
+        let batch = Batch {
+            ids: (0..9).collect(),
+            position_ids: (5..14).collect(),
+            document_ids: vec![0, 0, 0, 0, 1, 1, 1, 1, 1],
+            loss_mask: (0..9).map(|t| t % 3 == 0).collect(),
+            row: 4,
+            ..Batch::default()
+        };
+        let record = Record {
+            last_kv: Some((random(&[9, 2, 4]), random(&[9, 2, 4]))),
+            aux_hidden: Some(random(&[9, 8])),
+            teacher_rows: vec![1, 4, 8],
+            final_hidden: Some(random(&[3, 8])),
+            top_k: None,
+        };
+        (batch, record)
+    }
+
+    fn written(rows: &[(Batch, Record)], dtype: StoreDtype, contents: &Contents) -> Record {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("shard.safetensors");
+        let on_host = |(batch, record): &(Batch, Record)| {
+            (batch.clone(), record.clone().on_host(dtype).expect("on the host"))
+        };
+        let rows: Vec<_> = rows.iter().map(on_host).collect();
+        std::fs::write(&path, encode(&rows, dtype, 2).expect("bytes")).expect("write");
+        let source = SafetensorsSource::open_file(&path).expect("open");
+        assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
+        assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
+        Record::read(&source, 4, contents).expect("read")
+    }
+
+    fn values(tensor: &Tensor) -> Vec<f32> {
+        tensor.flatten_all().and_then(|flat| flat.to_vec1()).expect("values")
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_exactly_or_rounded() {
+        let contents = contents(StoredTeacher::FinalHidden);
+        let (batch, record) = record();
+        let rows = [(batch, record.clone())];
+        for (dtype, tolerance) in [
+            (StoreDtype::F32, 0.0),
+            (StoreDtype::Bf16, 1.0 / 256.0),
+            (StoreDtype::Int8, 1.0 / 256.0),
+        ] {
+            let read = written(&rows, dtype, &contents);
+            assert_eq!(read.check(9, &contents), Ok(()));
+            assert_eq!(read.teacher_rows, record.teacher_rows);
+            let kv = |record: &Record| record.last_kv.clone().expect("kv");
+            for (a, b) in [
+                (&kv(&record).0, &kv(&read).0),
+                (&kv(&record).1, &kv(&read).1),
+                (record.aux_hidden.as_ref().expect("aux"), read.aux_hidden.as_ref().expect("aux")),
+                (
+                    record.final_hidden.as_ref().expect("final"),
+                    read.final_hidden.as_ref().expect("final"),
+                ),
+            ] {
+                assert_eq!(a.dims(), b.dims());
+                // Codes of the layers are relative to the largest value of a token, here of 4.
+                let coarse = dtype == StoreDtype::Int8 && a.dims() == [9, 8];
+                for (row, b) in values(a).chunks(4).zip(values(b).chunks(4)) {
+                    let largest = row.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+                    for (a, b) in row.iter().zip(b) {
+                        // Half a step of 127, and rounding of its own.
+                        let most =
+                            if coarse { 0.501 / 127.0 * largest } else { tolerance * a.abs() };
+                        assert!((a - b).abs() <= most, "{a} and {b}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// What waits for its shard takes no more room than in the store.
+    #[test]
+    fn records_wait_in_the_types_of_the_store() {
+        let (_, record) = record();
+        let types = |dtype| {
+            let record = record.clone().on_host(dtype).expect("on the host");
+            let (keys, values) = record.last_kv.expect("kv");
+            let (aux, last) =
+                (record.aux_hidden.expect("aux"), record.final_hidden.expect("final"));
+            [keys, values, last, aux].map(|tensor| tensor.dtype())
+        };
+        assert_eq!(types(StoreDtype::F32), [DType::F32; 4]);
+        assert_eq!(types(StoreDtype::Bf16), [DType::BF16; 4]);
+        let but_layers = [DType::BF16, DType::BF16, DType::BF16, DType::F32];
+        assert_eq!(types(StoreDtype::Int8), but_layers);
+    }
+
+    #[test]
+    fn shapes_of_another_row_are_named() {
+        let (_, record) = record();
+        let full = contents(StoredTeacher::FinalHidden);
+        assert!(record.check(8, &full).expect_err("shorter").contains("`keys`"));
+        let late = Record { teacher_rows: vec![1, 4, 9], ..record.clone() };
+        assert!(late.check(9, &full).expect_err("outside").contains("teacher_rows"));
+        let twice = Record { teacher_rows: vec![1, 1, 4], ..record.clone() };
+        assert!(twice.check(9, &full).expect_err("twice").contains("teacher_rows"));
+        let fewer = Record { teacher_rows: vec![1], ..record.clone() };
+        assert!(fewer.check(9, &full).expect_err("fewer").contains("final_hidden"));
+        let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
+        let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };
+        assert!(top_k.check(9, &contents(StoredTeacher::TopK(2))).is_err());
+    }
+}

@@ -1,0 +1,287 @@
+//! Sizes, defaults and faults of published configurations.
+
+use serde_json::json;
+
+use super::super::RopeParameters;
+use super::super::parts::{Parts, QueryGrowth};
+use super::*;
+use longdraft_kernels::rope::RopeScaling;
+
+fn llama() -> Value {
+    json!({
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 320, "rms_norm_eps": 1e-5, "eos_token_id": [1, 2]
+    })
+}
+
+#[test]
+fn llama_defaults() {
+    let config = read(&llama()).expect("valid");
+    assert_eq!((config.head_dim, config.qkv_bias, config.tie_word_embeddings), (16, false, false));
+    assert_eq!(config.eos_token_ids, [1, 2]);
+    assert_eq!(config.rope, RopeParameters::plain(10_000.0));
+}
+
+#[test]
+fn qwen2_has_query_bias_without_output_bias_and_qwen3_its_own_head_dim() {
+    let mut value = llama();
+    value["model_type"] = json!("qwen2");
+    let config = read(&value).expect("valid");
+    assert!(config.qkv_bias && !config.attention_output_bias);
+    value["model_type"] = json!("qwen3");
+    let config = read(&value).expect("valid");
+    assert!(
+        config.qk_norm() == crate::config::QkNorm::PerHead
+            && !config.qkv_bias
+            && config.head_dim == 128
+    );
+}
+
+#[test]
+fn llama_attention_bias_covers_the_output_projection() {
+    let mut value = llama();
+    value["attention_bias"] = json!(true);
+    let config = read(&value).expect("valid");
+    assert!(config.qkv_bias && config.attention_output_bias);
+}
+
+#[test]
+fn experts_are_read_from_both_spellings_and_checked() {
+    let mut value = llama();
+    value["model_type"] = json!("qwen3_moe");
+    let text = read(&value).expect_err("no experts").to_string();
+    for key in ["num_experts", "num_experts_per_tok", "moe_intermediate_size"] {
+        assert!(text.contains(&format!("`{key}` is missing")), "{key} not in {text}");
+    }
+    value["num_local_experts"] = json!(8);
+    value["num_experts_per_tok"] = json!(2);
+    value["moe_intermediate_size"] = json!(24);
+    let experts = read(&value).expect("valid").experts.expect("experts");
+    assert_eq!((experts.num_experts, experts.norm_topk_prob), (8, false));
+    value["num_experts"] = json!(1);
+    value["mlp_only_layers"] = json!("all");
+    value["decoder_sparse_step"] = json!(0);
+    let text = read(&value).expect_err("invalid").to_string();
+    for part in [
+        "`num_experts_per_tok` = 2 exceeds `num_experts` = 1",
+        "`mlp_only_layers` = \"all\"",
+        "`decoder_sparse_step` = 0",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn a_mixtral_has_experts_as_wide_as_its_mlp_in_every_layer() {
+    let mut value = llama();
+    value["model_type"] = json!("mixtral");
+    value["num_local_experts"] = json!(4);
+    value["num_experts_per_tok"] = json!(2);
+    let config = read(&value).expect("valid");
+    let experts = config.experts.as_ref().expect("experts");
+    assert_eq!((experts.moe_intermediate_size, experts.norm_topk_prob), (160, true));
+    assert!((0..2).all(|layer| config.experts_in(layer).is_some()));
+    value["sliding_window"] = json!(24);
+    let config = read(&value).expect("valid");
+    assert_eq!([0, 1, 2].map(|layer| config.window_of(layer)), [Some(24), Some(24), None]);
+}
+
+fn windows(value: &Value) -> Vec<Option<usize>> {
+    let config = read(value).expect("valid");
+    (0..config.num_hidden_layers).map(|layer| config.window_of(layer)).collect()
+}
+
+fn problem(value: &Value) -> String {
+    read(value).expect_err("invalid").to_string()
+}
+
+#[test]
+fn windows_follow_the_family_unless_the_layers_are_listed() {
+    let mut value = llama();
+    value["num_hidden_layers"] = json!(4);
+    value["model_type"] = json!("qwen3");
+    value["sliding_window"] = json!(7);
+    value["max_window_layers"] = json!(3);
+    assert_eq!(windows(&value), [None; 4]);
+    assert_eq!(read(&value).expect("valid").parts, Parts::default());
+    value["use_sliding_window"] = json!(true);
+    assert_eq!(windows(&value), [None, None, None, Some(7)]);
+    value["layer_types"] =
+        json!(["sliding_attention", "full_attention", "full_attention", "full_attention"]);
+    assert_eq!(windows(&value), [Some(7), None, None, None]);
+    let mut mistral = llama();
+    mistral["model_type"] = json!("mistral");
+    assert_eq!(windows(&mistral), [Some(4096); 2]);
+    mistral["sliding_window"] = Value::Null;
+    assert_eq!(windows(&mistral), [None; 2]);
+    let mut gemma = llama();
+    gemma["model_type"] = json!("gemma2");
+    gemma["num_hidden_layers"] = json!(3);
+    gemma["sliding_window"] = json!(5);
+    assert_eq!(windows(&gemma), [Some(5), None, Some(5)]);
+    gemma["model_type"] = json!("gemma3_text");
+    gemma["sliding_window_pattern"] = json!(2);
+    assert_eq!(windows(&gemma), [Some(5), None, Some(5)]);
+}
+
+#[test]
+fn hostile_windows_are_named_by_key() {
+    let mut value = llama();
+    value["model_type"] = json!("mistral");
+    for window in [json!(0), json!(-3), json!("wide"), json!(1_u64 << 40)] {
+        value["sliding_window"] = window.clone();
+        let text = problem(&value);
+        assert!(text.contains("`sliding_window`"), "{window}: {text}");
+    }
+    value["sliding_window"] = json!(9);
+    value["layer_types"] = json!(["sliding_attention"]);
+    assert!(problem(&value).contains("`layer_types` lists 1 of 2 layers"));
+    value["layer_types"] = json!(["sliding_attention", "linear_attention"]);
+    assert!(problem(&value).contains("`layer_types[1]` = \"linear_attention\""));
+    value["layer_types"] = json!(["sliding_attention", "full_attention"]);
+    value["sliding_window"] = Value::Null;
+    assert!(problem(&value).contains("`sliding_window` is null"));
+    value["model_type"] = json!("qwen2");
+    assert!(problem(&value).contains("`use_sliding_window` is false"));
+    value["model_type"] = json!("gemma3_text");
+    value["layer_types"] = Value::Null;
+    value["sliding_window"] = json!(9);
+    value["sliding_window_pattern"] = json!(0);
+    assert!(problem(&value).contains("`sliding_window_pattern` = 0"));
+    let mut value = llama();
+    value["use_sliding_window"] = json!(true);
+    assert!(problem(&value).contains("`use_sliding_window` = true"));
+    // So many layers are never listed.
+    value["model_type"] = json!("mistral");
+    value["num_hidden_layers"] = json!(1_u64 << 60);
+    assert!(problem(&value).contains("`num_hidden_layers`"));
+}
+
+#[test]
+fn a_gemma_3_has_the_defaults_of_its_class_and_two_rotary_bases() {
+    let mut value = json!({
+        "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}
+    });
+    let config = read(&value).expect("valid");
+    assert_eq!(
+        (config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+        (8, 4, 256)
+    );
+    assert_eq!((config.vocab_size, config.tie_word_embeddings), (262_208, true));
+    assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 8.0 });
+    assert!((config.rope.theta - 1e6).abs() < 1e-9);
+    assert_eq!(config.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
+    assert_eq!((config.parts.logits_softcap, config.parts.attention_softcap), (None, None));
+    assert_eq!(config.parts.query_scalar, Some(256.0));
+    value["rope_parameters"] = json!({
+        "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}
+    });
+    let config = read(&value).expect("valid");
+    assert_eq!(config.rope, RopeParameters::plain(5e5));
+    assert_eq!(config.parts.sliding_rope, Some(RopeParameters::plain(2e4)));
+    for (key, wrong) in [
+        ("query_pre_attn_scalar", json!(0)),
+        ("final_logit_softcapping", json!(-1.0)),
+        ("final_logit_softcapping", json!("wide")),
+        ("hidden_activation", json!("relu")),
+        ("use_bidirectional_attention", json!(true)),
+    ] {
+        let mut value = value.clone();
+        value[key] = wrong;
+        assert!(problem(&value).contains(&format!("`{key}`")), "{key}");
+    }
+}
+
+#[test]
+fn a_gemma_2_has_soft_caps_unless_they_are_null() {
+    let mut value = llama();
+    value["model_type"] = json!("gemma2");
+    let parts = read(&value).expect("valid").parts;
+    assert_eq!((parts.attention_softcap, parts.logits_softcap), (Some(50.0), Some(30.0)));
+    value["attn_logit_softcapping"] = Value::Null;
+    value["final_logit_softcapping"] = json!(6.0);
+    let parts = read(&value).expect("valid").parts;
+    assert_eq!((parts.attention_softcap, parts.logits_softcap), (None, Some(6.0)));
+}
+
+#[test]
+fn the_text_part_of_a_model_that_sees_is_read() {
+    let mut text = llama();
+    text["model_type"] = Value::Null;
+    let text = text.as_object_mut().expect("an object");
+    text.remove("model_type");
+    text.remove("eos_token_id");
+    let value = json!({
+        "model_type": "gemma3", "text_config": text, "eos_token_id": [1, 106],
+        "vision_config": {"hidden_size": 32}
+    });
+    let config = read(&value).expect("valid");
+    assert_eq!(config.architecture, Architecture::Gemma3);
+    assert_eq!(config.eos_token_ids, [1, 106]);
+    let value = json!({"model_type": "mistral3", "text_config": text});
+    assert_eq!(read(&value).expect("valid").architecture, Architecture::Mistral);
+    let value = json!({"model_type": "llava", "text_config": text});
+    assert!(problem(&value).contains("unknown architecture `llava`"));
+}
+
+#[test]
+fn queries_of_a_ministral_grow() {
+    let mut value = llama();
+    value["model_type"] = json!("ministral3");
+    value["rope_parameters"] = json!({
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 8.0, "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 48, "mscale": 1.0, "mscale_all_dim": 1.0
+    });
+    let config = read(&value).expect("valid");
+    assert_eq!(
+        config.parts.query_growth,
+        Some(QueryGrowth { beta: 0.1, original_context: 48.0, offset: 0, only_still: false })
+    );
+    assert_eq!((config.head_dim, config.window_of(0)), (128, None));
+    for (key, wrong) in
+        [("llama_4_scaling_beta", json!("much")), ("original_max_position_embeddings", json!(0))]
+    {
+        let mut value = value.clone();
+        value["rope_parameters"][key] = wrong;
+        assert!(problem(&value).contains("`llama_4_scaling_beta` needs"), "{key}");
+    }
+}
+
+#[test]
+fn scaling_is_read_from_both_spellings() {
+    let mut value = llama();
+    value["rope_scaling"] = json!({"type": "linear", "factor": 2.0});
+    assert_eq!(read(&value).expect("valid").rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    value["rope_scaling"] = Value::Null;
+    value["rope_parameters"] = json!({
+        "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192
+    });
+    let rope = read(&value).expect("valid").rope;
+    assert!((rope.theta - 500_000.0).abs() < 1e-9);
+    assert!(matches!(rope.scaling, RopeScaling::Llama3 { .. }));
+}
+
+#[test]
+fn every_problem_is_named_at_once() {
+    let value = json!({
+        "model_type": "gpt9", "hidden_size": "big", "num_attention_heads": 3,
+        "num_key_value_heads": 2, "intermediate_size": 0, "num_hidden_layers": 1,
+        "rope_scaling": {"type": "dynamic"}, "rms_norm_eps": -1.0
+    });
+    let text = read(&value).expect_err("invalid").to_string();
+    for part in [
+        "unknown architecture `gpt9`",
+        "`hidden_size`",
+        "`vocab_size` is missing",
+        "`intermediate_size` = 0",
+        "does not divide",
+        "unknown rope scaling `dynamic`",
+        "`rms_norm_eps`",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}

@@ -1,0 +1,234 @@
+//! Keys of a `config.json`, as numbers, flags and lists.
+
+use serde_json::Value;
+
+use super::families::{Defaults, Sizes};
+use super::{RopeParameters, limits};
+use crate::error::Problems;
+
+/// Reads keys, collecting what is wrong instead of stopping at the first.
+pub(super) struct Keys<'a> {
+    pub(super) value: &'a Value,
+    pub(super) problems: Problems,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn of(value: &'a Value) -> Self {
+        Self { value, problems: Problems::default() }
+    }
+
+    pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|v| !v.is_null())
+    }
+
+    /// A key's object.
+    pub(super) fn object(&self, key: &str) -> Option<&'a Value> {
+        self.value.get(key).filter(|value| value.is_object())
+    }
+
+    /// Base and scaling of the rotary embedding of all layers.
+    pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
+        let context = sizes.max_position_embeddings;
+        let mut rope = RopeParameters::from_json(self.value, context, &mut self.problems);
+        let objects = ["rope_parameters", "rope_scaling"].map(|key| self.object(key));
+        let places = [Some(self.value), objects[0], objects[1]];
+        let named = |place: &Value| place.get("rope_theta").is_some_and(|theta| !theta.is_null());
+        if !places.into_iter().flatten().any(named) {
+            rope.theta = Defaults::of(sizes.architecture).rope_theta;
+        }
+        rope
+    }
+
+    /// `rope_parameters`, and in it those of full and of sliding layers where it is a map by kind.
+    pub(super) fn ropes_by_kind(&self) -> (Option<&'a Value>, [Option<&'a Value>; 2]) {
+        let map = self.object("rope_parameters");
+        let of = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
+        (map, ["full_attention", "sliding_attention"].map(of))
+    }
+
+    /// A finite number, if there is one.
+    pub(super) fn finite(&self, key: &str) -> Option<f64> {
+        self.present(key).and_then(Value::as_f64).filter(|number| number.is_finite())
+    }
+
+    /// A positive number; null is none of it, and a key that is left out is `absent`.
+    pub(super) fn scale(&mut self, key: &str, absent: Option<f64>) -> Option<f64> {
+        let Some(value) = self.value.get(key) else { return absent };
+        let number = value.as_f64().filter(|number| number.is_finite() && *number > 0.0);
+        if number.is_none() && !value.is_null() {
+            self.problems.push(format!("`{key}` = {value} is not positive"));
+        }
+        limits::scale(&mut self.problems, key, number?)
+    }
+
+    /// A number of tokens from 1, whole or not, if there is one; what is wrong with another is told.
+    pub(super) fn tokens_in(&mut self, key: &str) -> Option<f64> {
+        let value = self.present(key)?;
+        let most = limits::CONTEXT as f64;
+        limits::within(&mut self.problems, key, value.as_f64().unwrap_or(f64::NAN), &(1.0..=most))
+    }
+
+    /// A list of numbers, if there is one.
+    pub(super) fn numbers(&mut self, key: &str) -> Option<Vec<f32>> {
+        let value = self.present(key)?;
+        let numbers = value.as_array().and_then(|list| {
+            list.iter().map(|number| number.as_f64().map(|number| number as f32)).collect()
+        });
+        if numbers.is_none() {
+            self.problems.push(format!("`{key}` is no list of numbers"));
+        }
+        numbers
+    }
+
+    /// A flag a layer, of numbers or booleans, if there is a list.
+    pub(super) fn each_layer(&mut self, key: &str, layers: usize) -> Option<Vec<bool>> {
+        let listed = self.present(key)?;
+        let one = |flag: &Value| flag.as_bool().or(flag.as_u64().map(|flag| flag != 0));
+        let flags =
+            listed.as_array().and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
+        let Some(flags) = flags else {
+            self.problems.push(format!("`{key}` is no list of flags"));
+            return None;
+        };
+        if flags.len() != layers {
+            self.problems.push(format!("`{key}` lists {} of {layers} layers", flags.len()));
+            return None;
+        }
+        Some(flags)
+    }
+
+    /// Dimensions of a head that turn, of `partial_rotary_factor` at top level or beside the base.
+    pub(super) fn turning(&mut self, sizes: Sizes, absent: f64) -> usize {
+        const KEY: &str = "partial_rotary_factor";
+        let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| {
+            self.object(key).and_then(|rope| rope.get(KEY)).filter(|value| !value.is_null())
+        });
+        let share = match nested.or_else(|| self.present(KEY)) {
+            None => absent,
+            Some(value) => value.as_f64().unwrap_or(f64::NAN),
+        };
+        let turning = (sizes.head_dim as f64 * share).floor();
+        if !(share > 0.0 && share <= 1.0) || turning < 2.0 || turning % 2.0 != 0.0 {
+            let head_dim = sizes.head_dim;
+            self.problems.push(format!(
+                "`{KEY}` = {share} leaves no even number of dimensions of a head of {head_dim} to turn"
+            ));
+            return sizes.head_dim;
+        }
+        turning as usize
+    }
+
+    /// `sliding_window` in tokens; null is none, and a key that is left out is `absent`.
+    pub(super) fn window(&mut self, absent: Option<usize>) -> Option<usize> {
+        match self.value.get("sliding_window") {
+            None => absent,
+            Some(_) => self.size_from_one("sliding_window"),
+        }
+    }
+
+    /// A whole number from 1, if there is one; what is wrong with another is told.
+    pub(super) fn size_from_one(&mut self, key: &str) -> Option<usize> {
+        let size = self.size(key)?;
+        limits::check(&mut self.problems, &[(key, size, limits::CONTEXT)]);
+        Some(size.max(1))
+    }
+
+    /// Whether each layer slides, as `layer_types` lists them; none without the key.
+    pub(super) fn layer_types(&mut self, layers: usize) -> Option<Vec<bool>> {
+        self.layer_kinds(layers, &[("full_attention", false), ("sliding_attention", true)])
+    }
+
+    /// What `layer_types` says of each layer, of kinds by their names; none without the key.
+    pub(super) fn layer_kinds<T: Copy>(
+        &mut self,
+        layers: usize,
+        kinds: &[(&str, T)],
+    ) -> Option<Vec<T>> {
+        let listed = self.present("layer_types")?;
+        let Some(listed) = listed.as_array() else {
+            self.problems.push("`layer_types` is no list");
+            return None;
+        };
+        if listed.len() != layers {
+            let count = listed.len();
+            self.problems.push(format!("`layer_types` lists {count} of {layers} layers"));
+            return None;
+        }
+        let mut of_layers = Vec::with_capacity(listed.len());
+        for (index, named) in listed.iter().enumerate() {
+            let known = kinds.iter().find(|(name, _)| named.as_str() == Some(name));
+            let Some((_, kind)) = known else {
+                let names: Vec<&str> = kinds.iter().map(|(name, _)| *name).collect();
+                let names = names.join(" and ");
+                self.problems.push(format!(
+                    "`layer_types[{index}]` = {named} is not supported ({names} are)"
+                ));
+                return None;
+            };
+            of_layers.push(*kind);
+        }
+        Some(of_layers)
+    }
+
+    pub(super) fn size(&mut self, key: &str) -> Option<usize> {
+        let value = self.present(key)?;
+        let size = value.as_u64().map(|n| n as usize);
+        if size.is_none() {
+            let message = format!("`{key}` = {value} is not a whole number");
+            self.problems.push(message);
+        }
+        size.or(Some(1))
+    }
+
+    pub(super) fn required_size(&mut self, key: &str) -> usize {
+        self.size(key).unwrap_or_else(|| {
+            self.problems.push(format!("`{key}` is missing"));
+            1
+        })
+    }
+
+    /// A size that the family's class may know.
+    pub(super) fn size_or(&mut self, key: &str, known: Option<usize>) -> usize {
+        match known {
+            Some(known) => self.size(key).unwrap_or(known),
+            None => self.required_size(key),
+        }
+    }
+
+    pub(super) fn number(&self, key: &str, default: f64) -> f64 {
+        self.present(key).and_then(Value::as_f64).unwrap_or(default)
+    }
+
+    pub(super) fn flag(&self, key: &str, default: bool) -> bool {
+        self.present(key).and_then(Value::as_bool).unwrap_or(default)
+    }
+
+    pub(super) fn token(&self, key: &str) -> Option<u32> {
+        self.present(key).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
+    }
+
+    /// A list of whole numbers.
+    pub(super) fn sizes(&mut self, key: &str) -> Vec<usize> {
+        let Some(value) = self.present(key) else {
+            return Vec::new();
+        };
+        let sizes = value.as_array().and_then(|list| {
+            list.iter().map(|size| size.as_u64().map(|size| size as usize)).collect()
+        });
+        let message = format!("`{key}` = {value} is no list of whole numbers");
+        sizes.unwrap_or_else(|| {
+            self.problems.push(message);
+            Vec::new()
+        })
+    }
+
+    /// One id or a list of them.
+    pub(super) fn tokens(&self, key: &str) -> Vec<u32> {
+        let ids = match self.present(key) {
+            Some(Value::Array(ids)) => ids.iter().filter_map(Value::as_u64).collect(),
+            Some(id) => id.as_u64().into_iter().collect(),
+            None => Vec::new(),
+        };
+        ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! Targets by name, by path, of any source, and what is told of them before they are loaded.
+
+use std::path::Path;
+
+use super::{Layers, MtpBlock, StoredType, Target, TargetOptions, load, locate, tensor_specs};
+use crate::config::TargetConfig;
+use crate::error::Result;
+use crate::tokenizer::TextTokenizer;
+use crate::weights::WeightSource;
+use crate::weights::memory::MemorySource;
+
+impl Target {
+    /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name` or `org/name:QUANTISATION`.
+    ///
+    /// # Errors
+    /// - one error that names every problem of the files
+    pub fn open(spec: &str, options: &TargetOptions) -> Result<Self> {
+        load::open(&locate(spec)?, options)
+    }
+
+    /// Loads from an existing folder or file.
+    ///
+    /// # Errors
+    /// - as [`Self::open`]
+    pub fn open_path(path: &Path, options: &TargetOptions) -> Result<Self> {
+        load::open(path, options)
+    }
+
+    /// Builds a target from any source that holds its tensors under their published names.
+    ///
+    /// # Errors
+    /// - a list of every missing and misshapen tensor
+    pub fn from_source(
+        config: TargetConfig,
+        source: &dyn WeightSource,
+        options: &TargetOptions,
+    ) -> Result<Self> {
+        load::from_source(config, source, options)
+    }
+
+    /// A target with random weights of the configuration's deviation, for tests and benchmarks.
+    ///
+    /// # Errors
+    /// - the configuration is unusable
+    pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
+        let specs = tensor_specs(&config);
+        let source = MemorySource::random(&specs, config.initializer_range, seed)?;
+        load::from_source(config, &source, options)
+    }
+
+    /// Loads the block for prediction of several tokens that lies in a target's files, held as the target is.
+    ///
+    /// # Errors
+    /// - as [`MtpBlock::from_source`], or as [`Self::open`]
+    pub fn open_mtp(spec: &str, options: &TargetOptions) -> Result<MtpBlock> {
+        load::open_mtp(&locate(spec)?, options)
+    }
+
+    /// The tokenizer that belongs to the same folder or file.
+    ///
+    /// # Errors
+    /// - there is none or it is unusable
+    pub fn open_tokenizer(spec: &str) -> Result<TextTokenizer> {
+        load::open_tokenizer(&locate(spec)?)
+    }
+
+    /// Reads only the configuration of `spec`.
+    ///
+    /// # Errors
+    /// - the target is not found or its configuration is unusable
+    pub fn open_config(spec: &str) -> Result<TargetConfig> {
+        load::open_config(&locate(spec)?)
+    }
+
+    /// Reads the configuration and the tokenizer of `spec`; of a hub model no weights are fetched.
+    ///
+    /// # Errors
+    /// - the target is not found, or its configuration or tokenizer is unusable
+    pub fn open_description(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
+        locate::describe(spec)
+    }
+
+    /// Checks names and shapes of the tensors that `layers` need, in the headers of a local target's
+    /// files.
+    ///
+    /// # Errors
+    /// - there are no weights, or a list of every missing and misshapen tensor
+    pub fn check_weights(path: &Path, layers: Layers) -> Result<()> {
+        load::check(path, layers)
+    }
+
+    /// Types of a local target's matrices, from the headers of its files; the largest first.
+    ///
+    /// # Errors
+    /// - there are no weights, or the configuration is unusable
+    pub fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
+        load::stored_types(path)
+    }
+}

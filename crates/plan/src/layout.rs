@@ -1,0 +1,28 @@
+//! How processes share the work.
+
+/// How processes share the work, beyond what the configuration says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// Processes.
+    pub ranks: usize,
+    /// Processes that share a row.
+    pub sequence: usize,
+    /// Processes that share every layer of the target.
+    pub tensor: usize,
+    /// Threads of a process, whose products pack their operands; 0: an accelerator, which does not.
+    pub threads: usize,
+    /// Bytes of a value of the target's matrices.
+    pub target_value_bytes: usize,
+}
+
+impl Layout {
+    /// Processes of some threads that share rows of a step only, with the target in f32.
+    pub fn of(ranks: usize, threads: usize) -> Self {
+        Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes: 4 }
+    }
+
+    /// Whether models and activations lie in an accelerator's memory.
+    pub(crate) fn is_accelerator(&self) -> bool {
+        self.threads == 0
+    }
+}

@@ -1,0 +1,144 @@
+//! Memory of the frozen target: its weights and what a forward pass needs.
+
+use longdraft_kernels::linear::{Pass, kept_bytes};
+use longdraft_models::TargetConfig;
+use longdraft_models::target_model::Layers;
+use longdraft_models::weights::TensorSpec;
+use longdraft_train::footprint::graph::F32;
+
+/// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
+/// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.
+pub(crate) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
+    layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
+}
+
+fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
+    let values: u64 = spec.shape.iter().map(|size| *size as u64).product();
+    let router = spec.name.ends_with("_gate.weight") || spec.name.ends_with(".gate.weight");
+    let vector = spec.shape.len() == 1 || router;
+    let ranks = if spec.name.starts_with("model.layers.") { tensor } else { 1 };
+    if vector { F32 * values } else { bytes * values.div_ceil(ranks) }
+}
+
+/// A forward pass over some tokens of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ForwardPass {
+    /// Tokens of this rank's part of the row.
+    pub(crate) tokens: u64,
+    /// Ranks that share the row; attention gathers their keys.
+    pub(crate) parts: u64,
+    /// Ranks that share every layer's heads and inner states.
+    pub(crate) tensor: u64,
+    /// Tapped layers below the last one.
+    pub(crate) tapped: u64,
+    /// Whether the last layer's MLP runs: not for its keys and values alone.
+    pub(crate) finishes: bool,
+    /// Whether it runs on a GPU.
+    pub(crate) accelerator: bool,
+}
+
+impl ForwardPass {
+    /// Bytes at most while a layer runs, with what was tapped below. Of each token, in f32 values, the
+    /// layer holds its input, `H`; rotated queries and what attention returns, `2 N·D`; keys before and
+    /// after rotation and values, `3 K·D`; the state after attention and its norm, `2 H`; and of the
+    /// MLP `max(3 I, I + H)`. Angles are `D` values. A layer that stops at its keys holds its input, its
+    /// norm, and queries and keys before and after rotation. A mixture is counted as if every token
+    /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP, and on a GPU the
+    /// outputs of its `k` experts, `k H`. A layer with a recurrent state holds its inputs, gates and outputs in place
+    /// of heads, and two states whatever the number of tokens. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
+    /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's.
+    pub(crate) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
+        let width = config.hidden_size as u64;
+        let query = (config.query_size() as u64).div_ceil(self.tensor);
+        let kv = (config.kv_size() as u64).div_ceil(self.tensor);
+        let gathered = if self.parts > 1 { 2 * kv * self.parts } else { 0 };
+        let projected = 2 * width + 2 * query + 3 * kv;
+        let per_token = if self.finishes || config.num_hidden_layers > 1 {
+            let inner = inner_values(config).div_ceil(self.tensor);
+            let summing = if self.tensor > 1 { 3 * width - width / self.tensor } else { 0 };
+            let mixed = config.experts.as_ref().map_or(0, |experts| {
+                2 + if self.accelerator { experts.num_experts_per_tok as u64 } else { 0 }
+            });
+            let mlp = (3 * inner).max(inner + width).max(summing) + mixed * width;
+            let recurrent = config.recurrent_values() as u64;
+            let mixer = (2 * query + 3 * kv + gathered).max(recurrent);
+            projected.max(3 * width + mixer + mlp)
+        } else {
+            projected
+        };
+        let angles = config.head_dim as u64;
+        // The state before a row's documents, and the one that steps.
+        let states = (0..config.num_hidden_layers).map(|layer| config.state_values_of(layer)).max();
+        let states = 2 * states.unwrap_or(0) as u64;
+        F32 * (self.tokens * (per_token + angles + self.tapped * width) + states)
+    }
+
+    /// Bytes of packed operands that its products leave.
+    pub(crate) fn packed_bytes(&self, config: &TargetConfig, threads: usize) -> u64 {
+        if threads == 0 {
+            return 0;
+        }
+        let (width, tensor) = (config.hidden_size, self.tensor as usize);
+        let (query, kv) = (config.query_size() / tensor, config.kv_size() / tensor);
+        let inner = inner_values(config) as usize / tensor;
+        let maps = [(width, query), (width, kv), (query, width), (width, inner), (inner, width)];
+        let packed = maps.map(|(inputs, outputs)| {
+            kept_bytes(Pass::Forward, (self.tokens as usize, inputs, outputs), threads)
+        });
+        packed.into_iter().max().unwrap_or(0) as u64
+    }
+}
+
+/// Width of the widest MLP or expert that a token visits.
+fn inner_values(config: &TargetConfig) -> u64 {
+    let Some(experts) = &config.experts else { return config.intermediate_size as u64 };
+    let dense = (0..config.num_hidden_layers).any(|layer| config.experts_in(layer).is_none());
+    let shared = experts.shared_expert_intermediate_size.unwrap_or(0);
+    let plain = if dense { config.intermediate_size } else { 0 };
+    experts.moe_intermediate_size.max(shared).max(plain) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use longdraft_models::published::published_config;
+
+    #[test]
+    fn a_gpu_holds_the_outputs_of_all_experts_of_a_token() {
+        let config =
+            published_config("Qwen/Qwen3-30B-A3B-Instruct-2507").expect("a published target");
+        let pass = |accelerator| ForwardPass {
+            tokens: 1024,
+            parts: 1,
+            tensor: 1,
+            tapped: 0,
+            finishes: true,
+            accelerator,
+        };
+        // 8 of 2048 values for each token.
+        let more = pass(true).layer_bytes(&config) - pass(false).layer_bytes(&config);
+        assert_eq!(more, 1024 * 8 * 2048 * 4);
+    }
+
+    #[test]
+    fn published_targets_have_their_published_sizes() {
+        let billions = |name: &str, bytes: u64, tensor: u64| {
+            let config = published_config(name).expect("a published target");
+            weight_bytes(&config, Layers::All, bytes, tensor) as f64 / 1e9
+        };
+        // 8.03, 32.76 and 30.53 billion parameters.
+        for (name, parameters) in [
+            ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+            ("Qwen/QwQ-32B", 32.76),
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.53),
+        ] {
+            assert!((billions(name, 4, 1) / 4.0 - parameters).abs() < 0.01, "{name}");
+            assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 0.03, "{name}");
+            // A quarter of the layers and both ends.
+            let config = published_config(name).expect("a published target");
+            let ends = weight_bytes(&config, Layers::None, 4, 4) as f64 / 1e9;
+            let shared = billions(name, 4, 4) - ends;
+            assert!((shared + ends / 4.0 - parameters).abs() < 0.05, "{name}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What the terms of an estimate are functions of.
+
+use std::sync::Arc;
+
+use longdraft_features::{FeatureMode, TeacherKind};
+use longdraft_models::TargetConfig;
+use longdraft_models::target_model::{Layers, Tap};
+use longdraft_models::weights::TensorSpec;
+use longdraft_parallel::{Reduction, StatePlace};
+use longdraft_train::Result;
+use longdraft_train::config::TrainConfig;
+use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::{Footprint, Row, RowMemory};
+use longdraft_train::optim::{MatrixUpdate, is_layer_matrix};
+
+use crate::layout::Layout;
+use crate::optimizer::Parameters;
+use crate::place::{Places, Updates};
+
+/// A stage, as far as its costs depend on it.
+#[derive(Debug, Clone)]
+pub struct Workload {
+    pub(crate) target: TargetConfig,
+    pub(crate) layers: Layers,
+    pub(crate) draft: Arc<dyn Footprint>,
+    pub(crate) row_tokens: u64,
+    /// Rows of a step over all ranks.
+    pub(crate) rows_per_step: u64,
+    pub(crate) features: FeatureMode,
+    pub(crate) zero: longdraft_parallel::ZeroStage,
+    pub(crate) bucket_bytes: u64,
+    pub(crate) reduction: Reduction,
+    pub(crate) whole_tensors: bool,
+    pub(crate) state_in_file: bool,
+    pub(crate) layout: Layout,
+    /// Rows that `train.features: memory` keeps, where they are known.
+    pub(crate) training_rows: Option<u64>,
+}
+
+impl Workload {
+    /// The stage of a configuration over a target of these sizes.
+    ///
+    /// # Errors
+    /// - the draft that is asked for does not fit the target
+    pub fn new(config: &TrainConfig, target: TargetConfig, layout: Layout) -> Result<Self> {
+        let draft = config.draft.method.footprint(&config.teacher, &target)?;
+        Ok(Self {
+            layers: config.needed_layers(),
+            row_tokens: config.data.row_tokens as u64,
+            rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
+            features: config.train.features.clone(),
+            zero: config.parallel.zero_stage(),
+            bucket_bytes: config.parallel.bucket_bytes as u64,
+            reduction: config.parallel.reduction,
+            whole_tensors: config.optimizer.matrices == MatrixUpdate::Muon,
+            state_in_file: config.parallel.optimizer_state == StatePlace::File,
+            target,
+            draft,
+            layout,
+            training_rows: None,
+        })
+    }
+
+    /// The same, now that the text is read: it makes so many training rows.
+    #[must_use]
+    pub fn with_training_rows(self, rows: usize) -> Self {
+        Self { training_rows: Some(rows as u64), ..self }
+    }
+
+    /// Whether the estimate lacks rows that are known only when the text is read.
+    pub fn lacks_rows(&self) -> bool {
+        self.features == FeatureMode::Memory && self.training_rows.is_none()
+    }
+
+    /// Ranks that share a row with one another.
+    pub(crate) fn parts(&self) -> u64 {
+        self.layout.sequence.max(1) as u64
+    }
+
+    /// Ranks that share every layer of the target with one another.
+    pub(crate) fn tensor(&self) -> u64 {
+        self.layout.tensor.max(1) as u64
+    }
+
+    /// Rows that fall to the rank with most of them.
+    pub(crate) fn own_rows(&self) -> u64 {
+        let groups = (self.layout.ranks as u64 / self.parts()).max(1);
+        self.rows_per_step.div_ceil(groups)
+    }
+
+    /// Rows of a step that a rank runs the target's layers over: where ranks share these, those of all of
+    /// them.
+    pub(crate) fn run_rows(&self) -> u64 {
+        (self.own_rows() * self.tensor()).min(self.rows_per_step)
+    }
+
+    /// A row as a rank sees it.
+    pub(crate) fn row(&self) -> Row {
+        let tokens = self.row_tokens.div_ceil(self.parts());
+        Row {
+            tokens,
+            learned: tokens,
+            parts: self.parts(),
+            teacher_logits: matches!(
+                self.draft.teacher(),
+                TeacherKind::Full | TeacherKind::EveryToken
+            ),
+            threads: self.layout.threads,
+        }
+    }
+
+    /// Memory of training on a row.
+    pub(crate) fn row_memory(&self) -> RowMemory {
+        self.draft.row_memory(&self.row())
+    }
+
+    /// Whether the draft reads the target's last keys and values, which parts of a row gather.
+    pub(crate) fn taps_keys(&self) -> bool {
+        self.draft.taps().contains(&Tap::LastKv)
+    }
+
+    /// Layers of the target whose outputs the draft reads.
+    pub(crate) fn tapped_layers(&self) -> Vec<usize> {
+        let layer = |tap: &Tap| match tap {
+            Tap::Hidden(layer) => Some(layer.0),
+            Tap::LastKv | Tap::FinalHidden => None,
+        };
+        self.draft.taps().iter().filter_map(layer).collect()
+    }
+
+    pub(crate) fn parameters(&self, row: &RowMemory) -> Parameters {
+        let specs = self.draft.specs();
+        Parameters {
+            sizes: specs.iter().map(|spec| spec.shape.iter().product()).collect(),
+            moments: specs.iter().map(|spec| self.moments_of(spec)).collect(),
+            trained: row.weight_gradients / F32,
+            ranks: self.layout.ranks as u64,
+            zero: self.zero,
+            bucket_bytes: self.bucket_bytes,
+            whole_tensors: self.whole_tensors,
+            state_in_file: self.state_in_file,
+        }
+    }
+
+    pub(crate) fn places(&self) -> Places {
+        let updates = Updates {
+            zero: self.zero,
+            reduction: self.reduction,
+            by_muon: self.whole_tensors,
+            state_in_file: self.state_in_file,
+        };
+        Places::of(&self.layout, updates)
+    }
+
+    /// Values that the optimizer keeps for an element: two moments, or Muon's sum.
+    fn moments_of(&self, spec: &TensorSpec) -> u64 {
+        if self.whole_tensors && is_layer_matrix(&spec.name, spec.shape.len()) { 1 } else { 2 }
+    }
+}

@@ -1,0 +1,205 @@
+//! From a configuration to a run, fresh or resumed.
+
+use candle_core::Device;
+use longdraft_data::token_stream::{TokenStream, overlap};
+use longdraft_models::language_model::LanguageModel;
+use longdraft_parallel::{DataParallel, World};
+use longdraft_rules::Checked;
+use longdraft_tracking::MetricsLog;
+use longdraft_train::TrainError;
+use longdraft_train::checkpoint::{
+    Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
+};
+
+use super::{Layouts, Pretraining};
+use crate::checkpoint::{self, Average, Progress};
+use crate::config::PretrainConfig;
+use crate::error::Result;
+use crate::muon::Muon;
+use crate::observer::{PretrainEvent, PretrainObserver};
+use crate::score::{ScoredStream, Tokenizer};
+
+/// Names of a run's length in its identity.
+const ITERATIONS: &str = "train.iterations";
+const MAX_MINUTES: &str = "train.max_minutes";
+
+impl Pretraining {
+    /// Reads data and model, or goes on from the output's newest checkpoint; every rank of `world`
+    /// does.
+    ///
+    /// # Errors
+    /// - a shard, the tokenizer or a checkpoint is unusable, or the run belongs to other settings
+    pub fn prepare(
+        config: Checked<PretrainConfig>,
+        policy: ResumePolicy,
+        world: &World,
+        observer: &mut dyn PretrainObserver,
+    ) -> Result<Self> {
+        world.set_timeout(config.parallel.timeout());
+        if config.parallel.spreads_weights(world) {
+            let problem =
+                "`parallel.zero: 3` spreads a draft and its target: pretraining has neither";
+            return Err(TrainError::Unsupported { problem: problem.to_owned() }.into());
+        }
+        let lock = RunLock::of_world(&config.output, world)?;
+        let stream = TokenStream::open(&config.data.train)?;
+        stream.check(config.model.vocab_size)?;
+        let tokenizer = config.data.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
+        let tokenizer_hash = tokenizer.as_ref().map_or_else(String::new, Tokenizer::hash);
+        let validation = match &tokenizer {
+            Some(tokenizer) if !config.data.validation.is_empty() && world.is_first() => {
+                Some(open_validation(&config, tokenizer, &stream, observer)?)
+            }
+            _ => None,
+        };
+        let identity = identity(&config, &stream, &tokenizer_hash);
+        identity.require_agreement(world)?;
+        let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
+        checkpointer.clean();
+        let device = config.device.open(world.local_rank())?;
+        config.precision.apply(&device);
+        let model = LanguageModel::initialise(&config.model, config.train.seed)?;
+        let model = if matches!(device, Device::Cpu) { model } else { model.to_device(&device)? };
+        let parameters = model.parameters();
+        let costs = Muon::costs(parameters);
+        let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs);
+        let mut optimizer = Muon::over(config.optimizer.clone(), &parallel, parameters);
+        // The first rank averages for all.
+        let averaging = config.train.ema_share.filter(|_| world.is_first());
+        let mut average = averaging.map(|_| Average::new(parameters)).transpose()?;
+        let mut progress = Progress::default();
+        let mut metrics_bytes = 0;
+        if let Some((saved, warning)) = checkpointer.newest(checkpoint::load)? {
+            if let Some(warning) = warning {
+                observer.on_event(PretrainEvent::Warning(&warning));
+            }
+            let before = &saved.state.identity;
+            progress = saved.state.progress;
+            check_identity(&config, (before, &identity), policy, &mut progress, observer)?;
+            saved.restore(parameters, &mut average)?;
+            let state = saved.optimizer(&parallel, parameters)?;
+            optimizer = Muon::with_state(config.optimizer.clone(), &parallel, parameters, state)?;
+            metrics_bytes = saved.state.metrics_bytes;
+            observer.on_event(PretrainEvent::Resumed(progress.step));
+        }
+        let log = MetricsLog::open(
+            &config.output.join("metrics.jsonl"),
+            metrics_bytes,
+            world.is_first(),
+        )?;
+        let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
+        Ok(Self {
+            stream,
+            validation,
+            tokenizer_hash,
+            model,
+            optimizer,
+            parallel,
+            average,
+            progress,
+            saving,
+            checkpointer,
+            identity,
+            log,
+            layouts: Layouts::default(),
+            trackers: None,
+            config,
+            _lock: lock,
+        })
+    }
+}
+
+/// Opens the validation stream, tests the byte table on it and looks for shared documents.
+fn open_validation(
+    config: &PretrainConfig,
+    tokenizer: &Tokenizer,
+    train: &TokenStream,
+    observer: &mut dyn PretrainObserver,
+) -> Result<ScoredStream> {
+    let stream = TokenStream::open(&config.data.validation)?;
+    stream.check(config.model.vocab_size)?;
+    if config.data.check_overlap {
+        let counts = overlap(train, &stream)?;
+        if counts.shared > 0 {
+            let text = format!(
+                "{} of {} training documents are in the validation stream: scores are too good",
+                counts.shared, counts.train
+            );
+            observer.on_event(PretrainEvent::Warning(&text));
+        }
+    }
+    let vocabulary = config.model.vocab_size;
+    let scored = ScoredStream::new(&stream, tokenizer, vocabulary, config.evaluation.max_tokens)?;
+    for warning in scored.warnings() {
+        observer.on_event(PretrainEvent::Warning(warning));
+    }
+    Ok(scored)
+}
+
+/// Everything that decides the weights.
+fn identity(config: &PretrainConfig, stream: &TokenStream, tokenizer: &str) -> RunIdentity {
+    let run = &config.train;
+    let files = stream.paths().map(|path| path.display().to_string()).collect::<Vec<_>>();
+    let values = [
+        ("model", json_of(&config.model)),
+        ("optimizer", json_of(&config.optimizer)),
+        ("schedule", json_of(&config.schedule)),
+        ("data.train", format!("{} tokens in {}", stream.len(), files.join(", "))),
+        ("data.loader", json_of(&config.data.loader)),
+        ("data.document_mask", config.data.document_mask.to_string()),
+        ("tokenizer", tokenizer.to_owned()),
+        (ITERATIONS, run.iterations.to_string()),
+        (MAX_MINUTES, json_of(&run.max_minutes)),
+        ("train.sequence_length", run.sequence_length.to_string()),
+        ("train.batch_tokens", run.batch_tokens.to_string()),
+        ("train.micro_batch_tokens", run.micro_batch_tokens.to_string()),
+        ("train.phases", json_of(&run.phases)),
+        ("train.ema_share", json_of(&run.ema_share)),
+        ("train.seed", run.seed.to_string()),
+    ];
+    RunIdentity { values: values.map(|(name, value)| (name.to_owned(), value)).into() }
+}
+
+fn json_of<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Refuses a run of other settings; an extended one has an end again.
+fn check_identity(
+    config: &PretrainConfig,
+    (saved, new): (&RunIdentity, &RunIdentity),
+    policy: ResumePolicy,
+    progress: &mut Progress,
+    observer: &mut dyn PretrainObserver,
+) -> Result<()> {
+    let lengths = [ITERATIONS, MAX_MINUTES];
+    let differences = require_same_run(saved, new, &lengths, policy, &config.output)?;
+    if policy == ResumePolicy::Force && !differences.is_empty() {
+        let text = format!("going on although {}", differences.join("; "));
+        observer.on_event(PretrainEvent::Warning(&text));
+    }
+    if policy != ResumePolicy::Extend {
+        return Ok(());
+    }
+    let run = &config.train;
+    let time_is_up =
+        run.max_minutes.is_some_and(|minutes| progress.elapsed_ms >= 60_000.0 * minutes);
+    if time_is_up || progress.step >= run.iterations {
+        return Ok(());
+    }
+    progress.ended = false;
+    if !differences.is_empty() {
+        let before = config.of_length(saved.value(ITERATIONS), saved.value(MAX_MINUTES));
+        let multiplier =
+            |config: &PretrainConfig| config.multiplier(progress.step, progress.elapsed_ms);
+        let text = format!(
+            "extended: {}; the multiplier of every rate after step {} goes from {:.3} to {:.3}",
+            differences.join("; "),
+            progress.step,
+            multiplier(&before),
+            multiplier(config)
+        );
+        observer.on_event(PretrainEvent::Note(&text));
+    }
+    Ok(())
+}

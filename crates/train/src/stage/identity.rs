@@ -1,0 +1,125 @@
+//! What a resumed run must share with the saved one.
+
+use candle_core::{DType, Tensor};
+use longdraft_data::packing::{Overlong, Packing};
+use longdraft_features::FeatureSource;
+use longdraft_models::draft::Draft;
+use longdraft_models::target_model::Target;
+use serde_json::{Map, Value};
+
+use super::DataSet;
+use crate::checkpoint::{RunIdentity, STEPS};
+use crate::config::{DraftConfig, TrainConfig, upgrade};
+use crate::error::{Result, TrainError};
+
+/// Everything that decides the weights, of a run of so many steps.
+pub(super) fn identity(
+    config: &TrainConfig,
+    target: &Target,
+    train: &DataSet,
+    (start, features): (&dyn Draft, &FeatureSource),
+    steps: u64,
+) -> Result<RunIdentity> {
+    let mut hasher = blake3::Hasher::new();
+    for document in &train.documents {
+        document.ids.iter().for_each(|id| {
+            hasher.update(&id.to_le_bytes());
+        });
+        document.loss_mask.iter().for_each(|mask| {
+            hasher.update(&[u8::from(*mask)]);
+        });
+    }
+    let tokens = hasher.finalize().to_hex()[..16].to_owned();
+    let json = |value: serde_json::Result<serde_json::Value>| {
+        value
+            .map(|value| value.to_string())
+            .map_err(|error| TrainError::checkpoint(&config.output, error))
+    };
+    let run = &config.train;
+    // A draft to start from counts by its values: its file may move.
+    let draft = DraftConfig { from: None, ..config.draft.clone() };
+    let started_from = match &config.draft.from {
+        Some(_) => fingerprint(start)?,
+        None => "initial values".to_owned(),
+    };
+    let mut identity = RunIdentity {
+        values: vec![
+            ("target".into(), target.fingerprint().to_owned()),
+            ("data".into(), tokens),
+            ("data.row_tokens".into(), row_layout(config)),
+            ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
+            ("draft".into(), json(serde_json::to_value(&draft))?),
+            ("draft.from".into(), started_from),
+            ("teacher".into(), json(serde_json::to_value(config.teacher))?),
+            ("optimizer".into(), json(serde_json::to_value(&config.optimizer))?),
+            ("schedule".into(), json(serde_json::to_value(&config.schedule))?),
+            (STEPS.into(), steps.to_string()),
+            ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
+            ("train.seed".into(), run.seed.to_string()),
+            ("train.features".into(), features_identity(features)),
+        ],
+    };
+    // What the trained tensors rest on, such as the draft's vocabulary.
+    for (name, tensor) in start.fixed_tensors()? {
+        identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
+    }
+    Ok(identity)
+}
+
+/// What an earlier version saved, under the keys of this one.
+pub(super) fn upgraded(saved: &RunIdentity) -> RunIdentity {
+    let is_section = |name: &str| name == "draft" || name == "objective";
+    let parsed = |(name, text): &(String, String)| {
+        Some((name.clone(), serde_json::from_str(text).ok().filter(|_| is_section(name))?))
+    };
+    let mut record: Map<String, Value> = saved.values.iter().filter_map(parsed).collect();
+    upgrade(&mut record);
+    if !record.contains_key("teacher") {
+        return saved.clone();
+    }
+    let kept = saved.values.iter().filter(|(name, _)| !is_section(name)).cloned();
+    let new = record.into_iter().map(|(name, value)| (name, value.to_string()));
+    RunIdentity { values: kept.chain(new).collect() }
+}
+
+/// A tensor's values as a short hash.
+pub(super) fn tensor_hash(tensor: &Tensor) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let values: Vec<f64> = tensor.flatten_all()?.to_dtype(DType::F64)?.to_vec1()?;
+    values.iter().for_each(|value| {
+        hasher.update(&value.to_le_bytes());
+    });
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// A draft's values as a short hash.
+fn fingerprint(draft: &dyn Draft) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for parameter in draft.parameters() {
+        hasher.update(parameter.name.as_bytes());
+        let values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+        values.iter().for_each(|value| {
+            hasher.update(&value.to_le_bytes());
+        });
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+/// Tokens of a row, and how documents become rows where that is not the default.
+fn row_layout(config: &TrainConfig) -> String {
+    let data = &config.data;
+    if data.packing == Packing::default() && data.overlong == Overlong::default() {
+        return data.row_tokens.to_string();
+    }
+    format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
+}
+
+/// Tells features with other values apart.
+fn features_identity(features: &FeatureSource) -> String {
+    match features {
+        FeatureSource::Online(_) => "online".to_owned(),
+        FeatureSource::Memory(_) => "memory".to_owned(),
+        FeatureSource::Stored(store) => format!("stored {}", store.identity()),
+        FeatureSource::Records(records) => format!("records {}", records.identity()),
+    }
+}
