@@ -233,10 +233,17 @@ os.waitpid(child, 0)
         self.assertIn("train", process.stderr)
 
     def test_examples_run(self):
-        example = ROOT / "examples/python/decode.py"
-        process = subprocess.run([sys.executable, example, TARGET, PROMPT], capture_output=True, text=True)
-        self.assertEqual(process.returncode, 0, process.stderr)
-        self.assertIn("tokens per target pass", process.stdout)
+        def example(name):
+            path = ROOT / "examples/python" / name
+            process = subprocess.run([sys.executable, path, TARGET, PROMPT], capture_output=True, text=True)
+            self.assertEqual(process.returncode, 0, process.stderr)
+            return process.stdout
+
+        self.assertIn("tokens per target pass", example("decode.py"))
+        said = example("beside_transformers.py")
+        self.assertIn("longdraft: the same text", said)
+        # torch is not needed, and its absence is said.
+        self.assertTrue("transformers, assisted: " in said or "skipped transformers: " in said, said)
 
 
 if __name__ == "__main__":

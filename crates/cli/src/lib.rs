@@ -41,6 +41,11 @@ mod ranks;
 mod recording;
 mod screen;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub(crate) use terminal::{failure, status};
 
 use std::ffi::OsString;

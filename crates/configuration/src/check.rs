@@ -1,6 +1,5 @@
 //! A composed tree against the types: every problem at once, each with its line.
 
-use jsonschema::error::ValidationErrorKind;
 use longdraft_rules::KeyPath;
 use longdraft_train::config::renamed;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
@@ -9,6 +8,7 @@ use serde_json::Value;
 
 use super::Problem;
 use super::tree::{Node, Tree};
+use super::validate::{Fault, FaultKind, faults, listed};
 
 /// The JSON Schema of a configuration type.
 pub fn schema_of<T: JsonSchema>() -> Value {
@@ -24,11 +24,9 @@ pub fn schema_of<T: JsonSchema>() -> Value {
 pub(crate) fn typed<T: JsonSchema + DeserializeOwned>(node: &Node) -> Result<T, Vec<Problem>> {
     let schema = schema_of::<T>();
     let value = node.to_json();
-    let validator = jsonschema::validator_for(&schema)
-        .map_err(|error| vec![Problem::new(format!("the configuration's schema: {error}"))])?;
     let mut problems = Vec::new();
-    for error in validator.iter_errors(&value) {
-        explain(&error, node, &schema, &mut problems);
+    for fault in faults(&schema, &schema, &value) {
+        explain(&fault, node, &schema, &mut problems);
     }
     broken_integers(node, (&schema, &schema), (&value, ""), &mut problems);
     if !problems.is_empty() {
@@ -94,11 +92,10 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
     let schema = schema_of::<T>();
     let mut value = node.to_json();
     let mut changed = Vec::new();
-    let Ok(validator) = jsonschema::validator_for(&schema) else { return (None, changed) };
     for _ in 0..ROUNDS {
-        let repairs: Vec<Repair> = validator
-            .iter_errors(&value)
-            .flat_map(|error| repairs(&error, &schema, &value))
+        let repairs: Vec<Repair> = faults(&schema, &schema, &value)
+            .iter()
+            .flat_map(|fault| repairs(fault, &schema, &value))
             .collect();
         if repairs.is_empty() {
             return (serde_json::from_value(value).ok(), changed);
@@ -125,34 +122,26 @@ struct Repair {
     instead: Option<Value>,
 }
 
-fn repairs(error: &jsonschema::ValidationError<'_>, schema: &Value, value: &Value) -> Vec<Repair> {
-    let pointer = error.instance_path().to_string();
-    match error.kind() {
-        ValidationErrorKind::AdditionalProperties { unexpected } => {
-            let without = |name: &String| Repair {
-                place: pointer.clone(),
-                name: name.clone(),
-                instead: None,
-            };
-            unexpected.iter().map(without).collect()
-        }
-        ValidationErrorKind::Required { property } => {
-            let name = property.as_str().unwrap_or_default().to_owned();
-            let properties = place_at(schema, &dotted(&pointer), value);
-            let property = properties.and_then(|place| place.get("properties")?.get(&name));
+fn repairs(fault: &Fault<'_>, schema: &Value, value: &Value) -> Vec<Repair> {
+    let pointer = &fault.place;
+    let without =
+        |name: &str| Repair { place: pointer.clone(), name: name.to_owned(), instead: None };
+    match &fault.kind {
+        FaultKind::Unknown(names) => names.iter().map(|name| without(name)).collect(),
+        FaultKind::Missing(name) => {
+            let properties = place_at(schema, &dotted(pointer), value);
+            let property = properties.and_then(|place| place.get("properties")?.get(name));
             let instead = property.map(|property| placeholder(schema, property));
-            vec![Repair { place: pointer, name, instead }]
+            vec![Repair { instead, ..without(name) }]
         }
-        ValidationErrorKind::OneOfNotValid { context }
-            if let Some(union) = Union::at(schema, &dotted(&pointer), value) =>
+        FaultKind::Alternatives(branches)
+            if let Some(union) = Union::at(schema, &dotted(pointer), value) =>
         {
-            let without_tag = || {
-                vec![Repair { place: pointer.clone(), name: union.tag.to_owned(), instead: None }]
+            let of_branch = |faults: &Vec<Fault<'_>>| {
+                faults.iter().flat_map(|fault| repairs(fault, schema, value)).collect()
             };
-            let of_branch = |errors: &Vec<jsonschema::ValidationError<'_>>| {
-                errors.iter().flat_map(|error| repairs(error, schema, value)).collect()
-            };
-            union.chosen.and_then(|index| context.get(index)).map_or_else(without_tag, of_branch)
+            let chosen = union.chosen.and_then(|index| branches.get(index));
+            chosen.map_or_else(|| vec![without(union.tag)], of_branch)
         }
         _ => {
             // The nearest key of an object; an item of a list goes with its list.
@@ -186,23 +175,17 @@ fn dotted(pointer: &str) -> String {
     pointer.trim_start_matches('/').replace('/', ".")
 }
 
-fn explain(
-    error: &jsonschema::ValidationError<'_>,
-    node: &Node,
-    schema: &Value,
-    problems: &mut Vec<Problem>,
-) {
-    let pointer = error.instance_path().to_string();
-    let key = dotted(&pointer);
+fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Problem>) {
+    let key = dotted(&fault.place);
     let inside =
         |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     let at = |key: &str, text: String| Problem::of_key(node, key, text);
-    match error.kind() {
-        ValidationErrorKind::AdditionalProperties { unexpected } => {
+    match &fault.kind {
+        FaultKind::Unknown(names) => {
             let instance = node.to_json();
             let known = keys_at(schema, &key, &instance);
             let union = Union::at(schema, &key, &instance);
-            for name in unexpected {
+            for name in names {
                 let full = inside(name);
                 let moved = node.at(&full).map(|node| moved_keys(node, &full)).unwrap_or_default();
                 if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
@@ -216,14 +199,14 @@ fn explain(
                 problems.extend(moved.into_iter().map(told));
             }
         }
-        ValidationErrorKind::Required { property } => {
-            let name = inside(property.as_str().unwrap_or_default());
+        FaultKind::Missing(name) => {
+            let name = inside(name);
             problems.push(at(&name, format!("`{name}` is missing")));
         }
-        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+        FaultKind::Alternatives(branches) => {
             if let Some(union) = Union::at(schema, &key, &node.to_json()) {
-                if let Some(errors) = union.chosen.and_then(|index| context.get(index)) {
-                    errors.iter().for_each(|error| explain(error, node, schema, problems));
+                if let Some(faults) = union.chosen.and_then(|index| branches.get(index)) {
+                    faults.iter().for_each(|fault| explain(fault, node, schema, problems));
                 } else {
                     let (tag, names) = (inside(union.tag), union.names().join("`, `"));
                     problems.push(at(&tag, format!("`{tag}` is none of `{names}`")));
@@ -232,45 +215,40 @@ fn explain(
             }
             // The alternative that comes closest is the one that was meant: the tag fits, and the
             // fewest things are wrong.
-            let distance = |errors: &Vec<jsonschema::ValidationError<'_>>| {
-                let wrong_tag = errors.iter().any(|error| {
-                    matches!(error.kind(), ValidationErrorKind::Constant { .. })
-                        || (error.instance_path().to_string() == pointer
-                            && matches!(error.kind(), ValidationErrorKind::Type { .. }))
+            let distance = |faults: &Vec<Fault<'_>>| {
+                let wrong_tag = faults.iter().any(|inner| match inner.kind {
+                    FaultKind::Constant([_]) => true,
+                    FaultKind::Type(_) => inner.place == fault.place,
+                    _ => false,
                 });
-                (wrong_tag, errors.len())
+                (wrong_tag, faults.len())
             };
-            match context.iter().filter(|errors| !errors.is_empty()).min_by_key(|e| distance(e)) {
-                Some(errors) if !distance(errors).0 => {
-                    errors.iter().for_each(|error| explain(error, node, schema, problems));
+            match branches.iter().filter(|faults| !faults.is_empty()).min_by_key(|f| distance(f)) {
+                Some(faults) if !distance(faults).0 => {
+                    faults.iter().for_each(|fault| explain(fault, node, schema, problems));
                 }
-                _ => problems.push(at(&key, format!("`{key}`: {}", alternatives(error, context)))),
+                _ => problems.push(at(&key, format!("`{key}`: {}", possible(fault, branches)))),
             }
         }
-        _ => problems.push(at(&key, format!("`{key}`: {error}"))),
+        _ => problems.push(at(&key, format!("`{key}`: {fault}"))),
     }
 }
 
 /// What would have been possible where no alternative fits.
-fn alternatives(
-    error: &jsonschema::ValidationError<'_>,
-    context: &[Vec<jsonschema::ValidationError<'_>>],
-) -> String {
+fn possible(fault: &Fault<'_>, branches: &[Vec<Fault<'_>>]) -> String {
     let mut possible: Vec<String> = Vec::new();
-    for error in context.iter().flatten() {
-        let text = match error.kind() {
-            ValidationErrorKind::Constant { expected_value } => expected_value.to_string(),
-            ValidationErrorKind::Enum { options } => options.to_string(),
-            _ => continue,
-        };
-        if !possible.contains(&text) {
-            possible.push(text);
+    for inner in branches.iter().flatten() {
+        if let FaultKind::Constant(options) = inner.kind {
+            let text = listed(options);
+            if !possible.contains(&text) {
+                possible.push(text);
+            }
         }
     }
     if possible.is_empty() {
-        return error.to_string();
+        return fault.to_string();
     }
-    format!("{} is none of {}", error.instance(), possible.join(", "))
+    format!("{} is none of {}", fault.value, possible.join(", "))
 }
 
 /// Keys of an earlier version at and below a dotted key, each with its new name.

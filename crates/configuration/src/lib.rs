@@ -32,6 +32,7 @@ mod overrides;
 mod schema;
 mod show;
 mod tree;
+mod validate;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

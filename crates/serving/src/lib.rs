@@ -2,6 +2,18 @@
 //!
 //! One trained draft is rendered per [`Profile`]; [`verify::verify`] reads a folder back with the
 //! rules of every engine's loader ([`formats`]) and lists all problems at once.
+//!
+//! ```no_run
+//! use longdraft_serving::verify::{VerifyOptions, verify};
+//!
+//! # fn main() -> longdraft_serving::Result<()> {
+//! let report = verify("exports/mine/vllm".as_ref(), &VerifyOptions::default())?;
+//! for problem in &report.problems {
+//!     println!("{}: {}", problem.code, problem.remedy);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]

@@ -14,7 +14,7 @@ use crate::commands::data::regenerate::{Prompts, prompts_of_row};
 use crate::failure::{Failure, Result};
 
 /// Written for this program, CC0.
-const SHIPPED: &str = include_str!("../../../../../assets/prompts/prompts.jsonl");
+const SHIPPED: &str = include_str!("../../../assets/prompts/prompts.jsonl");
 pub(super) const SHIPPED_NAME: &str = "the prompts that the program carries (assets/prompts, CC0)";
 
 /// Prompts that prove the result: at most, and at most this part of all.

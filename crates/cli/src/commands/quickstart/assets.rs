@@ -8,7 +8,7 @@ use longdraft_models::weights::atomic::write_atomically;
 use crate::failure::{Failure, Result};
 
 /// A Llama of `conf/pretrain/demonstration.yaml`, Q8_0.
-const TARGET: &[u8] = include_bytes!("../../../../../assets/target/demonstration.gguf");
+const TARGET: &[u8] = include_bytes!("../../../assets/target/demonstration.gguf");
 const TARGET_FILE: &str = "demonstration.gguf";
 
 /// Questions that no draft is trained on.
@@ -19,10 +19,10 @@ pub(crate) const LONG_BOOKS: &str = "books-long.jsonl";
 pub(crate) const ANSWERS: &str = "gsm8k-train-excerpt.jsonl";
 
 const CORPUS: [(&str, &str); 4] = [
-    (BOOKS, include_str!("../../../../../assets/corpus/books-excerpt.jsonl")),
-    (LONG_BOOKS, include_str!("../../../../../assets/corpus/books-long.jsonl")),
-    (ANSWERS, include_str!("../../../../../assets/corpus/gsm8k-train-excerpt.jsonl")),
-    (TEST_FILE, include_str!("../../../../../assets/corpus/gsm8k-test-20.jsonl")),
+    (BOOKS, include_str!("../../../assets/corpus/books-excerpt.jsonl")),
+    (LONG_BOOKS, include_str!("../../../assets/corpus/books-long.jsonl")),
+    (ANSWERS, include_str!("../../../assets/corpus/gsm8k-train-excerpt.jsonl")),
+    (TEST_FILE, include_str!("../../../assets/corpus/gsm8k-test-20.jsonl")),
 ];
 
 fn create(folder: &Path) -> Result<()> {

@@ -29,10 +29,10 @@ type Configuration = (&'static str, &'static str);
 
 const DEMONSTRATION_STAGES: Configuration = (
     "conf/quickstart/demonstration.yaml",
-    include_str!("../../../../../conf/quickstart/demonstration.yaml"),
+    include_str!("../../../conf/quickstart/demonstration.yaml"),
 );
 const OTHER_STAGES: Configuration =
-    ("conf/quickstart/smollm2.yaml", include_str!("../../../../../conf/quickstart/smollm2.yaml"));
+    ("conf/quickstart/smollm2.yaml", include_str!("../../../conf/quickstart/smollm2.yaml"));
 
 /// Runs the pipeline; a second call goes on where the first one stopped.
 pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
