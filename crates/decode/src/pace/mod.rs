@@ -7,7 +7,7 @@
 //! model has an account in plain steps. Gains of its rounds are paid in, up to a limit; losses are taken
 //! out; every token that is decoded without it pays in a little. It drafts while there is something in
 //! the account, and tries again when a trial's worth has come together. So a draft that never pays costs
-//! [`FIRST_BUDGET`] steps and then at most one in a hundred, over all requests, whatever their lengths.
+//! three steps and then at most one in a hundred, over all requests, whatever their lengths.
 //! After a trial that failed, tokens of the same request pay in half as much. Lookup goes on meanwhile:
 //! its time is that of its rows, of which each is worth its measured chance or is left out.
 
