@@ -24,6 +24,8 @@ pub struct Recipe {
     pub draft: Map<String, Value>,
     /// `teacher`, where it is not the default.
     pub teacher: Map<String, Value>,
+    /// Values of `draft.init` of which a short training shows the best; the first is that of `draft`.
+    pub starts: &'static [&'static str],
     /// Largest learning rate.
     pub learning_rate: f64,
     /// What a round costs.
@@ -85,6 +87,13 @@ pub fn proposed(vocabulary: usize) -> Option<usize> {
     (size * 2 <= vocabulary).then_some(size)
 }
 
+/// What a fresh draft may begin with, the likely better one first. Of the two targets that were measured
+/// (`docs/results/training-choices.md`) the one with biases of queries and keys learned faster from random
+/// values, the other one from its last layer.
+pub(super) fn starts(target: &TargetConfig) -> &'static [&'static str] {
+    if target.qkv_bias { &["random", "last_layer"] } else { &["last_layer", "random"] }
+}
+
 /// A map of keys.
 pub(super) fn keys(value: Value) -> Map<String, Value> {
     match value {
@@ -120,6 +129,10 @@ mod tests {
                 assert!(config.problems().is_empty(), "{:?}", config.problems());
                 let footprint = config.draft.method.footprint(&config.teacher, &target);
                 assert!(footprint.is_ok(), "{}: {:?}", method.name(), footprint.err());
+                assert_eq!(
+                    recipe.draft.get("init").and_then(|init| init.as_str()),
+                    recipe.starts.first().copied()
+                );
                 assert!(recipe.round.most > 0 && recipe.learning_rate > 0.0);
                 let rising = recipe.evidence.windows(2);
                 assert!(rising.clone().all(|pair| pair[0].tokens < pair[1].tokens));

@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::measure::{self, Trial};
 use super::proof;
-use super::rate;
 use super::rules::{Budget, Candidate, Plan};
+use super::search::{self, Choice};
 use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::available_memory;
@@ -112,6 +112,7 @@ impl Fit<'_> {
                 max_tokens: self.ledger.state.settings.max_tokens,
                 learned,
                 answered: answered.unwrap_or(0),
+                goes_on: self.arguments.from.is_some(),
                 row_tokens,
                 free_memory: available_memory(),
                 seconds: left,
@@ -265,16 +266,18 @@ impl Fit<'_> {
             let trial = self.ledger.state.trial.clone().unwrap_or_default();
             let has_template = self.tokenizer.chat_template().is_some();
             let settings = self.ledger.state.settings.clone();
-            let configured = |seconds, rate| {
-                let chosen = (candidate, &trial, &plan, rate);
+            let configured = |seconds, choice: &Choice| {
+                let chosen = (candidate, &trial, &plan, choice);
                 let start = (from.as_deref(), has_template);
                 training::configured((&folder, number), &settings, chosen, (tokens, seconds), start)
             };
-            let recipe = self.known_rate(candidate);
-            let config = configured(seconds, recipe)?;
-            let rate = self.search_rate((&config, recipe), (&plan, &trial))?;
+            let known = self.known_choice(candidate);
+            // What is gone on from has begun.
+            let starts = if from.is_some() { &[] } else { candidate.recipe.starts };
+            let config = configured(seconds, &known)?;
+            let choice = self.search((&config, known, starts), (&plan, &trial))?;
             let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
-            self.ledger.round().training = Some(configured(seconds, rate)?);
+            self.ledger.round().training = Some(configured(seconds, &choice)?);
             self.ledger.write()?;
         }
         let config = self.ledger.round().training.clone().unwrap_or_default();
@@ -288,30 +291,31 @@ impl Fit<'_> {
         self.ledger.write()
     }
 
-    /// The rate that an earlier round found, or that of the recipe.
-    fn known_rate(&self, candidate: &Candidate) -> f64 {
-        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.rate);
-        found.unwrap_or(candidate.recipe.learning_rate)
+    /// What an earlier round found, or the recipe's choice.
+    fn known_choice(&self, candidate: &Candidate) -> Choice {
+        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.chosen.clone());
+        found.unwrap_or_else(|| Choice::of(&candidate.recipe))
     }
 
-    /// Searches the learning rate of the round, if the plan has time for it; a killed search goes on.
-    fn search_rate(
+    /// Searches how the round's training begins, if the plan has time for it; a killed search goes on.
+    fn search(
         &mut self,
-        (config, recipe): (&serde_json::Value, f64),
+        (config, known, starts): (&serde_json::Value, Choice, &[&str]),
         (plan, trial): (&Plan, &Trial),
-    ) -> Result<f64> {
+    ) -> Result<Choice> {
         let work = self.ledger.folder.join("work");
-        let found = self.ledger.round().rates.clone();
+        let found = self.ledger.round().tried.clone();
         let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
-        let mut tell = |found: &[rate::Tried]| {
+        let mut tell = |found: &[search::Tried]| {
             telling::tried(found);
-            ledger.round().rates = found.to_vec();
+            ledger.round().tried = found.to_vec();
             ledger.write()
         };
         let places = (work.as_path(), interrupts);
-        let found = rate::search((config, recipe), (plan, trial), places, found, &mut tell);
-        let rate = found.map_err(|failure| self.or_stopped(failure))?;
-        self.ledger.round().rate = Some(rate);
-        Ok(rate)
+        let found =
+            search::search((config, known, starts), (plan, trial), places, found, &mut tell);
+        let choice = found.map_err(|failure| self.or_stopped(failure))?;
+        self.ledger.round().chosen = Some(choice.clone());
+        Ok(choice)
     }
 }

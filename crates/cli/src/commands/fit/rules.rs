@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::answers::MOST_OF_A_PROMPT;
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::{Machine, Trial};
-use super::rate;
+use super::search;
 use super::training::evaluations;
 
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
@@ -164,6 +164,8 @@ pub(super) struct Budget {
     pub(super) learned: f64,
     /// Answers of earlier rounds.
     pub(super) answered: usize,
+    /// Whether the draft goes on from another.
+    pub(super) goes_on: bool,
     /// Tokens of a row.
     pub(super) row_tokens: usize,
     pub(super) free_memory: Option<u64>,
@@ -195,8 +197,12 @@ impl Plan {
             PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
         let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
         // Known before it is known how much of the rest trains: half of it does.
-        let of_step = rate::of_step(budget.row_tokens, trial);
-        let search = rate::seconds(0.5 * (budget.seconds - proof), of_step, budget.learned > 0.0);
+        let starts = if budget.goes_on { 0 } else { candidate.recipe.starts.len() };
+        let cost = search::Cost::of(budget.row_tokens, trial);
+        let search = match search::Size::of(0.5 * (budget.seconds - proof), cost, starts) {
+            Some(size) if budget.learned <= 0.0 => size.seconds(cost),
+            _ => 0.0,
+        };
         let rest = budget.seconds - proof - search;
         let of_answer = of_answer(budget.max_tokens);
         // Prompts are learned, too.
@@ -305,6 +311,7 @@ mod tests {
         let recipe = Recipe {
             draft: serde_json::Map::new(),
             teacher: serde_json::Map::new(),
+            starts: &["last_layer", "random"],
             learning_rate: 1e-3,
             round,
             evidence: &EVIDENCE,
@@ -319,6 +326,7 @@ mod tests {
             max_tokens: 256,
             learned: 0.0,
             answered: 0,
+            goes_on: false,
             row_tokens: 1024,
             free_memory: None,
         }
@@ -352,7 +360,7 @@ mod tests {
         for seconds in [60.0, 600.0, 7200.0, 86400.0] {
             let plan = Plan::new(&candidate(), &machine(0.1), &trial(), &budget(seconds));
             let all = plan.answering + plan.search + plan.training + plan.proof;
-            assert!(plan.search <= 0.05 * seconds && (plan.search > 0.0) == (seconds > 3600.0));
+            assert!(plan.search <= 0.06 * seconds && (plan.search > 0.0) == (seconds > 3600.0));
             assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
             assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
         }

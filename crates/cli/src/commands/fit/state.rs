@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::answers::Cleaned;
 use super::measure::{Machine, Trial};
 use super::prompts::Split;
-use super::rate::Tried;
 use super::rules::Plan;
+use super::search::{Choice, Tried};
 use crate::failure::{Failure, Result};
 
 const VERSION: u32 = 1;
@@ -55,11 +55,11 @@ pub(super) struct Round {
     pub(super) plan: Option<Plan>,
     /// What became of the answers, when there are enough.
     pub(super) answers: Option<Cleaned>,
-    /// Learning rates that were tried, and the one that is taken.
+    /// Beginnings that were tried, and the one that is taken.
     #[serde(default)]
-    pub(super) rates: Vec<Tried>,
+    pub(super) tried: Vec<Tried>,
     #[serde(default)]
-    pub(super) rate: Option<f64>,
+    pub(super) chosen: Option<Choice>,
     /// The configuration that is trained, fixed before its first step.
     pub(super) training: Option<serde_json::Value>,
     pub(super) trained: bool,

@@ -8,8 +8,8 @@ use super::answers::Cleaned;
 use super::expect::Range;
 use super::measure::{Machine, Trial};
 use super::prompts::Split;
-use super::rate::Tried;
 use super::rules::{Plan, WORTH};
+use super::search::{Choice, Tried};
 
 /// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
 const DEAR: f64 = 1.6;
@@ -84,7 +84,10 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
         plan.answer_tokens / 1e3
     );
     if plan.search > 0.0 {
-        outln!("  rate      {:>8}  short trainings at several learning rates", clock(plan.search));
+        outln!(
+            "  start     {:>8}  short trainings: with what it is best to begin",
+            clock(plan.search)
+        );
     }
     outln!(
         "  training  {:>8}  {} steps of {} tokens, {:.1} times over the answers, features {}",
@@ -155,9 +158,10 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
 
 /// What the last of the short trainings came to.
 pub(super) fn tried(found: &[Tried]) {
-    let Some((rate, loss)) = found.last() else { return };
+    let Some((Choice { init, rate }, loss)) = found.last() else { return };
+    let init = init.as_ref().map_or_else(String::new, |init| format!("from {init}, "));
     let loss = loss.map_or("diverged".to_owned(), |loss| format!("held-out loss {loss:.4}"));
-    errln!("[training] learning rate {rate:.2e}: {loss}");
+    errln!("[training] {init}learning rate {rate:.2e}: {loss}");
 }
 
 /// What became of the answers.

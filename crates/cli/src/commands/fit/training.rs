@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use super::answers::training_file;
 use super::measure::Trial;
 use super::rules::{Candidate, MOST_EPOCHS, Plan};
+use super::search::Choice;
 use super::state::Settings;
 use crate::commands::train::{self, Resume};
 use crate::draft_source::{DraftSource, configuration};
@@ -32,7 +33,7 @@ const EVALUATIONS: usize = 4;
 const MEASURING: f64 = 0.08;
 /// Steps of training that measuring a held-out row takes beside its features: every delay or step of the draft,
 /// without gradients.
-const OF_ROW: f64 = 4.0;
+pub(super) const OF_ROW: f64 = 4.0;
 /// Over the planned time, after which training ends wherever it stands.
 const GRACE: f64 = 1.3;
 /// Prompt tokens of an answer's, from which prompts are not learned.
@@ -86,14 +87,18 @@ pub(crate) fn start(from: &Path) -> Result<Start> {
 pub(super) fn configured(
     (folder, round): (&Path, usize),
     settings: &Settings,
-    (candidate, trial, plan, rate): (&Candidate, &Trial, &Plan, f64),
+    (candidate, trial, plan, choice): (&Candidate, &Trial, &Plan, &Choice),
     (text_tokens, seconds): (f64, f64),
     (from, has_chat_template): (Option<&Path>, bool),
 ) -> Result<Value> {
     let mut draft = candidate.recipe.draft.clone();
-    if let Some(from) = from {
-        draft = start(from)?.keys(draft);
-        draft.insert("from".into(), json!(from));
+    match (from, &choice.init) {
+        (Some(from), _) => {
+            draft = start(from)?.keys(draft);
+            draft.insert("from".into(), json!(from));
+        }
+        (None, Some(init)) => drop(draft.insert("init".into(), json!(init))),
+        (None, None) => {}
     }
     draft.insert("method".into(), candidate.method.name().into());
     // What answers came to, in place of what was planned.
@@ -121,7 +126,7 @@ pub(super) fn configured(
             "row_tokens": plan.row_tokens,
             "anchor": { "enabled": false },
         },
-        "schedule": { "learning_rate": rate, "warmup_ratio": 0.05 },
+        "schedule": { "learning_rate": choice.rate, "warmup_ratio": 0.05 },
         "train": {
             "rows_per_step": 1, "steps": steps, "seed": settings.seed,
             "features": if plan.keeps_features { "memory" } else { "online" },

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::method::recipe::{keys, rate_at};
+use crate::method::recipe::{keys, rate_at, starts};
 use crate::method::{Evidence, Passes, Recipe, Room, Round};
 
 /// Tokens of a row for each block: the drafts of the evidence had 128 blocks in rows of 1024.
@@ -31,14 +31,16 @@ pub(in crate::method) fn recipe(
     evidence: &'static [Evidence],
 ) -> Option<Recipe> {
     let layers = tapped(room.target.num_hidden_layers)?;
+    let starts = starts(room.target);
     let mut draft = keys(json!({
-        "layers": depth(room.seconds), "target_layers": layers, "block_size": slots, "init": "last_layer",
+        "layers": depth(room.seconds), "target_layers": layers, "block_size": slots, "init": starts[0],
         "blocks_per_row": (room.row_tokens / TOKENS_PER_BLOCK).max(1),
     }));
     draft.extend(keys(more));
     Some(Recipe {
         draft,
         teacher: keys(json!({})),
+        starts,
         learning_rate: rate_at(room.target.hidden_size, at_576),
         round: Round { most: proposals, passes: Passes::OneBlock, vocabulary: None },
         evidence,

@@ -18,7 +18,7 @@ use longdraft_models::error::Problems;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
-use super::recipe::{keys, proposed, rate_at};
+use super::recipe::{keys, proposed, rate_at, starts};
 use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext};
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -79,12 +79,14 @@ impl DraftMethod for Glide {
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        let starts = starts(room.target);
         Some(Recipe {
             draft: keys(json!({
-                "init": "last_layer", "final_norm": "target", "gamma": PROPOSALS, "soft_weight": 0.9,
+                "init": starts[0], "final_norm": "target", "gamma": PROPOSALS, "soft_weight": 0.9,
                 "draft_vocab_size": proposed(room.target.vocab_size),
             })),
             teacher: keys(json!({ "soft_targets": "top_k", "top_k": 64 })),
+            starts,
             learning_rate: rate_at(room.target.hidden_size, 4e-3),
             round: Round { most: PROPOSALS, passes: Passes::EachToken, vocabulary: None },
             evidence: &EVIDENCE,
