@@ -18,7 +18,7 @@ ENV PATH=/root/.cargo/bin:${PATH} RUSTUP_TOOLCHAIN=${RUST} CUDA_HOME=/usr/local/
 WORKDIR /source
 COPY . .
 RUN --mount=type=cache,target=/root/.cargo/registry --mount=type=cache,target=/source/target \
-    LIBRARY_PATH=/usr/local/cuda/lib64/stubs cargo build --profile dist --locked -p longdraft --features cuda && \
+    LIBRARY_PATH=/usr/local/cuda/lib64/stubs cargo build --profile dist --locked -p longdraft --features cloud,cuda && \
     install target/dist/longdraft /usr/local/bin/longdraft
 
 FROM nvidia/cuda:${CUDA}-runtime-ubuntu24.04

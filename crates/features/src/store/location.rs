@@ -48,6 +48,7 @@ impl Location {
         };
         let name = spec.to_owned();
         let (store, prefix): (Arc<dyn ObjectStore>, Path) = match (&local, &url) {
+            (None, Some(_)) if !cfg!(feature = "cloud") => return Err(fail(&WITHOUT_CLOUD)),
             (None, Some(url)) => {
                 let options = std::env::vars().map(|(key, value)| (key.to_lowercase(), value));
                 let options =
@@ -163,6 +164,10 @@ impl Location {
         }
     }
 }
+
+/// What a program without the feature `cloud` says of stores elsewhere.
+const WITHOUT_CLOUD: &str = "this program was built without object stores: \
+    `cargo install --locked --path crates/cli --features cloud` builds one with them, wheels and images have them";
 
 #[cfg(feature = "cloud")]
 fn build(mut runtime: Builder) -> std::io::Result<Runtime> {
