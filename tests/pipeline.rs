@@ -116,6 +116,34 @@ fn a_draft_proposes_what_its_training_text_had_most() {
 }
 
 #[test]
+fn a_draft_proposes_the_tokens_that_it_learned_to_propose() {
+    let shop = Workshop::new();
+    succeed(&["train", &shop.config(), "train.steps=2", "draft.draft_vocab_size=12"]);
+    succeed(&["extract", &shop.path("run")]);
+    let draft = shop.path("run/draft");
+    let config = std::fs::read_to_string(format!("{draft}/config.json")).expect("configuration");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    assert_eq!(config["draft_vocab_size"], 12);
+    let target = shop.target();
+    let words = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "40"];
+    let generate = |extra: &[&str]| last_json(&succeed(&[&words[..], extra, &["--json"]].concat()));
+    let with =
+        |extra: &[&str]| generate(&[&["--draft", &draft, "--pace", "fixed"], extra].concat());
+    let (own, named, all) =
+        (with(&[]), with(&["--draft-vocab-size", "12"]), with(&["--draft-vocab-size", "100"]));
+    let plain = generate(&["--no-draft"]);
+    for answer in [&own, &named, &all] {
+        assert_eq!(answer["tokens"], plain["tokens"]);
+        assert!(answer["drafted"].as_u64() > Some(0), "{answer}");
+    }
+    assert_eq!(own["accepted"], named["accepted"]);
+    // Without the counts nobody knows which tokens these are.
+    std::fs::remove_file(format!("{draft}/token_counts.txt")).expect("the file is there");
+    let said = fail(&[&words[..], &["--draft", &draft]].concat(), 2);
+    assert!(said.contains("no token counts are there"), "{said}");
+}
+
+#[test]
 fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let shop = Workshop::new();
     let whole = shop.path("whole");

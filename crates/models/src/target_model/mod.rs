@@ -28,6 +28,8 @@ mod renamed;
 mod run;
 mod spread;
 mod tensor;
+#[cfg(test)]
+mod tests;
 mod views;
 
 use std::ops::Range;
