@@ -6,6 +6,8 @@ use longdraft::{Configuration, Draft, Error, Session, Stop, Target, TrainOptions
 
 use crate::support::succeed;
 
+#[path = "../crates/cli/examples/custom_tracker.rs"]
+mod custom_tracker;
 #[path = "../crates/cli/examples/decode.rs"]
 mod decode;
 #[path = "../crates/cli/examples/train.rs"]
@@ -80,6 +82,28 @@ fn a_draft_is_trained_stopped_gone_on_with_exported_and_decodes() {
     let exported = folder.path().join("export").display().to_string();
     let findings = verify_export::run(&run, &exported, "longspec").expect("exported");
     assert!(findings.iter().all(|finding| finding.clean), "{findings:?}");
+}
+
+#[test]
+fn a_tracker_of_ones_own_holds_every_step_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let (output, file) = (folder.path().join("run"), configuration(folder.path()));
+    let table = folder.path().join("losses.csv");
+    let changes = [&changes(&output)[..], &["train.evaluate_every=2".to_owned()]].concat();
+    // A training that was killed after its second step left a line that no checkpoint knows.
+    std::fs::write(&table, "step,loss\n1,1e9,,,\n2,1e9,,,\n").expect("table");
+    let trained = custom_tracker::run(&table, &file, &changes).expect("trained");
+    assert!(trained.finished);
+    let text = std::fs::read_to_string(&table).expect("table");
+    let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split(',').collect()).collect();
+    let column = |at: usize| cells[1..].iter().map(|row| row[at]).collect::<Vec<_>>();
+    assert_eq!(column(0), ["1", "2", "3", "4"], "{text}");
+    assert!(column(1).iter().all(|loss| loss.parse::<f64>().is_ok_and(|loss| loss < 1e6)));
+    let measured = column(4).iter().map(|loss| loss.parse::<f64>().is_ok()).collect::<Vec<_>>();
+    assert_eq!(measured, [false, true, false, true], "{text}");
+    // Nothing is left to do, and nothing is lost.
+    custom_tracker::run(&table, &file, &changes).expect("finished");
+    assert_eq!(std::fs::read_to_string(&table).expect("table"), text);
 }
 
 #[test]
