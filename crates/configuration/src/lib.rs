@@ -3,20 +3,6 @@
 //! Files compose through their `defaults` list, arguments change the result, references are
 //! replaced, then everything is checked against the types; all problems are told at once, each
 //! with the line that caused it.
-//!
-//! ```
-//! use longdraft_configuration::{Composed, parse};
-//!
-//! let text = "target: model.gguf\noutput: runs/mine\ndata: {train: [{path: rows.jsonl}]}\n";
-//! let composed = parse(text, "mine", &["train.steps=100".to_owned()])?;
-//! let Composed::Stage(located) = composed else { panic!("no stages are listed") };
-//! assert_eq!(located.config.train.steps, Some(100));
-//!
-//! let wrong = format!("{text}train: {{stepz: 100}}\n");
-//! let error = parse(&wrong, "mine", &[]).expect_err("no such key");
-//! assert!(error.to_string().contains("did you mean `steps`?"));
-//! # Ok::<(), longdraft_configuration::ConfigurationError>(())
-//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -33,6 +19,11 @@ mod schema;
 mod show;
 mod tree;
 mod validate;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -27,6 +27,11 @@ pub mod source;
 pub mod template;
 pub mod token_stream;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use batch::{AnchorOffset, Batch};
 pub use document::Document;
 pub use encoder::{GeneratedText, TextEncoder};

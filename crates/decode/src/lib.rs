@@ -23,6 +23,11 @@ pub mod stop;
 pub mod tree;
 pub mod verifier;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use decoder::{
     BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener, Generation, Pacing,
     READ_ALONE, SpeculativeDecoder,

@@ -16,6 +16,11 @@ mod mode;
 pub mod records;
 pub mod store;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -11,20 +11,6 @@
 //! Two promises hold for every fused op: the result does not depend on the number of threads,
 //! and a row's bits do not depend on the rows computed beside it. Exact resume rests on the first,
 //! lossless greedy decoding on the second.
-//!
-//! ```
-//! use candle_core::{Device, Tensor};
-//! use longdraft_kernels::rms_norm::rms_norm;
-//!
-//! # fn main() -> candle_core::Result<()> {
-//! let rows = Tensor::new(&[[3f32, 4.0], [6.0, 8.0]], &Device::Cpu)?;
-//! let weight = Tensor::new(&[1f32, 1.0], &Device::Cpu)?;
-//! let both = rms_norm(&rows, &weight, 1e-6)?;
-//! let second = rms_norm(&rows.narrow(0, 1, 1)?, &weight, 1e-6)?;
-//! assert_eq!(both.to_vec2::<f32>()?[1], second.to_vec2::<f32>()?[0]);
-//! # Ok(())
-//! # }
-//! ```
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -62,6 +48,11 @@ mod settings;
 mod simd;
 mod storage;
 mod sums;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use composed::{Gradients, differentiable};
 pub use cuda::device;

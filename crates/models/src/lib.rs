@@ -22,6 +22,11 @@ pub mod target_model;
 pub mod tokenizer;
 pub mod weights;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use config::TargetConfig;
 pub use device::{DeviceChoice, Precision};
 pub use error::{ModelError, Result};

@@ -38,6 +38,11 @@ mod transport;
 mod world;
 mod zero;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;
 pub use error::{ParallelError, Result};

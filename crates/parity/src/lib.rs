@@ -1,17 +1,5 @@
 //! Recomputing reference cases: `meta.json` names the kind, the files hold inputs and the values
 //! that a correct implementation must get.
-//!
-//! ```no_run
-//! use longdraft_models::device::{DeviceChoice, Precision};
-//! use longdraft_parity::{Place, run_case};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let place = Place::new(DeviceChoice::Auto.open(0)?, Precision::F32);
-//! let report = run_case("tests/cases/quants".as_ref(), None, &place)?;
-//! assert!(report.pass(), "{:?}", report.checks);
-//! # Ok(())
-//! # }
-//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -23,6 +11,11 @@ mod forward;
 mod glide;
 mod pretrain;
 mod quants;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 use std::path::Path;
 

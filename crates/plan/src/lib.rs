@@ -28,6 +28,11 @@ mod place;
 mod target;
 mod workload;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use advice::{OutOfMemory, Verdict, explain};
 pub use communication::Sent;
 pub use estimate::{Estimate, Phase};

@@ -19,6 +19,11 @@ mod run;
 mod score;
 pub mod warmdown;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use config::{
     ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,
     WarmdownConfig, WarmdownKind,

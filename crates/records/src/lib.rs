@@ -5,22 +5,7 @@
 //! progress   -> events.jsonl    what happens as the run goes           -> live page, terminal
 //! ```
 //!
-//! Each file has its types here, for those who write it and those who read it:
-//!
-//! ```
-//! use longdraft_records::events::{Event, Events, Reader};
-//!
-//! # fn main() -> std::io::Result<()> {
-//! # let folder = tempfile::tempdir()?;
-//! # let folder = folder.path();
-//! let mut events = Events::open(folder)?;
-//! events.phase("training", 1);
-//!
-//! let (lines, _) = Reader::of(folder).more();
-//! assert_eq!(lines[0].event, Event::Phase { phase: "training".into(), round: 1 });
-//! # Ok(())
-//! # }
-//! ```
+//! Each file has its types here, for those who write it and those who read it.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -28,6 +13,11 @@
 pub mod decode;
 pub mod events;
 mod statistics;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use statistics::median;
 

@@ -7,16 +7,6 @@
 //! config.yaml   -> run -> header, differences ---------------------------------------->
 //! fit.json, events.jsonl -> live (as it goes) ----------------------------------------->
 //! ```
-//!
-//! ```no_run
-//! use longdraft_report::{Run, render};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let runs = Run::open_all(&["runs/one".into(), "runs/other".into()])?;
-//! std::fs::write("report.html", render(&runs)?)?;
-//! # Ok(())
-//! # }
-//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -42,6 +32,11 @@ mod summary;
 mod svg;
 mod ticks;
 pub mod words;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use differences::{Difference, of_runs as differences};
 pub use error::{ReportError, Result};

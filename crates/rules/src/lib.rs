@@ -1,29 +1,14 @@
 //! What is wrong with a configuration: problems as values, each with the key that it is about.
-//!
-//! ```
-//! use longdraft_rules::{Check, Checked, Problem, Rules};
-//!
-//! #[derive(Debug)]
-//! struct Training {
-//!     steps: usize,
-//! }
-//!
-//! impl Check for Training {
-//!     fn problems(&self) -> Vec<Problem> {
-//!         let mut rules = Rules::default();
-//!         rules.require(self.steps > 0, "steps", "must be at least 1");
-//!         rules.into_problems()
-//!     }
-//! }
-//!
-//! let problems = Checked::new(Training { steps: 0 }).expect_err("a rule is broken");
-//! assert_eq!(problems[0].to_string(), "`steps` must be at least 1");
-//! ```
 
 #![forbid(unsafe_code)]
 
 use std::fmt;
 use std::ops::Deref;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 /// A dotted place in a configuration, such as `data.train.0.path`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

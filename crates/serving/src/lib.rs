@@ -2,18 +2,6 @@
 //!
 //! One trained draft is rendered per [`Profile`]; [`verify::verify`] reads a folder back with the
 //! rules of every engine's loader ([`formats`]) and lists all problems at once.
-//!
-//! ```no_run
-//! use longdraft_serving::verify::{VerifyOptions, verify};
-//!
-//! # fn main() -> longdraft_serving::Result<()> {
-//! let report = verify("exports/mine/vllm".as_ref(), &VerifyOptions::default())?;
-//! for problem in &report.problems {
-//!     println!("{}: {}", problem.code, problem.remedy);
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -32,6 +20,11 @@ mod profile;
 mod target;
 mod tokenizer;
 pub mod verify;
+
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 pub use error::{Result, ServingError};
 pub use export::{Exported, export, rounded_vector};

@@ -30,6 +30,11 @@ mod timestamp;
 mod trackers;
 mod wandb;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use config::{MlflowConfig, Sink, SwanLabConfig, TrackingConfig, WandbConfig};
 pub use error::{Result, TrackerError};
 pub use metrics_log::MetricsLog;

@@ -27,5 +27,10 @@ pub mod rounds;
 pub mod schedule;
 pub mod stage;
 
+/// The example of the README is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 pub use error::{Result, TrainError};
 pub use loss::{Loss, Share};
