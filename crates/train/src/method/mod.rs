@@ -34,7 +34,7 @@ use crate::footprint::Footprint;
 use crate::objective::{Objective, TeacherConfig};
 use crate::observer::Observer;
 
-pub use recipe::{Evidence, Passes, Recipe, Room, Round, proposed};
+pub use recipe::{Evidence, Passes, Recipe, Room, Round, Start, proposed};
 
 /// The methods, the default one first.
 static METHODS: [Method; 5] = [

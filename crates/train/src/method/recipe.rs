@@ -24,14 +24,24 @@ pub struct Recipe {
     pub draft: Map<String, Value>,
     /// `teacher`, where it is not the default.
     pub teacher: Map<String, Value>,
-    /// Values of `draft.init` of which a short training shows the best; the first is that of `draft`.
-    pub starts: &'static [&'static str],
-    /// Largest learning rate.
+    /// What a fresh draft may begin with, where the method has a choice: short trainings show which is best. The
+    /// first is that of `draft`.
+    pub starts: Vec<Start>,
+    /// Largest learning rate, with the first start.
     pub learning_rate: f64,
     /// What a round costs.
     pub round: Round,
     /// What was measured of such drafts, by the tokens that they learned from.
     pub evidence: &'static [Evidence],
+}
+
+/// What a fresh draft begins with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Start {
+    /// `draft.init`.
+    pub init: &'static str,
+    /// The largest learning rate that goes with it.
+    pub learning_rate: f64,
 }
 
 /// What a round of proposals costs the draft.
@@ -87,11 +97,13 @@ pub fn proposed(vocabulary: usize) -> Option<usize> {
     (size * 2 <= vocabulary).then_some(size)
 }
 
-/// What a fresh draft may begin with, the likely better one first. Of the two targets that were measured
-/// (`docs/results/training-choices.md`) the one with biases of queries and keys learned faster from random
-/// values, the other one from its last layer.
-pub(super) fn starts(target: &TargetConfig) -> &'static [&'static str] {
-    if target.qkv_bias { &["random", "last_layer"] } else { &["last_layer", "random"] }
+/// What a fresh draft may begin with, the likely better one first, with the learning rates of the target's last
+/// layer and of random values. Of the two targets that were measured (`docs/results/training-choices.md`) the one
+/// with biases of queries and keys learned faster from random values, the other one from its last layer.
+pub(super) fn starts(target: &TargetConfig, of_last_layer: f64, of_random: f64) -> Vec<Start> {
+    let last_layer = Start { init: "last_layer", learning_rate: of_last_layer };
+    let random = Start { init: "random", learning_rate: of_random };
+    if target.qkv_bias { vec![random, last_layer] } else { vec![last_layer, random] }
 }
 
 /// A map of keys.
@@ -131,7 +143,7 @@ mod tests {
                 assert!(footprint.is_ok(), "{}: {:?}", method.name(), footprint.err());
                 assert_eq!(
                     recipe.draft.get("init").and_then(|init| init.as_str()),
-                    recipe.starts.first().copied()
+                    recipe.starts.first().map(|start| start.init)
                 );
                 assert!(recipe.round.most > 0 && recipe.learning_rate > 0.0);
                 let rising = recipe.evidence.windows(2);

@@ -2,6 +2,7 @@
 
 use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_report::words::clock;
+use longdraft_train::method::Start;
 use serde_json::json;
 
 use super::measure::{self, Trial};
@@ -273,7 +274,7 @@ impl Fit<'_> {
             };
             let known = self.known_choice(candidate);
             // What is gone on from has begun.
-            let starts = if from.is_some() { &[] } else { candidate.recipe.starts };
+            let starts = if from.is_some() { &[][..] } else { &candidate.recipe.starts };
             let config = configured(seconds, &known)?;
             let choice = self.search((&config, known, starts), (&plan, &trial))?;
             let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
@@ -300,7 +301,7 @@ impl Fit<'_> {
     /// Searches how the round's training begins, if the plan has time for it; a killed search goes on.
     fn search(
         &mut self,
-        (config, known, starts): (&serde_json::Value, Choice, &[&str]),
+        (config, known, starts): (&serde_json::Value, Choice, &[Start]),
         (plan, trial): (&Plan, &Trial),
     ) -> Result<Choice> {
         let work = self.ledger.folder.join("work");

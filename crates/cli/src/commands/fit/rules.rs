@@ -288,7 +288,7 @@ pub(super) fn recipes_of_all_methods() -> Vec<Recipe> {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_train::method::{Evidence, Passes};
+    use longdraft_train::method::{Evidence, Passes, Start};
 
     use super::*;
 
@@ -311,7 +311,9 @@ mod tests {
         let recipe = Recipe {
             draft: serde_json::Map::new(),
             teacher: serde_json::Map::new(),
-            starts: &["last_layer", "random"],
+            starts: ["last_layer", "random"]
+                .map(|init| Start { init, learning_rate: 1e-3 })
+                .to_vec(),
             learning_rate: 1e-3,
             round,
             evidence: &EVIDENCE,

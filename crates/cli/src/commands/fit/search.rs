@@ -16,7 +16,7 @@ use longdraft_configuration::{parse_stages, recheck};
 use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_train::TrainError;
-use longdraft_train::method::Recipe;
+use longdraft_train::method::{Recipe, Start};
 use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -55,8 +55,12 @@ pub(super) type Tried = (Choice, Option<f64>);
 impl Choice {
     /// A recipe's own.
     pub(super) fn of(recipe: &Recipe) -> Self {
-        let init = recipe.starts.first().map(|init| (*init).to_owned());
-        Self { init, rate: recipe.learning_rate }
+        let start = recipe.starts.first().map(Self::with);
+        start.unwrap_or(Self { init: None, rate: recipe.learning_rate })
+    }
+
+    fn with(start: &Start) -> Self {
+        Self { init: Some(start.init.to_owned()), rate: start.learning_rate }
     }
 
     fn with_rate(&self, rate: f64) -> Self {
@@ -125,49 +129,49 @@ impl Cost {
 }
 
 /// The next choice to try, `None` where the search is over.
-fn next(own: &Choice, starts: &[&str], trainings: usize, found: &[Tried]) -> Option<Choice> {
+fn next(own: &Choice, starts: &[Start], trainings: usize, found: &[Tried]) -> Option<Choice> {
     let is_new = |choice: &Choice| !found.iter().any(|(other, _)| other.is(choice));
-    let start = |init: &&str| Choice { init: Some((*init).to_owned()), rate: own.rate };
-    let first = [own.clone()].into_iter().chain(starts.iter().map(start));
-    if let Some(choice) = first.into_iter().find(is_new) {
+    let first = || [own.clone()].into_iter().chain(starts.iter().map(Choice::with));
+    if let Some(choice) = first().find(is_new) {
         return Some(choice);
     }
     if trainings <= starts.len() {
         return None;
     }
     let best = chosen(own, found);
-    let at = |factor: f64| best.with_rate(factor * own.rate);
+    // The rate that the recipe has for this start.
+    let known = first().find(|choice| choice.init == best.init).map_or(own.rate, |own| own.rate);
+    let at = |factor: f64| best.with_rate(factor * known);
     if let Some(choice) = [at(0.5), at(2.0)].into_iter().find(is_new) {
         return Some(choice);
     }
-    let beyond = best.with_rate(if best.rate > own.rate { 2.0 } else { 0.5 } * best.rate);
-    let is_end = (best.rate / own.rate - 1.0).abs() > 1e-6;
+    let beyond = best.with_rate(if best.rate > known { 2.0 } else { 0.5 } * best.rate);
+    let is_end = (best.rate / known - 1.0).abs() > 1e-6;
     (found.len() < trainings && is_end && is_new(&beyond)).then_some(beyond)
 }
 
-/// What is taken: the recipe's own choice, if no other one is clearly better.
+/// What is taken: of the choices in the order in which they were tried each one that is clearly better than the
+/// one that was taken before.
 fn chosen(own: &Choice, found: &[Tried]) -> Choice {
-    let known = || found.iter().filter_map(|(choice, loss)| Some((choice, (*loss)?)));
-    let of_own = known().find(|(choice, _)| choice.is(own)).map(|(_, loss)| loss);
-    match known().min_by(|a, b| a.1.total_cmp(&b.1)) {
-        Some((choice, loss)) if of_own.is_none_or(|own| loss < own * (1.0 - CLEAR)) => {
-            choice.clone()
-        }
-        Some(_) => own.clone(),
-        // Where every training diverged, the smallest rate may not.
-        None => {
-            let smallest =
-                found.iter().map(|(choice, _)| choice).min_by(|a, b| a.rate.total_cmp(&b.rate));
-            smallest.filter(|choice| choice.rate < own.rate).unwrap_or(own).clone()
+    let mut best: Option<(&Choice, f64)> = None;
+    for (choice, loss) in found {
+        if let Some(loss) = *loss
+            && best.is_none_or(|(_, least)| loss < least * (1.0 - CLEAR))
+        {
+            best = Some((choice, loss));
         }
     }
+    // Where every training diverged, the smallest rate may not.
+    let smallest =
+        || found.iter().map(|(choice, _)| choice).min_by(|a, b| a.rate.total_cmp(&b.rate));
+    best.map(|(choice, _)| choice).or_else(smallest).unwrap_or(own).clone()
 }
 
 /// Goes on with a search from what was found; `tell` hears of every training that ended.
 ///
 /// `config` is the whole training with the choice `own`. Returns the choice that is best.
 pub(super) fn search(
-    (config, own, starts): (&Value, Choice, &[&str]),
+    (config, own, starts): (&Value, Choice, &[Start]),
     (plan, trial): (&Plan, &Trial),
     (work, interrupts): (&Path, &Interrupts),
     mut found: Vec<Tried>,
@@ -245,7 +249,10 @@ impl Observer for Watch<'_> {
 mod tests {
     use super::*;
 
-    const STARTS: [&str; 2] = ["last_layer", "random"];
+    const STARTS: [Start; 2] = [
+        Start { init: "last_layer", learning_rate: 1.0 },
+        Start { init: "random", learning_rate: 1.0 },
+    ];
 
     fn choice(init: &str, rate: f64) -> Choice {
         Choice { init: Some(init.to_owned()), rate }
@@ -283,6 +290,20 @@ mod tests {
         assert_eq!(tried(2, better("random")).1, ("random".to_owned(), 1.0));
         assert_eq!(tried(2, better("last_layer")).1, ("last_layer".to_owned(), 1.0));
         assert_eq!(tried(2, better("random")).0.len(), 2);
+    }
+
+    #[test]
+    fn every_start_has_its_own_rate() {
+        let starts = [STARTS[0], Start { learning_rate: 0.25, ..STARTS[1] }];
+        let (own, mut found) = (choice("last_layer", 1.0), Vec::<Tried>::new());
+        while let Some(choice) = next(&own, &starts, 5, &found) {
+            let is_random = choice.init.as_deref() == Some("random");
+            let loss = if is_random { 2.0 + choice.rate.log2().abs() } else { 9.0 };
+            found.push((choice, Some(loss)));
+        }
+        let rates: Vec<f64> = found.iter().map(|(choice, _)| choice.rate).collect();
+        assert_eq!(rates, [1.0, 0.25, 0.125, 0.5, 1.0]);
+        assert_eq!(chosen(&own, &found), choice("random", 1.0));
     }
 
     #[test]

@@ -31,9 +31,10 @@ pub(in crate::method) fn recipe(
     evidence: &'static [Evidence],
 ) -> Option<Recipe> {
     let layers = tapped(room.target.num_hidden_layers)?;
-    let starts = starts(room.target);
+    let rate = rate_at(room.target.hidden_size, at_576);
+    let starts = starts(room.target, rate, rate);
     let mut draft = keys(json!({
-        "layers": depth(room.seconds), "target_layers": layers, "block_size": slots, "init": starts[0],
+        "layers": depth(room.seconds), "target_layers": layers, "block_size": slots, "init": starts[0].init,
         "blocks_per_row": (room.row_tokens / TOKENS_PER_BLOCK).max(1),
     }));
     draft.extend(keys(more));
@@ -41,7 +42,7 @@ pub(in crate::method) fn recipe(
         draft,
         teacher: keys(json!({})),
         starts,
-        learning_rate: rate_at(room.target.hidden_size, at_576),
+        learning_rate: rate,
         round: Round { most: proposals, passes: Passes::OneBlock, vocabulary: None },
         evidence,
     })

@@ -73,7 +73,7 @@ impl DraftMethod for Eagle3 {
         sizes(&self.network, room.target).ok().map(|_| Recipe {
             draft: keys(json!({ "draft_vocab_size": vocabulary, "ttt_steps": PROPOSALS })),
             teacher: keys(json!({})),
-            starts: &[],
+            starts: Vec::new(),
             learning_rate: rate_at(room.target.hidden_size, 2e-3),
             round: Round {
                 most: PROPOSALS,

@@ -79,15 +79,17 @@ impl DraftMethod for Glide {
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
-        let starts = starts(room.target);
+        let rate = |at_576| rate_at(room.target.hidden_size, at_576);
+        // Random values learn better at a half to a quarter of the rate (docs/results/training-choices.md).
+        let starts = starts(room.target, rate(4e-3), rate(1.4e-3));
         Some(Recipe {
             draft: keys(json!({
-                "init": starts[0], "final_norm": "target", "gamma": PROPOSALS, "soft_weight": 0.9,
+                "init": starts[0].init, "final_norm": "target", "gamma": PROPOSALS, "soft_weight": 0.9,
                 "draft_vocab_size": proposed(room.target.vocab_size),
             })),
             teacher: keys(json!({ "soft_targets": "top_k", "top_k": 64 })),
+            learning_rate: starts[0].learning_rate,
             starts,
-            learning_rate: rate_at(room.target.hidden_size, 4e-3),
             round: Round { most: PROPOSALS, passes: Passes::EachToken, vocabulary: None },
             evidence: &EVIDENCE,
         })
