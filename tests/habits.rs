@@ -69,6 +69,45 @@ fn quiet_and_verbose_say_less_and_more_and_the_same_result() {
 }
 
 #[test]
+fn a_log_holds_what_is_told_with_times_and_details() {
+    let shop = Workshop::new();
+    let (target, log) = (shop.target(), shop.path("all.log"));
+    let words = ["generate", "--target", &target, "--prompt", "abc", "--max-tokens", "4"];
+    let logged = |more: &[&str]| {
+        let output = run(&[&words[..], &["--log-file", &log], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("took"), "{}", stderr(&output));
+        std::fs::read_to_string(&log).expect("log")
+    };
+    let once = logged(&["--quiet"]);
+    for part in ["tok/s", "took ", concat!("longdraft ", env!("CARGO_PKG_VERSION"))] {
+        assert!(once.contains(part), "no {part} in {once}");
+    }
+    for line in once.lines() {
+        let (time, text) = line.split_once(' ').expect("a time before the text");
+        assert!(time.len() == 20 && time.starts_with("20") && time.ends_with('Z'), "{line}");
+        assert!(!text.is_empty() && !text.contains('\x1b'), "{line}");
+    }
+    // A second command goes on with the file, and a failure is in it.
+    let twice = logged(&[]);
+    assert!(twice.starts_with(&once) && twice.len() > once.len());
+    let failed =
+        run(&["generate", "--target", "no/such.gguf", "--prompt", "a", "--log-file", &log]);
+    assert_eq!(failed.status.code(), Some(2));
+    let all = std::fs::read_to_string(&log).expect("log");
+    assert!(all[twice.len()..].contains("Z error: ") && all.contains("no/such.gguf"), "{all}");
+    // A place that takes nothing is told before the work, or once when it is full.
+    let nowhere = shop.path("no/such/folder.log");
+    let refused = fail(&[&words[..], &["--log-file", &nowhere]].concat(), 2);
+    assert!(refused.contains("--log-file") && refused.contains("hint: "), "{refused}");
+    if std::path::Path::new("/dev/full").exists() {
+        let output = run(&[&words[..], &["--log-file", "/dev/full"]].concat());
+        assert!(output.status.success());
+        assert_eq!(stderr(&output).matches("nothing more is logged").count(), 1);
+    }
+}
+
+#[test]
 fn colours_follow_the_option_then_the_environment() {
     let coloured = |more: &[&str], no_color: Option<&str>| {
         let mut command = longdraft(&["export", "no/such/run", "--to", "hf", "--output", "o"]);

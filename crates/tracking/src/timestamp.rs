@@ -33,18 +33,24 @@ impl Moment {
 
     /// `YYYYMMDD_HHMMSS`.
     pub fn stamp(self) -> String {
+        let [year, month, day, hour, minute, second] = self.fields();
+        format!("{year:04}{month:02}{day:02}_{hour:02}{minute:02}{second:02}")
+    }
+
+    /// `YYYY-MM-DDTHH:MM:SSZ` (RFC 3339).
+    pub fn rfc3339(self) -> String {
+        let [year, month, day, hour, minute, second] = self.fields();
+        format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    }
+
+    /// Year, month, day, hour, minute, second.
+    fn fields(self) -> [i32; 6] {
         let time = OffsetDateTime::from_unix_timestamp(self.seconds as i64);
         let time = time.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let (date, clock) = (time.date(), time.time());
-        format!(
-            "{:04}{:02}{:02}_{:02}{:02}{:02}",
-            date.year(),
-            u8::from(date.month()),
-            date.day(),
-            clock.hour(),
-            clock.minute(),
-            clock.second()
-        )
+        let (hour, minute, second) = clock.as_hms();
+        let rest = [u8::from(date.month()), date.day(), hour, minute, second].map(i32::from);
+        [date.year(), rest[0], rest[1], rest[2], rest[3], rest[4]]
     }
 }
 
@@ -78,6 +84,7 @@ mod tests {
     fn moments_are_written_in_utc() {
         let moment = Moment { seconds: 1_709_210_096, nanos: 250_000_000 };
         assert_eq!(moment.stamp(), "20240229_123456");
+        assert_eq!(moment.rfc3339(), "2024-02-29T12:34:56Z");
         assert_eq!(moment.milliseconds(), 1_709_210_096_250);
         assert!((Timestamp::from(moment).as_f64() - 1_709_210_096.25).abs() < 1e-6);
     }

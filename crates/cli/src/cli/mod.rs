@@ -81,6 +81,10 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = "Global options", value_name = "WHEN")]
     #[arg(default_value = "auto")]
     pub(crate) color: ColorChoice,
+    /// Add what is told on stderr to this file, too, every line with its time; it also has what --quiet leaves out
+    /// and --verbose would add.
+    #[arg(long, global = true, help_heading = "Global options", value_name = "FILE")]
+    pub(crate) log_file: Option<PathBuf>,
     /// Print a machine-readable last line, of an error too.
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,

@@ -30,6 +30,8 @@ pub(crate) mod train;
 pub(crate) mod verify;
 mod watch;
 
+use std::path::Path;
+
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
 
@@ -47,6 +49,9 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         _ => Verbosity::Normal,
     };
     crate::terminal::set_manners(verbosity, arguments.color);
+    if let Some(path) = &arguments.log_file {
+        log(path)?;
+    }
     if !arguments.command.only_prints() {
         crate::terminal::outlive_readers();
     }
@@ -83,6 +88,14 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     let ended = rayon::scope(|_| dispatch(arguments));
     detail!("took {:.2} s", started.elapsed().as_secs_f64());
     ended
+}
+
+/// Has a file hold what is told.
+fn log(path: &Path) -> Result<()> {
+    crate::terminal::log::open(path).map_err(|error| {
+        let failure = Failure::file(format!("--log-file {}: {error}", path.display()), &error);
+        failure.hint("give a file that can be written, in a folder that is there")
+    })
 }
 
 /// Starts this process's threads; 0 are as many as it has cores.

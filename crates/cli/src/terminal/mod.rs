@@ -48,11 +48,13 @@ macro_rules! errln {
     }};
 }
 
-/// Prints a line to stderr where `--verbose` asks for it.
+/// Prints a line to stderr where `--verbose` asks for it; a log has it anyway.
 macro_rules! detail {
     ($($text:tt)*) => {
         if $crate::terminal::is_verbose() {
             errln!($($text)*);
+        } else if $crate::terminal::log::is_open() {
+            $crate::terminal::log::add(&format!("{}\n", format_args!($($text)*)));
         }
     };
 }
@@ -60,6 +62,7 @@ macro_rules! detail {
 // After the macros, which they use.
 pub(crate) mod cover;
 pub(crate) mod failure;
+pub(crate) mod log;
 pub(crate) mod status;
 
 /// How much is told on stderr.
@@ -166,8 +169,11 @@ pub(crate) fn end_line() {
 
 /// Tells something on stderr; where only the necessary is told, that are warnings, errors and hints.
 pub(crate) fn tell_aside(text: Arguments<'_>) {
-    if !is_quiet() || is_necessary(&text.to_string()) {
-        print_aside(text);
+    let text = text.to_string();
+    if is_quiet() && !is_necessary(&text) {
+        log::add(&text);
+    } else {
+        print_aside(format_args!("{text}"));
     }
 }
 
@@ -180,6 +186,7 @@ fn is_necessary(text: &str) -> bool {
 /// takes colours. Nothing can be told where that fails.
 pub(crate) fn print_aside(text: Arguments<'_>) {
     let text = text.to_string();
+    log::add(&text);
     if cover::keep(cover::Stream::Aside, &text) {
         return;
     }

@@ -102,7 +102,9 @@ pub(crate) fn evaluate(
             cell.clone()
         } else {
             let (schedule, from) = ((&options, arguments.runs), unfinished.progress());
+            let mut line = lines(prompts.len(), arguments.runs);
             let keep = &mut |progress: &Progress| {
+                line(progress);
                 unfinished.keep(progress, interrupts.asked());
                 !interrupts.asked()
             };
@@ -164,25 +166,11 @@ pub(crate) fn measure(
     goes_on: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Option<Cell>> {
     let drafter = decoding.drafter(models)?;
-    let mut last_line = Instant::now();
     let verifier = verifier(decoding, options);
     let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };
     let mut stopped = false;
     let comparison = compare(&models.target, drafter, prompts, &schedule, from, &mut |progress| {
         stopped = !goes_on(progress);
-        if last_line.elapsed() >= LINE_EVERY {
-            last_line = Instant::now();
-            let totals = &progress.comparison;
-            errln!(
-                "    run {} of {runs}, {} of {} prompts: tau {:.3}, {:.1} tok/s plain, {:.1} with drafting",
-                progress.runs + 1,
-                progress.prompts,
-                prompts.len(),
-                totals.acceptance().acceptance_length(),
-                totals.plain().decode_tokens_per_second(),
-                totals.drafted().decode_tokens_per_second()
-            );
-        }
         !stopped
     })?;
     if stopped {
@@ -195,6 +183,26 @@ pub(crate) fn measure(
         .first()
         .and_then(|first| Sample::of(&comparison, &first.tokens, &models.tokenizer, &stops));
     Ok(Some(cell))
+}
+
+/// Tells every some seconds how far a measurement of so many prompts in so many runs has come.
+pub(crate) fn lines(prompts: usize, runs: usize) -> impl FnMut(&Progress) {
+    let mut last = Instant::now();
+    move |progress| {
+        if last.elapsed() < LINE_EVERY {
+            return;
+        }
+        last = Instant::now();
+        let totals = &progress.comparison;
+        errln!(
+            "    run {} of {runs}, {} of {prompts} prompts: tau {:.3}, {:.1} tok/s plain, {:.1} with drafting",
+            progress.runs + 1,
+            progress.prompts,
+            totals.acceptance().acceptance_length(),
+            totals.plain().decode_tokens_per_second(),
+            totals.drafted().decode_tokens_per_second()
+        );
+    }
 }
 
 /// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.

@@ -132,7 +132,9 @@ pub(super) fn measure(
         let mut options = way.decoding.options(way.temperature, way.pace)?;
         options.max_new_tokens = new_tokens;
         options.stop_tokens = stop_tokens(&models.target);
+        let mut line = eval::lines(count, 1);
         let goes_on = &mut |progress: &Progress| {
+            line(progress);
             let done = index * count + progress.prompts;
             let what = "answers".to_owned();
             events.progress(Advance { what, done, all, ..Advance::default() });

@@ -60,7 +60,11 @@ pub(super) fn run(
         options.max_new_tokens = NEW_TOKENS;
         options.stop_tokens = stop_tokens(opened);
         let (schedule, from) = ((&options, RUNS), Progress::default());
-        let goes_on = &mut |_: &Progress| !interrupts.asked();
+        let mut line = eval::lines(prompts.len(), RUNS);
+        let goes_on = &mut |progress: &Progress| {
+            line(progress);
+            !interrupts.asked()
+        };
         let cell = eval::measure(decoding, &models, &prompts, schedule, from, goes_on)?;
         let Some(cell) = cell else { return Ok(false) };
         eval::print(&cell);
