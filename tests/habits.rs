@@ -92,10 +92,10 @@ fn a_log_holds_what_is_told_with_times_and_details() {
     let twice = logged(&[]);
     assert!(twice.starts_with(&once) && twice.len() > once.len());
     let failed =
-        run(&["generate", "--target", "no/such.gguf", "--prompt", "a", "--log-file", &log]);
+        run(&["generate", "--target", "/no/such.gguf", "--prompt", "a", "--log-file", &log]);
     assert_eq!(failed.status.code(), Some(2));
     let all = std::fs::read_to_string(&log).expect("log");
-    assert!(all[twice.len()..].contains("Z error: ") && all.contains("no/such.gguf"), "{all}");
+    assert!(all[twice.len()..].contains("Z error: ") && all.contains("/no/such.gguf"), "{all}");
     // A place that takes nothing is told before the work, or once when it is full.
     let nowhere = shop.path("no/such/folder.log");
     let refused = fail(&[&words[..], &["--log-file", &nowhere]].concat(), 2);
