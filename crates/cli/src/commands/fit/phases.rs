@@ -272,9 +272,12 @@ impl Fit<'_> {
                 let start = (from.as_deref(), has_template);
                 training::configured((&folder, number), &settings, chosen, (tokens, seconds), start)
             };
-            let known = self.known_choice(candidate);
-            // What is gone on from has begun.
-            let starts = if from.is_some() { &[][..] } else { &candidate.recipe.starts };
+            let mut known = self.known_choice(candidate);
+            let mut starts = &candidate.recipe.starts[..];
+            if from.is_some() {
+                // It has begun.
+                (known.init, starts) = (None, &[]);
+            }
             let config = configured(seconds, &known)?;
             let choice = self.search((&config, known, starts), (&plan, &trial))?;
             let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);

@@ -3,7 +3,7 @@
 //! What a draft starts from (`draft.init`) is better for one target and worse for another, and neither sizes nor first
 //! losses tell (`docs/results/training-choices.md`). Recipes state a learning rate that was best at some widths. So
 //! a part of the budget goes into short trainings with whole schedules:
-//! 1. every start at the recipe's rate;
+//! 1. every start at the rate that the recipe has for it;
 //! 2. if there is time, the best start at half the rate and at twice; where the best of them is at an end, the next
 //!    one beyond.
 //!
@@ -34,7 +34,7 @@ const SHARE: f64 = 0.12;
 const RATES: usize = 4;
 /// Steps below which a short training says nothing, and beyond which it says nothing more.
 const STEPS: (usize, usize) = (40, 160);
-/// How often a short training reads its rows, where their features are kept.
+/// How often a short training reads its rows, whose features it keeps in memory.
 const EPOCHS: usize = 3;
 /// Rows that are held out, and share of the loss that makes a difference.
 const HELD_OUT: usize = 4;
@@ -43,7 +43,7 @@ const CLEAR: f64 = 0.005;
 /// How a training begins.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Choice {
-    /// `draft.init`; `None` where the method has no such choice.
+    /// `draft.init`; `None` where the method has no such choice, or the draft goes on from another.
     pub(super) init: Option<String>,
     /// Largest learning rate.
     pub(super) rate: f64,
@@ -304,6 +304,16 @@ mod tests {
         let rates: Vec<f64> = found.iter().map(|(choice, _)| choice.rate).collect();
         assert_eq!(rates, [1.0, 0.25, 0.125, 0.5, 1.0]);
         assert_eq!(chosen(&own, &found), choice("random", 1.0));
+    }
+
+    #[test]
+    fn a_draft_that_goes_on_from_another_has_only_rates_to_try() {
+        let (own, mut found) = (Choice { init: None, rate: 1.0 }, Vec::<Tried>::new());
+        while let Some(choice) = next(&own, &[], 4, &found) {
+            found.push((choice, Some(2.0)));
+        }
+        let tried: Vec<_> = found.iter().map(|(choice, _)| (&choice.init, choice.rate)).collect();
+        assert_eq!(tried, [(&None, 1.0), (&None, 0.5), (&None, 2.0)]);
     }
 
     #[test]
