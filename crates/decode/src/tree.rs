@@ -11,8 +11,6 @@ use std::sync::Arc;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::match_class::MatchClass;
-
 /// What proposed a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -44,17 +42,6 @@ pub struct TreeNode {
     pub drawn: bool,
 }
 
-/// What lookup proposed, and how far it held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LookedUp {
-    /// What was found.
-    pub class: MatchClass,
-    /// Tokens proposed.
-    pub proposed: usize,
-    /// Accepted ones among them.
-    pub accepted: usize,
-}
-
 /// Proposals below a root.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tree {
@@ -64,20 +51,12 @@ pub struct Tree {
     distributions: HashMap<usize, Arc<Vec<f64>>>,
     /// Whether siblings were drawn with replacement.
     replacement: bool,
-    /// What lookup found, and the rows of it.
-    lookup: Option<(MatchClass, Vec<usize>)>,
 }
 
 impl Tree {
     /// No proposals: the target's pass is a plain step.
     pub fn new(root: TargetTokenId) -> Self {
-        Self {
-            root,
-            nodes: Vec::new(),
-            distributions: HashMap::new(),
-            replacement: false,
-            lookup: None,
-        }
+        Self { root, nodes: Vec::new(), distributions: HashMap::new(), replacement: false }
     }
 
     /// A certain chain.
@@ -100,12 +79,6 @@ impl Tree {
         rows
     }
 
-    /// Adds what lookup found, as [`Self::insert_chain`].
-    pub fn insert_lookup(&mut self, class: MatchClass, tokens: &[TargetTokenId]) {
-        let rows = self.insert_chain(tokens, Origin::Lookup);
-        self.lookup = Some((class, rows)).filter(|(_, rows)| !rows.is_empty());
-    }
-
     /// Adds the only way on that a grammar leaves; what is there already counts as its own from here on.
     pub fn insert_forced(&mut self, tokens: &[TargetTokenId]) {
         for row in self.insert_chain(tokens, Origin::Grammar) {
@@ -113,13 +86,6 @@ impl Tree {
                 node.origin = Origin::Grammar;
             }
         }
-    }
-
-    /// How far what lookup found holds along an accepted path.
-    pub fn looked_up(&self, path: &[usize]) -> Option<LookedUp> {
-        let (class, rows) = self.lookup.as_ref()?;
-        let accepted = rows.iter().zip(path).take_while(|(row, accepted)| row == accepted).count();
-        Some(LookedUp { class: *class, proposed: rows.len(), accepted })
     }
 
     /// Adds a certain child and returns its row; an equal certain sibling is that row.
@@ -305,11 +271,6 @@ impl Tree {
                 new_rows.insert(row, new);
             }
         }
-        kept.lookup = self.lookup.as_ref().and_then(|(class, rows)| {
-            let rows: Vec<usize> =
-                rows.iter().map_while(|row| new_rows.get(row).copied()).collect();
-            (!rows.is_empty()).then_some((*class, rows))
-        });
         kept
     }
 }

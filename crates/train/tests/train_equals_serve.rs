@@ -48,6 +48,7 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
         confidence_threshold: 0.0,
         paid: true,
         drafted: Drafted::Nothing,
+        looked_up: Vec::new(),
     };
     let proposed = drafter.propose(context, &mut plan).expect("proposals");
     proposed.nodes().iter().map(|node| node.token.0).collect()

@@ -21,6 +21,7 @@ use crate::drafter::Drafter;
 use crate::error::{DecodeError, Result};
 use crate::grammar::Grammar;
 use crate::log_probs::LogProbs;
+use crate::pace::Paces;
 
 /// Tokens of prompts that a round reads.
 pub const READ_ALONE: usize = 512;
@@ -39,6 +40,7 @@ pub struct BatchEngine<'a> {
     target: &'a Target,
     places: Vec<Place<'a>>,
     taps: Taps,
+    paces: Paces,
     /// Requests that joined so far.
     joined: u64,
 }
@@ -81,7 +83,7 @@ impl<'a> BatchEngine<'a> {
         };
         let places: Vec<Place<'_>> = drafters.into_iter().map(place).collect();
         let taps = taps_of(&places);
-        Self { target, places, taps, joined: 0 }
+        Self { target, places, taps, paces: Paces::default(), joined: 0 }
     }
 
     /// Has other drafters propose, one for every place, from each place's next request on: a request
@@ -96,6 +98,8 @@ impl<'a> BatchEngine<'a> {
         for (place, drafter) in self.places.iter_mut().zip(drafters) {
             place.next = Some(Replacement(drafter));
         }
+        // What was measured is of the drafters before.
+        self.paces = Paces::default();
         self.change_drafters();
         Ok(())
     }
@@ -163,6 +167,7 @@ impl<'a> BatchEngine<'a> {
         let best = free.max_by_key(|place| (of_prompt(place), Reverse(place.last)));
         let place = best.ok_or(DecodeError::NoPlace)?;
         let request = place.sequence.begin(self.target, prompt, (options, grammar))?;
+        self.paces.begin();
         self.joined += 1;
         place.last = self.joined;
         place.running = Some(Running { key, request, error: None });
@@ -228,7 +233,10 @@ impl<'a> BatchEngine<'a> {
         let mut parts = Vec::with_capacity(busy.len());
         for (_, sequence, running) in busy {
             let round = match running.request.unread() {
-                0 => sequence.propose(self.target, &mut running.request, together)?,
+                0 => {
+                    let pace = self.paces.of(together);
+                    sequence.propose(self.target, &mut running.request, pace)?
+                }
                 _ if reads == 0 => continue,
                 unread => {
                     let count = unread.min(reads);
@@ -243,12 +251,16 @@ impl<'a> BatchEngine<'a> {
         }
         let mut rows: Vec<(&mut Request, &mut Round)> =
             parts.iter_mut().map(|(_, running, round)| (&mut running.request, round)).collect();
-        run_target(self.target, &mut rows, &self.taps)?;
+        let pass = run_target(self.target, &mut rows, &self.taps)?;
+        if let Some(pass) = &pass {
+            self.paces.of(together).add_pass(pass);
+        }
         for (sequence, running, round) in parts {
             let Running { key, request, error } = running;
             let mut of_request =
                 |committed, log_probs: Option<&LogProbs>| listener(*key, committed, log_probs);
-            *error = sequence.settle(request, round, &mut of_request).err();
+            let learns = pass.as_ref().map(|pass| (self.paces.of(together), pass));
+            *error = sequence.settle(request, (round, learns), &mut of_request).err();
         }
         Ok(())
     }

@@ -11,15 +11,14 @@ use super::request::Request;
 use crate::drafter::Drafted;
 use crate::error::Result;
 use crate::metrics::RoundSeconds;
+use crate::pace::Pass;
 use crate::tree::Tree;
 
 /// A request's part of a round, from what it wants of the target's pass to its end.
 pub(super) struct Round {
     pub(super) step: Step,
-    /// Requests that decode in it.
-    pub(super) together: usize,
     pub(super) seconds: RoundSeconds,
-    /// Whether the times say what decoding takes: no prompt was read beside it.
+    /// Whether its tokens say what drafting is worth: nothing else proposed any.
     pub(super) is_measured: bool,
     /// Of the target's pass over its rows.
     pub(super) features: Features,
@@ -40,10 +39,9 @@ pub(super) enum Step {
 }
 
 impl Round {
-    pub(super) fn new(step: Step, together: usize) -> Self {
+    pub(super) fn new(step: Step) -> Self {
         Self {
             step,
-            together,
             seconds: RoundSeconds::default(),
             is_measured: true,
             features: Features::default(),
@@ -53,7 +51,7 @@ impl Round {
 
     /// Reads `tokens` more of the prompt.
     pub(super) fn of_prompt(tokens: usize) -> Self {
-        Self::new(Step::Read(tokens), 1)
+        Self::new(Step::Read(tokens))
     }
 
     /// Whether it reads a prompt.
@@ -91,12 +89,13 @@ impl Round {
 /// Ids, positions and parents.
 type Rows = (Vec<u32>, Vec<u32>, Option<Vec<Option<usize>>>);
 
-/// One pass of the target over the rows of several requests. Its time is shared out by rows.
+/// One pass of the target over the rows of several requests. Its time is shared out by rows. The pass, unless a
+/// prompt was read in it.
 pub(super) fn run_target(
     target: &Target,
     parts: &mut [(&mut Request, &mut Round)],
     taps: &Taps,
-) -> Result<()> {
+) -> Result<Option<Pass>> {
     let started = Instant::now();
     let rows: Vec<Rows> = parts.iter().map(|(request, round)| round.rows(request)).collect();
     let judged: Vec<Range<usize>> = parts
@@ -121,10 +120,9 @@ pub(super) fn run_target(
         round.features = features.rows(first..first + ids.len())?;
         round.logits = logits.by_ref().take(judged.len()).collect();
         round.seconds.verify = seconds * ids.len() as f64 / all.max(1) as f64;
-        round.is_measured &= is_measured;
         first += ids.len();
     }
-    Ok(())
+    Ok(is_measured.then(|| Pass { seconds, nodes: all - parts.len() }))
 }
 
 /// Logits `[judged rows, V]` of the judged rows of all parts, in order.

@@ -15,7 +15,7 @@ use crate::drafter::{DraftContext, Drafted, Drafter, Plan};
 use crate::error::Result;
 use crate::grammar::Grammar;
 use crate::metrics::RoundRecord;
-use crate::pace::{Mode, Pace, Proposals};
+use crate::pace::{Mode, Pace, Pass, Proposals};
 use crate::tree::{Origin, Tree};
 
 /// Tokens that a grammar forces which are proposed at a time.
@@ -23,16 +23,13 @@ const MOST_FORCED: usize = 16;
 
 pub(super) struct Sequence<'a> {
     drafter: Option<Box<dyn Drafter + 'a>>,
-    /// What pays, by the number of requests that decode together (its logarithm): what a row costs
-    /// depends on how many others the pass has.
-    paces: BTreeMap<u32, Pace>,
     /// The last request's text and the cache of its first tokens.
     kept: Option<(Vec<TargetTokenId>, KvCache)>,
 }
 
 impl<'a> Sequence<'a> {
     pub(super) fn new(drafter: Option<Box<dyn Drafter + 'a>>) -> Self {
-        Self { drafter, paces: BTreeMap::new(), kept: None }
+        Self { drafter, kept: None }
     }
 
     /// What the target has to hand out.
@@ -56,7 +53,6 @@ impl<'a> Sequence<'a> {
         if let Some(drafter) = &mut self.drafter {
             drafter.begin(request.reused_tokens)?;
         }
-        self.paces.values_mut().for_each(Pace::begin);
         Ok(request)
     }
 
@@ -94,19 +90,19 @@ impl<'a> Sequence<'a> {
         Ok(cache)
     }
 
-    /// Begins a round in which `together` requests decode.
+    /// Begins a round; `pace` is that of the requests that decode together.
     pub(super) fn propose(
         &mut self,
         target: &Target,
         request: &mut Request,
-        together: usize,
+        pace: &mut Pace,
     ) -> Result<Round> {
         request.rounds += 1;
         let started = Instant::now();
         let mode = match (&self.drafter, request.options.pacing) {
             (None, _) => Mode::Plain,
             (Some(_), Pacing::Fixed) => Mode::Draft,
-            (Some(_), Pacing::Measured) => pace_of(&mut self.paces, together).mode(),
+            (Some(_), Pacing::Measured) => pace.mode(),
         };
         let forced = request.forced(request.room().min(MOST_FORCED))?;
         // What a draft could add to a long run is not worth its time.
@@ -114,16 +110,14 @@ impl<'a> Sequence<'a> {
         let (tree, drafted) = match mode {
             _ if are_enough => (Tree::new(request.root()), Drafted::Nothing),
             Mode::Plain => (Tree::new(request.root()), Drafted::Nothing),
-            Mode::Free | Mode::Draft => {
-                self.draft(target, request, mode == Mode::Draft, together)?
-            }
+            Mode::Free | Mode::Draft => self.draft(target, request, mode == Mode::Draft, pace)?,
         };
         let mut tree = request.fitting(tree)?;
         tree.insert_forced(&forced);
         // Looking up takes no time to speak of.
         let is_paid = drafted != Drafted::Nothing;
         let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
-        let mut round = Round::new(Step::Judge { tree, drafted }, together);
+        let mut round = Round::new(Step::Judge { tree, drafted });
         round.seconds.draft = draft;
         // What drafting is worth shows where a draft proposes alone.
         round.is_measured = forced.is_empty();
@@ -136,10 +130,9 @@ impl<'a> Sequence<'a> {
         target: &Target,
         request: &mut Request,
         paid: bool,
-        together: usize,
+        pace: &mut Pace,
     ) -> Result<(Tree, Drafted)> {
         let room = request.room();
-        let pace = pace_of(&mut self.paces, together);
         let Some(drafter) = self.drafter.as_mut().filter(|_| room > 0) else {
             return Ok((Tree::new(request.root()), Drafted::Nothing));
         };
@@ -151,7 +144,7 @@ impl<'a> Sequence<'a> {
             if drawn && !drafter.tells_confidence() {
                 shape = pace.cut(&shape);
             }
-            worth = pace.costs().worth();
+            worth = pace.worth();
         }
         let sampling = request.options.sampling.for_drafts(request.generated());
         let context = DraftContext { target, cache: &request.cache, tokens: &request.tokens };
@@ -165,9 +158,12 @@ impl<'a> Sequence<'a> {
             confidence_threshold: request.options.confidence_threshold,
             paid,
             drafted: Drafted::Nothing,
+            looked_up: Vec::new(),
         };
         let tree = drafter.propose(context, &mut plan)?;
-        Ok((tree, plan.drafted))
+        let Plan { drafted, looked_up, .. } = plan;
+        looked_up.into_iter().for_each(|outcome| pace.add_lookup(outcome));
+        Ok((tree, drafted))
     }
 
     /// Ends a round that the target has run: what it read, or verdict, cache, committed tokens and
@@ -175,11 +171,11 @@ impl<'a> Sequence<'a> {
     pub(super) fn settle(
         &mut self,
         request: &mut Request,
-        round: Round,
+        (round, learns): (Round, Option<(&mut Pace, &Pass)>),
         listener: &mut RoundListener<'_>,
     ) -> Result<()> {
         let started = Instant::now();
-        let Round { step, together, mut seconds, is_measured, features, logits } = round;
+        let Round { step, mut seconds, is_measured, features, logits } = round;
         let (tree, drafted) = match step {
             Step::Read(_) => return self.settle_read(request, &features, &logits, listener),
             Step::Judge { tree, drafted } => (tree, drafted),
@@ -209,10 +205,8 @@ impl<'a> Sequence<'a> {
         seconds.rest = started.elapsed().as_secs_f64();
         record.seconds = seconds;
         let is_paced = self.drafter.is_some() && request.options.pacing == Pacing::Measured;
-        if is_paced && is_measured {
-            let (predicted, lookup) = (predicted(&tree), tree.looked_up(&verdict.path));
-            pace_of(&mut self.paces, together)
-                .add(&record, &Proposals { drafted, predicted, lookup });
+        if let Some((pace, pass)) = learns.filter(|_| is_paced && is_measured) {
+            pace.add((&record, pass), &Proposals { drafted, predicted: predicted(&tree) });
         }
         request.metrics.add_round(&record);
         Ok(())
@@ -266,11 +260,6 @@ impl<'a> Sequence<'a> {
         let tokens = generated;
         Generation { tokens, metrics, end, reused_tokens, prefill_seconds, decode_seconds }
     }
-}
-
-/// What pays where so many requests decode.
-fn pace_of(paces: &mut BTreeMap<u32, Pace>, together: usize) -> &mut Pace {
-    paces.entry(together.max(1).ilog2()).or_default()
 }
 
 /// The draft's own chance that some node of the first level holds, for trees it gave one for.

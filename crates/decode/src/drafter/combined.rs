@@ -6,7 +6,7 @@ use longdraft_models::target_model::{Features, Tap};
 use super::lookup::{Match, MatchClass};
 use super::{DraftContext, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
-use crate::tree::Tree;
+use crate::tree::{Origin, Tree};
 
 /// How the two share a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,7 @@ impl Drafter for CombinedDrafter<'_> {
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         let worth = plan.worth.as_ref();
         let found = self.lookup.find(context.tokens, plan.shape.depth(), worth);
+        plan.looked_up = self.lookup.outcomes();
         let found = found.map(|found| found.worthy(worth));
         let found = found.filter(|found| !found.continuation.is_empty());
         let alone = found
@@ -79,7 +80,7 @@ impl Drafter for CombinedDrafter<'_> {
         };
         let merged = self.combination == Combination::Merge;
         if let Some(found) = found.filter(|_| merged || alone || !plan.paid) {
-            tree.insert_lookup(found.class, &found.continuation);
+            tree.insert_chain(&found.continuation, Origin::Lookup);
         }
         Ok(tree)
     }

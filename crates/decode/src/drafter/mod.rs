@@ -28,7 +28,9 @@ pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
 pub use held::{AnyDraft, Held};
-pub use lookup::{Datastore, GrownDatastore, LookupChances, LookupDrafter, Match, MatchClass};
+pub use lookup::{
+    Datastore, GrownDatastore, LookedUp, LookupChances, LookupDrafter, Match, MatchClass,
+};
 pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
 pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
@@ -96,6 +98,8 @@ pub struct Plan<'a> {
     pub paid: bool,
     /// What a draft model ran, set by it.
     pub drafted: Drafted,
+    /// What has come of earlier finds of lookup, set by it.
+    pub looked_up: Vec<LookedUp>,
 }
 
 /// What a draft model ran in a round: what its time was spent on.
@@ -113,8 +117,10 @@ pub enum Drafted {
 /// When a proposal is worth its time, from measured costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Worth {
-    /// Smallest chance of acceptance at which a node pays its row of the target's pass.
+    /// Smallest chance of acceptance at which a node pays its row of the target's pass, for all that decode in it.
     pub node: f64,
+    /// Tokens that a pass over several rows costs more than a plain step, beside those of its nodes.
+    pub jump: f64,
     /// Smallest expected number of further accepted tokens at which another level of drafting pays.
     pub level: f64,
     /// Measured acceptance by predicted acceptance of the draft's first tokens. A draft predicts it by

@@ -1,18 +1,26 @@
 //! What things cost and how often proposals hold, from measured rounds.
 //!
-//! `plain`, a plain step; `row` and the base of a pass, a line fitted through passes of different
-//! sizes; `drafting`, one level, or a whole block.
+//! `plain`, a plain step; `jump` and `row`, a line fitted through passes with different numbers of proposals;
+//! `drafting`, one level, or a whole block.
+//!
+//! Where several requests decode together, all wait for what one of them adds to a round: a second of it is worth
+//! what all of them decode in a second.
 
-use crate::drafter::{Drafted, LookupChances, MatchClass, Worth};
+use crate::drafter::{Drafted, LookedUp, LookupChances, MatchClass, Worth};
 use crate::metrics::RoundRecord;
-use crate::tree::LookedUp;
 
 /// Plain steps whose median counts.
 const WINDOW: usize = 15;
-/// Share of old measurements that survives a new one.
+/// Share of old measurements that survives a new one, of what lookup found, and of passes with proposals in a round
+/// without any.
 const MEMORY: f64 = 0.95;
-/// The same for lookups, a round without one.
-const MEMORY_OF_LOOKUPS: f64 = 0.99;
+const MEMORY_OF_LOOKUPS: f64 = 0.97;
+const MEMORY_OF_PASSES: f64 = 0.995;
+/// What a row is assumed to take before any is measured, in plain steps, and the weight of that, in rounds.
+const PRIOR_ROW: f64 = 0.1;
+const PRIOR_PASSES: f64 = 2.0;
+/// Times that its rows would take one by one: what a pass takes longer than that, the machine did something else.
+const LONGEST_PASS: f64 = 1.5;
 /// Weight of the acceptance that is assumed before any is measured, in rounds.
 const PRIOR_ROUNDS: f64 = 20.0;
 const PRIOR_ACCEPTANCE: f64 = 0.6;
@@ -20,8 +28,17 @@ const PRIOR_ACCEPTANCE: f64 = 0.6;
 const PRIOR_GAINS: f64 = 4.0;
 const PRIOR_GAIN: f64 = 0.5;
 /// The same for what lookup finds.
-const PRIOR_LOOKUPS: f64 = 4.0;
+const PRIOR_LOOKUPS: f64 = 2.0;
 const PRIOR_OF_DEEPER: f64 = 0.5;
+
+/// The target's pass of a round, over all requests that decode together.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Pass {
+    /// Its time.
+    pub seconds: f64,
+    /// Proposals in it.
+    pub nodes: usize,
+}
 
 /// Who proposed what in a round.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -30,8 +47,6 @@ pub struct Proposals {
     pub drafted: Drafted,
     /// The model's own chance that some node of the first level holds.
     pub predicted: Option<f64>,
-    /// What lookup added.
-    pub lookup: Option<LookedUp>,
 }
 
 /// A mean that forgets.
@@ -43,8 +58,14 @@ struct Fading {
 
 impl Fading {
     fn add(&mut self, value: f64, weight: f64) {
-        self.sum = MEMORY * self.sum + value * weight;
-        self.weight = MEMORY * self.weight + weight;
+        self.fade(MEMORY);
+        self.sum += value * weight;
+        self.weight += weight;
+    }
+
+    fn fade(&mut self, share: f64) {
+        self.sum *= share;
+        self.weight *= share;
     }
 
     fn mean(&self) -> Option<f64> {
@@ -58,10 +79,14 @@ impl Fading {
 }
 
 /// What things cost and how often proposals hold; lives across requests.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Costs {
+    /// Requests that decode together.
+    pub(super) together: usize,
     pub(super) plain: Vec<f64>,
-    /// Time of a pass over rows: means of rows, time, rows², rows · time.
+    /// Time of a plain step on average.
+    steps: Fading,
+    /// Time of a pass with proposals: means of their number, time, number², number · time.
     passes: [Fading; 4],
     /// Time of a pass of the draft model.
     drafting: Fading,
@@ -71,12 +96,30 @@ pub struct Costs {
     calibration: [Fading; 2],
     /// Accepted by tested at each depth.
     acceptance: Vec<Fading>,
-    /// Accepted by tested at each depth of lookups, by class.
+    /// Held by tested at each depth of what lookup found, by class.
     lookups: [[Fading; LookupChances::DEPTHS]; MatchClass::COUNT],
     /// Seconds a committed token of drafted rounds.
     token: Fading,
     /// What the draft's rounds gained, in tokens.
     gain: Fading,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            together: 1,
+            plain: Vec::new(),
+            steps: Fading::default(),
+            passes: Default::default(),
+            drafting: Fading::default(),
+            is_block: false,
+            calibration: Default::default(),
+            acceptance: Vec::new(),
+            lookups: Default::default(),
+            token: Fading::default(),
+            gain: Fading::default(),
+        }
+    }
 }
 
 impl Costs {
@@ -87,24 +130,53 @@ impl Costs {
         sorted.get(sorted.len() / 2).copied()
     }
 
-    /// Seconds that a pass takes for a row more.
+    /// Seconds that a pass takes for a proposal more.
     fn row(&self, plain: f64) -> f64 {
         let [x, y, xx, xy] = self.passes.map(|mean| mean.mean().unwrap_or(0.0));
+        // The more rows a pass has, the smaller the share of one.
+        let prior = PRIOR_ROW * plain / (self.together as f64).sqrt();
         let variance = xx - x * x;
-        let slope = if variance > 0.5 { (xy - x * y) / variance } else { 0.1 * plain };
-        slope.clamp(0.01 * plain, plain)
+        // Where all passes have as many, nothing tells a row from the rest of what they take.
+        let slope = if variance > 0.5 {
+            (xy - x * y) / variance
+        } else {
+            (y - self.steps.mean().unwrap_or(plain)) / x.max(1.0)
+        };
+        (prior + self.certainty() * (slope - prior)).clamp(0.01 * plain, plain)
     }
 
-    /// What a plain step takes while this round runs, from its pass and the number of its rows: on
+    /// Seconds that a pass with proposals takes beyond a plain step and their rows.
+    fn jump(&self, plain: f64) -> f64 {
+        let [count, pass, ..] = self.passes.map(|mean| mean.mean());
+        let (Some(count), Some(pass)) = (count, pass) else { return 0.0 };
+        // Means of both: what disturbs some passes disturbs as many steps.
+        let step = self.steps.mean().unwrap_or(plain);
+        (self.certainty() * (pass - step - self.row(plain) * count)).clamp(0.0, plain)
+    }
+
+    /// How much of what is known of passes with proposals is measured. It fades where nothing is proposed, so that a
+    /// bad measurement does not stand for ever.
+    fn certainty(&self) -> f64 {
+        self.passes[0].weight / (self.passes[0].weight + PRIOR_PASSES)
+    }
+
+    /// What a plain step takes while this pass runs, from its time and the number of its proposals: on
     /// a machine with other work, a step measured a second ago says little.
-    fn plain_now(&self, plain: f64, round: &RoundRecord) -> f64 {
-        let pass = round.seconds.verify + round.seconds.rest;
-        pass * plain / (plain + self.row(plain) * round.nodes as f64)
+    fn plain_now(&self, plain: f64, pass: &Pass) -> f64 {
+        let more = match pass.nodes {
+            0 => 0.0,
+            nodes => self.jump(plain) + self.row(plain) * nodes as f64,
+        };
+        pass.seconds * plain / (plain + more)
     }
 
-    /// What a round gained, in plain steps: plain decoding of its tokens less its time.
-    pub(super) fn gain(&self, plain: f64, round: &RoundRecord) -> f64 {
-        (self.plain_now(plain, round) * round.committed as f64 - round.seconds.total()) / plain
+    /// What a request's round gained, in plain steps: its tokens beyond the one of a plain step, less what its
+    /// draft and its proposals took all who decode together.
+    pub(super) fn gain(&self, plain: f64, (round, pass): (&RoundRecord, &Pass)) -> f64 {
+        let step = self.plain_now(plain, pass);
+        let share = round.nodes as f64 / pass.nodes.max(1) as f64;
+        let took = round.seconds.draft + share * (pass.seconds - step);
+        (step * (round.committed as f64 - 1.0) - self.together as f64 * took) / plain
     }
 
     /// Chance that position `depth` (from 0) is accepted where it is tested.
@@ -118,12 +190,13 @@ impl Costs {
         if self.is_block { 0.0 } else { self.drafting.mean().unwrap_or(0.0) }
     }
 
-    /// When a node or level of a certain tree pays.
+    /// When a node or level of a certain tree pays; `None` before anything is measured.
     pub fn worth(&self) -> Option<Worth> {
         let plain = self.plain()?;
         let level = self.level();
         // What a second is worth: the better of both ways to decode.
-        let tokens_per_second = 1.0 / self.token.mean().map_or(plain, |token| token.min(plain));
+        let tokens_per_second =
+            self.together as f64 / self.token.mean().map_or(plain, |token| token.min(plain));
         let row = self.row(plain);
         let deeper = self.acceptance(1).max(0.1);
         let [accepted, predicted] = self.calibration.map(|mean| mean.mean());
@@ -133,6 +206,8 @@ impl Costs {
         };
         Some(Worth {
             node: tokens_per_second * row,
+            // Who proposes shares it with the others who do.
+            jump: tokens_per_second * self.jump(plain) / self.together as f64,
             level: tokens_per_second * (level + row) / deeper,
             calibration: calibration.clamp(0.2, 3.0),
             gain: self.gain.mean_with(PRIOR_GAINS, PRIOR_GAIN),
@@ -150,7 +225,8 @@ impl Costs {
         LookupChances::new(MatchClass::ALL.map(of_class))
     }
 
-    /// Depth of drawn chains with the best expected speed, `argmax E(k) / cost(k)`, at least 1.
+    /// Depth of drawn chains with the best expected speed, `argmax E(k) / cost(k)`, at least 1; all who decode
+    /// together draft alike.
     pub fn best_depth(&self, most: usize) -> usize {
         let (Some(plain), Some(pass)) = (self.plain(), self.drafting.mean()) else { return most };
         let row = self.row(plain);
@@ -161,7 +237,7 @@ impl Costs {
             tokens += survival;
             let levels = depth as f64;
             let extra = if self.is_block { pass + levels * row } else { levels * (pass + row) };
-            let speed = tokens / (plain + extra);
+            let speed = tokens / (plain + self.together as f64 * extra);
             if speed > best.1 {
                 best = (depth, speed);
             }
@@ -169,14 +245,26 @@ impl Costs {
         best.0.min(most)
     }
 
-    /// Learns from a round.
-    pub(super) fn add(&mut self, round: &RoundRecord, proposals: &Proposals) {
-        let rows = (round.nodes + 1) as f64;
-        let pass = round.seconds.verify + round.seconds.rest;
-        for (mean, value) in self.passes.iter_mut().zip([rows, pass, rows * rows, rows * pass]) {
-            mean.add(value, 1.0);
+    /// Learns from the pass of a round.
+    pub(super) fn add_pass(&mut self, pass: &Pass) {
+        let Pass { seconds, nodes } = *pass;
+        let count = nodes as f64;
+        let longest = self.plain().map_or(seconds, |plain| LONGEST_PASS * plain * (1.0 + count));
+        let usual = seconds.min(longest);
+        if nodes > 0 {
+            let values = [count, usual, count * count, count * usual];
+            self.passes.iter_mut().zip(values).for_each(|(mean, value)| mean.add(value, 1.0));
+            return;
         }
-        self.add_lookup(proposals.lookup);
+        self.passes.iter_mut().for_each(|mean| mean.fade(MEMORY_OF_PASSES));
+        self.steps.add(usual, 1.0);
+        self.plain.push(seconds);
+        let old = self.plain.len().saturating_sub(WINDOW);
+        self.plain.drain(..old);
+    }
+
+    /// Learns from a request's round, after its pass.
+    pub(super) fn add(&mut self, (round, pass): (&RoundRecord, &Pass), proposals: &Proposals) {
         let passes = match proposals.drafted {
             Drafted::Nothing => 0,
             Drafted::Levels(levels) => levels,
@@ -186,18 +274,16 @@ impl Costs {
             self.is_block = proposals.drafted == Drafted::Block;
             self.drafting.add(round.seconds.draft / passes as f64, 1.0);
         } else if round.nodes == 0 {
-            self.plain.push(pass);
-            let old = self.plain.len().saturating_sub(WINDOW);
-            self.plain.drain(..old);
             return;
         }
-        self.token
-            .add(round.seconds.total() / round.committed.max(1) as f64, round.committed as f64);
+        // Of this request, while all draft like it.
+        let seconds = pass.seconds + self.together as f64 * round.seconds.draft;
+        self.token.add(seconds / round.committed.max(1) as f64, round.committed as f64);
         if passes == 0 {
             return;
         }
         if let Some(plain) = self.plain() {
-            self.gain.add(self.gain(plain, round), 1.0);
+            self.gain.add(self.gain(plain, (round, pass)), 1.0);
         }
         if round.nodes == 0 {
             return;
@@ -215,20 +301,13 @@ impl Costs {
         }
     }
 
-    fn add_lookup(&mut self, lookup: Option<LookedUp>) {
-        let Some(LookedUp { class, proposed, accepted }) = lookup else {
-            // What failed for long gets another chance.
-            for mean in self.lookups.as_flattened_mut() {
-                mean.sum *= MEMORY_OF_LOOKUPS;
-                mean.weight *= MEMORY_OF_LOOKUPS;
-            }
-            return;
-        };
+    /// Learns what came of something that lookup found.
+    pub(super) fn add_lookup(&mut self, LookedUp { class, tested, held }: LookedUp) {
         let depths = &mut self.lookups[class.index()];
-        for (depth, mean) in
-            depths[..(accepted + 1).min(proposed).min(LookupChances::DEPTHS)].iter_mut().enumerate()
-        {
-            mean.add(f64::from(u8::from(depth < accepted)), 1.0);
+        for (depth, mean) in depths.iter_mut().take(tested).enumerate() {
+            mean.fade(MEMORY_OF_LOOKUPS);
+            mean.sum += f64::from(u8::from(depth < held));
+            mean.weight += 1.0;
         }
     }
 }

@@ -7,17 +7,24 @@
 //! model has an account in plain steps. Gains of its rounds are paid in, up to a limit; losses are taken
 //! out; every token that is decoded without it pays in a little. It drafts while there is something in
 //! the account, and tries again when a trial's worth has come together. So a draft that never pays costs
-//! three steps and then at most one in a hundred, over all requests, whatever their lengths.
+//! three steps and then at most one in a hundred, over all requests, whatever their lengths. Of several that decode
+//! together one tries, until it is seen to pay.
 //! After a trial that failed, tokens of the same request pay in half as much. Lookup goes on meanwhile:
-//! its time is that of its rows, of which each is worth its measured chance or is left out.
+//! its time is that of its rows, of which each is worth its measured chance or is left out. That chance is known of
+//! what was left out, too: what comes next shows it.
+//!
+//! Requests that decode together wait for one another: what one of them adds to a round costs all of them. So the
+//! more there are, the surer a proposal must be.
 
 mod costs;
 
-use crate::drafter::Drafted;
+use std::collections::BTreeMap;
+
+use crate::drafter::{Drafted, LookedUp, Worth};
 use crate::metrics::RoundRecord;
 use crate::shape::DraftShape;
 
-pub use costs::{Costs, Proposals};
+pub use costs::{Costs, Pass, Proposals};
 
 /// Plain steps before anything is drafted, if no plain step was ever measured.
 const FIRST_STEPS: usize = 2;
@@ -28,7 +35,7 @@ const TRIAL_BUDGET: f64 = 1.0;
 /// Plain steps that a token pays in which is decoded without the draft, before a trial failed, and at least.
 const EARNED: f64 = 0.01;
 const LEAST_EARNED: f64 = 0.001;
-/// Drafted rounds after which the plain step is measured anew.
+/// Rounds with proposals after which the plain step is measured anew.
 const REMEASURE: usize = 64;
 
 /// What a request does next.
@@ -42,7 +49,27 @@ pub enum Mode {
     Draft,
 }
 
-/// Decides round by round; one for a decoder, over all of its requests.
+/// The paces of a decoder by the number of requests that decode together (its logarithm): what a row costs depends
+/// on how many others the pass has. They are one for all of its requests.
+#[derive(Debug, Clone, Default)]
+pub struct Paces(BTreeMap<u32, Pace>);
+
+impl Paces {
+    /// That of so many requests.
+    pub fn of(&mut self, together: usize) -> &mut Pace {
+        let together = together.max(1);
+        let pace = self.0.entry(together.ilog2()).or_default();
+        pace.costs.together = together;
+        pace
+    }
+
+    /// A request starts.
+    pub fn begin(&mut self) {
+        self.0.values_mut().for_each(Pace::begin);
+    }
+}
+
+/// Decides round by round.
 #[derive(Debug, Clone)]
 pub struct Pace {
     costs: Costs,
@@ -52,7 +79,12 @@ pub struct Pace {
     earned: f64,
     /// The account was empty and has not come to a trial's worth since.
     rests: bool,
-    drafted_rounds: usize,
+    /// The account was full since; before that one request of a round tries alone.
+    pays: bool,
+    /// One tries in this round.
+    on_trial: bool,
+    /// Rounds with proposals since the last plain step.
+    since_plain: usize,
 }
 
 impl Default for Pace {
@@ -62,7 +94,9 @@ impl Default for Pace {
             account: FIRST_BUDGET,
             earned: EARNED,
             rests: false,
-            drafted_rounds: 0,
+            pays: false,
+            on_trial: false,
+            since_plain: 0,
         }
     }
 }
@@ -78,14 +112,22 @@ impl Pace {
         &self.costs
     }
 
-    /// What the next round is.
-    pub fn mode(&self) -> Mode {
-        let measure = self.costs.plain.len() < FIRST_STEPS
-            || (self.drafted_rounds > 0 && self.drafted_rounds.is_multiple_of(REMEASURE));
+    /// When a node or level of a certain tree pays; `None` before anything is measured.
+    pub fn worth(&self) -> Option<Worth> {
+        self.costs.worth()
+    }
+
+    /// What a request does in the next round.
+    pub fn mode(&mut self) -> Mode {
+        let measure = self.costs.plain.len() < FIRST_STEPS || self.since_plain >= REMEASURE;
         match (measure, self.rests) {
             (true, _) => Mode::Plain,
-            (false, false) => Mode::Draft,
             (false, true) => Mode::Free,
+            (false, false) if self.on_trial => Mode::Free,
+            (false, false) => {
+                self.on_trial = !self.pays;
+                Mode::Draft
+            }
         }
     }
 
@@ -94,42 +136,66 @@ impl Pace {
         shape.cut(self.costs.best_depth(shape.depth()))
     }
 
-    /// Learns from a round.
-    pub fn add(&mut self, round: &RoundRecord, proposals: &Proposals) {
-        self.costs.add(round, proposals);
+    /// Learns what came of something that lookup found.
+    pub fn add_lookup(&mut self, outcome: LookedUp) {
+        self.costs.add_lookup(outcome);
+    }
+
+    /// Learns from the pass of a round.
+    pub fn add_pass(&mut self, pass: &Pass) {
+        self.costs.add_pass(pass);
+        self.since_plain = if pass.nodes == 0 { 0 } else { self.since_plain + 1 };
+        self.on_trial = false;
+    }
+
+    /// Learns from a request's round, after its pass.
+    pub fn add(&mut self, (round, pass): (&RoundRecord, &Pass), proposals: &Proposals) {
+        self.costs.add((round, pass), proposals);
         let Some(plain) = self.costs.plain() else { return };
-        if round.nodes > 0 || self.drafted_rounds.is_multiple_of(REMEASURE) {
-            self.drafted_rounds += 1;
-        }
         if proposals.drafted == Drafted::Nothing {
             self.account += self.earned * round.committed as f64;
             self.rests &= self.account < TRIAL_BUDGET;
         } else {
-            self.account += self.costs.gain(plain, round);
+            self.account += self.costs.gain(plain, (round, pass));
             if self.account >= FIRST_BUDGET {
                 // It pays: whatever failed before is over.
+                self.pays = true;
                 self.earned = EARNED;
             } else if self.account <= 0.0 {
-                self.rests = true;
+                (self.rests, self.pays) = (true, false);
                 self.earned = (0.5 * self.earned).max(LEAST_EARNED);
             }
         }
-        self.account = self.account.clamp(0.0, FIRST_BUDGET);
+        self.account = self.account.min(FIRST_BUDGET);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use longdraft_models::TargetTokenId;
+
     use super::*;
-    use crate::drafter::MatchClass;
+    use crate::drafter::{Match, MatchClass};
     use crate::metrics::RoundSeconds;
-    use crate::tree::LookedUp;
 
     /// What drafting costs in plain steps: each of 4 levels, or a block of 8 slots.
     #[derive(Clone, Copy)]
     enum Cost {
         Level(f64),
         Block(f64),
+    }
+
+    /// Has a pace learn from a round of one request alone.
+    fn learn(pace: &mut Pace, record: &RoundRecord, proposals: &Proposals) {
+        let pass = Pass { seconds: record.seconds.verify, nodes: record.nodes };
+        pace.add_pass(&pass);
+        pace.add((record, &pass), proposals);
+    }
+
+    fn teach(costs: &mut Costs, record: &RoundRecord, proposals: &Proposals) {
+        let pass = Pass { seconds: record.seconds.verify, nodes: record.nodes };
+        costs.add_pass(&pass);
+        costs.add((record, &pass), proposals);
     }
 
     /// What decoding came to.
@@ -167,7 +233,7 @@ mod tests {
             }
             done += record.committed;
             time += record.seconds.total();
-            pace.add(&record, &proposals);
+            learn(&mut pace, &record, &proposals);
         }
         Outcome { time: time / done as f64, depths }
     }
@@ -231,11 +297,11 @@ mod tests {
     fn depth_follows_acceptance_and_cost() {
         let mut costs = Costs::default();
         assert_eq!(costs.best_depth(6), 6);
-        let mut teach = |accepted, level: f64| {
+        let mut taught = |accepted, level: f64| {
             for _ in 0..100 {
                 let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
                 let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
-                costs.add(&plain, &Proposals::default());
+                teach(&mut costs, &plain, &Proposals::default());
                 let seconds = RoundSeconds { draft: 6.0 * level, verify: 1.3, rest: 0.0 };
                 let round = RoundRecord {
                     depth: 6,
@@ -246,15 +312,13 @@ mod tests {
                     ..RoundRecord::default()
                 };
                 let predicted = Some(0.5);
-                costs.add(
-                    &round,
-                    &Proposals { drafted: Drafted::Levels(6), predicted, lookup: None },
-                );
+                let proposals = Proposals { drafted: Drafted::Levels(6), predicted };
+                teach(&mut costs, &round, &proposals);
             }
             (costs.best_depth(6), costs.worth().expect("measured"))
         };
-        let (shallow, _) = teach(0, 0.2);
-        let (deep, worth) = teach(6, 0.05);
+        let (shallow, _) = taught(0, 0.2);
+        let (deep, worth) = taught(6, 0.05);
         assert!(shallow == 1 && deep == 6, "{shallow} {deep}");
         assert!(worth.calibration > 1.5 && worth.node < 0.5, "{worth:?}");
     }
@@ -266,7 +330,7 @@ mod tests {
             for _ in 0..100 {
                 let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
                 let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
-                costs.add(&plain, &Proposals::default());
+                teach(&mut costs, &plain, &Proposals::default());
                 let seconds = RoundSeconds { draft, verify: 1.06, rest: 0.0 };
                 let (depth, nodes, accepted, committed) = (6, 6, 3, 4);
                 let round = RoundRecord {
@@ -277,7 +341,7 @@ mod tests {
                     seconds,
                     ..Default::default()
                 };
-                costs.add(&round, &Proposals { drafted, ..Proposals::default() });
+                teach(&mut costs, &round, &Proposals { drafted, ..Proposals::default() });
             }
             (costs.best_depth(6), costs.worth().expect("measured").level)
         };
@@ -287,43 +351,102 @@ mod tests {
         assert!(at_once >= by_level && free < 0.5 * level, "{by_level} {at_once} {level} {free}");
     }
 
+    /// Decodes with lookup, beside a draft that never pays, where `together` decode, all alike: of what was found
+    /// the first `good` tokens hold in every `one_in`th round, of each request at another time. A proposal more
+    /// takes `row` of a plain step, and any at all `jump`. Tokens of each for a plain step's time in the last
+    /// half, proposals of each round, and rounds of the draft.
+    fn look_up(
+        together: usize,
+        (good, one_in): (usize, usize),
+        (jump, row): (f64, f64),
+    ) -> (f64, f64, usize) {
+        let mut paces = Paces::default();
+        let class = MatchClass::of_text(3);
+        let (mut tokens, mut seconds, mut nodes, mut drafted) = (0, 0.0, 0, 0);
+        let rounds = 600;
+        for number in 0..rounds {
+            let pace = paces.of(together);
+            let (mut pass, mut records) = (Pass { seconds: 1.0, nodes: 0 }, Vec::new());
+            for request in 0..together {
+                let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
+                let mut proposals = Proposals::default();
+                let holds = if (number + request) % one_in == 0 { good } else { 0 };
+                let mode = pace.mode();
+                if mode != Mode::Plain {
+                    let found = Match { class, continuation: vec![TargetTokenId(1); 6] };
+                    let kept = found.worthy(pace.worth().as_ref()).continuation.len();
+                    let accepted = kept.min(holds);
+                    (record.nodes, record.depth, record.accepted) = (kept, kept, accepted);
+                    record.committed = accepted + 1;
+                    pace.add_lookup(LookedUp { class, tested: (holds + 1).min(6), held: holds });
+                }
+                if mode == Mode::Draft {
+                    (proposals.drafted, record.seconds.draft) = (Drafted::Levels(4), 4.0);
+                    drafted += 1;
+                }
+                pass.nodes += record.nodes;
+                records.push((record, proposals));
+            }
+            if pass.nodes > 0 {
+                pass.seconds += jump + row * pass.nodes as f64;
+            }
+            pace.add_pass(&pass);
+            let is_late = 2 * number >= rounds;
+            seconds += if is_late { pass.seconds } else { 0.0 };
+            for (record, proposals) in records {
+                pace.add((&record, &pass), &proposals);
+                if is_late {
+                    tokens += record.committed;
+                    nodes += record.nodes;
+                    seconds += record.seconds.draft;
+                }
+            }
+        }
+        let of_each = |count: usize| count as f64 / together as f64;
+        (of_each(tokens) / seconds, of_each(nodes) / f64::from(rounds as u32 / 2), drafted)
+    }
+
     #[test]
     fn lookup_goes_on_while_a_useless_draft_rests_and_is_cut_to_what_holds() {
-        let mut pace = Pace::default();
-        let class = MatchClass::of_text(3);
-        let (mut looked_up, mut drafted) = (0, 0);
-        for _ in 0..200 {
-            let mode = pace.mode();
-            let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
-            record.seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
-            let mut proposals = Proposals::default();
-            if mode != Mode::Plain {
-                // The first two tokens of what is found always hold, later ones never.
-                let kept = pace.costs().worth().map_or(6, |worth| {
-                    worth
-                        .lookup
-                        .along(class)
-                        .take(6)
-                        .take_while(|chance| *chance >= worth.node)
-                        .count()
-                });
-                let accepted = kept.min(2);
-                let looked = LookedUp { class, proposed: kept, accepted };
-                (record.nodes, record.depth, record.accepted) = (kept, kept, accepted);
-                record.committed = accepted + 1;
-                record.seconds.verify += 0.1 * kept as f64;
-                proposals.lookup = Some(looked).filter(|_| kept > 0);
-                looked_up += record.committed - 1;
+        let (speed, nodes, drafted) = look_up(1, (2, 1), (0.0, 0.1));
+        // Three tokens in the time of a step and two rows.
+        assert!(speed > 2.3 && nodes < 2.2 && drafted < 40, "{speed} {nodes} {drafted}");
+    }
+
+    #[test]
+    fn lookup_that_seldom_holds_costs_nothing_to_speak_of() {
+        for (holds, costs) in [((0, 1), (0.0, 0.1)), ((1, 8), (0.15, 0.05)), ((1, 5), (0.3, 0.1))] {
+            for together in [1, 4, 16] {
+                let (speed, ..) = look_up(together, holds, costs);
+                assert!(speed > 0.96, "{together} {holds:?} {costs:?}: {speed}");
             }
-            if mode == Mode::Draft {
-                (proposals.drafted, record.seconds.draft) = (Drafted::Levels(4), 2.0);
-                drafted += 1;
-            }
-            pace.add(&record, &proposals);
         }
-        let worth = pace.costs().worth().expect("measured");
-        let chances: Vec<f64> = worth.lookup.along(class).take(3).collect();
-        assert!(chances[1] > 0.7 && chances[2] < 0.3 * chances[1], "{chances:?}");
-        assert!(looked_up > 250 && drafted < 40, "{looked_up} {drafted}");
+    }
+
+    #[test]
+    fn lookup_comes_back_when_it_holds_again() {
+        let mut pace = Pace::default();
+        let class = MatchClass::of_text(2);
+        for _ in 0..3 {
+            let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+            let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
+            learn(&mut pace, &plain, &Proposals::default());
+        }
+        let mut proposed_after = |held, times| {
+            (0..times).for_each(|_| pace.add_lookup(LookedUp { class, tested: 1, held }));
+            let found = Match { class, continuation: vec![TargetTokenId(1)] };
+            !found.worthy(pace.worth().as_ref()).continuation.is_empty()
+        };
+        assert!(proposed_after(1, 0) && !proposed_after(0, 60) && proposed_after(1, 8));
+    }
+
+    #[test]
+    fn many_requests_together_propose_only_what_is_sure() {
+        // A row takes a twentieth of the pass: worth it for one, not for what all wait for.
+        let of = |together, one_in| look_up(together, (1, one_in), (0.0, 0.05));
+        let (alone, among, sure) = (of(1, 3), of(16, 3), of(16, 1));
+        assert!(alone.1 > 0.9 && alone.0 > 1.2, "{alone:?}");
+        assert!(among.1 < 0.1 && among.0 > 0.97, "{among:?}");
+        assert!(sure.1 > 0.9 && sure.0 > 1.05, "{sure:?}");
     }
 }

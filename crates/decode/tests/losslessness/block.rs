@@ -97,6 +97,7 @@ fn a_round_is_one_block_and_no_deeper() {
             confidence_threshold: 0.0,
             paid: true,
             drafted: Drafted::Nothing,
+            looked_up: Vec::new(),
         };
         let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
@@ -190,6 +191,7 @@ fn proposed(model: Small, shape: &DraftShape, drawn: bool, worth: Option<&Worth>
         confidence_threshold: 0.0,
         paid: true,
         drafted: Drafted::Nothing,
+        looked_up: Vec::new(),
     };
     let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
     BlockDrafter::new(model).propose(context, &mut plan).expect("proposals")
@@ -238,7 +240,7 @@ fn a_round_verifies_as_many_slots_as_pay_by_what_the_draft_is_sure_of() {
         ([0.2, 0.9, 0.9, 0.9], 0.3, 0),
     ] {
         for drawn in [false, true] {
-            let worth = Worth { node, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
+            let worth = Worth { node, jump: 0.0, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
             let confidence = confidence.to_vec();
             let model = Small { slots: 4, seed: 5, depends: true, confidence: confidence.clone() };
             let tree = proposed(model, &shape, drawn, Some(&worth));
@@ -251,7 +253,7 @@ fn a_round_verifies_as_many_slots_as_pay_by_what_the_draft_is_sure_of() {
         }
     }
     // Measured acceptance by predicted acceptance scales it.
-    let worth = Worth { node: 0.3, level: 0.0, calibration: 0.4, gain: 0.5, lookup };
+    let worth = Worth { node: 0.3, jump: 0.0, level: 0.0, calibration: 0.4, gain: 0.5, lookup };
     let confidence = vec![0.9; 4];
     let model = Small { slots: 4, seed: 5, depends: false, confidence };
     assert_eq!(proposed(model, &shape, false, Some(&worth)).len(), 2);

@@ -110,6 +110,7 @@ impl Rounds<'_> {
                 confidence_threshold: self.threshold,
                 paid: true,
                 drafted: Drafted::Nothing,
+                looked_up: Vec::new(),
             };
             let context = DraftContext { target: self.target, cache: &cache, tokens: &tokens };
             let tree = drafter.propose(context, &mut plan).expect("tree");

@@ -190,6 +190,7 @@ impl Case {
                 confidence_threshold: self.confidence.map_or(0.0, |(threshold, _)| threshold),
                 paid: true,
                 drafted: Drafted::Nothing,
+                looked_up: Vec::new(),
             };
             let mut tree = grow::grow(&mut model, context, &mut plan).expect("tree");
             if let Some(lookup) = &self.lookup {
@@ -421,7 +422,7 @@ fn proposals_cut_by_confidence_follow_the_distribution() {
         case.shape = shapes[seed as usize % 3].clone();
         case.of_target = truncated(seed / 3);
         let lookup = LookupChances::new([[0.5; LookupChances::DEPTHS]; MatchClass::COUNT]);
-        let worth = Worth { node: 0.3, level: 0.1, calibration: 1.2, gain: 0.5, lookup };
+        let worth = Worth { node: 0.3, jump: 0.0, level: 0.1, calibration: 1.2, gain: 0.5, lookup };
         case.confidence = Some(if seed % 2 == 0 { (0.5, None) } else { (0.0, Some(worth)) });
     });
 }
@@ -474,6 +475,7 @@ pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Dr
         confidence_threshold: 0.0,
         paid: true,
         drafted: Drafted::Nothing,
+        looked_up: Vec::new(),
     };
     let tokens = if replacement {
         (0..count).flat_map(|_| grow::draw_children(&Q, 1, 0, &mut plan)).collect()

@@ -50,6 +50,7 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
             confidence_threshold: 0.0,
             paid: false,
             drafted: Drafted::Nothing,
+            looked_up: Vec::new(),
         };
         let context = DraftContext { target: &target, cache: &cache, tokens: &text };
         let tree = drafter.propose(context, &mut plan).expect("proposals");

@@ -120,6 +120,7 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
             confidence_threshold: plan.confidence_threshold,
             paid: true,
             drafted: Drafted::Nothing,
+            looked_up: Vec::new(),
         };
         let tree = grow::grow(&mut levels, context, &mut cut)?;
         plan.drafted = Drafted::Block;

@@ -5,6 +5,7 @@
 mod chances;
 mod datastore;
 mod grown;
+mod watched;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +14,14 @@ use longdraft_models::TargetTokenId;
 
 use super::{DraftContext, Drafter, Plan, Worth};
 use crate::error::Result;
-use crate::tree::Tree;
+use crate::tree::{Origin, Tree};
+use watched::Watched;
 
 pub use crate::match_class::MatchClass;
 pub use chances::LookupChances;
 pub use datastore::Datastore;
 pub use grown::GrownDatastore;
+pub use watched::LookedUp;
 
 /// Shortest and longest run of tokens that is looked for in the text.
 const SHORTEST: usize = MatchClass::SHORTEST;
@@ -35,6 +38,7 @@ pub struct LookupDrafter {
     indexed: usize,
     datastore: Option<Arc<Datastore>>,
     grown: Option<Arc<GrownDatastore>>,
+    watched: Watched,
 }
 
 /// What was found.
@@ -56,8 +60,7 @@ impl Match {
 
     /// Expected tokens that hold, less what their rows cost.
     pub(super) fn gain(&self, worth: &Worth) -> f64 {
-        let chances = worth.lookup.along(self.class).take(self.continuation.len());
-        chances.map(|chance| chance - worth.node).sum()
+        gain(self.class, self.continuation.len(), worth)
     }
 
     /// The chance of its first token, as measured or as assumed.
@@ -68,9 +71,15 @@ impl Match {
 
 /// Of so many tokens that were found those that are worth their rows.
 fn worthy(class: MatchClass, count: usize, worth: Option<&Worth>) -> usize {
-    worth.map_or(count, |worth| {
-        worth.lookup.along(class).take(count).take_while(|chance| *chance >= worth.node).count()
-    })
+    let Some(worth) = worth else { return count };
+    let chances = worth.lookup.along(class).take(count);
+    let count = chances.take_while(|chance| *chance >= worth.node).count();
+    if gain(class, count, worth) > 0.0 { count } else { 0 }
+}
+
+fn gain(class: MatchClass, count: usize, worth: &Worth) -> f64 {
+    let chances = worth.lookup.along(class).take(count);
+    chances.map(|chance| chance - worth.node).sum::<f64>() - worth.jump
 }
 
 impl LookupDrafter {
@@ -91,17 +100,37 @@ impl LookupDrafter {
         Self { grown, ..self }
     }
 
+    /// What has come since of what was found before: also of what was not proposed, so that what is to be
+    /// expected is known without trying it.
+    pub fn outcomes(&mut self) -> Vec<LookedUp> {
+        self.watched.outcomes()
+    }
+
     /// The match in the text or in the datastore whose first token holds more often, at most `count`
     /// tokens; where it is the same, that in the text. Of the datastore's, those that are worth their
-    /// rows.
+    /// rows, and one at least.
     pub fn find(
         &mut self,
         tokens: &[TargetTokenId],
         count: usize,
         worth: Option<&Worth>,
     ) -> Option<Match> {
+        self.watched.compare(tokens);
+        let found = self.search(tokens, count, worth);
+        if let Some(found) = &found {
+            self.watched.add(tokens.len(), found);
+        }
+        found
+    }
+
+    fn search(
+        &mut self,
+        tokens: &[TargetTokenId],
+        count: usize,
+        worth: Option<&Worth>,
+    ) -> Option<Match> {
         let in_text = self.find_in_text(tokens, count);
-        let most = |class| worthy(class, count, worth);
+        let most = |class| worthy(class, count, worth).max(count.min(1));
         let in_store = self.datastore.as_ref().and_then(|store| store.find(tokens, most));
         let in_grown = self.grown.as_ref().map(|grown| grown.find(tokens, most));
         let found = in_store.into_iter().chain(in_grown.into_iter().flatten());
@@ -158,9 +187,9 @@ impl Drafter for LookupDrafter {
         let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
         let worth = plan.worth.as_ref();
         if let Some(found) = self.find(context.tokens, plan.shape.depth(), worth) {
-            let found = found.worthy(worth);
-            tree.insert_lookup(found.class, &found.continuation);
+            tree.insert_chain(&found.worthy(worth).continuation, Origin::Lookup);
         }
+        plan.looked_up = self.outcomes();
         Ok(tree)
     }
 }
@@ -200,13 +229,17 @@ mod tests {
         let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
         chances[MatchClass::of_text(4).index()] = [0.9; LookupChances::DEPTHS];
         let lookup = LookupChances::new(chances);
-        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
+        let mut worth =
+            Worth { node: 0.2, jump: 0.0, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
         let found =
             |length| Match { class: MatchClass::of_text(length), continuation: tokens(&[7; 30]) };
-        let kept = |length| found(length).worthy(Some(&worth)).continuation.len();
+        let kept = |length, worth: &Worth| found(length).worthy(Some(worth)).continuation.len();
         // 0.5 ^ 2 and 0.9 ^ 15 are above 0.2, the next powers below.
-        assert_eq!([2, 3, 4, 9].map(kept), [2, 2, 15, 15]);
+        assert_eq!([2, 3, 4, 9].map(|length| kept(length, &worth)), [2, 2, 15, 15]);
         assert_eq!(found(2).worthy(None), found(2));
+        // 0.3 and 0.05 beyond their rows do not pay for leaving the plain step.
+        worth.jump = 0.4;
+        assert_eq!([2, 4].map(|length| kept(length, &worth)), [0, 15]);
     }
 
     #[test]
@@ -237,7 +270,7 @@ mod tests {
         let mut chances = [[0.5; LookupChances::DEPTHS]; MatchClass::COUNT];
         chances[MatchClass::of_datastore(3, 2, 1.0).index()][0] = 0.6;
         let lookup = LookupChances::new(chances);
-        let worth = Worth { node: 0.2, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
+        let worth = Worth { node: 0.2, jump: 0.0, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
         assert_eq!(next(&text, Some(&worth)), Some(vec![7, 8]));
     }
 }
