@@ -2,24 +2,21 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
-use longdraft_configuration::{parse_stages, recheck};
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
 use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_models::{DeviceChoice, Precision};
-use longdraft_parallel::World;
 use longdraft_plan::Speed;
 use longdraft_records::decode::Cell;
 use longdraft_records::median;
 use longdraft_train::method::Passes;
-use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::rules::{Candidate, proposed};
+use super::speed::{TrainingSpeed, timed};
 use super::{prompts, proof};
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::{eval, train};
@@ -37,8 +34,6 @@ const CONTEXT: usize = 96;
 /// Sequences that are answered at a time: the smaller number, unless the larger one takes clearly less a token.
 const BATCHES: [usize; 2] = [8, 16];
 const CLEARLY: f64 = 0.95;
-/// Steps of a trial, the first of which also makes room.
-const STEPS: usize = 3;
 /// A trial's rows are cut to the tokens that the target reads in this share of the budget, and at least in so
 /// many seconds: a short row costs more a token, and a whole one many seconds where the vocabulary is large.
 const ROW_SHARE: f64 = 5e-4;
@@ -314,28 +309,8 @@ pub(super) fn trial(
         row_tokens,
         (&text, &run),
     );
-    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
-    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
-    let (config, world) = (recheck(stage.located.config)?, World::single());
-    let opened = train::open_target(&config, &world)?;
-    let tokenizer = Target::open_tokenizer(target)?;
-    let mut watch = Watch::new(interrupts);
-    let mut stage = Stage::prepare(
-        config,
-        Arc::clone(&opened),
-        tokenizer,
-        ResumePolicy::Strict,
-        &world,
-        &mut watch,
-    )?;
-    watch.last = Some(Instant::now());
-    if stage.run(&mut watch)? == Ending::Stopped {
-        return Err(interrupts.failure());
-    }
-    let (rows, tokens, _) = stage.data_sizes();
-    let memory = longdraft_train::memory::resident_bytes().unwrap_or(0);
-    let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
-    drop((stage, opened));
+    let TrainingSpeed { step: of_token, capture, features_of_token, memory } =
+        timed(&config, interrupts)?;
     let size = |path: std::path::PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
     let files = std::fs::read_dir(run.join("checkpoints/last")).into_iter().flatten().flatten();
     let checkpoint = files.map(|entry| size(entry.path())).sum();
@@ -359,16 +334,15 @@ pub(super) fn trial(
     let ms = short(&decoding, &models, &held_out, how, interrupts)?.milliseconds;
     Ok(Trial {
         method: candidate.method.name().to_owned(),
-        step: watch.step(),
-        // Rows are not full.
-        capture: watch.capture() * rows as f64 / tokens.max(1) as f64,
+        step: of_token,
+        capture,
         seconds: 1e-3 * (ms.draft + ms.rest),
         pass: (ms.plain_step > 0.0).then(|| ms.verify / ms.plain_step),
         is_one_block: candidate.recipe.round.passes == Passes::OneBlock,
         proposed,
         checkpoint,
         memory,
-        features_of_token: footprint as f64 / row_tokens as f64,
+        features_of_token,
     })
 }
 
@@ -387,59 +361,10 @@ fn trial_config(
         "data": {
             "train": [{
                 "path": text, "template": { "kind": "raw", "fields": ["text"] },
-                "limit_tokens": row_tokens * STEPS,
             }],
-            "held_out_rows": 0, "row_tokens": row_tokens, "anchor": { "enabled": false },
+            "row_tokens": row_tokens, "anchor": { "enabled": false },
         },
-        "train": { "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0 },
-        "tracking": { "report_to": [] },
     })
-}
-
-/// Seconds of rows and steps.
-struct Watch {
-    interrupts: Interrupts,
-    last: Option<Instant>,
-    captured: Vec<f64>,
-    /// Of a token.
-    steps: Vec<f64>,
-}
-
-impl Watch {
-    fn new(interrupts: &Interrupts) -> Self {
-        let interrupts = interrupts.clone();
-        Self { interrupts, last: None, captured: Vec::new(), steps: Vec::new() }
-    }
-}
-
-impl Observer for Watch {
-    fn on_event(&mut self, event: Event<'_>) {
-        match event {
-            Event::Captured(..) => {
-                let since = self.last.map(|last| last.elapsed().as_secs_f64());
-                self.captured.extend(since);
-                self.last = Some(Instant::now());
-            }
-            Event::Step(report) => self.steps.push(report.seconds / report.tokens.max(1) as f64),
-            _ => {}
-        }
-    }
-
-    fn should_stop(&self) -> bool {
-        self.interrupts.asked()
-    }
-}
-
-impl Watch {
-    /// Without the first, which makes room.
-    fn step(&self) -> f64 {
-        median(self.steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.steps))
-    }
-
-    /// Of a row.
-    fn capture(&self) -> f64 {
-        if self.captured.is_empty() { 0.0 } else { median(&self.captured) }
-    }
 }
 
 #[cfg(test)]

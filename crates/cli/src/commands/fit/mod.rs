@@ -17,6 +17,7 @@ mod prompts;
 mod proof;
 mod rules;
 mod search;
+mod speed;
 mod state;
 mod telling;
 mod training;
@@ -38,6 +39,7 @@ use crate::screen::Screen;
 use rules::Candidate;
 use state::{Ledger, Round, Settings};
 
+pub(crate) use speed::{TrainingSpeed, timed};
 pub(crate) use training::start;
 
 /// The engine that is this program.

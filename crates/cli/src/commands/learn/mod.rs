@@ -10,6 +10,7 @@
 //! `learning.json`. Each is whole or absent at any moment, and the next start goes on from there.
 
 mod clock;
+mod extent;
 mod folder;
 mod keeper;
 mod redact;

@@ -3,7 +3,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longdraft_configuration::parse_stages;
 use longdraft_models::target_model::Target;
@@ -16,13 +16,15 @@ use longdraft_train::stage::{Ending, ResumePolicy, measure_drafts};
 use serde_json::{Value, json};
 
 use super::clock::{Budget, Clock};
+use super::extent::Extent;
 use super::folder::private_folder;
 use super::rows::{Text, choose};
 use super::state::{DRAFTS, Job, Outcome, TRAINING, draft_folder};
 use super::store::{newest, now};
 use crate::commands::extract::extract;
-use crate::commands::fit;
+use crate::commands::fit::{self, TrainingSpeed};
 use crate::commands::train::{self, Resume};
+use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -30,8 +32,15 @@ use crate::ranks::Voice;
 
 /// Tokens of a training row, where the context allows it.
 const ROW_TOKENS: usize = 1024;
-/// Times that an answer is learned from.
-const EPOCHS: usize = 3;
+/// Share of a new draft's learning rate with which one goes on that has learned (`docs/results/training-choices.md`).
+const CONTINUED: f64 = 0.25;
+/// Folder of the steps that are timed.
+const TIMED: &str = "timed";
+/// How often these are run at most, and the share of their time that the process must have worked for: seconds that
+/// it rested would count as those of a step. The clock's beats are up to so many seconds late.
+const ATTEMPTS: usize = 4;
+const AWAKE: f64 = 0.9;
+const BEATS: f64 = 0.1;
 
 /// Trains and compares; the outcome is told in the folder.
 pub(super) fn run(folder: &Path) -> Result<()> {
@@ -121,7 +130,7 @@ impl<'a> Setup<'a> {
         self.place.join(format!("{name}.jsonl"))
     }
 
-    /// The keys of a training that goes on from the draft of the job.
+    /// The keys of a training that goes on from the draft of the job, for one step.
     fn configured(&self) -> Result<Value> {
         let Self { job, row_tokens, .. } = *self;
         let start = job.draft.as_deref().map(fit::start).transpose()?;
@@ -143,33 +152,67 @@ impl<'a> Setup<'a> {
             draft.insert("from".into(), json!(from));
         }
         let device: DeviceChoice = job.device.parse().map_err(Failure::usage)?;
-        let train = self.file("train");
-        let bytes = std::fs::metadata(&train).map_or(0, |file| file.len());
-        // A token and its mark take some seven letters: this sets the length of the schedule, no more.
-        let rows = (bytes as usize / (7 * row_tokens)).max(1);
         let mut value = json!({
             "target": job.target, "device": device, "precision": train::as_served(device)?,
             "output": self.place.join("run"),
             "draft": draft,
             "data": {
-                "train": [source(&train)], "held_out": [source(&self.file("held_out"))],
+                "train": [source(&self.file("train"))], "held_out": [source(&self.file("held_out"))],
                 "row_tokens": row_tokens, "anchor": { "enabled": false },
             },
-            "train": {
-                "rows_per_step": 1, "steps": EPOCHS * rows, "save_minutes": 1, "keep_best": false,
-            },
+            "train": { "rows_per_step": 1, "steps": 1, "save_minutes": 1, "keep_best": false },
             "tracking": { "report_to": [] },
         });
         if let Some(recipe) = recipe {
             value["teacher"] = recipe.teacher.into();
-            value["schedule"] =
-                json!({ "learning_rate": recipe.learning_rate, "warmup_ratio": 0.05 });
+            let share = if job.draft.is_some() { CONTINUED } else { 1.0 };
+            let rate = share * recipe.learning_rate;
+            value["schedule"] = json!({ "learning_rate": rate, "warmup_ratio": 0.05 });
         }
         Ok(value)
     }
 
+    /// What of the texts is learned; found once by some steps that are timed.
+    fn extent(&self, clock: &Clock) -> Result<Extent> {
+        if let Some(extent) = Extent::read(self.place) {
+            return Ok(extent);
+        }
+        let speed = self.speed(clock)?;
+        let tokens = tokens_of(&self.file("train"))?;
+        let left = 60.0 * self.job.minutes - clock.worked().as_secs_f64();
+        let sizes = (tokens, self.row_tokens);
+        let extent = Extent::of(&speed, sizes, left, available_memory());
+        extent.write(self.place)?;
+        Ok(extent)
+    }
+
+    /// What training takes, measured while the process was not stopped for long.
+    fn speed(&self, clock: &Clock) -> Result<TrainingSpeed> {
+        let mut config = self.configured()?;
+        let folder = self.place.join(TIMED);
+        config["output"] = json!(folder);
+        let (interrupts, mut attempts) = (Interrupts::listen(), 0);
+        loop {
+            let _ = std::fs::remove_dir_all(&folder);
+            let (started, before) = (Instant::now(), clock.worked().as_secs_f64());
+            let speed = fit::timed(&config, &interrupts);
+            let _ = std::fs::remove_dir_all(&folder);
+            let speed = speed?;
+            let worked = clock.worked().as_secs_f64() - before;
+            attempts += 1;
+            if attempts == ATTEMPTS || worked >= AWAKE * started.elapsed().as_secs_f64() - BEATS {
+                return Ok(speed);
+            }
+        }
+    }
+
     fn train_candidate(&self, clock: &Clock, candidate: &Path) -> Result<()> {
-        let (config, world) = (parsed(&self.configured()?)?, World::single());
+        let Extent { tokens, steps, keeps_features } = self.extent(clock)?;
+        let mut value = self.configured()?;
+        value["data"]["train"][0]["limit_tokens"] = json!(tokens);
+        value["train"]["steps"] = json!(steps);
+        value["train"]["features"] = json!(if keeps_features { "memory" } else { "online" });
+        let (config, world) = (parsed(&value)?, World::single());
         let run = config.output.clone();
         let target = train::open_target(&config, &world)?;
         let interrupts = Interrupts::listen();
@@ -210,6 +253,17 @@ impl<'a> Setup<'a> {
         };
         Ok(())
     }
+}
+
+/// Tokens of a file of texts.
+fn tokens_of(path: &Path) -> Result<usize> {
+    let fail = |error: String| Failure::work(format!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
+    let tokens = text.lines().map(|line| {
+        let row: Value = serde_json::from_str(line).map_err(|error| fail(error.to_string()))?;
+        Ok(row["input_ids"].as_array().map_or(0, Vec::len))
+    });
+    tokens.sum()
 }
 
 fn source(path: &Path) -> Value {

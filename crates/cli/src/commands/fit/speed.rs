@@ -1,0 +1,116 @@
+//! How fast a draft trains here: a few steps of its own training.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use longdraft_configuration::{parse_stages, recheck};
+use longdraft_models::target_model::Target;
+use longdraft_parallel::World;
+use longdraft_records::median;
+use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::commands::train;
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+
+/// Steps that are timed, the first of which also makes room.
+const STEPS: usize = 3;
+
+/// What a training takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct TrainingSpeed {
+    /// Seconds of a token of training, and of the features of one.
+    pub(crate) step: f64,
+    pub(crate) capture: f64,
+    /// Bytes of a token's features, and of the process in memory.
+    pub(crate) features_of_token: f64,
+    pub(crate) memory: u64,
+}
+
+/// Runs the first steps of a training of one row a step: `config` with fewer steps, its features in memory and
+/// nothing held out. Its output holds a checkpoint afterwards.
+pub(crate) fn timed(config: &Value, interrupts: &Interrupts) -> Result<TrainingSpeed> {
+    let mut config = config.clone();
+    let row_tokens = config["data"]["row_tokens"].as_u64().unwrap_or(0) as usize;
+    if let Some(data) = config["data"].as_object_mut() {
+        data.remove("held_out");
+        data.insert("held_out_rows".into(), json!(0));
+    }
+    config["data"]["train"][0]["limit_tokens"] = json!(row_tokens * STEPS);
+    config["train"] = json!({
+        "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0,
+    });
+    config["tracking"] = json!({ "report_to": [] });
+    let mut stages = parse_stages(&config.to_string(), "speed", &[])?;
+    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
+    let (config, world) = (recheck(stage.located.config)?, World::single());
+    let target = train::open_target(&config, &world)?;
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    let mut watch = Watch::new(interrupts);
+    let strict = ResumePolicy::Strict;
+    let mut stage =
+        Stage::prepare(config, Arc::clone(&target), tokenizer, strict, &world, &mut watch)?;
+    watch.last = Some(Instant::now());
+    if stage.run(&mut watch)? == Ending::Stopped {
+        return Err(interrupts.failure());
+    }
+    let (rows, tokens, _) = stage.data_sizes();
+    let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
+    Ok(TrainingSpeed {
+        step: watch.step(),
+        // Rows are not full.
+        capture: watch.capture() * rows as f64 / tokens.max(1) as f64,
+        features_of_token: footprint as f64 / row_tokens.max(1) as f64,
+        memory: longdraft_train::memory::resident_bytes().unwrap_or(0),
+    })
+}
+
+/// Seconds of rows and steps.
+struct Watch<'a> {
+    interrupts: &'a Interrupts,
+    last: Option<Instant>,
+    captured: Vec<f64>,
+    /// Of a token.
+    steps: Vec<f64>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(interrupts: &'a Interrupts) -> Self {
+        Self { interrupts, last: None, captured: Vec::new(), steps: Vec::new() }
+    }
+
+    /// Without the first, which makes room.
+    fn step(&self) -> f64 {
+        median(self.steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.steps))
+    }
+
+    /// Of a row.
+    fn capture(&self) -> f64 {
+        if self.captured.is_empty() { 0.0 } else { median(&self.captured) }
+    }
+}
+
+impl Observer for Watch<'_> {
+    fn on_event(&mut self, event: Event<'_>) {
+        match event {
+            Event::Captured(..) => {
+                let since = self.last.map(|last| last.elapsed().as_secs_f64());
+                self.captured.extend(since);
+                self.last = Some(Instant::now());
+            }
+            Event::Step(report) => self.steps.push(report.seconds / report.tokens.max(1) as f64),
+            _ => {}
+        }
+    }
+
+    fn should_stop(&self) -> bool {
+        self.interrupts.asked()
+    }
+
+    /// The first texts may teach a method nothing.
+    fn allows_empty_steps(&self) -> bool {
+        true
+    }
+}
