@@ -16,6 +16,12 @@ def generated(binary, target, prompt, tokens):
     return json.loads(told.strip().splitlines()[-1])["text"]
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def connection(address, timeout=300):
     parts = urllib.parse.urlsplit(address)
     return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
@@ -29,6 +35,18 @@ def post(address, path, body, kind="application/json"):
         asked.request("POST", path, data, {"content-type": kind})
         answer = asked.getresponse()
         return answer.status, answer.read()
+    finally:
+        asked.close()
+
+
+def answers(address, path):
+    """Whether a server says yes at a path."""
+    asked = connection(address, 5)
+    try:
+        asked.request("GET", path)
+        return asked.getresponse().status == 200
+    except OSError:
+        return False
     finally:
         asked.close()
 

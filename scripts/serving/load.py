@@ -1,6 +1,7 @@
-"""Clients that ask one after the other, as many at a time as are told: this server and llama.cpp's on the same file."""
+"""Clients that ask one after the other, as many at a time as are told: this server with its options and plain, llama.cpp's on the same file, vLLM."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import threading
 import time
 import venv
 
-from serving.common import Stream, percentile, post, text_of
+from serving.common import Stream, answers, free_port, percentile, post, text_of
+from serving.prompts import pieces, read_prompts
 
 QUESTIONS = [
     "What is gravity?",
@@ -56,27 +58,55 @@ def llama_server(folder, python, target, threads, slots, context):
     sys.exit(f"llama.cpp's server ended: see {folder / 'server.log'}")
 
 
-class Loop:
-    """A closed loop of so many clients."""
+# What vLLM needs to run on this machine's CPU, and to ask nobody for files.
+VLLM = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+# Seconds that it may take to begin.
+PATIENCE = 600
 
-    def __init__(self, address, clients, seconds, tokens):
-        self.address, self.tokens = address, tokens
+
+def vllm_server(folder, python, target, threads, slots, context, dtype):
+    """vLLM's server of a Hugging Face folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    command = [
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", target, "--served-model-name", "vllm", "--dtype", dtype, "--port", str(port),
+        "--max-model-len", str(context), "--max-num-seqs", str(slots),
+    ]
+    log = open(folder / "server.log", "w", encoding="utf-8")
+    environment = VLLM | {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}"} | os.environ
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
+    while not answers(address, "/health"):
+        if process.poll() is not None or time.monotonic() > until:
+            process.kill()
+            sys.exit(f"vLLM's server did not begin: see {folder / 'server.log'}")
+        time.sleep(1)
+    return process, address
+
+
+class Loop:
+    """A closed loop of so many clients, which ask messages in turn from number `asked` on."""
+
+    def __init__(self, address, model, messages, asked, clients, seconds, tokens):
+        self.address, self.model, self.messages, self.tokens, self.asked = address, model, messages, tokens, asked
         self.first, self.gaps, self.texts, self.failed = [], [], [], 0
         self.lock = threading.Lock()
         self.until = time.monotonic() + seconds
         self.started = time.monotonic()
-        threads = [threading.Thread(target=self.client, args=(number,)) for number in range(clients)]
+        threads = [threading.Thread(target=self.client) for _ in range(clients)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.seconds = time.monotonic() - self.started
 
-    def client(self, number):
+    def client(self):
         while time.monotonic() < self.until:
-            question = QUESTIONS[number % len(QUESTIONS)]
-            number += 1
-            body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": self.tokens, "stream": True}
+            with self.lock:
+                question = self.messages[self.asked % len(self.messages)]
+                self.asked += 1
+            asked = [{"role": "user", "content": question}]
+            body = {"model": self.model, "messages": asked, "temperature": 0, "max_tokens": self.tokens, "stream": True}
             asked = last = time.monotonic()
             text, gaps, first = "", [], None
             try:
@@ -106,17 +136,18 @@ class Loop:
 
 def load(checks, servers, arguments, tokenizer):
     """Figures of every server at every number of clients; `tokenizer` counts the tokens of both."""
-    figures = []
+    messages, figures = QUESTIONS, []
+    if arguments.prompts:
+        messages = pieces(tokenizer, read_prompts(arguments.prompts), arguments.prompt_tokens)
+    asked = dict.fromkeys(servers, 0)
+    print(f"{len(messages)} messages, {sum(map(len, messages)) // len(messages)} characters on average", flush=True)
     for clients in arguments.clients:
-        for name, address in servers.items():
-            done = Loop(address, clients, arguments.seconds, arguments.tokens)
-            tokens = sum(json.loads(post(tokenizer, "/tokenize", {"prompt": text})[1])["count"] for text in done.texts)
-            row = {
-                "clients": clients, "server": name, "answers": len(done.texts), "failed": done.failed, "tokens_per_second": tokens / done.seconds,
-                "first_token_ms": {share: 1000 * percentile(done.first, share / 100) for share in (50, 95)},
-                "between_tokens_ms": {share: 1000 * percentile(done.gaps, share / 100) for share in (50, 95, 99)},
-            }
-            figures.append(row)
+        for name, (address, model) in servers.items():
+            # A server that has answered more is asked further ones: what it was asked before stands in its cache.
+            done = Loop(address, model, messages, asked[name], clients, arguments.seconds, arguments.tokens)
+            asked[name] = done.asked
+            row = figures_of(done, tokenizer)
+            figures.append({"clients": clients, "server": name, **row})
             first, gaps = row["first_token_ms"], row["between_tokens_ms"]
             print(
                 f"  {clients:2} clients, {name:9}: {row['tokens_per_second']:7.1f} tok/s; first token {first[50]:.0f} / {first[95]:.0f} ms (p50 / p95); "
@@ -127,3 +158,13 @@ def load(checks, servers, arguments, tokenizer):
     output = pathlib.Path(arguments.folder) / "load.json"
     output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {output}")
+
+
+def figures_of(done, tokenizer):
+    """Figures of a loop."""
+    tokens = sum(json.loads(post(tokenizer, "/tokenize", {"prompt": text})[1])["count"] for text in done.texts)
+    return {
+        "answers": len(done.texts), "failed": done.failed, "tokens_per_second": tokens / done.seconds,
+        "first_token_ms": {share: 1000 * percentile(done.first, share / 100) for share in (50, 95)},
+        "between_tokens_ms": {share: 1000 * percentile(done.gaps, share / 100) for share in (50, 95, 99)},
+    }

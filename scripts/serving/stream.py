@@ -1,0 +1,130 @@
+"""A stream of requests of one domain, or of several after each other: how acceptance, pace and waiting change while the server learns."""
+
+import json
+import pathlib
+import shutil
+import time
+
+from serving.common import connection, percentile, post
+from serving.prompts import read_prompts
+
+
+def told(address):
+    """What `/learning` tells."""
+    asked = connection(address)
+    asked.request("GET", "/learning")
+    answer = asked.getresponse()
+    body = answer.read()
+    asked.close()
+    return json.loads(body) if answer.status == 200 else {}
+
+
+def prompts_of(files, wanted):
+    """So many messages, an equal part from each file in turn, and the file that each is from."""
+    each = -(-wanted // len(files))
+    parts = []
+    for path in files:
+        messages = [message for _, message in read_prompts(path)]
+        # Files with fewer are asked again from the beginning: the figures say how many are new.
+        parts += [(pathlib.Path(path).stem, messages[number % len(messages)]) for number in range(each)]
+    return parts[:wanted]
+
+
+# Seconds in which a training begins where nothing is asked.
+BEGINS = 4
+
+
+def rest(address, seconds):
+    """Asks nothing until a training that is due has ended, for so many seconds at most."""
+    until = time.monotonic() + seconds
+    time.sleep(min(BEGINS, seconds))
+    while time.monotonic() < until and told(address).get("doing", "waiting") != "waiting":
+        time.sleep(0.5)
+
+
+class Window:
+    """Sums over some requests after each other."""
+
+    def __init__(self):
+        self.tokens = self.passes = self.failed = 0
+        self.accepted, self.seconds, self.waits = {}, 0.0, []
+
+    def add(self, seconds, usage):
+        details = usage["completion_tokens_details"]
+        self.tokens += usage["completion_tokens"]
+        self.passes += details["target_passes"]
+        for origin, count in details["accepted_by_origin"].items():
+            self.accepted[origin] = self.accepted.get(origin, 0) + count
+        self.seconds += seconds
+        self.waits.append(1000 * seconds / max(1, usage["completion_tokens"]))
+
+    def figures(self):
+        return {
+            "tau": self.tokens / max(1, self.passes), "tokens_per_second": self.tokens / max(1e-9, self.seconds),
+            "ms_per_token": {share: percentile(self.waits, share / 100) for share in (50, 95)},
+            "accepted": self.accepted, "tokens": self.tokens, "failed": self.failed,
+        }
+
+
+def stream(name, address, prompts, arguments):
+    """Asks one after the other, with a pause after each; returns the figures of every window and all answers."""
+    windows, answers = [], []
+    # Windows end where the domain changes.
+    begins = [0]
+    for at in range(1, len(prompts)):
+        if at - begins[-1] == arguments.window or prompts[at][0] != prompts[at - 1][0]:
+            begins.append(at)
+    for begin, end in zip(begins, [*begins[1:], len(prompts)]):
+        window, before = Window(), told(address)
+        for _, message in prompts[begin:end]:
+            body = {"messages": [{"role": "user", "content": message}], "temperature": 0, "max_tokens": arguments.tokens}
+            asked = time.monotonic()
+            status, answer = post(address, "/v1/chat/completions", body)
+            seconds = time.monotonic() - asked
+            answer = json.loads(answer) if status == 200 else None
+            answers.append(answer and answer["choices"][0]["message"]["content"])
+            if answer:
+                window.add(seconds, answer["usage"])
+            else:
+                window.failed += 1
+            time.sleep(arguments.pause)
+        if name == "learning" and arguments.rest:
+            rest(address, arguments.rest)
+        after = told(address)
+        row = {
+            "way": name, "from": begin, "domain": prompts[begin][0], **window.figures(),
+            "trainings": after.get("trainings", 0), "replaced": after.get("replaced", 0), "last": after.get("last"),
+        }
+        windows.append(row)
+        news = "" if row["replaced"] == before.get("replaced", 0) else f"; a better draft, simulated {row['last']['tau_before']:.2f} to {row['last']['tau_after']:.2f}"
+        print(
+            f"  {name:8} {begin:5} {row['domain']:12}: tau {row['tau']:.3f}, {row['tokens_per_second']:6.1f} tok/s, "
+            f"{row['ms_per_token'][50]:.1f} / {row['ms_per_token'][95]:.1f} ms a token (p50 / p95); {row['trainings']} trainings{news}",
+            flush=True,
+        )
+    return windows, answers
+
+
+def streams(checks, start, arguments):
+    """The same stream without learning and with it; `start` starts a server with some options."""
+    prompts = prompts_of(arguments.stream, arguments.requests)
+    print(f"{len(prompts)} requests, {len({message for _, message in prompts})} different ones, answers of at most {arguments.tokens} tokens", flush=True)
+    learned = pathlib.Path(arguments.folder) / "learned"
+    learning = ["--learn", str(learned), "--learn-when", arguments.learn_when, "--learn-rows", str(arguments.learn_rows), "--learn-minutes", str(arguments.learn_minutes)]
+    learning += ["--learn-method", arguments.learn_method] if arguments.learn_method else []
+    figures, said = [], []
+    for name, options in [("fixed", []), ("learning", learning)]:
+        shutil.rmtree(learned, ignore_errors=True)
+        server, address = start(options)
+        try:
+            windows, answers = stream(name, address, prompts, arguments)
+        finally:
+            server.terminate()
+            server.wait(120)
+        figures += windows
+        said.append(answers)
+        checks.check(f"stream: {name}: every request was answered", all(window["failed"] == 0 for window in windows))
+    checks.check("stream: learning changes no answer", said[0] == said[1])
+    output = pathlib.Path(arguments.folder) / "stream.json"
+    output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {output}")
