@@ -1,5 +1,6 @@
 """Clients that ask one after the other, as many at a time as are told: this server with its options and plain, llama.cpp's on the same file, vLLM."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -60,8 +61,9 @@ def llama_server(folder, python, target, threads, slots, context):
 
 # What vLLM needs to run on this machine's CPU, and to ask nobody for files.
 VLLM = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
-# Seconds that it may take to begin.
+# Seconds that it may take to begin, and any server to end.
 PATIENCE = 600
+PATIENCE_OF_ENDS = 60
 
 
 def vllm_server(folder, python, target, threads, slots, context, dtype):
@@ -134,30 +136,50 @@ class Loop:
                 self.first += [first] if first is not None else []
 
 
-def load(checks, servers, arguments, tokenizer):
-    """Figures of every server at every number of clients; `tokenizer` counts the tokens of both."""
-    messages, figures = QUESTIONS, []
+def load(checks, starts, arguments, tokenizer):
+    """Figures of every server at every number of clients. One server runs at a time; `tokenizer` starts one of ours, which counts the tokens of all."""
+    messages = QUESTIONS
     if arguments.prompts:
-        messages = pieces(tokenizer, read_prompts(arguments.prompts), arguments.prompt_tokens)
-    asked = dict.fromkeys(servers, 0)
+        with running(tokenizer) as (address, _):
+            messages = pieces(address, read_prompts(arguments.prompts), arguments.prompt_tokens)
     print(f"{len(messages)} messages, {sum(map(len, messages)) // len(messages)} characters on average", flush=True)
-    for clients in arguments.clients:
-        for name, (address, model) in servers.items():
-            # A server that has answered more is asked further ones: what it was asked before stands in its cache.
-            done = Loop(address, model, messages, asked[name], clients, arguments.seconds, arguments.tokens)
-            asked[name] = done.asked
-            row = figures_of(done, tokenizer)
-            figures.append({"clients": clients, "server": name, **row})
-            first, gaps = row["first_token_ms"], row["between_tokens_ms"]
-            print(
-                f"  {clients:2} clients, {name:9}: {row['tokens_per_second']:7.1f} tok/s; first token {first[50]:.0f} / {first[95]:.0f} ms (p50 / p95); "
-                f"between tokens {gaps[50]:.1f} / {gaps[95]:.1f} / {gaps[99]:.1f} ms (p50 / p95 / p99); {row['answers']} answers, {row['failed']} failed",
-                flush=True,
-            )
-            checks.check(f"load: {clients} clients, {name}", bool(done.texts) and not done.failed)
+    loops = []
+    for name, start in starts.items():
+        with running(start) as (address, model):
+            asked = 0
+            for clients in arguments.clients:
+                # What it was asked before stands in its cache: it is asked further ones.
+                done = Loop(address, model, messages, asked, clients, arguments.seconds, arguments.tokens)
+                asked = done.asked
+                loops.append((clients, name, done))
+                checks.check(f"load: {clients} clients, {name}", bool(done.texts) and not done.failed)
+    with running(tokenizer) as (address, _):
+        figures = [{"clients": clients, "server": name, **figures_of(done, address)} for clients, name, done in loops]
+    for row in sorted(figures, key=lambda row: row["clients"]):
+        first, gaps = row["first_token_ms"], row["between_tokens_ms"]
+        print(
+            f"  {row['clients']:2} clients, {row['server']:9}: {row['tokens_per_second']:7.1f} tok/s; first token {first[50]:.0f} / {first[95]:.0f} ms (p50 / p95); "
+            f"between tokens {gaps[50]:.1f} / {gaps[95]:.1f} / {gaps[99]:.1f} ms (p50 / p95 / p99); {row['answers']} answers, {row['failed']} failed",
+            flush=True,
+        )
     output = pathlib.Path(arguments.folder) / "load.json"
     output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {output}")
+
+
+@contextlib.contextmanager
+def running(start):
+    """A server's address and the name of its model, while it runs."""
+    server, address, model = start()
+    try:
+        yield address, model
+    finally:
+        # Its own processes end with it, if it may end them.
+        server.terminate()
+        try:
+            server.wait(PATIENCE_OF_ENDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
 
 
 def figures_of(done, tokenizer):
