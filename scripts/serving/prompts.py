@@ -26,6 +26,10 @@ def read_prompts(path):
         return [first_message(json.loads(row)) for row in rows if row.strip()]
 
 
+def joined(document, question):
+    return f"{document}\n\n{question}" if document else question
+
+
 def pieces(server, pairs, tokens):
     """Messages: each piece of so many tokens of a document, by the server's tokenizer, with its question; questions alone where there is none."""
     messages, parts = [], []
@@ -39,5 +43,5 @@ def pieces(server, pairs, tokens):
     for place in range(max(map(len, parts), default=0)):
         for question, ids in (part[place] for part in parts if place < len(part)):
             text = json.loads(post(server, "/detokenize", {"tokens": ids})[1])["content"]
-            messages.append(f"{text}\n\n{question}")
+            messages.append(joined(text, question))
     return messages

@@ -6,7 +6,7 @@ import shutil
 import time
 
 from serving.common import connection, percentile, post
-from serving.prompts import read_prompts
+from serving.prompts import joined, read_prompts
 
 
 def told(address):
@@ -24,7 +24,7 @@ def prompts_of(files, wanted):
     each = -(-wanted // len(files))
     parts = []
     for path in files:
-        messages = [message for _, message in read_prompts(path)]
+        messages = [joined(*pair) for pair in read_prompts(path)]
         # Files with fewer are asked again from the beginning: the figures say how many are new.
         parts += [(pathlib.Path(path).stem, messages[number % len(messages)]) for number in range(each)]
     return parts[:wanted]

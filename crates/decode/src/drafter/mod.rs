@@ -119,7 +119,7 @@ pub enum Drafted {
 pub struct Worth {
     /// Smallest chance of acceptance at which a node pays its row of the target's pass, for all that decode in it.
     pub node: f64,
-    /// Tokens that a pass over several rows costs more than a plain step, beside those of its nodes.
+    /// Tokens that a pass with proposals costs more than a plain step, whatever their number.
     pub jump: f64,
     /// Smallest expected number of further accepted tokens at which another level of drafting pays.
     pub level: f64,

@@ -11,15 +11,17 @@ use crate::metrics::RoundRecord;
 
 /// Plain steps whose median counts.
 const WINDOW: usize = 15;
-/// Share of old measurements that survives a new one, of what lookup found, and of passes with proposals in a round
-/// without any.
+/// Share of old measurements that survives a new one.
 const MEMORY: f64 = 0.95;
+/// The same for what lookup finds.
 const MEMORY_OF_LOOKUPS: f64 = 0.97;
+/// The same for passes with proposals. A round without any makes them fade.
 const MEMORY_OF_PASSES: f64 = 0.995;
 /// What a row is assumed to take before any is measured, in plain steps, and the weight of that, in rounds.
 const PRIOR_ROW: f64 = 0.1;
 const PRIOR_PASSES: f64 = 2.0;
-/// Times that its rows would take one by one: what a pass takes longer than that, the machine did something else.
+/// A pass counts for at most so many times what its rows would take one by one. In the rest the machine did something
+/// else.
 const LONGEST_PASS: f64 = 1.5;
 /// Weight of the acceptance that is assumed before any is measured, in rounds.
 const PRIOR_ROUNDS: f64 = 20.0;
@@ -206,7 +208,7 @@ impl Costs {
         };
         Some(Worth {
             node: tokens_per_second * row,
-            // Who proposes shares it with the others who do.
+            // The requests that propose share it.
             jump: tokens_per_second * self.jump(plain) / self.together as f64,
             level: tokens_per_second * (level + row) / deeper,
             calibration: calibration.clamp(0.2, 3.0),

@@ -12,20 +12,16 @@
 
 use std::path::Path;
 
-use longdraft_configuration::{parse_stages, recheck};
-use longdraft_models::target_model::Target;
-use longdraft_parallel::World;
 use longdraft_train::TrainError;
 use longdraft_train::method::{Recipe, Start};
-use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
+use longdraft_train::stage::{Ending, Event, Observer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::measure::Trial;
 use super::rules::Plan;
-use super::training::OF_ROW;
-use crate::commands::train;
-use crate::failure::{Failure, Result};
+use super::training::{OF_ROW, prepared};
+use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
 /// Share of a training that its search may take.
@@ -211,14 +207,8 @@ fn shortened(config: &Value, choice: &Choice, steps: usize, work: &Path) -> Valu
 
 /// Trains shortly; returns the loss of held-out rows, in nats, or `None` where it diverged.
 fn short(config: &Value, interrupts: &Interrupts) -> Result<Option<f64>> {
-    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
-    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
-    let (config, world) = (recheck(stage.located.config)?, World::single());
-    let target = train::open_target(&config, &world)?;
-    let tokenizer = Target::open_tokenizer(&config.target)?;
     let mut watch = Watch { interrupts, loss: None };
-    let mut stage =
-        Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, &mut watch)?;
+    let mut stage = prepared(config, &mut watch)?;
     match stage.run(&mut watch) {
         Ok(Ending::Finished) => Ok(watch.loss),
         Ok(Ending::Stopped) => Err(interrupts.failure()),

@@ -1,18 +1,15 @@
 //! How fast a draft trains here: a few steps of its own training.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use longdraft_configuration::{parse_stages, recheck};
-use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_records::median;
-use longdraft_train::stage::{Ending, Event, Observer, ResumePolicy, Stage};
+use longdraft_train::stage::{Ending, Event, Observer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::commands::train;
-use crate::failure::{Failure, Result};
+use super::training::prepared;
+use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
 /// Steps that are timed, the first of which also makes room.
@@ -43,21 +40,14 @@ pub(crate) fn timed(config: &Value, interrupts: &Interrupts) -> Result<TrainingS
         "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0,
     });
     config["tracking"] = json!({ "report_to": [] });
-    let mut stages = parse_stages(&config.to_string(), "speed", &[])?;
-    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
-    let (config, world) = (recheck(stage.located.config)?, World::single());
-    let target = train::open_target(&config, &world)?;
-    let tokenizer = Target::open_tokenizer(&config.target)?;
     let mut watch = Watch::new(interrupts);
-    let strict = ResumePolicy::Strict;
-    let mut stage =
-        Stage::prepare(config, Arc::clone(&target), tokenizer, strict, &world, &mut watch)?;
+    let mut stage = prepared(&config, &mut watch)?;
     watch.last = Some(Instant::now());
     if stage.run(&mut watch)? == Ending::Stopped {
         return Err(interrupts.failure());
     }
     let (rows, tokens, _) = stage.data_sizes();
-    let footprint = crate::commands::plan::features_of_row(&stage, &world).unwrap_or(0);
+    let footprint = crate::commands::plan::features_of_row(&stage, &World::single()).unwrap_or(0);
     Ok(TrainingSpeed {
         step: watch.step(),
         // Rows are not full.

@@ -2,15 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_configuration::parse_stages;
+use longdraft_configuration::{parse_stages, recheck};
 use longdraft_models::DeviceChoice;
 use longdraft_models::draft::DraftKind;
+use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
 use longdraft_records::events::Events;
 use longdraft_train::checkpoint::{read_state, saved_draft};
 use longdraft_train::method::Method;
-use longdraft_train::stage::{Ending, ResumePolicy};
+use longdraft_train::stage::{Ending, Observer, ResumePolicy, Stage};
 use serde_json::{Map, Value, json};
 
 use super::answers::training_file;
@@ -164,6 +165,16 @@ fn prompt_share(path: &Path) -> f64 {
         }
     }
     f64::from(asked as u32) / f64::from((answered as u32).max(1))
+}
+
+/// A training of this process alone, ready for its first step.
+pub(super) fn prepared(config: &Value, observer: &mut dyn Observer) -> Result<Stage> {
+    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
+    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
+    let (config, world) = (recheck(stage.located.config)?, World::single());
+    let target = train::open_target(&config, &world)?;
+    let tokenizer = Target::open_tokenizer(&config.target)?;
+    Ok(Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, observer)?)
 }
 
 /// Trains a round from where it stands.

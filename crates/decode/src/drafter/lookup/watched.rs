@@ -1,7 +1,5 @@
 //! What comes of finds, whether they were proposed or not.
 
-use std::collections::VecDeque;
-
 use longdraft_models::TargetTokenId;
 
 use super::{LookupChances, Match, MatchClass};
@@ -20,7 +18,7 @@ pub struct LookedUp {
 /// Finds that the text has not reached the end of.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
-    waiting: VecDeque<Waiting>,
+    waiting: Vec<Waiting>,
     outcomes: Vec<LookedUp>,
 }
 
@@ -36,7 +34,7 @@ impl Watched {
     /// Watches a find after a text of so many tokens.
     pub(super) fn add(&mut self, at: usize, found: &Match) {
         let foretold = found.continuation.iter().take(LookupChances::DEPTHS).copied().collect();
-        self.waiting.push_back(Waiting { class: found.class, at, foretold });
+        self.waiting.push(Waiting { class: found.class, at, foretold });
     }
 
     /// Compares what was foretold with a text that has grown since.
