@@ -41,14 +41,16 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     let mut results = vec![Row::default(); count];
     let gradients = with_parts(inputs, order.is_some(), |parts| {
         let want_grad = parts.iter().any(Part::trains);
+        let Some((main, others)) = parts.split_first_mut() else { return Ok(()) };
         let mut logits = Vec::new();
         for rows in rows.chunks(chunk_rows(vocabulary)) {
             // One buffer for all chunks: every value is written before it is read.
             logits.resize(rows.len() * vocabulary, 0.0);
-            for (i, part) in parts.iter().enumerate() {
-                part.add_logits(&mut logits, rows, vocabulary, i > 0);
-            }
+            main.add_logits(&mut logits, rows, vocabulary, false);
             let bent = bend_rows(&mut logits, vocabulary, inputs.bend, want_grad);
+            for part in others.iter() {
+                part.add_logits(&mut logits, rows, vocabulary, true);
+            }
             let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
             let of_chunk: Vec<Row> = logits
                 .par_chunks_mut(vocabulary)
@@ -62,15 +64,16 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
             for (&index, row) in rows.iter().zip(of_chunk) {
                 results[index as usize] = row;
             }
+            for part in others.iter_mut() {
+                part.add_gradients(&logits, rows, vocabulary);
+            }
             if let Some(bent) = bent {
                 let gradients = logits.par_chunks_mut(vocabulary);
                 gradients
                     .zip(bent.par_chunks(vocabulary))
                     .for_each(|(dz, z)| inputs.bend.back(dz, z));
             }
-            for part in parts.iter_mut() {
-                part.add_gradients(&logits, rows, vocabulary);
-            }
+            main.add_gradients(&logits, rows, vocabulary);
         }
         Ok(())
     })?;

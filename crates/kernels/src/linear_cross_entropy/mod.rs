@@ -23,8 +23,8 @@
 //!
 //! Logits may be bent ([`Bend`]): `z = c tanh(h Wᵀ / c)`, and gradients of products have the slope as a further factor.
 //!
-//! A frozen head may have a trained part of low rank beside it, `z = h Wᵀ + m W₂ᵀ`: no gradient of
-//! the size of `W` is made then.
+//! A frozen head may have a trained part of low rank beside it, `z = bend(h Wᵀ) + m W₂ᵀ`: no gradient of
+//! the size of `W` is made then, and the part is not bent (DSpark's bias on a target with a soft-cap).
 
 mod composed;
 mod fused;
@@ -164,7 +164,7 @@ pub struct Inputs<'a> {
     /// Needed for [`SoftTargets::Full`] and [`SoftTargets::Weighted`]; beside other targets it
     /// makes the statistics exact.
     pub teacher: Option<Teacher<'a>>,
-    /// What becomes of the products before they are logits: `z = bend(h Wᵀ)`.
+    /// What becomes of the head's products before they are logits: `z = bend(h Wᵀ)`.
     pub bend: Bend,
     /// The same of the teacher's.
     pub teacher_bend: Bend,

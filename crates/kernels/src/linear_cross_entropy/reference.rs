@@ -65,13 +65,13 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     Ok(Output { loss_sum, rows })
 }
 
-/// `h Wᵀ`, with `m W₂ᵀ` where there is a second part.
+/// `bend(h Wᵀ)`, and `m W₂ᵀ` where there is a second part.
 pub(super) fn logits(inputs: &Inputs<'_>) -> Result<Tensor> {
-    let logits = linear(inputs.hidden, inputs.head, None)?;
-    inputs.bend.of(match &inputs.low_rank {
-        Some(LowRank { hidden, head }) => (logits + linear(hidden, head, None)?)?,
-        None => logits,
-    })
+    let logits = inputs.bend.of(linear(inputs.hidden, inputs.head, None)?)?;
+    match &inputs.low_rank {
+        Some(LowRank { hidden, head }) => logits + linear(hidden, head, None)?,
+        None => Ok(logits),
+    }
 }
 
 /// Losses against the labels `[R]` under their weights.

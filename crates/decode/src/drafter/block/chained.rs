@@ -15,18 +15,17 @@ use crate::error::Result;
 pub(super) struct Chained {
     /// `[G, H]`
     states: Tensor,
-    /// Products of the head alone, `[Vd]` a slot.
-    products: Vec<Vec<f32>>,
-    /// What makes logits of the sums.
-    bend: Bend,
+    /// Logits of the head alone, `[Vd]` a slot. What the chain adds is not bent.
+    logits: Vec<Vec<f32>>,
     /// The chain's own state after each of the tokens that the newest slot follows, `[N, r]`.
     carried: Option<Tensor>,
 }
 
 impl Chained {
     /// Slots with states `[G, H]` and products `[Vd]` of the head each.
-    pub(super) fn new(states: Tensor, products: Vec<Vec<f32>>, bend: Bend) -> Self {
-        Self { states, products, bend, carried: None }
+    pub(super) fn new(states: Tensor, mut products: Vec<Vec<f32>>, bend: Bend) -> Self {
+        products.iter_mut().for_each(|products| bend.bend(products));
+        Self { states, logits: products, carried: None }
     }
 
     /// As [`super::BlockModel::forecasts`]; `output` is the chain's matrix for the tokens of a reduced
@@ -37,7 +36,7 @@ impl Chained {
         slot: usize,
         before: &[Chosen],
     ) -> Result<Vec<Forecast>> {
-        let products = self.products.get(slot).ok_or_else(|| beyond(slot))?;
+        let of_head = self.logits.get(slot).ok_or_else(|| beyond(slot))?;
         let tokens: Vec<u32> = before.iter().map(|chosen| chosen.token.0).collect();
         let embedded = chain.embed(&tokens)?.ok_or_else(|| beyond(slot))?.detach();
         let states = repeated(&self.states, slot, before.len())?;
@@ -55,8 +54,7 @@ impl Chained {
         };
         let mut sums: Vec<Vec<f32>> = sums.detach().to_vec2()?;
         for sum in &mut sums {
-            sum.iter_mut().zip(products).for_each(|(sum, product)| *sum += product);
-            self.bend.bend(sum);
+            sum.iter_mut().zip(of_head).for_each(|(sum, logit)| *sum += logit);
         }
         let confidence = confidences(chain, &states, Some(&embedded))?;
         let mut confidence = confidence.into_iter().flatten();

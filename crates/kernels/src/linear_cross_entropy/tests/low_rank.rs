@@ -1,12 +1,14 @@
 //! A trained part of low rank beside a frozen head, and weights of labels.
 
-use candle_core::{Result, Tensor, Var};
+use candle_core::{DType, Result, Tensor, Var};
 
 use super::super::composed::composed_within;
 use super::super::{Inputs, LowRank, Output, Rejection, linear_cross_entropy, reference};
 use super::sparse::Distributions;
 use super::{Case, KINDS};
+use crate::bend::Bend;
 use crate::cuda::emulator::emulated;
+use crate::linear::linear;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// The factors of the second part.
@@ -90,6 +92,32 @@ fn every_implementation_is_that_of_factors_side_by_side() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+#[test]
+fn a_second_part_is_added_to_bent_logits() -> Result<()> {
+    let case = Case::random(37, 9, 7, 30, 4);
+    let second = Second::random(37, &case, 3);
+    let variables = [&case.hidden, &second.hidden, &second.head];
+    let bend = Bend { divisor: 1.3, softcap: Some(1.1) };
+    every_kind(&case, &second, |kind, inputs| {
+        let inputs = inputs.bent(bend);
+        // The same logits from tensor operations, as hidden states of a head that changes nothing.
+        let bent = bend.of(linear(inputs.hidden, inputs.head, None)?)?;
+        let logits = (bent + linear(&second.hidden, &second.head, None)?)?;
+        let nothing = Tensor::eye(30, DType::F32, logits.device())?;
+        let plain = Inputs {
+            hidden: &logits,
+            head: &nothing,
+            low_rank: None,
+            bend: Bend::default(),
+            ..inputs
+        };
+        let plain = reference(&plain)?;
+        assert_near(kind, &linear_cross_entropy(&inputs)?, &plain, variables)?;
+        assert_near(kind, &reference(&inputs)?, &plain, variables)?;
+        assert_near(kind, &composed_within(60, &inputs)?, &plain, variables)
+    })
 }
 
 #[test]
