@@ -126,8 +126,9 @@ fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
     }
 }
 
-/// The weights of a folder under the names that they have beside those of a vision part.
-fn nest(from: &Path, to: &Path, prefix: &str) {
+/// The weights of a folder under the names that they have beside those of a vision part, with what the outer
+/// configuration says.
+fn nest(from: &Path, to: &Path, prefix: &str, outer: &Value) {
     std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("folder") {
         let path = entry.expect("entry").path();
@@ -139,14 +140,15 @@ fn nest(from: &Path, to: &Path, prefix: &str) {
         .into_iter()
         .map(|name| {
             let tensor = source.load(&name, DType::F32).expect("tensor");
-            let rest = name.strip_prefix("model.").expect("a tensor of the text part");
-            (format!("{prefix}{rest}"), tensor)
+            let nested = name.strip_prefix("model.").map(|rest| format!("{prefix}{rest}"));
+            (nested.unwrap_or(name), tensor)
         })
         .collect();
     save(&to.join("model.safetensors"), &tensors, std::collections::HashMap::new()).expect("save");
     let text = std::fs::read_to_string(from.join("config.json")).expect("config");
     let text: Value = serde_json::from_str(&text).expect("JSON");
-    let nested = json!({ "model_type": "gemma3", "text_config": text, "vision_config": {} });
+    let mut nested = outer.clone();
+    (nested["text_config"], nested["vision_config"]) = (text, json!({}));
     std::fs::write(to.join("config.json"), nested.to_string()).expect("config");
 }
 
@@ -158,11 +160,32 @@ fn the_text_part_of_a_model_that_sees_has_the_bits_of_the_model_alone() {
     let want = logits(&alone, &TargetOptions::default());
     for (name, prefix) in [("old", "language_model.model."), ("new", "model.language_model.")] {
         let nested = dir.path().join(name);
-        nest(&alone, &nested, prefix);
+        nest(&alone, &nested, prefix, &json!({ "model_type": "gemma3" }));
         assert_eq!(logits(&nested, &TargetOptions::default()), want, "{prefix}");
         let target = nested.display().to_string();
         let say = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "8"];
         succeed(&[&say[..], &["--no-draft", "--ignore-eos"]].concat());
+    }
+}
+
+/// The head is the outer model's, and so is the word on it. Text parts often say the opposite.
+#[test]
+fn the_head_of_a_model_that_sees_is_tied_as_its_outer_configuration_says() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (alone, nested) = (dir.path().join("alone"), dir.path().join("nested"));
+    for (outer, ties) in [
+        (json!({ "model_type": "mistral3" }), true),
+        (json!({ "model_type": "mistral3", "tie_word_embeddings": true }), true),
+        (json!({ "model_type": "mistral3", "tie_word_embeddings": false }), false),
+    ] {
+        let mut config = windowed("mistral");
+        config["tie_word_embeddings"] = json!(ties);
+        write_target(&alone, &config);
+        let want = logits(&alone, &TargetOptions::default());
+        config["tie_word_embeddings"] = json!(!ties);
+        std::fs::write(alone.join("config.json"), config.to_string()).expect("config");
+        nest(&alone, &nested, "model.language_model.", &outer);
+        assert_eq!(logits(&nested, &TargetOptions::default()), want, "{outer}");
     }
 }
 

@@ -19,6 +19,7 @@ use longdraft_models::target_model::{
     PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs,
 };
 use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 const HEADS: usize = 4;
@@ -72,10 +73,9 @@ fn gguf_name(name: &str) -> String {
     known.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
 }
 
-/// Rows in the order that files of architecture llama store: pairs interleaved inside a head.
-fn interleaved(tensor: &Tensor) -> Tensor {
-    let (rows, width) = tensor.dims2().expect("matrix");
-    let head_dim = width / HEADS;
+/// Rows, or values of a bias, in the order that files of architecture llama store: pairs interleaved inside a head.
+fn interleaved(tensor: &Tensor, head_dim: usize) -> Tensor {
+    let rows = tensor.dim(0).expect("rows");
     let order: Vec<u32> = (0..rows)
         .map(|row| {
             let (head, within) = (row / head_dim, row % head_dim);
@@ -98,16 +98,21 @@ fn gguf_bytes_of(dtype: GgmlDType) -> Vec<u8> {
 
 /// The same with other values of some keys, or more keys.
 fn gguf_bytes_with(dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
-    let config = config_for(dtype);
+    gguf_bytes_from(&config_for(dtype), dtype, changed)
+}
+
+/// The same of another configuration.
+fn gguf_bytes_from(config: &Value, dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
+    let head_dim = config["head_dim"].as_u64().expect("a size") as usize;
     let size = |key: &str| Gguf::U32(config[key].as_u64().expect("a size") as u32);
-    let source = random_tensors(&config);
+    let source = random_tensors(config);
     let tensors: Vec<(String, QTensor)> = source
         .names()
         .iter()
         .map(|name| {
             let mut tensor = source.load(name, DType::F32).expect("tensor");
             if name.contains("q_proj") || name.contains("k_proj") {
-                tensor = interleaved(&tensor);
+                tensor = interleaved(&tensor, head_dim);
             }
             let width = tensor.dims().last().copied().unwrap_or(1);
             let whole = tensor.rank() == 2 && width.is_multiple_of(dtype.block_size());
@@ -165,10 +170,47 @@ fn gguf_bytes_with(dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
 fn gguf_and_folder_of_the_same_weights_agree_bit_for_bit() {
     let dir = tempfile::tempdir().expect("tempdir");
     let (folder, gguf) = (dir.path().join("hf"), dir.path().join("model.gguf"));
-    write_target(&folder, &tiny_config("llama"));
-    std::fs::write(&gguf, gguf_bytes()).expect("write");
-    let (a, b) = (logits(&folder, DType::F32), logits(&gguf, DType::F32));
-    assert!(a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()));
+    for has_biases in [false, true] {
+        let mut config = tiny_config("llama");
+        config["attention_bias"] = has_biases.into();
+        write_target(&folder, &config);
+        std::fs::write(&gguf, gguf_bytes_from(&config, GgmlDType::F32, &[])).expect("write");
+        let (a, b) = (logits(&folder, DType::F32), logits(&gguf, DType::F32));
+        let same = a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "biases: {has_biases}");
+        let target = Target::open_path(&gguf, &TargetOptions::default()).expect("target");
+        assert_eq!(target.config().qkv_bias, has_biases);
+    }
+}
+
+/// A head that lies in a folder decides, whatever `tie_word_embeddings` says.
+#[test]
+fn a_stored_head_of_its_own_is_used_though_the_configuration_ties_it() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut config = tiny_config("llama");
+    config["tie_word_embeddings"] = json!(false);
+    write_target(dir.path(), &config);
+    let own = logits(dir.path(), DType::F32);
+    config["tie_word_embeddings"] = json!(true);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+    assert_eq!(logits(dir.path(), DType::F32), own);
+    let is_tied = || {
+        let target = Target::open_path(dir.path(), &TargetOptions::default()).expect("target");
+        target.config().tie_word_embeddings
+    };
+    assert!(!is_tied());
+    // A copy of the table is no head of its own.
+    let file = dir.path().join("model.safetensors");
+    let source = SafetensorsSource::open_file(&file).expect("weights");
+    let load = |name: String| {
+        let is_head = name == "lm_head.weight";
+        let stored = if is_head { "model.embed_tokens.weight" } else { name.as_str() };
+        let tensor = source.load(stored, DType::F32).expect("tensor");
+        (name, tensor)
+    };
+    let tensors: Vec<_> = source.names().into_iter().map(load).collect();
+    save(&file, &tensors, HashMap::new()).expect("save");
+    assert!(is_tied());
 }
 
 /// Files of blocks by the type's name, of every type that there is a writer for; and uneven values,
@@ -359,8 +401,7 @@ fn sixteen_bit_files_are_held_as_they_are_with_the_bits_of_f32() {
             })
             .collect();
         let file = folder.join("model.safetensors");
-        longdraft_models::weights::safetensors::save(&file, &tensors, HashMap::new())
-            .expect("weights");
+        save(&file, &tensors, HashMap::new()).expect("weights");
         let stored = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let target = Target::open_path(&folder, &stored).expect("target");
         assert_eq!(target.embedding().expect("table").dtype(), dtype);

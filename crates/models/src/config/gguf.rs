@@ -186,6 +186,11 @@ impl<'a> Keys<'a> {
         is_yarn.then(|| self.number("rope.scaling.factor").unwrap_or(1.0))
     }
 
+    /// Whether the file holds divisors for two lengths, and the family reads them.
+    fn has_factors_by_length(&self) -> bool {
+        self.prefix == "phi3" && families::FACTORS_BY_LENGTH.iter().all(|name| self.has(name))
+    }
+
     fn rope_scaling(&self) -> Option<&'a str> {
         self.header.text(&format!("{}.rope.scaling.type", self.prefix))
     }
@@ -195,6 +200,8 @@ impl<'a> Keys<'a> {
         let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
         let scaling = match self.rope_scaling() {
             None | Some("none") => RopeScaling::None,
+            // What tensors of the file hold.
+            Some("longrope") if self.has_factors_by_length() => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
             Some("yarn") => RopeScaling::Yarn {
                 factor,
@@ -208,8 +215,8 @@ impl<'a> Keys<'a> {
                 truncate: self.prefix != "gpt-oss",
             },
             Some(other) => {
-                let message = format!("unknown rope scaling `{other}` (known: none, linear, yarn)");
-                self.problems.push(message);
+                let known = "none, linear, yarn, and longrope of phi3 with its factors";
+                self.problems.push(format!("unknown rope scaling `{other}` (known: {known})"));
                 RopeScaling::None
             }
         };
@@ -311,6 +318,17 @@ mod tests {
 
     /// The configuration of a header of four layers with some keys of its architecture.
     fn config(name: &str, more: &[(&str, Value)]) -> Result<TargetConfig, Problems> {
+        config_with(name, more, &[])
+    }
+
+    /// The same of a file that holds some vectors.
+    fn config_with(
+        name: &str,
+        more: &[(&str, Value)],
+        vectors: &[&str],
+    ) -> Result<TargetConfig, Problems> {
+        let vector = Tensor::zeros(8, DType::F32, &Device::Cpu).expect("zeros");
+        let vector = QTensor::quantize(&vector, GgmlDType::F32).expect("a tensor");
         let table = Tensor::zeros((7, 48), DType::F32, &Device::Cpu).expect("zeros");
         let table = QTensor::quantize(&table, GgmlDType::F32).expect("a tensor");
         let sizes = [
@@ -329,8 +347,10 @@ mod tests {
         let architecture = Value::String(name.into());
         let mut metadata = vec![("general.architecture", &architecture)];
         metadata.extend(keys.iter().map(|(key, value)| (key.as_str(), *value)));
+        let mut tensors = vec![("token_embd.weight", &table)];
+        tensors.extend(vectors.iter().map(|name| (*name, &vector)));
         let mut file = Cursor::new(Vec::new());
-        write(&mut file, &metadata, &[("token_embd.weight", &table)]).expect("GGUF");
+        write(&mut file, &metadata, &tensors).expect("GGUF");
         read(&Header::read(&file.into_inner()).expect("a header"))
     }
 
@@ -366,6 +386,21 @@ mod tests {
             let more = [("block_count", Value::U32(layers)), window];
             let config = config(name, &more).expect("valid");
             assert_eq!(config.parts.query_scalar, Some(12.0), "{name}");
+        }
+    }
+
+    #[test]
+    fn factors_by_length_are_read_where_the_file_holds_them() {
+        let factors = families::FACTORS_BY_LENGTH;
+        let named = ("rope.scaling.type", Value::String("longrope".into()));
+        let named = std::slice::from_ref(&named);
+        let read = config_with("phi3", named, &factors).expect("valid");
+        assert_eq!(read.rope, RopeParameters::plain(10_000.0));
+        assert_eq!(read, config_with("phi3", &[], &factors).expect("valid"));
+        assert!(read.parts.rotary.by_length.is_some());
+        for (name, held) in [("phi3", &factors[..1]), ("phi3", &[]), ("llama", &factors)] {
+            let text = config_with(name, named, held).expect_err("invalid").to_string();
+            assert!(text.contains("unknown rope scaling `longrope`"), "{name} {held:?}: {text}");
         }
     }
 

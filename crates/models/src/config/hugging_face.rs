@@ -10,25 +10,27 @@ use super::json_keys::Keys;
 use super::{Architecture, ExpertsConfig, TargetConfig};
 use crate::error::Problems;
 
-/// Models whose `config.json` holds that of their text part as `text_config`, and the text part's
-/// `model_type` if it names none.
-const NESTED: [(&str, &str); 6] = [
-    ("gemma4", "gemma4_text"),
-    ("gemma3", "gemma3_text"),
-    ("mistral3", "mistral"),
-    ("qwen3_5", "qwen3_5_text"),
-    ("qwen3_5_moe", "qwen3_5_moe_text"),
-    ("llama4", "llama4_text"),
+/// Models whose `config.json` holds that of their text part as `text_config`, the text part's
+/// `model_type` if it names none, and whether their own class ties the head.
+const NESTED: [(&str, &str, bool); 6] = [
+    ("gemma4", "gemma4_text", true),
+    ("gemma3", "gemma3_text", true),
+    ("mistral3", "mistral", true),
+    ("qwen3_5", "qwen3_5_text", false),
+    ("qwen3_5_moe", "qwen3_5_moe_text", false),
+    ("llama4", "llama4_text", false),
 ];
 
 /// Keys that the outer configuration may hold for the text part.
 const OUTER_KEYS: [&str; 4] =
-    ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"];
+    ["bos_token_id", "eos_token_id", "pad_token_id", "quantization_config"];
+/// The key that the outer configuration decides: the head is the outer model's.
+const TIED: &str = "tie_word_embeddings";
 
 /// The text part of a model that also sees.
 fn text_part(value: &Value) -> Option<Value> {
     let name = value.get("model_type")?.as_str()?;
-    let (_, inner) = NESTED.iter().find(|(outer, _)| *outer == name)?;
+    let (_, inner, ties) = NESTED.iter().find(|(outer, ..)| *outer == name)?;
     let mut text = value.get("text_config")?.as_object()?.clone();
     text.entry("model_type").or_insert_with(|| (*inner).into());
     for key in OUTER_KEYS {
@@ -37,6 +39,10 @@ fn text_part(value: &Value) -> Option<Value> {
         {
             text.insert(key.into(), outer.clone());
         }
+    }
+    let outer = value.get(TIED).filter(|tied| !tied.is_null()).cloned();
+    if let Some(tied) = outer.or(ties.then_some(Value::Bool(true))) {
+        text.insert(TIED.into(), tied);
     }
     Some(Value::Object(text))
 }
@@ -103,11 +109,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         max_position_embeddings: sizes.max_position_embeddings,
         rms_norm_eps: keys.number(eps_key, eps),
         rope,
-        tie_word_embeddings: keys.flag(
-            "tie_word_embeddings",
-            // LFM2's older files have a name of their own.
-            keys.flag("tie_embedding", defaults.tie_word_embeddings),
-        ),
+        tie_word_embeddings: keys.ties_head(architecture, &defaults),
         qkv_bias,
         attention_output_bias,
         mlp_bias: defaults.reads_mlp_bias && keys.flag("mlp_bias", false),
@@ -146,7 +148,8 @@ impl Keys<'_> {
             return None;
         }
         let count = self.size("num_experts").or_else(|| self.size("num_local_experts"));
-        let num_experts = count.unwrap_or_else(|| {
+        let known = Defaults::of(architecture).experts;
+        let num_experts = count.or(known.num_experts).unwrap_or_else(|| {
             let name = if mixtral { "num_local_experts" } else { "num_experts" };
             self.problems.push(format!("`{name}` is missing"));
             1
@@ -154,12 +157,12 @@ impl Keys<'_> {
         let width = if mixtral { "intermediate_size" } else { "moe_intermediate_size" };
         let shared = architecture
             .has_shared_expert()
-            .then(|| self.required_size("shared_expert_intermediate_size"));
+            .then(|| self.size_or("shared_expert_intermediate_size", known.shared_width));
         Some(ExpertsConfig {
             num_experts,
-            num_experts_per_tok: self.required_size("num_experts_per_tok"),
+            num_experts_per_tok: self.size_or("num_experts_per_tok", known.num_experts_per_tok),
             // A Mixtral's is reported as the MLP's.
-            moe_intermediate_size: self.size(width).unwrap_or_else(|| {
+            moe_intermediate_size: self.size(width).or(known.width).unwrap_or_else(|| {
                 if !mixtral {
                     self.problems.push(format!("`{width}` is missing"));
                 }
@@ -196,6 +199,12 @@ impl Keys<'_> {
             Some(width) if architecture == Architecture::Lfm2 => width,
             absent => self.size_or(defaults.mlp_width, absent),
         }
+    }
+
+    /// Whether the head is the embedding table; LFM2's older files have a name of their own for it, which wins.
+    fn ties_head(&self, architecture: Architecture, defaults: &Defaults) -> bool {
+        let tied = self.flag(TIED, defaults.tie_word_embeddings);
+        if architecture == Architecture::Lfm2 { self.flag("tie_embedding", tied) } else { tied }
     }
 
     /// Bias on q, k and v, and on the attention's output.

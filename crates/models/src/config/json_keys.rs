@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::families::{Defaults, Sizes};
-use super::{RopeParameters, limits};
+use super::{RopeParameters, limits, rope};
 use crate::error::Problems;
 
 /// Reads keys, collecting what is wrong instead of stopping at the first.
@@ -26,17 +26,16 @@ impl<'a> Keys<'a> {
         self.value.get(key).filter(|value| value.is_object())
     }
 
+    /// The object of rotary parameters, if there is one.
+    pub(super) fn rotary_keys(&self) -> Option<&'a Value> {
+        rope::rotary_keys(self.value)
+    }
+
     /// Base and scaling of the rotary embedding of all layers.
     pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
+        let base = Defaults::of(sizes.architecture).rope_theta;
         let context = sizes.max_position_embeddings;
-        let mut rope = RopeParameters::from_json(self.value, context, &mut self.problems);
-        let objects = ["rope_parameters", "rope_scaling"].map(|key| self.object(key));
-        let places = [Some(self.value), objects[0], objects[1]];
-        let named = |place: &Value| place.get("rope_theta").is_some_and(|theta| !theta.is_null());
-        if !places.into_iter().flatten().any(named) {
-            rope.theta = Defaults::of(sizes.architecture).rope_theta;
-        }
-        rope
+        RopeParameters::from_json_or(base, self.value, context, &mut self.problems)
     }
 
     /// `rope_parameters`, and in it those of full and of sliding layers where it is a map by kind.
@@ -80,7 +79,7 @@ impl<'a> Keys<'a> {
         numbers
     }
 
-    /// A flag a layer, of numbers or booleans, if there is a list.
+    /// A flag a layer, of numbers or booleans, if there is a list; it may go on beyond the layers.
     pub(super) fn each_layer(&mut self, key: &str, layers: usize) -> Option<Vec<bool>> {
         let listed = self.present(key)?;
         let one = |flag: &Value| flag.as_bool().or(flag.as_u64().map(|flag| flag != 0));
@@ -90,19 +89,18 @@ impl<'a> Keys<'a> {
             self.problems.push(format!("`{key}` is no list of flags"));
             return None;
         };
-        if flags.len() != layers {
+        if flags.len() < layers {
             self.problems.push(format!("`{key}` lists {} of {layers} layers", flags.len()));
             return None;
         }
-        Some(flags)
+        Some(flags.into_iter().take(layers).collect())
     }
 
     /// Dimensions of a head that turn, of `partial_rotary_factor` at top level or beside the base.
     pub(super) fn turning(&mut self, sizes: Sizes, absent: f64) -> usize {
         const KEY: &str = "partial_rotary_factor";
-        let nested = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| {
-            self.object(key).and_then(|rope| rope.get(KEY)).filter(|value| !value.is_null())
-        });
+        let nested = self.rotary_keys().and_then(|rope| rope.get(KEY));
+        let nested = nested.filter(|value| !value.is_null());
         let share = match nested.or_else(|| self.present(KEY)) {
             None => absent,
             Some(value) => value.as_f64().unwrap_or(f64::NAN),

@@ -48,8 +48,8 @@ impl RopeParameters {
         if let RopeScaling::Llama3 { original_context, .. }
         | RopeScaling::Yarn { original_context, .. } = self.scaling
         {
-            let name = "original_max_position_embeddings";
-            limits::within(problems, name, original_context, &(1.0..=limits::CONTEXT as f64));
+            let range = 1.0..=limits::CONTEXT as f64;
+            limits::within(problems, ORIGINAL_CONTEXT, original_context, &range);
         }
     }
 
@@ -65,25 +65,34 @@ impl RopeParameters {
         }
     }
 
-    /// From `rope_theta`, `rope_scaling` or the newer `rope_parameters`.
+    /// From `rope_theta` and [`rotary_keys`], whose base wins; 10 000 if neither says one.
     pub(crate) fn from_json(
         config: &Value,
         max_position_embeddings: usize,
         problems: &mut Problems,
     ) -> Self {
-        let nested = ["rope_parameters", "rope_scaling"]
-            .iter()
-            .find_map(|key| config.get(*key).filter(|v| !v.is_null()));
-        let theta = config
-            .get("rope_theta")
-            .or_else(|| nested.and_then(|n| n.get("rope_theta")))
-            .and_then(Value::as_f64)
-            .unwrap_or(10_000.0);
+        Self::from_json_or(10_000.0, config, max_position_embeddings, problems)
+    }
+
+    /// The same with another base where a file says none.
+    pub(super) fn from_json_or(
+        absent: f64,
+        config: &Value,
+        max_position_embeddings: usize,
+        problems: &mut Problems,
+    ) -> Self {
+        let nested = rotary_keys(config);
+        let theta = nested.into_iter().chain([config]).find_map(|keys| stated(keys, "rope_theta"));
+        let theta = theta.map_or(absent, |theta| theta.as_f64().unwrap_or(f64::NAN));
         if !(theta.is_finite() && theta > 0.0) {
             problems.push(format!("`rope_theta` = {theta} is not positive"));
         }
         let scaling = nested.map_or(RopeScaling::None, |nested| {
-            scaling_from_json(nested, max_position_embeddings, problems)
+            let all = Value::from(max_position_embeddings);
+            // What stands at top level wins.
+            let original =
+                [config, nested].into_iter().find_map(|keys| stated(keys, ORIGINAL_CONTEXT));
+            scaling_from_json(nested, original.unwrap_or(&all), problems)
         });
         Self { theta, scaling, divisors: None }
     }
@@ -118,6 +127,22 @@ impl RopeParameters {
     }
 }
 
+/// The key of the longest sequence before stretching.
+const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
+
+/// The object of rotary parameters, if there is one: `rope_scaling`, or the newer `rope_parameters` where that is left
+/// out or empty.
+pub(super) fn rotary_keys(config: &Value) -> Option<&Value> {
+    let mut objects =
+        ["rope_scaling", "rope_parameters"].into_iter().filter_map(|key| config.get(key));
+    objects.find(|value| value.as_object().is_some_and(|keys| !keys.is_empty()))
+}
+
+/// A key's value, if it is there and not null.
+fn stated<'a>(keys: &'a Value, key: &str) -> Option<&'a Value> {
+    keys.get(key).filter(|value| !value.is_null())
+}
+
 /// A length in tokens as files spell it: without a fraction, if it has none.
 fn whole(length: f64) -> Value {
     if length.fract() == 0.0 && (0.0..1e15).contains(&length) {
@@ -127,18 +152,15 @@ fn whole(length: f64) -> Value {
     }
 }
 
-fn scaling_from_json(
-    value: &Value,
-    max_position_embeddings: usize,
-    problems: &mut Problems,
-) -> RopeScaling {
+fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -> RopeScaling {
     let kind = ["rope_type", "type"]
         .iter()
         .find_map(|key| value.get(*key).and_then(Value::as_str))
         .unwrap_or("default");
     let optional = |key: &str| value.get(key).and_then(Value::as_f64);
     let mut required = |key: &str| {
-        let number = optional(key).filter(|x| x.is_finite() && *x > 0.0);
+        let number = if key == ORIGINAL_CONTEXT { original.as_f64() } else { optional(key) };
+        let number = number.filter(|x| x.is_finite() && *x > 0.0);
         if number.is_none() {
             problems.push(format!("rope scaling `{kind}` needs a positive `{key}`"));
         }
@@ -151,7 +173,7 @@ fn scaling_from_json(
             factor: required("factor"),
             low_freq_factor: required("low_freq_factor"),
             high_freq_factor: required("high_freq_factor"),
-            original_context: required("original_max_position_embeddings"),
+            original_context: required(ORIGINAL_CONTEXT),
         },
         "yarn" => {
             let factor = required("factor");
@@ -159,8 +181,7 @@ fn scaling_from_json(
                 factor,
                 beta_fast: optional("beta_fast").unwrap_or(32.0),
                 beta_slow: optional("beta_slow").unwrap_or(1.0),
-                original_context: optional("original_max_position_embeddings")
-                    .unwrap_or(max_position_embeddings as f64),
+                original_context: required(ORIGINAL_CONTEXT),
                 attention_factor: yarn_attention_factor(
                     factor,
                     optional("attention_factor"),
@@ -179,19 +200,94 @@ fn scaling_from_json(
     }
 }
 
-/// YaRN's factor on cos and sin: as given, from the two `mscale`s, or `0.1 ln(factor) + 1`.
+/// YaRN's factor on cos and sin: as given, from the two `mscale`s if neither is 0, or `0.1 ln(factor) + 1`.
 pub(crate) fn yarn_attention_factor(
     factor: f64,
     given: Option<f64>,
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
 ) -> f64 {
-    let scaled = |m: f64| {
-        if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
-    };
-    match (given, mscale, mscale_all_dim) {
+    let [mscale, all] = [mscale, mscale_all_dim].map(|m| m.filter(|m| *m != 0.0));
+    match (given, mscale, all) {
         (Some(given), _, _) => given,
-        (None, Some(m), Some(all)) => scaled(m) / scaled(all),
-        _ => scaled(1.0),
+        (None, Some(m), Some(all)) => yarn_growth(factor, m) / yarn_growth(factor, all),
+        _ => yarn_growth(factor, 1.0),
+    }
+}
+
+/// `0.1 m ln(factor) + 1`; 1 for contexts that are not stretched.
+pub(super) fn yarn_growth(factor: f64, m: f64) -> f64 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_is_read_where_it_is_a_number() {
+        let read = |config: &Value| {
+            let mut problems = Problems::default();
+            let rope = RopeParameters::from_json(config, 64, &mut problems);
+            assert_eq!(problems, Problems::default());
+            rope
+        };
+        let nested = json!({"rope_type": "default", "rope_theta": 5e5});
+        let null = json!({"rope_theta": null, "rope_parameters": nested});
+        assert_eq!(read(&null), RopeParameters::plain(5e5));
+        let both = json!({"rope_theta": 1e6, "rope_parameters": nested});
+        assert_eq!(read(&both), RopeParameters::plain(5e5));
+        let null = json!({"rope_theta": 1e6, "rope_parameters": {"rope_theta": null}});
+        assert_eq!(read(&null), RopeParameters::plain(1e6));
+        assert_eq!(read(&json!({"rope_theta": null})), RopeParameters::plain(1e4));
+        let mut problems = Problems::default();
+        RopeParameters::from_json(&json!({"rope_theta": "big"}), 64, &mut problems);
+        assert!(problems.to_string().contains("`rope_theta`"), "{problems}");
+    }
+
+    #[test]
+    fn the_older_object_wins_unless_it_is_empty() {
+        let read = |older: Value| {
+            let newer = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5});
+            let config = json!({"rope_scaling": older, "rope_parameters": newer});
+            RopeParameters::from_json(&config, 64, &mut Problems::default())
+        };
+        let linear = |theta, factor| RopeParameters {
+            scaling: RopeScaling::Linear { factor },
+            ..RopeParameters::plain(theta)
+        };
+        assert_eq!(read(Value::Null), linear(5e5, 4.0));
+        assert_eq!(read(json!({})), linear(5e5, 4.0));
+        assert_eq!(read(json!({"type": "linear", "factor": 2.0})), linear(1e4, 2.0));
+    }
+
+    #[test]
+    fn the_original_context_stands_at_either_place_or_is_all_of_the_context() {
+        let original = |outer: Value, inner: Value| {
+            let config = json!({
+                ORIGINAL_CONTEXT: outer,
+                "rope_scaling": {
+                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0, ORIGINAL_CONTEXT: inner
+                }
+            });
+            let mut problems = Problems::default();
+            let rope = RopeParameters::from_json(&config, 64, &mut problems).to_json();
+            (rope[ORIGINAL_CONTEXT].as_u64(), problems.0.len())
+        };
+        assert_eq!(original(Value::Null, Value::Null), (Some(64), 0));
+        assert_eq!(original(Value::Null, json!(32)), (Some(32), 0));
+        assert_eq!(original(json!(16), json!(32)), (Some(16), 0));
+        assert_eq!(original(Value::Null, json!(0)).1, 1);
+    }
+
+    #[test]
+    fn a_multiplier_of_0_is_none() {
+        let factor = |mscale, all| yarn_attention_factor(8.0, None, Some(mscale), Some(all));
+        let plain = 0.1 * 8.0_f64.ln() + 1.0;
+        for (mscale, all) in [(0.0, 0.0), (0.707, 0.0), (0.0, 0.707)] {
+            assert!((factor(mscale, all) - plain).abs() < 1e-12, "{mscale} {all}");
+        }
+        assert!((factor(1.0, 0.5) - plain / (0.05 * 8.0_f64.ln() + 1.0)).abs() < 1e-12);
     }
 }

@@ -21,7 +21,7 @@ use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor::LayerShare;
 use super::views::Views;
-use super::{MtpBlock, Target, names, renamed};
+use super::{MtpBlock, Target, names, renamed, tied};
 use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
@@ -131,9 +131,10 @@ fn files(path: &Path) -> Result<Files> {
         };
     }
     if path.join("config.json").is_file() {
-        let config = TargetConfig::from_file(&path.join("config.json"))?;
-        let source = SafetensorsSource::open_folder(path)?;
-        let source = Views::of(&config, TextPart::of(source))?;
+        let mut config = TargetConfig::from_file(&path.join("config.json"))?;
+        let source = TextPart::of(SafetensorsSource::open_folder(path)?);
+        config.tie_word_embeddings = tied::is_tied(&config, source.as_ref())?;
+        let source = Views::of(&config, source)?;
         let source = renamed::of(source, config.architecture);
         return Ok(Files::Folder(Box::new(config), source));
     }

@@ -30,6 +30,7 @@ mod spread;
 mod tensor;
 #[cfg(test)]
 mod tests;
+mod tied;
 mod views;
 
 use std::ops::Range;

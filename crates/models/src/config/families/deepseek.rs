@@ -8,7 +8,7 @@ use super::super::experts::ExpertsConfig;
 use super::super::gguf::LOG_MULTIPLIER;
 use super::super::latent::LatentConfig;
 use super::super::parts::{Rotary, Router};
-use super::super::rope::yarn_attention_factor;
+use super::super::rope::yarn_growth;
 use super::{Defaults, GgufKeys, JsonKeys, OwnSizes, Parts, Sizes, limits};
 
 pub(super) fn defaults() -> Defaults {
@@ -91,12 +91,12 @@ pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
 
 /// What YaRN multiplies scores by, `(0.1 m ln(factor) + 1)²` with `m` = `mscale_all_dim`.
 fn score_stretch(keys: &mut JsonKeys<'_>) -> Option<f64> {
-    let rope = keys.object("rope_parameters").or_else(|| keys.object("rope_scaling"))?;
+    let rope = keys.rotary_keys()?;
     let number = |key: &str| rope.get(key).and_then(Value::as_f64);
     let kind = ["rope_type", "type"].iter().find_map(|key| rope.get(*key).and_then(Value::as_str));
     let all = number("mscale_all_dim").filter(|all| *all != 0.0)?;
     let (factor, is_yarn) = (number("factor")?, kind == Some("yarn"));
-    let plain = yarn_attention_factor(factor, None, Some(all), Some(0.0));
+    let plain = yarn_growth(factor, all);
     is_yarn.then_some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
 }
 
@@ -181,7 +181,7 @@ fn score_stretch_of_gguf(keys: &mut GgufKeys<'_>) -> Option<f64> {
     let stored = keys.finite(LOG_MULTIPLIER).filter(|stored| *stored != 0.0)?;
     let all = f64::from(stored as f32 / 0.1_f32);
     let factor = keys.yarn_factor()?;
-    let plain = yarn_attention_factor(factor, None, Some(all), Some(0.0));
+    let plain = yarn_growth(factor, all);
     let plain = plain * keys.number("rope.scaling.attn_factor").unwrap_or(1.0);
     Some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
 }

@@ -88,18 +88,18 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
     let (map, [of_full, of_sliding]) = keys.ropes_by_kind();
     let older = map.filter(|_| of_full.is_none() && of_sliding.is_none());
     let scaling = of_full.or(older).or_else(|| keys.object("rope_scaling"));
-    let theta = scaling.and_then(|scaling| scaling.get("rope_theta")).or_else(|| {
-        let own = keys.value.get("rope_theta");
-        own.filter(|theta| !theta.is_null())
-    });
+    let base = |stated: Option<&Value>| {
+        let theta = stated.and_then(|stated| stated.get("rope_theta"));
+        theta.filter(|theta| !theta.is_null()).cloned()
+    };
+    let theta = base(scaling).or_else(|| keys.present("rope_theta").cloned());
     let full = json!({
-        "rope_theta": theta.cloned().unwrap_or_else(|| FULL_BASE.into()),
+        "rope_theta": theta.unwrap_or_else(|| FULL_BASE.into()),
         "rope_parameters": scaling.cloned().unwrap_or(Value::Null),
     });
-    let theta = of_sliding.and_then(|sliding| sliding.get("rope_theta"));
-    let theta = theta.or_else(|| keys.value.get("rope_local_base_freq").filter(|v| !v.is_null()));
+    let theta = base(of_sliding).or_else(|| keys.present("rope_local_base_freq").cloned());
     let sliding = json!({
-        "rope_theta": theta.cloned().unwrap_or_else(|| SLIDING_BASE.into()),
+        "rope_theta": theta.unwrap_or_else(|| SLIDING_BASE.into()),
         "rope_parameters": of_sliding.cloned().unwrap_or(Value::Null),
     });
     let mut read = |name: &str, theta: &Value| {

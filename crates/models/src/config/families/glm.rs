@@ -59,11 +59,11 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
 /// The experts of GLM-4.5: from a layer on, with one or several as one that every token visits.
 pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     let layers = keys.size("num_hidden_layers").unwrap_or(0).min(limits::LAYERS);
-    let width = keys.required_size("moe_intermediate_size");
+    let width = keys.size("moe_intermediate_size").unwrap_or(1408);
     let shared = keys.size("n_shared_experts").unwrap_or(1);
     ExpertsConfig {
-        num_experts: keys.required_size("n_routed_experts"),
-        num_experts_per_tok: keys.required_size("num_experts_per_tok"),
+        num_experts: keys.size("n_routed_experts").unwrap_or(128),
+        num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(8),
         moe_intermediate_size: width,
         shared_expert_intermediate_size: (shared > 0).then(|| width.saturating_mul(shared)),
         norm_topk_prob: keys.flag("norm_topk_prob", true),

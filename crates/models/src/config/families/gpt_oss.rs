@@ -49,8 +49,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     let sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
     parts.set_windows(window, sliding, &mut keys.problems);
     let mut rope = keys.rope(sizes);
-    let scaled = ["rope_parameters", "rope_scaling"].iter().any(|key| keys.object(key).is_some());
-    if !scaled {
+    if keys.rotary_keys().is_none() {
         rope.scaling = RopeScaling::Yarn {
             factor: STRETCH,
             beta_fast: 32.0,
@@ -68,8 +67,8 @@ pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     let per_token = keys.size("num_experts_per_tok").or_else(|| keys.size("experts_per_token"));
     let count = keys.size("num_local_experts").or_else(|| keys.size("num_experts"));
     ExpertsConfig {
-        num_experts: count.unwrap_or_else(|| keys.required_size("num_local_experts")),
-        num_experts_per_tok: per_token.unwrap_or_else(|| keys.required_size("num_experts_per_tok")),
+        num_experts: count.unwrap_or(128),
+        num_experts_per_tok: per_token.unwrap_or(4),
         moe_intermediate_size: keys.size("intermediate_size").unwrap_or(1),
         shared_expert_intermediate_size: None,
         norm_topk_prob: true,

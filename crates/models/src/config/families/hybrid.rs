@@ -3,7 +3,7 @@
 
 use super::super::mixers::{DeltaNetConfig, Mixer};
 use super::super::parts::Rotary;
-use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, Sizes};
+use super::{Architecture, Defaults, ExpertDefaults, GgufKeys, JsonKeys, Parts, Sizes};
 use longdraft_kernels::recurrence::DeltaSizes;
 
 /// Every so manieth layer attends.
@@ -12,13 +12,24 @@ const INTERVAL: usize = 4;
 const ROTARY_SHARE: f64 = 0.25;
 
 pub(super) fn defaults(architecture: Architecture) -> Defaults {
-    let key_value_heads = if architecture == Architecture::Qwen35 { 4 } else { 2 };
+    let (key_value_heads, intermediate_size, experts) = match architecture {
+        Architecture::Qwen35 => (4, Some(12_288), None),
+        Architecture::Qwen3Next => (2, Some(5632), Some((512, 10))),
+        _ => (2, None, Some((256, 8))),
+    };
+    let width = experts.map(|_| 512);
     Defaults {
         num_attention_heads: Some(16),
         num_key_value_heads: Some(key_value_heads),
         head_dim: Some(256),
         max_position_embeddings: 32_768,
-        intermediate_size: (architecture == Architecture::Qwen3Next).then_some(5632),
+        intermediate_size,
+        experts: ExpertDefaults {
+            num_experts: experts.map(|(count, _)| count),
+            num_experts_per_tok: experts.map(|(_, per_token)| per_token),
+            width,
+            shared_width: width,
+        },
         ..Defaults::default()
     }
 }

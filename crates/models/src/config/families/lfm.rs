@@ -88,6 +88,8 @@ mod tests {
         assert_eq!(read.state_values(), 3 * 2 * 48);
         value["tie_embedding"] = json!(false);
         assert!(!TargetConfig::from_json(&value).expect("valid").tie_word_embeddings);
+        value["tie_word_embeddings"] = json!(true);
+        assert!(!TargetConfig::from_json(&value).expect("valid").tie_word_embeddings);
         value["full_attn_idxs"] = Value::Null;
         let read = TargetConfig::from_json(&value).expect("valid");
         assert_eq!((read.attention_layers(), read.is_recurrent()), (4, false));

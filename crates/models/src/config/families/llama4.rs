@@ -22,6 +22,7 @@ pub(super) fn defaults() -> Defaults {
         num_key_value_heads: Some(8),
         head_dim: Some(128),
         max_position_embeddings: 131_072,
+        intermediate_size: Some(16_384),
         rope_theta: 5e5,
         norm_eps: ("rms_norm_eps", 1e-5),
         mlp_width: "intermediate_size_mlp",
@@ -74,7 +75,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
 /// Experts stand in the layers of `moe_layers`, else in every `interleave_moe_layer_step`-th.
 pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     let layers = keys.size("num_hidden_layers").unwrap_or(0).min(limits::LAYERS);
-    let width = keys.required_size("intermediate_size");
+    let width = keys.size("intermediate_size").unwrap_or(8192);
     let step = keys.size("interleave_moe_layer_step").unwrap_or(1);
     let listed = keys.value.get("moe_layers").filter(|list| !list.is_null());
     let listed = listed.map(|_| keys.sizes("moe_layers"));

@@ -41,8 +41,19 @@ pub(super) struct Defaults {
     pub(super) activation: (&'static str, &'static str),
     /// The key of the MLP's width.
     pub(super) mlp_width: &'static str,
+    pub(super) experts: ExpertDefaults,
     /// Whether the class has `mlp_bias`.
     pub(super) reads_mlp_bias: bool,
+}
+
+/// The same for sizes of experts.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ExpertDefaults {
+    pub(super) num_experts: Option<usize>,
+    pub(super) num_experts_per_tok: Option<usize>,
+    pub(super) width: Option<usize>,
+    /// Of the expert that every token visits.
+    pub(super) shared_width: Option<usize>,
 }
 
 impl Default for Defaults {
@@ -59,6 +70,7 @@ impl Default for Defaults {
             rope_theta: 10_000.0,
             activation: ("hidden_act", "silu"),
             mlp_width: "intermediate_size",
+            experts: ExpertDefaults::default(),
             reads_mlp_bias: true,
         }
     }
@@ -68,7 +80,9 @@ impl Defaults {
     pub(super) fn of(architecture: Architecture) -> Self {
         match architecture {
             Architecture::Qwen3 => Self { head_dim: Some(128), ..Self::default() },
-            Architecture::Mistral | Architecture::Ministral3 => mistral::defaults(architecture),
+            Architecture::Mistral | Architecture::Ministral3 | Architecture::Mixtral => {
+                mistral::defaults(architecture)
+            }
             Architecture::Gemma2 | Architecture::Gemma3 => gemma::defaults(architecture),
             Architecture::SmolLm3 => smollm3::defaults(),
             Architecture::Olmo2 | Architecture::Olmo3 => olmo::defaults(architecture),
@@ -115,7 +129,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     match sizes.architecture {
         Architecture::Gemma2 | Architecture::Gemma3 => gemma::of_json(keys, sizes),
         Architecture::Mistral | Architecture::Ministral3 | Architecture::Mixtral => {
-            (keys.rope(sizes), mistral::of_json(keys, sizes))
+            mistral::of_json(keys, sizes)
         }
         Architecture::Llama => (keys.rope(sizes), llama(keys)),
         Architecture::SmolLm3 => (keys.rope(sizes), smollm3::of_json(keys, sizes)),
@@ -209,6 +223,10 @@ pub(super) fn normalises(keys: &GgufKeys<'_>, architecture: Architecture) -> boo
         _ => true,
     }
 }
+
+/// GGUF tensors of divisors of rotary frequencies, those of short sequences and those of long ones.
+pub(super) const FACTORS_BY_LENGTH: [&str; 2] =
+    ["rope_factors_short.weight", "rope_factors_long.weight"];
 
 /// Refuses quantised folders but for the one kind that is read.
 pub(super) fn check_quantisation(keys: &mut JsonKeys<'_>, architecture: Architecture) {

@@ -49,11 +49,12 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
         return (rope.clone(), rope);
     }
     let older = if map.is_none() { keys.object("rope_scaling") } else { None };
-    let own = keys.value.get("rope_theta").filter(|_| map.is_none());
+    let own = keys.present("rope_theta").filter(|_| map.is_none());
     let mut read = |scaling: Option<&Value>, own: Option<&Value>| {
-        let theta = scaling.and_then(|scaling| scaling.get("rope_theta")).or(own);
+        let theta = scaling.and_then(|scaling| scaling.get("rope_theta"));
+        let theta = theta.filter(|theta| !theta.is_null()).or(own);
         let value = json!({
-            "rope_theta": theta.filter(|theta| !theta.is_null()).cloned().unwrap_or_else(|| BASE.into()),
+            "rope_theta": theta.cloned().unwrap_or_else(|| BASE.into()),
             "rope_parameters": scaling.cloned().unwrap_or(Value::Null),
         });
         RopeParameters::from_json(&value, sizes.max_position_embeddings, &mut keys.problems)

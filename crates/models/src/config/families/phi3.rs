@@ -4,7 +4,9 @@
 use serde_json::Value;
 
 use super::super::parts::{LongRope, Rotary};
-use super::{Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, limits};
+use super::{
+    Defaults, FACTORS_BY_LENGTH, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, limits,
+};
 
 /// Longest sequence that is short, where a file leaves it out.
 const ORIGINAL_CONTEXT: usize = 4096;
@@ -15,6 +17,7 @@ pub(super) fn defaults() -> Defaults {
     Defaults {
         vocab_size: Some(32_064),
         max_position_embeddings: 4096,
+        intermediate_size: Some(8192),
         norm_eps: ("rms_norm_eps", 1e-5),
         reads_mlp_bias: false,
         ..Defaults::default()
@@ -29,7 +32,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     let pattern = sizes.each_layer(|_| window.is_some());
     let sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
     parts.set_windows(window, sliding, &mut keys.problems);
-    let scaling = ["rope_parameters", "rope_scaling"].into_iter().find_map(|key| keys.object(key));
+    let scaling = keys.rotary_keys();
     let kind = scaling.and_then(|scaling| {
         ["rope_type", "type"].iter().find_map(|key| scaling.get(*key).and_then(Value::as_str))
     });
@@ -37,8 +40,8 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         return (keys.rope(sizes), parts);
     };
     parts.rotary.by_length = Some(by_length(keys, scaling, sizes, turning));
-    let theta = scaling.get("rope_theta").or_else(|| keys.value.get("rope_theta"));
-    let theta = theta.filter(|theta| !theta.is_null());
+    let theta = scaling.get("rope_theta").filter(|theta| !theta.is_null());
+    let theta = theta.or_else(|| keys.present("rope_theta"));
     let theta = theta.map_or(Some(defaults().rope_theta), Value::as_f64);
     if theta.is_none() {
         keys.problems.push("`rope_theta` is not a number");
@@ -50,7 +53,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 fn by_length(keys: &mut JsonKeys<'_>, scaling: &Value, sizes: Sizes, turning: usize) -> LongRope {
     const ORIGINAL: &str = "original_max_position_embeddings";
     let mut inner = JsonKeys::of(scaling);
-    let original = inner.size_from_one(ORIGINAL).or_else(|| keys.size_from_one(ORIGINAL));
+    let original = keys.size_from_one(ORIGINAL).or_else(|| inner.size_from_one(ORIGINAL));
     let original = original.unwrap_or(ORIGINAL_CONTEXT);
     let stretch = inner.scale("factor", None);
     let stretch = stretch.unwrap_or(sizes.max_position_embeddings as f64 / original as f64);
@@ -87,11 +90,11 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     if window.is_some() {
         parts.set_windows(window, sizes.each_layer(|_| true), &mut keys.problems);
     }
-    let held = ["rope_factors_short.weight", "rope_factors_long.weight"].map(|name| keys.has(name));
+    let held = FACTORS_BY_LENGTH.map(|name| keys.has(name));
     if held.contains(&true) {
         if held.contains(&false) {
-            keys.problems
-                .push("`rope_factors_short.weight` and `rope_factors_long.weight` belong together");
+            let [short, long] = FACTORS_BY_LENGTH;
+            keys.problems.push(format!("`{short}` and `{long}` belong together"));
         }
         let original = keys.whole("rope.scaling.original_context_length");
         parts.rotary.by_length = Some(LongRope {

@@ -60,6 +60,12 @@ fn layers_without_rotary_embedding_are_every_fourth_or_as_listed() {
         config["sliding_window"] = 9.into();
     });
     assert_eq!((windowed.window_of(0), windowed.window_of(1)), (Some(9), None));
+    // Lists may go on beyond the layers.
+    let longer = json!([0, 1, 1, 1, 1, 1, 1, 0, 0, 0]);
+    for kind in ["smollm3", "llama4_text"] {
+        let longer = read(kind, |config| config["no_rope_layers"] = longer.clone());
+        assert_eq!((still(&longer), longer.parts.rotary.still.len()), (vec![0, 7], 8), "{kind}");
+    }
     let empty = read("llama4_text", |config| config["no_rope_layers"] = json!([]));
     assert_eq!(still(&empty), [3, 7]);
     assert_eq!((empty.window_of(0), empty.window_of(3)), (Some(8192), None));
@@ -104,6 +110,15 @@ fn long_sequences_have_their_frequencies_and_both_a_common_factor() {
     let stretch: f64 = 512.0 / 64.0;
     let want = (1.0 + stretch.ln() / 64.0_f64.ln()).sqrt();
     assert!((by_length.attention_factor - want).abs() < 1e-12);
+    // What stands at top level wins.
+    let original = |outer: Value| {
+        let both = read("phi3", |config| {
+            config["original_max_position_embeddings"] = outer.clone();
+            config["rope_scaling"]["original_max_position_embeddings"] = 32.into();
+        });
+        both.parts.rotary.by_length.expect("frequencies by length").original_context
+    };
+    assert_eq!((original(64.into()), original(Value::Null)), (64, 32));
     let given = read("phi3", |config| config["rope_scaling"]["attention_factor"] = 1.25.into());
     let by_length = given.parts.rotary.by_length.expect("frequencies by length");
     assert!((by_length.attention_factor - 1.25).abs() < 1e-12);

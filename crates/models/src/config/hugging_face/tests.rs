@@ -126,6 +126,32 @@ fn windows_follow_the_family_unless_the_layers_are_listed() {
 }
 
 #[test]
+fn windows_of_qwen_s_mixtures_are_those_of_their_classes() {
+    let mut value = llama();
+    for (key, number) in [
+        ("num_hidden_layers", 6),
+        ("sliding_window", 7),
+        ("max_window_layers", 4),
+        ("num_experts", 4),
+        ("num_experts_per_tok", 2),
+        ("moe_intermediate_size", 24),
+        ("shared_expert_intermediate_size", 24),
+    ] {
+        value[key] = number.into();
+    }
+    let window = Some(7);
+    for (kind, wanted) in
+        [("qwen2_moe", [window, None, window, None, None, None]), ("qwen3_moe", [window; 6])]
+    {
+        value["model_type"] = kind.into();
+        value["use_sliding_window"] = json!(true);
+        assert_eq!(windows(&value), wanted, "{kind}");
+        value["use_sliding_window"] = json!(false);
+        assert_eq!(windows(&value), [None; 6], "{kind}");
+    }
+}
+
+#[test]
 fn hostile_windows_are_named_by_key() {
     let mut value = llama();
     value["model_type"] = json!("mistral");
@@ -225,6 +251,119 @@ fn the_text_part_of_a_model_that_sees_is_read() {
     assert_eq!(read(&value).expect("valid").architecture, Architecture::Mistral);
     let value = json!({"model_type": "llava", "text_config": text});
     assert!(problem(&value).contains("unknown architecture `llava`"));
+}
+
+#[test]
+fn the_outer_model_decides_whether_the_head_is_tied() {
+    let tied = |(outer, inner): (&str, &str), outer_says: Value, inner_says: Value| {
+        let mut text = llama();
+        text["model_type"] = inner.into();
+        text["tie_word_embeddings"] = inner_says;
+        let value = json!({
+            "model_type": outer, "text_config": text, "tie_word_embeddings": outer_says
+        });
+        read(&value).expect("valid").tie_word_embeddings
+    };
+    let of_class = [
+        (("mistral3", "mistral"), true),
+        (("gemma3", "gemma3_text"), true),
+        (("gemma4", "gemma4_text"), true),
+    ];
+    for (names, ties) in of_class {
+        assert_eq!(tied(names, Value::Null, json!(!ties)), ties, "{names:?}");
+    }
+    let plain = ("qwen3_5", "qwen3_5_text");
+    assert!(tied(plain, Value::Null, json!(true)) && !tied(plain, Value::Null, Value::Null));
+    for names in of_class.map(|(names, _)| names).into_iter().chain([plain]) {
+        for says in [false, true] {
+            assert_eq!(tied(names, json!(says), json!(!says)), says, "{names:?}");
+        }
+    }
+}
+
+#[test]
+fn a_quantised_folder_is_refused_wherever_it_says_so() {
+    let mut text = llama();
+    text["model_type"] = json!("mistral");
+    let mut value = json!({"model_type": "mistral3", "text_config": text});
+    assert!(read(&value).is_ok());
+    value["quantization_config"] = json!({"quant_method": "fp8"});
+    assert!(problem(&value).contains("`quantization_config` = fp8"));
+}
+
+/// A configuration without some keys.
+fn without(mut value: Value, keys: &[&str]) -> Value {
+    for key in keys {
+        value.as_object_mut().expect("an object").remove(*key);
+    }
+    value
+}
+
+#[test]
+fn mixtrals_and_ministrals_have_the_defaults_of_their_classes() {
+    let keys = ["rms_norm_eps", "num_key_value_heads", "eos_token_id"];
+    let mut value = without(llama(), &keys);
+    value["num_attention_heads"] = json!(16);
+    value["model_type"] = json!("mixtral");
+    let config = read(&value).expect("valid");
+    let experts = config.experts.as_ref().expect("experts");
+    assert_eq!((experts.num_experts, experts.num_experts_per_tok), (8, 2));
+    assert_eq!((config.num_key_value_heads, config.max_position_embeddings), (8, 131_072));
+    assert_eq!(config.rope, RopeParameters::plain(1e6));
+    assert!((config.rms_norm_eps - 1e-5).abs() < 1e-12);
+    value["model_type"] = json!("ministral3");
+    let config = read(&value).expect("valid");
+    let stretched = RopeScaling::Yarn {
+        factor: 16.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 16_384.0,
+        attention_factor: 1.0,
+        truncate: true,
+    };
+    assert_eq!(config.rope, RopeParameters { scaling: stretched, ..RopeParameters::plain(1e6) });
+    let growth =
+        QueryGrowth { beta: 0.1, original_context: 16_384.0, offset: 0, only_still: false };
+    assert_eq!(config.parts.query_growth, Some(growth));
+    assert!((config.rms_norm_eps - 1e-5).abs() < 1e-12);
+    value["rope_parameters"] = json!({"rope_type": "default"});
+    let config = read(&value).expect("valid");
+    assert_eq!((config.rope, config.parts.query_growth), (RopeParameters::plain(1e4), None));
+    value["rope_parameters"] =
+        json!({"llama_4_scaling_beta": 0.5, "original_max_position_embeddings": 48});
+    value["original_max_position_embeddings"] = json!(32);
+    let growth = read(&value).expect("valid").parts.query_growth;
+    assert_eq!(growth.map(|growth| growth.original_context), Some(32.0));
+}
+
+#[test]
+fn sizes_of_experts_and_mlps_are_those_of_the_classes_where_a_file_leaves_them_out() {
+    let of = |kind: &str, keys: &[&str]| {
+        let mut value = without(llama(), keys);
+        value["model_type"] = kind.into();
+        read(&value).expect("valid")
+    };
+    let width = ["intermediate_size"];
+    for (kind, wanted) in [
+        ("qwen3_next", (512, 10, 512, Some(512))),
+        ("qwen3_5_moe_text", (256, 8, 512, Some(512))),
+        ("glm4_moe", (128, 8, 1408, Some(1408))),
+        ("gpt_oss", (128, 4, 160, None)),
+        ("llama4_text", (16, 1, 8192, Some(8192))),
+    ] {
+        let keys = if kind == "llama4_text" { &width[..] } else { &[] };
+        let experts = of(kind, keys).experts.expect("experts");
+        let sizes = (
+            experts.num_experts,
+            experts.num_experts_per_tok,
+            experts.moe_intermediate_size,
+            experts.shared_expert_intermediate_size,
+        );
+        assert_eq!(sizes, wanted, "{kind}");
+    }
+    for (kind, wanted) in [("llama4_text", 16_384), ("qwen3_5_text", 12_288), ("phi3", 8192)] {
+        assert_eq!(of(kind, &width).intermediate_size, wanted, "{kind}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! GGUF files, tensor by tensor, widened or as blocks, under the published Hugging Face names.
 //!
-//! Files of architectures `llama`, `mistral3`, `granite` and `smollm3` store the rows of `attn_q` and `attn_k` for interleaved rotary
-//! pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are put back
-//! while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`, those of heads over latent rows
+//! Files of architectures `llama`, `mistral3`, `granite` and `smollm3` store the rows of `attn_q` and `attn_k`, and the values of
+//! their biases, for interleaved rotary pairs: inside each head, stored row `2i + j` is half-split row `j·D/2 + i`. They are
+//! put back while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`, those of heads over latent rows
 //! likewise ([`super::heads`]).
 
 use std::borrow::Cow;
@@ -210,6 +210,12 @@ impl GgufSource {
         head * head_dim + within % (head_dim / 2) * 2 + within / (head_dim / 2)
     }
 
+    /// Values of an interleaved bias, each where its row belongs.
+    fn put_back(&self, bias: &Tensor) -> Result<Tensor> {
+        let stored: Vec<u32> = (0..bias.dim(0)?).map(|row| self.stored_row(row) as u32).collect();
+        Ok(bias.index_select(&Tensor::new(stored.as_slice(), bias.device())?, 0)?)
+    }
+
     /// Keys' and values' matrices of every head as one, `[N (plain + value), r]`.
     fn joined_heads(&self, keys: &str, dtype: DType) -> Result<Tensor> {
         let keys_of = self.load_stored(keys, dtype)?.transpose(1, 2)?;
@@ -289,10 +295,15 @@ impl WeightSource for GgufSource {
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let stored = self.stored(name)?;
-        match stored.part {
-            Part::JoinedHeads => self.joined_heads(&stored.name, dtype),
-            _ => self.read(stored, dtype, |row| self.place(name, row)),
+        if stored.part == Part::JoinedHeads {
+            return self.joined_heads(&stored.name, dtype);
         }
+        let tensor = self.read(stored, dtype, |row| self.place(name, row))?;
+        // All of a bias is one row to the reader.
+        if tensor.rank() == 1 && self.is_interleaved(name) {
+            return self.put_back(&tensor);
+        }
+        Ok(tensor)
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {

@@ -3,7 +3,7 @@
 
 mod gguf;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::experts::ExpertsConfig;
 use super::super::parts::{Activation, NormPlaces};
@@ -19,7 +19,7 @@ const WINDOW: usize = 512;
 const PATTERN: usize = 6;
 const FULL_BASE: f64 = 1e6;
 const SLIDING_BASE: f64 = 1e4;
-/// The part of a full layer's head that is turned.
+/// The part of a full layer's head that is turned, where a file says nothing of the embedding.
 const ROTARY_SHARE: f64 = 0.25;
 /// Dim of a full layer's heads.
 const FULL_HEAD_DIM: usize = 512;
@@ -62,9 +62,11 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
     if shared >= layers && shared > 0 {
         keys.problems.push(format!("`num_kv_shared_layers` = {shared} of {layers} layers"));
     }
-    let full_dim = sliding.iter().zip(&heads).rev().find(|(slides, _)| !**slides);
-    let (full, of_sliding) =
-        ropes(keys, full_dim.map_or(sizes.head_dim, |(_, heads)| heads.head_dim));
+    let dim_of = |slides: bool| {
+        let mut of_kind = sliding.iter().zip(&heads).filter(|(own, _)| **own == slides);
+        of_kind.next().map_or(sizes.head_dim, |(_, heads)| heads.head_dim)
+    };
+    let (full, of_sliding) = ropes(keys, [dim_of(false), dim_of(true)]);
     let mut parts = Parts {
         logits_softcap: keys.scale("final_logit_softcapping", None),
         sliding_rope: Some(of_sliding),
@@ -153,42 +155,59 @@ fn layer_heads(
     heads
 }
 
-/// Rotary embeddings of full layers, of whose heads a part turns, and of sliding ones.
-fn ropes(keys: &mut JsonKeys<'_>, full_dim: usize) -> (RopeParameters, RopeParameters) {
+/// Rotary embeddings of full and of sliding layers, whose heads have these dims: by what the file says of a kind, else as
+/// the class has them.
+fn ropes(keys: &mut JsonKeys<'_>, [full, sliding]: [usize; 2]) -> (RopeParameters, RopeParameters) {
     let (_, [of_full, of_sliding]) = keys.ropes_by_kind();
-    let theta = |of: Option<&Value>, absent: f64| {
-        of.and_then(|of| of.get("rope_theta")).and_then(Value::as_f64).unwrap_or(absent)
+    let of_class = [
+        json!({"rope_type": "proportional", "partial_rotary_factor": ROTARY_SHARE}),
+        json!({"rope_type": "default"}),
+    ];
+    let of_full = ("full_attention", of_full.unwrap_or(&of_class[0]));
+    let of_sliding = ("sliding_attention", of_sliding.unwrap_or(&of_class[1]));
+    (rope(keys, of_full, FULL_BASE, full), rope(keys, of_sliding, SLIDING_BASE, sliding))
+}
+
+/// The rotary embedding of a kind of layers with heads of `dim`.
+fn rope(
+    keys: &mut JsonKeys<'_>,
+    (kind, stated): (&str, &Value),
+    base: f64,
+    dim: usize,
+) -> RopeParameters {
+    let number = |key: &str, absent: f64| match stated.get(key) {
+        None | Some(Value::Null) => absent,
+        Some(number) => number.as_f64().unwrap_or(f64::NAN),
     };
-    let mut read = |name: &str, of: Option<&Value>, absent: f64| {
-        let base = theta(of, absent);
-        if !(base.is_finite() && base > 0.0) {
-            keys.problems.push(format!("`rope_theta` of {name} = {base} is not positive"));
-        }
-        let kind = of.and_then(|of| of.get("rope_type")).and_then(Value::as_str);
-        let known = kind.is_none_or(|kind| kind == "default" || kind == "proportional");
-        if !known {
-            let kind = kind.unwrap_or_default();
-            keys.problems
-                .push(format!("unknown rope scaling `{kind}` (known: default, proportional)"));
-        }
-        RopeParameters::plain(base)
-    };
-    let mut full = read("full_attention", of_full, FULL_BASE);
-    let sliding = read("sliding_attention", of_sliding, SLIDING_BASE);
-    let kind = of_full.and_then(|of| of.get("rope_type")).and_then(Value::as_str);
-    if kind != Some("default") {
-        let share = of_full.and_then(|of| of.get("partial_rotary_factor"));
-        let share = share.map_or(Some(ROTARY_SHARE), Value::as_f64);
-        let share = share.filter(|share| *share > 0.0 && *share <= 1.0);
-        if share.is_none() {
-            keys.problems.push("`partial_rotary_factor` of full_attention is not in (0, 1]");
-        }
-        let full_dim = full_dim.min(limits::HEAD_DIM);
-        let turned = (share.unwrap_or(1.0) * full_dim as f64 / 2.0) as usize;
-        let divisor = |pair: usize| if pair < turned { 1.0 } else { STANDSTILL };
-        full.divisors = Some((0..full_dim / 2).map(divisor).collect());
+    let theta = number("rope_theta", base);
+    if !(theta.is_finite() && theta > 0.0) {
+        keys.problems.push(format!("`rope_theta` of {kind} = {theta} is not positive"));
     }
-    (full, sliding)
+    let rule = ["rope_type", "type"].iter().find_map(|key| stated.get(*key)?.as_str());
+    let divisors = match rule.unwrap_or("default") {
+        "default" => None,
+        "proportional" => {
+            let (share, factor) = (number("partial_rotary_factor", 1.0), number("factor", 1.0));
+            if !(share > 0.0 && share <= 1.0) {
+                keys.problems.push(format!("`partial_rotary_factor` of {kind} is not in (0, 1]"));
+            }
+            limits::scale(&mut keys.problems, &format!("factor of {kind}"), factor);
+            Some(divisors(dim.min(limits::HEAD_DIM), share, factor))
+        }
+        other => {
+            let known = "(known: default, proportional)";
+            keys.problems.push(format!("unknown rope scaling `{other}` {known}"));
+            None
+        }
+    };
+    RopeParameters { divisors, ..RopeParameters::plain(theta) }
+}
+
+/// Divisors of the frequencies of a head of which a share turns, stretched by a factor.
+fn divisors(dim: usize, share: f64, factor: f64) -> Vec<f32> {
+    let turned = (share * dim as f64 / 2.0) as usize;
+    let divisor = |pair: usize| if pair < turned { factor as f32 } else { STANDSTILL };
+    (0..dim / 2).map(divisor).collect()
 }
 
 /// Experts beside the MLP of every layer.
@@ -301,9 +320,47 @@ mod tests {
             let problem = TargetConfig::from_json(&value).expect_err("invalid").to_string();
             assert!(problem.contains(told), "{key} = {wrong}: {problem}");
         }
+        for (key, wrong) in [
+            ("partial_rotary_factor", json!(3.0)),
+            ("partial_rotary_factor", json!("all")),
+            ("factor", json!(0)),
+            ("factor", json!(1e300)),
+            ("rope_theta", json!("big")),
+            ("rope_type", json!("yarn")),
+        ] {
+            for kind in ["full_attention", "sliding_attention"] {
+                let mut value = config();
+                value["rope_parameters"] = json!({kind: {"rope_type": "proportional"}});
+                value["rope_parameters"][kind][key] = wrong.clone();
+                let problem = TargetConfig::from_json(&value).expect_err("invalid").to_string();
+                let told = if key == "rope_type" { "yarn" } else { key };
+                assert!(problem.contains(told), "{kind}.{key} = {wrong}: {problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_file_says_of_an_embedding_takes_the_place_of_the_class_s_own() {
         let mut value = config();
-        value["rope_parameters"] = json!({"full_attention": {"partial_rotary_factor": 3.0}});
-        let problem = TargetConfig::from_json(&value).expect_err("invalid").to_string();
-        assert!(problem.contains("partial_rotary_factor"), "{problem}");
+        value["num_kv_shared_layers"] = json!(0);
+        let mut of_full = |stated: Value| {
+            value["rope_parameters"] = json!({"full_attention": stated});
+            TargetConfig::from_json(&value).expect("valid").rope
+        };
+        assert_eq!(of_full(json!({"rope_theta": 5e5})), RopeParameters::plain(5e5));
+        assert_eq!(of_full(json!({"rope_type": "default"})), RopeParameters::plain(1e6));
+        // All of the head turns unless the file says less.
+        let divisors = of_full(json!({"type": "proportional", "factor": 4.0})).divisors;
+        assert_eq!(divisors, Some(vec![4.0; 16]));
+        let part = json!({
+            "rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0
+        });
+        let divisors = [vec![2.0; 8], vec![STANDSTILL; 8]].concat();
+        assert_eq!(of_full(part.clone()).divisors, Some(divisors));
+        value["rope_parameters"] = json!({"sliding_attention": part});
+        let read = TargetConfig::from_json(&value).expect("valid");
+        let sliding = read.parts.sliding_rope.and_then(|rope| rope.divisors);
+        assert_eq!(sliding, Some([vec![2.0; 4], vec![STANDSTILL; 4]].concat()));
+        assert_eq!(read.rope.divisors.map(|divisors| divisors[4]), Some(STANDSTILL));
     }
 }
