@@ -2,14 +2,23 @@
 
 use std::path::Path;
 
-use crate::support::{GgufChange, Workshop, change_gguf, fail, last_json, run, stdout, succeed};
+use crate::support::{
+    GgufChange, Workshop, change_gguf, fail, last_json, run, stdout, succeed, tiny_config,
+    write_target,
+};
 use candle_core::quantized::gguf_file::Value as GgufValue;
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::Header;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 /// A workshop with a trained draft of a method.
 fn trained(more: &[&str]) -> Workshop {
-    let shop = Workshop::with_four_layers();
+    trained_in(Workshop::with_four_layers(), more)
+}
+
+fn trained_in(shop: Workshop, more: &[&str]) -> Workshop {
     let block = [
         "draft.layers=2",
         "draft.target_layers=[0,2]",
@@ -100,7 +109,10 @@ fn every_method_is_exported_verified_and_drafts_like_its_checkpoint() {
             assert_eq!(config["torch_dtype"], "float32");
             if profile != "speculators" {
                 assert_eq!(config["is_causal"], false, "{method}");
-                assert_eq!(config["block_size"], config["dflash_config"]["block_size"]);
+                for key in ["block_size", "sample_from_anchor"] {
+                    assert_eq!(config[key], config["dflash_config"][key], "{method}: {key}");
+                }
+                assert_eq!(config["sample_from_anchor"], method == "dspark");
             }
         }
         let proposals = if method == "dspark" { 4 } else { 3 };
@@ -215,6 +227,53 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
     );
 }
 
+/// A workshop whose target divides its logits.
+fn scaling_shop() -> Workshop {
+    let shop = Workshop::with_four_layers();
+    let mut config = tiny_config("granite");
+    config["num_hidden_layers"] = 4.into();
+    config["attention_multiplier"] = 0.3.into();
+    config["logits_scaling"] = 0.7.into();
+    write_target(&shop.target, &config);
+    shop
+}
+
+#[test]
+fn files_say_how_the_target_scales_logits_or_are_not_written() {
+    let shop = trained_in(scaling_shop(), METHODS[0].1);
+    let own = drafted(&shop, &shop.path("run"));
+    let folder = export(&shop, "hf", "f32");
+    let config = read(&format!("{folder}/config.json"));
+    let multiplier = config["dflash_config"]["output_multiplier"].as_f64().expect("a number");
+    assert!((multiplier * 0.7 - 1.0).abs() < 1e-9, "{multiplier}");
+    assert!(config["dflash_config"].get("final_logit_softcapping").is_none(), "there is none");
+    let file = export(&shop, "llamacpp", "f32");
+    let header = Header::read(&std::fs::read(format!("{file}/{GGUF}")).expect("file"));
+    let scale = header.expect("header").number("dflash.logit_scale").expect("a number");
+    assert!((scale * 0.7 - 1.0).abs() < 1e-6, "{scale}");
+    for place in [&folder, &file] {
+        assert_eq!(drafted(&shop, place), own, "{place}");
+        succeed(&["verify", place, "--target", &shop.target(), "--checkpoint", &shop.path("run")]);
+    }
+    let found = broken(&shop, &folder, &|config| {
+        config["dflash_config"]["output_multiplier"] = 0.7.into();
+    });
+    assert_eq!(found, ["not-the-target"]);
+    let nested = read(&format!("{}/config.json", export(&shop, "speculators", "f32")));
+    assert!(!nested.to_string().contains("output_multiplier"), "it would be dropped");
+
+    for (method, profile, reason) in [
+        (1, "speculators", "a selector adds to the draft's"),
+        (2, "vllm", "a chain adds to the draft's"),
+        (2, "llamacpp", "a chain adds to the draft's"),
+    ] {
+        let shop = trained_in(scaling_shop(), METHODS[method].1);
+        let (run, output) = (shop.path("run"), shop.path("out"));
+        let text = fail(&["export", &run, "--to", profile, "--output", &output], 1);
+        assert!(text.contains(reason), "{reason} not in {text}");
+    }
+}
+
 #[test]
 fn a_chain_of_every_kind_and_a_causal_window_come_back_from_speculators() {
     for arguments in [
@@ -245,13 +304,28 @@ fn a_chain_of_every_kind_and_a_causal_window_come_back_from_speculators() {
 /// Breaks a `config.json`.
 type Edit<'a> = &'a dyn Fn(&mut Value);
 
-/// Changes the `config.json` of a copy of a folder, and tells which errors `verify` finds.
-fn broken(shop: &Workshop, folder: &str, edit: Edit) -> Vec<String> {
+/// Changes the `config.json` of a copy of a folder.
+fn edited(shop: &Workshop, folder: &str, edit: Edit) {
     let file = format!("{}/config.json", copied(shop, folder));
     let mut config = read(&file);
     edit(&mut config);
     std::fs::write(&file, config.to_string()).expect("write");
+}
+
+/// Which errors `verify` finds in a folder that was changed.
+fn broken(shop: &Workshop, folder: &str, edit: Edit) -> Vec<String> {
+    edited(shop, folder, edit);
     errors(shop)
+}
+
+fn remove(config: &mut Value, key: &str) {
+    config.as_object_mut().expect("keys").remove(key);
+}
+
+/// Takes a key away, at the top and among the draft's own.
+fn remove_both(config: &mut Value, key: &str) {
+    remove(config, key);
+    remove(&mut config["dflash_config"], key);
 }
 
 /// The same of a GGUF file.
@@ -273,57 +347,155 @@ fn copied(shop: &Workshop, folder: &str) -> String {
     copy
 }
 
-/// Codes of the errors in the copy.
+/// Codes of the errors in the copy, of which there are some.
 fn errors(shop: &Workshop) -> Vec<String> {
+    let errors = findings(shop, "error");
+    assert!(!errors.is_empty(), "nothing is wrong");
+    errors
+}
+
+/// Codes of the findings of a severity in the copy.
+fn findings(shop: &Workshop, severity: &str) -> Vec<String> {
     let output = run(&["verify", &shop.path("broken"), "--target", &shop.target(), "--json"]);
-    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     let report = last_json(&stdout(&output));
     let problems = report["problems"].as_array().expect("problems").iter();
-    let errors = problems.filter(|problem| problem["severity"] == "error");
-    errors.map(|problem| problem["code"].as_str().expect("a code").to_owned()).collect()
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(problems.clone().any(|problem| problem["severity"] == "error"))),
+        "{report}"
+    );
+    let found = problems.filter(|problem| problem["severity"] == severity);
+    found.map(|problem| problem["code"].as_str().expect("a code").to_owned()).collect()
 }
 
 #[test]
 fn a_folder_that_engines_would_misread_is_told() {
     let shop = trained(METHODS[0].1);
     let folder = export(&shop, "hf", "bf16");
-    let remove = |config: &mut Value, key: &str| {
-        config.as_object_mut().expect("keys").remove(key);
-    };
     let own = "dflash_config";
-    let cases: [(&str, Edit); 13] = [
+    let cases: [(&str, Edit); 20] = [
         ("layers", &|config| config[own]["target_layer_ids"] = json!([1, 3])),
         ("sizes", &|config| config[own]["target_layer_ids"] = json!([2, 0])),
         ("sizes", &|config| config[own]["target_layer_ids"] = json!([0, 9])),
         ("causality", &|config| remove(config, "is_causal")),
-        ("sizes", &|config| config[own]["final_logit_softcapping"] = 30.0.into()),
+        ("not-the-target", &|config| config[own]["final_logit_softcapping"] = 30.0.into()),
+        ("sizes", &|config| config[own]["input_embedding_scale"] = 30.0.into()),
         ("sizes", &|config| config[own]["mask_token_id"] = 258.into()),
         ("not-the-target", &|config| config[own]["mask_token_id"] = 257.into()),
         ("sizes", &|config| config[own]["block_size"] = 8.into()),
         ("missing-key", &|config| remove(config, "block_size")),
         ("missing-key", &|config| remove(config, "rope_theta")),
-        ("layout", &|config| config["sample_from_anchor"] = true.into()),
+        ("layout", &|config| {
+            remove_both(config, "sample_from_anchor");
+            config["sample_from_anchor"] = true.into();
+        }),
         ("layers", &|config| config["num_target_layers"] = 5.into()),
         ("shape", &|config| config["intermediate_size"] = 7.into()),
+        ("missing-key", &|config| remove(config, "model_type")),
+        ("tied", &|config| config["tie_word_embeddings"] = true.into()),
+        ("rope-spellings", &|config| config["rope_theta"] = 1e6.into()),
+        ("rope-spellings", &|config| {
+            config["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0});
+        }),
+        ("dtype", &|config| config["torch_dtype"] = "float16".into()),
+        ("special-token", &|config| config["eos_token_id"] = 3.into()),
     ];
     for (code, edit) in cases {
         let found = broken(&shop, &folder, edit);
         assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
     }
+    let doubts: [(&str, Edit); 5] = [
+        ("layout", &|config| remove_both(config, "sample_from_anchor")),
+        ("model-type", &|config| config["model_type"] = "llama".into()),
+        ("eps", &|config| config["rms_norm_eps"] = 1e-3.into()),
+        ("context", &|config| config["max_position_embeddings"] = 4096.into()),
+        ("rope-target", &|config| {
+            config["rope_theta"] = 1e6.into();
+            config["rope_parameters"]["rope_theta"] = 1e6.into();
+        }),
+    ];
+    for (code, edit) in doubts {
+        edited(&shop, &folder, edit);
+        let found = findings(&shop, "warning");
+        assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
+    }
+}
+
+type Tensors = Vec<(String, Tensor)>;
+
+#[test]
+fn tensors_of_a_folder_that_are_not_trained_are_looked_at() {
+    let shop = trained(METHODS[0].1);
+    let folder = export(&shop, "hf", "f32");
+    let table = SafetensorsSource::open_file(&shop.target.join("model.safetensors"));
+    let table = table.and_then(|source| source.load("model.embed_tokens.weight", DType::F32));
+    let table = table.expect("the target's table");
+    let with = |change: &dyn Fn(&mut Tensors)| {
+        let file = Path::new(&copied(&shop, &folder)).join("model.safetensors");
+        let source = SafetensorsSource::open_file(&file).expect("weights");
+        let load = |name: String| {
+            let tensor = source.load_as_stored(&name).expect("a tensor");
+            (name, tensor)
+        };
+        let mut tensors: Tensors = source.names().into_iter().map(load).collect();
+        drop(source);
+        change(&mut tensors);
+        save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+        [findings(&shop, "error"), findings(&shop, "warning")]
+    };
+    let add = |name: &'static str, tensor: Tensor| {
+        move |all: &mut Tensors| all.push((name.to_owned(), tensor.clone()))
+    };
+    let none: [Vec<String>; 2] = [vec![], vec![]];
+    // The target's own, which its head is tied to.
+    let both = |all: &mut Tensors| {
+        for name in ["embed_tokens.weight", "lm_head.weight"] {
+            all.push((name.to_owned(), table.clone()));
+        }
+    };
+    assert_eq!(with(&both), none);
+    let other = (&table * 1.5).expect("scaled");
+    let small = table.narrow(0, 0, 200).and_then(|part| part.contiguous()).expect("a part");
+    for name in ["embed_tokens.weight", "lm_head.weight"] {
+        assert_eq!(with(&add(name, other.clone())), [vec![], vec!["frozen-tensor".to_owned()]]);
+        let [errors, _] = with(&add(name, small.clone()));
+        assert!(errors.contains(&"shape".to_owned()), "{name}: {errors:?}");
+    }
+    let [errors, _] = with(&|all| {
+        let norm = all.iter_mut().find(|(name, _)| name == "norm.weight").expect("a norm");
+        norm.1 = Tensor::ones(norm.1.dims(), DType::I64, &Device::Cpu).expect("whole numbers");
+    });
+    assert!(errors.contains(&"weight-type".to_owned()), "{errors:?}");
+    let [_, warnings] = with(&|all| {
+        let fc = all.iter_mut().find(|(name, _)| name == "fc.weight").expect("a matrix");
+        fc.1 = (&fc.1 * 1.01).expect("scaled");
+    });
+    assert!(warnings.contains(&"changed".to_owned()), "{warnings:?}");
 }
 
 #[test]
-fn a_chain_whose_layout_is_not_said_is_told() {
+fn a_chain_is_looked_for_at_the_top_and_its_layout_is_told() {
     let shop = trained(METHODS[2].1);
     let folder = export(&shop, "hf", "bf16");
-    let remove = |config: &mut Value| {
-        for part in ["", "dflash_config"] {
-            let keys = if part.is_empty() { &mut *config } else { &mut config[part] };
-            keys.as_object_mut().expect("keys").remove("sample_from_anchor");
-        }
-    };
-    let found = broken(&shop, &folder, &remove);
-    assert!(found.iter().any(|found| found == "layout"), "{found:?}");
+    for key in ["markov_rank", "markov_head_type", "enable_confidence_head", "target_layer_ids"] {
+        assert_eq!(broken(&shop, &folder, &|config| remove(config, key)), ["missing-key"], "{key}");
+    }
+    // As its first trainer writes it: at the top alone, and nothing of slot 0.
+    edited(&shop, &folder, &|config| {
+        remove(config, "dflash_config");
+        remove(config, "sample_from_anchor");
+    });
+    assert_eq!(findings(&shop, "error"), Vec::<String>::new());
+    let found = findings(&shop, "warning");
+    assert_eq!(found, ["missing-key", "missing-key", "missing-key", "layout"]);
+    // What is said must hold, in the older spelling too.
+    for (key, said) in [("sample_from_anchor", false), ("dspark_bonus_anchor", true)] {
+        let found = broken(&shop, &folder, &|config| {
+            remove_both(config, "sample_from_anchor");
+            config[key] = said.into();
+        });
+        assert_eq!(found, ["layout", "sizes"], "{key}");
+    }
     let shop = trained(&["draft.method=dspark", "draft.markov_rank=6", "draft.markov_head=rnn"]);
     let (run, output) = (shop.path("run"), shop.path("out"));
     let text = fail(&["export", &run, "--to", "vllm", "--output", &output], 1);
@@ -335,9 +507,6 @@ fn a_chain_whose_layout_is_not_said_is_told() {
 fn a_speculators_folder_that_readers_would_misread_is_told() {
     let shop = trained(METHODS[0].1);
     let folder = export(&shop, "speculators", "f32");
-    let remove = |config: &mut Value, key: &str| {
-        config.as_object_mut().expect("keys").remove(key);
-    };
     let layer = "transformer_layer_config";
     let layers = "aux_hidden_state_layer_ids";
     let causal = "sliding_window_non_causal";
@@ -388,7 +557,7 @@ fn a_gguf_file_that_readers_would_misread_is_told() {
         |ids: &[i32]| Some(GgufValue::Array(ids.iter().copied().map(GgufValue::I32).collect()));
     let number = |number| Some(GgufValue::U32(number));
     let window = "dflash.attention.sliding_window_pattern";
-    let cases: [(&str, GgufChange); 16] = [
+    let cases: [(&str, GgufChange); 18] = [
         ("layers", &key("target_layers", ids(&[2, 4]))),
         ("sizes", &key("target_layers", ids(&[0, 2]))),
         ("missing-key", &key("target_layers", None)),
@@ -402,7 +571,9 @@ fn a_gguf_file_that_readers_would_misread_is_told() {
         ("missing-key", &key("tokenizer.ggml.mask_token_id", None)),
         ("sizes", &key("tokenizer.ggml.mask_token_id", number(258))),
         ("not-the-target", &key("tokenizer.ggml.mask_token_id", number(257))),
-        ("sizes", &key("logit_scale", Some(GgufValue::F32(0.2)))),
+        ("not-the-target", &key("logit_scale", Some(GgufValue::F32(0.2)))),
+        ("not-the-target", &key("final_logit_softcapping", Some(GgufValue::F32(30.0)))),
+        ("special-token", &key("tokenizer.ggml.eos_token_id", number(3))),
         ("foreign-tensor", &|_, tensors| {
             let norm = tensors.iter().find(|(name, _)| name == "output_norm.weight");
             let norm = norm.expect("a norm").1.clone();
@@ -422,6 +593,10 @@ fn a_gguf_file_that_readers_would_misread_is_told() {
         let found = broken_file(&shop, &folder, edit);
         assert!(found.iter().any(|found| found == code), "{number}: {code} not in {found:?}");
     }
+    let base = key("dflash.rope.freq_base", Some(GgufValue::F32(1e6)));
+    change_gguf(&Path::new(&copied(&shop, &folder)).join(GGUF), &base);
+    let found = findings(&shop, "warning");
+    assert!(found.iter().any(|found| found == "rope-target"), "{found:?}");
 }
 
 #[test]
@@ -434,8 +609,12 @@ fn heads_of_gguf_files_that_readers_would_misread_are_told() {
             keys.extend(value.map(|value| (name.to_owned(), GgufValue::Bool(value))));
         }
     };
-    let cases: [(&str, GgufChange); 4] = [
-        ("layout", &flag("dflash.sample_from_anchor", None)),
+    // A chain may leave it to its tensors.
+    let silent = flag("dflash.sample_from_anchor", None);
+    change_gguf(&Path::new(&copied(&shop, &folder)).join(GGUF), &silent);
+    assert_eq!(findings(&shop, "error"), Vec::<String>::new());
+    assert_eq!(findings(&shop, "warning"), ["layout"]);
+    let cases: [(&str, GgufChange); 3] = [
         ("sizes", &flag("dflash.sample_from_anchor", Some(false))),
         ("confidence", &flag("dflash.has_confidence_head", Some(false))),
         ("missing-tensor", &|_, tensors| tensors.retain(|(name, _)| name != "conf_proj.bias")),

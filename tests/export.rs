@@ -120,6 +120,26 @@ fn a_folder_of_exports_is_verified_whole_and_names_them() {
 }
 
 #[test]
+fn a_window_comes_back_from_every_folder_that_may_hold_it() {
+    let shop = trained(&["draft.attention_window=9"]);
+    let (run, target, output) = (shop.path("run"), shop.target(), shop.path("no"));
+    for profile in ["vllm", "speculators", "hf"] {
+        let folder = export(&shop, profile, &["--dtype", "f32"]);
+        let verify = ["verify", &folder, "--target", &target, "--checkpoint", &run, "--json"];
+        let report = last_json(&succeed(&verify));
+        assert!(report["parity"].is_object(), "{profile}: the network was not run");
+        let warned = report["problems"].to_string().contains("flag-unsupported");
+        assert!(warned, "{profile}: older versions run full attention");
+        assert_eq!(drafted(&shop, &folder), drafted(&shop, &run), "{profile}");
+        for (to, reason) in [("sglang", "SGLang runs full"), ("llamacpp", "llama.cpp runs full")] {
+            let again = ["export", &folder, "--target", &target, "--to", to, "--output", &output];
+            let text = fail(&again, 1);
+            assert!(text.contains(reason), "{profile}: {text}");
+        }
+    }
+}
+
+#[test]
 fn exports_are_warm_starts_and_other_networks_are_refused() {
     let shop = trained(&["draft.norm_before_residual=true"]);
     let config = shop.config();

@@ -60,6 +60,9 @@ fn broken_files_are_caught() {
         fault("executable", "runs code", |f| {
             std::fs::write(f.join("pytorch_model.bin"), b"x").expect("write");
         }),
+        fault("executable", "sample.ckpt", |f| {
+            std::fs::write(f.join("sample.ckpt"), b"x").expect("write");
+        }),
         fault("executable", "modeling.py", |f| {
             std::fs::write(f.join("modeling.py"), b"x").expect("write");
         }),

@@ -71,6 +71,21 @@ fn broken_gguf_files_are_caught() {
             "tokenizer.ggml.tokens",
             gguf_file(|keys, _| keys.retain(|(key, _)| key != "tokenizer.ggml.tokens")),
         ),
+        fault(
+            "missing-key",
+            "rope.freq_base",
+            gguf_file(|keys, _| keys.retain(|(key, _)| key != "eagle3.rope.freq_base")),
+        ),
+        warning(
+            "rope-target",
+            "rope.freq_base",
+            gguf_key("eagle3.rope.freq_base", || GgufValue::F32(5e5)),
+        ),
+        fault(
+            "special-token",
+            "eos_token_id",
+            gguf_key("tokenizer.ggml.eos_token_id", || GgufValue::U32(3)),
+        ),
         fault("layer-shift", "one too low (-1)", gguf_layers(&[1, 3, 4])),
         fault("layer-shift", "one too high (+1)", gguf_layers(&[3, 5, 6])),
         fault("layer-count", "loading ends", gguf_layers(&[2, 4])),
@@ -85,6 +100,21 @@ fn broken_gguf_files_are_caught() {
             "missing-tensor",
             "tensor not found",
             gguf_file(|_, t| t.retain(|(name, _)| name != "blk.0.attn_norm_2.weight")),
+        ),
+        // The target has neither for a draft of fewer tokens, or of another width.
+        fault(
+            "missing-tensor",
+            "`output.weight`",
+            gguf_file(|_, t| t.retain(|(name, _)| name != "output.weight")),
+        ),
+        fault(
+            "missing-tensor",
+            "`token_embd.weight`",
+            gguf_file(|keys, t| {
+                keys.retain(|(key, _)| key != "eagle3.target_hidden_size");
+                keys.push(("eagle3.target_hidden_size".into(), GgufValue::U32(16)));
+                t.retain(|(name, _)| name != "token_embd.weight");
+            }),
         ),
         fault(
             "unexpected-tensor",

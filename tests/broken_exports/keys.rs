@@ -13,6 +13,20 @@ fn broken_keys_are_caught() {
         ),
         fault("missing-key", "default", without("draft_vocab_size")),
         fault("missing-key", "rope_theta", without("rope_theta")),
+        fault("missing-key", "model_type", without("model_type")),
+        warning("model-type", "another class", config(|v| v["model_type"] = json!("qwen3"))),
+        warning(
+            "aux-hidden-state",
+            "one layer's states alone",
+            config(|v| v["eagle_config"] = json!({})),
+        ),
+        fault(
+            "aux-hidden-state",
+            "one layer's states alone",
+            config(|v| v["eagle_config"]["use_aux_hidden_state"] = false.into()),
+        ),
+        warning("flag-unsupported", "older ones run another network", windowed()),
+        fault("other-outputs", "computes another network", windowed()),
         fault("null", "null", config(|v| v["hidden_act"] = Value::Null)),
         fault("sizes", "does not divide", config(|v| v["num_key_value_heads"] = json!(3))),
         fault("sizes", "odd", config(|v| v["head_dim"] = json!(7))),
@@ -68,6 +82,16 @@ fn broken_keys_are_caught() {
             "old readers",
             config(|v| {
                 v["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0});
+            }),
+        ),
+        fault(
+            "rope-spellings",
+            "old readers",
+            config(|v| {
+                let yarn = json!({"rope_type": "yarn", "factor": 2, "beta_fast": 32});
+                v["rope_scaling"] = yarn.clone();
+                v["rope_parameters"] = yarn;
+                v["rope_parameters"]["beta_fast"] = 16.into();
             }),
         ),
         fault("rope-spellings", "rope_theta", config(|v| v["rope_theta"] = json!(5e5))),

@@ -35,10 +35,16 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::of("llama", &json!({}))
+    }
+
+    /// With a target of another family, and more keys of its configuration.
+    fn of(kind: &str, keys: &Value) -> Self {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("target");
-        let mut config = support::tiny_config("llama");
+        let mut config = support::tiny_config(kind);
         config["num_hidden_layers"] = 8.into();
+        keys.as_object().into_iter().flatten().for_each(|(k, value)| config[k] = value.clone());
         support::write_target(&path, &config);
         let target = TargetFacts::open(&path.to_string_lossy()).expect("target");
         Self { folder, target }
@@ -56,6 +62,10 @@ impl Bench {
     }
 
     fn export(&self, profile: Profile) -> PathBuf {
+        self.try_export(profile).expect("export")
+    }
+
+    fn try_export(&self, profile: Profile) -> longdraft_serving::Result<PathBuf> {
         let draft: Box<dyn Draft> = match profile {
             Profile::Longspec => {
                 let config = GlideConfig::for_target(self.target.config(), None);
@@ -72,8 +82,8 @@ impl Bench {
             draft_len: 3,
             provenance: Provenance::default(),
         };
-        export(draft.as_ref(), &self.target, &options, &place).expect("export");
-        place
+        export(draft.as_ref(), &self.target, &options, &place)?;
+        Ok(place)
     }
 
     fn check(&self, folder: &Path) -> Report {
@@ -113,6 +123,14 @@ fn config(change: impl Fn(&mut Value) + 'static) -> impl Fn(&Path) {
 fn without(key: &'static str) -> impl Fn(&Path) {
     config(move |value| {
         value.as_object_mut().expect("table").remove(key);
+    })
+}
+
+/// The draft sees a window in the spelling of engines.
+fn windowed() -> impl Fn(&Path) {
+    config(|value| {
+        value["sliding_window"] = 9.into();
+        value["layer_types"] = json!(["sliding_attention"]);
     })
 }
 

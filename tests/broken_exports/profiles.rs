@@ -36,6 +36,7 @@ fn faults_of_the_other_folders_are_caught() {
                 config(|v| v["norm_before_residual"] = true.into()),
             ),
             fault("missing-key", "taken from the target", without("draft_vocab_size")),
+            fault("flag-unsupported", "another network, without a message", windowed()),
         ],
     );
     expect_caught(
@@ -112,6 +113,11 @@ fn faults_of_the_other_folders_are_caught() {
                 }),
             ),
             fault("missing-key", "model_max_length", without("model_max_length")),
+            fault(
+                "architecture",
+                "no model class",
+                config(|v| v["architectures"] = json!(["Qwen3GlideDecoderLayer"])),
+            ),
             fault("head-dim", "computes it so", config(|v| v["head_dim"] = json!(16))),
             fault("pth", "weights_only", |f| {
                 std::fs::write(f.join("draft_model_weights.pth"), b"PK").expect("write");
@@ -124,4 +130,30 @@ fn faults_of_the_other_folders_are_caught() {
             ),
         ],
     );
+}
+
+#[test]
+fn what_readers_do_not_know_is_not_written() {
+    let refused = |bench: &Bench, profile, reason: &str| {
+        let text = bench.try_export(profile).expect_err("refused").to_string();
+        assert!(text.contains(reason), "{reason} not in {text}");
+    };
+    let qwen3 = Bench::of("qwen3", &json!({}));
+    refused(&qwen3, Profile::Longspec, "of a Llama or a Qwen2");
+    Bench::of("qwen2", &json!({})).export(Profile::Longspec);
+    let yarn = |more: Value| {
+        let mut scaling = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128
+        });
+        more.as_object().into_iter().flatten().for_each(|(k, v)| scaling[k] = v.clone());
+        Bench::of("llama", &json!({ "rope_scaling": scaling }))
+    };
+    for more in [json!({"attention_factor": 1.25}), json!({"truncate": false})] {
+        let bench = yarn(more);
+        refused(&bench, Profile::Llamacpp, "yarn's usual rule alone");
+        bench.export(Profile::Vllm);
+    }
+    let usual = yarn(json!({}));
+    let report = usual.check(&usual.export(Profile::Llamacpp));
+    assert!(report.is_clean(true), "{report}");
 }

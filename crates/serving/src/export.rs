@@ -44,23 +44,36 @@ pub fn export(
 ) -> Result<Exported> {
     let profile = options.profile;
     let format = format_of(draft)?;
-    let fit = format.fit(profile, draft, target)?;
-    if !fit.refusals.0.is_empty() {
-        return Err(ServingError::NotRepresentable { profile, problems: fit.refusals });
-    }
+    let warnings = require_fit(draft, target, profile)?;
     let new = NewFolder::at(folder, |place| place.join(MANIFEST_FILE).is_file())?;
     let rendered = format.write(draft, target, options, new.path())?;
     if profile != Profile::Llamacpp {
         target.tokenizer.save(new.path())?;
     }
     let manifest =
-        manifest((format, draft), rendered, (target, options), new.path(), fit.warnings.clone())?;
+        manifest((format, draft), rendered, (target, options), new.path(), warnings.clone())?;
     let text = manifest.text().map_err(ServingError::io(folder))?;
     write_atomically(&new.path().join(MANIFEST_FILE), text.as_bytes())?;
     new.finish()?;
     let mut files: Vec<String> = manifest.files.keys().cloned().collect();
     files.push(MANIFEST_FILE.into());
-    Ok(Exported { files, tensors: manifest.tensors.len(), warnings: fit.warnings, manifest })
+    Ok(Exported { files, tensors: manifest.tensors.len(), warnings, manifest })
+}
+
+/// Refuses a draft that a profile's engines do not compute; returns what only some of their versions do.
+///
+/// # Errors
+/// - they do not compute it: every reason
+pub fn require_fit(
+    draft: &dyn Draft,
+    target: &TargetFacts,
+    profile: Profile,
+) -> Result<Vec<String>> {
+    let fit = format_of(draft)?.fit(profile, draft, target)?;
+    if fit.refusals.0.is_empty() {
+        return Ok(fit.warnings);
+    }
+    Err(ServingError::NotRepresentable { profile, problems: fit.refusals })
 }
 
 /// What a draft computes with its weights rounded as an export rounds them, on the fixed input.

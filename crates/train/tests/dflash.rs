@@ -7,6 +7,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::LayerId;
@@ -51,6 +52,7 @@ fn toy() -> BlockConfig {
         convolution: None,
         selector: None,
         chain: None,
+        bend: Bend::default(),
         initializer_range: 0.3,
     }
 }

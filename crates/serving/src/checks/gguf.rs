@@ -95,6 +95,29 @@ impl GgufFile {
         format!("{}: `{key}`", self.name)
     }
 
+    /// What the file calls a key of folders.
+    pub(crate) fn key_of(&self, key: &str) -> String {
+        let name = match key {
+            "mask_token_id" | "bos_token_id" | "eos_token_id" => {
+                return format!("tokenizer.ggml.{key}");
+            }
+            "pad_token_id" => return "tokenizer.ggml.padding_token_id".to_owned(),
+            "hidden_size" => "embedding_length",
+            "max_position_embeddings" => "context_length",
+            "output_multiplier" => "logit_scale",
+            "rms_norm_eps" => "attention.layer_norm_rms_epsilon",
+            "rope_theta" => "rope.freq_base",
+            other => other,
+        };
+        let architecture = self.header.text("general.architecture").unwrap_or_default();
+        format!("{architecture}.{name}")
+    }
+
+    /// The place of a folder's key in findings.
+    pub(crate) fn place_of(&self, key: &str) -> String {
+        self.place(&self.key_of(key))
+    }
+
     /// Reports keys without which loading ends, and those of a tokenizer.
     pub(crate) fn require<'k>(
         &self,

@@ -4,6 +4,7 @@ pub(crate) mod gguf;
 pub(crate) mod json;
 mod report;
 pub(crate) mod values;
+pub(crate) mod weights;
 pub(crate) mod weights_file;
 
 use std::any::Any;
@@ -61,6 +62,17 @@ impl Checks<'_> {
         found: impl Into<String>,
     ) {
         self.error(rule.code, place, found, rule.expected, rule.effect, rule.words);
+    }
+
+    /// Adds a warning of the folder's profile likewise: versions differ in what they do.
+    pub(crate) fn doubtful(
+        &mut self,
+        rule: &Rule,
+        place: impl Into<String>,
+        found: impl Into<String>,
+    ) {
+        let problem = Problem::new(Severity::Warning, rule.code, place, found, rule.expected);
+        self.push(problem.effect_on(self.profile, rule.effect, rule.words));
     }
 
     /// Notes why outputs are compared with nothing, and what would change that.

@@ -5,6 +5,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use candle_core::DType;
 use serde_json::Value;
 
 use super::json;
@@ -30,6 +31,13 @@ const TYPES: [(&str, usize); 14] = [
     ("F8_E4M3", 1),
 ];
 
+/// Types of weights, as the format, `config.json` and the tensor library name them.
+pub(crate) const WEIGHT_TYPES: [(&str, &str, DType); 3] = [
+    ("BF16", "bfloat16", DType::BF16),
+    ("F16", "float16", DType::F16),
+    ("F32", "float32", DType::F32),
+];
+
 /// A tensor's description.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FoundTensor {
@@ -41,6 +49,11 @@ pub(crate) struct FoundTensor {
 }
 
 impl FoundTensor {
+    /// Its type, if weights have it.
+    pub(crate) fn weight_type(&self) -> Option<DType> {
+        WEIGHT_TYPES.iter().find(|(stored, ..)| *stored == self.dtype).map(|(.., dtype)| *dtype)
+    }
+
     /// Its bytes.
     pub(crate) fn read(&self) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(&self.file)?;

@@ -77,6 +77,15 @@ pub(crate) fn file_type(dtype: DType) -> u32 {
     }
 }
 
+/// Whether these keys hold a scaling of the rotary embedding; of yarn they hold the usual rule alone.
+pub(crate) fn holds(scaling: RopeScaling) -> bool {
+    let RopeScaling::Yarn { factor, attention_factor, truncate, .. } = scaling else {
+        return true;
+    };
+    let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
+    truncate && (attention_factor - usual).abs() < 1e-6
+}
+
 fn scaling(scaling: RopeScaling) -> Vec<(&'static str, Value)> {
     let text = |text: &str| Value::String(text.into());
     let float = |value: f64| Value::F32(value as f32);

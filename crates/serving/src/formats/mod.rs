@@ -8,6 +8,7 @@ pub mod eagle3;
 pub(crate) mod files;
 pub(crate) mod gguf;
 mod glide;
+mod of_target;
 mod speculators;
 
 use std::collections::BTreeMap;
@@ -257,23 +258,13 @@ impl Fit {
         }
     }
 
-    /// What engines do not do for drafts of families that scale embeddings or bend logits, and what they must do
-    /// for those whose layers carry states; a draft with a head of its own bends nothing.
-    pub(crate) fn check_parts(&mut self, parts: &Parts, own_head: bool) {
+    /// What engines do not do for drafts of families that scale embeddings, and what they must do for those whose
+    /// layers carry states.
+    pub(crate) fn check_parts(&mut self, parts: &Parts) {
         self.warn(
             parts.mixers.is_empty(),
             "the target has recurrent layers: an engine must keep their state for every token that it verifies, \
              which vLLM, SGLang and llama.cpp do in versions of 2026 only",
-        );
-        self.refuse(
-            own_head || parts.logits_softcap.is_none(),
-            "the target's logits are soft-capped (`final_logit_softcapping`), which engines do not do to a \
-             draft's",
-        );
-        self.warn(
-            own_head || parts.logits_divisor.is_none(),
-            "the target divides its logits and engines do not divide a draft's: its most likely tokens are the \
-             same, its probabilities are not",
         );
         self.warn(
             parts.embedding_scale.is_none(),

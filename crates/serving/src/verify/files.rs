@@ -33,7 +33,7 @@ const ORPHAN: Rule =
     Rule::garbage("orphan-file", "one or the other", "which one is read depends on the loader");
 
 /// Endings of files that are code, or run code when they are read.
-const RUNS: [&str; 9] = ["bin", "pt", "pth", "pkl", "pickle", "py", "sh", "so", "exe"];
+const RUNS: [&str; 10] = ["bin", "pt", "pth", "ckpt", "pkl", "pickle", "py", "sh", "so", "exe"];
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";

@@ -1,5 +1,7 @@
 //! Sizes and switches that all block drafts share.
 
+use longdraft_kernels::bend::Bend;
+
 use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 use crate::ids::LayerId;
@@ -97,6 +99,8 @@ pub struct BlockConfig {
     pub selector: Option<SelectorSizes>,
     /// Sequential heads, if the draft has them.
     pub chain: Option<ChainSizes>,
+    /// What a file says becomes of the head's products, plain if it says nothing. The target decides.
+    pub bend: Bend,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
 }
@@ -133,6 +137,7 @@ impl BlockConfig {
             convolution: None,
             selector: None,
             chain: None,
+            bend: Bend::default(),
             initializer_range: 0.02,
         }
     }
@@ -268,7 +273,23 @@ impl BlockConfig {
                 problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
             }
         }
+        if !self.bends_like(target) {
+            let (said, own) = (self.bend, target.bend());
+            problems.push(format!("the file bends logits by {said:?}, the target by {own:?}"));
+        }
         problems
+    }
+
+    /// Whether files say of logits what the target does to them, or nothing.
+    pub fn bends_like(&self, target: &TargetConfig) -> bool {
+        // Files hold the reciprocal, some of them in 32 bits.
+        let close = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs();
+        let (said, own) = (self.bend, target.bend());
+        let is_capped_alike = match (said.softcap, own.softcap) {
+            (Some(said), Some(own)) => close(said, own),
+            (said, own) => said.is_none() && own.is_none(),
+        };
+        said.is_plain() || (close(said.divisor, own.divisor) && is_capped_alike)
     }
 }
 

@@ -2,13 +2,14 @@
 //!
 //! What is special to block drafts stands in `dflash_config`; the rest are the keys of a Qwen3 model.
 
+use longdraft_kernels::bend::Bend;
 use serde_json::{Map, Value, json};
 
 use super::config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
 };
 use super::speculators;
-use crate::config::RopeParameters;
+use crate::config::{RopeParameters, limits};
 use crate::draft::keys::Keys;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::LayerId;
@@ -16,15 +17,14 @@ use crate::ids::LayerId;
 /// The object of the keys that other models do not have.
 pub const OWN: &str = "dflash_config";
 
-/// The older opposite of `sample_from_anchor`.
-pub(super) const BONUS_ANCHOR: &str = "dspark_bonus_anchor";
+/// Whether slot 0 proposes.
+const FROM_ANCHOR: &str = "sample_from_anchor";
 
-/// Numbers that would change what the draft computes, with the value that changes nothing.
-const NEUTRAL: [(&str, Option<f64>); 3] = [
-    ("output_multiplier", Some(1.0)),
-    ("final_logit_softcapping", None),
-    ("input_embedding_scale", Some(1.0)),
-];
+/// The older opposite of it.
+pub const BONUS_ANCHOR: &str = "dspark_bonus_anchor";
+
+/// What becomes of the head's products: a factor, then a soft-cap.
+const BEND: [&str; 2] = ["output_multiplier", "final_logit_softcapping"];
 
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
@@ -75,6 +75,7 @@ impl BlockConfig {
             convolution: None,
             selector: None,
             chain: chain(&mut keys),
+            bend: bend(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
         check_sizes_of_target(&mut keys, &config);
@@ -107,8 +108,8 @@ impl BlockConfig {
         if problems.0.is_empty() { Ok(config) } else { Err(problems) }
     }
 
-    /// The keys of a `config.json` for readers of an architecture. The number of slots and the rotary
-    /// base stand twice, since readers differ in where they look.
+    /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base and
+    /// whether slot 0 proposes stand twice, since readers differ in where they look.
     pub fn to_json(&self, architecture: &str) -> Value {
         let name = |kind: &LayerKind| match kind {
             LayerKind::Full => FULL,
@@ -119,7 +120,14 @@ impl BlockConfig {
             "block_size": self.block_size,
             "mask_token_id": self.mask_token_id,
             "target_layer_ids": self.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>(),
+            FROM_ANCHOR: self.chain.is_some(),
         });
+        if !self.bend.is_plain() {
+            own[BEND[0]] = self.bend.divisor.recip().into();
+        }
+        if let Some(softcap) = self.bend.softcap {
+            own[BEND[1]] = softcap.into();
+        }
         if let Some(sizes) = self.convolution {
             own["conv_kernel_size"] = sizes.kernel_size.into();
             own["conv_group_size"] = sizes.group_size.into();
@@ -155,6 +163,7 @@ impl BlockConfig {
             "use_sliding_window": self.layers.contains(&LayerKind::Sliding),
             "max_window_layers": self.layers.iter().take_while(|k| **k == LayerKind::Full).count(),
             "block_size": self.block_size,
+            FROM_ANCHOR: self.chain.is_some(),
             "tie_word_embeddings": false,
             "initializer_range": self.initializer_range,
             OWN: own,
@@ -215,31 +224,45 @@ const CHAINS: [(&str, ChainKind); 3] =
     [("vanilla", ChainKind::Vanilla), ("gated", ChainKind::Gated), ("rnn", ChainKind::Rnn)];
 
 /// The keys of sequential heads. What readers default differently is written.
-fn of_chain(sizes: ChainSizes) -> [(&'static str, Value); 5] {
+fn of_chain(sizes: ChainSizes) -> [(&'static str, Value); 4] {
     let kind = CHAINS.iter().find(|(_, kind)| *kind == sizes.kind);
     [
         ("markov_rank", sizes.rank.into()),
         ("markov_head_type", kind.map(|(name, _)| *name).into()),
         ("enable_confidence_head", sizes.confidence.is_some().into()),
         ("confidence_head_with_markov", sizes.confidence.unwrap_or(true).into()),
-        ("sample_from_anchor", true.into()),
     ]
 }
 
 fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
-    keys.present("markov_rank")?;
+    let is_chain = keys.present("markov_rank").is_some();
+    let usual = is_chain && !keys.flag(BONUS_ANCHOR, false);
+    if keys.flag(FROM_ANCHOR, usual) != is_chain {
+        let beside = if is_chain { "beside" } else { "without" };
+        let said = !is_chain;
+        keys.problems
+            .push(format!("`{FROM_ANCHOR}` = {said} is not supported {beside} `markov_rank`"));
+    }
+    if !is_chain {
+        return None;
+    }
     let rank = keys.size("markov_rank", None);
     let name = keys.present("markov_head_type").map_or(Some("vanilla"), Value::as_str);
     let kind = CHAINS.iter().find(|(known, _)| name == Some(known)).map(|(_, kind)| *kind);
     if kind.is_none() {
         keys.problems.push(format!("`markov_head_type` = {name:?} is unknown"));
     }
-    if !keys.flag("sample_from_anchor", true) {
-        keys.problems.push("`sample_from_anchor` = false is not supported beside `markov_rank`");
-    }
     let reads_token = keys.flag("confidence_head_with_markov", true);
     let confidence = keys.flag("enable_confidence_head", false).then_some(reads_token);
     Some(ChainSizes { rank, kind: kind.unwrap_or(ChainKind::Vanilla), confidence })
+}
+
+fn bend(keys: &mut Keys<'_>) -> Bend {
+    let [multiplier, softcap] = BEND.map(|key| {
+        let number = keys.present(key)?.as_f64().unwrap_or(f64::NAN);
+        limits::scale(keys.problems, key, number)
+    });
+    Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap }
 }
 
 fn check_supported(keys: &mut Keys<'_>) {
@@ -247,12 +270,10 @@ fn check_supported(keys: &mut Keys<'_>) {
         let problem = format!("`hidden_act` = {act} is not supported (silu is)");
         keys.problems.push(problem);
     }
-    for (key, neutral) in NEUTRAL {
-        let Some(value) = keys.present(key) else { continue };
-        if value.as_f64().is_none() || value.as_f64() != neutral {
-            let problem = format!("`{key}` = {value} is not supported");
-            keys.problems.push(problem);
-        }
+    let key = "input_embedding_scale";
+    if let Some(value) = keys.present(key).filter(|value| value.as_f64() != Some(1.0)) {
+        let problem = format!("`{key}` = {value} is not supported");
+        keys.problems.push(problem);
     }
     if keys.flag("attention_sink_bias", false) {
         keys.problems.push("`attention_sink_bias` is not supported");
@@ -280,7 +301,7 @@ fn window(keys: &mut Keys<'_>) -> Option<usize> {
 /// The kinds of the layers: as listed, or by the switches of older files.
 fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<LayerKind> {
     // A list of absurd length is refused by its number, which is kept one above the limit.
-    let count = count.min(crate::config::limits::LAYERS + 1);
+    let count = count.min(limits::LAYERS + 1);
     let Some(listed) = keys.present("layer_types") else {
         let all = keys.flag("use_swa", false);
         let some = keys.flag("use_sliding_window", false) && window.is_some();
@@ -315,7 +336,7 @@ fn is_causal(keys: &mut Keys<'_>) -> Option<bool> {
 
 fn layer_ids(keys: &mut Keys<'_>, target_layers: usize, layers: usize) -> Vec<LayerId> {
     let Some(listed) = keys.present("target_layer_ids") else {
-        let limit = crate::config::limits::LAYERS;
+        let limit = limits::LAYERS;
         return default_layers(target_layers.min(limit), layers.min(limit));
     };
     let id = |id: &Value| Some(LayerId(usize::try_from(id.as_u64()?).ok()?));
@@ -361,6 +382,11 @@ mod tests {
                 is_causal: Some(false),
                 ..toy()
             },
+            BlockConfig {
+                bend: Bend { divisor: 4.0, softcap: Some(20.0) },
+                is_causal: Some(false),
+                ..toy()
+            },
         ] {
             assert_eq!(BlockConfig::from_json(&config.to_json(NAME), None), Ok(config));
         }
@@ -372,6 +398,55 @@ mod tests {
             BlockConfig { layers: vec![LayerKind::Sliding; 2], sliding_window: Some(4), ..toy() };
         assert_eq!(toy().to_json(NAME)["is_causal"], false);
         assert_eq!(sliding.to_json(NAME)["is_causal"], true);
+    }
+
+    #[test]
+    fn files_say_whether_slot_0_proposes_and_what_they_say_holds() {
+        let chain = ChainSizes { rank: 4, kind: ChainKind::Vanilla, confidence: None };
+        let chained = BlockConfig { chain: Some(chain), ..toy() }.to_json(NAME);
+        for (value, wanted) in [(toy().to_json(NAME), false), (chained, true)] {
+            assert!(value[FROM_ANCHOR] == wanted && value[OWN][FROM_ANCHOR] == wanted, "{value}");
+            let without = |more: &[(&str, bool)]| {
+                let mut value = value.clone();
+                value[OWN].as_object_mut().expect("an object").remove(FROM_ANCHOR);
+                value.as_object_mut().expect("an object").remove(FROM_ANCHOR);
+                more.iter().for_each(|(key, said)| value[*key] = (*said).into());
+                BlockConfig::from_json(&value, None)
+            };
+            assert_eq!(without(&[]).expect("valid").chain.is_some(), wanted);
+            let text = without(&[(FROM_ANCHOR, !wanted)]).expect_err("refused").to_string();
+            assert!(text.contains(&format!("`{FROM_ANCHOR}` = {}", !wanted)), "{text}");
+            // The older opposite counts where the newer key is not there.
+            assert_eq!(without(&[(BONUS_ANCHOR, true)]).is_ok(), !wanted);
+            without(&[(BONUS_ANCHOR, true), (FROM_ANCHOR, wanted)]).expect("valid");
+        }
+    }
+
+    #[test]
+    fn numbers_that_bend_logits_must_be_the_targets() {
+        let keys = json!({
+            "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "vocab_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
+            "rope_theta": 1e4, "tie_word_embeddings": true
+        });
+        let mut target = crate::config::TargetConfig::from_json(&keys).expect("valid");
+        let problems = |own: &Value, target: &_| {
+            let mut value = toy().to_json(NAME);
+            own.as_object().into_iter().flatten().for_each(|(key, n)| value[OWN][key] = n.clone());
+            BlockConfig::from_json(&value, None).expect("valid").problems_with(target)
+        };
+        // As files of 32 bits hold it.
+        let multiplier = 1.0 / 0.7_f32;
+        let said = json!({"output_multiplier": multiplier, "final_logit_softcapping": 20.0});
+        assert_eq!(problems(&said, &target).0.len(), 1, "this one does nothing to them");
+        (target.parts.logits_divisor, target.parts.logits_softcap) = (Some(0.7), Some(20.0));
+        assert_eq!(problems(&said, &target), Problems::default());
+        assert_eq!(problems(&json!({}), &target), Problems::default(), "left to the target");
+        for part in ["output_multiplier", "final_logit_softcapping"] {
+            let text = problems(&json!({part: said[part]}), &target).to_string();
+            assert!(text.contains("bends logits"), "{text}");
+        }
     }
 
     #[test]
@@ -468,7 +543,7 @@ mod tests {
             ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
             ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
             ("target_hidden_size", 64.into(), "`target_hidden_size` = 64 beside 32"),
-            ("output_multiplier", 0.2.into(), "`output_multiplier` = 0.2"),
+            ("input_embedding_scale", 0.2.into(), "`input_embedding_scale` = 0.2"),
         ] {
             let mut config = nested("dflash");
             config[key] = value;
@@ -487,7 +562,7 @@ mod tests {
         value["hidden_size"] = "wide".into();
         value["layer_types"] = json!(["full_attention", "linear_attention"]);
         value["block_size"] = 8.into();
-        value[OWN]["output_multiplier"] = 0.2.into();
+        value[OWN]["output_multiplier"] = json!(-0.2);
         value[OWN]["target_layer_ids"] = json!([1, "two"]);
         value["rope_parameters"] = json!({"rope_type": "linear"});
         let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
@@ -495,7 +570,7 @@ mod tests {
             "`hidden_size` = \"wide\"",
             "`layer_types`",
             "`block_size` = 8, and 4",
-            "`output_multiplier` = 0.2",
+            "`output_multiplier` = -0.2",
             "`target_layer_ids` = [1,\"two\"]",
             "`linear` needs",
         ] {

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
 use candle_core::{DType, Tensor};
+use longdraft_kernels::bend::Bend;
 
 use super::chain;
 use super::config::{
@@ -167,6 +168,7 @@ impl GgufBlockSource {
             convolution: None,
             selector: None,
             chain: None,
+            bend: Bend::default(),
             initializer_range: 0.02,
         };
         if file.number("conv_kernel_size").is_some() {
@@ -189,11 +191,12 @@ impl GgufBlockSource {
         self.read_mask_token(&mut config, &mut problems);
         self.read_windows(&mut config, &mut problems);
         self.read_chain(&mut config, &mut problems);
-        for (key, neutral) in [("logit_scale", 1.0), ("final_logit_softcapping", 0.0)] {
-            if file.number(key).is_some_and(|found| ![0.0, neutral].contains(&found)) {
-                problems.push(format!("`{}` is not supported", file.key(key)));
-            }
-        }
+        // 0 is none.
+        let [multiplier, softcap] = ["logit_scale", "final_logit_softcapping"].map(|key| {
+            let number = file.number(key).filter(|number| *number != 0.0)?;
+            limits::scale(&mut problems, &file.key(key), number)
+        });
+        config.bend = Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap };
         if problems.0.is_empty() {
             problems = config.problems();
         }
@@ -433,6 +436,21 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_bend_logits_are_read_and_0_is_none() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("draft.gguf");
+        let read = |scale: f32, softcap: f32| {
+            let mut keys = keys();
+            set(&mut keys, "logit_scale", Value::F32(scale));
+            set(&mut keys, "final_logit_softcapping", Value::F32(softcap));
+            write(&path, &plain(), &keys);
+            GgufBlockSource::open(&path).expect("opened").config(None).expect("valid").bend
+        };
+        assert_eq!(read(0.25, 20.0), Bend { divisor: 4.0, softcap: Some(20.0) });
+        assert_eq!(read(0.0, 0.0), Bend::default());
+    }
+
+    #[test]
     fn the_switch_alone_makes_a_chain_without_a_head() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("draft.gguf");
@@ -469,8 +487,8 @@ mod tests {
                 Value::U32(9),
                 "`dflash.attention.sliding_window_pattern`",
             ),
-            ("logit_scale", Value::F32(0.2), "`dflash.logit_scale`"),
-            ("final_logit_softcapping", Value::F32(30.0), "softcapping`"),
+            ("logit_scale", Value::F32(-0.2), "`dflash.logit_scale`"),
+            ("final_logit_softcapping", Value::F32(f32::NAN), "softcapping`"),
             ("conv_kernel_size", Value::U32(2), "`dflash.conv_group_size` is missing"),
             ("block_count", Value::U32(u32::MAX), "num_hidden_layers"),
             ("rope.scaling.type", Value::String("longrope".into()), "longrope"),

@@ -31,7 +31,7 @@ pub use chain::{Chain, ChainStep};
 pub use config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
 };
-pub use config_file::OWN;
+pub use config_file::{BONUS_ANCHOR, OWN};
 pub(super) use files::{CHAINED, EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;

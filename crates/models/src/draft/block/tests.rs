@@ -1,6 +1,7 @@
 //! The network against itself and against reference cases.
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::bend::Bend;
 
 use super::*;
 use crate::config::{RopeParameters, TargetConfig};
@@ -34,6 +35,7 @@ pub(super) fn toy() -> BlockConfig {
         convolution: None,
         selector: None,
         chain: None,
+        bend: Bend::default(),
         initializer_range: 0.2,
     }
 }

@@ -162,8 +162,8 @@ impl Eagle3Config {
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }
-        if self.attention_window == Some(0) {
-            problems.push("`attention_window` must be at least 1");
+        if let Some(window) = self.attention_window {
+            limits::check(&mut problems, &[("attention_window", window, limits::CONTEXT)]);
         }
         let [low, mid, high] = self.target_layers;
         if low == mid || mid == high || low == high {

@@ -80,12 +80,9 @@ impl Eagle3Config {
             norm_output: keys.flag("norm_output", false),
             norm_before_residual: keys.flag("norm_before_residual", false),
             embed_proj: keys.flag("embed_proj", false),
-            attention_window: None,
+            attention_window: attention_window(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
-        if keys.present("attention_window").is_some() {
-            config.attention_window = Some(keys.size("attention_window", None));
-        }
         match layer_ids(value, target_layers) {
             Ok((layers, _)) => config.target_layers = layers,
             Err(problem) => problems.0.extend(problem.0),
@@ -176,6 +173,16 @@ impl Eagle3Config {
         }
         value
     }
+}
+
+/// Context tokens before its own that a token sees. A window of engines counts the token itself, and holds
+/// where the layer's kind says so.
+fn attention_window(keys: &mut Keys<'_>) -> Option<usize> {
+    if keys.present("attention_window").is_some() {
+        return Some(keys.size("attention_window", None));
+    }
+    let slides = keys.value["layer_types"][0] == "sliding_attention";
+    slides.then(|| keys.size("sliding_window", None).saturating_sub(1))
 }
 
 /// Where a draft's layer ids come from, which decides how they count.
@@ -290,6 +297,31 @@ mod tests {
         config.rope = RopeParameters { divisors: Some(vec![2.0; 8]), ..RopeParameters::plain(1e4) };
         config.dynamic_ntk = Some(4.0);
         assert_eq!(Eagle3Config::from_json(&config.to_json(), None), Ok(config));
+    }
+
+    #[test]
+    fn a_window_of_engines_counts_the_token_itself() {
+        let mut value = minimal();
+        let window = |value: &Value| {
+            Eagle3Config::from_json(value, Some(32)).map(|config| config.attention_window)
+        };
+        value["sliding_window"] = json!(9);
+        assert_eq!(window(&value), Ok(None), "no layer slides");
+        value["layer_types"] = json!(["full_attention"]);
+        assert_eq!(window(&value), Ok(None));
+        value["layer_types"] = json!(["sliding_attention"]);
+        assert_eq!(window(&value), Ok(Some(8)));
+        value["attention_window"] = json!(7);
+        assert_eq!(window(&value), Ok(Some(7)), "our own key");
+        value["attention_window"] = Value::Null;
+        value["sliding_window"] = json!(1);
+        let text = window(&value).expect_err("refused").to_string();
+        assert!(text.contains("`attention_window` = 0 is not between 1"), "{text}");
+        value["sliding_window"] = json!(u64::MAX);
+        assert!(window(&value).is_err());
+        value["sliding_window"] = Value::Null;
+        let text = window(&value).expect_err("refused").to_string();
+        assert!(text.contains("`sliding_window` is missing"), "{text}");
     }
 
     #[test]

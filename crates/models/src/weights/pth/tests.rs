@@ -26,6 +26,20 @@ fn what_is_written_is_read_back() -> Result<()> {
 }
 
 #[test]
+fn storages_begin_at_multiples_of_64_bytes() -> Result<()> {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    save(&path, &tensors())?;
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(&path).expect("file")).expect("zip");
+    for index in 0..2 {
+        let entry = archive.by_name(&format!("archive/data/{index}")).expect("a storage");
+        let start: u64 = entry.data_start().expect("a place");
+        assert_eq!(start % 64, 0, "storage {index} at {start}");
+    }
+    Ok(())
+}
+
+#[test]
 fn integers_and_flags_are_read_back_and_are_no_weights() -> Result<()> {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("map.pth");

@@ -41,6 +41,9 @@ impl From<std::io::Error> for Failure {
     }
 }
 
+/// Storages begin at multiples of it, as PyTorch's own do.
+const ALIGNMENT: u16 = 64;
+
 fn to_bytes(tensors: &[(String, Tensor)]) -> std::result::Result<Vec<u8>, Failure> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     // A fixed time keeps the bytes a function of the tensors alone.
@@ -53,7 +56,7 @@ fn to_bytes(tensors: &[(String, Tensor)]) -> std::result::Result<Vec<u8>, Failur
     zip.write_all(b"little")?;
     for (index, (_, tensor)) in tensors.iter().enumerate() {
         let (_, bytes) = little_endian_bytes(tensor).map_err(Failure::Model)?;
-        zip.start_file(format!("archive/data/{index}"), options)?;
+        zip.start_file(format!("archive/data/{index}"), options.with_alignment(ALIGNMENT))?;
         zip.write_all(&bytes)?;
     }
     zip.start_file("archive/version", options)?;

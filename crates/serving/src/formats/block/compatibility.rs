@@ -5,12 +5,16 @@ use longdraft_models::draft::block::{BlockConfig, ChainKind, LayerKind};
 
 use crate::Profile;
 use crate::formats::Fit;
+use crate::formats::gguf::holds;
 use crate::target::TargetFacts;
 
 /// Whether a block draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
-    fit.check_parts(&target.config().parts, false);
+    fit.check_parts(&target.config().parts);
+    if !target.config().bend().is_plain() {
+        bent(&mut fit, profile, config);
+    }
     let layers = target.config().num_hidden_layers;
     fit.refuse(
         config.target_layers.iter().all(|layer| layer.0 + 1 < layers),
@@ -53,6 +57,32 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
     fit
 }
 
+/// What becomes of a draft's logits where the target scales or soft-caps its own. Plain folders and GGUF files
+/// have keys for it.
+fn bent(fit: &mut Fit, profile: Profile, config: &BlockConfig) {
+    let is_written = profile != Profile::Speculators;
+    fit.refuse(
+        config.chain.is_none(),
+        "the target scales or soft-caps its logits, and a chain adds to the draft's: it is not known that \
+         engines do so in this order",
+    );
+    fit.refuse(
+        is_written || config.selector.is_none(),
+        "the target scales or soft-caps its logits, and a selector adds to the draft's: folders of speculators \
+         have no key that says so",
+    );
+    fit.warn(
+        is_written,
+        "the target scales or soft-caps its logits, and folders of speculators have no key that says so: a \
+         draft's most likely tokens are the same, its probabilities are not",
+    );
+    fit.warn(
+        !is_written,
+        "the target scales or soft-caps its logits: `output_multiplier` and `final_logit_softcapping` say so, \
+         and it is not known which versions of engines read them",
+    );
+}
+
 const MIXED: &str = "full beside sliding layers: vLLM runs them with its newer runner only";
 const NEWER_RUNNER: &str =
     "vLLM serves a selector or a chain with its newer runner only, which needs a GPU";
@@ -85,16 +115,9 @@ fn gguf(fit: &mut Fit, config: &BlockConfig) {
         "llama.cpp has one switch for whether blocks are causal, and the layers differ: train \
          layers of one kind",
     );
-    let is_plain = match config.rope.scaling {
-        RopeScaling::Llama3 { .. } => false,
-        RopeScaling::Yarn { factor, attention_factor, truncate, .. } => {
-            let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-            truncate && (attention_factor - usual).abs() < 1e-6
-        }
-        RopeScaling::None | RopeScaling::Linear { .. } => true,
-    };
+    let scaling = config.rope.scaling;
     fit.refuse(
-        is_plain,
+        holds(scaling) && !matches!(scaling, RopeScaling::Llama3 { .. }),
         "llama.cpp scales the rotary embedding of block drafts linearly or by yarn's usual rule alone",
     );
     if let Some(chain) = config.chain {

@@ -1,10 +1,10 @@
 //! `config.json` of a block draft for every profile that is a folder.
 
 use candle_core::DType;
-use longdraft_models::draft::Draft;
-use longdraft_models::draft::block::{BlockDraft, LayerKind, OWN};
+use longdraft_models::draft::block::{BlockConfig, LayerKind, OWN};
 use serde_json::{Value, json};
 
+use super::Block;
 use crate::Profile;
 use crate::formats::files::{set_special_tokens, torch_dtype};
 use crate::formats::speculators::folder;
@@ -39,17 +39,16 @@ const KEPT: [&str; 9] = [
     "mask_token_id",
 ];
 
-/// The keys of our own `config.json`, with those that engines take from the target; for speculators
-/// under the class of an `architecture`.
+/// The keys of our own `config.json`, with those that engines take from the target.
 pub(super) fn render(
     profile: Profile,
-    draft: &BlockDraft,
+    (block, config): (&Block, &BlockConfig),
     target: &TargetFacts,
-    (dtype, architecture): (DType, &str),
+    dtype: DType,
 ) -> Value {
-    let mut plain = draft.config_json();
+    let mut plain = config.to_json(block.architectures[0]);
     if profile == Profile::Speculators {
-        return speculators(draft, plain, target, (dtype, architecture));
+        return speculators((block, config), plain, target, dtype);
     }
     plain["torch_dtype"] = torch_dtype(dtype).into();
     set_special_tokens(&mut plain, target.config());
@@ -57,13 +56,12 @@ pub(super) fn render(
 }
 
 fn speculators(
-    draft: &BlockDraft,
+    (block, config): (&Block, &BlockConfig),
     plain: Value,
     target: &TargetFacts,
-    (dtype, architecture): (DType, &str),
+    dtype: DType,
 ) -> Value {
-    let config = draft.config();
-    let mut value = folder(draft.method(), architecture, target, config.proposals());
+    let mut value = folder(block.method, block.speculators, target, config.proposals());
     let own = plain[OWN].clone();
     let mut layer = plain;
     if let Some(keys) = layer.as_object_mut() {

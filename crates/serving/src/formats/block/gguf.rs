@@ -52,6 +52,12 @@ pub(super) fn metadata(
         add("selector_rank", count(sizes.rank));
         add("selector_top_k", count(sizes.top_k));
     }
+    if !config.bend.is_plain() {
+        add("logit_scale", Value::F32(config.bend.divisor.recip() as f32));
+    }
+    if let Some(softcap) = config.bend.softcap {
+        add("final_logit_softcapping", Value::F32(softcap as f32));
+    }
     if let Some(sizes) = config.chain {
         add("has_confidence_head", Value::Bool(sizes.confidence.is_some()));
     }

@@ -132,17 +132,18 @@ impl Block {
         let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
         let published = tensors(options.profile, draft, dtype)?;
         let parity = parity::outputs(&network(draft, &published)?)?;
+        // The target decides what becomes of logits, whatever the draft's own file says.
+        let config = &BlockConfig { bend: target.config().bend(), ..draft.config().clone() };
         let written = if options.profile == Profile::Llamacpp {
             let written = gguf::tensors(&published)?;
             let tokenizer = shared::tokenizer(target)?;
             let name = shared::name(target, DraftKind::named(self.method)?.title);
-            let metadata = gguf::metadata(draft.config(), &name, dtype, &tokenizer);
+            let metadata = gguf::metadata(config, &name, dtype, &tokenizer);
             shared::write(folder, dtype, &metadata, &written)?;
             written
         } else {
             write_safetensors(folder, &published)?;
-            let kind = (dtype, self.speculators);
-            let value = config::render(options.profile, draft, target, kind);
+            let value = config::render(options.profile, (self, config), target, dtype);
             write_json(&folder.join("config.json"), &value)?;
             published
         };

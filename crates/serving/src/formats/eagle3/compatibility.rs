@@ -3,13 +3,13 @@
 use longdraft_models::draft::eagle3::Eagle3Config;
 
 use crate::Profile;
-use crate::formats::Fit;
+use crate::formats::{Fit, gguf};
 use crate::target::TargetFacts;
 
 /// Whether an EAGLE-3 draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
-    fit.check_parts(&target.config().parts, true);
+    fit.check_parts(&target.config().parts);
     let n = target.config().num_hidden_layers;
     let layers = config.target_layers;
     fit.refuse(
@@ -56,6 +56,11 @@ pub(super) fn fit(profile: Profile, config: &Eagle3Config, target: &TargetFacts)
             fit.refuse(!config.fc_norm, "fc_norm: llama.cpp has no place for it");
             fit.refuse(!config.norm_output, "norm_output: llama.cpp has no place for it");
             fit.refuse(!windowed, "attention_window: llama.cpp runs full attention");
+            fit.refuse(
+                profile != Profile::Llamacpp || gguf::holds(config.rope.scaling),
+                "llama.cpp scales the rotary embedding by yarn's usual rule alone: its files have no key for \
+                 `attention_factor` and `truncate`",
+            );
             fit.refuse(
                 profile == Profile::Llamacpp
                     || Eagle3Config::published_layers(n).is_ok_and(|published| published == layers),

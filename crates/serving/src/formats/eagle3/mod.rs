@@ -114,6 +114,7 @@ impl Format for Eagle3 {
         }
         let lacks_head = !source.names().iter().any(|name| name.ends_with("lm_head.weight"));
         if lacks_head {
+            checks.no_reference("not computed: the head is the target's", "");
             return Ok(None);
         }
         let embedding = stand_in_embedding(config.vocab_size, config.target_hidden_size)?;

@@ -1,6 +1,6 @@
 //! What of a GLIDE layer the published scripts compute.
 
-use longdraft_models::config::{Parts, TargetConfig};
+use longdraft_models::config::{Architecture, Parts, TargetConfig};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
 
 use crate::Profile;
@@ -32,8 +32,9 @@ pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig)
         "the layer's sizes are not the target's",
     );
     fit.refuse(
-        target.parts == Parts::default(),
-        "the published layer is for targets whose layers are those of a Llama or a Qwen without windows, \
+        target.parts == Parts::default()
+            && !matches!(target.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe),
+        "the published layer is for targets whose layers are those of a Llama or a Qwen2 without windows, \
          scales and further norms: decode with `longdraft generate`",
     );
     fit

@@ -53,7 +53,6 @@ pub(super) fn config(draft: &GlideDraft, target: &TargetFacts, dtype: DType) -> 
     let (layer, target_config) = (draft.config(), target.config());
     let (class, model_type) = match target_config.architecture {
         Architecture::Qwen2 | Architecture::Qwen2Moe => ("Qwen2GlideDecoderLayer", "qwen2"),
-        Architecture::Qwen3 | Architecture::Qwen3Moe => ("Qwen3GlideDecoderLayer", "qwen3"),
         // A draft is dense whatever its target is; targets with parts that a Llama lacks do not come here.
         _ => ("LlamaGlideDecoderLayer", "llama"),
     };

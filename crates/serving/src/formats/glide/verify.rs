@@ -26,9 +26,16 @@ const PTH: Rule = Rule::rejects(
 const OTHER_PTH: Rule =
     Rule::garbage("pth", "the same values", "which one is used depends on the script");
 
-/// Whether the keys name the layer's class.
+/// The published classes.
+const CLASSES: [&str; 2] = ["LlamaGlideDecoderLayer", "Qwen2GlideDecoderLayer"];
+
+/// Whether the keys name the layer's class, one that is published or another.
 pub(super) fn is_layer(config: &Value) -> bool {
-    let named = |name: &Value| name.as_str().is_some_and(|n| n.ends_with("GlideDecoderLayer"));
+    is_named(config, |name| name.ends_with("GlideDecoderLayer"))
+}
+
+fn is_named(config: &Value, is_one: impl Fn(&str) -> bool) -> bool {
+    let named = |name: &Value| name.as_str().is_some_and(&is_one);
     config["architectures"].as_array().is_some_and(|names| names.iter().any(named))
 }
 
@@ -36,7 +43,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     if !checks.config.is_object() {
         return;
     }
-    if !is_layer(&checks.config) {
+    if !is_named(&checks.config, |name| CLASSES.contains(&name)) {
         let found = checks.config["architectures"].to_string();
         checks.broken(&ARCHITECTURE, "config.json: `architectures`", found);
     }
@@ -147,11 +154,7 @@ fn pth(checks: &mut Checks<'_>) {
     };
     let found: Vec<_> = checks.tensors.values().cloned().collect();
     for tensor in found {
-        let dtype = match tensor.dtype.as_str() {
-            "F16" => candle_core::DType::F16,
-            "BF16" => candle_core::DType::BF16,
-            _ => candle_core::DType::F32,
-        };
+        let dtype = tensor.weight_type().unwrap_or(candle_core::DType::F32);
         let stored = source.load(&tensor.name, dtype).ok();
         let stored =
             stored.and_then(|t| longdraft_models::weights::safetensors::tensor_bytes(&t).ok());

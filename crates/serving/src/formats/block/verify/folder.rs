@@ -1,12 +1,13 @@
 //! Folders: keys that readers default differently, and tensors.
 
-use longdraft_models::draft::block::{BlockConfig, LayerKind, OWN, tensor_specs};
+use longdraft_models::draft::block::{BONUS_ANCHOR, BlockConfig, LayerKind, OWN};
 use serde_json::Value;
 
 use super::super::described;
-use super::NETWORK;
+use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
 use super::{network, speculators};
-use crate::checks::{Checks, Effect, Rule, values};
+use crate::checks::{Checks, Effect, Rule, weights};
+use crate::formats::of_target::{self, place};
 use crate::profile::Profile;
 
 const MISSING_INSIDE: Rule = Rule::garbage(
@@ -19,9 +20,15 @@ const CAUSALITY: Rule = Rule::garbage(
     "true or false, as it was trained",
     "blocks run causally, and a draft trained otherwise loses acceptance without a message",
 );
+const OTHER_COPY: Rule = Rule::garbage(
+    "frozen-tensor",
+    "the target's bits, or no such tensor",
+    "readers that take the copy draft with another table or head than in training",
+);
 
 /// Keys that some reader takes from another place, or has another default for.
-const WRITTEN: [(&str, &str); 8] = [
+const WRITTEN: [(&str, &str); 9] = [
+    ("model_type", "no class of configurations is known by it"),
     ("block_size", "readers look for it here or among the draft's own keys"),
     ("num_target_layers", "the converter cannot tell the layers"),
     ("layer_types", "older switches are read differently"),
@@ -32,7 +39,17 @@ const WRITTEN: [(&str, &str); 8] = [
     ("vocab_size", "the mask token cannot be checked"),
 ];
 
-/// Keys of the same kind in [`OWN`].
+/// The same of a chain: readers look for them at the top alone.
+const OF_CHAIN: [&str; 6] = [
+    "target_layer_ids",
+    "mask_token_id",
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+];
+
+/// Keys of the same kind in [`OWN`]; of a chain, other readers' second place for them.
 const WRITTEN_INSIDE: [&str; 3] = ["block_size", "target_layer_ids", "mask_token_id"];
 
 pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
@@ -40,12 +57,20 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
         return;
     }
     let is_nested = checks.profile == Profile::Speculators;
+    let is_chain = said(checks, "markov_rank").is_some();
     if is_nested {
         speculators::keys(checks, method);
     } else {
-        keys(checks);
+        keys(checks, is_chain);
+        layout(checks, is_chain);
     }
-    let config = match described(checks) {
+    weights::check(checks);
+    let described = described(checks);
+    let repeated = described.as_ref().ok().and_then(|config| config.as_ref().map(super::repeated));
+    // The keys of a chain are a copy of its target's.
+    let model_type = (!is_nested && !is_chain).then_some("qwen3");
+    of_target::check_folder(checks, model_type, repeated.as_ref());
+    let config = match described {
         Ok(Some(config)) => config,
         Ok(None) => return,
         Err(error) => {
@@ -56,32 +81,40 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
         speculators::network(checks, &config);
     } else {
         causality(checks, &config);
-        layout(checks, &config);
     }
-    let place =
+    let layers =
         if is_nested { speculators::LAYERS.to_owned() } else { format!("{OWN}.target_layer_ids") };
-    network::layers(checks, &config, &format!("config.json: `{place}`"));
-    network::target(checks, &config, |key| format!("config.json: `{key}`"));
-    tensors(checks, &config);
+    network::layers(checks, &config, &place(&layers));
+    network::target(checks, &config, place);
+    let shapes = checks.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone()));
+    let shapes = shapes.collect();
+    network::tensors(checks, &config, &shapes);
+    copies(checks);
     checks.sizes = Some(Box::new(config));
 }
 
-fn keys(checks: &mut Checks<'_>) {
-    for (key, why) in WRITTEN {
+/// What a plain folder says under a key, at the top or in [`OWN`].
+fn said<'a>(checks: &'a Checks<'_>, key: &str) -> Option<&'a Value> {
+    let places = [&checks.config[key], &checks.config[OWN][key]];
+    places.into_iter().find(|value| !value.is_null())
+}
+
+fn keys(checks: &mut Checks<'_>, is_chain: bool) {
+    let of_chain = OF_CHAIN.map(|key| (key, "engines look for a chain's keys here"));
+    for (key, why) in WRITTEN.into_iter().chain(of_chain.into_iter().filter(|_| is_chain)) {
         if checks.config.get(key).is_none_or(Value::is_null) {
-            checks.error(
-                "missing-key",
-                format!("config.json: `{key}`"),
-                "missing",
-                "a value",
-                Effect::Garbage,
-                why,
-            );
+            checks.error("missing-key", place(key), "missing", "a value", Effect::Garbage, why);
         }
     }
     for key in WRITTEN_INSIDE {
-        if checks.config[OWN].get(key).is_none_or(Value::is_null) {
-            checks.broken(&MISSING_INSIDE, format!("config.json: `{OWN}.{key}`"), "missing");
+        if checks.config[OWN].get(key).is_some_and(|value| !value.is_null()) {
+            continue;
+        }
+        let place = place(&format!("{OWN}.{key}"));
+        if is_chain {
+            checks.doubtful(&MISSING_INSIDE, place, "missing");
+        } else {
+            checks.broken(&MISSING_INSIDE, place, "missing");
         }
     }
 }
@@ -102,32 +135,30 @@ fn causality(checks: &mut Checks<'_>, config: &BlockConfig) {
     }
 }
 
-/// Whether slot 0 proposes is a default that differs by reader.
-fn layout(checks: &mut Checks<'_>, config: &BlockConfig) {
-    let key = "sample_from_anchor";
-    let said =
-        [&checks.config[key], &checks.config[OWN][key]].iter().find_map(|value| value.as_bool());
-    let wanted = config.chain.is_some();
-    if said.is_some_and(|said| said != wanted) || (wanted && said.is_none()) {
-        checks.error(
-            "layout",
-            format!("config.json: `{key}`"),
-            said.map_or_else(|| "missing".to_owned(), |said| said.to_string()),
-            wanted.to_string(),
-            Effect::Garbage,
-            "slots propose the token beside their own, and nearly nothing is accepted",
-        );
+/// Whether slot 0 proposes: what is said must fit the heads.
+fn layout(checks: &mut Checks<'_>, is_chain: bool) {
+    const KEY: &str = "sample_from_anchor";
+    // The older opposite counts where it is true.
+    let is_off = || said(checks, BONUS_ANCHOR).is_some_and(|value| *value == true);
+    let proposes = said(checks, KEY).and_then(Value::as_bool).or_else(|| is_off().then_some(false));
+    match proposes {
+        Some(proposes) if proposes == is_chain => {}
+        Some(proposes) => checks.broken(&LAYOUT, place(KEY), proposes.to_string()),
+        None => checks.doubtful(&LAYOUT, place(KEY), MISSING_LAYOUT),
     }
 }
 
-fn tensors(checks: &mut Checks<'_>, config: &BlockConfig) {
-    let shapes = checks.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone()));
-    let found = shapes.collect();
-    network::tensors(checks, &tensor_specs(config), &found);
-    let tensors: Vec<_> = checks.tensors.values().cloned().collect();
-    for tensor in tensors {
-        if let Ok(bytes) = tensor.read() {
-            values::check(checks, &tensor.name, &tensor.shape, &tensor.dtype, &bytes);
+/// Copies of the target's table and head, which some readers take in their place.
+fn copies(checks: &mut Checks<'_>) {
+    // A GGUF file's values are rounded otherwise than those of a folder.
+    let Some(facts) = checks.target.filter(|facts| !facts.is_gguf) else { return };
+    for name in network::FROZEN {
+        let Some(tensor) = checks.tensors.get(name) else { continue };
+        let own =
+            if name == network::FROZEN[0] { facts.target.embedding() } else { facts.target.head() };
+        let same = own.ok().and_then(|own| of_target::is_copy(tensor, &own));
+        if same == Some(false) {
+            checks.doubtful(&OTHER_COPY, format!("tensor `{name}`"), "differs from the target's");
         }
     }
 }

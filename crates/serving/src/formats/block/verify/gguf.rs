@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use longdraft_models::draft::block::gguf_file::{ARCHITECTURE, GgufBlockSource, MASK_TOKEN};
-use longdraft_models::draft::block::{BlockConfig, LayerKind, tensor_specs};
+use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use longdraft_models::weights::WeightSource;
 
-use super::NETWORK;
 use super::network;
+use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
 use crate::checks::gguf::{self, GgufFile};
 use crate::checks::{Checks, Effect, Rule};
+use crate::formats::of_target;
 
 const CAUSALITY: Rule = Rule::garbage(
     "causality",
@@ -52,16 +53,13 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
             selector(checks, &file, &config);
             confidence(checks, &file, &config);
             network::layers(checks, &config, &file.place(&key("target_layers")));
-            network::target(checks, &config, |name| match name {
-                "mask_token_id" => file.place(MASK_TOKEN),
-                "hidden_size" => file.place(&key("embedding_length")),
-                other => file.place(&key(other)),
-            });
+            network::target(checks, &config, |name| file.place_of(name));
+            of_target::check_file(checks, &file, &super::repeated(&config));
             let found = source.names().into_iter().map(|name| {
                 let shape = source.shape(&name).unwrap_or_default();
                 (name, shape)
             });
-            network::tensors(checks, &tensor_specs(&config), &found.collect());
+            network::tensors(checks, &config, &found.collect());
             checks.sizes = Some(Box::new(config));
         }
         Err(problems) => {
@@ -77,22 +75,17 @@ fn key(name: &str) -> String {
     format!("{ARCHITECTURE}.{name}")
 }
 
-/// Whether slot 0 proposes is true where it is absent.
+/// Whether slot 0 proposes is true where it is absent, as a chain may leave it.
 fn layout(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
     let key = key("sample_from_anchor");
     let said = file.header.flag(&key);
     let wanted = config.chain.is_some_and(|chain| chain.rank > 0);
-    if said == Some(wanted) {
-        return;
+    match said {
+        Some(said) if said == wanted => {}
+        Some(said) => checks.broken(&LAYOUT, file.place(&key), said.to_string()),
+        None if wanted => checks.doubtful(&LAYOUT, file.place(&key), MISSING_LAYOUT),
+        None => checks.broken(&LAYOUT, file.place(&key), "missing, which means true"),
     }
-    checks.error(
-        "layout",
-        file.place(&key),
-        said.map_or_else(|| "missing, which means true".to_owned(), |said| said.to_string()),
-        format!("{wanted}: the tensors are those of such a draft"),
-        Effect::Garbage,
-        "slots propose the token beside their own, and nearly nothing is accepted",
-    );
 }
 
 /// Nothing is causal unless a switch says so, whatever slides.

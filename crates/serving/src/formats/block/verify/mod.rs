@@ -7,7 +7,10 @@ mod speculators;
 
 use std::path::Path;
 
+use longdraft_models::draft::block::BlockConfig;
+
 use crate::checks::{Checks, Rule};
+use crate::formats::of_target::Repeated;
 use crate::profile::Profile;
 
 const NETWORK: Rule = Rule::rejects(
@@ -16,6 +19,14 @@ const NETWORK: Rule = Rule::rejects(
     "the network cannot be built, or is another one",
 );
 
+/// Whether slot 0 proposes is a default that differs by reader.
+const LAYOUT: Rule = Rule::garbage(
+    "layout",
+    "true for a chain, false for other drafts",
+    "slots propose the token beside their own, and nearly nothing is accepted",
+);
+const MISSING_LAYOUT: &str = "missing: readers differ in what they take for it";
+
 /// Lists what is wrong with a draft of a method; whether there is a network that may be run.
 pub(super) fn check(checks: &mut Checks<'_>, method: &str, path: &Path) -> bool {
     if checks.profile == Profile::Llamacpp {
@@ -23,4 +34,13 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str, path: &Path) -> bool 
     }
     folder::check(checks, method);
     true
+}
+
+fn repeated(config: &BlockConfig) -> Repeated {
+    Repeated {
+        rope: config.rope.clone(),
+        head_dim: config.head_dim,
+        context: config.max_position_embeddings,
+        eps: config.rms_norm_eps,
+    }
 }

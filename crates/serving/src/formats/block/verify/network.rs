@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use longdraft_models::draft::block::BlockConfig;
+use longdraft_models::draft::block::{BlockConfig, tensor_specs};
 use longdraft_models::weights::TensorSpec;
 
 use crate::checks::{Checks, Effect, Rule, meant, nearest};
@@ -22,7 +22,7 @@ const FOREIGN: [(&str, &str); 4] = [
 ];
 
 /// The target's tensors, which some trainers write along and readers share anyway.
-const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
+pub(super) const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
 
 /// The layers that a reader hands to the draft: those that were exported, below the target's last.
 pub(super) fn layers(checks: &mut Checks<'_>, config: &BlockConfig, place: &str) {
@@ -31,9 +31,13 @@ pub(super) fn layers(checks: &mut Checks<'_>, config: &BlockConfig, place: &str)
     if let Some(exported) = exported.filter(|exported| *exported != ids) {
         let pairs = || ids.iter().zip(&exported);
         let same_length = ids.len() == exported.len();
-        let what = if same_length && pairs().all(|(found, wanted)| *found == wanted + 1) {
+        let what = if same_length
+            && pairs().all(|(found, wanted)| found.checked_sub(1) == Some(*wanted))
+        {
             ": every layer is one too high (+1), the list counts as another reader does"
-        } else if same_length && pairs().all(|(found, wanted)| found + 1 == *wanted) {
+        } else if same_length
+            && pairs().all(|(found, wanted)| wanted.checked_sub(1) == Some(*found))
+        {
             ": every layer is one too low (-1), the list counts as another reader does"
         } else {
             ""
@@ -88,6 +92,10 @@ pub(super) fn target(
     if wanted.eos_token_ids.contains(&config.mask_token_id) {
         wrong.push(("mask_token_id", mask.to_string(), "a token that texts do not hold".into()));
     }
+    if !config.bends_like(wanted) {
+        let (found, own) = (format!("{:?}", config.bend), format!("{:?}", wanted.bend()));
+        wrong.push(("output_multiplier", found, own));
+    }
     for (key, found, wanted) in wrong {
         checks.error(
             "not-the-target",
@@ -100,14 +108,18 @@ pub(super) fn target(
     }
 }
 
-/// The trained tensors in their shapes, and no other; `found` has published names.
+/// The trained tensors in their shapes, and no other but the target's; `found` has published names.
 pub(super) fn tensors(
     checks: &mut Checks<'_>,
-    specs: &[TensorSpec],
+    config: &BlockConfig,
     found: &BTreeMap<String, Vec<usize>>,
 ) {
-    for spec in specs {
+    let specs = tensor_specs(config);
+    let of_target =
+        FROZEN.map(|name| TensorSpec::new(name, &[config.vocab_size, config.hidden_size]));
+    for spec in specs.iter().chain(&of_target) {
         match found.get(&spec.name) {
+            None if FROZEN.contains(&spec.name.as_str()) => {}
             None => checks.error(
                 "missing-tensor",
                 format!("tensor `{}`", spec.name),

@@ -61,7 +61,7 @@ pub(crate) fn integers(value: &Value) -> Option<Vec<i64>> {
 
 /// The published layers of a target with `n`, as engines compute them: whatever `n` is.
 pub(crate) fn default_outputs(target_layers: Option<usize>) -> Option<Vec<i64>> {
-    target_layers.map(|n| vec![1, (n / 2) as i64 - 1, n as i64 - 4])
+    target_layers.map(|n| vec![1, (n / 2) as i64 - 1, (n as i64).saturating_sub(4)])
 }
 
 /// A parameter of the published network under the names that loaders give it, after fusing q, k and v

@@ -41,7 +41,7 @@ pub(crate) fn fate(name: &str, config: &Value) -> Fate {
 /// The top-level list, counted as states that enter layers; the nested one is read by newer versions
 /// only, under the same count.
 pub(crate) fn layers(config: &Value, target_layers: Option<usize>) -> SeenLayers {
-    let outputs = |ids: Vec<i64>| Some(ids.into_iter().map(|id| id - 1).collect());
+    let outputs = |ids: Vec<i64>| Some(ids.into_iter().map(|id| id.saturating_sub(1)).collect());
     if let Some(ids) = integers(&config[LAYER_IDS]) {
         return SeenLayers { outputs: outputs(ids), from: "the top-level list" };
     }
@@ -103,5 +103,6 @@ mod tests {
         assert_eq!(seen(json!({"eagle_config": {LAYER_IDS: nested}})), [0, 14, 27], "one too low");
         assert_eq!(seen(json!({})), [1, 15, 28]);
         assert_eq!(layers(&json!({}), None).outputs, None);
+        assert_eq!(seen(json!({LAYER_IDS: [i64::MIN, 16, 29]})), [i64::MIN, 15, 28]);
     }
 }

@@ -3,10 +3,10 @@
 use longdraft_models::draft::eagle3::Eagle3Config;
 use serde_json::Value;
 
-use super::target_keys;
 use super::{NOT_THE_TARGET, SIZES};
 use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 use crate::formats::eagle3::engine::{sglang, vllm};
+use crate::formats::of_target::{self, place};
 use crate::formats::speculators;
 use crate::profile::{Engine, Profile};
 
@@ -19,13 +19,18 @@ const MISSING_FLAG: Rule = Rule::garbage(
 );
 const FLAG: Rule = Rule::rejects("flag", "true or false", "strict readers refuse it");
 const BOTH_NORMS: Rule = Rule::rejects("both-norms", "one of them", "the two exclude each other");
-const TIED: Rule = Rule::garbage("tied", "false", "the head is replaced by the embeddings");
+const NO_STATES: Rule = Rule::garbage(
+    "aux-hidden-state",
+    "true",
+    "where it is false, the draft gets one layer's states alone",
+);
 
 const FILE: &str = "config.json";
 
 /// Keys that readers need, beside layer ids.
-const REQUIRED: [&str; 14] = [
+const REQUIRED: [&str; 15] = [
     "architectures",
+    "model_type",
     "hidden_size",
     "intermediate_size",
     "num_hidden_layers",
@@ -53,6 +58,9 @@ const REQUIRED_SPECULATORS: [&str; 5] = [
 /// Switches whose default differs between readers: they have to be written.
 const FLAGS: [&str; 4] = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"];
 
+/// A window of the draft, among the features that engines differ in.
+const WINDOW: &str = "sliding_window";
+
 /// Keys whose values are numbers, flags or lists: null is none.
 const UNTYPED: [&str; 2] = ["target_hidden_size", "rope_scaling"];
 
@@ -65,21 +73,28 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     nulls(checks);
     flags(checks);
     sizes(checks);
-    target_keys::check(checks);
-    if checks.profile == Profile::Speculators {
+    let sizes = checks.sizes::<Eagle3Config>();
+    if let Some(window) = sizes.as_ref().and_then(|sizes| sizes.attention_window) {
+        unsupported(checks, WINDOW, &format!("{window} tokens before its own"), "none");
+    }
+    let is_plain = checks.profile != Profile::Speculators;
+    let repeated = sizes.as_ref().map(super::repeated);
+    of_target::check_folder(checks, is_plain.then_some("llama"), repeated.as_ref());
+    if is_plain {
+        states(checks);
+    } else {
         speculators::check(checks, "eagle3", "llama");
     }
 }
 
-pub(super) fn place(key: &str) -> String {
-    format!("{FILE}: `{key}`")
-}
-
-/// The table with the decoder layer's keys.
-pub(super) fn layer_keys(checks: &Checks<'_>) -> Value {
-    match checks.config.get("transformer_layer_config") {
-        Some(layer) => layer.clone(),
-        None => checks.config.clone(),
+/// Whether engines hand out the tapped layers; they do unless they are told not to.
+fn states(checks: &mut Checks<'_>) {
+    const KEY: &str = "use_aux_hidden_state";
+    let place = format!("{FILE}: `eagle_config.{KEY}`");
+    match checks.config["eagle_config"].get(KEY).cloned() {
+        Some(Value::Bool(true)) => {}
+        Some(other) => checks.broken(&NO_STATES, place, other.to_string()),
+        None => checks.doubtful(&NO_STATES, place, "missing"),
     }
 }
 
@@ -168,49 +183,40 @@ fn flags(checks: &mut Checks<'_>) {
     if on(checks, "norm_before_fc") && on(checks, "fc_norm") {
         checks.broken(&BOTH_NORMS, place("norm_before_fc"), "true beside `fc_norm` = true");
     }
-    if checks.config["tie_word_embeddings"] != false
-        && checks.config.get("tie_word_embeddings").is_some()
-    {
-        checks.broken(
-            &TIED,
-            place("tie_word_embeddings"),
-            checks.config["tie_word_embeddings"].to_string(),
-        );
-    }
-    for engine in checks.engines() {
-        for key in FLAGS {
-            if !on(checks, key) {
-                continue;
-            }
-            let (severity, effect, words) = match (engine, key) {
-                (Engine::Sglang, "norm_before_residual" | "norm_before_fc") => (
-                    Severity::Error,
-                    Effect::Garbage,
-                    "it computes another network, without a message",
-                ),
-                (Engine::Llamacpp, "fc_norm" | "norm_output") => {
-                    (Severity::Error, Effect::Rejects, "it has no place for it")
-                }
-                (_, "norm_before_residual") => continue,
-                _ => (
-                    Severity::Warning,
-                    Effect::Garbage,
-                    "only new versions compute it, older ones do so without a message",
-                ),
-            };
-            let problem = Problem::new(
-                severity,
-                "flag-unsupported",
-                place(key),
-                "true",
-                format!("false for {}", engine.name()),
-            );
-            checks.push(
-                problem
-                    .effect(*engine, effect, words)
-                    .remedy("train without it, or serve with an engine that computes it"),
-            );
+    for key in FLAGS {
+        if on(checks, key) {
+            unsupported(checks, key, "true", "false");
         }
+    }
+}
+
+/// What each engine of the profile makes of a feature.
+fn unsupported(checks: &mut Checks<'_>, key: &str, found: &str, wanted: &str) {
+    for engine in checks.engines() {
+        let differs = match (engine, key) {
+            (Engine::Sglang, "norm_before_residual" | "norm_before_fc") => true,
+            // A folder for several engines is right for the others.
+            (Engine::Sglang | Engine::Llamacpp, WINDOW) => checks.engines().len() == 1,
+            _ => false,
+        };
+        let (severity, effect, words) = match (engine, key) {
+            _ if differs => {
+                (Severity::Error, Effect::Garbage, "it computes another network, without a message")
+            }
+            (Engine::Llamacpp, "fc_norm" | "norm_output") => {
+                (Severity::Error, Effect::Rejects, "it has no place for it")
+            }
+            (_, "norm_before_residual") => continue,
+            _ => (
+                Severity::Warning,
+                Effect::Garbage,
+                "only new versions compute it, older ones run another network without a message",
+            ),
+        };
+        let wanted = format!("{wanted} for {}", engine.name());
+        let problem = Problem::new(severity, "flag-unsupported", place(key), found, wanted);
+        let problem = problem.effect(*engine, effect, words);
+        checks.push(problem.remedy("train without it, or serve with an engine that computes it"));
     }
 }
 

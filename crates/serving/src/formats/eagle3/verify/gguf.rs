@@ -8,12 +8,13 @@ use longdraft_models::ids::EnteredLayerId;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
-use super::tensors::expected;
+use super::tensors::{EMBEDDINGS, HEAD, expected, is_lent};
 use super::vocabulary;
 use super::{NOT_THE_TARGET, SIZES};
 use crate::checks::gguf::{self, GgufFile};
 use crate::checks::{Checks, Effect, Rule, meant, nearest};
 use crate::formats::eagle3::engine::{Fate, llamacpp};
+use crate::formats::of_target;
 use crate::profile::Engine;
 
 const MISSING_FLAG: Rule = Rule::garbage("missing-flag", "true or false", "false is taken");
@@ -34,14 +35,15 @@ const OFFSETS: Rule = Rule::garbage(
     "draft tokens stand for wrong target tokens, without a message",
 );
 
-/// Keys without which loading ends.
-const REQUIRED: [&str; 11] = [
+/// Keys without which loading ends, or heads turn by another base.
+const REQUIRED: [&str; 12] = [
     "eagle3.block_count",
     "eagle3.context_length",
     "eagle3.embedding_length",
     "eagle3.feed_forward_length",
     "eagle3.attention.head_count",
     "eagle3.attention.layer_norm_rms_epsilon",
+    "eagle3.rope.freq_base",
     "eagle3.target_layers",
     "eagle3.target_hidden_size",
     "tokenizer.ggml.model",
@@ -63,6 +65,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
                     checks.broken(&NOT_THE_TARGET, file.name.clone(), problem);
                 }
             }
+            of_target::check_file(checks, &file, &super::repeated(&config));
             shapes(checks, &source, &config);
             map(checks, &file.header, &source, config.vocab_size);
             checks.sizes = Some(Box::new(config));
@@ -166,11 +169,14 @@ fn layers(checks: &mut Checks<'_>, file: &GgufFile) {
 }
 
 fn shapes(checks: &mut Checks<'_>, source: &GgufDraftSource, config: &Eagle3Config) {
+    for (stored, name) in [("output.weight", HEAD), ("token_embd.weight", EMBEDDINGS)] {
+        if source.shape(name).is_none() && !is_lent(name, config) {
+            let found = "missing, and the target's is of another size";
+            checks.broken(&MISSING_TENSOR, format!("tensor `{stored}`"), found);
+        }
+    }
     // Our names of what the file holds.
-    let mut wanted = expected("midlayer.", config);
-    let embeddings = vec![config.vocab_size, config.hidden_size];
-    wanted.insert("embed_tokens.weight".to_owned(), embeddings);
-    for (name, shape) in wanted {
+    for (name, shape) in expected("midlayer.", config) {
         if let Some(found) = source.shape(&name).filter(|found| *found != shape) {
             checks.error(
                 "shape",

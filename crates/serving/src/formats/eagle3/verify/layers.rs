@@ -112,7 +112,7 @@ fn shape(checks: &mut Checks<'_>, engine: Engine, outputs: &[i64], target_layers
             "blocks of `fc` meet the features of other layers",
         );
     }
-    let last = target_layers.map(|n| n as i64 - 1);
+    let last = target_layers.map(|n| (n as i64).saturating_sub(1));
     let outside = |layer: &&i64| **layer < 0 || last.is_some_and(|last| **layer > last);
     if let Some(layer) = outputs.iter().find(outside) {
         wrong(
@@ -161,8 +161,9 @@ pub(super) fn compare(
     if seen == truth {
         return;
     }
-    let shifted =
-        |by: i64| seen.len() == truth.len() && seen.iter().zip(truth).all(|(a, b)| a - b == by);
+    let shifted = |by: i64| {
+        seen.len() == truth.len() && seen.iter().zip(truth).all(|(a, b)| a.saturating_sub(*b) == by)
+    };
     let (code, what) = if shifted(1) {
         ("layer-shift", "every layer is one too high (+1): the list counts as another engine does")
     } else if shifted(-1) {

@@ -3,13 +3,15 @@
 mod config;
 mod gguf;
 mod layers;
-mod target_keys;
 mod tensors;
 mod vocabulary;
 
 use std::path::Path;
 
+use longdraft_models::draft::eagle3::Eagle3Config;
+
 use crate::checks::{Checks, Rule};
+use crate::formats::of_target::Repeated;
 use crate::profile::Profile;
 
 const SIZES: Rule = Rule::rejects("sizes", "sizes that fit together", "the model cannot be built");
@@ -30,4 +32,13 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> bool {
     vocabulary::check(checks);
     tensors::check_target(checks);
     true
+}
+
+fn repeated(sizes: &Eagle3Config) -> Repeated {
+    Repeated {
+        rope: sizes.rope.clone(),
+        head_dim: sizes.head_dim,
+        context: sizes.max_position_embeddings,
+        eps: sizes.rms_norm_eps,
+    }
 }

@@ -1,32 +1,24 @@
 //! Names, shapes, types and values of a folder's tensors.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use longdraft_models::draft::eagle3::Eagle3Config;
-use longdraft_models::sha256;
 
 use super::super::engine::{Fate, fate};
-use crate::checks::weights_file::FoundTensor;
-use crate::checks::{Checks, Effect, Problem, Rule, Severity, meant, nearest, values};
+use crate::checks::{Checks, Effect, Problem, Rule, Severity, meant, nearest, weights};
 use crate::profile::{Engine, Profile};
+
+/// The draft's head, and its embeddings.
+pub(super) const HEAD: &str = "lm_head.weight";
+pub(super) const EMBEDDINGS: &str = "embed_tokens.weight";
 
 const TWO_LAYERS: Rule = Rule::garbage(
     "two-layers",
     "one of them: they are the same layer",
     "whichever is read last wins",
 );
-const UNREADABLE: Rule = Rule::rejects("unreadable", "its bytes", "the file cannot be read");
-const WEIGHT_TYPE: Rule =
-    Rule::rejects("weight-type", "BF16, F16 or F32", "no weight of this type is loaded");
-const DUPLICATE_VALUES: Rule =
-    Rule::garbage("duplicate-values", "values of its own", "one of them was overwritten");
 
-/// Weight types with their names in `config.json`.
-const WEIGHT_TYPES: [(&str, &str); 3] =
-    [("BF16", "bfloat16"), ("F16", "float16"), ("F32", "float32")];
-
-/// Shapes of the published network, its layer's names after `layer`; `d2t`, `t2d` and embeddings
-/// apart.
+/// Shapes of the published network, its layer's names after `layer`; `d2t` and `t2d` apart.
 pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Vec<usize>> {
     let (hidden, wide) = (sizes.hidden_size, 2 * sizes.hidden_size);
     let (query, kv, inner) = (sizes.query_size(), sizes.kv_size(), sizes.intermediate_size);
@@ -34,7 +26,8 @@ pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Ve
     let mut all = BTreeMap::from([
         ("fc.weight".to_owned(), vec![hidden, blocks]),
         ("norm.weight".to_owned(), vec![hidden]),
-        ("lm_head.weight".to_owned(), vec![sizes.draft_vocab_size, hidden]),
+        (HEAD.to_owned(), vec![sizes.draft_vocab_size, hidden]),
+        (EMBEDDINGS.to_owned(), vec![sizes.vocab_size, hidden]),
     ]);
     for (name, shape) in [
         ("input_layernorm", vec![hidden]),
@@ -58,9 +51,17 @@ pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Ve
     all
 }
 
+/// Whether the target lends a tensor that a draft of its width leaves out: embeddings, and the head of a draft
+/// that proposes every token.
+pub(super) fn is_lent(name: &str, sizes: &Eagle3Config) -> bool {
+    let is_whole = sizes.draft_vocab_size == sizes.vocab_size;
+    sizes.hidden_size == sizes.target_hidden_size
+        && (name == EMBEDDINGS || (name == HEAD && is_whole))
+}
+
 pub(super) fn check(checks: &mut Checks<'_>) {
     let Some(sizes) = checks.sizes::<Eagle3Config>() else {
-        each_tensor(checks);
+        weights::check(checks);
         return;
     };
     let mut wanted = expected(checks.profile.layer_prefix(), &sizes);
@@ -68,30 +69,17 @@ pub(super) fn check(checks: &mut Checks<'_>) {
         let blocks = sizes.target_layers.len() * sizes.target_hidden_size;
         wanted.insert("input_norm.weight".into(), vec![blocks]);
     }
-    let shares_head = sizes.draft_vocab_size == sizes.vocab_size
-        && sizes.hidden_size == sizes.target_hidden_size
-        && checks.profile != Profile::Sglang;
+    let needs_head = checks.profile == Profile::Sglang;
     for (name, shape) in &wanted {
         match checks.tensors.get(name).map(|tensor| tensor.shape.clone()) {
-            None if name == "lm_head.weight" && shares_head => {}
+            None if is_lent(name, &sizes) && !(needs_head && name == HEAD) => {}
             None => missing(checks, name, shape),
             Some(found) if found != *shape => misshapen(checks, name, &found, shape),
             Some(_) => {}
         }
     }
-    if sizes.hidden_size != sizes.target_hidden_size
-        && !checks.tensors.contains_key("embed_tokens.weight")
-    {
-        missing(checks, "embed_tokens.weight", &[sizes.vocab_size, sizes.hidden_size]);
-    }
-    if let Some(found) =
-        checks.tensors.get("embed_tokens.weight").map(|tensor| tensor.shape.clone())
-        && found != [sizes.vocab_size, sizes.hidden_size]
-    {
-        misshapen(checks, "embed_tokens.weight", &found, &[sizes.vocab_size, sizes.hidden_size]);
-    }
     left_over(checks, &wanted);
-    each_tensor(checks);
+    weights::check(checks);
 }
 
 fn missing(checks: &mut Checks<'_>, name: &str, shape: &[usize]) {
@@ -147,9 +135,7 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
         checks.broken(&TWO_LAYERS, "tensors", "both `midlayer.*` and `layers.0.*`");
     }
     for name in &names {
-        if wanted.contains_key(name)
-            || ["d2t", "t2d", "embed_tokens.weight"].contains(&name.as_str())
-        {
+        if wanted.contains_key(name) || ["d2t", "t2d"].contains(&name.as_str()) {
             continue;
         }
         let near = nearest(name, wanted.keys().map(String::as_str));
@@ -179,66 +165,9 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
     }
 }
 
-fn each_tensor(checks: &mut Checks<'_>) {
-    let tensors: Vec<FoundTensor> = checks.tensors.values().cloned().collect();
-    let mut hashes: BTreeMap<String, String> = BTreeMap::new();
-    let mut types = BTreeSet::new();
-    for tensor in &tensors {
-        let FoundTensor { name, dtype, shape, .. } = tensor;
-        let bytes = match tensor.read() {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                checks.broken(&UNREADABLE, format!("tensor `{name}`"), error.to_string());
-                continue;
-            }
-        };
-        if name == "d2t" || name == "t2d" {
-            continue;
-        }
-        if !WEIGHT_TYPES.iter().any(|(known, _)| known == dtype) {
-            checks.broken(&WEIGHT_TYPE, format!("tensor `{name}`"), dtype.clone());
-            continue;
-        }
-        if name != "embed_tokens.weight" {
-            types.insert(dtype.clone());
-        }
-        values::check(checks, name, shape, dtype, &bytes);
-        let hash = sha256::of_bytes(&bytes);
-        if shape.len() > 1
-            && let Some(other) = hashes.insert(format!("{shape:?} {hash}"), name.clone())
-            && !name.contains("cross_attn")
-        {
-            checks.broken(
-                &DUPLICATE_VALUES,
-                format!("tensor `{name}`"),
-                format!("the same values as `{other}`"),
-            );
-        }
-        checks.compare(name, &hash);
-    }
-    let wanted = checks.config["torch_dtype"].as_str().or(checks.config["dtype"].as_str());
-    let wanted = wanted.map(str::to_owned);
-    let found: Vec<&str> = WEIGHT_TYPES
-        .iter()
-        .filter(|(stored, _)| types.contains(*stored))
-        .map(|(_, name)| *name)
-        .collect();
-    if let Some(wanted) = wanted.filter(|wanted| found != [wanted.as_str()] && !found.is_empty()) {
-        checks.error(
-            "dtype",
-            "config.json: `torch_dtype`",
-            wanted,
-            format!("the tensors' {}", found.join(" and ")),
-            Effect::Garbage,
-            "weights are converted on load, or memory is planned wrong",
-        );
-    }
-}
-
 /// Embeddings against the target's own.
 pub(super) fn check_target(checks: &mut Checks<'_>) {
-    let (Some(target), Some(tensor)) = (checks.target, checks.tensors.get("embed_tokens.weight"))
-    else {
+    let (Some(target), Some(tensor)) = (checks.target, checks.tensors.get(EMBEDDINGS)) else {
         return;
     };
     let Some(stored) = &target.stored_embedding else { return };
