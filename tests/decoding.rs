@@ -156,7 +156,7 @@ fn answers_end_where_they_are_told() {
     let shelf = Shelf::new();
     let glide = shelf.path("glide");
     let target = shelf.path("target");
-    let common = ["generate", "--target", &target, "--draft", &glide, "--max-tokens", "60"];
+    let common = ["generate", "--target", &target, "--draft", &glide, "--max-tokens", "40"];
     // Hot enough for bytes of every kind.
     let prompt = ["--prompt", "the cat", "--temperature", "9", "--verify", "match", "--ignore-eos"];
     let whole = succeed(&[&common[..], &prompt].concat());

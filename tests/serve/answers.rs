@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Server, gathered};
 use crate::decoding::Shelf;
+use crate::support::byte_tokenizer;
 
 /// Ways to draft.
 fn ways(shelf: &Shelf) -> [Vec<String>; 4] {
@@ -164,6 +165,46 @@ fn options_of_sampling_do_what_they_say() {
         asked["temperature"] = 1.into();
         assert_eq!(greedy(asked)["text"], plain["text"]);
     }
+}
+
+/// Where a tokenizer leaves out the first space of a text, that of a continuation is not the first one.
+#[test]
+fn a_text_goes_on_with_its_space() {
+    let shelf = Shelf::new();
+    let mut tokenizer = byte_tokenizer();
+    let steps = tokenizer["decoder"]["decoders"].as_array_mut().expect("steps");
+    steps.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    std::fs::write(shelf.path("target/tokenizer.json"), tokenizer.to_string()).expect("file");
+    let server = Server::start(&shelf, &[]);
+    // Every token is a space.
+    let mut asked = json!({ "max_tokens": 3, "temperature": 0, "logit_bias": { "32": 100 } });
+    asked["prompt"] = json!("Hello");
+    asked["logprobs"] = json!(0);
+    let told = server.complete(&asked)["choices"][0].clone();
+    assert_eq!((&told["text"], &told["logprobs"]["tokens"][0]), (&json!("   "), &json!(" ")));
+    asked["logprobs"] = Value::Null;
+    asked["messages"] = json!([{ "role": "user", "content": "Hello" }]);
+    let told = server.post("/v1/chat/completions", &asked).ok();
+    assert_eq!(told["choices"][0]["message"]["content"], "  ");
+}
+
+#[test]
+fn tokens_begin_where_their_text_does_also_while_a_stop_string_may_begin() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &[]);
+    let mut asked = json!({
+        "prompt": "x", "max_tokens": 5, "temperature": 0, "logit_bias": { "97": 100 }, "stop": "aab",
+        "logprobs": 2,
+    });
+    let logprobs = server.complete(&asked)["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["tokens"], json!(["a", "a", "a", "a", "a"]));
+    assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3, 4]));
+    // Bytes that are no character by themselves are told apart.
+    asked["logit_bias"] = json!({ "195": 100 });
+    let logprobs = server.complete(&asked)["choices"][0]["logprobs"].clone();
+    assert_eq!(logprobs["tokens"][0], "bytes:\\xc3");
+    let top = logprobs["top_logprobs"].as_array().expect("tops");
+    assert!(top.iter().all(|top| top.as_object().is_some_and(|top| top.len() >= 2)), "{logprobs}");
 }
 
 #[test]

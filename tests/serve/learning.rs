@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
@@ -400,27 +401,37 @@ fn a_start_lets_go_of_what_it_cannot_use() {
         serde_json::from_str(&std::fs::read_to_string(&state).expect("file")).expect("JSON")
     };
     let base = read()["base"].clone();
-    let job = |base: &Value, attempts: u32| {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs();
+    let job = |base: &Value, attempts: u32, began: u64| {
         let job = json!({
             "target": shelf.path("target"), "device": "cpu", "base": base, "draft": glide,
-            "method": null, "minutes": 5.0, "number": 1, "began": 1, "attempts": attempts,
+            "method": null, "minutes": 5.0, "number": 1, "began": began, "attempts": attempts,
         });
         std::fs::create_dir_all(format!("{folder}/training")).expect("folder");
         std::fs::write(format!("{folder}/training/job.json"), job.to_string()).expect("file");
     };
     let training = Path::new(&folder).join("training");
     // A training that ended three servers, or was ended three times.
-    job(&base, 3);
+    job(&base, 3, now);
     let server = Server::start(&shelf, &options);
     until("an end", || count(&server, "failed") == 1);
     assert!(!training.exists());
     drop(server);
-    // One that goes on from another draft.
-    job(&json!("another"), 1);
-    let server = Server::start(&shelf, &options);
-    assert!(!training.exists());
-    assert_eq!((count(&server, "failed"), count(&server, "trainings")), (0, 0));
-    drop(server);
+    // One that goes on from another draft, and one whose texts are older than they may be (30 days).
+    for (base, began) in [(json!("another"), now), (base.clone(), now - 31 * 24 * 60 * 60)] {
+        job(&base, 1, began);
+        let server = Server::start(&shelf, &options);
+        assert!(!training.exists());
+        assert_eq!((count(&server, "failed"), count(&server, "trainings")), (0, 0));
+    }
+    // A first state that a kill cut short.
+    let cut = shelf.path("cut");
+    std::fs::create_dir(&cut).expect("folder");
+    std::fs::write(format!("{cut}/learning.json.0123abcd.7.tmp"), "{").expect("file");
+    drop(Server::start(&shelf, &["--lookup", "--learn", &cut]));
+    succeed(&["learn", "purge", &cut]);
+    let left = files(Path::new(&cut));
+    assert!(left.iter().all(|file| file.ends_with(".lock")), "{left:?}");
     // A learned draft that cannot be opened.
     let mut learned = read();
     learned["learned"] = json!([{ "base": base, "draft": 1 }, { "base": "another", "draft": 2 }]);

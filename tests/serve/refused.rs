@@ -84,6 +84,9 @@ fn wrong_requests_are_told_what_is_wrong() {
         (text, json!({ "prompt": "a", "echo": true }).to_string(), 400, Some("echo")),
         (text, json!({ "prompt": "a", "best_of": 3 }).to_string(), 400, Some("best_of")),
         (text, json!({ "prompt": long }).to_string(), 400, None),
+        // Refused before it is cut into tokens.
+        (text, json!({ "prompt": "a".repeat(10_000) }).to_string(), 400, None),
+        (chat, json!({ "messages": user, "tools": vec![1; 200] }).to_string(), 400, Some("tools")),
         (text, json!({ "prompt": "a".repeat(70_000) }).to_string(), 413, None),
         ("/tokenize", json!({}).to_string(), 400, Some("prompt")),
         ("/detokenize", json!({ "tokens": "a" }).to_string(), 400, Some("tokens")),
@@ -177,6 +180,19 @@ fn pages_of_other_origins_may_ask_only_where_they_are_let_in() {
     assert_eq!(origin(&Server::start(&shelf, &[])), None);
     let open = Server::start(&shelf, &["--allow-origin", "http://page.example"]);
     assert_eq!(origin(&open).as_deref(), Some("http://page.example"));
+    // Clients send headers of their own, and read when to come again.
+    let url = format!("{}/v1/chat/completions", open.address);
+    let asked = open.agent.options(&url).header("origin", "http://page.example");
+    let asked = asked.header("access-control-request-method", "POST");
+    let own = "authorization,content-type,x-stainless-os";
+    let asked = asked.header("access-control-request-headers", own);
+    let told = Server::read(asked.call().expect("an answer"));
+    assert_eq!(told.status, 200, "{}", told.body);
+    assert_eq!(told.headers["access-control-allow-headers"], own);
+    let url = format!("{}/v1/models", open.address);
+    let asked = open.agent.get(&url).header("origin", "http://page.example");
+    let told = Server::read(asked.call().expect("an answer"));
+    assert_eq!(told.headers["access-control-expose-headers"], "retry-after");
 }
 
 #[test]

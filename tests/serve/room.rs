@@ -102,3 +102,24 @@ fn tokens_of_a_request_and_of_all_requests_are_limited() {
         until("tokens", || server.post("/v1/completions", &asked(290, 1)).status == 200);
     }
 }
+
+/// Without `max_tokens` a chat may fill the context, and with limits what these leave.
+#[test]
+fn chats_that_name_no_length_have_what_the_limits_leave() {
+    let shelf = Shelf::new();
+    let server =
+        Server::start(&shelf, &["--max-request-tokens", "200", "--max-total-tokens", "500"]);
+    for count in [1, 3] {
+        let asked = json!({
+            "messages": [{ "role": "user", "content": "a" }], "n": count, "temperature": 0,
+            "logit_bias": { "257": -100 },
+        });
+        let told = server.post("/v1/chat/completions", &asked).ok();
+        let prompt = told["usage"]["prompt_tokens"].as_u64().expect("a number");
+        let each = (200 - count * prompt) / count;
+        assert_eq!(told["usage"]["completion_tokens"], count * each, "{told}");
+    }
+    let long = json!({ "messages": [{ "role": "user", "content": "a".repeat(300) }] });
+    let refused = server.post("/v1/chat/completions", &long);
+    assert_eq!((refused.status, refused.error()["code"].as_str()), (400, Some("too_many_tokens")));
+}

@@ -20,14 +20,24 @@ pub(crate) struct Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    /// An answer without text yet.
+    /// An answer without text yet; one that goes on with the text of its prompt knows its tokens.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot decode them
     pub(crate) fn new(
         tokenizer: &'a TextTokenizer,
+        prompt: Option<&[TargetTokenId]>,
         stop_tokens: &'a [TargetTokenId],
         stops: &[String],
-    ) -> Self {
-        let answer = AnswerText::new(tokenizer, stops);
-        Self { answer, stop_tokens, text: String::new(), problem: None }
+    ) -> Result<Self> {
+        let answer = match prompt {
+            Some(prompt) => {
+                let before: Vec<u32> = prompt.iter().map(|token| token.0).collect();
+                AnswerText::after(tokenizer, &before, stops)?
+            }
+            None => AnswerText::new(tokenizer, stops),
+        };
+        Ok(Self { answer, stop_tokens, text: String::new(), problem: None })
     }
 
     /// Adds a token and tells the text that it makes certain; ends the answer at a stop string.

@@ -51,13 +51,32 @@ pub struct AnswerText<'a> {
     /// None after a stop string.
     stream: Option<TextStream<'a>>,
     stops: StopStrings,
+    /// Characters so far.
+    length: usize,
 }
 
 impl<'a> AnswerText<'a> {
     /// An answer that has no text yet, and ends where one of `stops` begins.
     pub fn new(tokenizer: &'a TextTokenizer, stops: &[String]) -> Self {
+        Self::of(tokenizer.stream(), stops)
+    }
+
+    /// The same of an answer that goes on where the tokens `before` end.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot decode them
+    pub fn after(tokenizer: &'a TextTokenizer, before: &[u32], stops: &[String]) -> Result<Self> {
+        Ok(Self::of(tokenizer.stream_after(before)?, stops))
+    }
+
+    fn of(stream: TextStream<'a>, stops: &[String]) -> Self {
         let stops = StopStrings::new(stops.iter().cloned());
-        Self { stream: Some(tokenizer.stream()), stops }
+        Self { stream: Some(stream), stops, length: 0 }
+    }
+
+    /// Characters so far, with those that may be the start of a stop string.
+    pub fn length(&self) -> usize {
+        self.length
     }
 
     /// Adds a token; the text that it makes certain. After a stop string nothing is added.
@@ -68,7 +87,9 @@ impl<'a> AnswerText<'a> {
         let Some(stream) = &mut self.stream else {
             return Ok(Streamed { text: String::new(), stopped: true });
         };
-        let streamed = self.stops.push(&stream.push(id)?);
+        let text = stream.push(id)?;
+        self.length += text.chars().count();
+        let streamed = self.stops.push(&text);
         if streamed.stopped {
             self.stream = None;
         }

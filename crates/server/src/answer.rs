@@ -1,24 +1,34 @@
 //! Answers in OpenAI's shape: whole, or as the events of a stream.
 
+mod log_probs;
+
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::{Either, select};
 use futures_util::stream::unfold;
-use longdraft_decode::{EndReason, LogProbs, Origin};
-use longdraft_models::TargetTokenId;
+use longdraft_decode::{EndReason, Origin};
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Map, Value, json};
+use tokio::sync::mpsc::{Sender, channel};
+use tokio::time::timeout;
 
 use crate::app::{App, Submitted};
 use crate::error::{ApiError, Result};
 use crate::events::{Ending, Event, Piece};
 use crate::request::Telling;
+use log_probs::TokenList;
 
 /// What ends a stream.
 const DONE: &str = "[DONE]";
+/// Events that wait for who reads a stream, and how long one may wait before the answers end.
+const WAITING: usize = 64;
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What all parts of an answer begin with.
 pub(crate) struct Head {
@@ -90,57 +100,6 @@ fn finish_reason(reason: EndReason) -> &'static str {
     }
 }
 
-/// Log-probabilities of an answer's tokens.
-#[derive(Debug, Default)]
-struct TokenList {
-    tokens: Vec<(TargetTokenId, LogProbs)>,
-    /// Where in the text each begins, in characters.
-    offsets: Vec<usize>,
-}
-
-impl TokenList {
-    fn add(&mut self, piece: &Piece, offset: usize) {
-        if let (Some(token), Some(log_probs)) = (piece.token, &piece.log_probs) {
-            self.tokens.push((token, log_probs.clone()));
-            self.offsets.push(offset);
-        }
-    }
-
-    fn to_json(&self, head: &Head, tokenizer: &TextTokenizer) -> Value {
-        if !head.telling.log_probs {
-            return Value::Null;
-        }
-        let written =
-            |token: TargetTokenId| tokenizer.decode(&[token.0], false).unwrap_or_default();
-        let entry = |token: TargetTokenId, log_prob: f32| {
-            let text = written(token);
-            // A part of a character has no text of its own.
-            let bytes = (!text.contains('\u{FFFD}')).then(|| text.as_bytes().to_vec());
-            json!({ "token": text, "logprob": finite(log_prob), "bytes": bytes })
-        };
-        if head.telling.is_chat {
-            let content = self.tokens.iter().map(|(token, log_probs)| {
-                let top = log_probs.top.iter().map(|(token, own)| entry(*token, *own));
-                let mut own = entry(*token, log_probs.own);
-                own["top_logprobs"] = top.collect();
-                own
-            });
-            return json!({ "content": content.collect::<Value>(), "refusal": null });
-        }
-        let top = self.tokens.iter().map(|(token, log_probs)| {
-            let all = log_probs.top.iter().copied().chain([(*token, log_probs.own)]);
-            Value::Object(all.map(|(token, own)| (written(token), finite(own))).collect())
-        });
-        let own = self.tokens.iter().map(|(_, log_probs)| finite(log_probs.own));
-        json!({
-            "tokens": self.tokens.iter().map(|(token, _)| written(*token)).collect::<Vec<_>>(),
-            "token_logprobs": own.collect::<Value>(),
-            "top_logprobs": top.collect::<Value>(),
-            "text_offset": self.offsets,
-        })
-    }
-}
-
 /// Where a token comes from.
 fn origin(piece: &Piece) -> Value {
     Value::from(match piece.proposed_by {
@@ -149,11 +108,6 @@ fn origin(piece: &Piece) -> Value {
         Some(Origin::Grammar) => "grammar",
         None => "target",
     })
-}
-
-/// JSON has no infinity.
-fn finite(log_prob: f32) -> Value {
-    Value::from(f64::from(log_prob.max(-9999.0)))
 }
 
 impl Head {
@@ -193,8 +147,6 @@ impl Head {
 #[derive(Default)]
 struct Whole {
     text: String,
-    /// Characters of it.
-    length: usize,
     tokens: TokenList,
     finish: Option<&'static str>,
 }
@@ -216,8 +168,7 @@ pub(crate) async fn whole(
         let Some(answer) = answers.get_mut(choice) else { continue };
         match event {
             Event::Piece(piece) => {
-                answer.tokens.add(&piece, answer.length);
-                answer.length += piece.text.chars().count();
+                answer.tokens.add(&piece);
                 answer.text.push_str(&piece.text);
             }
             Event::End(ending) => {
@@ -253,8 +204,8 @@ pub(crate) struct Chunks {
     head: Head,
     submitted: Submitted,
     usage: Usage,
-    /// Characters of each answer's text; none once it ended.
-    open: Vec<Option<usize>>,
+    /// Which answers have not ended.
+    open: Vec<bool>,
     ready: VecDeque<String>,
     is_done: bool,
 }
@@ -262,7 +213,7 @@ pub(crate) struct Chunks {
 impl Chunks {
     pub(crate) fn new(head: Head, submitted: Submitted) -> Self {
         let usage = Usage::of(&submitted);
-        let open = vec![Some(0); submitted.answers];
+        let open = vec![true; submitted.answers];
         let mut ready = VecDeque::new();
         if head.telling.is_chat {
             for index in 0..submitted.answers {
@@ -283,7 +234,7 @@ impl Chunks {
                 Some((choice, event)) => self.take(choice, event, tokenizer),
                 None => self.fail(&ApiError::ending()),
             }
-            if !self.is_done && self.open.iter().all(Option::is_none) {
+            if !self.is_done && !self.open.contains(&true) {
                 if self.head.telling.streams_usage {
                     self.ready.push_back(self.head.chunk(json!([]), Some(&self.usage)));
                 }
@@ -294,18 +245,19 @@ impl Chunks {
     }
 
     fn take(&mut self, index: usize, event: Event, tokenizer: &TextTokenizer) {
-        let Some(Some(length)) = self.open.get_mut(index) else { return };
+        if self.open.get(index) != Some(&true) {
+            return;
+        }
         match event {
             Event::Piece(piece) => {
                 let mut tokens = TokenList::default();
                 if self.head.telling.log_probs {
-                    tokens.add(&piece, *length);
+                    tokens.add(&piece);
                 }
-                *length += piece.text.chars().count();
-                if piece.text.is_empty() && tokens.tokens.is_empty() {
+                if piece.text.is_empty() && tokens.is_empty() {
                     return;
                 }
-                let log_probs = if tokens.tokens.is_empty() {
+                let log_probs = if tokens.is_empty() {
                     Value::Null
                 } else {
                     tokens.to_json(&self.head, tokenizer)
@@ -317,7 +269,7 @@ impl Chunks {
                 self.ready.push_back(self.head.chunk(choice, None));
             }
             Event::End(ending) => {
-                self.open[index] = None;
+                self.open[index] = false;
                 self.usage.add(&ending);
                 let finish = Some(finish_reason(ending.reason));
                 let choice = self.head.choice(index, "", &Value::Null, finish);
@@ -340,12 +292,35 @@ impl Chunks {
 
 /// Server-sent events while an answer is written.
 pub(crate) fn stream(chunks: Chunks, app: Arc<App>) -> Response {
-    let events = unfold((chunks, app), |(mut chunks, app)| async move {
-        let data = chunks.next(&app.tokenizer).await?;
-        Some((Ok::<_, Infallible>(SseEvent::default().data(data)), (chunks, app)))
+    let (sender, receiver) = channel(WAITING);
+    tokio::spawn(hand_over(chunks, app, (sender, PATIENCE)));
+    let events = unfold(receiver, |mut receiver| async move {
+        let data = receiver.recv().await?;
+        Some((Ok::<_, Infallible>(SseEvent::default().data(data)), receiver))
     });
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }
 
+/// Hands events to who reads them, until all are read. Where nobody is there, or takes none for too long, the
+/// answers end.
+async fn hand_over(
+    mut chunks: Chunks,
+    app: Arc<App>,
+    (sender, patience): (Sender<String>, Duration),
+) {
+    loop {
+        let data = {
+            let (next, gone) = (pin!(chunks.next(&app.tokenizer)), pin!(sender.closed()));
+            match select(next, gone).await {
+                Either::Left((Some(data), _)) => data,
+                _ => return,
+            }
+        };
+        if !matches!(timeout(patience, sender.send(data)).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,18 +6,19 @@ use std::time::{Instant, SystemTime};
 
 use axum::http::StatusCode;
 use longdraft_decode::DecodeError;
+use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::Value;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use crate::drafts::{OpenDraft, Swap, Work};
+use crate::drafts::{Line, OpenDraft, Swap, Work};
 use crate::error::{ApiError, Result};
 use crate::events::{Event, Share, Task};
 use crate::grammar::{Form, FormState, Vocabulary};
 use crate::meters::Meters;
 use crate::request::Asked;
-use crate::{Limits, Settings};
+use crate::{Limits, Settings, TOKENISING_THREADS};
 
 /// Marks the draws of requests without a seed.
 const UNSEEDED: u64 = u64::MAX;
@@ -28,9 +29,11 @@ pub(crate) struct App {
     pub(crate) tokenizer: TextTokenizer,
     /// When the server began, in seconds since 1970.
     pub(crate) began: u64,
-    work: UnboundedSender<Work>,
+    line: Line,
     /// Opens the draft anew.
     open_draft: Option<Arc<OpenDraft>>,
+    /// Requests that may be read.
+    entries: Arc<Semaphore>,
     /// Answers that may run or wait.
     room: Arc<Semaphore>,
     capacity: usize,
@@ -60,7 +63,7 @@ impl App {
     pub(crate) fn new(
         settings: Settings,
         tokenizer: TextTokenizer,
-        (places, open_draft, work): (usize, Option<Arc<OpenDraft>>, UnboundedSender<Work>),
+        (places, open_draft, line): (usize, Option<Arc<OpenDraft>>, Line),
     ) -> Arc<Self> {
         let capacity = (places + settings.limits.queue).min(Semaphore::MAX_PERMITS);
         let board = settings.lessons.as_ref().map(|lessons| Arc::clone(&lessons.board));
@@ -69,8 +72,9 @@ impl App {
             settings,
             tokenizer,
             began: seconds_since_1970(),
-            work,
+            line,
             open_draft,
+            entries: Arc::new(Semaphore::new(capacity.max(TOKENISING_THREADS))),
             room: Arc::new(Semaphore::new(capacity)),
             capacity,
             tokens: tokens.map(|most| Arc::new(Semaphore::new(most))),
@@ -85,14 +89,26 @@ impl App {
         Arc::clone(&self.meters)
     }
 
-    /// Works on a thread that may take its time.
+    /// Lets a request in, if not too many are read.
+    pub(crate) fn enter(&self) -> Result<OwnedSemaphorePermit> {
+        let entry = Arc::clone(&self.entries).try_acquire_owned();
+        entry.map_err(|_| ApiError::busy(self.meters.retry_after()))
+    }
+
+    /// Works on a thread that may take its time. The place of the request is free again when that is done, also
+    /// where nobody waits for it any more.
     pub(crate) async fn aside<T: Send + 'static>(
         self: &Arc<Self>,
+        place: OwnedSemaphorePermit,
         work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let app = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&app)).await;
-        done.unwrap_or_else(|_| {
+        let done = tokio::task::spawn_blocking(move || {
+            let done = work(&app);
+            drop(place);
+            done
+        });
+        done.await.unwrap_or_else(|_| {
             let status = StatusCode::INTERNAL_SERVER_ERROR;
             Err(ApiError::new(status, "the request could not be read"))
         })
@@ -119,24 +135,14 @@ impl App {
     /// # Errors
     /// - a prompt does not fit, there is no room, or the server ends
     pub(crate) fn submit(&self, asked: Asked) -> Result<Submitted> {
-        let Asked { prompts, count, options, is_seeded, stops, form, .. } = asked;
-        let context = self.settings.model.context;
-        for prompt in &prompts {
-            if prompt.is_empty() {
-                return Err(DecodeError::EmptyPrompt.into());
-            }
-            if prompt.len() >= context {
-                return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context }.into());
-            }
-        }
+        self.require_prompts(&asked)?;
+        let Asked { prompts, count, mut options, is_seeded, names_limit, stops, form, telling } =
+            asked;
         let answers = prompts.len() * count;
-        if answers > self.capacity {
-            let most = self.capacity;
-            return Err(ApiError::field(
-                "n",
-                format!("n: at most {most} answers are given at once"),
-            ));
+        if !names_limit {
+            options.max_new_tokens = options.max_new_tokens.min(self.left(&prompts, count));
         }
+        let context = self.settings.model.context;
         let sizes: Vec<usize> = prompts
             .iter()
             .map(|prompt| prompt.len().saturating_add(options.max_new_tokens).min(context))
@@ -161,25 +167,62 @@ impl App {
                 let Some(own) = room.split(1) else { return Err(ApiError::ending()) };
                 let size = sizes[place];
                 let tokens = tokens.as_mut().and_then(|tokens| tokens.split(size));
-                let share = Share { _place: own, _tokens: tokens };
                 let task = Task {
                     choice,
                     prompt: Arc::clone(&prompt),
                     options,
                     stops: stops.clone(),
+                    goes_on: !telling.is_chat,
                     form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),
                     asked,
-                    _share: share,
+                    _share: Share { _place: own, _tokens: tokens },
                 };
-                self.work.send(Work::Answer(Box::new(task))).map_err(|_| ApiError::ending())?;
+                let work = Work::Answer(Box::new(task));
+                self.line.sender.send(work).map_err(|_| ApiError::ending())?;
             }
         }
         Ok(Submitted { number, prompt_tokens, answers, count, events })
     }
 
+    /// Refuses prompts that cannot be answered, and more answers than there are places.
+    fn require_prompts(&self, Asked { prompts, count, .. }: &Asked) -> Result<()> {
+        let context = self.settings.model.context;
+        for prompt in prompts {
+            if prompt.is_empty() {
+                return Err(DecodeError::EmptyPrompt.into());
+            }
+            if prompt.len() >= context {
+                return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context }.into());
+            }
+        }
+        if prompts.len() * count > self.capacity {
+            let most = self.capacity;
+            let message = format!("n: at most {most} answers are given at once");
+            return Err(ApiError::field("n", message));
+        }
+        Ok(())
+    }
+
+    /// Tokens that the limits leave each answer, at least one.
+    fn left(&self, prompts: &[Vec<TargetTokenId>], count: usize) -> usize {
+        let of_prompts = prompts.iter().map(Vec::len).sum::<usize>().saturating_mul(count);
+        let answers = (prompts.len() * count).max(1);
+        let left = |most: usize| most.saturating_sub(of_prompts) / answers;
+        self.most_tokens().map_or(usize::MAX, left).max(1)
+    }
+
+    /// Most tokens of a request, if they are limited.
+    fn most_tokens(&self) -> Option<usize> {
+        let Limits { request_tokens, total_tokens, .. } = &self.settings.limits;
+        request_tokens.iter().chain(total_tokens).copied().min()
+    }
+
     /// Opens the draft anew and has it propose from now on; its method.
-    pub(crate) async fn reload(self: &Arc<Self>) -> Result<&'static str> {
+    pub(crate) async fn reload(
+        self: &Arc<Self>,
+        place: OwnedSemaphorePermit,
+    ) -> Result<&'static str> {
         let Some(open) = self.open_draft.clone() else {
             let message = "the server was started without --draft: there is nothing to open anew";
             return Err(ApiError::new(StatusCode::BAD_REQUEST, message));
@@ -188,20 +231,23 @@ impl App {
             let message = format!("{problem}; the draft before it goes on");
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message).code("draft_not_opened")
         };
-        let draft = self.aside(move |_| open().map_err(refused)).await?;
+        let Ok(_alone) = Arc::clone(&self.line.changes).try_lock_owned() else {
+            let message = "another draft is opened at this moment: ask again when it proposes";
+            let error = ApiError::new(StatusCode::CONFLICT, message);
+            return Err(error.code("reload_under_way"));
+        };
+        let draft = self.aside(place, move |_| open().map_err(refused)).await?;
         let method = draft.method();
         let (done, told) = oneshot::channel();
         let swap = Work::Swap(Swap { draft, done });
-        self.work.send(swap).map_err(|_| ApiError::ending())?;
+        self.line.sender.send(swap).map_err(|_| ApiError::ending())?;
         told.await.map_err(|_| ApiError::ending())?.map_err(refused)?;
         Ok(method)
     }
 
     /// Sets tokens of a request aside, if these are limited.
     fn reserve(&self, wanted: usize) -> Result<Option<OwnedSemaphorePermit>> {
-        let Limits { request_tokens, total_tokens, .. } = &self.settings.limits;
-        let most = request_tokens.iter().chain(total_tokens).copied().min();
-        if let Some(most) = most.filter(|most| wanted > *most) {
+        if let Some(most) = self.most_tokens().filter(|most| wanted > *most) {
             let message = format!(
                 "the prompts and answers of this request may have {wanted} tokens, and at most {most} are \
                  allowed: shorten the prompt, or lower max_tokens or n"

@@ -7,7 +7,7 @@ use longdraft_models::draft::Draft;
 use tokio::sync::mpsc::{
     UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel,
 };
-use tokio::sync::oneshot;
+use tokio::sync::{Mutex, oneshot};
 
 use crate::events::Task;
 
@@ -40,9 +40,16 @@ pub(crate) struct Swap {
     pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
+/// The way to the decoder.
+pub(crate) struct Line {
+    pub(crate) sender: UnboundedSender<Work>,
+    /// Held by who opens another draft and has it taken.
+    pub(crate) changes: Arc<Mutex<()>>,
+}
+
 /// The decoder's end of [`channel`].
 pub struct Inbox {
-    pub(crate) sender: UnboundedSender<Work>,
+    pub(crate) line: Line,
     pub(crate) receiver: UnboundedReceiver<Work>,
 }
 
@@ -51,12 +58,15 @@ pub struct Inbox {
 pub struct Control {
     /// Weak: the server ends when nobody can ask any more, and this asks nothing.
     sender: WeakUnboundedSender<Work>,
+    changes: Arc<Mutex<()>>,
 }
 
 /// A way into a server that does not run yet.
 pub fn channel() -> (Control, Inbox) {
     let (sender, receiver) = unbounded_channel();
-    (Control { sender: sender.downgrade() }, Inbox { sender, receiver })
+    let changes = Arc::default();
+    let control = Control { sender: sender.downgrade(), changes: Arc::clone(&changes) };
+    (control, Inbox { line: Line { sender, changes }, receiver })
 }
 
 /// Why a draft does not propose.
@@ -71,6 +81,16 @@ pub enum SwapError {
 }
 
 impl Control {
+    /// Works while nobody else opens another draft or has one taken; waits until that is so. What is written
+    /// down of a swap belongs into it: who opens a draft afterwards finds it.
+    ///
+    /// # Panics
+    /// - on a thread of an asynchronous runtime
+    pub fn alone<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _alone = self.changes.blocking_lock();
+        work()
+    }
+
     /// Has a draft propose from every place's next request on. Blocks until the decoder took it.
     ///
     /// # Errors
@@ -91,6 +111,8 @@ mod tests {
     use longdraft_models::target_model::Tap;
 
     use super::*;
+    use crate::answer::tests::{app_of, settings};
+    use crate::app::App;
 
     struct None;
 
@@ -127,7 +149,7 @@ mod tests {
     #[test]
     fn a_draft_that_is_refused_is_told_from_a_server_that_ended() {
         let (control, inbox) = channel();
-        let Inbox { sender, mut receiver } = inbox;
+        let Inbox { line, mut receiver } = inbox;
         let swap = || {
             let control = control.clone();
             std::thread::spawn(move || control.swap(Arc::new(None)))
@@ -149,7 +171,35 @@ mod tests {
         }
         drop(receiver);
         assert_eq!(asked.join().expect("told"), Err(SwapError::Ended));
-        drop(sender);
+        drop(line);
         assert_eq!(control.swap(Arc::new(None)), Err(SwapError::Ended));
+    }
+
+    /// Else the one that was opened first could be taken last.
+    #[test]
+    fn drafts_are_opened_and_taken_one_at_a_time() {
+        let (began, opening) = std::sync::mpsc::channel();
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        let gate = std::sync::Mutex::new(gate);
+        let open: Arc<OpenDraft> = Arc::new(move || {
+            began.send(()).expect("somebody hears");
+            gate.lock().expect("not poisoned").recv().expect("it may go on");
+            Ok(Arc::new(None) as Arc<dyn Draft>)
+        });
+        let (control, Inbox { line, mut receiver }) = channel();
+        let app = app_of(settings(), Some(open), line);
+        let reload = |app: Arc<App>| async move { app.reload(app.enter()?).await };
+        let runtime = tokio::runtime::Runtime::new().expect("runtime");
+        let first = runtime.spawn(reload(Arc::clone(&app)));
+        opening.recv().expect("it is opened");
+        let second = runtime.block_on(reload(app)).expect_err("one is opened");
+        assert_eq!(second.to_json()["error"]["code"], "reload_under_way");
+        let learner = std::thread::spawn(move || control.alone(|| ()));
+        go.send(()).expect("it waits");
+        let Some(Work::Swap(swap)) = receiver.blocking_recv() else { panic!("a swap") };
+        assert!(!learner.is_finished(), "the decoder has not taken it");
+        swap.done.send(Ok(())).expect("heard");
+        assert_eq!(runtime.block_on(first).expect("no panic"), Ok("none"));
+        learner.join().expect("its turn");
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct Task {
     pub(crate) options: DecodeOptions,
     /// Texts that end it.
     pub(crate) stops: Vec<String>,
+    /// Whether its text goes on where that of the prompt ends.
+    pub(crate) goes_on: bool,
     /// The form that it has.
     pub(crate) form: Option<FormState>,
     /// Closed when the client is gone.
@@ -52,6 +54,8 @@ pub(crate) struct Piece {
     pub(crate) text: String,
     /// The token; none where the end of an answer sets its last characters free.
     pub(crate) token: Option<TargetTokenId>,
+    /// Where in the text of the answer the token begins, in characters.
+    pub(crate) offset: usize,
     /// The drafter that proposed it; none where it is the target's own.
     pub(crate) proposed_by: Option<Origin>,
     /// Its log-probability, if that is asked for.

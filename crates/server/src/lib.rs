@@ -12,6 +12,7 @@
 mod answer;
 mod app;
 mod drafts;
+mod entry;
 mod error;
 mod events;
 mod grammar;
@@ -148,8 +149,8 @@ pub fn serve<'a>(
     let (grace, places, hides_lookup) =
         (settings.limits.grace, engine.places(), settings.hides_lookup);
     let Drafts { open, make } = drafts;
-    let Inbox { sender, receiver } = inbox;
-    let app = App::new(settings, tokenizer.clone(), (places, open, sender));
+    let Inbox { line, receiver } = inbox;
+    let app = App::new(settings, tokenizer.clone(), (places, open, line));
     let meters = app.meters();
     let router = routes::router(app)?;
     let ending = Arc::clone(&cut);

@@ -4,26 +4,27 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use longdraft_models::tokenizer::TextTokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use subtle::ConstantTimeEq;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::answer::{Chunks, Head, stream, whole};
 use crate::app::{App, seconds_since_1970};
+use crate::entry::Entry;
 use crate::error::{ApiError, Result};
-use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, json_of};
-use crate::{Access, ServeError};
+use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields};
+use crate::{Access, ServeError, Settings};
 
 type Shared = State<Arc<App>>;
-type Body = std::result::Result<Bytes, BytesRejection>;
+/// Makes a request into what is asked for.
+type Read = fn(&Value, &Settings, &TextTokenizer) -> Result<Asked>;
 
 /// Paths that want no key: they tell nothing.
 const OPEN: [&str; 2] = ["/", "/health"];
@@ -79,7 +80,9 @@ fn cors(access: &Access) -> std::result::Result<Option<CorsLayer>, ServeError> {
     let layer = CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE]);
+        // Clients send headers of their own (`x-stainless-*`); the origins say who may.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER]);
     Ok(Some(layer))
 }
 
@@ -129,27 +132,23 @@ fn json_response(value: &Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], value.to_string()).into_response()
 }
 
-async fn chat(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
-    let value = json_of(&headers, body)?;
-    require_model(&app, &value)?;
-    app.require_room()?;
-    let read = move |app: &App| {
-        let asked = ChatRequest::asked(&value, &app.settings, &app.tokenizer)?;
-        app.formed(asked, &value)
-    };
-    let asked = app.aside(read).await?;
-    answer(app, asked).await
+async fn chat(State(app): Shared, entry: Entry) -> Result<Response> {
+    ask(app, entry, ChatRequest::asked).await
 }
 
-async fn completions(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
-    let value = json_of(&headers, body)?;
+async fn completions(State(app): Shared, entry: Entry) -> Result<Response> {
+    ask(app, entry, CompletionRequest::asked).await
+}
+
+/// Has a request read, and then answered.
+async fn ask(app: Arc<App>, Entry { value, place }: Entry, read: Read) -> Result<Response> {
     require_model(&app, &value)?;
     app.require_room()?;
     let read = move |app: &App| {
-        let asked = CompletionRequest::asked(&value, &app.settings, &app.tokenizer)?;
+        let asked = read(&value, &app.settings, &app.tokenizer)?;
         app.formed(asked, &value)
     };
-    let asked = app.aside(read).await?;
+    let asked = app.aside(place, read).await?;
     answer(app, asked).await
 }
 
@@ -209,13 +208,12 @@ async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response>
 }
 
 /// The tokens that a prompt or a conversation has, as the other paths take them.
-async fn tokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+async fn tokenize(State(app): Shared, Entry { value, place }: Entry) -> Result<Response> {
     #[derive(Deserialize)]
     struct Text {
         #[serde(alias = "content")]
         prompt: Option<String>,
     }
-    let value = json_of(&headers, body)?;
     let read = move |app: &App| {
         if value.get("messages").is_some() {
             return fields::<ChatRequest>(&value)?.prompt(&app.tokenizer);
@@ -225,27 +223,25 @@ async fn tokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Result<
         let prompt = Prompt::Text(prompt.ok_or_else(problem)?);
         Ok(prompt.tokens(&app.settings.model, &app.tokenizer)?.pop().unwrap_or_default())
     };
-    let tokens = app.aside(read).await?;
+    let tokens = app.aside(place, read).await?;
     let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
     let context = app.settings.model.context;
     Ok(json_response(&json!({ "tokens": ids, "count": ids.len(), "max_model_len": context })))
 }
 
-async fn detokenize(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
+async fn detokenize(State(app): Shared, Entry { value, place }: Entry) -> Result<Response> {
     #[derive(Deserialize)]
     struct Tokens {
         tokens: Vec<u32>,
     }
-    let value = json_of(&headers, body)?;
     let Tokens { tokens } = fields(&value)?;
-    let text = app.aside(move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
+    let text = app.aside(place, move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
     Ok(json_response(&json!({ "content": text })))
 }
 
 /// Opens the draft anew. The type of the body keeps pages of other origins out, as everywhere.
-async fn reload(State(app): Shared, headers: HeaderMap, body: Body) -> Result<Response> {
-    json_of(&headers, body)?;
-    Ok(json_response(&json!({ "status": "ok", "draft": app.reload().await? })))
+async fn reload(State(app): Shared, Entry { place, .. }: Entry) -> Result<Response> {
+    Ok(json_response(&json!({ "status": "ok", "draft": app.reload(place).await? })))
 }
 
 /// What is learned of the answers.

@@ -147,12 +147,18 @@ impl Worker<'_, '_> {
         while self.engine.has_room()
             && let Some(mut task) = self.waiting.pop_front()
         {
+            let text = match text_of(&task, self.tokenizer) {
+                Ok(text) => text,
+                Err(error) => {
+                    send(&task, Event::Failed(error.into()));
+                    continue;
+                }
+            };
             self.joined += 1;
             let is_free = task.form.is_none() && task.options.sampling.bias.is_empty();
             let form = task.form.take().map(|form| Box::new(form) as Box<dyn Grammar>);
             match self.engine.join_with(self.joined, &task.prompt, &task.options, form) {
                 Ok(()) => {
-                    let text = AnswerText::new(self.tokenizer, &task.stops);
                     let own = Vec::new();
                     let answer = Answer { task, text, tokens: 0, own, is_free, problem: None };
                     self.answers.insert(self.joined, answer);
@@ -258,6 +264,7 @@ impl Answer<'_> {
         if self.task.options.stop_tokens.contains(&token) {
             return ControlFlow::Continue(());
         }
+        let offset = self.text.length();
         let streamed = match self.text.push(token.0) {
             Ok(streamed) => streamed,
             Err(error) => {
@@ -266,7 +273,7 @@ impl Answer<'_> {
             }
         };
         let (text, token, log_probs) = (streamed.text, Some(token), log_probs.cloned());
-        send(&self.task, Event::Piece(Piece { text, token, proposed_by, log_probs }));
+        send(&self.task, Event::Piece(Piece { text, token, offset, proposed_by, log_probs }));
         if streamed.stopped {
             ControlFlow::Break(EndReason::StopString)
         } else if self.task.events.is_closed() {
@@ -275,6 +282,18 @@ impl Answer<'_> {
             ControlFlow::Continue(())
         }
     }
+}
+
+/// The text of an answer that has none yet.
+fn text_of<'t>(
+    task: &Task,
+    tokenizer: &'t TextTokenizer,
+) -> longdraft_models::error::Result<AnswerText<'t>> {
+    if !task.goes_on {
+        return Ok(AnswerText::new(tokenizer, &task.stops));
+    }
+    let before: Vec<u32> = task.prompt.iter().map(|token| token.0).collect();
+    AnswerText::after(tokenizer, &before, &task.stops)
 }
 
 /// Who is gone hears nothing; the next round notices.

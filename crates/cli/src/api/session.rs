@@ -390,7 +390,8 @@ fn answer(
         options.reuse_prefix = true;
         options.request = vec![before as u64 + 1];
     }
-    let mut written = Written::new(&models.tokenizer, &options.stop_tokens, &asked.stop);
+    let goes_on = task.turn.is_none().then_some(&task.prompt[..]);
+    let mut written = Written::new(&models.tokenizer, goes_on, &options.stop_tokens, &asked.stop)?;
     let tell = |text: &str, proposed_by| {
         let piece = Piece { text: text.to_owned(), proposed_by };
         let _ = task.tell.send(Told::Piece(piece));

@@ -170,9 +170,11 @@ impl Writer<'_> {
 
     /// Streams an answer; returns it with its text.
     fn answer(&mut self, prompt: &[TargetTokenId]) -> Result<(Generation, String)> {
-        let mut speaker =
-            Speaker::new(&self.models.tokenizer, &self.options.stop_tokens, &self.arguments.stop)
-                .showing(self.show());
+        let (options, stops) = (&self.options, &self.arguments.stop);
+        // A turn of a conversation is a text of its own.
+        let goes_on = (!options.reuse_prefix).then_some(prompt);
+        let speaker = Speaker::new(&self.models.tokenizer, goes_on, &options.stop_tokens, stops)?;
+        let mut speaker = speaker.showing(self.show());
         self.interrupt.wanted.store(false, Ordering::Relaxed);
         self.interrupt.writing.store(true, Ordering::Relaxed);
         let wanted = &self.interrupt.wanted;

@@ -235,7 +235,15 @@ impl<'a> BatchEngine<'a> {
             let round = match running.request.unread() {
                 0 => {
                     let pace = self.paces.of(together);
-                    sequence.propose(self.target, &mut running.request, pace)?
+                    match sequence.propose(self.target, &mut running.request, pace) {
+                        Ok(round) => round,
+                        // Its grammar is its own: the others go on.
+                        Err(error @ DecodeError::Grammar(_)) => {
+                            running.error = Some(error);
+                            continue;
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 _ if reads == 0 => continue,
                 unread => {

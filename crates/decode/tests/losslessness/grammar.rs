@@ -176,6 +176,70 @@ fn a_grammar_that_leaves_no_token_ends_its_own_request_alone() {
     assert_eq!(ended[&1].as_ref().expect("the other").tokens.len(), 9);
 }
 
+/// Cannot be followed from the second token on, which shows where it is asked for what it forces, or where
+/// proposals are held against it.
+struct Lost {
+    in_forced: bool,
+    tokens: usize,
+}
+
+impl Lost {
+    fn check(&self, in_forced: bool) -> Result<()> {
+        if self.tokens > 0 && self.in_forced == in_forced {
+            return Err(DecodeError::Grammar("too many states".into()));
+        }
+        Ok(())
+    }
+}
+
+impl Grammar for Lost {
+    fn allowed(&mut self) -> Result<Vec<u32>> {
+        Ok(vec![u32::MAX; 64])
+    }
+
+    fn accepts(&mut self, tokens: &[TargetTokenId]) -> Result<usize> {
+        self.check(false).map(|()| tokens.len())
+    }
+
+    fn forced(&mut self, _: usize) -> Result<Vec<TargetTokenId>> {
+        self.check(true).map(|()| Vec::new())
+    }
+
+    fn advance(&mut self, _: TargetTokenId) -> Result<()> {
+        self.tokens += 1;
+        Ok(())
+    }
+
+    fn take_back(&mut self, count: usize) -> Result<()> {
+        self.tokens -= count;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_grammar_that_cannot_be_followed_ends_its_own_request_alone() {
+    let target = target("qwen2", 16, (2, 2), 1);
+    let drafts = Drafts::new(&target, 1);
+    for in_forced in [true, false] {
+        let mut engine = BatchEngine::new(&target, places(Some(KINDS[0]), 2, &target, &drafts));
+        let lost = Lost { in_forced, tokens: 0 };
+        engine.join(1, &prompt(4, 1), &options(9)).expect("joined");
+        engine.join_with(0, &prompt(4, 1), &options(9), Some(Box::new(lost))).expect("joined");
+        let mut ended = BTreeMap::new();
+        while engine.running() > 0 {
+            ended.extend(engine.round(&mut goes_on).expect("the others go on"));
+            // Its place is free for the next one.
+            if ended.len() == 1 && engine.running() == 1 {
+                engine.join(2, &prompt(4, 1), &options(9)).expect("joined");
+            }
+        }
+        assert!(matches!(ended[&0], Err(DecodeError::Grammar(_))), "{in_forced}: {:?}", ended[&0]);
+        let other = ended[&1].as_ref().expect("the other");
+        assert_eq!(other.tokens.len(), 9);
+        assert_eq!(ended[&2].as_ref().expect("the next").tokens, other.tokens);
+    }
+}
+
 /// Of every seven tokens the second to the fifth are 4, 5, 6 and 3. It tells what it forces, or keeps it
 /// to itself.
 #[derive(Clone, Default)]

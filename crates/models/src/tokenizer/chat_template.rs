@@ -5,7 +5,7 @@
 
 use std::io::Write;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use minijinja::value::Kwargs;
@@ -21,6 +21,9 @@ use crate::error::{ModelError, Result};
 /// conversation.
 const LIMITS: Limits =
     Limits { bytes: 256 << 20, processor: Duration::from_millis(500), seconds: 10 };
+
+/// Renderings that may be given up: each of their threads keeps its memory, up to that of [`LIMITS`].
+const MOST_GIVEN_UP: usize = 4;
 
 /// Instructions of a rendering: published templates take some hundred a message, those that look at
 /// all messages for each one some ten a pair.
@@ -63,8 +66,8 @@ pub struct ChatTemplate {
     /// The same as the template reads them.
     token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
-    /// Why a rendering was given up: no other one is begun.
-    given_up: Arc<OnceLock<String>>,
+    /// Threads of renderings that were given up, as long as they live.
+    given_up: Arc<Mutex<Vec<Weak<()>>>>,
 }
 
 impl ChatTemplate {
@@ -163,24 +166,39 @@ impl ChatTemplate {
         add_generation_prompt: bool,
         mark_generation: bool,
     ) -> Result<String> {
-        if let Some(problem) = self.given_up.get() {
-            return Err(failed(problem));
-        }
+        self.require_threads()?;
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len().unwrap_or(0) as u64;
         let own = context! { messages, tools, add_generation_prompt, mark_generation };
         let context = context! { ..own, ..self.token_values.clone() };
         let environment = Arc::clone(&self.environment);
-        let rendered = bounded::run(LIMITS, move || rendered(&environment, fuel, context));
+        let alive = Arc::new(());
+        let thread = Arc::downgrade(&alive);
+        let rendered = bounded::run(LIMITS, move || {
+            let text = rendered(&environment, fuel, context);
+            drop(alive);
+            text
+        });
         rendered
             .map_err(|stopped| {
-                if let Stopped::Limit(problem) = &stopped {
-                    self.given_up.get_or_init(|| problem.clone());
+                if let Stopped::Limit(_) = &stopped {
+                    self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
                 }
                 failed(&stopped.to_string())
             })?
             .map_err(|problem| failed(&problem))
+    }
+
+    /// Refuses to begin another rendering beside too many that were given up.
+    fn require_threads(&self) -> Result<()> {
+        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        given_up.retain(|thread| thread.strong_count() > 0);
+        if given_up.len() >= MOST_GIVEN_UP {
+            let problem = "renderings were given up and hold their memory: no other one is begun";
+            return Err(failed(&format!("{MOST_GIVEN_UP} {problem}")));
+        }
+        Ok(())
     }
 
     /// The keys of `tokenizer_config.json` that make this template.

@@ -32,7 +32,11 @@ pub struct TextTokenizer {
     inner: Tokenizer,
     chat_template: Option<ChatTemplate>,
     adds_bos: bool,
+    /// Whether one character of a written token is one byte of text.
+    is_byte_level: bool,
     fingerprint: OnceLock<String>,
+    /// Bytes of the longest token.
+    longest: OnceLock<usize>,
     /// The file that describes it.
     path: Option<PathBuf>,
 }
@@ -50,6 +54,12 @@ pub struct Encoded {
 fn starts_with_template(inner: &Tokenizer) -> std::result::Result<bool, String> {
     let tokens = |special| inner.encode("a", special).map_or(0, |encoding| encoding.len());
     caught(|| tokens(true) > tokens(false)).map_err(|stopped| stopped.to_string())
+}
+
+/// Whether the tokenizer decodes written tokens character by character into bytes.
+fn is_byte_level(inner: &Tokenizer) -> bool {
+    let decoder = inner.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
+    decoder.is_some_and(|decoder| decoder.to_string().contains("\"ByteLevel\""))
 }
 
 impl TextTokenizer {
@@ -87,7 +97,9 @@ impl TextTokenizer {
     }
 
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
-        Self { inner, chat_template, adds_bos, fingerprint: OnceLock::new(), path: None }
+        let is_byte_level = is_byte_level(&inner);
+        let (fingerprint, longest) = (OnceLock::new(), OnceLock::new());
+        Self { inner, chat_template, adds_bos, is_byte_level, fingerprint, longest, path: None }
     }
 
     /// The same, named by its file in errors.
@@ -175,8 +187,7 @@ impl TextTokenizer {
 
     /// Whether one character of a written token is one byte of text (GPT-2's way).
     pub fn is_byte_level(&self) -> bool {
-        let decoder = self.inner.get_decoder().and_then(|d| serde_json::to_value(d).ok());
-        decoder.is_some_and(|decoder| decoder.to_string().contains("\"ByteLevel\""))
+        self.is_byte_level
     }
 
     /// Whether a token is special: no text of its own.
@@ -206,6 +217,14 @@ impl TextTokenizer {
     /// A decoder that returns text as soon as its characters are complete.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
+    }
+
+    /// The same for a text that goes on where `before` ends: its first space is a space like any other.
+    ///
+    /// # Errors
+    /// - the tokenizer's decoder fails
+    pub fn stream_after(&self, before: &[u32]) -> Result<TextStream<'_>> {
+        TextStream::after(self, before)
     }
 
     /// Writes `tokenizer.json` and `tokenizer_config.json`.

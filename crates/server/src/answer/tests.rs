@@ -1,16 +1,19 @@
 use std::time::Duration;
 
-use longdraft_decode::DecodeOptions;
 use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
+use longdraft_decode::{DecodeOptions, LogProbs};
+use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;
+use crate::drafts::{Line, OpenDraft};
 use crate::{Access, Limits, Model, Settings};
 
 const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
 
-fn app() -> Arc<App> {
+/// Settings of a server with room for two answers.
+pub(crate) fn settings() -> Settings {
     let model = Model {
         name: "small".to_owned(),
         context: 64,
@@ -28,10 +31,17 @@ fn app() -> Arc<App> {
         grace,
     };
     let (defaults, access) = (DecodeOptions::default(), Access::default());
-    let settings = Settings { model, defaults, limits, access, lessons: None, hides_lookup: false };
+    Settings { model, defaults, limits, access, lessons: None, hides_lookup: false }
+}
+
+/// The HTTP side of it.
+pub(crate) fn app_of(settings: Settings, open: Option<Arc<OpenDraft>>, line: Line) -> Arc<App> {
     let tokenizer = Target::open_tokenizer(TARGET).expect("the target that ships");
-    let (sender, _) = unbounded_channel();
-    App::new(settings, tokenizer, (1, None, sender))
+    App::new(settings, tokenizer, (1, open, line))
+}
+
+fn app() -> Arc<App> {
+    app_of(settings(), None, crate::channel().1.line)
 }
 
 fn head(telling: Telling) -> Head {
@@ -43,14 +53,15 @@ fn chat(streams_usage: bool) -> Telling {
     Telling { is_chat: true, streams: true, streams_usage, log_probs: false, origins: false }
 }
 
-/// One token with its text, as the decoder says it.
-fn piece(text: &str, token: u32) -> Event {
+/// One token with its text and where that begins, as the decoder says it.
+fn piece(text: &str, token: u32, offset: usize) -> Event {
     let log_probs = LogProbs {
         own: -0.5,
         top: vec![(TargetTokenId(token), -0.5), (TargetTokenId(token + 1), -2.0)],
     };
     let (token, proposed_by) = (Some(TargetTokenId(token)), Some(Origin::Draft));
-    Event::Piece(Piece { text: text.to_owned(), token, proposed_by, log_probs: Some(log_probs) })
+    let (text, log_probs) = (text.to_owned(), Some(log_probs));
+    Event::Piece(Piece { text, token, offset, proposed_by, log_probs })
 }
 
 fn end(reason: EndReason) -> Event {
@@ -91,28 +102,28 @@ fn streamed(telling: Telling, answers: usize, events: Vec<(usize, Event)>) -> St
 #[test]
 fn a_stream_has_the_bytes_that_clients_expect() {
     let two = vec![
-        (0, piece("Hé", 5)),
-        (1, piece("", 6)),
-        (1, piece("a\n\"b\"", 7)),
+        (0, piece("Hé", 5, 0)),
+        (1, piece("", 6, 0)),
+        (1, piece("a\n\"b\"", 7, 0)),
         (0, end(EndReason::StopString)),
-        (1, piece(" c", 8)),
+        (1, piece(" c", 8, 5)),
         (1, end(EndReason::TokenLimit)),
     ];
     assert_eq!(streamed(chat(true), 2, two), include_str!("chat.sse"));
     let text = Telling { is_chat: false, log_probs: true, origins: true, ..chat(false) };
-    let one = vec![(0, piece("Hé", 5)), (0, piece("", 6)), (0, end(EndReason::Interrupted))];
+    let one = vec![(0, piece("Hé", 5, 0)), (0, piece("", 6, 2)), (0, end(EndReason::Interrupted))];
     assert_eq!(streamed(text, 1, one), include_str!("completion.sse"));
 }
 
 #[test]
 fn an_error_ends_a_stream_in_its_own_shape() {
     let failed = ApiError::ending();
-    let events = vec![(0, piece("a", 5)), (0, Event::Failed(failed.clone()))];
+    let events = vec![(0, piece("a", 5, 0)), (0, Event::Failed(failed.clone()))];
     let text = streamed(chat(false), 1, events);
     let told = format!("data: {}\n\ndata: [DONE]\n\n", failed.to_json());
     assert!(text.ends_with(&told), "{text}");
     // A decoder that is gone is told as well.
-    let text = streamed(chat(false), 1, vec![(0, piece("a", 5))]);
+    let text = streamed(chat(false), 1, vec![(0, piece("a", 5, 0))]);
     assert!(text.ends_with(&told), "{text}");
 }
 
@@ -120,7 +131,7 @@ fn an_error_ends_a_stream_in_its_own_shape() {
 fn a_whole_answer_is_what_its_stream_says() {
     let app = app();
     let events =
-        || vec![(0, piece("one", 5)), (0, piece(" two", 6)), (0, end(EndReason::StopToken))];
+        || vec![(0, piece("one", 5, 0)), (0, piece(" two", 6, 3)), (0, end(EndReason::StopToken))];
     let telling = Telling { streams: false, log_probs: true, ..chat(false) };
     let told = wait(whole(&head(telling), submitted(1, events()), &app.tokenizer)).expect("whole");
     let choice = &told["choices"][0];
@@ -140,4 +151,48 @@ fn a_whole_answer_is_what_its_stream_says() {
     let failed = vec![(0, Event::Failed(ApiError::ending()))];
     let error = wait(whole(&head(telling), submitted(1, failed), &app.tokenizer));
     assert_eq!(error.expect_err("failed"), ApiError::ending());
+}
+
+#[test]
+fn log_probabilities_are_told_by_token_and_by_the_bytes_of_each() {
+    let app = app();
+    // The two halves of a character decode alike.
+    let id = |token: &str| app.tokenizer.id(token).expect("a token");
+    let (lead, rest) = (id("\u{c3}"), id("\u{a9}"));
+    let mut tokens = TokenList::default();
+    for (token, offset) in [(lead, 0), (rest, 0), (lead, 1)] {
+        let top = [lead, rest].map(|top| (TargetTokenId(top), -1.0)).to_vec();
+        let log_probs = Some(LogProbs { own: -1.0, top });
+        let token = Some(TargetTokenId(token));
+        tokens.add(&Piece { token, offset, log_probs, ..Piece::default() });
+    }
+    let telling = Telling { is_chat: false, log_probs: true, ..chat(false) };
+    let told = tokens.to_json(&head(telling), &app.tokenizer);
+    let (first, second) = ("bytes:\\xc3", "bytes:\\xa9");
+    assert_eq!(told["tokens"], json!([first, second, first]));
+    assert_eq!(told["top_logprobs"][0], json!({ first: -1.0, second: -1.0 }));
+    assert_eq!(told["text_offset"], json!([0, 0, 1]));
+    let told = tokens.to_json(&head(Telling { is_chat: true, ..telling }), &app.tokenizer);
+    assert_eq!(told["content"][0]["bytes"], json!([0xC3]));
+    assert_eq!(told["content"][1]["top_logprobs"][0]["bytes"], json!([0xC3]));
+}
+
+#[test]
+fn answers_end_where_their_reader_goes_or_takes_nothing() {
+    for goes in [true, false] {
+        let (events, receiver) = unbounded_channel();
+        // Where the reader goes, nothing is written yet.
+        for _ in 0..if goes { 0 } else { 3 } {
+            events.send((0, piece("a", 5, 0))).expect("open");
+        }
+        let submitted =
+            Submitted { number: 0, prompt_tokens: 9, answers: 1, count: 1, events: receiver };
+        let text = Telling { is_chat: false, ..chat(false) };
+        let (sender, reader) = channel(1);
+        let reader = Some(reader).filter(|_| !goes);
+        let chunks = Chunks::new(head(text), submitted);
+        wait(hand_over(chunks, app(), (sender, Duration::from_millis(20))));
+        assert!(events.is_closed());
+        drop(reader);
+    }
 }

@@ -6,12 +6,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::sampling::refuse_unsupported;
-use super::{Asked, SamplingRequest, Telling, fields, refuse};
+use super::{Asked, SamplingRequest, Telling, fields, refuse, require_short};
 use crate::Settings;
 use crate::error::{ApiError, Result};
 
-/// Most turns of a conversation: templates of others run over them.
+/// Most turns of a conversation, and calls of tools in it, which each have an answer among the turns: templates of
+/// others run over them.
 const MOST_MESSAGES: usize = 1024;
+/// Most tools, as OpenAI has it, and bytes of them, 2 KiB each: templates run over them, too.
+const MOST_TOOLS: usize = 128;
+const LARGEST_TOOLS: usize = MOST_TOOLS << 11;
 /// Most tokens whose log-probabilities are told beside the own one.
 const MOST_TOP: usize = 20;
 
@@ -20,6 +24,7 @@ const MOST_TOP: usize = 20;
 pub(crate) struct ChatRequest {
     messages: Vec<Map<String, Value>>,
     tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -38,7 +43,9 @@ impl ChatRequest {
         refuse(value, "tool_choice", |choice| choice == "auto" || choice == "none")?;
         refuse(value, "audio", |_| false)?;
         let (streams, streams_usage) = common.streams()?;
-        let prompt = chat.prompt(tokenizer)?;
+        let text = chat.text(tokenizer)?;
+        require_short(&text, &settings.model, tokenizer)?;
+        let prompt = tokens(&text, tokenizer)?;
         let room = settings.model.context.saturating_sub(prompt.len());
         let most = (room, settings.limits.max_tokens);
         let mut options = common.options(&settings.model, &settings.defaults, most)?;
@@ -50,7 +57,8 @@ impl ChatRequest {
         let telling = Telling { is_chat: true, streams, streams_usage, log_probs, origins };
         let (count, stops) = (common.count()?, common.stops()?);
         let (prompts, is_seeded) = (vec![prompt], common.seed.is_some());
-        Ok(Asked { prompts, count, options, is_seeded, stops, form: None, telling })
+        let names_limit = common.names_limit();
+        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form: None, telling })
     }
 
     fn log_probs(&self) -> Result<Option<usize>> {
@@ -68,26 +76,85 @@ impl ChatRequest {
 
     /// Tokens of the conversation up to where the answer begins.
     pub(crate) fn prompt(&self, tokenizer: &TextTokenizer) -> Result<Vec<TargetTokenId>> {
+        tokens(&self.text(tokenizer)?, tokenizer)
+    }
+
+    /// The text of it.
+    fn text(&self, tokenizer: &TextTokenizer) -> Result<String> {
         let Some(template) = tokenizer.chat_template() else {
             let message = "this model has no chat template: ask /v1/completions";
             return Err(ApiError::new(axum::http::StatusCode::BAD_REQUEST, message));
         };
-        if self.messages.is_empty() || self.messages.len() > MOST_MESSAGES {
-            let message = format!("messages: 1 to {MOST_MESSAGES} are needed");
-            return Err(ApiError::field("messages", message));
-        }
+        self.check_sizes()?;
         let messages = self.messages.iter().enumerate();
         let messages = messages.map(|(place, message)| plain(place, message));
         let messages = messages.collect::<Result<Vec<_>>>()?;
-        let tools = self.tools.as_ref().filter(|tools| !tools.is_empty());
+        let tools = self.tools().filter(|tools| !tools.is_empty());
         let tools = tools.map(|tools| Value::Array(tools.clone()));
-        let text = template.render_messages(&messages, tools.as_ref(), true)?;
-        let ids = tokenizer.encode(&text)?.ids;
-        Ok(ids.into_iter().map(TargetTokenId).collect())
+        let render = |messages: &[Map<String, Value>]| {
+            template.render_messages(messages, tools.as_ref(), true)
+        };
+        let with_objects: Vec<_> = messages.iter().map(with_objects).collect();
+        Ok(match render(&with_objects) {
+            // Some templates put the arguments of calls into the text as they were sent.
+            Err(_) if with_objects != messages => render(&messages)?,
+            rendered => rendered?,
+        })
+    }
+
+    /// The tools that the model may call.
+    fn tools(&self) -> Option<&Vec<Value>> {
+        let may_call = self.tool_choice.as_ref().is_none_or(|choice| choice != "none");
+        self.tools.as_ref().filter(|_| may_call)
+    }
+
+    /// Refuses what keeps a template at work for long.
+    fn check_sizes(&self) -> Result<()> {
+        let refused = |field: &str, problem: String| {
+            Err(ApiError::field(field, format!("{field}: {problem}")))
+        };
+        if self.messages.is_empty() || self.messages.len() > MOST_MESSAGES {
+            return refused("messages", format!("1 to {MOST_MESSAGES} are needed"));
+        }
+        let calls = self.messages.iter().filter_map(|message| message.get("tool_calls"));
+        let calls: usize = calls.filter_map(Value::as_array).map(Vec::len).sum();
+        if calls > MOST_MESSAGES {
+            return refused("messages", format!("at most {MOST_MESSAGES} tool_calls are read"));
+        }
+        let Some(tools) = self.tools() else { return Ok(()) };
+        if tools.len() > MOST_TOOLS {
+            return refused("tools", format!("at most {MOST_TOOLS} are read"));
+        }
+        let bytes: usize = tools.iter().map(|tool| tool.to_string().len()).sum();
+        if bytes > LARGEST_TOOLS {
+            return refused("tools", format!("at most {LARGEST_TOOLS} bytes are read"));
+        }
+        Ok(())
     }
 }
 
-/// A message as templates read it: its text as one string, `developer` as `system`.
+fn tokens(text: &str, tokenizer: &TextTokenizer) -> Result<Vec<TargetTokenId>> {
+    Ok(tokenizer.encode(text)?.ids.into_iter().map(TargetTokenId).collect())
+}
+
+/// The same with the arguments of calls as the objects that templates write; they are sent as JSON in a string.
+fn with_objects(message: &Map<String, Value>) -> Map<String, Value> {
+    let mut message = message.clone();
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let arguments = call.pointer_mut("/function/arguments");
+        let read = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
+        if let Some(arguments) = arguments
+            && let Some(object) = arguments.as_str().and_then(read)
+        {
+            *arguments = Value::Object(object);
+        }
+    }
+    message
+}
+
+/// A message as templates read it: its text as one string, `developer` as `system`, and without fields that say
+/// nothing, because templates ask whether they are there.
 fn plain(place: usize, message: &Map<String, Value>) -> Result<Map<String, Value>> {
     let wrong = |field: &str, problem: &str| {
         let param = format!("messages[{place}].{field}");
@@ -113,6 +180,10 @@ fn plain(place: usize, message: &Map<String, Value>) -> Result<Map<String, Value
         None | Some(Value::Null) if role == "assistant" => String::new(),
         _ => return Err(wrong("content", "a text is needed")),
     };
+    plain.retain(|_, value| !value.is_null());
+    if plain.get("tool_calls") == Some(&Value::Array(Vec::new())) {
+        plain.remove("tool_calls");
+    }
     plain.insert("role".to_owned(), Value::from(role));
     plain.insert("content".to_owned(), Value::from(content));
     Ok(plain)
@@ -122,6 +193,7 @@ fn plain(place: usize, message: &Map<String, Value>) -> Result<Map<String, Value
 mod tests {
     use serde_json::json;
 
+    use super::super::tests::tokenizer_with;
     use super::*;
 
     fn read(message: Value) -> std::result::Result<Value, Value> {
@@ -149,5 +221,68 @@ mod tests {
         ] {
             assert_eq!(read(wrong).expect_err("refused")["param"], param);
         }
+        let empty =
+            json!({ "role": "assistant", "content": null, "tool_calls": null, "audio": null });
+        let nothing = json!({ "role": "assistant", "content": "" });
+        assert_eq!(read(empty), Ok(nothing.clone()));
+        let none = json!({ "role": "assistant", "content": "", "tool_calls": [] });
+        assert_eq!(read(none), Ok(nothing));
+    }
+
+    /// The text of a request's conversation.
+    fn text(template: &str, request: &Value) -> Result<String> {
+        fields::<ChatRequest>(request)?.text(&tokenizer_with(template))
+    }
+
+    fn call(arguments: &str) -> Value {
+        json!({ "type": "function", "function": { "name": "f", "arguments": arguments } })
+    }
+
+    #[test]
+    fn arguments_of_calls_are_the_objects_that_their_texts_tell() {
+        let calls = |shown: &str| {
+            let each = format!("{{% for call in m.tool_calls %}}{{{{ {shown} }}}}{{% endfor %}}");
+            format!("{{% for m in messages %}}{each}{{% endfor %}}")
+        };
+        let calls_of = [call(r#"{"city": "Kiel", "days": [1, 2.0]}"#), call("no JSON"), call("7")];
+        let request = json!({ "messages": [{ "role": "assistant", "tool_calls": calls_of }] });
+        let written = text(&calls("call.function.arguments | tojson"), &request);
+        let wanted = r#"{"city": "Kiel", "days": [1, 2.0]}"no JSON""7""#;
+        assert_eq!(written, Ok(wanted.to_owned()));
+        // A template that wants them as they were sent.
+        let written = text(&calls("'<' + call.function.arguments + '>'"), &request);
+        let wanted = r#"<{"city": "Kiel", "days": [1, 2.0]}><no JSON><7>"#;
+        assert_eq!(written, Ok(wanted.to_owned()));
+        let refused = text("{{ raise_exception('never') }}", &request).expect_err("refused");
+        assert!(refused.to_json()["error"]["message"].to_string().contains("never"));
+    }
+
+    #[test]
+    fn tools_that_must_not_be_called_are_not_told() {
+        let template = "{% if tools %}{{ tools | length }}{% else %}none{% endif %}";
+        for (choice, wanted) in [("auto", "2"), ("none", "none")] {
+            let messages = json!([{ "role": "user", "content": "a" }]);
+            let request = json!({ "messages": messages, "tools": [1, 2], "tool_choice": choice });
+            assert_eq!(text(template, &request), Ok(wanted.to_owned()));
+        }
+    }
+
+    #[test]
+    fn what_keeps_a_template_at_work_is_refused() {
+        let request = |tools: Value, calls: usize| {
+            let calls = vec![call("{}"); calls];
+            let messages = json!([{ "role": "assistant", "tool_calls": calls }]);
+            text("{{ tools | length }}", &json!({ "messages": messages, "tools": tools }))
+        };
+        let large = json!([{ "parameters": vec![1; LARGEST_TOOLS / 2] }]);
+        for (tools, calls, param) in [
+            (json!(vec![1; MOST_TOOLS + 1]), 1, "tools"),
+            (large, 1, "tools"),
+            (json!([1]), MOST_MESSAGES + 1, "messages"),
+        ] {
+            let refused = request(tools, calls).expect_err("refused");
+            assert_eq!(refused.to_json()["error"]["param"], param);
+        }
+        assert_eq!(request(json!(vec![1; MOST_TOOLS]), MOST_MESSAGES), Ok("128".to_owned()));
     }
 }

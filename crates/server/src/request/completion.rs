@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::sampling::refuse_unsupported;
-use super::{Asked, SamplingRequest, Telling, fields, refuse};
+use super::{Asked, SamplingRequest, Telling, fields, refuse, require_short};
 use crate::error::{ApiError, Result};
 use crate::{Model, Settings};
 
@@ -28,6 +28,15 @@ pub(crate) enum Prompt {
 }
 
 impl Prompt {
+    /// The texts that are to be cut into tokens.
+    fn texts(&self) -> &[String] {
+        match self {
+            Self::Text(text) => std::slice::from_ref(text),
+            Self::Texts(texts) => texts,
+            Self::Tokens(_) | Self::TokenLists(_) => &[],
+        }
+    }
+
     /// The tokens of each prompt.
     pub(crate) fn tokens(
         &self,
@@ -90,6 +99,9 @@ impl CompletionRequest {
         let prompt = value.get("prompt").unwrap_or(&Value::Null);
         let problem = "prompt: a text, tokens, or a list of them is needed";
         let prompt = Prompt::deserialize(prompt).map_err(|_| ApiError::field("prompt", problem))?;
+        for text in prompt.texts() {
+            require_short(text, &settings.model, tokenizer)?;
+        }
         let prompts = prompt.tokens(&settings.model, tokenizer)?;
         let most = (TOKENS, settings.limits.max_tokens);
         let mut options = common.options(&settings.model, &settings.defaults, most)?;
@@ -97,6 +109,7 @@ impl CompletionRequest {
         let (log_probs, origins) = (own.logprobs.is_some(), common.origins.unwrap_or(false));
         let telling = Telling { is_chat: false, streams, streams_usage, log_probs, origins };
         let (stops, is_seeded) = (common.stops()?, common.seed.is_some());
-        Ok(Asked { prompts, count, options, is_seeded, stops, form: None, telling })
+        let names_limit = common.names_limit();
+        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form: None, telling })
     }
 }

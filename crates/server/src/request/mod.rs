@@ -12,10 +12,12 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, StatusCode, header};
 use longdraft_decode::DecodeOptions;
 use longdraft_models::TargetTokenId;
+use longdraft_models::tokenizer::TextTokenizer;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::Model;
 use crate::error::{ApiError, Result};
 use crate::grammar::FormState;
 
@@ -32,6 +34,8 @@ pub(crate) struct Asked {
     pub(crate) options: DecodeOptions,
     /// Whether the draws are to be those of a seed.
     pub(crate) is_seeded: bool,
+    /// Whether the request says how long answers may be.
+    pub(crate) names_limit: bool,
     pub(crate) stops: Vec<String>,
     /// What form they have.
     pub(crate) form: Option<FormState>,
@@ -108,6 +112,18 @@ pub(crate) fn fields<T: DeserializeOwned>(value: &Value) -> Result<T> {
             path => ApiError::field(path, format!("{path}: {}", error.inner())),
         }
     })
+}
+
+/// Refuses a text that fills the context however it is cut into tokens, before that work is done. What a tokenizer
+/// leaves out of a text (spaces in a row, say) counts here.
+fn require_short(text: &str, model: &Model, tokenizer: &TextTokenizer) -> Result<()> {
+    let (length, context) = (text.len(), model.context);
+    if length <= context.saturating_mul(tokenizer.longest_token()) {
+        return Ok(());
+    }
+    let message =
+        format!("the prompt of {length} bytes leaves no room in the context of {context} tokens");
+    Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("context_length_exceeded"))
 }
 
 /// Refuses a field that would change the answer, where it asks for something.

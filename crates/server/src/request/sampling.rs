@@ -73,6 +73,16 @@ impl SamplingRequest {
         Ok((streams, usage.unwrap_or(false)))
     }
 
+    /// Most tokens of an answer, if the request says so.
+    fn limit(&self) -> Option<usize> {
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    /// Whether it does.
+    pub(crate) fn names_limit(&self) -> bool {
+        self.limit().is_some()
+    }
+
     /// Options of an answer: `defaults` where nothing is said, at most `most` tokens.
     pub(crate) fn options(
         &self,
@@ -80,7 +90,7 @@ impl SamplingRequest {
         defaults: &DecodeOptions,
         (otherwise, most): (usize, usize),
     ) -> Result<DecodeOptions> {
-        let asked = self.max_completion_tokens.or(self.max_tokens);
+        let asked = self.limit();
         if asked == Some(0) {
             return Err(ApiError::field("max_tokens", "max_tokens must be at least 1"));
         }

@@ -16,13 +16,15 @@ const TEMPLATE: &str =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}";
 
 /// The tokenizer that ships, with a template.
-static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| {
+pub(super) fn tokenizer_with(template: &str) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     Target::open_tokenizer(TARGET).expect("tokenizer").save(folder.path()).expect("saved");
-    let config = json!({ "chat_template": TEMPLATE }).to_string();
+    let config = json!({ "chat_template": template }).to_string();
     std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("written");
     TextTokenizer::from_folder(folder.path()).expect("tokenizer")
-});
+}
+
+static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| tokenizer_with(TEMPLATE));
 
 fn settings() -> Settings {
     let model = Model {
@@ -175,4 +177,23 @@ fn what_is_asked_for_reaches_the_decoder() {
         (sampling.frequency_penalty, -1.0),
     ];
     assert!(rest.iter().all(|(found, wanted)| (found - wanted).abs() < 1e-12), "{rest:?}");
+}
+
+#[test]
+fn a_text_that_no_tokens_could_fit_is_refused_before_it_is_cut() {
+    let mut settings = settings();
+    settings.model.context = 8;
+    let most = 8 * TOKENIZER.longest_token();
+    for (length, fits) in [(most / 2, true), (most + 1, false)] {
+        let text = "a".repeat(length);
+        let messages = json!([{ "role": "user", "content": text }]);
+        let request = json!({ "messages": messages, "prompt": [text, "b"] });
+        let chat = ChatRequest::asked(&request, &settings, &TOKENIZER);
+        let completion = CompletionRequest::asked(&request, &settings, &TOKENIZER);
+        for asked in [chat, completion] {
+            let error = asked.err().map(|error| error.to_json()["error"].take());
+            assert_eq!(error.is_none(), fits, "{error:?}");
+            assert!(error.is_none_or(|error| error["code"] == "context_length_exceeded"));
+        }
+    }
 }

@@ -32,13 +32,18 @@ pub(super) struct Speaker<'a> {
 }
 
 impl<'a> Speaker<'a> {
+    /// Of an answer, or of what goes on with the text of a prompt.
+    ///
+    /// # Errors
+    /// - the tokenizer cannot decode that prompt
     pub(super) fn new(
         tokenizer: &'a TextTokenizer,
+        prompt: Option<&[TargetTokenId]>,
         stop_tokens: &'a [TargetTokenId],
         stops: &[String],
-    ) -> Self {
+    ) -> Result<Self> {
         let out = Printer { show: Show::Nothing, marked: None };
-        Self { written: Written::new(tokenizer, stop_tokens, stops), out }
+        Ok(Self { written: Written::new(tokenizer, prompt, stop_tokens, stops)?, out })
     }
 
     /// Shows who proposed what.

@@ -1,5 +1,6 @@
 //! The folder of a learner: taking it, closing what lies in it, and removing all of that.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -26,7 +27,8 @@ pub(super) fn take(folder: &Path) -> Result<RunLock> {
             let names = entries.map(|entry| Ok(entry.map_err(fail)?.file_name()));
             let names = names.collect::<Result<Vec<_>>>()?;
             let is_ours = names.iter().any(|name| name == STATE_FILE);
-            if let Some(other) = names.iter().find(|name| *name != LOCK).filter(|_| !is_ours) {
+            let is_other = |name: &&OsString| *name != LOCK && !is_left(name);
+            if let Some(other) = names.iter().find(is_other).filter(|_| !is_ours) {
                 let (folder, other) = (folder.display(), other.to_string_lossy());
                 return Err(Failure::usage(format!(
                     "{folder}: `{other}` lies there, and nothing was learned there"
@@ -40,6 +42,12 @@ pub(super) fn take(folder: &Path) -> Result<RunLock> {
         Err(error) => return Err(fail(error)),
     }
     lock(folder)
+}
+
+/// Whether a file is a state that a kill cut short.
+fn is_left(name: &OsStr) -> bool {
+    let rest = name.to_str().and_then(|name| name.strip_prefix(STATE_FILE));
+    rest.and_then(|rest| rest.strip_suffix(".tmp")).is_some_and(|owner| owner.starts_with('.'))
 }
 
 fn lock(folder: &Path) -> Result<RunLock> {
@@ -66,7 +74,10 @@ pub(super) fn purge(folder: &Path) -> Result<usize> {
     }
     let _lock = lock(folder)?;
     let rows = store::remove(folder)?;
-    for part in PARTS {
+    let entries = std::fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let left: Vec<OsString> = names.filter(|name| is_left(name)).collect();
+    for part in left.into_iter().chain(PARTS.map(OsString::from)) {
         let path = folder.join(part);
         let removed = match path.symlink_metadata() {
             Ok(about) if about.is_dir() => std::fs::remove_dir_all(&path),
@@ -148,9 +159,14 @@ mod tests {
         drop(take(&new).expect("new"));
         assert_eq!(mode(&new), 0o700);
         assert!(take(empty.path()).is_err(), "there is another folder in it");
+        // A first state that a kill cut short is nobody else's.
+        let left = new.join(format!("{STATE_FILE}.0123abcd.7.tmp"));
+        std::fs::write(&left, "{").expect("file");
+        drop(take(&new).expect("with a state that was cut short"));
         State::open(&new, "target", "draft").and_then(|state| state.write(&new)).expect("written");
         assert!(take(&new).is_ok());
+        std::fs::write(&left, "{").expect("file");
         assert_eq!(purge(&new).expect("purged"), 0);
-        assert!(!new.join(STATE_FILE).exists());
+        assert!(!new.join(STATE_FILE).exists() && !left.exists());
     }
 }

@@ -107,16 +107,15 @@ impl Learner {
         let lock = folder::take(folder)?;
         let state = State::open(folder, models.target.fingerprint(), &base.unwrap_or_default())?;
         state.write(folder)?;
-        if Job::read(folder).is_some_and(|job| job.base != state.base()) {
-            // What comes of it goes on from another draft.
+        let age = age_of(learning);
+        let is_useless = |job: Job| job.base != state.base() || job.is_older_than(age);
+        if Job::read(folder).is_some_and(is_useless) {
+            // What comes of it goes on from another draft, or its texts are too old to be kept.
             let training = folder.join(TRAINING);
             std::fs::remove_dir_all(&training)
                 .map_err(|error| Failure::work(format!("{}: {error}", training.display())))?;
         }
-        let limits = Limits {
-            bytes: learning.learn_size.saturating_mul(1 << 20),
-            age: Duration::from_hours(learning.learn_days.saturating_mul(24)),
-        };
+        let limits = Limits { bytes: learning.learn_size.saturating_mul(1 << 20), age };
         let store = Store::open(folder, limits)?;
         let grown = decoding.lookup.is_some().then(|| Arc::new(GrownDatastore::new(DATASTORE)));
         if let Some(grown) = &grown {
@@ -222,6 +221,14 @@ impl Learner {
         }
         Ok(Lesson { shared, threads, _lock: self.lock })
     }
+}
+
+/// Seconds of a day.
+const DAY: u64 = 24 * 60 * 60;
+
+/// How long texts are kept.
+fn age_of(arguments: &LearningArguments) -> Duration {
+    Duration::from_secs(arguments.learn_days.saturating_mul(DAY))
 }
 
 /// Tells drafts apart: the sum of a file, or of the files of a folder.

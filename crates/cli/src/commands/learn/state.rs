@@ -1,12 +1,14 @@
 //! `learning.json`: which draft was learned last, and what every training came to.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_server::Training;
 use serde::{Deserialize, Serialize};
 
 use super::rows::LEAST_HELD_OUT;
+use super::store::now;
 use crate::failure::{Failure, Result};
 
 /// Name of the file.
@@ -177,6 +179,11 @@ impl Job {
     /// The one under way in a learner's folder.
     pub(super) fn read(folder: &Path) -> Option<Self> {
         read_json(&folder.join(TRAINING).join(JOB_FILE))
+    }
+
+    /// Whether its texts have been kept for longer than that.
+    pub(super) fn is_older_than(&self, age: Duration) -> bool {
+        now().saturating_sub(self.began) > age.as_secs()
     }
 
     /// Begins it.

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use longdraft_server::{Control, SwapError};
 
-use super::Shared;
 use super::folder::private_file;
 use super::rows::LEAST_HELD_OUT;
 use super::state::{Job, Outcome, State, TRAINING, draft_folder, drafts};
 use super::store::now;
+use super::{Shared, age_of};
 use crate::cli::{LearnWhen, LearningArguments};
 use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
@@ -31,6 +31,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// begun again after so long.
 const ATTEMPTS: u32 = 3;
 const PAUSE: Duration = Duration::from_secs(10);
+/// How often it is looked whether the texts of a training are still to be kept.
+const LOOK_FOR_AGE: Duration = Duration::from_mins(10);
 
 /// Has drafts trained.
 pub(super) struct Trainer {
@@ -128,8 +130,13 @@ impl Trainer {
         self.take_outcome();
         self.tidy();
         let mut process: Option<Process> = None;
+        let mut looked = Instant::now();
         while !self.shared.stops() {
             self.shared.board.wait(LOOK_EVERY);
+            if looked.elapsed() >= LOOK_FOR_AGE {
+                looked = Instant::now();
+                self.drop_old(&mut process);
+            }
             let may = self.may_train();
             if let Some(running) = &mut process {
                 running.rest(!may);
@@ -162,6 +169,16 @@ impl Trainer {
         }
         if process.is_some() {
             self.is_no_fault();
+        }
+    }
+
+    /// Lets go of a training whose texts are too old to be kept, however long it rested.
+    fn drop_old(&self, process: &mut Option<Process>) {
+        let age = age_of(&self.arguments);
+        if Job::read(&self.folder).is_some_and(|job| job.is_older_than(age)) {
+            *process = None;
+            self.remove_training();
+            self.shared.board.tell(|learning| learning.doing = "waiting");
         }
     }
 
@@ -253,10 +270,17 @@ impl Trainer {
         });
     }
 
-    /// Has the candidate of an ended training propose if it is better, and remembers what came of it. In
-    /// this order, a kill between any two steps has the next start do it again.
+    /// Has the candidate of an ended training propose if it is better, and remembers what came of it.
     fn take_outcome(&mut self) {
-        let Some(mut outcome) = Outcome::read(&self.folder) else { return };
+        if let Some(outcome) = Outcome::read(&self.folder) {
+            let control = self.control.clone();
+            // What is opened on request afterwards is the one that is remembered.
+            control.alone(|| self.take(outcome));
+        }
+    }
+
+    /// The same. In this order, a kill between any two steps has the next start do it again.
+    fn take(&mut self, mut outcome: Outcome) {
         if let Some(number) = outcome.draft {
             match self.swap(&draft_folder(&self.folder, number)) {
                 Ok(()) => {}
