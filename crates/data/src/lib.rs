@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! source (rows with file:line, aligned) -> template (text + learned spans)
-//!   -> document (ids + loss mask; malformed rows into quarantine) -> packing (rows of T tokens) -> batch (positions, delays, learned rows)
+//!   -> document (ids + loss mask; malformed rows into quarantine) -> packing (rows of T tokens) -> batch (positions, documents, learned rows)
 //! ```
 //!
 //! This crate knows tokens, never a model: the tokenizer comes in through [`TextEncoder`].

@@ -2,10 +2,17 @@
 
 use std::path::Path;
 
-/// Bytes in MiB or GiB.
+/// Bytes in the largest unit of which there is one at least.
 pub fn readable_bytes(bytes: u64) -> String {
-    let mib = bytes as f64 / f64::from(1 << 20);
-    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+    let (mut size, mut unit) = (bytes as f64, "B");
+    for larger in ["KiB", "MiB", "GiB", "TiB"] {
+        if size < 1024.0 {
+            break;
+        }
+        (size, unit) = (size / 1024.0, larger);
+    }
+    let digits = usize::from(matches!(unit, "GiB" | "TiB"));
+    format!("{size:.digits$} {unit}")
 }
 
 /// Free bytes for this user where a path lies, or will lie; `None` where the system does not tell.
@@ -31,8 +38,9 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
 mod tests {
     #[test]
     fn sizes_have_the_unit_that_fits() {
-        assert_eq!(super::readable_bytes(3 << 29), "1.5 GiB");
-        assert_eq!(super::readable_bytes(200 << 20), "200 MiB");
-        assert_eq!(super::readable_bytes(0), "0 MiB");
+        let shown = [0, 1023, 1024, 200 << 20, 3 << 29, 12 << 40].map(super::readable_bytes);
+        assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "200 MiB", "1.5 GiB", "12.0 TiB"]);
+        // A thousand times the largest unit is told in it.
+        assert_eq!(super::readable_bytes(5000 << 40), "5000.0 TiB");
     }
 }

@@ -10,7 +10,10 @@ use serde::Serialize;
 use crate::communication::{self, RowTraffic, Sent};
 use crate::operations::{self, Speed};
 use crate::optimizer::Parameters;
-use crate::place::{COPIES, Item, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM, Place, STATE, SUMS, UPDATE};
+use crate::place::{
+    COPIES, DRAFT, GATHERED_DRAFT, GATHERED_TARGET, Item, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM,
+    Place, STATE, SUMS, TARGET, UPDATE,
+};
 use crate::target::{self, ForwardPass};
 use crate::workload::Workload;
 
@@ -130,20 +133,20 @@ impl Workload {
             vec![
                 accumulated,
                 ("features", before),
-                ("gathered target weights", running),
+                (GATHERED_TARGET, running),
                 ("target forward", self.source_bytes()),
             ],
         )];
         if self.draft.holds_step() {
             let planning = self.draft.planning_bytes(&self.row());
             let rows = [("features", held), ("teacher of the rows", planning)];
-            let gathered = ("gathered target weights", learning);
+            let gathered = (GATHERED_TARGET, learning);
             phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
         }
         let common = |more: [(&'static str, u64); 3]| {
             let mut parts = vec![
-                ("gathered draft weights", whole),
-                ("gathered target weights", learning),
+                (GATHERED_DRAFT, whole),
+                (GATHERED_TARGET, learning),
                 ("features", held),
                 ("activations", row.activations),
                 ("results of rows", row.results),
@@ -179,9 +182,9 @@ impl Workload {
         [
             (PROGRAM, PROCESS + if parameters.ranks > 1 { MESSAGES } else { 0 }),
             (ON_THEIR_WAY, if accelerated { self.record_bytes() + PAGE_LOCKED } else { 0 }),
-            ("target weights", self.target_bytes()),
+            (TARGET, self.target_bytes()),
             ("rows of the target's head", self.kept_head_bytes()),
-            ("draft weights", parameters.weight_bytes()),
+            (DRAFT, parameters.weight_bytes()),
             (STATE, parameters.state_bytes()),
             ("packed operands", row.packed.max(self.target_packed_bytes())),
         ]

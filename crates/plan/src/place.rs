@@ -7,6 +7,14 @@ use crate::layout::Layout;
 
 /// Code, runtime, thread stacks.
 pub(crate) const PROGRAM: &str = "program";
+/// What a rank holds of the target's weights.
+pub(crate) const TARGET: &str = "target weights";
+/// What it holds of the draft's.
+pub(crate) const DRAFT: &str = "draft weights";
+/// What it gathers of the target's.
+pub(crate) const GATHERED_TARGET: &str = "gathered target weights";
+/// What it gathers of the draft's.
+pub(crate) const GATHERED_DRAFT: &str = "gathered draft weights";
 /// Moments of the optimizer.
 pub(crate) const STATE: &str = "optimizer state";
 /// What summing gradients over ranks takes beside them.
@@ -42,6 +50,13 @@ pub struct Item {
     pub bytes: u64,
     /// Of which memory.
     pub place: Place,
+}
+
+impl Item {
+    /// Whether it is weights that models compute with, held or gathered.
+    pub fn is_weights(&self) -> bool {
+        matches!(self.name, TARGET | DRAFT | GATHERED_TARGET | GATHERED_DRAFT)
+    }
 }
 
 /// How a run's terms are spread over its memories.
@@ -94,4 +109,36 @@ pub(crate) struct Updates {
     pub(crate) reduction: Reduction,
     pub(crate) by_muon: bool,
     pub(crate) state_in_file: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+    use longdraft_train::config::TrainConfig;
+
+    use crate::{Layout, Workload};
+
+    #[test]
+    fn phases_hold_the_same_weights_but_for_what_is_gathered() {
+        for (zero, gathers) in [(1, false), (3, true)] {
+            let config = serde_json::json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "draft": { "method": "glide" }, "parallel": { "zero": zero },
+            });
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let workload =
+                Workload::new(&config, target, Layout::of(4, 1)).expect("sizes that fit");
+            let estimate = workload.estimate();
+            let weights = |name: &str| -> u64 {
+                let phase = estimate.phases.iter().find(|phase| phase.name == name);
+                let items = phase.expect("a phase of this name").items.iter();
+                items.filter(|item| item.is_weights()).map(|item| item.bytes).sum()
+            };
+            let held = weights("checkpoint");
+            // The update's own term has a name that ends in `weights`, too.
+            assert!(held > 0 && weights("update") == held, "ZeRO {zero}");
+            assert_eq!(weights("backward") > held, gathers, "ZeRO {zero}");
+        }
+    }
 }

@@ -22,6 +22,7 @@ mod header;
 mod ink;
 mod live;
 mod metrics_log;
+pub mod named;
 mod page;
 mod plot;
 mod result;

@@ -1,8 +1,11 @@
 //! What records name in short, in plain words; figures as they read.
 
+use longdraft_decode::DraftShape;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::DraftKind;
 use longdraft_records::events::Advance;
 
+use super::named::shape;
 use super::ticks::{number, whole};
 
 /// Without a drafter.
@@ -70,13 +73,21 @@ fn parts(drafter: &str) -> (Option<&str>, Option<&str>) {
 
 /// How proposals are laid out: `chain 4` as "chains of 4 tokens".
 pub fn rule(rule: &str) -> String {
-    let (kind, sizes) = rule.split_once(' ').unwrap_or((rule, ""));
-    match kind {
-        "chain" => format!("chains of {sizes} tokens"),
-        "tree-static" => format!("fixed tree of {sizes} tokens a level"),
-        "tree-dynamic" => format!("tree by confidence, {sizes}"),
-        "tree-sampled(wor)" => format!("drawn tree of {sizes} children a level"),
-        _ => rule.to_owned(),
+    let levels = |sizes: &[usize]| -> String {
+        sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+    };
+    match shape(rule) {
+        Some(DraftShape::Chain { length }) => format!("chains of {length} tokens"),
+        Some(DraftShape::Static { widths }) => {
+            format!("fixed tree of {} tokens a level", levels(&widths))
+        }
+        Some(DraftShape::Dynamic { width, depth, budget }) => {
+            format!("tree by confidence, width {width} depth {depth} budget {budget}")
+        }
+        Some(DraftShape::Sampled { children }) => {
+            format!("drawn tree of {} children a level", levels(&children))
+        }
+        None => rule.to_owned(),
     }
 }
 
@@ -119,7 +130,7 @@ pub fn speed(tokens: f64) -> String {
 
 /// Memory.
 pub fn memory(mib: f64) -> String {
-    if mib < 1024.0 { format!("{mib:.0} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
+    readable_bytes((mib * f64::from(1 << 20)) as u64)
 }
 
 #[cfg(test)]
@@ -146,6 +157,12 @@ mod tests {
         );
         assert_eq!((way("none"), drafter("<b>")), (PLAIN.into(), "<b>".into()));
         assert_eq!(rule("chain 4"), "chains of 4 tokens");
+        assert_eq!(rule("tree-static 4,8"), "fixed tree of 4,8 tokens a level");
+        assert_eq!(
+            rule("tree-dynamic width 10 depth 6 budget 60"),
+            "tree by confidence, width 10 depth 6 budget 60"
+        );
+        assert_eq!(rule("tree-sampled(wor) 4,2"), "drawn tree of 4,2 children a level");
         assert_eq!(rule("odd"), "odd");
         assert_eq!(
             (temperature(0.0), temperature(0.7)),

@@ -6,6 +6,7 @@ use longdraft_configuration::{
     ConfigurationError, Located, read_located_stage, stage_input_problems,
 };
 use longdraft_features::store::Estimate;
+use longdraft_models::disk::readable_bytes;
 use longdraft_models::target_model::{Layers, Target, TargetOptions};
 use longdraft_parallel::World;
 use longdraft_report::words::clock;
@@ -137,7 +138,7 @@ fn check_shared_layers(
 /// What is going to be written, before it is.
 fn describe(estimate: &Estimate, shards: usize, place: &str) -> String {
     let free = match estimate.free {
-        Some(free) => format!("{} free", bytes(free)),
+        Some(free) => format!("{} free", readable_bytes(free)),
         None => "free space unknown".to_owned(),
     };
     format!(
@@ -145,33 +146,7 @@ fn describe(estimate: &Estimate, shards: usize, place: &str) -> String {
          {free} at {place}",
         estimate.tokens,
         estimate.bytes_per_token(),
-        bytes(estimate.bytes),
-        bytes(estimate.bytes_left),
+        readable_bytes(estimate.bytes),
+        readable_bytes(estimate.bytes_left),
     )
-}
-
-/// Bytes in decimal units.
-fn bytes(count: u64) -> String {
-    let (mut value, mut unit) = (count as f64, "B");
-    for larger in ["kB", "MB", "GB", "TB"] {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1000.0;
-        unit = larger;
-    }
-    let digits = usize::from(unit != "B");
-    format!("{value:.digits$} {unit}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_read_like_those_of_disks() {
-        let shown = [0, 999, 1000, 67_000_000, 12_000_000_000_000, 5_000_000_000_000_000];
-        let shown = shown.map(bytes);
-        assert_eq!(shown, ["0 B", "999 B", "1.0 kB", "67.0 MB", "12.0 TB", "5000.0 TB"]);
-    }
 }

@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_decode::DraftShape;
 use longdraft_models::draft::Draft;
 use longdraft_records::decode::DecodeRecord;
+use longdraft_report::named::shape;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
     ExportOptions, Exported, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
-    format_of,
+    require_fit,
 };
 use serde_json::json;
 
@@ -123,9 +125,9 @@ fn write(
 ) -> Result<Exported> {
     let profile = options.profile;
     if strict {
-        let fit = format_of(draft)?.fit(profile, draft, target)?;
-        if !fit.warnings.is_empty() {
-            let reasons = fit.warnings.join("; ");
+        let warnings = require_fit(draft, target, profile)?;
+        if !warnings.is_empty() {
+            let reasons = warnings.join("; ");
             return Err(Failure::work(format!("profile `{}`: {reasons}", profile.name()))
                 .hint("leave out --strict, and serve with an engine that computes it"));
         }
@@ -144,9 +146,10 @@ fn weight_type(dtype: ExportDtype) -> WeightType {
 /// Length of the measured greedy chain with the largest speed-up.
 fn best_chain(provenance: &Provenance) -> Option<usize> {
     let record: DecodeRecord = serde_json::from_value(provenance.evaluation.clone()?).ok()?;
-    let chains = record.cells.iter().filter_map(|cell| {
-        let length: usize = cell.rule.strip_prefix("chain ")?.parse().ok()?;
-        (cell.temperature == 0.0).then_some((length, cell.figures.speed_up))
+    let greedy = record.cells.iter().filter(|cell| cell.temperature == 0.0);
+    let chains = greedy.filter_map(|cell| match shape(&cell.rule)? {
+        DraftShape::Chain { length } => Some((length, cell.figures.speed_up)),
+        _ => None,
     });
     chains.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(length, _)| length)
 }

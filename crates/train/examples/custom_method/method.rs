@@ -35,10 +35,6 @@ impl DraftMethod for TwoHeadsMethod {
         Vec::new()
     }
 
-    fn is_compat(&self) -> bool {
-        false
-    }
-
     fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         Ok(Arc::new(TwoHeadsFootprint { target: target.clone() }))
     }

@@ -54,7 +54,9 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
     fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem>;
 
     /// Whether it reproduces a published trainer, which takes one document a row.
-    fn is_compat(&self) -> bool;
+    fn is_compat(&self) -> bool {
+        false
+    }
 
     /// Whether a token with the pad's id is never learned.
     fn masks_padding(&self) -> bool {

@@ -13,6 +13,7 @@ use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_parallel::Gradients;
+use longdraft_train::Share;
 use longdraft_train::method::eagle3::{
     Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, MaskRule, OovRows,
 };
@@ -106,6 +107,18 @@ fn part(
         teacher: TeacherFeatures::EveryToken { hidden: rows(hidden) },
     };
     (own, features)
+}
+
+/// A batch as a step of its own.
+fn share(
+    objective: &Eagle3Objective,
+    batch: &Batch,
+    features: &BatchFeatures,
+    train: bool,
+) -> Share {
+    let prepared = objective.prepare(batch, features).expect("plan");
+    let denominators = &prepared.denominators;
+    objective.share(batch, features, &prepared, denominators, train).expect("share")
 }
 
 /// Loss and gradients by name, through plan and evaluation with the given denominators.
@@ -357,15 +370,14 @@ fn features_of_a_target_feed_the_trait() {
     let batch = batch(&[15, 8], 1);
     let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     assert_eq!(features.aux_hidden().expect("tapped").dims(), [24, 3 * TARGET_WIDTH]);
-    let loss = objective.loss(&batch, &features, true).expect("loss");
-    assert_eq!(loss.denominator, batch.learned.len());
+    let share = share(&objective, &batch, &features, true);
     // Every token is in the vocabulary: what is supervised is learned.
     let plan = objective.plan(&batch, &features).expect("plan");
     assert!(plan.counts().iter().all(|(supervised, learned)| supervised == learned));
-    assert_eq!(loss.metrics.by_delay[0].rows, plan.counts()[0].0);
-    let mean = loss.numerator.expect("learned").to_dtype(DType::F64).expect("f64");
-    let mean = mean.to_scalar::<f64>().expect("scalar") / loss.denominator as f64;
-    assert!((mean - loss.metrics.loss()).abs() < 1e-5 * mean);
+    assert_eq!(share.metrics.by_delay[0].rows, plan.counts()[0].0);
+    let mean = share.loss.expect("learned").to_dtype(DType::F64).expect("f64");
+    let mean = mean.to_scalar::<f64>().expect("scalar");
+    assert!((mean - share.metrics.loss()).abs() < 1e-5 * mean);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use longdraft_train::method::eagle3::{
 };
 use longdraft_train::objective::{Objective, TailKind};
 
-use super::{Tensor, VOCABULARY, batch, draft_config, features, head, objective, run};
+use super::{Tensor, VOCABULARY, batch, draft_config, features, head, objective, run, share};
 
 fn configs() -> Vec<Eagle3ObjectiveConfig> {
     let base = Eagle3ObjectiveConfig { ttt_steps: 4, kl_decay: 2.0, ..Default::default() };
@@ -47,7 +47,7 @@ fn as_many_tokens_as_the_vocabulary_has_are_the_whole_distribution() {
     for config in configs() {
         let whole = objective(&draft_config(), config.clone());
         let (loss, gradients) = run(&whole, &batch, &features, None);
-        let measured = whole.loss(&batch, &features, false).expect("loss").metrics;
+        let measured = share(&whole, &batch, &features, false).metrics;
         for tail in [TailKind::Bucket, TailKind::Renormalise] {
             // More than there are is as many.
             let top = with(&config, VOCABULARY + 5, tail);
@@ -55,7 +55,7 @@ fn as_many_tokens_as_the_vocabulary_has_are_the_whole_distribution() {
             assert!((top_loss - loss).abs() < 1e-5 * loss.abs(), "{config:?}: {top_loss} {loss}");
             let error = difference(&whole, &top_gradients, &gradients);
             assert!(error < 1e-4, "{config:?} {tail:?}: {error}");
-            let metrics = top.loss(&batch, &features, false).expect("loss").metrics;
+            let metrics = share(&top, &batch, &features, false).metrics;
             for (a, b) in metrics.by_delay.iter().zip(&measured.by_delay) {
                 assert_eq!((a.rows, a.top1_count), (b.rows, b.top1_count));
                 assert!((a.acceptance_sum - b.acceptance_sum).abs() < 1e-3);
@@ -77,7 +77,7 @@ fn fewer_tokens_are_another_objective_with_less_known_acceptance() {
     assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
     assert!((losses[0] - losses[1]).abs() > 1e-3 && (losses[1] - losses[2]).abs() > 1e-3);
     let accepted = |objective: &Eagle3Objective| {
-        let metrics = objective.loss(&batch, &features, false).expect("loss").metrics;
+        let metrics = share(objective, &batch, &features, false).metrics;
         metrics.by_delay.iter().map(|delay| delay.acceptance_sum).sum::<f64>()
     };
     assert!(accepted(&bucket) < accepted(&whole));

@@ -63,7 +63,7 @@ fn line(
 ) -> std::fmt::Result {
     let estimate = workload.estimate();
     let peak = estimate.peak();
-    let weights = peak.items.iter().filter(|item| item.name.ends_with(" weights"));
+    let weights = peak.items.iter().filter(|item| item.is_weights());
     let weights = weights.filter(|item| item.place == estimate.place).map(|item| item.bytes).sum();
     let fits = match workload.verdict(&estimate, machine.free).fits {
         Some(true) => "yes",

@@ -39,10 +39,6 @@ impl DraftMethod for Dflash {
         problems(self)
     }
 
-    fn is_compat(&self) -> bool {
-        false
-    }
-
     fn starts_from_last_layer(&self) -> bool {
         self.init == Init::LastLayer
     }

@@ -57,10 +57,6 @@ impl DraftMethod for Dflash2 {
         problems
     }
 
-    fn is_compat(&self) -> bool {
-        false
-    }
-
     fn starts_from_last_layer(&self) -> bool {
         self.block.init == Init::LastLayer
     }

@@ -67,10 +67,6 @@ impl DraftMethod for Dspark {
         problems
     }
 
-    fn is_compat(&self) -> bool {
-        false
-    }
-
     fn starts_from_last_layer(&self) -> bool {
         self.init == Init::LastLayer
     }

@@ -30,7 +30,7 @@ use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::error::Problems;
 
 use crate::error::Result;
-use crate::loss::{Loss, Share};
+use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 
@@ -125,20 +125,6 @@ impl Eagle3Objective {
     /// - the features are not those that [`Objective::needs`] names, or lengths differ
     pub fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<RowPlan> {
         self.plan_with(batch, features, self.distribution)
-    }
-
-    /// The batch's own loss, weighed by its learned rows, with the gradient to the draft if `train`.
-    /// Steps of several batches are exact through [`Self::plan`] and [`Self::evaluate`].
-    ///
-    /// # Errors
-    /// - as [`Self::plan`]
-    pub fn loss(&self, batch: &Batch, features: &BatchFeatures, train: bool) -> Result<Loss> {
-        let plan = self.plan(batch, features)?;
-        let outcome = self.evaluate(batch, features, &plan, &self.denominators(&plan), train)?;
-        let rows = batch.learned.len().max(1);
-        let numerator = outcome.loss.map(|loss| loss * rows as f64).transpose()?;
-        let metrics = outcome.metrics.by_delay(&self.config.weights());
-        Ok(Loss { numerator, denominator: rows, metrics })
     }
 
     fn plan_with(
