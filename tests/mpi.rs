@@ -191,9 +191,9 @@ fn mpi_ranks_pretrain_like_one_process() {
     let tokens: Vec<u16> = (0..4000_u32).map(|i| (i * i % 97 + i % 3 + 1) as u16).collect();
     write_shard(Path::new(&path("train.bin")), &tokens).expect("shard");
     let text = format!(
-        "output: {}\nmodel: {{vocab_size: 100, num_layers: 2, model_dim: 16, num_heads: 2, \
-         num_kv_heads: 1}}\ndata: {{train: [{}]}}\nschedule: {{warmdown_steps: 3}}\n\
-         train: {{iterations: 6, sequence_length: 32, batch_tokens: 192, micro_batch_tokens: 96, \
+        "output: {}\nmodel: {{vocab_size: 100, num_hidden_layers: 2, hidden_size: 16, \
+         num_attention_heads: 2, num_key_value_heads: 1}}\ndata: {{train: [{}], row_tokens: 32}}\nschedule: {{warmdown_steps: 3}}\n\
+         train: {{steps: 6, tokens_per_step: 192, micro_batch_tokens: 96, \
          ema_share: 0.5}}\noptimizer: {{clip_norm: 0.3}}\n",
         path("unused"),
         path("train.bin")

@@ -229,9 +229,10 @@ fn pretraining_takes_the_memory_that_is_planned() {
         let tokens: Vec<u16> = (0..40_000_u32).map(|i| (i * i % 250) as u16).collect();
         longdraft_data::token_stream::write_shard(Path::new(&shard), &tokens).expect("shard");
         let yaml = format!(
-            "output: {}\nmodel: {{architecture: {architecture}, vocab_size: 258, num_layers: 3, model_dim: 256, \
-             num_heads: 4, num_kv_heads: 2, rope: {rope}}}\ndata: {{train: [{shard}]}}\ntrain: {{iterations: 2, \
-             sequence_length: 512, batch_tokens: 8192, micro_batch_tokens: 4096}}\n",
+            "output: {}\nmodel: {{architecture: {architecture}, vocab_size: 258, num_hidden_layers: 3, \
+             hidden_size: 256, num_attention_heads: 4, num_key_value_heads: 2, rope: {rope}}}\n\
+             data: {{train: [{shard}], row_tokens: 512}}\ntrain: {{steps: 2, tokens_per_step: 8192, \
+             micro_batch_tokens: 4096}}\n",
             shop.path("run")
         );
         let config = shop.path("pretrain.yaml");

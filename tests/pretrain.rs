@@ -55,11 +55,11 @@ impl Shop {
         assert_eq!((&packed["documents"], &packed["shards"]), (&json!(80), &json!(2)));
         let config = path("pretrain.yaml");
         let text = format!(
-            "output: {}\nmodel: {{vocab_size: 280, num_layers: 2, model_dim: 16, num_heads: 2, \
-             num_kv_heads: 1}}\ndata:\n  train: [{data}/train_000000.bin]\n  \
-             validation: [{data}/val_000000.bin]\n  tokenizer: {data}\n\
+            "output: {}\nmodel: {{vocab_size: 280, num_hidden_layers: 2, hidden_size: 16, \
+             num_attention_heads: 2, num_key_value_heads: 1}}\ndata:\n  train: [{data}/train_000000.bin]\n  \
+             held_out: [{data}/val_000000.bin]\n  row_tokens: 32\n  tokenizer: {data}\n\
              optimizer: {{momentum_warmup_steps: 2}}\nschedule: {{warmdown_steps: 3}}\n\
-             train: {{iterations: 4, sequence_length: 32, batch_tokens: 64, evaluate_every: 2}}\n\
+             train: {{steps: 4, tokens_per_step: 64, evaluate_every: 2}}\n\
              artifact: {{quantise: {{keep_max_elements: 64}}}}\n",
             path("run")
         );
@@ -192,8 +192,8 @@ fn a_grid_runs_once_and_prints_means_with_intervals() {
     let shop = Shop::new();
     let grid = shop.path("grid.yaml");
     let text = format!(
-        "base: pretrain.yaml\noutput: {}\nseeds: [1, 2]\nset: [train.iterations=2]\nruns:\n\
-         - {{name: a}}\n- {{name: b, set: [optimizer.matrix_lr=0.01]}}\nevaluations:\n\
+        "base: pretrain.yaml\noutput: {}\nseeds: [1, 2]\nset: [train.steps=2]\nruns:\n\
+         - {{name: a}}\n- {{name: b, set: [optimizer.matrix_learning_rate=0.01]}}\nevaluations:\n\
          - {{name: plain, weights: live}}\n- {{name: sliding, stride_factor: 0.5}}\n\
          - {{name: half, weights: artifact_f16_embedding, window_factor: 1.375}}\n",
         shop.path("grid")
@@ -225,7 +225,7 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
     let shop = Shop::new();
     let output = shop.path("long");
     let long = format!("output={output}");
-    let train = ["lm", "train", &shop.config, &long, "train.iterations=100000", "--json"];
+    let train = ["lm", "train", &shop.config, &long, "train.steps=100000", "--json"];
     let child = support::longdraft(&train)
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
@@ -243,7 +243,7 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
     assert!(Path::new(&output).join("checkpoints/last/manifest.json").is_file());
 
     succeed(&["lm", "train", &shop.config]);
-    let longer = ["lm", "train", &shop.config, "train.iterations=6"];
+    let longer = ["lm", "train", &shop.config, "train.steps=6"];
     let text = fail(&longer, 1);
     assert!(text.contains("was 4, now 6") && text.contains("--extend"), "{text}");
     let text = fail(&["lm", "train", &shop.config, "--extend"], 1);
@@ -266,16 +266,18 @@ fn wrong_configurations_and_data_are_named() {
             "lm",
             "train",
             &shop.config,
-            "train.batch_tokens=65",
-            "+model.num_head=2",
-            "model.num_heads=3",
+            "train.tokens_per_step=65",
+            "+model.num_attention_head=2",
+            "model.num_attention_heads=3",
         ],
         2,
     );
-    assert!(text.contains("did you mean `num_heads`"), "{text}");
-    let text =
-        fail(&["lm", "train", &shop.config, "train.batch_tokens=65", "model.num_heads=3"], 2);
-    assert!(text.contains("batch_tokens") && text.contains("num_heads"), "{text}");
+    assert!(text.contains("did you mean `num_attention_heads`"), "{text}");
+    let text = fail(
+        &["lm", "train", &shop.config, "train.tokens_per_step=65", "model.num_attention_heads=3"],
+        2,
+    );
+    assert!(text.contains("tokens_per_step") && text.contains("num_attention_heads"), "{text}");
     let text = fail(&["lm", "train", &shop.config, "model.vocab_size=40"], 2);
     assert!(text.contains("beyond the vocabulary of 40"), "{text}");
     succeed(&["lm", "train", &shop.config]);
@@ -300,9 +302,48 @@ fn wrong_configurations_and_data_are_named() {
     );
 }
 
+/// What the first versions called some keys: the run goes on under its own record, while in a file of a
+/// user the old names are refused with the new ones.
+#[test]
+fn a_record_of_an_earlier_version_is_read_and_its_keys_are_refused_elsewhere() {
+    let shop = Shop::new();
+    let first = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
+    let (recorded, own) = (shop.path("run/config.yaml"), shop.path("own.yaml"));
+    let mut text = std::fs::read_to_string(&recorded).expect("config.yaml");
+    for (new, old) in [
+        ("\n  steps: 4\n", "\n  iterations: 4\n  sequence_length: 32\n"),
+        ("\n  row_tokens: 32\n", "\n"),
+        ("\n  tokens_per_step:", "\n  batch_tokens:"),
+        ("\n  held_out:", "\n  validation:"),
+        ("\n  matrix_learning_rate:", "\n  matrix_lr:"),
+        ("\n  eps:", "\n  adam_eps:"),
+        ("\n  floor_ratio:", "\n  floor:"),
+        ("\n  num_hidden_layers:", "\n  num_layers:"),
+        ("\n  hidden_size:", "\n  model_dim:"),
+        ("rope_theta:", "base:"),
+    ] {
+        assert!(text.contains(new), "{new:?} not in {text}");
+        text = text.replacen(new, old, 1);
+    }
+    std::fs::write(&recorded, &text).expect("config.yaml");
+    let again = last_json(&succeed(&["lm", "train", &recorded, "--json"]));
+    assert_eq!(again["result"], first["result"]);
+
+    // The first line says which version recorded it.
+    let (_, plain) = text.split_once('\n').expect("lines");
+    std::fs::write(&own, plain).expect("config");
+    let told = fail(&["lm", "train", &own], 2);
+    let line = plain.lines().position(|line| line == "  iterations: 4").expect("the key") + 1;
+    let refused = format!("{own}:{line}: `train.iterations` is `train.steps` now");
+    assert!(told.contains(&refused), "{refused} not in {told}");
+    assert!(told.contains("`model.rope.base` is `model.rope.rope_theta` now"), "{told}");
+    let told = fail(&["lm", "train", &shop.config, "train.sequence_length=64"], 2);
+    assert!(told.contains("`train.sequence_length` is `data.row_tokens` now"), "{told}");
+}
+
 #[test]
 fn shipped_configurations_compose() {
-    for name in ["baseline", "pr96", "modern", "books"] {
+    for name in ["baseline", "pr96", "modern", "books", "demonstration"] {
         let config = root().join(format!("conf/pretrain/{name}.yaml")).display().to_string();
         // The data is not there: the configuration itself is in order.
         let folder = tempfile::tempdir().expect("tempdir");
@@ -392,6 +433,7 @@ fn the_reference_stream_is_scored_exactly() {
         model[key] = given[key].clone();
     }
     let dir = tempfile::tempdir().expect("tempdir");
+    // The reference names its keys as the first versions did, whose models are read.
     let config =
         json!({"model_type": "longdraft_language_model", "tokenizer_hash": "", "model": model});
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
@@ -424,7 +466,7 @@ fn the_reference_stream_is_scored_exactly() {
 #[test]
 fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     let shop = Shop::new();
-    let llama = ["model.architecture=llama", "model.rope.rule=none", "model.model_dim=32"];
+    let llama = ["model.architecture=llama", "model.rope.rule=none", "model.hidden_size=32"];
     succeed(&[&["lm", "train", &shop.config][..], &llama].concat());
     let (file, data) = (shop.path("model.gguf"), shop.path("data"));
     let quantize = ["lm", "quantize", &shop.path("run"), "--output", &file, "--json"];

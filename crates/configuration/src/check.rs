@@ -1,13 +1,14 @@
 //! A composed tree against the types: every problem at once, each with its line.
 
 use longdraft_rules::KeyPath;
-use longdraft_train::config::renamed;
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Problem;
-use super::tree::{Node, Tree};
+use super::place::{Union, alternative, keys_at, place_at};
+use super::renamed::{moved_keys, renamed, stands_under_an_old_name};
+use super::tree::Node;
 use super::validate::{Fault, FaultKind, faults, listed};
 
 /// The JSON Schema of a configuration type.
@@ -85,7 +86,8 @@ fn broken_integers(
 /// Rounds of taking faults away: what is left may have others.
 const ROUNDS: usize = 8;
 
-/// A type from what is sound of a tree, and the dotted keys that were left out or made up.
+/// A type from what is sound of a tree, and the dotted keys that were left out or made up; of keys of
+/// earlier versions also the new ones.
 pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
     node: &Node,
 ) -> (Option<T>, Vec<KeyPath>) {
@@ -101,14 +103,17 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
             return (serde_json::from_value(value).ok(), changed);
         }
         for Repair { place, name, instead } in repairs {
+            let key = dotted(&format!("{place}/{name}"));
+            let new = renamed(&key, (&schema, &value));
             let Some(map) = value.pointer_mut(&place).and_then(Value::as_object_mut) else {
                 continue;
             };
             match instead {
-                Some(instead) => map.insert(name.clone(), instead),
+                Some(instead) => map.insert(name, instead),
                 None => map.shift_remove(&name),
             };
-            changed.push(dotted(&format!("{place}/{name}")).into());
+            changed.extend(new.map(KeyPath::from));
+            changed.push(key.into());
         }
     }
     (None, changed)
@@ -181,27 +186,12 @@ fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Pr
         |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     let at = |key: &str, text: String| Problem::of_key(node, key, text);
     match &fault.kind {
-        FaultKind::Unknown(names) => {
-            let instance = node.to_json();
-            let known = keys_at(schema, &key, &instance);
-            let union = Union::at(schema, &key, &instance);
-            for name in names {
-                let full = inside(name);
-                let moved = node.at(&full).map(|node| moved_keys(node, &full)).unwrap_or_default();
-                if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
-                    problems.push(at(&full, format!("`{full}` is a key of `{key}.{owner}`")));
-                } else if moved.is_empty() {
-                    let hint = nearest(name, &known);
-                    problems.push(at(&full, format!("unknown key `{full}`{hint}")));
-                }
-                let told =
-                    |(old, new): (String, String)| at(&old, format!("`{old}` is `{new}` now"));
-                problems.extend(moved.into_iter().map(told));
-            }
-        }
+        FaultKind::Unknown(names) => unknown(names, &key, node, schema, problems),
         FaultKind::Missing(name) => {
             let name = inside(name);
-            problems.push(at(&name, format!("`{name}` is missing")));
+            if !stands_under_an_old_name(&name, &key, node, schema) {
+                problems.push(at(&name, format!("`{name}` is missing")));
+            }
         }
         FaultKind::Alternatives(branches) => {
             if let Some(union) = Union::at(schema, &key, &node.to_json()) {
@@ -234,6 +224,27 @@ fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Pr
     }
 }
 
+/// Tells of keys at a dotted place that the schema does not know.
+fn unknown(names: &[&str], key: &str, node: &Node, schema: &Value, problems: &mut Vec<Problem>) {
+    let at = |key: &str, text: String| Problem::of_key(node, key, text);
+    let instance = node.to_json();
+    let known = keys_at(schema, key, &instance);
+    let union = Union::at(schema, key, &instance);
+    for name in names {
+        let full = if key.is_empty() { (*name).to_owned() } else { format!("{key}.{name}") };
+        let moved = |node| moved_keys(node, &full, (schema, &instance));
+        let moved = node.at(&full).map(moved).unwrap_or_default();
+        if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
+            problems.push(at(&full, format!("`{full}` is a key of `{key}.{owner}`")));
+        } else if moved.is_empty() {
+            let hint = nearest(name, &known);
+            problems.push(at(&full, format!("unknown key `{full}`{hint}")));
+        }
+        let told = |(old, new): (String, String)| at(&old, format!("`{old}` is `{new}` now"));
+        problems.extend(moved.into_iter().map(told));
+    }
+}
+
 /// What would have been possible where no alternative fits.
 fn possible(fault: &Fault<'_>, branches: &[Vec<Fault<'_>>]) -> String {
     let mut possible: Vec<String> = Vec::new();
@@ -251,67 +262,6 @@ fn possible(fault: &Fault<'_>, branches: &[Vec<Fault<'_>>]) -> String {
     format!("{} is none of {}", fault.value, possible.join(", "))
 }
 
-/// Keys of an earlier version at and below a dotted key, each with its new name.
-fn moved_keys(node: &Node, key: &str) -> Vec<(String, String)> {
-    if let Some(new) = renamed(key) {
-        return vec![(key.to_owned(), new)];
-    }
-    let Tree::Map(entries) = &node.value else { return Vec::new() };
-    let inner = entries.iter().map(|(name, node)| moved_keys(node, &format!("{key}.{name}")));
-    inner.flatten().collect()
-}
-
-/// A tagged union of a schema: the value of one key says which others there are.
-pub(crate) struct Union<'a> {
-    pub(crate) tag: &'a str,
-    pub(crate) branches: Vec<&'a Value>,
-    /// The branch that an instance asks for.
-    chosen: Option<usize>,
-}
-
-impl<'a> Union<'a> {
-    /// The union that a schema is.
-    pub(crate) fn of(root: &'a Value, schema: &'a Value, instance: &Value) -> Option<Self> {
-        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-            return Self::of(root, root.pointer(reference.strip_prefix('#')?)?, instance);
-        }
-        let tag = schema.get("discriminator")?.get("propertyName")?.as_str()?;
-        let branches: Vec<&Value> = schema.get("oneOf")?.as_array()?.iter().collect();
-        let asks_for = |branch: &&Value| match instance.get(tag) {
-            Some(name) => *name == branch["properties"][tag]["const"],
-            None => !is_required(branch, tag),
-        };
-        let chosen = branches.iter().position(asks_for);
-        Some(Self { tag, branches, chosen })
-    }
-
-    /// The union at a dotted place of an instance.
-    fn at(root: &'a Value, key: &str, instance: &Value) -> Option<Self> {
-        let (outer, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let schema = place_at(root, outer, instance)?.get("properties")?.get(name)?;
-        let value = instance.pointer(&format!("/{}", key.replace('.', "/")));
-        Self::of(root, schema, value.unwrap_or(&Value::Null))
-    }
-
-    /// Values of the tag.
-    pub(crate) fn names(&self) -> Vec<&'a str> {
-        let name = |branch: &&'a Value| branch["properties"][self.tag]["const"].as_str();
-        self.branches.iter().filter_map(name).collect()
-    }
-
-    /// `tag: value` of the other branch that has a key.
-    fn owner(&self, key: &str) -> Option<String> {
-        let has = |branch: &&Value| branch["properties"].get(key).is_some();
-        let index = self.branches.iter().position(has)?;
-        Some(format!("{}: {}", self.tag, self.names().get(index)?))
-    }
-}
-
-fn is_required(branch: &Value, key: &str) -> bool {
-    let required = branch.get("required").and_then(Value::as_array);
-    required.is_some_and(|names| names.iter().any(|name| name == key))
-}
-
 /// ` (did you mean ...?)`, or the possible keys where none is near.
 fn nearest(name: &str, known: &[String]) -> String {
     let best = known
@@ -325,54 +275,4 @@ fn nearest(name: &str, known: &[String]) -> String {
         Some(_) => format!(" (there are `{}`)", known.join("`, `")),
         None => String::new(),
     }
-}
-
-/// The keys that a schema knows at a dotted place of an instance.
-fn keys_at(schema: &Value, key: &str, instance: &Value) -> Vec<String> {
-    let place = place_at(schema, key, instance);
-    let properties = place.and_then(|place| place.get("properties")).and_then(Value::as_object);
-    properties.map(|p| p.keys().cloned().collect()).unwrap_or_default()
-}
-
-/// What a schema says of a dotted place of an instance.
-fn place_at<'a>(schema: &'a Value, key: &str, instance: &Value) -> Option<&'a Value> {
-    let (mut place, mut value) = (alternative(schema, schema, instance), instance);
-    for part in key.split('.').filter(|part| !part.is_empty()) {
-        value = value
-            .get(part)
-            .or_else(|| value.get(part.parse::<usize>().ok()?))
-            .unwrap_or(&Value::Null);
-        let child =
-            place.get("properties").and_then(|p| p.get(part)).or_else(|| place.get("items"));
-        match child {
-            Some(child) => place = alternative(schema, child, value),
-            None => return None,
-        }
-    }
-    Some(place)
-}
-
-/// Follows references, and of several alternatives takes the one with the instance's tag (or the
-/// only object).
-pub(crate) fn alternative<'a>(root: &'a Value, schema: &'a Value, instance: &Value) -> &'a Value {
-    if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
-        let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        return target.map_or(schema, |target| alternative(root, target, instance));
-    }
-    let branches = ["oneOf", "anyOf"].iter().find_map(|key| schema.get(*key)?.as_array());
-    let Some(branches) = branches else { return schema };
-    let fits = |branch: &&Value| {
-        let branch = alternative(root, branch, instance);
-        let Some(properties) = branch.get("properties").and_then(Value::as_object) else {
-            return false;
-        };
-        properties.iter().all(|(key, property)| {
-            property.get("const").is_none_or(|tag| match instance.get(key) {
-                Some(given) => given == tag,
-                // Without a tag it is the branch that needs none.
-                None => !is_required(branch, key),
-            })
-        })
-    };
-    branches.iter().find(fits).map_or(schema, |branch| alternative(root, branch, instance))
 }

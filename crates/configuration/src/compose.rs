@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_train::config::upgrade;
 use serde_json::Value;
 
 use super::tree::{Node, Origin, Tree};
@@ -166,16 +165,20 @@ fn normal(path: &Path) -> PathBuf {
 
 /// Brings what a run of an earlier version recorded to the keys of this one.
 fn upgrade_record(own: &mut Node) {
-    let Value::Object(mut record) = own.to_json() else { return };
-    upgrade(&mut record);
-    if record.contains_key("objective") || own.remove("objective").is_none() {
-        return;
+    let Value::Object(before) = own.to_json() else { return };
+    let mut record = before.clone();
+    longdraft_train::config::upgrade(&mut record);
+    longdraft_pretrain::upgrade(&mut record);
+    let changed = |(section, value): &(&String, &Value)| record.get(*section) != Some(*value);
+    for (section, _) in before.iter().filter(changed) {
+        own.remove(section);
     }
-    own.remove("draft");
-    for section in ["draft", "teacher"] {
-        let value = Node::of_json(record.remove(section).unwrap_or_default(), &own.origin);
-        let under = Tree::Map(vec![(section.to_owned(), value)]);
-        own.merge(Node::new(under, own.origin.clone()));
+    for (section, value) in record {
+        if before.get(&section) != Some(&value) {
+            let value = Node::of_json(value, &own.origin);
+            let under = Tree::Map(vec![(section, value)]);
+            own.merge(Node::new(under, own.origin.clone()));
+        }
     }
 }
 

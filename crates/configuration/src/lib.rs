@@ -15,6 +15,8 @@ mod inputs;
 mod interpolate;
 mod origins;
 mod overrides;
+mod place;
+mod renamed;
 mod schema;
 mod show;
 mod tree;

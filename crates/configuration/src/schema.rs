@@ -7,7 +7,7 @@ use longdraft_train::config::TrainConfig;
 use serde_json::{Map, Value, json};
 
 pub use super::check::schema_of;
-use super::check::{Union, alternative};
+use super::place::{Union, alternative};
 
 /// JSON Schema of a configuration file: a stage, a curriculum or a fragment of either.
 pub fn json_schema() -> Value {

@@ -61,9 +61,9 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         place: places.main(),
         phases,
         sent: communication::of_gradients(&parameters, config.parallel.reduction),
-        operations: per_token * config.train.batch_tokens as f64 / ranks as f64,
+        operations: per_token * config.train.tokens_per_step as f64 / ranks as f64,
         operations_per_token: per_token,
-        tokens: config.train.batch_tokens as u64,
+        tokens: config.train.tokens_per_step as u64,
         features_of_row: 0,
     }
 }
@@ -84,14 +84,14 @@ pub fn pretraining_remedies(
     let mut smaller = config.clone();
     smaller.train.micro_batch_tokens = (config.train.micro_batch_tokens / 2).max(1);
     let mut shorter = config.clone();
-    shorter.train.sequence_length = (config.train.sequence_length / 2).max(1);
+    shorter.data.row_tokens = (config.data.row_tokens / 2).max(1);
     shorter.train.micro_batch_tokens = smaller.train.micro_batch_tokens;
     let changes = [
         (format!("train.micro_batch_tokens={}", smaller.train.micro_batch_tokens), smaller),
         (
             format!(
-                "train.sequence_length={} train.micro_batch_tokens={}",
-                shorter.train.sequence_length, shorter.train.micro_batch_tokens
+                "data.row_tokens={} train.micro_batch_tokens={}",
+                shorter.data.row_tokens, shorter.train.micro_batch_tokens
             ),
             shorter,
         ),
@@ -127,13 +127,13 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
 /// mixes, scales and gains besides.
 fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     let mut graph = Graph::new(row.threads);
-    let (width, vocabulary) = (config.model_dim as u64, config.vocab_size as u64);
+    let (width, vocabulary) = (config.hidden_size as u64, config.vocab_size as u64);
     let table = graph.weight("embedding", vocabulary, width);
     let embedded = graph.select(table, row.tokens);
     let angles = graph.angles(row.tokens, config.rope_dimensions() as u64);
     let hidden = if config.is_llama() {
         let mut x = embedded;
-        for layer in 0..config.num_layers {
+        for layer in 0..config.num_hidden_layers {
             graph.enter(format!("{layer}."));
             x = llama_layer(&mut graph, config, x, angles);
         }
@@ -142,7 +142,8 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     } else {
         baseline(&mut graph, config, embedded, angles)
     };
-    let head = if config.tie_embeddings { table } else { graph.weight("head", vocabulary, width) };
+    let head =
+        if config.tie_word_embeddings { table } else { graph.weight("head", vocabulary, width) };
     let loss = graph.loss(&[hidden, head]);
     let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
     passes
@@ -158,8 +159,8 @@ fn llama_layer(
     x: Matrix,
     angles: Angles,
 ) -> Matrix {
-    let (width, inner) = (config.model_dim as u64, config.mlp_width() as u64);
-    let kv = (config.num_kv_heads * config.head_dim()) as u64;
+    let (width, inner) = (config.hidden_size as u64, config.mlp_width() as u64);
+    let kv = (config.num_key_value_heads * config.head_dim()) as u64;
     let normed = graph.norm(x, Some("input_layernorm"));
     let q = graph.linear(normed, "q", width);
     let q = graph.rotate(q, angles);
@@ -167,7 +168,7 @@ fn llama_layer(
     let k = graph.rotate(k, angles);
     let v = graph.linear(normed, "v", kv);
     let v = graph.view(v);
-    let attended = graph.attention(q, [k, v], config.num_heads as u64, 0);
+    let attended = graph.attention(q, [k, v], config.num_attention_heads as u64, 0);
     let attended = graph.linear(attended, "o", width);
     let x = graph.add(x, attended);
     let normed = graph.norm(x, Some("post_attention_layernorm"));
@@ -183,7 +184,7 @@ fn baseline(
     let x0 = graph.norm(embedded, None);
     let mut kept = Vec::new();
     let mut x = x0;
-    for layer in 0..config.num_layers {
+    for layer in 0..config.num_hidden_layers {
         graph.enter(format!("{layer}."));
         if layer >= config.encoder_layers()
             && let Some(skip) = kept.pop()
@@ -205,8 +206,8 @@ fn baseline_layer(
     (x, x0): (Matrix, Matrix),
     angles: Angles,
 ) -> Matrix {
-    let (width, inner) = (config.model_dim as u64, config.mlp_width() as u64);
-    let kv = (config.num_kv_heads * config.head_dim()) as u64;
+    let (width, inner) = (config.hidden_size as u64, config.mlp_width() as u64);
+    let kv = (config.num_key_value_heads * config.head_dim()) as u64;
     let mixed = graph.scale(x, "mix.0", None);
     let x = graph.scale(x0, "mix.1", Some(mixed));
     let normed = branch(graph, config, x);
@@ -217,7 +218,7 @@ fn baseline_layer(
     let q = graph.view(q);
     let q = graph.scale(q, "q_gain", None);
     let q = graph.view(q);
-    let attended = graph.attention(q, [k, v], config.num_heads as u64, 0);
+    let attended = graph.attention(q, [k, v], config.num_attention_heads as u64, 0);
     let attended = graph.linear(attended, "proj", width);
     let x = graph.scale(attended, "attn_scale", Some(x));
     let normed = branch(graph, config, x);

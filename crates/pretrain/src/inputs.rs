@@ -17,7 +17,7 @@ const FIRST_TOKENS: usize = 1 << 16;
 pub fn input_problems(config: &PretrainConfig) -> Vec<InputProblem> {
     let mut problems = InputProblems::default();
     let data = &config.data;
-    for (part, paths) in [("train", &data.train), ("validation", &data.validation)] {
+    for (part, paths) in [("train", &data.train), ("held_out", &data.held_out)] {
         for (index, path) in paths.iter().enumerate() {
             let key = format!("data.{part}.{index}");
             problems.take(&key, first_tokens(path, config.model.vocab_size));

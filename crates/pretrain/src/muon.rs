@@ -59,13 +59,13 @@ impl From<Orthogonalisation> for Rule {
 #[serde(deny_unknown_fields, default)]
 pub struct MuonConfig {
     /// Rate of the blocks' matrices (Muon).
-    pub matrix_lr: f64,
+    pub matrix_learning_rate: f64,
     /// Rate of gains, scales, mixes and skips (Adam).
-    pub scalar_lr: f64,
+    pub scalar_learning_rate: f64,
     /// Rate of the embedding (Adam).
-    pub token_lr: f64,
+    pub token_learning_rate: f64,
     /// Rate of a head of its own (Adam).
-    pub head_lr: f64,
+    pub head_learning_rate: f64,
     /// Muon's momentum after its warm-up.
     pub momentum: f64,
     /// Muon's momentum at the first step.
@@ -81,7 +81,7 @@ pub struct MuonConfig {
     /// Adam's decay of the moments.
     pub betas: (f64, f64),
     /// Added to the root of Adam's second moment.
-    pub adam_eps: f64,
+    pub eps: f64,
     /// Largest global gradient norm; 0: no limit.
     pub clip_norm: f64,
 }
@@ -89,10 +89,10 @@ pub struct MuonConfig {
 impl Default for MuonConfig {
     fn default() -> Self {
         Self {
-            matrix_lr: 0.04,
-            scalar_lr: 0.04,
-            token_lr: 0.05,
-            head_lr: 0.008,
+            matrix_learning_rate: 0.04,
+            scalar_learning_rate: 0.04,
+            token_learning_rate: 0.05,
+            head_learning_rate: 0.008,
             momentum: 0.95,
             momentum_warmup_start: 0.85,
             momentum_warmup_steps: 500,
@@ -100,7 +100,7 @@ impl Default for MuonConfig {
             normalise_rows: false,
             weight_decay: 0.0,
             betas: (0.9, 0.95),
-            adam_eps: 1e-8,
+            eps: 1e-8,
             clip_norm: 0.0,
         }
     }
@@ -120,10 +120,10 @@ impl MuonConfig {
 
     fn rate(&self, group: Group) -> f64 {
         match group {
-            Group::Matrix => self.matrix_lr,
-            Group::Token => self.token_lr,
-            Group::Head => self.head_lr,
-            Group::Scalar => self.scalar_lr,
+            Group::Matrix => self.matrix_learning_rate,
+            Group::Token => self.token_learning_rate,
+            Group::Head => self.head_learning_rate,
+            Group::Scalar => self.scalar_learning_rate,
         }
     }
 
@@ -131,13 +131,13 @@ impl MuonConfig {
     pub fn problems(&self) -> Vec<Problem> {
         let mut rules = Rules::default();
         let rates = [
-            ("matrix_lr", self.matrix_lr),
-            ("scalar_lr", self.scalar_lr),
-            ("token_lr", self.token_lr),
-            ("head_lr", self.head_lr),
+            ("matrix_learning_rate", self.matrix_learning_rate),
+            ("scalar_learning_rate", self.scalar_learning_rate),
+            ("token_learning_rate", self.token_learning_rate),
+            ("head_learning_rate", self.head_learning_rate),
             ("weight_decay", self.weight_decay),
             ("clip_norm", self.clip_norm),
-            ("adam_eps", self.adam_eps),
+            ("eps", self.eps),
         ];
         for (key, value) in rates {
             let holds = value >= 0.0 && limits::is_f32(value);
@@ -308,7 +308,7 @@ impl Muon {
                     let step = AdamWStep {
                         learning_rate,
                         betas: config.betas,
-                        eps: config.adam_eps,
+                        eps: config.eps,
                         weight_decay: 0.0,
                         step,
                         grad_scale: clip_factor,

@@ -42,7 +42,7 @@ pub enum PretrainEvent<'a> {
     Warning(&'a str),
     /// A step was taken.
     Step(&'a PretrainStep),
-    /// Bits per byte of the validation stream in plain windows.
+    /// Bits per byte of the held-out stream in plain windows.
     Evaluated(u64, f64),
     /// A checkpoint is complete.
     Saved(&'a std::path::Path),

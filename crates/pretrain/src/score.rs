@@ -146,7 +146,7 @@ impl ScoredStream {
     /// # Errors
     /// - an id lies outside the vocabulary
     pub fn plain(&self, model: &LanguageModel, config: &PretrainConfig) -> Result<Score> {
-        let window = config.train.sequence_length;
+        let window = config.data.row_tokens;
         self.score_plain(model, window, config.evaluation.batch_tokens)
     }
 

@@ -10,7 +10,7 @@ use longdraft_pretrain::{
 };
 use longdraft_rules::Checked;
 use longdraft_train::stage::{Ending, ResumePolicy};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Stops after some steps.
 struct Until(u64, Vec<f64>, Vec<String>);
@@ -37,13 +37,12 @@ fn config(folder: &Path, name: &str, more: &serde_json::Value) -> PretrainConfig
     }
     let mut value = json!({
         "output": folder.join(name),
-        "model": {"vocab_size": 96, "num_layers": 3, "model_dim": 16, "num_heads": 2,
-                  "num_kv_heads": 1, "rope": {"reference_length": 16}},
-        "data": {"train": [shard]},
+        "model": {"vocab_size": 96, "num_hidden_layers": 3, "hidden_size": 16,
+                  "num_attention_heads": 2, "num_key_value_heads": 1, "rope": {"reference_length": 16}},
+        "data": {"train": [shard], "row_tokens": 16},
         "optimizer": {"momentum_warmup_steps": 4, "clip_norm": 0.3},
         "schedule": {"warmdown_steps": 3},
-        "train": {"iterations": 8, "sequence_length": 16, "batch_tokens": 64,
-                  "micro_batch_tokens": 32, "save_every": 2},
+        "train": {"steps": 8, "tokens_per_step": 64, "micro_batch_tokens": 32, "save_every": 2},
         "artifact": {"quantise": {"keep_max_elements": 64}},
         "tracking": {"report_to": []}
     });
@@ -83,10 +82,10 @@ fn a_stopped_run_ends_with_the_bytes_of_the_whole_one() {
         json!({}),
         json!({"data": {"loader": "shuffled", "document_mask": true},
                "optimizer": {"orthogonalisation": "polar5", "weight_decay": 0.1},
-               "model": {"tie_embeddings": false},
+               "model": {"tie_word_embeddings": false},
                "schedule": {"kind": "fraction"},
                "train": {"ema_share": 0.4,
-                         "phases": [{"until": 0.5, "sequence_length": 8, "batch_tokens": 32}]}}),
+                         "phases": [{"until": 0.5, "row_tokens": 8, "tokens_per_step": 32}]}}),
     ];
     for (index, variant) in variants.into_iter().enumerate() {
         let of = |name: &str| config(dir.path(), &format!("{name}{index}"), &variant);
@@ -116,7 +115,7 @@ fn a_stopped_run_ends_with_the_bytes_of_the_whole_one() {
 #[test]
 fn it_learns_and_the_artifact_scores_close_to_the_weights() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let config = config(dir.path(), "run", &json!({"train": {"iterations": 40}}));
+    let config = config(dir.path(), "run", &json!({"train": {"steps": 40}}));
     let output = config.output.clone();
     let (_, losses, _) = train(config, 999);
     assert!(losses[39] < losses[0] - 0.8, "{losses:?}");
@@ -128,6 +127,66 @@ fn it_learns_and_the_artifact_scores_close_to_the_weights() {
     assert!((score(&live) - score(&read)).abs() < 0.05 && score(&live) < 5.0);
 }
 
+/// Gives the settings of a checkpoint the names that earlier versions had.
+fn with_old_names(checkpoint: &Path) {
+    let change = |name: &str, change: &dyn Fn(&mut Value)| {
+        let path = checkpoint.join(name);
+        let text = std::fs::read_to_string(&path).expect(name);
+        let mut value = serde_json::from_str(&text).expect("JSON");
+        change(&mut value);
+        std::fs::write(&path, value.to_string()).expect("write");
+    };
+    let names = [
+        ("train.steps", "train.iterations"),
+        ("train.tokens_per_step", "train.batch_tokens"),
+        ("data.row_tokens", "train.sequence_length"),
+    ];
+    let keys = [
+        ("num_hidden_layers", "num_layers"),
+        ("tie_word_embeddings", "tie_embeddings"),
+        ("rope_theta", "base"),
+        ("head_learning_rate", "head_lr"),
+        ("floor_ratio", "floor"),
+    ];
+    change("state.json", &|state| {
+        for pair in state["identity"]["values"].as_array_mut().expect("pairs") {
+            let name = pair[0].as_str().expect("a name").to_owned();
+            let old = names.iter().find(|(new, _)| *new == name).map(|(_, old)| *old);
+            pair[0] = old.unwrap_or(&name).into();
+            let text = pair[1].as_str().expect("a value").to_owned();
+            let text = keys.iter().fold(text, |text, (new, old)| {
+                text.replace(&format!("\"{new}\":"), &format!("\"{old}\":"))
+            });
+            pair[1] = text.into();
+        }
+    });
+    // Its hash is another one now.
+    change("manifest.json", &|manifest| {
+        let files = manifest["files"].as_object_mut().expect("files");
+        files.remove("state.json").expect("a file of the checkpoint");
+    });
+}
+
+#[test]
+fn a_run_of_an_earlier_version_goes_on() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let run = config(dir.path(), "run", &json!({}));
+    train(run.clone(), 3);
+    let checkpoint = run.output.join("checkpoints/last");
+    with_old_names(&checkpoint);
+    let text = std::fs::read_to_string(checkpoint.join("state.json")).expect("state");
+    assert!(text.contains("train.iterations") && text.contains("num_layers"), "{text}");
+    let mut observer = Until(9, Vec::new(), Vec::new());
+    let resumed = prepare(run.clone(), ResumePolicy::Strict, &mut observer).expect("the same run");
+    assert_eq!((resumed.totals().0, observer.2.len()), (3, 0), "{:?}", observer.2);
+    drop(resumed);
+    let mut longer = run;
+    longer.train.steps = 10;
+    let error = prepare(longer, ResumePolicy::Strict, &mut observer);
+    let message = error.err().expect("refused").to_string();
+    assert!(message.contains("train.steps was 8, now 10"), "{message}");
+}
+
 #[test]
 fn another_configuration_and_damage_are_refused() {
     let dir = tempfile::tempdir().expect("tempdir");
@@ -135,7 +194,7 @@ fn another_configuration_and_damage_are_refused() {
     train(run.clone(), 3);
     let mut observer = Until(9, Vec::new(), Vec::new());
     let mut other = run.clone();
-    other.optimizer.matrix_lr = 0.01;
+    other.optimizer.matrix_learning_rate = 0.01;
     let error = prepare(other.clone(), ResumePolicy::Strict, &mut observer);
     let message = error.err().expect("refused").to_string();
     assert!(message.contains("optimizer was"), "{message}");

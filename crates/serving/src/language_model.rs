@@ -109,11 +109,11 @@ mod tests {
         LanguageModelConfig {
             architecture: DecoderArchitecture::Llama,
             vocab_size: 300,
-            num_layers: 2,
-            model_dim: 64,
-            num_heads: 4,
-            num_kv_heads: 2,
-            mlp_dim: Some(40),
+            num_hidden_layers: 2,
+            hidden_size: 64,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            intermediate_size: Some(40),
             rope: RopeConfig { rule: RopeRule::None, ..RopeConfig::default() },
             ..LanguageModelConfig::default()
         }

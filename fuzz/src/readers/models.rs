@@ -88,10 +88,10 @@ pub(super) fn glide_configs() -> Vec<Vec<u8>> {
 fn language_model() -> LanguageModelConfig {
     LanguageModelConfig {
         vocab_size: 16,
-        num_layers: 2,
-        model_dim: 8,
-        num_heads: 2,
-        num_kv_heads: 1,
+        num_hidden_layers: 2,
+        hidden_size: 8,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
         ..LanguageModelConfig::default()
     }
 }

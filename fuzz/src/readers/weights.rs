@@ -95,11 +95,11 @@ pub(super) fn gguf_files() -> Vec<Vec<u8>> {
     let config = LanguageModelConfig {
         architecture: DecoderArchitecture::Llama,
         vocab_size: VOCABULARY,
-        num_layers: 1,
-        model_dim: 8,
-        num_heads: 2,
-        num_kv_heads: 1,
-        mlp_dim: Some(16),
+        num_hidden_layers: 1,
+        hidden_size: 8,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        intermediate_size: Some(16),
         ..LanguageModelConfig::default()
     };
     let model = LanguageModel::initialise(&config, 1).expect("a model");
@@ -309,7 +309,8 @@ pub(super) fn artifacts() -> Vec<Vec<u8>> {
         (name, stored)
     };
     let tensors: BTreeMap<_, _> = small_tensors().into_iter().map(stored).collect();
-    let artifact = Artifact { config: json!({"num_layers": 1}), tokenizer: "none".into(), tensors };
+    let artifact =
+        Artifact { config: json!({"num_hidden_layers": 1}), tokenizer: "none".into(), tensors };
     let of = |compression| artifact.to_bytes(compression).expect("bytes");
     let (zlib, zstd) = (of(Compression::Zlib), of(Compression::Zstd));
     let mut plain = Vec::new();

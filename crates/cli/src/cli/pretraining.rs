@@ -16,7 +16,7 @@ pub(crate) enum LmCommand {
     Train(TrainArguments),
     /// Write a language model as int8 codes in one compressed file, read it back and score it.
     ///
-    /// Example: longdraft lm quantize runs/books --output books.ldq --data runs/books-data/val.bin
+    /// Example: longdraft lm quantize runs/books --output books.ldq --data runs/books-data/val_000000.bin
     /// --tokenizer runs/books-data
     Quantize(QuantizeArguments),
     /// Bits per byte of a language model, or of any target, over sliding windows.

@@ -153,9 +153,7 @@ pub(crate) fn require_extension(
         return Ok(());
     }
     Err(Failure::work(format!("{}: nothing to extend: the run ended there", output.display()))
-        .hint(
-            "raise train.steps, train.epochs, train.tokens, train.iterations or train.max_minutes",
-        ))
+        .hint("raise train.steps, train.epochs, train.tokens or train.max_minutes"))
 }
 
 /// Opens the target of a stage: with stored features without its layers, but for the last one where

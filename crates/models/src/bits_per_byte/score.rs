@@ -139,10 +139,10 @@ mod tests {
     fn model() -> LanguageModel {
         let config = LanguageModelConfig {
             vocab_size: 19,
-            num_layers: 2,
-            model_dim: 16,
-            num_heads: 2,
-            num_kv_heads: 1,
+            num_hidden_layers: 2,
+            hidden_size: 16,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
             ..LanguageModelConfig::default()
         };
         let source = MemorySource::random(&tensor_specs(&config), 0.4, 2).expect("tensors");

@@ -73,7 +73,8 @@ impl Block {
     fn attention(&self, normed: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
         let config = pass.config;
         let (tokens, width) = normed.dims2()?;
-        let (heads, kv_heads, dim) = (config.num_heads, config.num_kv_heads, config.head_dim());
+        let (heads, kv_heads, dim) =
+            (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
             Ok(linear(normed, weight, None)?.reshape((tokens, heads, dim))?)
         };

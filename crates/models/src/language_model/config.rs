@@ -20,7 +20,7 @@ pub enum RopeRule {
 #[serde(deny_unknown_fields, default)]
 pub struct RopeConfig {
     /// Base of the frequencies.
-    pub base: f64,
+    pub rope_theta: f64,
     /// Longest sequence (R) that the base is meant for.
     pub reference_length: usize,
     /// What happens beyond it.
@@ -32,7 +32,7 @@ pub struct RopeConfig {
 impl Default for RopeConfig {
     fn default() -> Self {
         let rule = RopeRule::Ntk;
-        Self { base: 10_000.0, reference_length: 1024, rule, dimensions: None }
+        Self { rope_theta: 10_000.0, reference_length: 1024, rule, dimensions: None }
     }
 }
 
@@ -78,25 +78,25 @@ pub struct LanguageModelConfig {
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
     /// Blocks.
-    pub num_layers: usize,
+    pub num_hidden_layers: usize,
     /// Width of the residual stream.
-    pub model_dim: usize,
+    pub hidden_size: usize,
     /// Query heads; they share the width evenly.
-    pub num_heads: usize,
+    pub num_attention_heads: usize,
     /// Key-value heads.
-    pub num_kv_heads: usize,
+    pub num_key_value_heads: usize,
     /// Width of the MLP in widths of the model.
     pub mlp_mult: usize,
     /// Width of the MLP instead of `mlp_mult`.
-    pub mlp_dim: Option<usize>,
+    pub intermediate_size: Option<usize>,
     /// Between the MLP's products.
     pub activation: Activation,
     /// Whether the head is the embedding.
-    pub tie_embeddings: bool,
+    pub tie_word_embeddings: bool,
     /// Deviation of a tied embedding at the start.
     pub tied_embed_init_std: f64,
     /// Largest size of a logit (c).
-    pub logit_softcap: f64,
+    pub final_logit_softcapping: f64,
     /// Added to the mean square of every norm. Runs with different values are not comparable.
     pub rms_norm_eps: f64,
     /// Rotary embedding.
@@ -116,16 +116,16 @@ impl Default for LanguageModelConfig {
         Self {
             architecture: DecoderArchitecture::Baseline,
             vocab_size: 1024,
-            num_layers: 9,
-            model_dim: 512,
-            num_heads: 8,
-            num_kv_heads: 4,
+            num_hidden_layers: 9,
+            hidden_size: 512,
+            num_attention_heads: 8,
+            num_key_value_heads: 4,
             mlp_mult: 2,
-            mlp_dim: None,
+            intermediate_size: None,
             activation: Activation::ReluSquared,
-            tie_embeddings: true,
+            tie_word_embeddings: true,
             tied_embed_init_std: 0.005,
-            logit_softcap: 30.0,
+            final_logit_softcapping: 30.0,
             rms_norm_eps: 1e-6,
             rope: RopeConfig::default(),
             qk_gain_init: 1.5,
@@ -139,12 +139,12 @@ impl Default for LanguageModelConfig {
 impl LanguageModelConfig {
     /// Width of a head.
     pub fn head_dim(&self) -> usize {
-        self.model_dim / self.num_heads.max(1)
+        self.hidden_size / self.num_attention_heads.max(1)
     }
 
     /// Width of the MLP.
     pub fn mlp_width(&self) -> usize {
-        self.mlp_dim.unwrap_or(self.mlp_mult.saturating_mul(self.model_dim))
+        self.intermediate_size.unwrap_or(self.mlp_mult.saturating_mul(self.hidden_size))
     }
 
     /// Whether it is a Llama.
@@ -154,7 +154,7 @@ impl LanguageModelConfig {
 
     /// Blocks whose output is kept for a later one.
     pub fn encoder_layers(&self) -> usize {
-        if self.is_llama() { 0 } else { self.num_layers / 2 }
+        if self.is_llama() { 0 } else { self.num_hidden_layers / 2 }
     }
 
     /// Dimensions of a head that RoPE turns.
@@ -164,7 +164,7 @@ impl LanguageModelConfig {
 
     /// RoPE's base for sequences or windows of a configured length, never that of a short last one.
     pub fn effective_rope_base(&self, length: usize) -> f64 {
-        let RopeConfig { base, reference_length, rule, .. } = self.rope;
+        let RopeConfig { rope_theta: base, reference_length, rule, .. } = self.rope;
         let dimensions = self.rope_dimensions() as f64;
         if rule == RopeRule::None || length <= reference_length || dimensions <= 2.0 {
             return base;
@@ -182,12 +182,12 @@ impl LanguageModelConfig {
     /// Multiplications and additions of forward and backward pass a token, at a sequence length:
     /// six a matrix entry, and the causal half of attention.
     pub fn training_operations_per_token(&self, sequence: usize) -> f64 {
-        let head = self.vocab_size * self.model_dim;
+        let head = self.vocab_size * self.hidden_size;
         let mlp_matrices = if self.is_llama() { 3 } else { 2 };
-        let block = self.model_dim * (2 * self.model_dim + mlp_matrices * self.mlp_width())
-            + 2 * self.model_dim * self.num_kv_heads * self.head_dim();
-        let matrices = (head + self.num_layers * block) as f64;
-        6.0 * matrices + 6.0 * (self.num_layers * sequence * self.model_dim) as f64
+        let block = self.hidden_size * (2 * self.hidden_size + mlp_matrices * self.mlp_width())
+            + 2 * self.hidden_size * self.num_key_value_heads * self.head_dim();
+        let matrices = (head + self.num_hidden_layers * block) as f64;
+        6.0 * matrices + 6.0 * (self.num_hidden_layers * sequence * self.hidden_size) as f64
     }
 
     /// Everything that makes no sense, by key of this section.
@@ -196,24 +196,32 @@ impl LanguageModelConfig {
         // Token files hold 16 bits a token.
         let sizes = [
             ("vocab_size", self.vocab_size, 1 << 16),
-            ("num_layers", self.num_layers, 1 << 12),
-            ("model_dim", self.model_dim, 1 << 16),
-            ("num_heads", self.num_heads, 1 << 12),
-            ("num_kv_heads", self.num_kv_heads, 1 << 12),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 12),
+            ("hidden_size", self.hidden_size, 1 << 16),
+            ("num_attention_heads", self.num_attention_heads, 1 << 12),
+            ("num_key_value_heads", self.num_key_value_heads, 1 << 12),
             ("mlp_mult", self.mlp_mult, 1 << 8),
-            ("mlp_dim", self.mlp_width(), 1 << 20),
+            ("intermediate_size", self.mlp_width(), 1 << 20),
             ("rope.reference_length", self.rope.reference_length, 1 << 30),
         ];
         for (key, value, most) in sizes {
             rules.require((1..=most).contains(&value), key, format!("must be in 1 to {most}"));
         }
-        let heads = self.num_heads.max(1);
-        rules.require(self.model_dim.is_multiple_of(heads), "num_heads", "must divide `model_dim`");
-        let kv_heads = self.num_kv_heads.max(1);
-        rules.require(heads.is_multiple_of(kv_heads), "num_kv_heads", "must divide `num_heads`");
+        let heads = self.num_attention_heads.max(1);
+        rules.require(
+            self.hidden_size.is_multiple_of(heads),
+            "num_attention_heads",
+            "must divide `hidden_size`",
+        );
+        let kv_heads = self.num_key_value_heads.max(1);
+        rules.require(
+            heads.is_multiple_of(kv_heads),
+            "num_key_value_heads",
+            "must divide `num_attention_heads`",
+        );
         rules.require(
             self.head_dim().is_multiple_of(2),
-            "num_heads",
+            "num_attention_heads",
             "must leave heads of even width",
         );
         let turned = self.rope_dimensions();
@@ -223,9 +231,9 @@ impl LanguageModelConfig {
             "must be even, at least 2 and at most the width of a head",
         );
         let positive = [
-            ("logit_softcap", self.logit_softcap),
+            ("final_logit_softcapping", self.final_logit_softcapping),
             ("rms_norm_eps", self.rms_norm_eps),
-            ("rope.base", self.rope.base),
+            ("rope.rope_theta", self.rope.rope_theta),
         ];
         for (key, value) in positive {
             rules.require(value > 0.0 && value.is_finite(), key, "must be positive");

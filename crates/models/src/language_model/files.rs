@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use candle_core::Tensor;
 use serde_json::{Value, json};
 
-use super::{LanguageModel, LanguageModelConfig, llama};
+use super::{LanguageModel, LanguageModelConfig, llama, renamed};
 use crate::error::{ModelError, Result};
 use crate::weights::artifact::ArtifactSource;
 use crate::weights::atomic::write_atomically;
@@ -88,7 +88,11 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
     Ok((LanguageModel::from_source(&config, &source)?, hash))
 }
 
-fn checked(path: &Path, value: Value) -> Result<LanguageModelConfig> {
+/// The section of a file, which an earlier version may have written.
+fn checked(path: &Path, mut value: Value) -> Result<LanguageModelConfig> {
+    if let Value::Object(record) = &mut value {
+        renamed::upgrade(record);
+    }
     let config: LanguageModelConfig =
         serde_json::from_value(value).map_err(|error| ModelError::invalid(path, error))?;
     match config.problems().into_iter().next() {
@@ -115,7 +119,72 @@ pub fn save(
 
 #[cfg(test)]
 mod tests {
+    use super::super::{DecoderArchitecture, RopeConfig, RopeRule};
     use super::*;
+    use crate::weights::artifact::{Artifact, Compression, QuantiseConfig, quantise};
+
+    /// The section as the versions before these names wrote it.
+    fn of_earlier_versions(config: &LanguageModelConfig) -> Value {
+        let mut section = json!(config);
+        let map = section.as_object_mut().expect("a map");
+        for (new, old) in [
+            ("num_hidden_layers", "num_layers"),
+            ("hidden_size", "model_dim"),
+            ("num_attention_heads", "num_heads"),
+            ("num_key_value_heads", "num_kv_heads"),
+            ("intermediate_size", "mlp_dim"),
+            ("tie_word_embeddings", "tie_embeddings"),
+            ("final_logit_softcapping", "logit_softcap"),
+        ] {
+            let value = map.shift_remove(new).expect(new);
+            map.insert(old.to_owned(), value);
+        }
+        let rope = map["rope"].as_object_mut().expect("a map");
+        let base = rope.shift_remove("rope_theta").expect("a base");
+        rope.insert("base".to_owned(), base);
+        section
+    }
+
+    #[test]
+    fn folders_and_artifacts_of_earlier_versions_are_read() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let small = LanguageModelConfig {
+            vocab_size: 11,
+            num_hidden_layers: 2,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            ..LanguageModelConfig::default()
+        };
+        let rope = RopeConfig { rule: RopeRule::None, rope_theta: 5e4, ..RopeConfig::default() };
+        let architecture = DecoderArchitecture::Llama;
+        let llama = LanguageModelConfig { architecture, rope, ..small.clone() };
+        for config in [small, llama] {
+            let model = LanguageModel::initialise(&config, 4)?;
+            let tensors: Vec<(String, Tensor)> = model
+                .parameters()
+                .iter()
+                .map(|p| (p.name.clone(), p.var.as_tensor().clone()))
+                .collect();
+            save(dir.path(), &config, "abc", &tensors)?;
+            let mut written = config_of(&config, "abc");
+            let own = if config.is_llama() { &mut written[OWN_KEY] } else { &mut written };
+            own["model"] = of_earlier_versions(&config);
+            std::fs::write(dir.path().join(CONFIG), written.to_string()).expect("written");
+            assert_eq!(open(dir.path())?.0.config(), &config);
+
+            let stored = tensors.iter().map(|(name, tensor)| {
+                Ok((name.clone(), quantise(name, tensor, &QuantiseConfig::default())?))
+            });
+            let (section, tokenizer) = (of_earlier_versions(&config), "abc".to_owned());
+            let tensors = stored.collect::<Result<_>>()?;
+            let artifact = Artifact { config: section, tokenizer, tensors };
+            let file = dir.path().join("model.ldq");
+            artifact.save(&file, Compression::Zlib)?;
+            assert_eq!(open(&file)?.0.config(), &config);
+        }
+        Ok(())
+    }
 
     #[test]
     fn a_folder_is_read_back_and_other_folders_are_not_models() -> Result<()> {
@@ -123,10 +192,10 @@ mod tests {
         assert!(locate(dir.path()).is_none() && open(dir.path()).is_err());
         let config = LanguageModelConfig {
             vocab_size: 11,
-            num_layers: 2,
-            model_dim: 8,
-            num_heads: 2,
-            num_kv_heads: 1,
+            num_hidden_layers: 2,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
             ..LanguageModelConfig::default()
         };
         let model = LanguageModel::initialise(&config, 4)?;

@@ -51,17 +51,17 @@ pub(super) fn starts_at_zero(name: &str) -> bool {
 pub fn target_config(config: &LanguageModelConfig) -> TargetConfig {
     TargetConfig {
         architecture: Architecture::Llama,
-        hidden_size: config.model_dim,
+        hidden_size: config.hidden_size,
         intermediate_size: config.mlp_width(),
-        num_hidden_layers: config.num_layers,
-        num_attention_heads: config.num_heads,
-        num_key_value_heads: config.num_kv_heads,
+        num_hidden_layers: config.num_hidden_layers,
+        num_attention_heads: config.num_attention_heads,
+        num_key_value_heads: config.num_key_value_heads,
         head_dim: config.head_dim(),
         vocab_size: config.vocab_size,
         max_position_embeddings: config.rope.reference_length,
         rms_norm_eps: config.rms_norm_eps,
-        rope: RopeParameters::plain(config.rope.base),
-        tie_word_embeddings: config.tie_embeddings,
+        rope: RopeParameters::plain(config.rope.rope_theta),
+        tie_word_embeddings: config.tie_word_embeddings,
         qkv_bias: false,
         attention_output_bias: false,
         mlp_bias: false,
@@ -78,12 +78,12 @@ pub fn target_config(config: &LanguageModelConfig) -> TargetConfig {
 pub(super) fn hugging_face_config(config: &LanguageModelConfig) -> Value {
     json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu",
-        "hidden_size": config.model_dim, "intermediate_size": config.mlp_width(),
-        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim(),
+        "hidden_size": config.hidden_size, "intermediate_size": config.mlp_width(),
+        "num_hidden_layers": config.num_hidden_layers, "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads, "head_dim": config.head_dim(),
         "vocab_size": config.vocab_size, "max_position_embeddings": config.rope.reference_length,
-        "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope.base,
-        "tie_word_embeddings": config.tie_embeddings, "attention_bias": false, "mlp_bias": false,
+        "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope.rope_theta,
+        "tie_word_embeddings": config.tie_word_embeddings, "attention_bias": false, "mlp_bias": false,
         "bos_token_id": START, "eos_token_id": START, "torch_dtype": "float32",
     })
 }
@@ -132,9 +132,9 @@ impl LlamaBlock {
         let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
             Ok(linear(&normed, weight, None)?.reshape((tokens, heads, dim))?)
         };
-        let q = rope(&project(&self.q_proj, config.num_heads)?, table)?;
-        let k = rope(&project(&self.k_proj, config.num_kv_heads)?, table)?;
-        let v = project(&self.v_proj, config.num_kv_heads)?;
+        let q = rope(&project(&self.q_proj, config.num_attention_heads)?, table)?;
+        let k = rope(&project(&self.k_proj, config.num_key_value_heads)?, table)?;
+        let v = project(&self.v_proj, config.num_key_value_heads)?;
         let attended = attention(&q, &k, &v, ranges)?.reshape((tokens, width))?;
         let x = (x + linear(&attended, &self.o_proj, None)?)?;
         let normed = rms_norm(&x, &self.post_attention_layernorm, eps)?;

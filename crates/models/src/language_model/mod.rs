@@ -16,12 +16,14 @@ mod config;
 mod files;
 mod llama;
 mod model;
+mod renamed;
 mod weights;
 
 pub use config::{Activation, DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule};
 pub use files::{config_of, locate, open, save};
 pub use llama::target_config;
 pub use model::{LanguageModel, Layout};
+pub use renamed::{new_name, rename_keys, renamed, upgrade};
 pub use weights::{Group, group_of, tensor_specs};
 
 #[cfg(test)]

@@ -166,12 +166,12 @@ impl LanguageModel {
             Ok(value(var))
         };
         let layers = if config.is_llama() {
-            let blocks = (0..config.num_layers)
+            let blocks = (0..config.num_hidden_layers)
                 .map(|layer| LlamaBlock::new(|name| tensor(&llama::layer_tensor(layer, name))))
                 .collect::<Result<_>>()?;
             Layers::Llama { blocks, final_norm: tensor(llama::FINAL_NORM)? }
         } else {
-            let blocks = (0..config.num_layers)
+            let blocks = (0..config.num_hidden_layers)
                 .map(|layer| Block::new(|name| tensor(&format!("blocks.{layer}.{name}"))))
                 .collect::<Result<_>>()?;
             let has_skips = config.encoder_layers() > 0;
@@ -183,7 +183,7 @@ impl LanguageModel {
         let name = if config.is_llama() { llama::EMBEDDING } else { "tok_emb.weight" };
         let embedding = tensor(name)?;
         let head =
-            if config.tie_embeddings { embedding.clone() } else { tensor("lm_head.weight")? };
+            if config.tie_word_embeddings { embedding.clone() } else { tensor("lm_head.weight")? };
         Ok(Self { config, parameters, embedding, head, layers })
     }
 
@@ -287,7 +287,7 @@ impl LanguageModel {
         if self.config.is_llama() {
             return Ok(linear_cross_entropy(&Inputs::of_labels(hidden, &self.head, labels))?);
         }
-        let softcap = self.config.logit_softcap;
+        let softcap = self.config.final_logit_softcapping;
         Ok(softcapped_linear_cross_entropy(hidden, &self.head, labels, softcap)?)
     }
 
@@ -302,6 +302,6 @@ impl LanguageModel {
         if self.config.is_llama() {
             return Ok(linear(hidden, &self.head, None)?);
         }
-        Ok(softcapped_logits(hidden, &self.head, self.config.logit_softcap)?)
+        Ok(softcapped_logits(hidden, &self.head, self.config.final_logit_softcapping)?)
     }
 }

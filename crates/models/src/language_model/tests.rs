@@ -7,10 +7,10 @@ use crate::weights::memory::MemorySource;
 fn small() -> LanguageModelConfig {
     LanguageModelConfig {
         vocab_size: 37,
-        num_layers: 5,
-        model_dim: 24,
-        num_heads: 4,
-        num_kv_heads: 2,
+        num_hidden_layers: 5,
+        hidden_size: 24,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
         mlp_mult: 3,
         ..LanguageModelConfig::default()
     }
@@ -20,7 +20,7 @@ fn small() -> LanguageModelConfig {
 fn switched() -> LanguageModelConfig {
     LanguageModelConfig {
         activation: Activation::LeakyReluSquared,
-        tie_embeddings: false,
+        tie_word_embeddings: false,
         orthogonal_init: true,
         depth_scaled_norm: true,
         exclusive_attention: true,
@@ -45,7 +45,7 @@ fn default_sizes_are_the_published_ones() {
 
 #[test]
 fn loss_at_the_start_is_that_of_a_uniform_distribution() -> Result<()> {
-    let untied = LanguageModelConfig { tie_embeddings: false, ..small() };
+    let untied = LanguageModelConfig { tie_word_embeddings: false, ..small() };
     for config in [small(), untied, llama()] {
         let model = LanguageModel::initialise(&config, 3)?;
         let layout = Layout::new(&config, &[20, 20], 20)?;
@@ -106,14 +106,15 @@ fn faults_of_a_source_are_listed_together() -> Result<()> {
     for part in ["tok_emb.weight", removed.as_str(), "`extra`"] {
         assert!(message.contains(part), "{message}");
     }
-    let bad = LanguageModelConfig { num_heads: 5, logit_softcap: 0.0, ..config };
+    let bad =
+        LanguageModelConfig { num_attention_heads: 5, final_logit_softcapping: 0.0, ..config };
     assert_eq!(bad.problems().len(), 3, "{:?}", bad.problems());
     Ok(())
 }
 
 #[test]
 fn one_layer_has_no_skip() -> Result<()> {
-    let config = LanguageModelConfig { num_layers: 1, ..small() };
+    let config = LanguageModelConfig { num_hidden_layers: 1, ..small() };
     let model = LanguageModel::initialise(&config, 1)?;
     assert!(model.parameters().iter().all(|p| p.name != "skip_weights"));
     let hidden = model.hidden(&ids(3), &Layout::new(&config, &[3], 3)?)?;
@@ -132,8 +133,8 @@ fn llama() -> LanguageModelConfig {
 #[test]
 fn a_llama_opened_as_a_target_gives_the_same_logits() -> Result<()> {
     use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
-    for tie_embeddings in [true, false] {
-        let config = LanguageModelConfig { tie_embeddings, ..llama() };
+    for tie_word_embeddings in [true, false] {
+        let config = LanguageModelConfig { tie_word_embeddings, ..llama() };
         assert_eq!(config.problems(), Vec::new());
         let source = MemorySource::random(&tensor_specs(&config), 0.3, 8)?;
         let model = LanguageModel::from_source(&config, &source)?.frozen()?;

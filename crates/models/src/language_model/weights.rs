@@ -37,20 +37,20 @@ pub fn tensor_specs(config: &LanguageModelConfig) -> Vec<TensorSpec> {
     if config.is_llama() {
         return crate::target_model::tensor_specs(&llama::target_config(config));
     }
-    let (d, vocabulary) = (config.model_dim, config.vocab_size);
-    let kv = config.num_kv_heads * config.head_dim();
+    let (d, vocabulary) = (config.hidden_size, config.vocab_size);
+    let kv = config.num_key_value_heads * config.head_dim();
     let width = config.mlp_width();
     let mut specs = vec![TensorSpec::new("tok_emb.weight", &[vocabulary, d])];
-    if !config.tie_embeddings {
+    if !config.tie_word_embeddings {
         specs.push(TensorSpec::new("lm_head.weight", &[vocabulary, d]));
     }
-    for layer in 0..config.num_layers {
+    for layer in 0..config.num_hidden_layers {
         let tensors: [(&str, &[usize]); 10] = [
             ("attn.c_q.weight", &[d, d]),
             ("attn.c_k.weight", &[kv, d]),
             ("attn.c_v.weight", &[kv, d]),
             ("attn.proj.weight", &[d, d]),
-            ("attn.q_gain", &[config.num_heads]),
+            ("attn.q_gain", &[config.num_attention_heads]),
             ("mlp.fc.weight", &[width, d]),
             ("mlp.proj.weight", &[d, width]),
             ("attn_scale", &[d]),
@@ -84,15 +84,16 @@ pub(super) fn initial(
         _ if llama::is_norm(name) => constant(1.0),
         _ if llama::starts_at_zero(name) => constant(0.0),
         "tok_emb.weight" | llama::EMBEDDING => {
-            let deviation = if config.tie_embeddings { config.tied_embed_init_std } else { 1.0 };
+            let deviation =
+                if config.tie_word_embeddings { config.tied_embed_init_std } else { 1.0 };
             (0..count).map(|_| (rng.normal() * deviation) as f32).collect()
         }
         "lm_head.weight" | "attn.proj.weight" | "mlp.proj.weight" => constant(0.0),
         "attn.q_gain" => constant(config.qk_gain_init as f32),
         "attn_scale" | "mlp_scale" | "skip_weights" => constant(1.0),
         "resid_mix" => {
-            let mut rows = vec![1.0; config.model_dim];
-            rows.resize(2 * config.model_dim, 0.0);
+            let mut rows = vec![1.0; config.hidden_size];
+            rows.resize(2 * config.hidden_size, 0.0);
             rows
         }
         _ => {

@@ -33,20 +33,20 @@ impl<'a> Case<'a> {
         let number = |key: &str, default: f64| config[key].as_f64().unwrap_or(default);
         let count = |key: &str| config[key].as_u64().ok_or_else(|| missing(key));
         let rope = RopeConfig {
-            base: number("rope_base", 10_000.0),
+            rope_theta: number("rope_base", 10_000.0),
             reference_length: size("rope_train_len")?,
             rule: if config["rope_rule"] == "none" { RopeRule::None } else { RopeRule::Ntk },
             dimensions: None,
         };
         let model = LanguageModelConfig {
             vocab_size: size("vocab_size")?,
-            num_layers: size("num_layers")?,
-            model_dim: size("model_dim")?,
-            num_heads: size("num_heads")?,
-            num_kv_heads: size("num_kv_heads")?,
+            num_hidden_layers: size("num_layers")?,
+            hidden_size: size("model_dim")?,
+            num_attention_heads: size("num_heads")?,
+            num_key_value_heads: size("num_kv_heads")?,
             mlp_mult: size("mlp_mult")?,
-            tie_embeddings: config["tie_embeddings"].as_bool().unwrap_or(true),
-            logit_softcap: number("logit_softcap", 30.0),
+            tie_word_embeddings: config["tie_embeddings"].as_bool().unwrap_or(true),
+            final_logit_softcapping: number("logit_softcap", 30.0),
             rms_norm_eps: meta["rms_norm_eps"].as_f64().ok_or_else(|| missing("rms_norm_eps"))?,
             rope,
             ..LanguageModelConfig::default()
@@ -58,10 +58,10 @@ impl<'a> Case<'a> {
         }
         let defaults = MuonConfig::default();
         let optimizer = MuonConfig {
-            matrix_lr: number("matrix_lr", defaults.matrix_lr),
-            scalar_lr: number("scalar_lr", defaults.scalar_lr),
-            token_lr: number("token_lr", defaults.token_lr),
-            head_lr: number("head_lr", defaults.head_lr),
+            matrix_learning_rate: number("matrix_lr", defaults.matrix_learning_rate),
+            scalar_learning_rate: number("scalar_lr", defaults.scalar_learning_rate),
+            token_learning_rate: number("token_lr", defaults.token_learning_rate),
+            head_learning_rate: number("head_lr", defaults.head_learning_rate),
             momentum: number("muon_momentum", defaults.momentum),
             momentum_warmup_start: number("muon_momentum_warmup_start", 0.85),
             momentum_warmup_steps: count("muon_momentum_warmup_steps")?,
@@ -69,7 +69,7 @@ impl<'a> Case<'a> {
             normalise_rows: config["normalise_rows"].as_bool().unwrap_or(false),
             weight_decay: number("muon_weight_decay", 0.0),
             betas: (number("beta1", 0.9), number("beta2", 0.95)),
-            adam_eps: number("adam_eps", 1e-8),
+            eps: number("adam_eps", 1e-8),
             clip_norm: number("grad_clip_norm", 0.0),
         };
         Ok(Self {

@@ -149,13 +149,13 @@ fn check_rope(file: &SafetensorsSource, cases: &Value, report: &mut CaseReport) 
         let size = |key: &str| case[key].as_u64().unwrap_or(0) as usize;
         let (head_dim, length) = (size("head_dim"), size("length"));
         let rope = RopeConfig {
-            base: case["base"].as_f64().unwrap_or(0.0),
+            rope_theta: case["base"].as_f64().unwrap_or(0.0),
             reference_length: size("reference_length"),
             ..RopeConfig::default()
         };
         let config = LanguageModelConfig {
-            model_dim: head_dim,
-            num_heads: 1,
+            hidden_size: head_dim,
+            num_attention_heads: 1,
             rope,
             ..LanguageModelConfig::default()
         };

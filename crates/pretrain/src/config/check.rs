@@ -9,7 +9,7 @@ use longdraft_train::limits;
 use super::{LengthPhase, PretrainConfig, WarmdownKind};
 
 /// Tokens of an optimizer step.
-const BATCH_TOKENS: usize = 1 << 30;
+const TOKENS_PER_STEP: usize = 1 << 30;
 
 /// Tokens that go through the model at once.
 const MICRO_BATCH_TOKENS: usize = 1 << 26;
@@ -43,10 +43,10 @@ impl PretrainConfig {
         let values = if model.is_empty() { self.model.parameter_count() as u64 } else { 0 };
         rules.require_with(
             values <= limits::PARAMETERS,
-            "model.model_dim",
-            &["model.num_layers", "model.mlp_mult"],
+            "model.hidden_size",
+            &["model.num_hidden_layers", "model.mlp_mult"],
             format!(
-                "makes with `model.num_layers` and `model.mlp_mult` {:.0} billion values, more than 17",
+                "makes with `model.num_hidden_layers` and `model.mlp_mult` {:.0} billion values, more than 17",
                 values as f64 / 1e9
             ),
         );
@@ -85,8 +85,8 @@ impl PretrainConfig {
             "must name at least one file or folder",
         );
         rules.require_with(
-            self.data.validation.is_empty() || self.data.tokenizer.is_some(),
-            "data.validation",
+            self.data.held_out.is_empty() || self.data.tokenizer.is_some(),
+            "data.held_out",
             &["data.tokenizer"],
             "is scored in bits per byte: set `data.tokenizer`",
         );
@@ -95,8 +95,8 @@ impl PretrainConfig {
     fn run_rules(&self, rules: &mut Rules) {
         let run = &self.train;
         rules.require(
-            (1..=limits::COUNT).contains(&run.iterations),
-            "train.iterations",
+            (1..=limits::COUNT).contains(&run.steps),
+            "train.steps",
             "must be in 1 to 2^53: progress is reckoned in f64",
         );
         let saving = (run.save_every, run.save_minutes);
@@ -106,37 +106,37 @@ impl PretrainConfig {
     }
 
     fn length_rules(&self, rules: &mut Rules) {
-        let run = &self.train;
+        let (run, row_tokens) = (&self.train, self.data.row_tokens);
         rules.require(
             (1..=MICRO_BATCH_TOKENS).contains(&run.micro_batch_tokens),
             "train.micro_batch_tokens",
             "must be in 1 to 67108864: they go through the model at once",
         );
-        let whole = |sequence: usize, batch: usize| {
-            (1..=limits::ROW_TOKENS).contains(&sequence)
-                && (1..=BATCH_TOKENS).contains(&batch)
-                && batch.is_multiple_of(sequence)
+        let whole = |row: usize, step: usize| {
+            (1..=limits::ROW_TOKENS).contains(&row)
+                && (1..=TOKENS_PER_STEP).contains(&step)
+                && step.is_multiple_of(row)
         };
         rules.require(
-            (1..=limits::ROW_TOKENS).contains(&run.sequence_length),
-            "train.sequence_length",
+            (1..=limits::ROW_TOKENS).contains(&row_tokens),
+            "data.row_tokens",
             "must be in 1 to 4194304",
         );
         rules.require_with(
-            whole(run.sequence_length, run.batch_tokens),
-            "train.batch_tokens",
-            &["train.sequence_length"],
-            "must be a multiple of `train.sequence_length`, and at most 1073741824",
+            whole(row_tokens, run.tokens_per_step),
+            "train.tokens_per_step",
+            &["data.row_tokens"],
+            "must be a multiple of `data.row_tokens`, and at most 1073741824",
         );
         let phase = |phase: &LengthPhase| {
             (0.0..=1.0).contains(&phase.until)
-                && whole(phase.sequence_length, phase.batch_tokens.unwrap_or(run.batch_tokens))
+                && whole(phase.row_tokens, phase.tokens_per_step.unwrap_or(run.tokens_per_step))
         };
         rules.require_with(
             run.phases.iter().all(phase) && run.phases.is_sorted_by_key(|phase| phase.until),
             "train.phases",
-            &["train.batch_tokens"],
-            "need rising `until` in 0 to 1 and batches of whole sequences",
+            &["train.tokens_per_step"],
+            "need rising `until` in 0 to 1 and steps of whole rows",
         );
     }
 
@@ -154,8 +154,8 @@ impl PretrainConfig {
             "must be in 0 to 1",
         );
         rules.require(
-            (0.0..=1.0).contains(&schedule.floor),
-            "schedule.floor",
+            (0.0..=1.0).contains(&schedule.floor_ratio),
+            "schedule.floor_ratio",
             "must be between 0 and 1",
         );
     }
@@ -172,11 +172,11 @@ impl PretrainConfig {
             "evaluation.window",
             "must be in 1 to 4194304",
         );
-        let window = evaluation.window.unwrap_or(self.train.sequence_length);
+        let window = evaluation.window.unwrap_or(self.data.row_tokens);
         rules.require_with(
             evaluation.stride.is_none_or(|stride| (1..=window).contains(&stride)),
             "evaluation.stride",
-            &["evaluation.window", "train.sequence_length"],
+            &["evaluation.window", "data.row_tokens"],
             "must be in 1 to the window",
         );
     }

@@ -1,6 +1,7 @@
 //! The configuration of a pretraining run.
 
 mod check;
+mod renamed;
 
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::muon::MuonConfig;
 use crate::warmdown::{self, Decay};
+
+pub use renamed::{renamed, upgrade};
 
 /// A small language model, token shards, Muon, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -69,7 +72,10 @@ pub struct PretrainData {
     pub train: Vec<PathBuf>,
     /// Held-out `.bin` files or folders of them.
     #[serde(default)]
-    pub validation: Vec<PathBuf>,
+    pub held_out: Vec<PathBuf>,
+    /// Tokens of a row, the sequence that the model reads; decides RoPE's base.
+    #[serde(default = "row_tokens")]
+    pub row_tokens: usize,
     /// SentencePiece `.model`, or folder with a `tokenizer.json`: what bytes are counted with.
     #[serde(default)]
     pub tokenizer: Option<PathBuf>,
@@ -86,6 +92,10 @@ pub struct PretrainData {
 
 fn yes() -> bool {
     true
+}
+
+fn row_tokens() -> usize {
+    1024
 }
 
 /// What the multiplier follows.
@@ -112,7 +122,7 @@ pub struct WarmdownConfig {
     /// Share of the budget on the way down (`fraction`).
     pub decay_share: f64,
     /// Last multiplier (`fraction`).
-    pub floor: f64,
+    pub floor_ratio: f64,
     /// Form of the way down (`fraction`).
     pub decay: Decay,
 }
@@ -123,23 +133,23 @@ impl Default for WarmdownConfig {
             kind: WarmdownKind::Steps,
             warmdown_steps: 1200,
             decay_share: 0.5,
-            floor: 0.1,
+            floor_ratio: 0.1,
             decay: Decay::Linear,
         }
     }
 }
 
-/// A part of the run with its own sequences.
+/// A part of the run with its own rows.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LengthPhase {
     /// Spent fraction of the budget at which the phase ends.
     pub until: f64,
-    /// Tokens of a sequence.
-    pub sequence_length: usize,
+    /// Tokens of a row.
+    pub row_tokens: usize,
     /// Tokens of a step (default: as for the run).
     #[serde(default)]
-    pub batch_tokens: Option<usize>,
+    pub tokens_per_step: Option<usize>,
 }
 
 /// Budget, lengths, saving.
@@ -147,16 +157,14 @@ pub struct LengthPhase {
 #[serde(deny_unknown_fields, default)]
 pub struct PretrainRun {
     /// Optimizer steps.
-    pub iterations: u64,
+    pub steps: u64,
     /// Ends the run after the first step at which so many minutes of training have passed.
     pub max_minutes: Option<f64>,
-    /// Tokens of a sequence; decides RoPE's base.
-    pub sequence_length: usize,
     /// Tokens of an optimizer step.
-    pub batch_tokens: usize,
+    pub tokens_per_step: usize,
     /// Tokens that go through the model at once; bounds memory.
     pub micro_batch_tokens: usize,
-    /// Earlier parts of the run with other lengths or batches, in order.
+    /// Earlier parts of the run with rows or steps of other sizes, in order.
     pub phases: Vec<LengthPhase>,
     /// Average the weights over this share of the run and use the average in the end.
     pub ema_share: Option<f64>,
@@ -166,7 +174,7 @@ pub struct PretrainRun {
     pub save_every: u64,
     /// Save one also when so many minutes have passed since the last (0: only by steps).
     pub save_minutes: f64,
-    /// Measure the validation stream after every so many steps (and at the end; 0: only then).
+    /// Measure the held-out stream after every so many steps (and at the end; 0: only then).
     pub evaluate_every: u64,
     /// Write metrics after every so many steps (and for the first ten).
     pub log_every: u64,
@@ -175,10 +183,9 @@ pub struct PretrainRun {
 impl Default for PretrainRun {
     fn default() -> Self {
         Self {
-            iterations: 20_000,
+            steps: 20_000,
             max_minutes: None,
-            sequence_length: 1024,
-            batch_tokens: 524_288,
+            tokens_per_step: 524_288,
             micro_batch_tokens: 8192,
             phases: Vec::new(),
             ema_share: None,
@@ -199,7 +206,7 @@ pub struct BitsPerByteConfig {
     pub window: Option<usize>,
     /// Targets that a sliding window moves on by (default: a quarter of the window).
     pub stride: Option<usize>,
-    /// Use only the first tokens of the validation stream.
+    /// Use only the first tokens of the held-out stream.
     pub max_tokens: Option<usize>,
     /// Tokens that go through the model at once.
     pub batch_tokens: usize,
@@ -243,31 +250,31 @@ impl PretrainRun {
         Lengths { sequence, sequences, micro_batches: all / sequences }
     }
 
-    /// Lengths at a spent fraction of the budget.
-    pub(crate) fn lengths_at(&self, progress: f64) -> Lengths {
-        match self.phases.iter().find(|phase| progress < phase.until) {
-            Some(phase) => {
-                let batch = phase.batch_tokens.unwrap_or(self.batch_tokens);
-                self.lengths(phase.sequence_length, batch)
-            }
-            None => self.lengths(self.sequence_length, self.batch_tokens),
-        }
-    }
-
     /// Spent fraction of the budget after `step` steps in `elapsed_ms`.
     pub(crate) fn progress(&self, step: u64, elapsed_ms: f64) -> f64 {
         let by_time = self.max_minutes.map_or(0.0, |minutes| elapsed_ms / (60_000.0 * minutes));
-        (step as f64 / self.iterations.max(1) as f64).max(by_time)
+        (step as f64 / self.steps.max(1) as f64).max(by_time)
     }
 }
 
 impl PretrainConfig {
+    /// Lengths at a spent fraction of the budget.
+    pub(crate) fn lengths_at(&self, progress: f64) -> Lengths {
+        let run = &self.train;
+        match run.phases.iter().find(|phase| progress < phase.until) {
+            Some(phase) => {
+                let tokens = phase.tokens_per_step.unwrap_or(run.tokens_per_step);
+                run.lengths(phase.row_tokens, tokens)
+            }
+            None => run.lengths(self.data.row_tokens, run.tokens_per_step),
+        }
+    }
+
     /// Tokens that go through the model of one of `ranks` at once, at most over the run, and the length
     /// of their sequences.
     pub fn largest_micro_batch(&self, ranks: usize) -> (usize, usize) {
-        let run = &self.train;
-        let starts = run.phases.iter().map(|phase| phase.until);
-        let all = std::iter::once(0.0).chain(starts).map(|progress| run.lengths_at(progress));
+        let starts = self.train.phases.iter().map(|phase| phase.until);
+        let all = std::iter::once(0.0).chain(starts).map(|progress| self.lengths_at(progress));
         let of_rank = |lengths: Lengths| {
             let all = lengths.sequences * lengths.micro_batches;
             let sequences = lengths.sequences.min(all.div_ceil(ranks.max(1)));
@@ -278,32 +285,33 @@ impl PretrainConfig {
 
     /// Multiplier of the step with 0-based index `step`.
     pub(crate) fn multiplier(&self, step: u64, elapsed_ms: f64) -> f64 {
-        let WarmdownConfig { kind, warmdown_steps, decay_share, floor, decay } = self.schedule;
+        let WarmdownConfig { kind, warmdown_steps, decay_share, floor_ratio, decay } =
+            self.schedule;
         match (kind, self.train.max_minutes) {
             (WarmdownKind::Fraction, _) => {
                 let progress = self.train.progress(step, elapsed_ms);
-                warmdown::by_fraction(progress, decay_share, floor, decay)
+                warmdown::by_fraction(progress, decay_share, floor_ratio, decay)
             }
             (WarmdownKind::WallClock, Some(minutes)) => {
                 let cap = 60_000.0 * minutes;
                 warmdown::by_wall_clock(step, elapsed_ms, cap, warmdown_steps)
             }
-            _ => warmdown::by_steps(step, self.train.iterations, warmdown_steps),
+            _ => warmdown::by_steps(step, self.train.steps, warmdown_steps),
         }
     }
 
     /// The same run of another length, as an identity tells it.
-    pub(crate) fn of_length(&self, iterations: Option<&str>, max_minutes: Option<&str>) -> Self {
+    pub(crate) fn of_length(&self, steps: Option<&str>, max_minutes: Option<&str>) -> Self {
         let mut other = self.clone();
-        let iterations = iterations.and_then(|text| text.parse().ok());
-        other.train.iterations = iterations.unwrap_or(other.train.iterations);
+        let steps = steps.and_then(|text| text.parse().ok());
+        other.train.steps = steps.unwrap_or(other.train.steps);
         other.train.max_minutes = max_minutes.and_then(|text| text.parse().ok());
         other
     }
 
     /// Window and stride of the evaluation.
     pub fn windows(&self) -> (usize, usize) {
-        let window = self.evaluation.window.unwrap_or(self.train.sequence_length).max(1);
+        let window = self.evaluation.window.unwrap_or(self.data.row_tokens).max(1);
         (window, self.evaluation.stride.unwrap_or(window / 4).clamp(1, window))
     }
 }
@@ -323,9 +331,9 @@ mod tests {
     fn defaults_are_sound_and_faults_are_listed_together() {
         assert!(config().problems().is_empty(), "{:?}", config().problems());
         let mut bad = config();
-        bad.train.batch_tokens = 1000;
+        bad.train.tokens_per_step = 1000;
         bad.schedule.kind = WarmdownKind::WallClock;
-        bad.model.num_heads = 7;
+        bad.model.num_attention_heads = 7;
         bad.evaluation.stride = Some(5000);
         bad.train.ema_share = Some(0.0);
         bad.optimizer.momentum = 1.0;
@@ -334,17 +342,17 @@ mod tests {
 
     #[test]
     fn batches_are_cut_into_equal_micro_batches() {
-        let mut run = PretrainRun { batch_tokens: 12 * 64, ..PretrainRun::default() };
-        run.sequence_length = 64;
-        run.micro_batch_tokens = 5 * 64;
+        let mut config = config();
+        config.data.row_tokens = 64;
+        config.train.tokens_per_step = 12 * 64;
+        config.train.micro_batch_tokens = 5 * 64;
         let lengths = Lengths { sequence: 64, sequences: 4, micro_batches: 3 };
-        assert_eq!(run.lengths_at(0.5), lengths);
-        run.phases = vec![LengthPhase { until: 0.4, sequence_length: 32, batch_tokens: None }];
-        assert_eq!(run.lengths_at(0.39).sequence, 32);
-        assert_eq!(run.lengths_at(0.4), lengths);
-        assert!(
-            (PretrainRun { max_minutes: Some(1.0), ..run }.progress(1, 30_000.0) - 0.5).abs()
-                < 1e-12
-        );
+        assert_eq!(config.lengths_at(0.5), lengths);
+        let phase = LengthPhase { until: 0.4, row_tokens: 32, tokens_per_step: None };
+        config.train.phases = vec![phase];
+        assert_eq!(config.lengths_at(0.39).sequence, 32);
+        assert_eq!(config.lengths_at(0.4), lengths);
+        config.train.max_minutes = Some(1.0);
+        assert!((config.train.progress(1, 30_000.0) - 0.5).abs() < 1e-12);
     }
 }

@@ -33,7 +33,7 @@ const FIRST_STEPS: u64 = 10;
 pub struct Pretraining {
     config: Checked<PretrainConfig>,
     stream: TokenStream,
-    validation: Option<ScoredStream>,
+    held_out: Option<ScoredStream>,
     tokenizer_hash: String,
     model: LanguageModel,
     optimizer: Muon,
@@ -127,7 +127,7 @@ impl Pretraining {
 
     /// Whether nothing is left to do.
     pub fn is_finished(&self) -> bool {
-        self.progress.ended || self.progress.step >= self.config.train.iterations
+        self.progress.ended || self.progress.step >= self.config.train.steps
     }
 
     /// Optimizer steps done, tokens seen, milliseconds of training, share of clipped steps.
@@ -141,9 +141,9 @@ impl Pretraining {
         &self.config
     }
 
-    /// The validation stream.
-    pub fn validation(&self) -> Option<&ScoredStream> {
-        self.validation.as_ref()
+    /// The held-out stream.
+    pub fn held_out(&self) -> Option<&ScoredStream> {
+        self.held_out.as_ref()
     }
 
     /// Hash of the tokenizer's file; empty without one.
@@ -173,7 +173,7 @@ impl Pretraining {
         let Progress { step, elapsed_ms, .. } = self.progress;
         let before = self.config.train.progress(step, elapsed_ms);
         let multiplier = self.config.multiplier(step, elapsed_ms);
-        let lengths = self.config.train.lengths_at(before);
+        let lengths = self.config.lengths_at(before);
         let (gradients, loss, position) = self.gradients(lengths)?;
         let mut loss = [loss];
         self.parallel.world().all_reduce_sum(&mut loss);
@@ -197,8 +197,7 @@ impl Pretraining {
         progress.clipped_steps += u64::from(outcome.clip_factor < 1.0);
         if let (Some(average), Some(share)) = (&mut self.average, self.config.train.ema_share) {
             // The run's length in steps, as far as is known.
-            let steps =
-                progress.step as f64 / before.max(1.0 / self.config.train.iterations as f64);
+            let steps = progress.step as f64 / before.max(1.0 / self.config.train.steps as f64);
             average.add(self.model.parameters(), share * steps)?;
         }
         // One clock for all: schedules may follow it.
@@ -208,7 +207,7 @@ impl Pretraining {
         progress.ended = minutes.is_some_and(|minutes| progress.elapsed_ms >= 60_000.0 * minutes);
         Ok(PretrainStep {
             step: progress.step,
-            steps: self.config.train.iterations,
+            steps: self.config.train.steps,
             loss,
             grad_norm: outcome.grad_norm,
             clip_factor: outcome.clip_factor,
@@ -229,7 +228,7 @@ impl Pretraining {
         let mut gradients = Gradients::new(parameters);
         let mut loss = 0.0;
         let mut position = self.progress.position;
-        let (rope_length, sequence) = (self.config.train.sequence_length, lengths.sequence);
+        let (rope_length, sequence) = (self.config.data.row_tokens, lengths.sequence);
         let all = lengths.micro_batches * lengths.sequences;
         let world = self.parallel.world();
         let own = share_of(all, world.rank(), world.size());
@@ -271,15 +270,15 @@ impl Pretraining {
         Ok(batch)
     }
 
-    /// Scores the validation stream, which the first rank alone holds; the others wait.
+    /// Scores the held-out stream, which the first rank alone holds; the others wait.
     fn judge(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
-        let Some(validation) = &self.validation else { return Ok(()) };
-        let score = validation.plain(&self.final_model()?, &self.config)?;
+        let Some(held_out) = &self.held_out else { return Ok(()) };
+        let score = held_out.plain(&self.final_model()?, &self.config)?;
         let step = self.progress.step;
-        let held_out = json!({ "hard_loss": score.loss(), "bits_per_byte": score.bits_per_byte() });
-        self.log.write(&json!({ "step": step, "held_out": held_out }))?;
+        let record = json!({ "hard_loss": score.loss(), "bits_per_byte": score.bits_per_byte() });
+        self.log.write(&json!({ "step": step, "held_out": record }))?;
         if let Some(trackers) = &mut self.trackers {
-            trackers.log(step, scalars("held_out", &held_out));
+            trackers.log(step, scalars("held_out", &record));
         }
         observer.on_event(PretrainEvent::Evaluated(step, score.bits_per_byte()));
         Ok(())
@@ -291,11 +290,12 @@ impl Pretraining {
             return Ok(());
         }
         let speed = report.tokens as f64 / report.seconds.max(1e-9);
-        let operations = self.config.model.training_operations_per_token(run.sequence_length);
+        let operations =
+            self.config.model.training_operations_per_token(self.config.data.row_tokens);
         let mut record: Value = json!({
             "step": report.step, "loss": report.loss, "grad_norm": report.grad_norm,
             "clip_factor": report.clip_factor, "multiplier": report.multiplier,
-            "learning_rate": report.multiplier * self.config.optimizer.matrix_lr,
+            "learning_rate": report.multiplier * self.config.optimizer.matrix_learning_rate,
             "momentum": report.momentum, "tokens": report.total_tokens,
             "tokens_per_second": speed, "gflops": 1e-9 * speed * operations,
             "memory_mib": peak_resident_mib(),

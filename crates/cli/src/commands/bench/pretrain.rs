@@ -28,7 +28,8 @@ fn steps(arguments: &PretrainBenchArguments, place: &Place, sequence: usize) -> 
     let model = LanguageModel::initialise(&config, 0)?.to_device(&place.device)?;
     let parameters = model.parameters();
     let layout = Layout::new(&config, &[sequence], sequence)?;
-    let optimizer = MuonConfig { matrix_lr: 0.02, clip_norm: 0.3, ..MuonConfig::default() };
+    let optimizer =
+        MuonConfig { matrix_learning_rate: 0.02, clip_norm: 0.3, ..MuonConfig::default() };
     let mut optimizer = Muon::new(optimizer, parameters);
     let count = sequence * arguments.sequences;
     let prepare = |step| -> Result<Vec<u32>> {

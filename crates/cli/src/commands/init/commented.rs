@@ -184,9 +184,9 @@ mod tests {
                 assert!(before.is_some_and(|before| before.starts_with('#')), "{line} in {text}");
             }
         }
-        let pretrain = map(&json!({ "output": "runs/x", "model": { "num_layers": 4 } }));
+        let pretrain = map(&json!({ "output": "runs/x", "model": { "num_hidden_layers": 4 } }));
         let text = commented(&schema_of::<PretrainConfig>(), &pretrain);
-        assert!(text.contains("# Blocks.\n  num_layers: 4\n"), "{text}");
+        assert!(text.contains("# Blocks.\n  num_hidden_layers: 4\n"), "{text}");
     }
 
     #[test]

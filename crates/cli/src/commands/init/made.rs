@@ -23,10 +23,10 @@ const LONG_ROWS: usize = 8192;
 const EPOCHS: usize = 4;
 /// Of a language model that is pretrained.
 const VOCABULARY: usize = 2048;
-const SEQUENCE: usize = 512;
+const ROW_TOKENS: usize = 512;
 /// Shards that `data pack` writes.
 const SHARDS: [&str; 2] = ["train_000000.bin", "val_000000.bin"];
-/// Of `data pack`: every so many documents one for validation.
+/// Of `data pack`: every so many documents one is held out.
 const VALIDATION_EVERY: usize = 40;
 
 /// A configuration that is not written yet.
@@ -208,7 +208,10 @@ fn pretraining(answers: &Answers) -> Result<Made> {
                 .hint("give --tokenizer: the folder or .model that `longdraft data pack` took")
         })?;
         let vocabulary = Tokenizer::open(tokenizer)?.vocabulary();
-        let data = json!({ "train": answers.data, "tokenizer": tokenizer, "loader": "shuffled" });
+        let data = json!({
+            "train": answers.data, "row_tokens": ROW_TOKENS, "tokenizer": tokenizer,
+            "loader": "shuffled",
+        });
         (data, vocabulary, Vec::new())
     } else if shards > 0 {
         return Err(Failure::usage("text and shards of tokens are named together")
@@ -219,17 +222,18 @@ fn pretraining(answers: &Answers) -> Result<Made> {
     let keys = json!({
         "output": answers.output,
         "model": {
-            "architecture": "llama", "vocab_size": vocabulary, "num_layers": 4, "model_dim": 128,
-            "num_heads": 4, "num_kv_heads": 2, "mlp_dim": 352,
-            "rope": { "reference_length": SEQUENCE, "rule": "none" },
+            "architecture": "llama", "vocab_size": vocabulary, "num_hidden_layers": 4,
+            "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "intermediate_size": 352,
+            "rope": { "reference_length": ROW_TOKENS, "rule": "none" },
         },
         "data": data,
-        "schedule": { "kind": "fraction", "decay_share": 0.6, "floor": 0.05 },
+        "schedule": { "kind": "fraction", "decay_share": 0.6, "floor_ratio": 0.05 },
         "train": {
-            "iterations": 100_000, "max_minutes": answers.time / 60.0, "sequence_length": SEQUENCE,
-            "batch_tokens": 4096, "micro_batch_tokens": 4096, "save_minutes": 2, "evaluate_every": 200,
+            "steps": 100_000, "max_minutes": answers.time / 60.0, "tokens_per_step": 4096,
+            "micro_batch_tokens": 4096, "save_minutes": 2, "evaluate_every": 200,
         },
-        "evaluation": { "window": SEQUENCE, "stride": SEQUENCE / 4 },
+        "evaluation": { "window": ROW_TOKENS, "stride": ROW_TOKENS / 4 },
     });
     let keys = keys.as_object().cloned().unwrap_or_default();
     Ok(Made { schema: schema_of::<PretrainConfig>(), keys, purpose: answers.purpose, before })
@@ -267,9 +271,10 @@ fn packed(answers: &Answers) -> Result<(Value, usize, Vec<String>)> {
         "longdraft data pack {texts} --tokenizer {} --output {place} --validation-every {VALIDATION_EVERY}",
         shown(&tokenizer)
     ));
-    let [train, validation] = SHARDS.map(|name| folder.join(name));
+    let [train, held_out] = SHARDS.map(|name| folder.join(name));
     let data = json!({
-        "train": [train], "validation": [validation], "tokenizer": tokenizer, "loader": "shuffled",
+        "train": [train], "held_out": [held_out], "row_tokens": ROW_TOKENS, "tokenizer": tokenizer,
+        "loader": "shuffled",
     });
     Ok((data, vocabulary, before))
 }

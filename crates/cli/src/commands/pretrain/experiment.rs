@@ -226,7 +226,7 @@ fn problems_of_runs(
             Ok(located) => {
                 let data = &located.config.data;
                 let mut problems = Vec::new();
-                if data.validation.is_empty() || data.tokenizer.is_none() {
+                if data.held_out.is_empty() || data.tokenizer.is_none() {
                     problems.push(Problem::in_file(base, NOT_SCORED));
                 }
                 if depth == Depth::WithInputs {
@@ -244,8 +244,8 @@ fn problems_of_runs(
     all
 }
 
-/// What runs without validation text are told.
-const NOT_SCORED: &str = "an experiment needs `data.validation` and `data.tokenizer`";
+/// What runs without held-out text are told.
+const NOT_SCORED: &str = "an experiment needs `data.held_out` and `data.tokenizer`";
 
 /// Scores of one run, by column; `None` if the user stopped it.
 fn scores(
@@ -288,10 +288,10 @@ fn scores(
 }
 
 fn score(run: &Pretraining, evaluation: &Evaluation, output: &Path) -> Result<f64> {
-    let stream = run.validation().ok_or_else(|| Failure::usage(NOT_SCORED))?;
+    let stream = run.held_out().ok_or_else(|| Failure::usage(NOT_SCORED))?;
     let config = run.config();
     let model = weights(run, evaluation.weights, output)?;
-    let length = config.train.sequence_length as f64;
+    let length = config.data.row_tokens as f64;
     let window = ((length * evaluation.window_factor).round() as usize).max(1);
     let batch_tokens = config.evaluation.batch_tokens;
     let score = match evaluation.stride_factor {

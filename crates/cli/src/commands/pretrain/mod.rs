@@ -105,9 +105,9 @@ pub(super) fn train(
          tokens a step in sequences of {}; seed {}; {} threads",
         config.model.parameter_count() as f64 / 1e6,
         run.training_tokens(),
-        run.validation().map_or(0, ScoredStream::targets),
-        config.train.batch_tokens,
-        config.train.sequence_length,
+        run.held_out().map_or(0, ScoredStream::targets),
+        config.train.tokens_per_step,
+        config.data.row_tokens,
         config.train.seed,
         rayon::current_num_threads()
     ));
@@ -117,9 +117,9 @@ pub(super) fn train(
         let model = run.final_model()?;
         let path = config.output.join(ARTIFACT);
         let hash = run.tokenizer_hash().to_owned();
-        if let Some(stream) = run.validation() {
+        if let Some(stream) = run.held_out() {
             let (window, stride) = config.windows();
-            let length = config.train.sequence_length;
+            let length = config.data.row_tokens;
             let lengths = (length, window, stride, config.evaluation.batch_tokens);
             let report =
                 ArtifactReport::measure(&model, &hash, &config.artifact, &path, stream, lengths)?;
@@ -141,7 +141,7 @@ impl Trained {
     pub(super) fn to_json(&self) -> Value {
         let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
         let config = self.run.config();
-        let operations = config.model.training_operations_per_token(config.train.sequence_length);
+        let operations = config.model.training_operations_per_token(config.data.row_tokens);
         json!({
             "output": config.output, "config_hash": self.hash, "seed": config.train.seed,
             "parameters": config.model.parameter_count(), "steps": steps, "tokens": tokens,
@@ -155,7 +155,7 @@ impl Trained {
     fn print(&self) {
         let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
         let config = self.run.config();
-        let operations = config.model.training_operations_per_token(config.train.sequence_length);
+        let operations = config.model.training_operations_per_token(config.data.row_tokens);
         outln!(
             "{steps} steps, {tokens} tokens in {}; {:.0} tokens/s, {:.1} GFLOP/s of the model; \
              {:.0} % of steps clipped; {:.0} MiB at most",
@@ -166,7 +166,7 @@ impl Trained {
             peak_resident_mib().unwrap_or(f64::NAN)
         );
         if let Some(artifact) = &self.artifact {
-            print_artifact(artifact, config.train.sequence_length, config.artifact.compression);
+            print_artifact(artifact, config.data.row_tokens, config.artifact.compression);
         }
     }
 }
