@@ -1,9 +1,14 @@
 //! Reference cases through the binary.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::Value;
+
+use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -240,6 +245,80 @@ fn a_wrong_or_senseless_case_of_blocks_is_told() {
     ] {
         expect(2, &|meta| meta[key] = value.clone());
     }
+}
+
+/// A copy of a case of blocks whose tensors a test changes; `None` where the cases are not at hand.
+fn blocks_with(
+    edit: impl Fn(&mut BTreeMap<String, Tensor>) -> candle_core::Result<()>,
+) -> Option<tempfile::TempDir> {
+    let folder = shared("golden/block/dflash2-over-hit-weights")?;
+    let source = SafetensorsSource::open_file(&folder.join("case.safetensors")).expect("case");
+    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
+    let mut tensors: BTreeMap<String, Tensor> = source.names().into_iter().map(stored).collect();
+    edit(&mut tensors).expect("edit");
+    let case = tempfile::tempdir().expect("tempdir");
+    std::fs::copy(folder.join("meta.json"), case.path().join("meta.json")).expect("copy");
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    save(&case.path().join("case.safetensors"), &tensors, HashMap::new()).expect("write");
+    Some(case)
+}
+
+#[test]
+fn blocks_may_come_with_other_flags_with_ties_and_with_a_row_that_counts_for_nothing() {
+    let case = blocks_with(|tensors| {
+        tensors.insert("in.loss_mask".into(), tensors["in.loss_mask"].to_dtype(DType::U8)?);
+        tensors.insert("in.keep".into(), tensors["in.keep"].to_dtype(DType::F32)?);
+        // The first two candidates of all slots change places.
+        let swap = Tensor::new(&[1_u32, 0], &Device::Cpu)?;
+        for name in ["out.candidates", "out.scores"] {
+            let all = &tensors[name];
+            let last = all.dim(3)? - 2;
+            let head = all.narrow(3, 0, 2)?.contiguous()?.index_select(&swap, 3)?;
+            tensors.insert(name.into(), Tensor::cat(&[head, all.narrow(3, 2, last)?], 3)?);
+        }
+        // A third row: as the first one, but no block is kept, and nothing is known of its outputs.
+        for name in ["in.input_ids", "in.loss_mask", "in.features", "in.last_hidden", "in.anchors"]
+        {
+            let all = &tensors[name];
+            tensors.insert(name.into(), Tensor::cat(&[all, &all.narrow(0, 0, 1)?], 0)?);
+        }
+        for name in ["in.keep", "out.hidden", "out.candidates", "out.scores", "out.walk"] {
+            let all = &tensors[name];
+            tensors
+                .insert(name.into(), Tensor::cat(&[all, &all.narrow(0, 0, 1)?.zeros_like()?], 0)?);
+        }
+        Ok(())
+    });
+    if let Some(case) = case {
+        succeed(&["parity", &case.path().display().to_string(), "--json"]);
+    }
+}
+
+#[test]
+fn a_selector_without_a_hit_has_gradients_of_zeros() {
+    let case = blocks_with(|tensors| {
+        tensors.retain(|name, _| !name.starts_with("grad.candidate_selector."));
+        // No token is learned.
+        let mask = tensors["in.loss_mask"].zeros_like()?;
+        tensors.insert("in.loss_mask".into(), mask);
+        Ok(())
+    });
+    let Some(case) = case else { return };
+    let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+    // The loss of the file is another one.
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    let report: Value =
+        serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+    let of_selector = |check: &&Value| {
+        check["name"].as_str().is_some_and(|name| name.contains("gradient candidate_selector"))
+    };
+    let checks = report["checks"].as_array().expect("checks");
+    let checks: Vec<&Value> = checks.iter().filter(of_selector).collect();
+    assert_eq!(checks.len(), 3);
+    assert!(
+        checks.iter().all(|check| check["pass"] == true && check["error"] == 0.0),
+        "{checks:?}"
+    );
 }
 
 #[test]

@@ -89,6 +89,15 @@ impl<'a> Case<'a> {
         Ok(self.file.load_integers(name)?)
     }
 
+    /// Ids of the target's vocabulary.
+    pub(super) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
+        let id = |value: i64| {
+            let id = u32::try_from(value).ok().filter(|id| (*id as usize) < self.config.vocab_size);
+            id.ok_or_else(|| self.malformed(format!("`{name}`: {value} is no token")))
+        };
+        self.integers(name)?.into_iter().map(id).collect()
+    }
+
     fn frozen(&self, name: &str) -> Result<Tensor> {
         Ok(self.file.load(name, self.place.frozen)?.to_device(&self.place.device)?)
     }
@@ -196,6 +205,9 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "selector_top_k": meta["top_k"],
         "enable_confidence_head": file.shape("w.confidence_head.proj.weight").is_some(),
     });
+    if meta["kind"] == "dspark" && meta["markov_rank"].is_null() {
+        value["markov_rank"] = json!(0);
+    }
     for key in [
         "num_target_layers",
         "head_dim",
@@ -231,8 +243,11 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
         return Err(malformed(folder, "ids, masks and anchors are of different rows"));
     }
     let (ids, anchors) = (file.load_integers("in.input_ids")?, file.load_integers("in.anchors")?);
-    let keep = file.load_integers("in.keep")?;
-    let mask: Vec<f32> = file.load("in.loss_mask", DType::F32)?.flatten_all()?.to_vec1()?;
+    let flags = |name: &str| -> Result<Vec<bool>> {
+        let values = file.load_as_stored(name)?.to_dtype(DType::F32)?.flatten_all()?;
+        Ok(values.to_vec1::<f32>()?.into_iter().map(|flag| flag > 0.0).collect())
+    };
+    let (keep, mask) = (flags("in.keep")?, flags("in.loss_mask")?);
     let index = |value: i64, most: usize| {
         let fits = usize::try_from(value).ok().filter(|value| *value < most);
         fits.ok_or_else(|| malformed(folder, format!("{value} is no id or anchor")))
@@ -240,14 +255,14 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
     let row = |row: usize| -> Result<Row> {
         let of_tokens: Range<usize> = row * tokens..(row + 1) * tokens;
         let places: Vec<usize> =
-            (row * blocks..(row + 1) * blocks).filter(|place| keep[*place] != 0).collect();
+            (row * blocks..(row + 1) * blocks).filter(|place| keep[*place]).collect();
         let of_blocks = places.iter().map(|place| index(anchors[*place], tokens));
         let of_ids = ids[of_tokens.clone()].iter().map(|id| Ok(index(*id, 1 << 31)? as u32));
         let batch = Batch {
             ids: of_ids.collect::<Result<_>>()?,
             position_ids: (0..tokens as u32).collect(),
             document_ids: vec![0; tokens],
-            loss_mask: mask[of_tokens].iter().map(|bit| *bit > 0.0).collect(),
+            loss_mask: mask[of_tokens].to_vec(),
             row,
             ..Batch::default()
         };

@@ -26,7 +26,7 @@ pub(super) fn check(
         Ok((logits + preferences)?.detach().squeeze(0)?.to_dtype(DType::F32)?)
     };
     let top = linear_top_k(hidden, &head, k)?;
-    let (candidates, walk) = (case.integers("out.candidates")?, case.integers("out.walk")?);
+    let (candidates, walk) = (case.token_ids("out.candidates")?, case.integers("out.walk")?);
     let scores = case.tensor("out.scores")?.flatten_all()?;
     let blocks = candidates.len() / (slots * k).max(1);
     if scores.elem_count() != candidates.len() || walk.len() != blocks * (slots - 1) {
@@ -40,9 +40,12 @@ pub(super) fn check(
         for slot in 1..slots.min(row.batch.ids.len() - anchor) {
             let (at, first) = (block * slots + slot, (place * slots + slot) * k);
             let own = &top.ids[at * k..(at + 1) * k];
-            own_ids.extend(own.iter().map(|id| i64::from(*id)));
-            wanted_ids.extend_from_slice(&candidates[first..first + k]);
-            own_scores.push(slot_scores(at, row.batch.ids[anchor + slot - 1], own)?);
+            let wanted = &candidates[first..first + k];
+            // Logits that are equal but for rounding may come in either order: ids are compared as a set, scores
+            // in the case's order.
+            own_ids.extend(sorted(own));
+            wanted_ids.extend(sorted(wanted));
+            own_scores.push(slot_scores(at, row.batch.ids[anchor + slot - 1], wanted)?);
             wanted_scores.push(scores.narrow(0, first, k)?);
             let walked: u32 = slot_scores(at, chosen, own)?.argmax(0)?.to_scalar()?;
             chosen = own[walked as usize];
@@ -59,4 +62,10 @@ pub(super) fn check(
     let error = relative_error(&Tensor::cat(&own_scores, 0)?, &Tensor::cat(&wanted_scores, 0)?)?;
     report.check(format!("row {index} scores"), error, case.tolerance.grad);
     Ok(())
+}
+
+fn sorted(ids: &[u32]) -> Vec<u32> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids
 }
