@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 
 /// The phases of a fit in their order.
 const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
@@ -151,6 +151,13 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
             std::thread::sleep(Duration::from_millis(2));
         }
         child.wait().expect("reap");
+        if killed.last() == Some(&"training") {
+            // A look at the plan changes nothing of what has begun.
+            succeed(&[&arguments[..], &["--plan"]].concat());
+            let rounds = &state(&output)["rounds"];
+            assert!(rounds.as_array().is_some_and(|rounds| rounds.len() == 1), "{rounds}");
+            assert!(rounds[0]["answers"].is_object() && rounds[0]["plan"].is_object(), "{rounds}");
+        }
         let split = std::fs::read(output.join("data/held-out.jsonl")).expect("set aside");
         assert_eq!(*held_out.get_or_insert_with(|| split.clone()), split);
     }
@@ -287,6 +294,38 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
     assert!(ended.status.success(), "{told}");
     assert!(told.contains("no chat template") && told.contains("there are few"), "{told}");
     assert_eq!(last_json(&stdout(&ended))["lossless"], true);
+}
+
+#[test]
+fn an_engine_that_does_not_compute_the_draft_is_told_before_the_time_is_spent() {
+    let shop = Workshop::new();
+    support::write_target(&shop.target, &support::tiny_config("qwen3"));
+    let (target, output) = (shop.target.display().to_string(), shop.path("out"));
+    let rows = (0..30).map(|i| json!({ "prompt": format!("say {i}") }));
+    let prompts = own_prompts(shop.folder.path(), rows);
+    let arguments = [
+        "fit",
+        &target,
+        "--prompts",
+        &prompts,
+        "--time",
+        "30s",
+        "--max-tokens",
+        "40",
+        "--method",
+        "glide",
+        "--anyway",
+        "--output",
+        &output,
+    ];
+    let error = fail(&[&arguments[..], &["--for", "longspec"]].concat(), 2);
+    assert!(
+        error.contains("--for longspec: ") && error.contains("leave out this engine"),
+        "{error}"
+    );
+    assert!(!Path::new(&output).join("data/answers.jsonl").exists());
+    // Without it the same folder serves.
+    succeed(&[&arguments[..], &["--plan"]].concat());
 }
 
 /// The binary where files may not grow beyond so many KiB, as on a full disk.

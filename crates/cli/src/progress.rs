@@ -29,6 +29,8 @@ pub(crate) struct TrainingProgress<'a> {
     pub(crate) events: Events,
     /// Hears every event, too, and may stop the stage.
     listener: Option<&'a mut dyn Observer>,
+    /// Whether a step may hold nothing to learn.
+    pub(crate) allows_empty_steps: bool,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
     /// Speeds of all steps, for a summary.
@@ -46,6 +48,7 @@ impl<'a> TrainingProgress<'a> {
             interrupts,
             events: Events::none(),
             listener: None,
+            allows_empty_steps: false,
             held_out: None,
             speeds: Vec::new(),
         }
@@ -202,6 +205,6 @@ impl Observer for TrainingProgress<'_> {
     }
 
     fn allows_empty_steps(&self) -> bool {
-        self.listener.as_ref().is_some_and(|l| l.allows_empty_steps())
+        self.allows_empty_steps || self.listener.as_ref().is_some_and(|l| l.allows_empty_steps())
     }
 }

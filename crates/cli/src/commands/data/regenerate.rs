@@ -23,6 +23,7 @@ use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
+pub(crate) use ledger::failures_file;
 pub(crate) use prompt::{Prompts, of_row as prompts_of_row};
 pub(crate) use writer::Writer;
 

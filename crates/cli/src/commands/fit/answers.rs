@@ -15,7 +15,7 @@ use super::prompts;
 use super::rules::LEAST_ANSWERS;
 use super::state::Settings;
 use crate::cli::DataRegenerateArguments;
-use crate::commands::data::regenerate::{Answered, Reached, Writer};
+use crate::commands::data::regenerate::{Answered, Reached, Writer, failures_file};
 use crate::decoding::{Models, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -23,6 +23,9 @@ use crate::interrupts::Interrupts;
 /// Answers that a prompt gets at most: from the second one on they are sampled, at this temperature at least.
 pub(super) const MOST_OF_A_PROMPT: usize = 4;
 const FURTHER_TEMPERATURE: f64 = 0.8;
+/// Share of the planned tokens that is enough, and the least that is believed: short answers may become longer.
+const NEARLY_ALL: f64 = 0.9;
+const LEAST_SHARE: f64 = 0.25;
 /// Letters of the end of an answer that are looked at, and how much of them a repetition must fill.
 const LOOKED_AT: usize = 1200;
 const REPEATED: usize = 80;
@@ -104,7 +107,7 @@ pub(super) fn write(
     parts.extend((0..turns).map(|turn| (turn, wanted - turn * prompts, Some(until))));
     for (turn, limit, until) in parts {
         let mut arguments = asking(folder, settings, how, turn);
-        let done = lines(&arguments.output)?.len();
+        let done = tried(&arguments.output)?;
         if limit <= done && until.is_none() {
             continue;
         }
@@ -131,6 +134,24 @@ pub(super) fn write(
         }
     }
     failed.map(|()| reached)
+}
+
+/// Rows of prompts up to the last one that was answered, or tried in vain.
+fn tried(answers: &Path) -> Result<usize> {
+    let rows = [lines(answers)?, lines(&failures_file(answers))?].into_iter().flatten();
+    Ok(rows.filter_map(|line| line["row"].as_u64()).max().map_or(0, |row| row as usize + 1))
+}
+
+/// Answers that are asked for where `wanted` ones came to fewer tokens than were planned; `None` where they came to
+/// nearly as many, or every prompt was asked as often as it may be.
+pub(super) fn further(
+    wanted: usize,
+    (cleaned, planned): (&Cleaned, f64),
+    prompts: usize,
+) -> Option<usize> {
+    let share = (cleaned.tokens as f64 / planned.max(1.0)).max(LEAST_SHARE);
+    let more = ((wanted as f64 / share).ceil() as usize).min(MOST_OF_A_PROMPT * prompts);
+    (share < NEARLY_ALL && more > wanted).then_some(more)
 }
 
 fn lines(path: &Path) -> Result<Vec<Value>> {
@@ -236,6 +257,28 @@ mod tests {
             "{} But then it ended well, as stories do.",
             "no ".repeat(60)
         )));
+    }
+
+    #[test]
+    fn rows_that_failed_were_tried() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("answers.jsonl");
+        assert_eq!(tried(&path).expect("nothing"), 0);
+        std::fs::write(&path, "{\"row\":0}\n{\"row\":4}\n{\"ro").expect("answers");
+        assert_eq!(tried(&path).expect("answers"), 5);
+        std::fs::write(failures_file(&path), "{\"row\":3}\n{\"row\":7}\n").expect("failures");
+        assert_eq!(tried(&path).expect("both"), 8);
+    }
+
+    #[test]
+    fn short_answers_are_followed_by_more() {
+        let of = |tokens, wanted| {
+            let cleaned = Cleaned { tokens, ..Cleaned::default() };
+            further(wanted, (&cleaned, 1000.0), 100)
+        };
+        assert_eq!((of(500, 50), of(950, 50), of(1500, 50)), (Some(100), None, None));
+        // Four of each prompt at most, and four times as many at once.
+        assert_eq!((of(1, 50), of(1, 200), of(1, 400)), (Some(200), Some(400), None));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::delivery;
 use super::proof::{self, Way};
+use super::rules::EXPORT;
 use super::{Fit, training};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, report};
@@ -30,7 +31,8 @@ impl Fit<'_> {
         let (ways, plan) = (self.ways(), self.current_plan());
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let seconds = plan.proof.max(1.0);
+        // What the training left of its time is for more prompts.
+        let seconds = plan.proof.max(self.ledger.left() - EXPORT).max(1.0);
         let hears = (&self.interrupts, &mut self.ledger.events);
         let record = proof::measure(&folder, (&settings, &machine), &ways, seconds, hears)?;
         let Some(record) = record else { return Err(self.stopped()) };

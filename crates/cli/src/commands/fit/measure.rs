@@ -1,5 +1,6 @@
 //! What this machine takes for this target: passes, a draft's round, steps of training.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Instant;
@@ -11,6 +12,7 @@ use longdraft_models::{DeviceChoice, Precision};
 use longdraft_plan::Speed;
 use longdraft_records::decode::Cell;
 use longdraft_records::median;
+use longdraft_serving::{Profile, TargetFacts, require_fit};
 use longdraft_train::method::Passes;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -21,6 +23,7 @@ use super::{prompts, proof};
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::{eval, train};
 use crate::decoding::{Models, stop_tokens};
+use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -29,6 +32,8 @@ const ROWS: [usize; 7] = [1, 2, 3, 4, 6, 8, 16];
 const REPETITIONS: usize = 5;
 /// Seconds after which passes are not repeated.
 const PATIENCE: f64 = 8.0;
+/// Seconds in which the prompts of several answers must be read.
+const READING: f64 = 30.0;
 /// Tokens of the context that passes are measured after.
 const CONTEXT: usize = 96;
 /// Sequences that are answered at a time: the smaller number, unless the larger one takes clearly less a token.
@@ -48,6 +53,8 @@ const NEW_TOKENS: usize = 32;
 const DRAFTED: (usize, usize) = (16, 96);
 /// A draft's tokens cost so many plain steps at most, the plain answer of the comparison counted.
 const DRAFTED_COST: f64 = 4.0;
+/// Times that a training is slower or faster than a trial at most: beyond that something else disturbed one of them.
+const MOST_SLOWNESS: f64 = 3.0;
 /// What rounds add to a pass at most: beyond that something else disturbed the trial.
 const MOST_SURCHARGE: f64 = 2.0;
 
@@ -58,10 +65,10 @@ pub(super) struct Machine {
     pub(super) passes: Vec<(usize, f64)>,
     /// Seconds of a token of a prompt.
     pub(super) prefill: f64,
-    /// Seconds of a token of an answer where [`Self::batch`] are written at a time, their prompts read beside that;
+    /// Seconds of a token of an answer where [`Self::batch`] are written at a time, their prompts read before;
     /// `None` where no prompt leaves room for an answer.
     #[serde(default)]
-    pub(super) answer_token: Option<f64>,
+    pub(super) written_token: Option<f64>,
     /// 10⁹ operations a second.
     pub(super) gflops: f64,
     /// Speed-up of lookup alone, on prompts that were set aside.
@@ -93,10 +100,11 @@ impl Machine {
         }
     }
 
-    /// Seconds of a token of an answer, several being written at a time.
-    pub(super) fn answering(&self) -> f64 {
+    /// Seconds of an answer of so many tokens, several being written at a time: its share of passes, and its prompt.
+    pub(super) fn answer(&self, tokens: f64) -> f64 {
         let batch = self.batch();
-        self.answer_token.unwrap_or_else(|| self.pass(batch) / batch as f64 + 0.3 * self.prefill)
+        let of_token = self.written_token.unwrap_or_else(|| self.pass(batch) / batch as f64);
+        tokens * of_token + self.prompt * self.prefill
     }
 
     /// Answers that are written at a time.
@@ -141,6 +149,12 @@ impl Trial {
     pub(super) fn draft(&self, n: usize, most: usize) -> f64 {
         let share = if self.is_one_block { 1.0 } else { n as f64 / most.max(1) as f64 };
         self.seconds * share
+    }
+
+    /// The same where a training takes `times` the seconds.
+    pub(super) fn slower(&self, times: f64) -> Self {
+        let times = times.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
+        Self { step: self.step * times, capture: self.capture * times, ..self.clone() }
     }
 
     /// Times that passes take in rounds what they take alone, of rounds of `most` proposals.
@@ -212,14 +226,14 @@ pub(super) fn machine(
     };
     let (gflops, (long_prompt, prompt)) = (Speed::measured_gflops(), lengths(held_out));
     let machine =
-        Machine { passes, prefill, answer_token: None, gflops, lookup, long_prompt, prompt };
+        Machine { passes, prefill, written_token: None, gflops, lookup, long_prompt, prompt };
     let how = (machine.batch(), temperature, interrupts);
-    let answer_token = answer_token(models, held_out, how)?;
-    Ok(Machine { answer_token, ..machine })
+    let written_token = written_token(models, held_out, how)?;
+    Ok(Machine { written_token, ..machine })
 }
 
-/// Seconds of a token, several answers being written at a time.
-fn answer_token(
+/// Seconds of a token, several answers being written at a time, from where all of them have begun.
+fn written_token(
     models: &Models,
     prompts: &[Prompt],
     (batch, temperature, interrupts): (usize, f64, &Interrupts),
@@ -237,18 +251,32 @@ fn answer_token(
     for (key, prompt) in prompts.iter().cycle().take(batch).enumerate() {
         engine.join(key, &prompt.tokens, &options)?;
     }
-    let (mut tokens, started) = (0, Instant::now());
-    while engine.running() > 0 && started.elapsed().as_secs_f64() < PATIENCE {
+    let mut waiting: HashSet<usize> = (0..engine.running()).collect();
+    let (mut tokens, mut started) = (0, Instant::now());
+    while engine.running() > 0 {
+        let patience = if waiting.is_empty() { PATIENCE } else { READING };
+        if started.elapsed().as_secs_f64() >= patience {
+            break;
+        }
         if interrupts.asked() {
             return Err(interrupts.failure());
         }
-        let ended = engine.round(&mut |_, _, _| {
+        let reads = !waiting.is_empty();
+        let ended = engine.round(&mut |key, _, _| {
+            waiting.remove(&key);
             tokens += 1;
             ControlFlow::Continue(())
         })?;
-        ended.into_iter().try_for_each(|(_, generation)| generation.map(drop))?;
+        for (key, generation) in ended {
+            waiting.remove(&key);
+            generation?;
+        }
+        if reads && waiting.is_empty() {
+            (tokens, started) = (0, Instant::now());
+        }
     }
-    Ok((tokens > 0).then(|| started.elapsed().as_secs_f64() / f64::from(tokens)))
+    let is_measured = waiting.is_empty() && tokens > 0;
+    Ok(is_measured.then(|| started.elapsed().as_secs_f64() / f64::from(tokens)))
 }
 
 /// Tokens that nine of ten prompts have at most, and the mean.
@@ -288,10 +316,13 @@ fn short(
 }
 
 /// Trains a draft for a few steps and decodes with it, to see what both take; a plain step takes `step` seconds.
+///
+/// # Errors
+/// - one of the engines does not compute such a draft of this target, or something cannot run
 pub(super) fn trial(
     target: &str,
     candidate: &Candidate,
-    (row_tokens, step): (usize, f64),
+    ((row_tokens, step), engines): ((usize, f64), &[Profile]),
     (work, folder): (&Path, &Path),
     interrupts: &Interrupts,
 ) -> Result<Trial> {
@@ -328,6 +359,7 @@ pub(super) fn trial(
         decoding.draft_vocab = Some(tokens);
     }
     let models = decoding.open(target)?;
+    require_engines(&run, target, engines)?;
     let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
     let answer = PATIENCE / (DRAFTED_COST * PROMPTS as f64 * step.max(1e-9));
     let how = (PaceChoice::Fixed, (answer as usize).clamp(DRAFTED.0, DRAFTED.1));
@@ -344,6 +376,23 @@ pub(super) fn trial(
         memory,
         features_of_token,
     })
+}
+
+/// Refuses a run's draft that an engine does not compute.
+fn require_engines(run: &Path, target: &str, engines: &[Profile]) -> Result<()> {
+    if engines.is_empty() {
+        return Ok(());
+    }
+    let facts = TargetFacts::open(target)?;
+    let draft = DraftSource::find(run)?.open(&facts.target)?;
+    for engine in engines {
+        require_fit(draft.as_ref(), &facts, *engine).map_err(|error| {
+            Failure::usage(format!("--for {}: {error}", engine.name())).hint(
+                "leave out this engine, or give another --method; `longdraft serve` runs every draft",
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// The configuration of a trial over a text.

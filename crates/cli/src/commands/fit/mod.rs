@@ -28,6 +28,7 @@ use longdraft_models::hub::ModelId;
 use longdraft_models::sha256;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_report::words::clock;
 use longdraft_serving::Profile;
 use longdraft_train::method::{Method, Room};
 
@@ -75,6 +76,11 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
         max_tokens: arguments.max_tokens,
         seed: arguments.seed,
     };
+    if let Some(from) = &arguments.from {
+        // A draft that cannot be read is told before any work.
+        training::start(from)?;
+    }
+    prompts::Parts::require_own(&output)?;
     let mut ledger = Ledger::open(&output, &settings, &parts.split)?;
     // The same weights may have moved.
     ledger.state.settings = settings;
@@ -119,39 +125,79 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
 /// `runs/fit/NAME`; of a model of the hub its name there, and its quantisation.
 fn default_output(target: &str) -> PathBuf {
     let path = Path::new(target);
-    let name = match ModelId::parse(target).filter(|_| !path.exists()) {
-        Some(id) => id.to_string().split('/').next_back().unwrap_or_default().replace(':', "-"),
-        None => path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+    let name = if let Some(id) = ModelId::parse(target).filter(|_| !path.exists()) {
+        id.to_string().split('/').next_back().unwrap_or_default().replace(':', "-")
+    } else {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_suffix(".gguf").unwrap_or(&name).to_owned()
     };
     Path::new("runs/fit").join(if name.is_empty() { "target".to_owned() } else { name })
 }
 
-/// Tells weights apart without reading them.
+/// Tells weights apart without reading them. What else lies in a model's folder, a fit among it, makes no other
+/// target.
 fn fingerprint(target: &str) -> Result<String> {
+    const READ: [&str; 5] = ["safetensors", "json", "bin", "model", "jinja"];
     let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
+    let is_read = |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|e| end == *e));
     let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
         .into_iter()
         .flatten()
         .flatten()
+        .filter(|entry| is_read(&entry.path()))
         .map(|entry| (entry.file_name().to_string_lossy().into_owned(), changed(&entry.path())))
         .collect();
     files.sort();
-    Ok(sha256::of_text(&format!("{:?} {}", files, changed(&path))))
+    let of_file = if path.is_file() { changed(&path) } else { 0 };
+    Ok(sha256::of_text(&format!("{files:?} {of_file}")))
 }
+
+/// Seconds of a call beyond what earlier rounds were given, from which they make a round of their own.
+const LEAST_MORE: f64 = 10.0;
 
 /// A later call with more time gets a round of its own; one that is under way goes on.
 fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
-    let given: f64 = ledger.state.rounds.iter().map(|round| round.budget).sum();
-    let is_done = ledger.state.rounds.last().is_none_or(|round| round.delivered);
-    let more = arguments.time - given;
-    if ledger.state.rounds.is_empty() || (is_done && more >= 10.0) {
+    let under_way = ledger.state.rounds.last().filter(|round| !round.delivered);
+    match under_way.map(Round::has_begun) {
+        None => add_round(ledger, arguments).map(drop),
+        Some(false) => {
+            // Nothing but measuring was done: the time of this call counts.
+            let budget = arguments.time - (given(ledger) - ledger.round().budget);
+            if ledger.number() > 1 && budget < LEAST_MORE {
+                ledger.state.rounds.pop();
+            } else {
+                let round = ledger.round();
+                (round.budget, round.plan) = (budget, None);
+            }
+            ledger.write()
+        }
+        Some(true) => {
+            let (phase, folder) = (&ledger.state.phase, ledger.folder.display());
+            errln!("going on in the phase `{phase}` of {folder}");
+            let given = given(ledger);
+            if arguments.time < given - LEAST_MORE {
+                errln!("note: what has begun keeps the {} that it was given", clock(given));
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Seconds of all rounds.
+fn given(ledger: &Ledger) -> f64 {
+    ledger.state.rounds.iter().map(|round| round.budget).sum()
+}
+
+/// Begins a further round if the call has time for it, and the first one at any rate.
+fn add_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<bool> {
+    let more = arguments.time - given(ledger);
+    let adds = ledger.state.rounds.is_empty() || more >= LEAST_MORE;
+    if adds {
         ledger.state.rounds.push(Round::of(more));
         ledger.write()?;
-    } else if !is_done {
-        errln!("going on in the phase `{}` of {}", ledger.state.phase, ledger.folder.display());
     }
-    Ok(())
+    Ok(adds)
 }
 
 /// The command that decodes with lookup alone.
@@ -164,24 +210,31 @@ fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
         if self.ledger.round().delivered {
-            if self.lacks_exports() {
+            if self.lacks_exports() && !self.arguments.plan {
                 self.deliver()?;
             }
             outln!("already finished: {}", self.ledger.folder.display());
             return self.tell_result();
         }
-        let candidate = self.measure()?;
-        self.plan(&candidate)?;
-        if self.arguments.plan || !self.is_worth_it() {
-            return self.end_of_plan();
+        loop {
+            let candidate = self.measure()?;
+            self.plan(&candidate)?;
+            if self.arguments.plan || !self.is_worth_it() {
+                return self.end_of_plan();
+            }
+            let done = self.work(&candidate);
+            if done.is_err() {
+                self.ledger.events.stopped();
+            }
+            // A full disk, or a target that went away.
+            done.map_err(|failure| {
+                failure.or_hint("what is done is kept: the same command goes on")
+            })?;
+            // The round that ended may be of an earlier call with less time.
+            if !add_round(&mut self.ledger, self.arguments)? {
+                return self.tell_result();
+            }
         }
-        let done = self.work(&candidate);
-        if done.is_err() {
-            self.ledger.events.stopped();
-        }
-        // A full disk, or a target that went away.
-        done.map_err(|failure| failure.or_hint("what is done is kept: the same command goes on"))?;
-        self.tell_result()
     }
 
     /// The phases that take the time.
@@ -202,7 +255,9 @@ impl Fit<'_> {
     fn wanted_method(&self) -> Result<Option<String>> {
         let has_begun = self.ledger.state.rounds.iter().any(|round| round.training.is_some());
         let trial = self.ledger.state.trial.as_ref().filter(|_| has_begun);
-        let earlier = trial.map(|trial| trial.method.clone());
+        let round = self.ledger.state.rounds.last().filter(|round| round.has_begun());
+        let planned = round.and_then(|round| round.plan.as_ref()).map(|plan| plan.method.clone());
+        let earlier = planned.or(trial.map(|trial| trial.method.clone()));
         let from = self.arguments.from.as_deref().map(training::start).transpose()?;
         let from = from.map(|start| start.method);
         if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
@@ -219,7 +274,9 @@ impl Fit<'_> {
     /// The method that is taken: of those that fit the one that is expected to bring most.
     fn candidate(&mut self) -> Result<Candidate> {
         let wanted = self.wanted_method()?;
-        let seconds = self.ledger.left();
+        // A recipe depends on the time: what has begun keeps its own.
+        let has_begun = self.ledger.round().has_begun();
+        let seconds = if has_begun { self.ledger.round().budget } else { self.ledger.left() };
         let row_tokens = self.row_tokens(seconds);
         let room = Room { target: &self.config, seconds, row_tokens };
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());
@@ -253,5 +310,24 @@ impl Fit<'_> {
         let method = candidate.method;
         let recipe = method.fresh().recipe(&Room { target: &self.config, seconds, row_tokens })?;
         Some(Candidate { method, recipe })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_named_after_all_of_a_target_s_name() {
+        for (target, name) in [
+            ("models/Qwen2.5-0.5B/", "Qwen2.5-0.5B"),
+            ("models/Qwen2.5-1.5B", "Qwen2.5-1.5B"),
+            ("a/SmolLM2-135M.Q4_1.gguf", "SmolLM2-135M.Q4_1"),
+            ("/", "target"),
+        ] {
+            // Names of the hub are two words at most.
+            let target = if target == "/" { target.to_owned() } else { format!("./{target}") };
+            assert_eq!(default_output(&target), Path::new("runs/fit").join(name), "{target}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::measure::{self, Trial};
 use super::proof;
-use super::rules::{Budget, Candidate, Plan};
+use super::rules::{self, Budget, Candidate, LEAST_ANSWERS, Plan};
 use super::search::{self, Choice};
 use super::{Fit, answers, lookup_command, telling, training};
 use crate::commands::data::regenerate::Reached;
@@ -23,6 +23,11 @@ const LEAST_TRAINING: f64 = 2.0;
 const LEAST_LEFT: f64 = 2.0;
 /// Seconds of a budget in which a draft learns little.
 const LITTLE: f64 = 600.0;
+
+/// A time as `--time` takes it, rounded up.
+fn in_seconds(seconds: f64) -> String {
+    format!("{}s", seconds.ceil())
+}
 
 impl Fit<'_> {
     /// Measures what an earlier call did not; returns the method that is taken.
@@ -54,7 +59,8 @@ impl Fit<'_> {
             let work = folder.join("work");
             let places = (work.as_path(), folder.as_path());
             let sizes = (row_tokens, machine.step());
-            let trial = measure::trial(&target, tried, sizes, places, &self.interrupts);
+            let how = (sizes, self.engines.as_slice());
+            let trial = measure::trial(&target, tried, how, places, &self.interrupts);
             // Also where the disk is full.
             let _ = std::fs::remove_dir_all(&work);
             let trial = trial.map_err(|failure| self.or_stopped(failure))?;
@@ -62,7 +68,7 @@ impl Fit<'_> {
             self.ledger.write()?;
         }
         if let Some(machine) = &self.ledger.state.machine {
-            telling::machine(machine);
+            telling::machine(machine, rules::of_answer(self.ledger.state.settings.max_tokens));
         }
         self.require_time()?;
         Ok(candidate)
@@ -71,11 +77,13 @@ impl Fit<'_> {
     /// Refuses what cannot even be begun in the time that is left; what was measured is kept.
     fn require_time(&mut self) -> Result<()> {
         let (left, round) = (self.ledger.left(), self.ledger.round());
-        let (budget, has_begun) = (round.budget, round.plan.is_some());
+        let (budget, has_begun) = (round.budget, round.has_begun());
         if has_begun || self.arguments.plan {
             return Ok(());
         }
-        if left >= LEAST_LEFT {
+        let least = self.least_answering();
+        let needed = (least + LEAST_TRAINING).max(LEAST_LEFT);
+        if left >= needed {
             if budget < LITTLE {
                 errln!(
                     "note: {} is little time: rows are short, and the draft learns little",
@@ -87,12 +95,29 @@ impl Fit<'_> {
         // The next call has its time for itself.
         self.ledger.state.rounds.pop();
         self.ledger.write()?;
-        Err(Failure::usage(format!(
-            "--time {} is too short: measuring this machine took {} of it",
+        let problem = format!(
+            "--time {} is too short: measuring this machine took {} of it, and the first answers take some {}",
             clock(budget),
-            clock(budget - left)
-        ))
-        .hint("what was measured is kept: the same command has all of its time now"))
+            clock(budget - left),
+            clock(least)
+        );
+        let hint = if budget >= needed {
+            "what was measured is kept: the same command has all of its time now".to_owned()
+        } else {
+            format!("what was measured is kept; give at least --time {}", in_seconds(needed))
+        };
+        Err(Failure::usage(problem).hint(hint))
+    }
+
+    /// Seconds of the answers that a draft needs at least; none where they are there.
+    fn least_answering(&self) -> f64 {
+        let state = &self.ledger.state;
+        if state.rounds.iter().any(|round| round.answers.is_some()) {
+            return 0.0;
+        }
+        let of_answer = rules::of_answer(state.settings.max_tokens);
+        let machine = state.machine.as_ref();
+        LEAST_ANSWERS as f64 * machine.map_or(0.0, |machine| machine.answer(of_answer))
     }
 
     /// Makes the plan of the round, once, and tells it.
@@ -147,7 +172,8 @@ impl Fit<'_> {
 
     /// Whether the time is spent on training.
     pub(super) fn is_worth_it(&mut self) -> bool {
-        self.arguments.anyway || self.current_plan().may_pay()
+        // What has begun was found worth it, or wanted anyway.
+        self.arguments.anyway || self.ledger.round().has_begun() || self.current_plan().may_pay()
     }
 
     /// Ends a call that only plans, or that finds nothing worth its time.
@@ -162,9 +188,11 @@ impl Fit<'_> {
                 &lookup_command(self.arguments, &self.tokenizer),
             );
         }
-        // The next call plans anew, with the time that it is given.
         self.ledger.events.stopped();
-        self.ledger.state.rounds.pop();
+        if !self.ledger.round().has_begun() {
+            // The next call plans anew, with the time that it is given.
+            self.ledger.state.rounds.pop();
+        }
         self.ledger.write()?;
         if self.json {
             outln!("{}", telling::plan_json(&plan, &machine, &trial));
@@ -182,6 +210,7 @@ impl Fit<'_> {
         if self.ledger.round().answers.is_some() {
             return Ok(());
         }
+        let earlier = *self.ledger.round().answering.get_or_insert(0.0);
         self.ledger.begin("answers")?;
         let plan = self.current_plan();
         let settings = self.ledger.state.settings.clone();
@@ -189,8 +218,9 @@ impl Fit<'_> {
         let how = (machine.lookup_helps(), machine.batch());
         let models = measure::plainly().open(&settings.target)?;
         let folder = self.ledger.folder.clone();
-        // What a kill took of the time is not given again.
-        let seconds = plan.answering.min(self.ledger.left() - plan.proof - LEAST_TRAINING).max(1.0);
+        // What earlier calls took of the time is not given again.
+        let most = self.ledger.left() - plan.proof - LEAST_TRAINING;
+        let seconds = (plan.answering - earlier).min(most).max(1.0);
         let started = std::time::Instant::now();
         let mut last = std::time::Instant::now();
         let events = self.ledger.events.clone();
@@ -204,23 +234,28 @@ impl Fit<'_> {
                 if !is_covered() {
                     errln!("[answers] {done}/{all} prompts, at most {} left", clock(left));
                 }
+                ledger.round().answering = Some(earlier + started.elapsed().as_secs_f64());
                 ledger.write()?;
             }
             Ok(())
         };
-        let goal = (plan.answers, seconds);
-        let reached = answers::write(
-            &folder,
-            (&settings, how, prompts),
-            &models,
-            goal,
-            (&self.interrupts, &events),
-            &mut tell,
-        )?;
-        if reached == Reached::ASignal {
-            return Err(self.stopped());
-        }
-        let cleaned = answers::clean(&folder, self.tokenizer.chat_template().is_some())?;
+        let has_template = self.tokenizer.chat_template().is_some();
+        let mut wanted = plan.answers;
+        let cleaned = loop {
+            let goal = (wanted, seconds - started.elapsed().as_secs_f64());
+            let about = (&settings, how, prompts);
+            let heard = (&self.interrupts, &events);
+            let reached = answers::write(&folder, about, &models, goal, heard, &mut tell)?;
+            if reached == Reached::ASignal {
+                return Err(self.stopped());
+            }
+            let cleaned = answers::clean(&folder, has_template)?;
+            let has_time = reached == Reached::TheEnd && started.elapsed().as_secs_f64() < seconds;
+            match answers::further(wanted, (&cleaned, plan.answer_tokens), prompts) {
+                Some(more) if has_time => wanted = more,
+                _ => break cleaned,
+            }
+        };
         telling::cleaned(&cleaned);
         self.ledger.round().answers = Some(cleaned);
         self.ledger.write()
@@ -267,7 +302,8 @@ impl Fit<'_> {
             let trial = self.ledger.state.trial.clone().unwrap_or_default();
             let has_template = self.tokenizer.chat_template().is_some();
             let settings = self.ledger.state.settings.clone();
-            let configured = |seconds, choice: &Choice| {
+            let configured = |seconds, slowness, choice: &Choice| {
+                let trial = trial.slower(slowness);
                 let chosen = (candidate, &trial, &plan, choice);
                 let start = (from.as_deref(), has_template);
                 training::configured((&folder, number), &settings, chosen, (tokens, seconds), start)
@@ -278,10 +314,12 @@ impl Fit<'_> {
                 // It has begun.
                 (known.init, starts) = (None, &[]);
             }
-            let config = configured(seconds, &known)?;
+            let config = configured(seconds, 1.0, &known)?;
             let choice = self.search((&config, known, starts), (&plan, &trial))?;
             let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
-            self.ledger.round().training = Some(configured(seconds, &choice)?);
+            // The search ran many steps, where the plan knew a few.
+            let slowness = self.ledger.round().slowness.unwrap_or(1.0);
+            self.ledger.round().training = Some(configured(seconds, slowness, &choice)?);
             self.ledger.write()?;
         }
         let config = self.ledger.round().training.clone().unwrap_or_default();
@@ -310,9 +348,10 @@ impl Fit<'_> {
         let work = self.ledger.folder.join("work");
         let found = self.ledger.round().tried.clone();
         let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
-        let mut tell = |found: &[search::Tried]| {
+        let mut tell = |found: &[search::Tried], slowness: f64| {
             telling::tried(found);
             ledger.round().tried = found.to_vec();
+            ledger.round().slowness = Some(slowness);
             ledger.write()
         };
         let places = (work.as_path(), interrupts);

@@ -10,6 +10,7 @@ use longdraft_models::weights::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::state::STATE_FILE;
 use crate::commands::data::regenerate::{Prompts, prompts_of_row};
 use crate::failure::{Failure, Result};
 
@@ -17,9 +18,11 @@ use crate::failure::{Failure, Result};
 const SHIPPED: &str = include_str!("../../../assets/prompts/prompts.jsonl");
 pub(super) const SHIPPED_NAME: &str = "the prompts that the program carries (assets/prompts, CC0)";
 
-/// Prompts that prove the result: at most, and at most this part of all.
+/// Prompts that prove the result: at most, and at most this part of all. Where groups give fewer than so many, every
+/// prompt is a group of its own.
 const MOST_HELD_OUT: usize = 32;
 const HELD_OUT_PART: usize = 4;
+const FEW_HELD_OUT: usize = 8;
 /// Of the program's own prompts, those that show beside the user's what a draft of these is worth elsewhere: at
 /// most, and one after so many of the user's.
 const MOST_GENERAL: usize = 8;
@@ -72,6 +75,9 @@ pub(super) struct Split {
     pub(super) general: usize,
     pub(super) duplicates: usize,
     pub(super) unusable: usize,
+    /// Those that are about the same as one that is set aside.
+    #[serde(default)]
+    pub(super) alike: usize,
 }
 
 /// Both parts as texts of files.
@@ -113,8 +119,10 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
     if path.is_none() {
         kept.extend(shipped().into_iter().filter(&mut fresh));
     }
+    let asked = kept.len();
     let (mut held_out, mut training) = part(kept);
     let held = held_out.len();
+    let alike = asked - held - training.len();
     let (mut general, mut added) = (Vec::new(), Vec::new());
     if path.is_some() {
         (general, added) = part(shipped().into_iter().filter(&mut fresh).collect());
@@ -137,6 +145,7 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
         general: mixed,
         duplicates,
         unusable,
+        alike,
     };
     Ok(Parts { split, digest, training, held_out })
 }
@@ -180,17 +189,17 @@ fn own_prompts(path: &Path, field: Option<&str>, unusable: &mut usize) -> Result
             (prompts_of_row(row, field), text)
         });
         match asked {
-            Ok((Ok(Prompts::Turns(turns)), _)) => {
-                let group = first_text(&turns);
+            Ok((Ok(Prompts::Turns(turns)), _)) if !first_question(&turns).trim().is_empty() => {
+                let group = wording(first_question(&turns));
                 found.push(Asked { turns, group, category: None });
             }
             // Text that asks nothing is asked to be continued, piece by piece.
             Ok((_, Some(text))) if field.is_none() => {
-                let before = found.len();
+                let (before, whole) = (found.len(), sha256::of_text(&text));
                 let pieces = pieces(&text).into_iter();
                 found.extend(pieces.map(|piece| Asked {
                     turns: Conversation::of(&[("user", &piece)]),
-                    group: piece.clone(),
+                    group: whole.clone(),
                     category: None,
                 }));
                 *unusable += usize::from(found.len() == before);
@@ -201,13 +210,24 @@ fn own_prompts(path: &Path, field: Option<&str>, unusable: &mut usize) -> Result
     Ok(found)
 }
 
-fn first_text(turns: &Conversation) -> String {
-    let text = turns.messages.iter().find_map(|message| message["content"].as_str());
-    text.unwrap_or_default().to_owned()
+/// The first text of the user: conversations often share what the system says.
+fn first_question(turns: &Conversation) -> &str {
+    let mut own = turns.messages.iter().filter(|message| message["role"] == "user");
+    own.find_map(|message| message["content"].as_str()).unwrap_or_default()
 }
 
-/// Paragraphs of a text, as many together as make a piece.
+/// A text's words: numbers and punctuation alone make no other prompt. A text without words stands for itself.
+fn wording(text: &str) -> String {
+    let words: Vec<&str> = text
+        .split(|letter: char| !letter.is_alphabetic())
+        .filter(|word| !word.is_empty())
+        .collect();
+    if words.is_empty() { text.to_owned() } else { words.join(" ") }
+}
+
+/// Paragraphs of a text, as many together as make a piece; a long paragraph is several pieces.
 fn pieces(text: &str) -> Vec<String> {
+    let text = text.replace("\r\n", "\n");
     let mut pieces: Vec<String> = Vec::new();
     for paragraph in text.split("\n\n").map(str::trim).filter(|text| !text.is_empty()) {
         match pieces.last_mut() {
@@ -218,8 +238,21 @@ fn pieces(text: &str) -> Vec<String> {
             _ => pieces.push(paragraph.to_owned()),
         }
     }
-    let cut = |piece: String| piece.chars().take(PIECE).collect::<String>();
-    pieces.into_iter().map(cut).collect()
+    pieces.iter().flat_map(|piece| cut(piece)).collect()
+}
+
+/// A text in parts of at most [`PIECE`] letters, between words where it has spaces.
+fn cut(text: &str) -> Vec<String> {
+    let (mut rest, mut parts) = (text, Vec::new());
+    while let Some((end, _)) = rest.char_indices().nth(PIECE) {
+        let space = rest[..end].rfind(char::is_whitespace).filter(|space| *space >= end / 2);
+        let (part, after) = rest.split_at(space.unwrap_or(end));
+        parts.push(part.trim().to_owned());
+        rest = after.trim_start();
+    }
+    parts.push(rest.to_owned());
+    parts.retain(|part| !part.is_empty());
+    parts
 }
 
 /// Case and spaces tell nothing apart.
@@ -228,34 +261,75 @@ fn normalised(text: &str) -> String {
 }
 
 /// The groups whose names have the smallest hashes are set aside, so that the choice depends on nothing
-/// else; then the rest in the order of their hashes.
+/// else; then the rest in the order of their hashes. What is set aside is at most a part of all prompts: groups that
+/// are too large for that are learned from. Where hardly any group is small enough, prompts are parted one by one.
 fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
-    let wanted = (prompts.len() / HELD_OUT_PART).clamp(1, MOST_HELD_OUT);
-    let hash = |text: &str| sha256::of_text(text);
-    let mut hashed: Vec<(String, String, Asked)> = prompts
+    let most = (prompts.len() / HELD_OUT_PART).max(1);
+    let wanted = most.min(MOST_HELD_OUT);
+    let hash = |text: &str| sha256::of_text(&normalised(text));
+    let mut hashed: Vec<Hashed> = prompts
         .into_iter()
-        .map(|asked| (hash(&normalised(&asked.group)), hash(&normalised(&asked.text())), asked))
+        .map(|asked| Hashed { group: hash(&asked.group), text: hash(&asked.text()), asked })
         .collect();
-    hashed.sort_by(|a, b| (&a.0, &a.1).cmp(&(&b.0, &b.1)));
-    let mut groups: Vec<&String> = hashed.iter().map(|(group, ..)| group).collect();
-    groups.dedup();
-    // Of a group that is set aside one prompt proves as much as all.
-    let aside: HashSet<String> = groups.into_iter().take(wanted).cloned().collect();
+    let mut aside = groups_aside(&mut hashed, most, wanted);
+    if aside.len() < wanted.min(FEW_HELD_OUT) {
+        hashed.iter_mut().for_each(|prompt| prompt.group.clone_from(&prompt.text));
+        aside = groups_aside(&mut hashed, most, wanted);
+    }
     let (mut held_out, mut training) = (Vec::new(), Vec::new());
     let mut last = String::new();
-    for (group, text, asked) in hashed {
-        if !aside.contains(&group) {
-            training.push((text, asked));
-        } else if group != last {
-            held_out.push(asked);
-            last = group;
+    for prompt in hashed {
+        if !aside.contains(&prompt.group) {
+            training.push(prompt);
+        } else if prompt.group != last {
+            // Of a group that is set aside one prompt proves as much as all.
+            held_out.push(prompt.asked);
+            last = prompt.group;
         }
     }
-    training.sort_by(|a, b| a.0.cmp(&b.0));
-    (held_out, training.into_iter().map(|(_, asked)| asked).collect())
+    training.sort_by(|a, b| a.text.cmp(&b.text));
+    (held_out, training.into_iter().map(|prompt| prompt.asked).collect())
+}
+
+/// A prompt with the hashes of its group's name and of its text.
+struct Hashed {
+    group: String,
+    text: String,
+    asked: Asked,
+}
+
+/// Sorts prompts by their hashes; returns the first groups that hold at most `most` prompts together, at most
+/// `wanted` of them.
+fn groups_aside(prompts: &mut [Hashed], most: usize, wanted: usize) -> HashSet<String> {
+    prompts.sort_by(|a, b| (&a.group, &a.text).cmp(&(&b.group, &b.text)));
+    let (mut aside, mut held) = (HashSet::new(), 0);
+    for group in prompts.chunk_by(|a, b| a.group == b.group) {
+        if aside.len() < wanted && held + group.len() <= most {
+            held += group.len();
+            aside.insert(group[0].group.clone());
+        }
+    }
+    aside
 }
 
 impl Parts {
+    /// Refuses files of something else where a fit would begin.
+    ///
+    /// # Errors
+    /// - there are such files, and no earlier call wrote them
+    pub(super) fn require_own(folder: &Path) -> Result<()> {
+        let (training, held_out) = files(folder);
+        let other = [training, held_out].into_iter().find(|path| path.exists());
+        match other.filter(|_| !folder.join(STATE_FILE).exists()) {
+            Some(path) => Err(Failure::usage(format!(
+                "{}: stands where this fit would write its prompts, and is of no earlier one",
+                path.display()
+            ))
+            .hint("give another --output")),
+            None => Ok(()),
+        }
+    }
+
     /// Writes both parts, unless an earlier call did.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         let (training, held_out) = files(folder);
@@ -292,6 +366,70 @@ mod tests {
         let (again, _) = part(prompts.into_iter().rev().collect());
         assert_eq!(again, held_out);
         assert!(held_out.iter().all(|held| !training.contains(held)));
+    }
+
+    fn chat(system: &str, question: &str) -> Value {
+        json!({ "messages": [
+            { "role": "system", "content": system }, { "role": "user", "content": question },
+            { "role": "assistant", "content": "An answer." },
+        ]})
+    }
+
+    /// What is read of some rows.
+    fn split_of(rows: &[Value]) -> Split {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("mine.jsonl");
+        let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(&path, lines).expect("rows");
+        read(Some(&path), None).expect("prompts").split
+    }
+
+    #[test]
+    fn conversations_with_one_system_prompt_are_not_one_subject() {
+        let subjects = ["tea", "snow", "iron", "rain", "bread"];
+        let question = |i: usize| format!("{} and {}", subjects[i % 5], "x".repeat(i / 5 + 1));
+        let rows: Vec<Value> = (0..400).map(|i| chat("You help.", &question(i))).collect();
+        let split = split_of(&rows);
+        assert_eq!((split.held_out, split.training, split.alike), (MOST_HELD_OUT, 368, 0));
+        // Numbers alone make no other subject, and a subject with most of the prompts is not set aside.
+        let rows: Vec<Value> = (0..400)
+            .map(|i| {
+                let question = if i < 360 { format!("Where is order {i}?") } else { question(i) };
+                chat("You help.", &question)
+            })
+            .collect();
+        let split = split_of(&rows);
+        assert_eq!((split.held_out, split.training), (MOST_HELD_OUT, 368));
+        // Where all is one subject, prompts are parted all the same.
+        let rows: Vec<Value> =
+            (0..400).map(|i| chat("You help.", &format!("Where is order {i}?"))).collect();
+        assert_eq!((split_of(&rows).held_out, split_of(&rows).training), (MOST_HELD_OUT, 368));
+        let rows = [chat("You help.", "Why?"), chat("You help.", " ")];
+        let split = split_of(&rows);
+        assert_eq!((split.held_out, split.training, split.unusable), (1, 0, 1));
+    }
+
+    #[test]
+    fn the_rest_of_a_subject_that_is_set_aside_is_counted() {
+        let rows: Vec<Value> = (0..400)
+            .map(|i| {
+                let subject = "x".repeat(i / 4 + 1);
+                chat("You help.", &format!("Where is order {i} of {subject}?"))
+            })
+            .collect();
+        let Split { held_out, training, alike, .. } = split_of(&rows);
+        // A quarter of all prompts makes 25 subjects of four.
+        assert_eq!((held_out, training, alike), (25, 300, 75));
+    }
+
+    #[test]
+    fn long_texts_are_asked_piece_by_piece() {
+        let text = format!("A title\r\n\r\n{}\r\n\r\nAn end.", "some words ".repeat(200));
+        let pieces = pieces(&text);
+        assert!(pieces.len() >= 3 && pieces.iter().all(|piece| piece.chars().count() <= PIECE));
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(pieces.iter().flat_map(|piece| words(piece)).collect::<Vec<_>>(), words(&text));
+        assert_eq!(cut(&"是".repeat(2 * PIECE + 1)).len(), 3);
     }
 
     #[test]

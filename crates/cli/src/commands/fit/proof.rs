@@ -115,7 +115,8 @@ pub(super) fn measure(
     let models = first.decoding.open(&settings.target)?;
     let mut prompts = held_out(folder, (&models.target, &models.tokenizer))?;
     let new_tokens = NEW_TOKENS.min(settings.max_tokens);
-    let of_prompt = 2.0 * ANSWER * new_tokens as f64 * machine.step();
+    let answer = ANSWER * new_tokens as f64 * machine.step();
+    let of_prompt = 2.0 * (answer + machine.prompt * machine.prefill);
     let affordable = (seconds / (of_prompt * ways.len() as f64)).max(2.0);
     prompts.truncate(affordable as usize);
     errln!(
@@ -154,10 +155,13 @@ pub(super) fn measure(
     Ok(Some(record))
 }
 
-/// The fastest way, or the fastest of those that use the draft.
+/// The fastest way, or the fastest of those that use the draft: of those that decode as it will be served.
 pub(super) fn best(record: &DecodeRecord, with_draft: bool) -> Option<(usize, &Cell)> {
     let cells = record.cells.iter().enumerate();
     // The last way is lookup alone.
     let count = record.cells.len() - usize::from(with_draft && record.cells.len() > 1);
-    cells.take(count).max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
+    let temperature = record.cells.last().map_or(0.0, |cell| cell.temperature);
+    let is_as_served = |cell: &Cell| (cell.temperature - temperature).abs() < 1e-9;
+    let found = cells.take(count).filter(|(_, cell)| is_as_served(cell));
+    found.max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
 }

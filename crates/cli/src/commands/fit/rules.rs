@@ -24,7 +24,7 @@ pub(super) const MOST_EPOCHS: f64 = 8.0;
 const PROOF: (f64, f64) = (0.15, 4.0);
 /// Answers of the proof, over all ways and both with the draft and without, and seconds of export.
 const PROOF_ANSWERS: f64 = 256.0;
-const EXPORT: f64 = 30.0;
+pub(super) const EXPORT: f64 = 30.0;
 /// Tokens of an answer, of the most that it may have, where none was counted yet.
 const ANSWER: f64 = 0.6;
 /// Answers that a draft is trained on at least.
@@ -183,6 +183,58 @@ pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usiz
     long_text.next_power_of_two().clamp(least, LONGEST_ROW).min(context)
 }
 
+/// Seconds of the proof: of some answers with the prompts before them, as far as a share of the budget allows.
+fn proof_seconds(machine: &Machine, budget: &Budget) -> f64 {
+    let (share, least) = PROOF;
+    let answer = 0.7 * budget.max_tokens.min(128) as f64 * machine.step();
+    let whole = PROOF_ANSWERS * (answer + machine.prompt * machine.prefill) + EXPORT;
+    (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0)
+}
+
+/// How answers and training part some seconds.
+struct Parts {
+    /// Answers in all, and tokens of these and their prompts, which are learned, too.
+    answers: usize,
+    text_tokens: f64,
+    /// Seconds in which they are written.
+    answering: f64,
+    epochs: f64,
+    /// Seconds of the training with its features and measurements.
+    training: f64,
+}
+
+impl Parts {
+    /// Features are made once where they are kept, else whenever a token is learned.
+    fn of(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Self {
+        let of_answer = of_answer(budget.max_tokens);
+        let of_text = of_answer + machine.prompt;
+        let (once, each) =
+            if keeps { (trial.capture, trial.step) } else { (0.0, trial.capture + trial.step) };
+        let learning = of_text * (once + EPOCHS * each);
+        let affordable = rest / (machine.answer(of_answer) + learning);
+        let answers = (affordable as usize + budget.answered / 2)
+            .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
+        let new = answers.saturating_sub(budget.answered) as f64;
+        let text_tokens = answers as f64 * of_text;
+        let answering = (new * machine.answer(of_answer)).min(0.6 * rest);
+        let (_, measuring) = evaluations((text_tokens, rest - answering), budget.row_tokens, trial);
+        let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
+        let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
+        let training = text_tokens * (once + epochs * each) + measuring;
+        Self { answers, text_tokens, answering, epochs, training }
+    }
+
+    /// Bytes of the features of a text.
+    fn features(text_tokens: f64, trial: &Trial) -> u64 {
+        (trial.features_of_token * text_tokens) as u64
+    }
+
+    fn features_fit(&self, trial: &Trial, budget: &Budget) -> bool {
+        let features = Self::features(self.text_tokens, trial);
+        budget.free_memory.is_none_or(|free| features < free * 2 / 5)
+    }
+}
+
 impl Plan {
     /// Parts the time: as many answers as can be learned from in [`EPOCHS`] passes, [`MOST_OF_A_PROMPT`] at most.
     pub(super) fn new(
@@ -192,10 +244,7 @@ impl Plan {
         budget: &Budget,
     ) -> Self {
         let round = candidate.recipe.round;
-        let (share, least) = PROOF;
-        let whole =
-            PROOF_ANSWERS * 0.7 * budget.max_tokens.min(128) as f64 * machine.step() + EXPORT;
-        let proof = (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0);
+        let proof = proof_seconds(machine, budget);
         // Known before it is known how much of the rest trains: half of it does.
         let starts = if budget.goes_on { 0 } else { candidate.recipe.starts.len() };
         let cost = search::Cost::of(budget.row_tokens, trial);
@@ -204,25 +253,16 @@ impl Plan {
             _ => 0.0,
         };
         let rest = budget.seconds - proof - search;
-        let of_answer = of_answer(budget.max_tokens);
-        // Prompts are learned, too.
-        let of_text = of_answer + machine.prompt;
-        let learning = of_text * (trial.capture + EPOCHS * trial.step);
-        let affordable = rest / (of_answer * machine.answering() + learning);
-        let answers = (affordable as usize + budget.answered / 2)
-            .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
-        let new = answers.saturating_sub(budget.answered) as f64;
-        let (answer_tokens, text_tokens) = (answers as f64 * of_answer, answers as f64 * of_text);
-        let answering = (new * of_answer * machine.answering()).min(0.6 * rest);
-        let (_, measuring) = evaluations((text_tokens, rest - answering), budget.row_tokens, trial);
-        let left = (rest - answering - text_tokens * trial.capture - measuring).max(0.1 * rest);
-        let epochs = (left / (text_tokens * trial.step)).clamp(0.1, MOST_EPOCHS);
+        let kept = Parts::of(rest, (machine, trial, budget), true);
+        // Features of a text that is read once at most are not worth their room.
+        let keeps_features = kept.epochs > 1.0 && kept.features_fit(trial, budget);
+        let parts =
+            if keeps_features { kept } else { Parts::of(rest, (machine, trial, budget), false) };
+        let Parts { answers, text_tokens, answering, epochs, training } = parts;
         let learned = epochs * text_tokens;
         let row_tokens = budget.row_tokens;
         let steps = (learned / row_tokens as f64).ceil().max(1.0) as u64;
-        let features = (trial.features_of_token * text_tokens) as u64;
-        let keeps_features =
-            epochs > 1.0 && budget.free_memory.is_none_or(|free| features < free * 2 / 5);
+        let features = Parts::features(text_tokens, trial);
         let all = budget.learned + learned;
         let chance = chance(candidate.recipe.evidence, all).unwrap_or(Range {
             low: 0.0,
@@ -238,12 +278,12 @@ impl Plan {
             method: candidate.method.name().to_owned(),
             row_tokens,
             answers,
-            answer_tokens,
+            answer_tokens: answers as f64 * of_answer(budget.max_tokens),
             epochs,
             steps,
             answering,
             search,
-            training: learned * trial.step + text_tokens * trial.capture + measuring,
+            training,
             proof,
             draft_len,
             most: round.most,

@@ -11,6 +11,7 @@
 //! training prefers by less is chance.
 
 use std::path::Path;
+use std::time::Instant;
 
 use longdraft_train::TrainError;
 use longdraft_train::method::{Recipe, Start};
@@ -163,7 +164,8 @@ fn chosen(own: &Choice, found: &[Tried]) -> Choice {
     best.map(|(choice, _)| choice).or_else(smallest).unwrap_or(own).clone()
 }
 
-/// Goes on with a search from what was found; `tell` hears of every training that ended.
+/// Goes on with a search from what was found; `tell` hears of every training that ended, and how many times the
+/// seconds that were planned the ones of this call took.
 ///
 /// `config` is the whole training with the choice `own`. Returns the choice that is best.
 pub(super) fn search(
@@ -171,16 +173,19 @@ pub(super) fn search(
     (plan, trial): (&Plan, &Trial),
     (work, interrupts): (&Path, &Interrupts),
     mut found: Vec<Tried>,
-    tell: &mut dyn FnMut(&[Tried]) -> Result<()>,
+    tell: &mut dyn FnMut(&[Tried], f64) -> Result<()>,
 ) -> Result<Choice> {
     let cost = Cost::of(plan.row_tokens, trial);
     let Some(size) = Size::planned(plan.search, cost, starts.len()) else { return Ok(own) };
+    let planned = size.seconds(cost) / size.trainings.max(1) as f64;
+    let (started, before) = (Instant::now(), found.len());
     while let Some(choice) = next(&own, starts, size.trainings, &found) {
         let _ = std::fs::remove_dir_all(work);
         let loss = short(&shortened(config, &choice, size.steps, work), interrupts);
         let _ = std::fs::remove_dir_all(work);
         found.push((choice, loss?));
-        tell(&found)?;
+        let expected = planned * (found.len() - before) as f64;
+        tell(&found, started.elapsed().as_secs_f64() / expected.max(1e-9))?;
     }
     Ok(chosen(&own, &found))
 }
@@ -232,6 +237,11 @@ impl Observer for Watch<'_> {
 
     fn should_stop(&self) -> bool {
         self.interrupts.asked()
+    }
+
+    /// A row may hold nothing but a long prompt.
+    fn allows_empty_steps(&self) -> bool {
+        true
     }
 }
 

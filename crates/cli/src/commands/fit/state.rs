@@ -53,6 +53,9 @@ pub(super) struct Round {
     /// Seconds that it has taken, as far as they were noted.
     pub(super) spent: f64,
     pub(super) plan: Option<Plan>,
+    /// Seconds that the target has answered prompts; `None` before it began.
+    #[serde(default)]
+    pub(super) answering: Option<f64>,
     /// What became of the answers, when there are enough.
     pub(super) answers: Option<Cleaned>,
     /// Beginnings that were tried, and the one that is taken.
@@ -60,6 +63,9 @@ pub(super) struct Round {
     pub(super) tried: Vec<Tried>,
     #[serde(default)]
     pub(super) chosen: Option<Choice>,
+    /// Seconds that the trainings of the search took, over those that were planned.
+    #[serde(default)]
+    pub(super) slowness: Option<f64>,
     /// The configuration that is trained, fixed before its first step.
     pub(super) training: Option<serde_json::Value>,
     pub(super) trained: bool,
@@ -71,6 +77,11 @@ impl Round {
     /// Of a budget in seconds.
     pub(super) fn of(budget: f64) -> Self {
         Self { budget, ..Self::default() }
+    }
+
+    /// Whether its plan is being carried out: it is not made anew then.
+    pub(super) fn has_begun(&self) -> bool {
+        self.answering.is_some() || self.answers.is_some() || self.training.is_some()
     }
 }
 

@@ -16,16 +16,25 @@ const DEAR: f64 = 1.6;
 
 /// What was found among the prompts.
 pub(super) fn prompts(split: &Split) {
-    let Split { source, training, shipped, held_out, general, duplicates, unusable } = split;
+    let Split { source, training, shipped, held_out, general, duplicates, unusable, alike } = split;
     let added = if *shipped > 0 {
         format!(", and {shipped} that the program carries, for there are few")
     } else {
         String::new()
     };
-    let left_out = if duplicates + unusable > 0 {
-        format!("; left out: {duplicates} duplicates, {unusable} rows without a prompt")
-    } else {
+    let left_out: Vec<String> = [
+        (duplicates, "duplicates"),
+        (unusable, "rows without a prompt"),
+        (alike, "about the same as one that is set aside"),
+    ]
+    .into_iter()
+    .filter(|(count, _)| **count > 0)
+    .map(|(count, what)| format!("{count} {what}"))
+    .collect();
+    let left_out = if left_out.is_empty() {
         String::new()
+    } else {
+        format!("; left out: {}", left_out.join(", "))
     };
     let general = if *general > 0 {
         format!(" (and {general} of the program's own, to compare)")
@@ -37,8 +46,8 @@ pub(super) fn prompts(split: &Split) {
     );
 }
 
-/// What the target takes here.
-pub(super) fn machine(machine: &Machine) {
+/// What the target takes here, where answers have so many tokens.
+pub(super) fn machine(machine: &Machine, of_answer: f64) {
     let ms = |rows| 1e3 * machine.pass(rows);
     errln!(
         "[measure] a plain step takes {:.1} ms ({:.0} tok/s), a pass over 4 rows {:.1} ms, over 8 {:.1}, over 16 {:.1}; a \
@@ -50,7 +59,7 @@ pub(super) fn machine(machine: &Machine) {
         ms(16),
         1.0 / machine.prefill.max(1e-9),
         machine.batch(),
-        1.0 / machine.answering().max(1e-9)
+        of_answer / machine.answer(of_answer).max(1e-9)
     );
     if let Some(speed_up) = machine.lookup {
         errln!(

@@ -30,6 +30,7 @@ use crate::ranks::Voice;
 /// this may take: the draft is proved on prompts, these only show its way.
 const HELD_OUT_PART: usize = 20;
 const MOST_HELD_OUT: usize = 4;
+const FEW_ROWS: f64 = 3.0;
 const EVALUATIONS: usize = 4;
 const MEASURING: f64 = 0.08;
 /// Steps of training that measuring a held-out row takes beside its features: every delay or step of the draft,
@@ -105,8 +106,11 @@ pub(super) fn configured(
     // What answers came to, in place of what was planned.
     let rows = (text_tokens / plan.row_tokens as f64).max(1.0);
     let (evaluations, measuring) = evaluations((text_tokens, seconds), plan.row_tokens, trial);
-    let others = text_tokens * trial.capture + measuring;
-    let of_step = plan.row_tokens as f64 * trial.step;
+    // Features are made once where they are kept, else for every step.
+    let capture = text_tokens * trial.capture;
+    let (once, each) = if plan.keeps_features { (capture, 0.0) } else { (0.0, trial.capture) };
+    let others = once + measuring;
+    let of_step = plan.row_tokens as f64 * (trial.step + each);
     let steps = ((seconds - others) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
     let template = if has_chat_template {
         json!({ "kind": "messages" })
@@ -137,9 +141,9 @@ pub(super) fn configured(
     }))
 }
 
-/// Rows of a text that show how the training goes.
+/// Rows of a text that show how the training goes; none of a text that has hardly more.
 fn held_out_rows(rows: f64) -> usize {
-    (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT)
+    if rows < FEW_ROWS { 0 } else { (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT) }
 }
 
 /// How often a training over a text measures its held-out rows in some seconds, and what that takes of them.
@@ -186,6 +190,8 @@ pub(super) fn run(config: &Value, interrupts: &Interrupts, events: &Events) -> R
     let voice = Voice::of(&world, &config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
     progress.events = events.clone();
+    // A row may hold nothing but a long prompt.
+    progress.allows_empty_steps = true;
     let resume = Resume { policy: ResumePolicy::Strict, continued_by: None };
     let (ending, _) = train::train(config, &target, &resume, &world, &mut progress)?;
     match ending {

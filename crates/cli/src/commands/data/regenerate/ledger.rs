@@ -9,6 +9,13 @@ use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
 
+/// Where rows without an answer stand, beside the file of answers.
+pub(crate) fn failures_file(answers: &Path) -> PathBuf {
+    let mut name = answers.as_os_str().to_owned();
+    name.push(".failed.jsonl");
+    PathBuf::from(name)
+}
+
 /// What became of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -53,13 +60,12 @@ impl Ledger {
         if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             std::fs::create_dir_all(folder).map_err(|error| fail(folder, error))?;
         }
-        let mut name = output.as_os_str().to_owned();
-        name.push(".failed.jsonl");
+        let name = failures_file(output);
         let (answers, written) = open(output)?;
-        let (failures, failed) = open(Path::new(&name))?;
+        let (failures, failed) = open(&name)?;
         let mut ledger = Self {
             answers: (output.to_path_buf(), answers),
-            failures: (PathBuf::from(name), failures),
+            failures: (name, failures),
             recipe: recipe.to_owned(),
             done: HashMap::new(),
             success: 0,
