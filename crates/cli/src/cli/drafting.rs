@@ -74,7 +74,7 @@ pub(crate) struct DecodingArguments {
     #[arg(long, default_value = "auto", help_heading = None)]
     pub(crate) device: DeviceChoice,
     /// `measured` drafts as much as pays by measured times, and not at all where it does not;
-    /// `fixed` always drafts the whole layout. [default: measured for generate, fixed for eval decode]
+    /// `fixed` always drafts the whole layout. [default: measured; fixed for eval decode]
     #[arg(long)]
     pub(crate) pace: Option<PaceChoice>,
 }

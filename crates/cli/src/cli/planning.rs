@@ -23,7 +23,8 @@ pub(crate) struct PlanArguments {
     /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) target_bytes: Option<u8>,
-    /// A Markdown table of GPUs over ZeRO 1 and 3, 1, 4 and 8 ranks a row or a layer, online and offline.
+    /// Of `train` only: a Markdown table of GPUs over ZeRO 1 and 3, 1, 4 and 8 ranks a row or a layer,
+    /// online and offline.
     #[arg(long, requires = "plan")]
     pub(crate) table: bool,
 }
