@@ -34,6 +34,8 @@ const REPETITIONS: usize = 5;
 const PATIENCE: f64 = 8.0;
 /// Seconds in which the prompts of several answers must be read.
 const READING: f64 = 30.0;
+/// Share of these seconds that answers take at least.
+const LEAST_WRITTEN: f64 = 0.1;
 /// Tokens of the context that passes are measured after.
 const CONTEXT: usize = 96;
 /// Sequences that are answered at a time: the smaller number, unless the larger one takes clearly less a token.
@@ -227,16 +229,18 @@ pub(super) fn machine(
     let (gflops, (long_prompt, prompt)) = (Speed::measured_gflops(), lengths(held_out));
     let machine =
         Machine { passes, prefill, written_token: None, gflops, lookup, long_prompt, prompt };
-    let how = (machine.batch(), temperature, interrupts);
-    let written_token = written_token(models, held_out, how)?;
+    let speed = (machine.batch(), machine.prefill);
+    let written_token = written_token(models, held_out, speed, (temperature, interrupts))?;
     Ok(Machine { written_token, ..machine })
 }
 
-/// Seconds of a token, several answers being written at a time, from where all of them have begun.
+/// Seconds of a token, several answers being written at a time, without the reading of their prompts, of whose tokens
+/// each takes `prefill` seconds.
 fn written_token(
     models: &Models,
     prompts: &[Prompt],
-    (batch, temperature, interrupts): (usize, f64, &Interrupts),
+    (batch, prefill): (usize, f64),
+    (temperature, interrupts): (f64, &Interrupts),
 ) -> Result<Option<f64>> {
     let target = &models.target;
     let context = target.config().max_position_embeddings;
@@ -251,17 +255,18 @@ fn written_token(
     for (key, prompt) in prompts.iter().cycle().take(batch).enumerate() {
         engine.join(key, &prompt.tokens, &options)?;
     }
+    let asked = prompts.iter().cycle().take(engine.running());
+    let read = asked.map(|prompt| prompt.tokens.len()).sum::<usize>() as f64 * prefill;
     let mut waiting: HashSet<usize> = (0..engine.running()).collect();
-    let (mut tokens, mut started) = (0, Instant::now());
+    let (mut tokens, started) = (0, Instant::now());
     while engine.running() > 0 {
-        let patience = if waiting.is_empty() { PATIENCE } else { READING };
+        let patience = if waiting.is_empty() { PATIENCE + read } else { READING };
         if started.elapsed().as_secs_f64() >= patience {
             break;
         }
         if interrupts.asked() {
             return Err(interrupts.failure());
         }
-        let reads = !waiting.is_empty();
         let ended = engine.round(&mut |key, _, _| {
             waiting.remove(&key);
             tokens += 1;
@@ -271,12 +276,11 @@ fn written_token(
             waiting.remove(&key);
             generation?;
         }
-        if reads && waiting.is_empty() {
-            (tokens, started) = (0, Instant::now());
-        }
     }
-    let is_measured = waiting.is_empty() && tokens > 0;
-    Ok(is_measured.then(|| started.elapsed().as_secs_f64() / f64::from(tokens)))
+    // What prompts take beyond their reading alone, answers wait for.
+    let seconds = started.elapsed().as_secs_f64();
+    let written = (seconds - read).max(LEAST_WRITTEN * seconds) / f64::from(tokens.max(1));
+    Ok((waiting.is_empty() && tokens > 0).then_some(written))
 }
 
 /// Tokens that nine of ten prompts have at most, and the mean.
