@@ -173,8 +173,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 session = longdraft.Session(longdraft.Target.open({TARGET!r}))
 stream = session.generate("The", max_tokens=500, ignore_eos=True, stream=True)
 next(stream)
-print("begun", flush=True)
 try:
+    # The signal may come before this call returns.
+    print("begun", flush=True)
     while True:
         session.generate("The", max_tokens=500, ignore_eos=True)
 except KeyboardInterrupt:
