@@ -11,11 +11,11 @@ from serving.prompts import joined, read_prompts
 
 def told(address):
     """What `/learning` tells."""
-    asked = connection(address)
-    asked.request("GET", "/learning")
-    answer = asked.getresponse()
+    client = connection(address)
+    client.request("GET", "/learning")
+    answer = client.getresponse()
     body = answer.read()
-    asked.close()
+    client.close()
     return json.loads(body) if answer.status == 200 else {}
 
 
@@ -66,65 +66,78 @@ class Window:
         }
 
 
-def stream(name, address, prompts, arguments):
-    """Asks one after the other, with a pause after each; returns the figures of every window and all answers."""
-    windows, answers = [], []
-    # Windows end where the domain changes.
+def asked(name, address, prompts, arguments):
+    """Asks one after the other, with a pause after each; returns the figures and all answers."""
+    window, answers, before = Window(), [], told(address)
+    for _, message in prompts:
+        body = {"messages": [{"role": "user", "content": message}], "temperature": 0, "max_tokens": arguments.tokens}
+        begun = time.monotonic()
+        status, answer = post(address, "/v1/chat/completions", body)
+        seconds = time.monotonic() - begun
+        answer = json.loads(answer) if status == 200 else None
+        answers.append(answer and answer["choices"][0]["message"]["content"])
+        if answer:
+            window.add(seconds, answer["usage"])
+        else:
+            window.failed += 1
+        time.sleep(arguments.pause)
+    if name == "learning" and arguments.rest:
+        rest(address, arguments.rest)
+    after = told(address)
+    figures = {
+        "way": name, "domain": prompts[0][0], **window.figures(),
+        "trainings": after.get("trainings", 0), "replaced": after.get("replaced", 0), "last": after.get("last"),
+    }
+    figures["better"] = figures["replaced"] != before.get("replaced", 0)
+    return figures, answers
+
+
+def say(row):
+    news = f"; a better draft, simulated {row['last']['tau_before']:.2f} to {row['last']['tau_after']:.2f}" if row["better"] else ""
+    print(
+        f"  {row['way']:8} {row['from']:5} {row['domain']:12}: tau {row['tau']:.3f}, {row['tokens_per_second']:6.1f} tok/s, "
+        f"{row['ms_per_token'][50]:.1f} / {row['ms_per_token'][95]:.1f} ms a token (p50 / p95); {row['trainings']} trainings{news}",
+        flush=True,
+    )
+
+
+def parts(prompts, most):
+    """Where each window begins: after so many requests, and where the domain changes."""
     begins = [0]
     for at in range(1, len(prompts)):
-        if at - begins[-1] == arguments.window or prompts[at][0] != prompts[at - 1][0]:
+        if at - begins[-1] == most or prompts[at][0] != prompts[at - 1][0]:
             begins.append(at)
-    for begin, end in zip(begins, [*begins[1:], len(prompts)]):
-        window, before = Window(), told(address)
-        for _, message in prompts[begin:end]:
-            body = {"messages": [{"role": "user", "content": message}], "temperature": 0, "max_tokens": arguments.tokens}
-            asked = time.monotonic()
-            status, answer = post(address, "/v1/chat/completions", body)
-            seconds = time.monotonic() - asked
-            answer = json.loads(answer) if status == 200 else None
-            answers.append(answer and answer["choices"][0]["message"]["content"])
-            if answer:
-                window.add(seconds, answer["usage"])
-            else:
-                window.failed += 1
-            time.sleep(arguments.pause)
-        if name == "learning" and arguments.rest:
-            rest(address, arguments.rest)
-        after = told(address)
-        row = {
-            "way": name, "from": begin, "domain": prompts[begin][0], **window.figures(),
-            "trainings": after.get("trainings", 0), "replaced": after.get("replaced", 0), "last": after.get("last"),
-        }
-        windows.append(row)
-        news = "" if row["replaced"] == before.get("replaced", 0) else f"; a better draft, simulated {row['last']['tau_before']:.2f} to {row['last']['tau_after']:.2f}"
-        print(
-            f"  {name:8} {begin:5} {row['domain']:12}: tau {row['tau']:.3f}, {row['tokens_per_second']:6.1f} tok/s, "
-            f"{row['ms_per_token'][50]:.1f} / {row['ms_per_token'][95]:.1f} ms a token (p50 / p95); {row['trainings']} trainings{news}",
-            flush=True,
-        )
-    return windows, answers
+    return list(zip(begins, [*begins[1:], len(prompts)]))
 
 
 def streams(checks, start, arguments):
-    """The same stream without learning and with it; `start` starts a server with some options."""
+    """The same stream without learning and with it, in turns of a window each; `start` starts a server with some options."""
     prompts = prompts_of(arguments.stream, arguments.requests)
     print(f"{len(prompts)} requests, {len({message for _, message in prompts})} different ones, answers of at most {arguments.tokens} tokens", flush=True)
     learned = pathlib.Path(arguments.folder) / "learned"
     learning = ["--learn", str(learned), "--learn-when", arguments.learn_when, "--learn-rows", str(arguments.learn_rows), "--learn-minutes", str(arguments.learn_minutes)]
     learning += ["--learn-method", arguments.learn_method] if arguments.learn_method else []
-    figures, said = [], []
-    for name, options in [("fixed", []), ("learning", learning)]:
-        shutil.rmtree(learned, ignore_errors=True)
-        server, address = start(options)
-        try:
-            windows, answers = stream(name, address, prompts, arguments)
-        finally:
+    shutil.rmtree(learned, ignore_errors=True)
+    # Of several servers on one machine the later one answers a little faster. The one that learns has no help of that.
+    ways, figures, equal = {}, [], True
+    try:
+        for name, options in [("learning", learning), ("fixed", [])]:
+            ways[name] = start(options)
+        for begin, end in parts(prompts, arguments.window):
+            said = []
+            for name in ("fixed", "learning"):
+                row, answers = asked(name, ways[name][1], prompts[begin:end], arguments)
+                figures.append({"from": begin, **row})
+                said.append(answers)
+                say(figures[-1])
+            equal = equal and said[0] == said[1]
+            # Written after each window: a stream takes hours.
+            output = pathlib.Path(arguments.folder) / "stream.json"
+            output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    finally:
+        for server, _ in ways.values():
             server.terminate()
             server.wait(120)
-        figures += windows
-        said.append(answers)
-        checks.check(f"stream: {name}: every request was answered", all(window["failed"] == 0 for window in windows))
-    checks.check("stream: learning changes no answer", said[0] == said[1])
-    output = pathlib.Path(arguments.folder) / "stream.json"
-    output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    checks.check("stream: every request was answered", all(window["failed"] == 0 for window in figures))
+    checks.check("stream: learning changes no answer", equal)
     print(f"wrote {output}")
