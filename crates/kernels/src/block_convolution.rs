@@ -16,7 +16,7 @@ use rayon::prelude::*;
 
 use crate::composed::differentiable;
 use crate::dispatch::fused;
-use crate::storage::with_f32;
+use crate::storage::with_each_f32;
 
 /// Blocks of a parallel task, whose gradients of `base` are summed together.
 const BLOCKS_PER_CHUNK: usize = 16;
@@ -42,7 +42,7 @@ pub fn block_convolution(
     let (y, base, delta) = (y.contiguous()?, base.contiguous()?, delta.contiguous()?);
     let detached = [y.detach(), base.detach(), delta.detach()];
     let mut out = vec![0.0_f32; y.elem_count()];
-    with_values(&detached, |inputs| {
+    with_each_f32(detached.each_ref(), |inputs| {
         let of_block = slots * sizes.width;
         out.par_chunks_mut(of_block).enumerate().for_each(|(block, out)| {
             sizes.forward(inputs, block, out);
@@ -66,11 +66,6 @@ pub fn reference(
     (slots, side): (usize, usize),
 ) -> Result<Tensor> {
     Sizes::new(y, base, delta, (slots, side))?.composed(y, base, delta)
-}
-
-fn with_values<R>(tensors: &[Tensor; 3], f: impl FnOnce([&[f32]; 3]) -> Result<R>) -> Result<R> {
-    let [y, base, delta] = tensors;
-    with_f32(y, |y| with_f32(base, |base| with_f32(delta, |delta| f([y, base, delta]))))
 }
 
 #[derive(Clone, Copy)]
@@ -146,15 +141,15 @@ impl Sizes {
         let (width, of_delta) = (self.width, 2 * self.taps * self.groups);
         let (mut dy, mut d_delta) = (vec![0.0; self.rows * width], vec![0.0; self.rows * of_delta]);
         let rows = BLOCKS_PER_CHUNK * self.slots;
-        let parts: Vec<Vec<f32>> = with_values(inputs, |inputs| {
-            with_f32(gradient, |gradient| {
-                let chunks = dy.par_chunks_mut(rows * width);
-                let chunks = chunks.zip(d_delta.par_chunks_mut(rows * of_delta)).enumerate();
-                let part = |(chunk, (dy, d_delta)): (usize, (&mut [f32], &mut [f32]))| {
-                    self.chunk_gradients(inputs, gradient, chunk, (dy, d_delta))
-                };
-                Ok(chunks.map(part).collect())
-            })
+        let [y, base, delta] = inputs;
+        let parts: Vec<Vec<f32>> = with_each_f32([y, base, delta, gradient], |values| {
+            let [y, base, delta, gradient] = values;
+            let chunks = dy.par_chunks_mut(rows * width);
+            let chunks = chunks.zip(d_delta.par_chunks_mut(rows * of_delta)).enumerate();
+            let part = |(chunk, (dy, d_delta)): (usize, (&mut [f32], &mut [f32]))| {
+                self.chunk_gradients([y, base, delta], gradient, chunk, (dy, d_delta))
+            };
+            Ok(chunks.map(part).collect())
         })?;
         let mut d_base = vec![0.0_f32; 2 * self.taps * width];
         let own = &mut d_base[self.side * self.taps * width..][..self.taps * width];

@@ -4,11 +4,13 @@
 //! and skip connections of a decoder are all made of these two. Nothing but the inputs is kept;
 //! `dw` sums chunks of rows in a fixed order.
 
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, bail};
+use candle_core::{D, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
+use crate::composed::Gradients;
 use crate::dispatch::fused;
-use crate::storage::{f32_slice, with_f32};
+use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::storage::{values_like, with_each_f32};
 
 /// Rows of a parallel task, whose weight gradients are summed together.
 const ROWS_PER_CHUNK: usize = 64;
@@ -30,7 +32,8 @@ pub fn scale_channels(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         return x.broadcast_mul(weight);
     }
     let none = Tensor::zeros(0, x.dtype(), x.device())?;
-    x.contiguous()?.apply_op3(&weight.contiguous()?, &none, ChannelScale { residual: false })
+    let op = Fused(ChannelScale { residual: false });
+    x.contiguous()?.apply_op3(&weight.contiguous()?, &none, op)
 }
 
 /// `residual + x ∘ w`.
@@ -52,7 +55,7 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tens
         return reference(residual, x, weight);
     }
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    x.apply_op3(&weight, &residual.contiguous()?, ChannelScale { residual: true })
+    x.apply_op3(&weight, &residual.contiguous()?, Fused(ChannelScale { residual: true }))
 }
 
 /// [`add_scaled`] from plain tensor ops, for any device and float type.
@@ -75,60 +78,37 @@ struct ChannelScale {
     residual: bool,
 }
 
-impl CustomOp3 for ChannelScale {
-    fn name(&self) -> &'static str {
-        "channel_scale"
+impl FusedOp<3> for ChannelScale {
+    const NAME: &'static str = "channel_scale";
+
+    fn forward(&self, [x, weight, residual]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let (shape, x, weight) = (x.shape().clone(), x.f32()?, weight.f32()?);
+        let mut out = if self.residual { residual.f32()?.to_vec() } else { vec![0.0; x.len()] };
+        add_products(&mut out, x, weight);
+        Ok((out, shape))
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(s1, l1, "channel_scale")?;
-        let w = f32_slice(s2, l2, "channel_scale")?;
-        let mut out = if self.residual {
-            f32_slice(s3, l3, "channel_scale")?.to_vec()
-        } else {
-            vec![0.0; x.len()]
-        };
-        add_products(&mut out, x, w);
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        residual: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, weight, residual] = inputs;
         let dx = if x.track_op() {
             let mut dx = vec![0.0; x.elem_count()];
-            with_f32(grad, |g| {
-                with_f32(weight, |w| {
-                    add_products(&mut dx, g, w);
-                    Ok(())
-                })
+            with_each_f32([grad, weight], |[g, w]| {
+                add_products(&mut dx, g, w);
+                Ok(())
             })?;
-            Some(Tensor::from_vec(dx, x.shape(), x.device())?)
+            Some(values_like(x, dx)?)
         } else {
             None
         };
         let dw = if weight.track_op() {
             let channels = weight.elem_count();
-            let dw = with_f32(grad, |g| with_f32(x, |x| Ok(product_sums(g, x, channels))))?;
-            Some(Tensor::from_vec(dw, weight.shape(), weight.device())?)
+            let dw = with_each_f32([grad, x], |[g, x]| Ok(product_sums(g, x, channels)))?;
+            Some(values_like(weight, dw)?)
         } else {
             None
         };
         let d_residual = (self.residual && residual.track_op()).then(|| grad.clone());
-        Ok((dx, dw, d_residual))
+        Ok([dx, dw, d_residual])
     }
 }
 

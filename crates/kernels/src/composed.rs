@@ -16,8 +16,8 @@ pub(crate) const CHUNK_VALUES: usize = 1 << 25;
 /// chooses the same kernel however many tokens are verified together, and a row's sums run alike.
 pub(crate) const FULL_ROWS: usize = 64;
 
-/// Gradients of three arguments.
-pub type Gradients = [Option<Tensor>; 3];
+/// Gradients of the arguments, in their order.
+pub type Gradients<const N: usize = 3> = [Option<Tensor>; N];
 
 /// `result`, which was computed from `arguments` without a graph, as a node of the graph whose
 /// gradients `backward` computes from its own gradient. Two arguments may be the same tensor.
@@ -122,8 +122,7 @@ impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
         _result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [a, b, c] = (self.backward)(gradient)?;
-        Ok((a, b, c))
+        Ok((self.backward)(gradient)?.into())
     }
 }
 

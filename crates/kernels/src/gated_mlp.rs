@@ -5,14 +5,16 @@
 //! `h = silu(z) ∘ u`: `dWd = gᵀ h`, `dh = g Wd`, `(dz, du)` as in [`crate::swiglu`],
 //! `dx = dz Wg + du Wu`, `dWg = dzᵀ x`, `dWu = duᵀ x`, `dr = g`.
 
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Shape, Tensor, bail};
 
+use crate::composed::Gradients;
 use crate::dispatch::fused;
+use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::linear::{
     Weight, linear, linear_onto, product_nn_into, product_nt_into, reference as linear_reference,
     weight_gradient, with_weight,
 };
-use crate::storage::{f32_slice, with_f32};
+use crate::storage::{values_like, with_f32};
 use crate::swiglu::{self, swiglu};
 
 /// Weights of a gated MLP, f32, bf16 or f16.
@@ -61,8 +63,8 @@ pub fn gated_mlp_onto(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Resu
         return linear_onto(residual, &gated, mlp.down, None);
     }
     let (gate, up) = (mlp.gate.contiguous()?, mlp.up.contiguous()?);
-    let both = x.contiguous()?.apply_op3(&gate, &up, GateAndUp)?;
-    both.apply_op3(&mlp.down.contiguous()?, &residual.contiguous()?, GatedDown)
+    let both = x.contiguous()?.apply_op3(&gate, &up, Fused(GateAndUp))?;
+    both.apply_op3(&mlp.down.contiguous()?, &residual.contiguous()?, Fused(GatedDown))
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -78,38 +80,22 @@ pub fn reference(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Te
 /// `[R, H]`, `[I, H]`, `[I, H]` → `[2, R, I]`: `x Wgᵀ`, then `x Wuᵀ`.
 struct GateAndUp;
 
-impl CustomOp3 for GateAndUp {
-    fn name(&self) -> &'static str {
-        "gate and up"
-    }
+impl FusedOp<3> for GateAndUp {
+    const NAME: &'static str = "gate and up";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(s1, l1, self.name())?;
-        let (rows, width) = l1.shape().dims2()?;
-        let (inner, _) = l2.shape().dims2()?;
+    fn forward(&self, [x, gate, up]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let (rows, width) = x.shape().dims2()?;
+        let (inner, _) = gate.shape().dims2()?;
         let mut both = vec![0.0; 2 * rows * inner];
-        let (gate, up) = both.split_at_mut(rows * inner);
-        product_nt_into(gate, x, Weight::from_storage(s2, l2)?, (width, inner), false);
-        product_nt_into(up, x, Weight::from_storage(s3, l3)?, (width, inner), false);
-        Ok((CpuStorage::F32(both), (2, rows, inner).into()))
+        let halves = both.split_at_mut(rows * inner);
+        for (out, weight) in [(halves.0, gate), (halves.1, up)] {
+            product_nt_into(out, x.f32()?, Weight::of(weight)?, (width, inner), false);
+        }
+        Ok((both, (2, rows, inner).into()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        gate: &Tensor,
-        up: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, gate, up] = inputs;
         let (rows, width) = x.dims2()?;
         let inner = gate.dim(0)?;
         with_f32(grad, |grad| {
@@ -122,12 +108,12 @@ impl CustomOp3 for GateAndUp {
                         Ok(())
                     })?;
                 }
-                Some(Tensor::from_vec(dx, x.shape(), x.device())?)
+                Some(values_like(x, dx)?)
             } else {
                 None
             };
             let d_gate = weight_gradient(x, of_gate, gate)?;
-            Ok((dx, d_gate, weight_gradient(x, of_up, up)?))
+            Ok([dx, d_gate, weight_gradient(x, of_up, up)?])
         })
     }
 }
@@ -135,36 +121,20 @@ impl CustomOp3 for GateAndUp {
 /// `[2, R, I]`, `[O, I]`, `[R, O]` → `[R, O]`: the gated product through `Wd`, onto the residual.
 struct GatedDown;
 
-impl CustomOp3 for GatedDown {
-    fn name(&self) -> &'static str {
-        "gated MLP"
-    }
+impl FusedOp<3> for GatedDown {
+    const NAME: &'static str = "gated MLP";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (gate, up) = halves(f32_slice(s1, l1, self.name())?);
-        let (outputs, inner) = l2.shape().dims2()?;
+    fn forward(&self, [both, down, residual]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let (gate, up) = halves(both.f32()?);
+        let (outputs, inner) = down.shape().dims2()?;
         let gated = swiglu::product(gate, up);
-        let mut out = f32_slice(s3, l3, "gated MLP's residual")?.to_vec();
-        product_nt_into(&mut out, &gated, Weight::from_storage(s2, l2)?, (inner, outputs), true);
-        Ok((CpuStorage::F32(out), l3.shape().clone()))
+        let mut out = residual.f32()?.to_vec();
+        product_nt_into(&mut out, &gated, Weight::of(down)?, (inner, outputs), true);
+        Ok((out, residual.shape().clone()))
     }
 
-    fn bwd(
-        &self,
-        both: &Tensor,
-        down: &Tensor,
-        residual: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [both, down, residual] = inputs;
         let (outputs, inner) = down.dims2()?;
         let (d_both, d_down) = with_f32(both, |values| {
             let (gate, up) = halves(values);
@@ -186,9 +156,9 @@ impl CustomOp3 for GatedDown {
             let mut d_both = vec![0.0; values.len()];
             let (d_gate, d_up) = d_both.split_at_mut(gate.len());
             swiglu::backward((gate, up), &d_gated, (d_gate, d_up));
-            Ok((Some(Tensor::from_vec(d_both, both.shape(), both.device())?), d_down))
+            Ok((Some(values_like(both, d_both)?), d_down))
         })?;
-        Ok((d_both, d_down, residual.track_op().then(|| grad.clone())))
+        Ok([d_both, d_down, residual.track_op().then(|| grad.clone())])
     }
 }
 

@@ -4,13 +4,13 @@
 //! `gelu(z) = z/2 (1 + tanh u) = z σ(2u)`, `u = √(2/π) (z + 0.044715 z³)`. Backward, with `s = σ(2u)`:
 //! `dgate = g ∘ up ∘ (s + 2 z s (1 − s) u')`, `u' = √(2/π) (1 + 3 · 0.044715 z²)`, `dup = g ∘ z ∘ s`.
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use crate::composed::differentiable;
 use crate::dispatch::fused;
+use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::simd::{exp, vectorised};
-use crate::storage::f32_slice;
 
 const CHUNK: usize = 8192;
 /// `√(2/π)`
@@ -29,7 +29,7 @@ pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         bail!("geglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
     if fused(&[gate, up]) && !gate.track_op() && !up.track_op() {
-        gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &GeGlu)
+        gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &Fused(GeGlu))
     } else {
         composed(gate, up)
     }
@@ -67,24 +67,16 @@ pub fn reference(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 struct GeGlu;
 
-impl CustomOp2 for GeGlu {
-    fn name(&self) -> &'static str {
-        "geglu"
-    }
+impl FusedOp<2> for GeGlu {
+    const NAME: &'static str = "geglu";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (gate, up) = (f32_slice(s1, l1, "geglu")?, f32_slice(s2, l2, "geglu")?);
+    fn forward(&self, [gate, up]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
+        let (shape, gate, up) = (gate.shape().clone(), gate.f32()?, up.f32()?);
         let mut out = vec![0.0; gate.len()];
         out.par_chunks_mut(CHUNK)
             .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
             .for_each(|(out, (gate, up))| gated(gate, up, out));
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((out, shape))
     }
 }
 

@@ -43,6 +43,7 @@ pub mod top_k;
 
 mod composed;
 mod cuda;
+mod fused_op;
 mod gemm;
 mod settings;
 mod simd;

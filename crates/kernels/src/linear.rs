@@ -6,18 +6,17 @@
 
 use std::cell::RefCell;
 
-use candle_core::{
-    CpuStorage, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail,
-};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::composed::{FULL_ROWS, differentiable};
+use crate::composed::{FULL_ROWS, Gradients, differentiable};
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
 use crate::cuda::product::product;
 use crate::dispatch::{Products, fused, products_of};
+use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
-use crate::storage::{f32_slice, with_f32};
+use crate::storage::{values_like, with_f32};
 
 /// `x Wᵀ + b`.
 ///
@@ -119,7 +118,8 @@ pub fn linear_onto(
 }
 
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
-    x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, Linear { addend: kind })
+    let op = Fused(Linear { addend: kind });
+    x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, op)
 }
 
 /// Which of a linear map's products is meant.
@@ -265,6 +265,10 @@ pub(crate) enum Weight<'a> {
 }
 
 impl<'a> Weight<'a> {
+    pub(crate) fn of(argument: Argument<'a>) -> Result<Self> {
+        Self::from_storage(argument.storage, argument.layout)
+    }
+
     pub(crate) fn from_storage(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
         let Some((start, end)) = layout.contiguous_offsets() else {
             bail!("linear: contiguous weight expected, found strides {:?}", layout.stride())
@@ -356,7 +360,7 @@ pub(crate) fn weight_gradient(x: &Tensor, g: &[f32], weight: &Tensor) -> Result<
         matmul(&mut dw, inputs, g, Mat::rows(x, rows, inputs, inputs), false, Threads::Pool);
         Ok(())
     })?;
-    Ok(Some(Tensor::from_vec(dw, weight.shape(), weight.device())?))
+    Ok(Some(values_like(weight, dw)?))
 }
 
 /// Runs `f` on a weight in the CPU's memory.
@@ -384,48 +388,30 @@ struct Linear {
     addend: Addend,
 }
 
-impl CustomOp3 for Linear {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
+impl FusedOp<3> for Linear {
+    const NAME: &'static str = "linear";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(s1, l1, "linear")?;
-        let weight = Weight::from_storage(s2, l2)?;
-        let (rows, inputs) = l1.shape().dims2()?;
-        let (outputs, _) = l2.shape().dims2()?;
+    fn forward(&self, [x, weight, addend]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let (rows, inputs) = x.shape().dims2()?;
+        let (outputs, _) = weight.shape().dims2()?;
         let mut out = match self.addend {
-            Addend::Residual => f32_slice(s3, l3, "linear residual")?.to_vec(),
-            Addend::Bias => f32_slice(s3, l3, "linear bias")?.repeat(rows),
+            Addend::Residual => addend.f32()?.to_vec(),
+            Addend::Bias => addend.f32()?.repeat(rows),
             Addend::None => vec![0.0; rows * outputs],
         };
         let accumulate = self.addend != Addend::None;
-        product_nt_into(&mut out, x, weight, (inputs, outputs), accumulate);
-        Ok((CpuStorage::F32(out), (rows, outputs).into()))
+        product_nt_into(&mut out, x.f32()?, Weight::of(weight)?, (inputs, outputs), accumulate);
+        Ok((out, (rows, outputs).into()))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        weight: &Tensor,
-        addend: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, weight, addend] = inputs;
         let (_, inputs) = x.dims2()?;
         let (outputs, _) = weight.dims2()?;
         let dx = if x.track_op() {
             let dx =
                 with_weight(weight, |w| with_f32(grad, |g| Ok(product_nn(g, w, inputs, outputs))))?;
-            Some(Tensor::from_vec(dx, x.shape(), x.device())?)
+            Some(values_like(x, dx)?)
         } else {
             None
         };
@@ -433,12 +419,12 @@ impl CustomOp3 for Linear {
         let d_addend = match self.addend {
             Addend::Bias if addend.track_op() => {
                 let db = with_f32(grad, |g| Ok(column_sums(g, outputs)))?;
-                Some(Tensor::from_vec(db, addend.shape(), addend.device())?)
+                Some(values_like(addend, db)?)
             }
             Addend::Residual if addend.track_op() => Some(grad.clone()),
             _ => None,
         };
-        Ok((dx, dw, d_addend))
+        Ok([dx, dw, d_addend])
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! Backward: `dx = 2 r g` where `x > 0`, `2 s r g` elsewhere. Nothing but the input is kept.
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
+use crate::composed::Gradients;
 use crate::dispatch::fused;
+use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::simd::vectorised;
-use crate::storage::{f32_slice, with_f32};
+use crate::storage::{values_like, with_each_f32};
 
 const CHUNK: usize = 8192;
 
@@ -27,7 +29,7 @@ pub fn relu_squared(x: &Tensor, slope: f64) -> Result<Tensor> {
         return Ok(x.clone());
     }
     if fused(&[x]) {
-        x.contiguous()?.apply_op1(ReluSquared { slope: slope as f32 })
+        x.contiguous()?.apply_op1(Fused(ReluSquared { slope: slope as f32 }))
     } else {
         reference(x, slope)
     }
@@ -45,31 +47,27 @@ struct ReluSquared {
     slope: f32,
 }
 
-impl CustomOp1 for ReluSquared {
-    fn name(&self) -> &'static str {
-        "relu_squared"
-    }
+impl FusedOp<1> for ReluSquared {
+    const NAME: &'static str = "relu_squared";
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(storage, layout, "relu_squared")?;
+    fn forward(&self, [x]: [Argument<'_>; 1]) -> Result<(Vec<f32>, Shape)> {
+        let (shape, x) = (x.shape().clone(), x.f32()?);
         let mut out = vec![0.0; x.len()];
         out.par_chunks_mut(CHUNK)
             .zip(x.par_chunks(CHUNK))
             .for_each(|(out, x)| squares(x, out, self.slope));
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        Ok((out, shape))
     }
 
-    fn bwd(&self, x: &Tensor, _res: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let dx = with_f32(x, |x| {
-            with_f32(grad, |g| {
-                let mut dx = vec![0.0; x.len()];
-                dx.par_chunks_mut(CHUNK)
-                    .zip(x.par_chunks(CHUNK).zip(g.par_chunks(CHUNK)))
-                    .for_each(|(dx, (x, g))| gradients(x, g, dx, self.slope));
-                Ok(dx)
-            })
+    fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<Gradients<1>> {
+        let dx = with_each_f32([x, grad], |[x, g]| {
+            let mut dx = vec![0.0; x.len()];
+            dx.par_chunks_mut(CHUNK)
+                .zip(x.par_chunks(CHUNK).zip(g.par_chunks(CHUNK)))
+                .for_each(|(dx, (x, g))| gradients(x, g, dx, self.slope));
+            Ok(dx)
         })?;
-        Ok(Some(Tensor::from_vec(dx, x.shape(), x.device())?))
+        Ok([Some(values_like(x, dx)?)])
     }
 }
 

@@ -5,13 +5,14 @@
 //! Backward: with `g' = g ∘ w`, `dx = r g' − x r³ mean(g' ∘ x)` and `dw = Σ_rows g ∘ x r`.
 //! Nothing but the inputs is kept; `r` is recomputed.
 
-use candle_core::{CpuStorage, CustomOp2, D, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{D, DType, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::differentiable;
+use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::storage::{f32_slice, with_f32};
+use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::storage::{values_like, with_each_f32};
 
 /// Rows whose weight gradients are summed together before partial sums are added in order.
 const ROWS_PER_CHUNK: usize = 64;
@@ -29,7 +30,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
         bail!("rms_norm: weight of shape [{hidden}] expected, found {:?}", weight.shape());
     }
     if fused(&[x, weight]) {
-        x.contiguous()?.apply_op2(&weight.contiguous()?, RmsNorm { eps: eps as f32 })
+        x.contiguous()?.apply_op2(&weight.contiguous()?, Fused(RmsNorm { eps: eps as f32 }))
     } else if cuda::takes(&[x, weight]) {
         cuda::rows::rms_norm(x, weight, eps)
     } else if x.dtype() == DType::F32 && weight.dtype() == DType::F32 {
@@ -91,20 +92,11 @@ fn inverse_rms(row: &[f32], eps: f32) -> f32 {
     1.0 / (crate::simd::dot(row, row) / row.len() as f32 + eps).sqrt()
 }
 
-impl CustomOp2 for RmsNorm {
-    fn name(&self) -> &'static str {
-        "rms_norm"
-    }
+impl FusedOp<2> for RmsNorm {
+    const NAME: &'static str = "rms_norm";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(s1, l1, "rms_norm")?;
-        let w = f32_slice(s2, l2, "rms_norm")?;
+    fn forward(&self, [x, w]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
+        let (shape, x, w) = (x.shape().clone(), x.f32()?, w.f32()?);
         let mut out = vec![0.0; x.len()];
         let hidden = w.len().max(1);
         out.par_chunks_mut(hidden * 16).zip(x.par_chunks(hidden * 16)).for_each(|(out, x)| {
@@ -115,22 +107,15 @@ impl CustomOp2 for RmsNorm {
                 }
             }
         });
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((out, shape))
     }
 
-    fn bwd(
-        &self,
-        x: &Tensor,
-        w: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, [x, w]: [&Tensor; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
         let hidden = w.elem_count().max(1);
-        let (dx, dw) = with_f32(x, |xs| {
-            with_f32(w, |ws| with_f32(grad, |gs| Ok(backward(xs, ws, gs, hidden, self.eps))))
-        })?;
-        let dx = x.track_op().then(|| Tensor::from_vec(dx, x.shape(), x.device())).transpose()?;
-        Ok((dx, Some(Tensor::from_vec(dw, w.shape(), w.device())?)))
+        let (dx, dw) =
+            with_each_f32([x, w, grad], |[xs, ws, gs]| Ok(backward(xs, ws, gs, hidden, self.eps)))?;
+        let dx = x.track_op().then(|| values_like(x, dx)).transpose()?;
+        Ok([dx, Some(values_like(w, dw)?)])
     }
 }
 

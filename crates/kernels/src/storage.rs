@@ -68,10 +68,36 @@ fn storage_dtype(storage: &CpuStorage) -> DType {
 pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(cpu) => f(f32_slice(cpu, layout, "kernel input")?),
-        _ => bail!("kernel input: CPU tensor expected, found {:?}", tensor.device().location()),
+    f(cpu_f32(&storage, layout)?)
+}
+
+fn cpu_f32<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
+    match storage {
+        Storage::Cpu(cpu) => f32_slice(cpu, layout, "kernel input"),
+        _ => bail!("kernel input: CPU tensor expected, found {:?}", storage.device().location()),
     }
+}
+
+/// The same of several tensors.
+///
+/// # Errors
+/// - as [`with_f32`]
+pub(crate) fn with_each_f32<const N: usize, R>(
+    tensors: [&Tensor; N],
+    f: impl FnOnce([&[f32]; N]) -> Result<R>,
+) -> Result<R> {
+    let tensors = tensors.iter().map(|t| t.contiguous()).collect::<Result<Vec<_>>>()?;
+    let held: Vec<_> = tensors.iter().map(Tensor::storage_and_layout).collect();
+    let mut slices: [&[f32]; N] = [&[]; N];
+    for (slice, (storage, layout)) in slices.iter_mut().zip(&held) {
+        *slice = cpu_f32(storage, layout)?;
+    }
+    f(slices)
+}
+
+/// Values in the shape and on the device of another tensor.
+pub(crate) fn values_like(tensor: &Tensor, values: Vec<f32>) -> Result<Tensor> {
+    Tensor::from_vec(values, tensor.shape(), tensor.device())
 }
 
 /// The values on the host in f64: not every device has that type.
@@ -87,4 +113,25 @@ pub(crate) fn from_f64(
     device: &Device,
 ) -> Result<Tensor> {
     Tensor::from_slice(values, shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_give_their_values_in_order_whatever_their_layout() -> Result<()> {
+        let x = Tensor::arange(0.0_f32, 6.0, &Device::Cpu)?.reshape((2, 3))?;
+        let (turned, part) = (x.t()?, x.narrow(1, 1, 2)?);
+        let values = with_each_f32([&x, &turned, &part], |all| Ok(all.map(<[f32]>::to_vec)))?;
+        let want: [&[f32]; 3] = [
+            &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0],
+            &[0.0, 3.0, 1.0, 4.0, 2.0, 5.0],
+            &[1.0, 2.0, 4.0, 5.0],
+        ];
+        assert_eq!(values, want);
+        let halves = x.to_dtype(DType::F16)?;
+        assert!(with_each_f32([&x, &halves], |_| Ok(())).is_err());
+        Ok(())
+    }
 }

@@ -3,14 +3,15 @@
 //! Backward, with `s = 1/(1 + e^(−gate))`: `dgate = g ∘ up ∘ s (1 + gate (1 − s))`,
 //! `dup = g ∘ gate ∘ s`. Nothing but the inputs is kept.
 
-use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::differentiable;
+use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
+use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::simd::{exp, vectorised};
-use crate::storage::{f32_slice, with_f32};
+use crate::storage::{values_like, with_each_f32};
 
 const CHUNK: usize = 8192;
 
@@ -26,7 +27,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         bail!("swiglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
     if fused(&[gate, up]) {
-        gate.contiguous()?.apply_op2(&up.contiguous()?, SwiGlu)
+        gate.contiguous()?.apply_op2(&up.contiguous()?, Fused(SwiGlu))
     } else if cuda::takes(&[gate, up]) {
         cuda::rows::swiglu(gate, up)
     } else {
@@ -82,34 +83,25 @@ pub fn clamped_swiglu(gate: &Tensor, up: &Tensor, bounds: Clamped) -> Result<Ten
         bail!("swiglu: a clamped unit has no gradients");
     }
     if fused(&[gate, up]) {
-        return gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &bounds);
+        return gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &Fused(bounds));
     }
     let gate = gate.minimum(bounds.limit)?;
     let up = (up.clamp(-bounds.limit, bounds.limit)? + 1.0)?;
     (&gate / ((&gate * -bounds.alpha)?.exp()? + 1.0)?)?.mul(&up)
 }
 
-impl CustomOp2 for Clamped {
-    fn name(&self) -> &'static str {
-        "clamped-swiglu"
-    }
+impl FusedOp<2> for Clamped {
+    const NAME: &'static str = "clamped-swiglu";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (gate, up) =
-            (f32_slice(s1, l1, "clamped-swiglu")?, f32_slice(s2, l2, "clamped-swiglu")?);
+    fn forward(&self, [gate, up]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
+        let (shape, gate, up) = (gate.shape().clone(), gate.f32()?, up.f32()?);
         let mut out = vec![0.0; gate.len()];
         let inputs = gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK));
         let bounds = (self.alpha as f32, self.limit as f32);
         out.par_chunks_mut(CHUNK)
             .zip(inputs)
             .for_each(|(out, (gate, up))| clamped(out, gate, up, bounds));
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((out, shape))
     }
 }
 
@@ -128,41 +120,21 @@ vectorised! {
 
 struct SwiGlu;
 
-impl CustomOp2 for SwiGlu {
-    fn name(&self) -> &'static str {
-        "swiglu"
+impl FusedOp<2> for SwiGlu {
+    const NAME: &'static str = "swiglu";
+
+    fn forward(&self, [gate, up]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
+        Ok((product(gate.f32()?, up.f32()?), gate.shape().clone()))
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let gate = f32_slice(s1, l1, "swiglu")?;
-        let up = f32_slice(s2, l2, "swiglu")?;
-        Ok((CpuStorage::F32(product(gate, up)), l1.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        gate: &Tensor,
-        up: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let (dgate, dup) = with_f32(gate, |gates| {
-            with_f32(up, |ups| {
-                with_f32(grad, |grads| {
-                    let mut out = (vec![0.0; gates.len()], vec![0.0; gates.len()]);
-                    backward((gates, ups), grads, (&mut out.0, &mut out.1));
-                    Ok(out)
-                })
-            })
+    fn backward(&self, inputs: [&Tensor; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
+        let [gate, up] = inputs;
+        let (dgate, dup) = with_each_f32([gate, up, grad], |[gates, ups, grads]| {
+            let mut out = (vec![0.0; gates.len()], vec![0.0; gates.len()]);
+            backward((gates, ups), grads, (&mut out.0, &mut out.1));
+            Ok(out)
         })?;
-        let tensor = |values| Tensor::from_vec(values, gate.shape(), gate.device());
-        Ok((Some(tensor(dgate)?), Some(tensor(dup)?)))
+        Ok([Some(values_like(gate, dgate)?), Some(values_like(up, dup)?)])
     }
 }
 

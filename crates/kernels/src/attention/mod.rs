@@ -23,12 +23,13 @@ mod tiled;
 
 use std::sync::{Arc, OnceLock};
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{DType, Result, Shape, Tensor, bail};
 
+use crate::composed::Gradients;
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::storage::{f16_slice, f32_slice, u8_slice, with_f32};
+use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::storage::{values_like, with_each_f32};
 
 pub use composed::composed;
 #[cfg(all(test, feature = "cuda"))]
@@ -108,7 +109,7 @@ fn attend(
         let sinks = scores.sinks.map(Tensor::to_vec1::<f32>).transpose()?;
         let op =
             Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
-        q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+        q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, Fused(op))
     } else if scores.softcap.is_some() || scores.sinks.is_some() {
         composed::frozen(q, k, v, ranges, scores)
     } else if cuda::takes(&[q, k, v])
@@ -195,80 +196,43 @@ struct Attention {
     log_sum_exp: OnceLock<Vec<f32>>,
 }
 
-impl CustomOp3 for Attention {
-    fn name(&self) -> &'static str {
-        "attention"
-    }
+impl FusedOp<3> for Attention {
+    const NAME: &'static str = "attention";
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let q = f32_slice(s1, l1, "attention")?;
-        let dims = Dims { softcap: self.softcap, ..Dims::new(l1.shape(), l2.shape())? };
+    fn forward(&self, [q, k, v]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let dims = Dims { softcap: self.softcap, ..Dims::new(q.shape(), k.shape())? };
         let visible = (self.ranges.as_ref(), self.sinks.as_deref());
-        let (out, lse) = match s2.dtype() {
-            DType::F16 => {
-                let (k, v) = (f16_slice(s2, l2, "attention")?, f16_slice(s3, l3, "attention")?);
-                tiled::forward(q, k, v, dims, visible)
-            }
+        let (shape, q) = (q.shape().clone(), q.f32()?);
+        let (out, lse) = match k.dtype() {
+            DType::F16 => tiled::forward(q, k.f16()?, v.f16()?, dims, visible),
             DType::U8 => {
-                let (k, v) = (u8_slice(s2, l2, "attention")?, u8_slice(s3, l3, "attention")?);
-                tiled::forward(q, keys::Blocks(k), keys::Blocks(v), dims, visible)
+                tiled::forward(q, keys::Blocks(k.u8()?), keys::Blocks(v.u8()?), dims, visible)
             }
-            _ => {
-                let (k, v) = (f32_slice(s2, l2, "attention")?, f32_slice(s3, l3, "attention")?);
-                tiled::forward(q, k, v, dims, visible)
-            }
+            _ => tiled::forward(q, k.f32()?, v.f32()?, dims, visible),
         };
         // A second forward pass of the same op computes the same values.
         let _ = self.log_sum_exp.set(lse);
-        Ok((CpuStorage::F32(out), l1.shape().clone()))
+        Ok((out, shape))
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        out: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], out: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [q, k, v] = inputs;
         let Some(lse) = self.log_sum_exp.get() else { bail!("attention: backward before forward") };
         if self.softcap.is_some() || self.sinks.is_some() {
             bail!("attention: soft-capped scores and sinks have no gradients");
         }
         let dims = Dims::new(q.shape(), k.shape())?;
         let train_keys = k.track_op() || v.track_op();
-        let (dq, dkv) = with_f32(q, |q| {
-            with_f32(k, |k| {
-                with_f32(v, |v| {
-                    with_f32(out, |out| {
-                        with_f32(grad, |grad| {
-                            let saved = backward::Saved { q, k, v, out, grad, lse };
-                            let dq = backward::queries(&saved, dims, &self.ranges);
-                            let dkv =
-                                train_keys.then(|| backward::keys(&saved, dims, &self.ranges));
-                            Ok((dq, dkv))
-                        })
-                    })
-                })
-            })
+        let (dq, dkv) = with_each_f32([q, k, v, out, grad], |[q, k, v, out, grad]| {
+            let saved = backward::Saved { q, k, v, out, grad, lse };
+            let dq = backward::queries(&saved, dims, &self.ranges);
+            Ok((dq, train_keys.then(|| backward::keys(&saved, dims, &self.ranges))))
         })?;
-        let dq = Tensor::from_vec(dq, q.shape(), q.device())?;
         let (dk, dv) = match dkv {
             None => (None, None),
-            Some((dk, dv)) => (
-                Some(Tensor::from_vec(dk, k.shape(), k.device())?),
-                Some(Tensor::from_vec(dv, v.shape(), v.device())?),
-            ),
+            Some((dk, dv)) => (Some(values_like(k, dk)?), Some(values_like(v, dv)?)),
         };
-        Ok((Some(dq), dk, dv))
+        Ok([Some(values_like(q, dq)?), dk, dv])
     }
 }
 

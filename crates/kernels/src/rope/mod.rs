@@ -11,13 +11,14 @@ mod frequencies;
 #[cfg(test)]
 mod tests;
 
-use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::differentiable;
+use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::storage::{f32_slice, with_f32};
+use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::storage::{values_like, with_each_f32};
 
 pub use frequencies::{Rope, RopeScaling};
 
@@ -98,7 +99,7 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let plain = 2 * pairs == head_dim && !table.interleaved;
     if fused(&[x, &table.cos]) {
         let op = Rotate { sign: 1.0, interleaved: table.interleaved };
-        x.contiguous()?.apply_op3(&table.cos, &table.sin, op)
+        x.contiguous()?.apply_op3(&table.cos, &table.sin, Fused(op))
     } else if plain && cuda::takes(&[x, &table.cos]) {
         cuda::rows::rope(x, &table.cos, &table.sin)
     } else {
@@ -177,41 +178,21 @@ struct Heads {
     half: usize,
 }
 
-impl CustomOp3 for Rotate {
-    fn name(&self) -> &'static str {
-        "rope"
+impl FusedOp<3> for Rotate {
+    const NAME: &'static str = "rope";
+
+    fn forward(&self, [x, cos, sin]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
+        let (_, half) = cos.shape().dims2()?;
+        let turned = self.run(x.f32()?, cos.f32()?, sin.f32()?, x.shape(), half)?;
+        Ok((turned, x.shape().clone()))
     }
 
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let x = f32_slice(s1, l1, "rope")?;
-        let cos = f32_slice(s2, l2, "rope")?;
-        let sin = f32_slice(s3, l3, "rope")?;
-        let (_, half) = l2.shape().dims2()?;
-        Ok((CpuStorage::F32(self.run(x, cos, sin, l1.shape(), half)?), l1.shape().clone()))
-    }
-
-    fn bwd(
-        &self,
-        x: &Tensor,
-        cos: &Tensor,
-        sin: &Tensor,
-        _res: &Tensor,
-        grad: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, cos, sin] = inputs;
         let half = cos.dim(1)?;
         let back = Self { sign: -self.sign, ..*self };
-        let dx = with_f32(grad, |g| {
-            with_f32(cos, |c| with_f32(sin, |s| back.run(g, c, s, x.shape(), half)))
-        })?;
-        Ok((Some(Tensor::from_vec(dx, x.shape(), x.device())?), None, None))
+        let dx = with_each_f32([grad, cos, sin], |[g, c, s]| back.run(g, c, s, x.shape(), half))?;
+        Ok([Some(values_like(x, dx)?), None, None])
     }
 }
 
