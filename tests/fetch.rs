@@ -261,6 +261,7 @@ fn of_a_folder_the_weights_that_its_index_names_are_fetched() {
     files.insert("model.safetensors.index.json".into(), index);
     files.insert(shard.into(), weights);
     files.insert("consolidated.safetensors".into(), b"the same again".to_vec());
+    files.insert("chat_template.json".into(), br#"{"chat_template": "{{ messages }}"}"#.to_vec());
     files.insert("tiny-Q8_0.gguf".into(), b"another form".to_vec());
     let (endpoint, log) = Hub::of(files.clone()).serve();
     let output = user.fetch("some-org/tiny", &endpoint);
@@ -272,6 +273,7 @@ fn of_a_folder_the_weights_that_its_index_names_are_fetched() {
     assert!(stderr(&output).contains("next: longdraft generate --target some-org/tiny --"));
     let fetched = contents(&log);
     assert!(!fetched.iter().any(|line| line.contains("consolidated") || line.contains("Q8_0")));
+    assert!(fetched.iter().any(|line| line.contains("chat_template.json")), "{fetched:?}");
     let local = user.tokens(&user.path("model").display().to_string(), NOWHERE);
     assert_eq!(user.tokens("some-org/tiny", NOWHERE), local, "{fetched:?}");
 

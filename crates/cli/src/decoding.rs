@@ -371,9 +371,9 @@ pub(crate) fn stops(
     own.into_iter().map(Ok).chain(named).collect()
 }
 
-/// Tokens that end a text.
+/// Tokens that end what the target generates.
 pub(crate) fn stop_tokens(target: &Target) -> Vec<TargetTokenId> {
-    target.config().eos_token_ids.iter().map(|id| TargetTokenId(*id)).collect()
+    target.config().end_token_ids().into_iter().map(TargetTokenId).collect()
 }
 
 /// Ids of a text to continue; it gets the start token of Llama models that have one.

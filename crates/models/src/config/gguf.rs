@@ -1,10 +1,13 @@
 //! The header of a GGUF file.
 
+#[cfg(test)]
+mod tests;
+
 use longdraft_kernels::rope::RopeScaling;
 
 use super::families::{self, Sizes};
 use super::rope::yarn_attention_factor;
-use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig, limits};
+use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig, end_tokens, limits};
 use crate::error::Problems;
 use crate::weights::gguf::header::Header;
 
@@ -78,6 +81,11 @@ impl<'a> Keys<'a> {
         self.header.integers(&format!("{}.{key}", self.prefix))
     }
 
+    /// Whether there is a key, whatever it holds.
+    pub(super) fn is_there(&self, key: &str) -> bool {
+        self.header.metadata.contains_key(&format!("{}.{key}", self.prefix))
+    }
+
     /// Shape of a tensor, if there is one.
     pub(super) fn shape(&self, tensor: &str) -> Option<&'a [usize]> {
         self.header.tensors.get(tensor).map(|tensor| tensor.shape.as_slice())
@@ -145,7 +153,7 @@ impl<'a> Keys<'a> {
         // Bounded by what the file holds, whatever the header says.
         let listed = layers.min(self.header.tensors.len());
         let mlp_only_layers = (0..listed).filter(|layer| !routed(layer)).collect();
-        let width = self.number("expert_feed_forward_length");
+        let width = self.largest("expert_feed_forward_length");
         let width = width.or_else(|| self.number("feed_forward_length"));
         let shared = self.header.tensors.iter().find_map(|(name, tensor)| {
             name.ends_with(".ffn_up_shexp.weight").then(|| tensor.shape[0])
@@ -177,6 +185,7 @@ impl<'a> Keys<'a> {
         if all.is_some() && self.prefix == "deepseek2" {
             return given.unwrap_or(1.0);
         }
+        let given = given.or_else(|| self.number("rope.scaling.yarn_attn_factor"));
         yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
     }
 
@@ -235,6 +244,10 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     };
     let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut problems);
     let mut keys = Keys { header, prefix: name, problems };
+    if keys.flag("attention.causal") == Some(false) {
+        let message = format!("`{name}.attention.causal` = false is not supported");
+        keys.problems.push(message);
+    }
     let counted = keys.number("expert_count").is_some_and(|count| count > 0.0);
     let architecture =
         if named == Architecture::Llama && counted { Architecture::Mixtral } else { named };
@@ -271,7 +284,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         (None, Some(experts)) => experts.width_of_a_token(),
         _ => keys.size("feed_forward_length"),
     };
-    let config = TargetConfig {
+    let mut config = TargetConfig {
         architecture,
         hidden_size,
         intermediate_size,
@@ -300,138 +313,11 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
             .collect(),
         pad_token_id: keys.token("padding_token_id"),
         parts: families::of_gguf(&mut keys, sizes),
+        further_end_ids: Vec::new(),
     };
+    config.add_ends(end_tokens::of_header(header));
+    config.add_ends(keys.token("eom_token_id").into_iter().collect());
     let mut problems = keys.problems;
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Cursor;
-
-    use candle_core::quantized::gguf_file::{Value, write};
-    use candle_core::quantized::{GgmlDType, QTensor};
-    use candle_core::{DType, Device, Tensor};
-
-    use super::*;
-
-    /// The configuration of a header of four layers with some keys of its architecture.
-    fn config(name: &str, more: &[(&str, Value)]) -> Result<TargetConfig, Problems> {
-        config_with(name, more, &[])
-    }
-
-    /// The same of a file that holds some vectors.
-    fn config_with(
-        name: &str,
-        more: &[(&str, Value)],
-        vectors: &[&str],
-    ) -> Result<TargetConfig, Problems> {
-        let vector = Tensor::zeros(8, DType::F32, &Device::Cpu).expect("zeros");
-        let vector = QTensor::quantize(&vector, GgmlDType::F32).expect("a tensor");
-        let table = Tensor::zeros((7, 48), DType::F32, &Device::Cpu).expect("zeros");
-        let table = QTensor::quantize(&table, GgmlDType::F32).expect("a tensor");
-        let sizes = [
-            ("embedding_length", 48),
-            ("feed_forward_length", 72),
-            ("block_count", 4),
-            ("context_length", 512),
-            ("attention.head_count", 4),
-            ("attention.head_count_kv", 2),
-            ("attention.key_length", 16),
-        ];
-        let sizes = sizes.map(|(key, size)| (key, Value::U32(size)));
-        let given = |key: &str| more.iter().any(|(other, _)| *other == key);
-        let keys = sizes.iter().filter(|(key, _)| !given(key)).chain(more);
-        let keys: Vec<_> = keys.map(|(key, value)| (format!("{name}.{key}"), value)).collect();
-        let architecture = Value::String(name.into());
-        let mut metadata = vec![("general.architecture", &architecture)];
-        metadata.extend(keys.iter().map(|(key, value)| (key.as_str(), *value)));
-        let mut tensors = vec![("token_embd.weight", &table)];
-        tensors.extend(vectors.iter().map(|name| (*name, &vector)));
-        let mut file = Cursor::new(Vec::new());
-        write(&mut file, &metadata, &tensors).expect("GGUF");
-        read(&Header::read(&file.into_inner()).expect("a header"))
-    }
-
-    fn windows(config: &TargetConfig) -> [Option<usize>; 4] {
-        [0, 1, 2, 3].map(|layer| config.window_of(layer))
-    }
-
-    #[test]
-    fn gemmas_are_read_with_the_defaults_of_their_reader() {
-        let older = config("gemma2", &[]).expect("valid");
-        assert_eq!(windows(&older), [Some(4096), None, Some(4096), None]);
-        let parts = &older.parts;
-        assert_eq!((parts.attention_softcap, parts.logits_softcap), (Some(50.0), Some(30.0)));
-        assert!(!parts.norms_less_one && parts.query_scalar.is_none());
-        let window = ("attention.sliding_window", Value::U32(9));
-        let pattern = ("attention.sliding_window_pattern", Value::U32(2));
-        let newer = config("gemma3", &[window.clone(), pattern]).expect("valid");
-        assert_eq!(windows(&newer), [Some(9), None, Some(9), None]);
-        assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
-        assert_eq!(newer.parts.logits_softcap, None);
-        let flags = [false, true, true, true].map(Value::Bool).to_vec();
-        let flags = ("attention.sliding_window_pattern", Value::Array(flags));
-        let base = ("rope.freq_base_swa", Value::F32(5e3));
-        let newer = config("gemma3", &[window, flags, base]).expect("valid");
-        assert_eq!(windows(&newer), [None, Some(9), Some(9), Some(9)]);
-        assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(5e3)));
-    }
-
-    #[test]
-    fn a_27b_has_the_query_scalar_that_its_files_have_no_key_for() {
-        for (name, layers) in [("gemma2", 46), ("gemma3", 62)] {
-            let window = ("attention.sliding_window", Value::U32(9));
-            let more = [("block_count", Value::U32(layers)), window];
-            let config = config(name, &more).expect("valid");
-            assert_eq!(config.parts.query_scalar, Some(12.0), "{name}");
-        }
-    }
-
-    #[test]
-    fn factors_by_length_are_read_where_the_file_holds_them() {
-        let factors = families::FACTORS_BY_LENGTH;
-        let named = ("rope.scaling.type", Value::String("longrope".into()));
-        let named = std::slice::from_ref(&named);
-        let read = config_with("phi3", named, &factors).expect("valid");
-        assert_eq!(read.rope, RopeParameters::plain(10_000.0));
-        assert_eq!(read, config_with("phi3", &[], &factors).expect("valid"));
-        assert!(read.parts.rotary.by_length.is_some());
-        for (name, held) in [("phi3", &factors[..1]), ("phi3", &[]), ("llama", &factors)] {
-            let text = config_with(name, named, held).expect_err("invalid").to_string();
-            assert!(text.contains("unknown rope scaling `longrope`"), "{name} {held:?}: {text}");
-        }
-    }
-
-    #[test]
-    fn senseless_keys_are_named() {
-        let window = ("attention.sliding_window", Value::U32(9));
-        for (key, value) in [
-            ("attention.sliding_window", Value::U32(0)),
-            ("attention.sliding_window", Value::F32(f32::NAN)),
-            ("attention.sliding_window", Value::F32(-4.0)),
-            ("attention.sliding_window_pattern", Value::U32(0)),
-            ("attention.sliding_window_pattern", Value::Array(vec![Value::Bool(true)])),
-            ("final_logit_softcapping", Value::F32(f32::NAN)),
-            ("final_logit_softcapping", Value::F32(0.0)),
-            ("rope.freq_base_swa", Value::F32(f32::INFINITY)),
-        ] {
-            let mut more = vec![(key, value)];
-            if key != window.0 {
-                more.push(window.clone());
-            }
-            let text = config("gemma3", &more).expect_err("invalid").to_string();
-            assert!(text.contains(key), "{key} not in {text}");
-        }
-        let text = config("gemma3", &[]).expect_err("invalid").to_string();
-        assert!(text.contains("attention.sliding_window"), "{text}");
-        let grows = ("attention.temperature_scale", Value::F32(0.1));
-        let text =
-            config("mistral3", std::slice::from_ref(&grows)).expect_err("invalid").to_string();
-        assert!(text.contains("original_context_length"), "{text}");
-        let original = ("rope.scaling.original_context_length", Value::U32(48));
-        let config = config("mistral3", &[grows, original]).expect("valid");
-        assert!(config.parts.query_growth.is_some());
-    }
 }

@@ -7,13 +7,14 @@ use serde_json::Value;
 
 use super::families::{self, Defaults, Sizes};
 use super::json_keys::Keys;
-use super::{Architecture, ExpertsConfig, TargetConfig};
+use super::{Architecture, ExpertsConfig, TargetConfig, end_tokens};
 use crate::error::Problems;
 
 /// Models whose `config.json` holds that of their text part as `text_config`, the text part's
 /// `model_type` if it names none, and whether their own class ties the head.
-const NESTED: [(&str, &str, bool); 6] = [
+const NESTED: [(&str, &str, bool); 7] = [
     ("gemma4", "gemma4_text", true),
+    ("gemma4_unified", "gemma4_unified_text", true),
     ("gemma3", "gemma3_text", true),
     ("mistral3", "mistral", true),
     ("qwen3_5", "qwen3_5_text", false),
@@ -49,8 +50,12 @@ fn text_part(value: &Value) -> Option<Value> {
 
 pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
     match text_part(value) {
-        Some(text) => read_text(&text),
         None => read_text(value),
+        Some(text) => {
+            let mut config = read_text(&text)?;
+            config.add_ends(end_tokens::named(value));
+            Ok(config)
+        }
     }
 }
 
@@ -119,6 +124,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         eos_token_ids: keys.tokens("eos_token_id"),
         pad_token_id: keys.token("pad_token_id"),
         parts,
+        further_end_ids: Vec::new(),
     };
     let mut problems = keys.problems;
     config.validate(&mut problems);
@@ -132,11 +138,11 @@ impl Keys<'_> {
         if !architecture.is_mixture() {
             return None;
         }
-        if architecture == Architecture::DeepseekV3 {
-            return Some(families::deepseek::experts(self));
-        }
-        if architecture == Architecture::Gemma4 {
-            return families::gemma4::experts(self);
+        match architecture {
+            Architecture::DeepseekV3 => return Some(families::deepseek::experts(self)),
+            Architecture::Gemma4 => return families::gemma4::experts(self),
+            Architecture::Llama4 => return families::llama4::experts(self),
+            _ => {}
         }
         if let Some(experts) = families::experts_of_json(self, architecture) {
             return Some(experts);

@@ -1,6 +1,7 @@
 //! A target's sizes and switches, validated, whatever file they came from.
 
 pub(crate) mod cached;
+mod end_tokens;
 mod experts;
 mod families;
 mod gguf;
@@ -87,7 +88,7 @@ pub enum Architecture {
 
 impl Architecture {
     /// Names as `model_type`.
-    pub const NAMES: [(&'static str, Self); 25] = [
+    pub const NAMES: [(&'static str, Self); 26] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -113,6 +114,7 @@ impl Architecture {
         ("lfm2", Self::Lfm2),
         ("deepseek_v3", Self::DeepseekV3),
         ("gemma4_text", Self::Gemma4),
+        (families::gemma4::UNIFIED, Self::Gemma4),
     ];
 
     /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, an OLMo 3 an
@@ -212,19 +214,23 @@ pub struct TargetConfig {
     pub pad_token_id: Option<u32>,
     /// What its layers do otherwise than a plain Llama's.
     pub parts: Parts,
+    /// Tokens beside `eos_token_ids` that end what the model generates.
+    pub further_end_ids: Vec<u32>,
 }
 
 impl TargetConfig {
-    /// Reads `config.json` of a Hugging Face folder.
+    /// Reads `config.json` of a Hugging Face folder, and the ends that `generation_config.json` beside it names.
     ///
     /// # Errors
-    /// - the file is unreadable, or a list of every missing or unusable key
+    /// - a file is unreadable or no JSON, or a list of every missing or unusable key
     pub fn from_file(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| ModelError::invalid(path, format!("not JSON: {error}")))?;
-        Self::from_json(&value)
-            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })
+        let mut config = Self::from_json(&value)
+            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
+        config.add_ends(end_tokens::beside(path)?);
+        Ok(config)
     }
 
     /// Reads the keys of a `config.json`.

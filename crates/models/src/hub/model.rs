@@ -11,11 +11,12 @@ use crate::error::Result;
 use crate::weights::safetensors::{INDEX, shards_of};
 
 /// Files that a target's folder may hold beside its weights.
-const SMALL_FILES: [&str; 5] = [
+const SMALL_FILES: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 ];
 /// Weights in one file.

@@ -71,6 +71,7 @@ pub fn target_config(config: &LanguageModelConfig) -> TargetConfig {
         eos_token_ids: vec![START],
         pad_token_id: None,
         parts: Parts::default(),
+        further_end_ids: Vec::new(),
     }
 }
 

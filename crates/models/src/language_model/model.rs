@@ -138,7 +138,7 @@ impl LanguageModel {
             .map(|(spec, tensor)| {
                 let decay = group_of(&spec.name) == Group::Matrix;
                 let var = Var::from_tensor(&tensor)?;
-                Ok(Parameter { name: spec.name, var, decay, dead: false })
+                Ok(Parameter { name: spec.name, var, role: spec.role, decay, dead: false })
             })
             .collect::<Result<_>>()?;
         Self::assemble(config.clone(), parameters, |var| var.as_tensor().clone())

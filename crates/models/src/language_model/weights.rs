@@ -40,10 +40,15 @@ pub fn tensor_specs(config: &LanguageModelConfig) -> Vec<TensorSpec> {
     let (d, vocabulary) = (config.hidden_size, config.vocab_size);
     let kv = config.num_key_value_heads * config.head_dim();
     let width = config.mlp_width();
-    let mut specs = vec![TensorSpec::new("tok_emb.weight", &[vocabulary, d])];
-    if !config.tie_word_embeddings {
-        specs.push(TensorSpec::new("lm_head.weight", &[vocabulary, d]));
-    }
+    let table = &[vocabulary, d];
+    let mut specs = if config.tie_word_embeddings {
+        vec![TensorSpec::head("tok_emb.weight", table)]
+    } else {
+        vec![
+            TensorSpec::embedding("tok_emb.weight", table),
+            TensorSpec::head("lm_head.weight", table),
+        ]
+    };
     for layer in 0..config.num_hidden_layers {
         let tensors: [(&str, &[usize]); 10] = [
             ("attn.c_q.weight", &[d, d]),

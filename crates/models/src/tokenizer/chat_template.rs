@@ -3,12 +3,14 @@
 //! They are programs of others: each rendering runs within [`LIMITS`], and within a number of
 //! instructions (fuel) and bytes of text.
 
+mod json_filter;
+mod python;
+
 use std::io::Write;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, State, context};
 use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
@@ -35,9 +37,6 @@ const LONGEST_TEXT: usize = 32 << 20;
 
 /// Longest template; published ones have up to 30 KB.
 const LONGEST_TEMPLATE: usize = 1 << 20;
-
-/// Widest indent of JSON.
-const WIDEST_INDENT: usize = 100;
 
 /// Characters of a template's error that are shown.
 const SHOWN: usize = 1000;
@@ -66,6 +65,8 @@ pub struct ChatTemplate {
     /// The same as the template reads them.
     token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
+    /// What takes its place for conversations with tools, where the model has a template of its own for them.
+    for_tools: Option<Box<Self>>,
     /// Threads of renderings that were given up, as long as they live.
     given_up: Arc<Mutex<Vec<Weak<()>>>>,
 }
@@ -86,31 +87,44 @@ impl ChatTemplate {
             .map_err(|problem| failed(&problem))?;
         let token_values = minijinja::Value::from_serialize(&special_tokens);
         let (source, environment) = (source.to_owned(), Arc::new(environment));
-        Ok(Self { source, special_tokens, token_values, environment, given_up: Arc::default() })
+        let (for_tools, given_up) = (None, Arc::default());
+        Ok(Self { source, special_tokens, token_values, environment, for_tools, given_up })
     }
 
-    /// From `tokenizer_config.json` and, before it, a file of its own.
-    pub(super) fn from_config(config: &Value, file: Option<String>) -> Result<Option<Self>> {
-        let default_of = |list: &Vec<Value>| {
-            let named = list.iter().find(|t| t["name"] == "default").or_else(|| list.first())?;
-            named["template"].as_str().map(str::to_owned)
+    /// The same with another template for conversations with tools.
+    pub(super) fn with_tools(self, source: Option<&str>) -> Result<Self> {
+        let compiled = |source| Self::new(source, self.special_tokens.clone()).map(Box::new);
+        let for_tools = source.map(compiled).transpose()?;
+        Ok(Self { for_tools, ..self })
+    }
+
+    /// The template of a conversation with these tools.
+    fn of(&self, tools: Option<&Value>) -> &Self {
+        self.for_tools.as_deref().filter(|_| tools.is_some()).unwrap_or(self)
+    }
+
+    /// The text of the template that conversations with tools have.
+    pub fn source_with_tools(&self) -> &str {
+        &self.for_tools.as_deref().unwrap_or(self).source
+    }
+
+    /// From what `tokenizer_config.json` says, and what its `chat_template` or a file of its own holds: a text, or
+    /// several by name.
+    pub(super) fn from_config(config: &Value, templates: &Value) -> Result<Option<Self>> {
+        let named = |name: &str| {
+            let list = templates.as_array()?;
+            list.iter().find(|one| one["name"] == name)?["template"].as_str()
         };
-        let source = file.or_else(|| match config.get("chat_template") {
-            Some(Value::String(source)) => Some(source.clone()),
-            Some(Value::Array(list)) => default_of(list),
-            _ => None,
-        });
+        let first = || templates.get(0)?["template"].as_str();
+        let source = templates.as_str().or_else(|| named("default")).or_else(first);
         let mut special_tokens = Map::new();
         for key in ["bos_token", "eos_token", "pad_token", "unk_token"] {
-            let token = match config.get(key) {
-                Some(Value::Object(token)) => token.get("content").cloned(),
-                other => other.cloned(),
-            };
-            if let Some(Value::String(token)) = token {
-                special_tokens.insert(key.to_owned(), Value::String(token));
+            if let Some(token) = written_token(config, key) {
+                special_tokens.insert(key.to_owned(), token.into());
             }
         }
-        source.map(|source| Self::new(&source, special_tokens)).transpose()
+        let Some(source) = source else { return Ok(None) };
+        Self::new(source, special_tokens)?.with_tools(named("tool_use")).map(Some)
     }
 
     /// Text of a conversation; with `add_generation_prompt` it ends where the assistant's answer
@@ -135,7 +149,7 @@ impl ChatTemplate {
         add_generation_prompt: bool,
     ) -> Result<String> {
         let messages = minijinja::Value::from_serialize(messages);
-        self.render_values(&messages, tools, add_generation_prompt, false)
+        self.of(tools).render_values(&messages, tools, add_generation_prompt, false)
     }
 
     /// A finished conversation and, in bytes of its text, what the template says that the model
@@ -148,11 +162,12 @@ impl ChatTemplate {
         messages: &[Map<String, Value>],
         tools: Option<&Value>,
     ) -> Result<Option<(String, Vec<Range<usize>>)>> {
-        if generation_tags().find(&self.source).is_none() {
+        let template = self.of(tools);
+        if generation_tags().find(&template.source).is_none() {
             return Ok(None);
         }
         let messages = minijinja::Value::from_serialize(messages);
-        let marked = self.render_values(&messages, tools, false, true)?;
+        let marked = template.render_values(&messages, tools, false, true)?;
         let unclear = || {
             ModelError::Tokenizer("chat template: its generation blocks cannot be told".to_owned())
         };
@@ -204,11 +219,21 @@ impl ChatTemplate {
     /// The keys of `tokenizer_config.json` that make this template.
     pub(super) fn to_config(&self) -> Value {
         let mut config = json!({ "chat_template": self.source });
+        if let Some(other) = &self.for_tools {
+            let named = |name, own: &Self| json!({ "name": name, "template": own.source });
+            config["chat_template"] = json!([named("default", self), named("tool_use", other)]);
+        }
         for (key, token) in &self.special_tokens {
             config[key] = token.clone();
         }
         config
     }
+}
+
+/// A special token of `tokenizer_config.json`: its text, or an object that holds it.
+pub(super) fn written_token<'a>(config: &'a Value, key: &str) -> Option<&'a str> {
+    let token = config.get(key)?;
+    token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
 fn failed(problem: &str) -> ModelError {
@@ -226,8 +251,8 @@ fn compiled(source: &str) -> std::result::Result<Environment<'static>, String> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(python_method);
-    environment.add_filter("tojson", to_json);
+    python::teach(&mut environment);
+    environment.add_filter("tojson", json_filter::to_json);
     environment.add_function(
         "raise_exception",
         |message: String| -> std::result::Result<(), Error> {
@@ -275,22 +300,6 @@ impl Write for BoundedText {
     }
 }
 
-/// Python's methods, which templates call.
-fn python_method(
-    state: &State<'_, '_>,
-    value: &minijinja::Value,
-    method: &str,
-    arguments: &[minijinja::Value],
-) -> std::result::Result<minijinja::Value, Error> {
-    // The library never ends where what is counted is empty.
-    if let ("count", Some(text), Some("")) =
-        (method, value.as_str(), arguments.first().and_then(minijinja::Value::as_str))
-    {
-        return Ok((text.chars().count() + 1).into());
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
-}
-
 /// Around what a template generates while it is asked for.
 const GENERATION: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
 
@@ -335,61 +344,6 @@ fn unmarked(marked: &str) -> Option<(String, Vec<Range<usize>>)> {
         }
     }
     start.is_none().then_some((text, ranges))
-}
-
-/// JSON as Python's `json.dumps` writes it: `", "` and `": "`, nothing escaped for HTML. Models were
-/// trained on tool descriptions in this form.
-#[expect(clippy::needless_pass_by_value, reason = "filters take their options so")]
-fn to_json(value: &minijinja::Value, options: Kwargs) -> std::result::Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    for ignored in ["ensure_ascii", "sort_keys", "separators"] {
-        let _ = options.get::<Option<minijinja::Value>>(ignored);
-    }
-    options.assert_all_used()?;
-    let fail = |error: serde_json::Error| {
-        Error::new(ErrorKind::BadSerialization, "tojson").with_source(error)
-    };
-    let mut bytes = Vec::new();
-    match indent {
-        Some(width) if width > WIDEST_INDENT => {
-            let problem = format!("tojson: an indent of {width}, at most {WIDEST_INDENT}");
-            return Err(Error::new(ErrorKind::InvalidOperation, problem));
-        }
-        Some(width) => {
-            let spaces = vec![b' '; width];
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, pretty))
-        }
-        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Spaced)),
-    }
-    .map_err(fail)?;
-    String::from_utf8(bytes)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error))
-}
-
-/// One line with a space after commas and colons.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: Write + ?Sized>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: Write + ?Sized>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! The tokenizer inside a GGUF header.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
@@ -30,15 +33,13 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         return Err("`tokenizer.ggml.tokens` is empty".into());
     }
     let kind = string(header, "model").ok_or("`tokenizer.ggml.model` is missing")?;
-    let template = match header.metadata.get("tokenizer.chat_template") {
-        Some(GgufValue::String(source)) => {
-            let template = ChatTemplate::new(source, special_tokens(header, &vocabulary));
-            Some(template.map_err(|error| error.to_string())?)
-        }
-        _ => None,
-    };
-    let adds_bos = flag(header, "add_bos_token", kind != "gpt2");
-    let added = added_tokens(&vocabulary);
+    let template = chat_template(header, &vocabulary).map_err(|error| error.to_string())?;
+    let splitting = string(header, "pre").unwrap_or("default");
+    let begins = kind != "gpt2" || pre_tokenizers::begins_with_bos(splitting);
+    let adds_bos = flag(header, "add_bos_token", begins);
+    let bos = value(header, "bos_token_id").and_then(number);
+    let bos = bos.map(|id| id as u32).filter(|id| (*id as usize) < vocabulary.tokens.len());
+    let added = added_tokens(header, &vocabulary);
     let (model, steps) = match kind {
         "gpt2" => byte_level_bpe(header, vocabulary)?,
         "llama" => sentence_piece(header, vocabulary)?,
@@ -48,7 +49,18 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         }
     };
     let tokenizer = checked::from_parts(model, steps, added)?;
-    Ok(TextTokenizer::new(tokenizer, template, adds_bos))
+    Ok(TextTokenizer { bos, ..TextTokenizer::new(tokenizer, template, adds_bos) })
+}
+
+/// The chat template, and the one for conversations with tools.
+fn chat_template(
+    header: &Header,
+    vocabulary: &Vocabulary,
+) -> crate::error::Result<Option<ChatTemplate>> {
+    let text = |key| header.text(key);
+    let Some(source) = text("tokenizer.chat_template") else { return Ok(None) };
+    let template = ChatTemplate::new(source, special_tokens(header, vocabulary))?;
+    template.with_tools(text("tokenizer.chat_template.tool_use")).map(Some)
 }
 
 fn value<'a>(header: &'a Header, key: &str) -> Option<&'a GgufValue> {
@@ -87,13 +99,25 @@ fn numbers(header: &Header, key: &str) -> Option<Vec<f64>> {
     }
 }
 
-fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken> {
+/// Tokens that are found in texts before these are split.
+fn added_tokens(header: &Header, vocabulary: &Vocabulary) -> Vec<AddedToken> {
+    let name = header.text("general.name").unwrap_or_default().to_lowercase();
+    // Phi-3's take spaces and ends of lines after them, which no key says.
+    let strips = PHI_3.iter().any(|own| name.contains(own));
     let added = vocabulary.tokens.iter().zip(&vocabulary.types);
     added
         .filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED))
-        .map(|(token, kind)| AddedToken::from(token.clone(), *kind == CONTROL).normalized(false))
+        .map(|(token, kind)| {
+            let strips = strips && !STRIP_NOTHING.contains(&token.as_str());
+            let added = AddedToken::from(token.clone(), *kind == CONTROL);
+            added.normalized(false).rstrip(strips)
+        })
         .collect()
 }
+
+/// What the names of Phi-3's files hold, and those of its tokens that leave what follows them.
+const PHI_3: [&str; 3] = ["phi-3", "phi3", "phi 3"];
+const STRIP_NOTHING: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value> {
     let keys = [
@@ -197,19 +221,20 @@ fn with_byte_fallback(
     (model, steps)
 }
 
-/// Every way to split a piece into two pieces, best resulting piece first.
+/// Every way to split a piece into two pieces, best resulting piece first. Of equal ones the first piece is better:
+/// files that were made without scores have their pieces in the order of the merges.
 fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<(String, String)> {
     let ids: HashMap<&str, usize> =
         vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut merges = Vec::new();
-    for (token, score) in vocabulary.tokens.iter().zip(scores) {
+    for (id, (token, score)) in vocabulary.tokens.iter().zip(scores).enumerate() {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
-                merges.push((*score, l, r, (left, right)));
+                merges.push((*score, [id, l, r], (left, right)));
             }
         }
     }
-    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
+    merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     merges.into_iter().map(|(.., (left, right))| (left.to_owned(), right.to_owned())).collect()
 }

@@ -6,6 +6,8 @@ mod gguf;
 mod pre_tokenizers;
 mod sentence_piece;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod token_bytes;
 mod train;
 
@@ -13,12 +15,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use crate::bounded::caught;
 use crate::error::{ModelError, Result};
 use crate::weights::gguf::header::Header;
+use chat_template::written_token;
 
 pub use chat_template::{ChatTemplate, Message};
 pub use pre_tokenizers::name_of as pre_tokenizer_name;
@@ -32,6 +35,8 @@ pub struct TextTokenizer {
     inner: Tokenizer,
     chat_template: Option<ChatTemplate>,
     adds_bos: bool,
+    /// The start token, where the files name one.
+    bos: Option<u32>,
     /// Whether one character of a written token is one byte of text.
     is_byte_level: bool,
     fingerprint: OnceLock<String>,
@@ -52,8 +57,8 @@ pub struct Encoded {
 
 /// Whether the tokenizer's own post-processing puts something before a text.
 fn starts_with_template(inner: &Tokenizer) -> std::result::Result<bool, String> {
-    let tokens = |special| inner.encode("a", special).map_or(0, |encoding| encoding.len());
-    caught(|| tokens(true) > tokens(false)).map_err(|stopped| stopped.to_string())
+    let first = |special| inner.encode("a", special).ok()?.get_ids().first().copied();
+    caught(|| first(true) != first(false)).map_err(|stopped| stopped.to_string())
 }
 
 /// Whether the tokenizer decodes written tokens character by character into bytes.
@@ -62,28 +67,49 @@ fn is_byte_level(inner: &Tokenizer) -> bool {
     decoder.is_some_and(|decoder| decoder.to_string().contains("\"ByteLevel\""))
 }
 
+/// A JSON file, or null without it.
+fn optional_json(path: &Path) -> Result<Value> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error)),
+        Err(_) => Ok(Value::Null),
+    }
+}
+
+/// The chat template of a folder, or several by name; null without any.
+fn templates(folder: &Path, config: &Value) -> Result<Value> {
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+    if let Some(text) = read("chat_template.jinja") {
+        let mut named = vec![json!({ "name": "default", "template": text })];
+        let for_tools = read("additional_chat_templates/tool_use.jinja");
+        named.extend(for_tools.map(|text| json!({ "name": "tool_use", "template": text })));
+        return Ok(named.into());
+    }
+    if let Some(templates) = config.get("chat_template").filter(|own| !own.is_null()) {
+        return Ok(templates.clone());
+    }
+    let mut older = optional_json(&folder.join("chat_template.json"))?;
+    Ok(older.get_mut("chat_template").map(Value::take).unwrap_or_default())
+}
+
 impl TextTokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of a folder.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and a chat template of a folder. The template stands in
+    /// `chat_template.jinja`, else in `tokenizer_config.json`, else in `chat_template.json`.
     ///
     /// # Errors
-    /// - `tokenizer.json` is missing or unusable, or the template does not parse
+    /// - `tokenizer.json` is missing or unusable, another file is no JSON, or the template does not parse
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(ModelError::io(&path))?;
         let inner = checked::from_json(bytes)
             .map_err(|problem| ModelError::invalid(&path, format!("no tokenizer: {problem}")))?;
-        let config_path = folder.join("tokenizer_config.json");
-        let config = match std::fs::read_to_string(&config_path) {
-            Ok(text) => serde_json::from_str(&text)
-                .map_err(|error| ModelError::invalid(&config_path, error))?,
-            Err(_) => Value::Null,
-        };
-        let file = std::fs::read_to_string(folder.join("chat_template.jinja")).ok();
-        let chat_template = ChatTemplate::from_config(&config, file)?;
+        let config = optional_json(&folder.join("tokenizer_config.json"))?;
+        let chat_template = ChatTemplate::from_config(&config, &templates(folder, &config)?)?;
         let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
             || starts_with_template(&inner)
                 .map_err(|problem| ModelError::invalid(&path, problem))?;
-        Ok(Self::new(inner, chat_template, adds_bos).of_file(&path))
+        let bos = written_token(&config, "bos_token").and_then(|bos| inner.token_to_id(bos));
+        let tokenizer = Self::new(inner, chat_template, adds_bos).of_file(&path);
+        Ok(Self { bos, ..tokenizer })
     }
 
     /// Builds the tokenizer that the header of a GGUF file describes.
@@ -99,7 +125,8 @@ impl TextTokenizer {
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
         let is_byte_level = is_byte_level(&inner);
         let (fingerprint, longest) = (OnceLock::new(), OnceLock::new());
-        Self { inner, chat_template, adds_bos, is_byte_level, fingerprint, longest, path: None }
+        let (bos, path) = (None, None);
+        Self { inner, chat_template, adds_bos, bos, is_byte_level, fingerprint, longest, path }
     }
 
     /// The same, named by its file in errors.
@@ -138,14 +165,14 @@ impl TextTokenizer {
         })
     }
 
-    /// Ids of a text to continue: it gets the start token `bos` where the model wants one and the text
-    /// has none.
+    /// Ids of a text to continue: it gets the start token where the model wants one and the text has none. That is
+    /// the model's `bos`, else the one that the tokenizer's files name.
     ///
     /// # Errors
     /// - the tokenizer cannot encode the text
     pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         let mut ids = self.encode(text)?.ids;
-        if let (true, Some(bos)) = (self.adds_bos, bos)
+        if let (true, Some(bos)) = (self.adds_bos, bos.or(self.bos))
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);

@@ -14,11 +14,12 @@ pub(super) struct Splitting {
 }
 
 /// Names and the way that each stands for.
-const NAMES: [(&[&str], Way); 12] = [
-    (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2"], Way::ByteLevel),
+const NAMES: [(&[&str], Way); 13] = [
+    (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2", "granite-docling"], Way::ByteLevel),
     (&["smollm", "refact", "command-r", "starcoder", "codeshell", "exaone"], Way::Digits),
     (&["qwen2", "deepseek-r1-qwen", "qwen3", "megrez"], Way::Words("")),
     (&["llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "lfm2"], Way::Words("{1,3}")),
+    (&["falcon3", "pixtral"], Way::Words("{1,3}")),
     (&["glm4", "chatglm-bpe"], Way::Words("{1,3}")),
     (&["qwen35"], Way::WordsWithMarks),
     (&["gpt-4o", "llama4"], Way::Cases),
@@ -30,7 +31,12 @@ const NAMES: [(&[&str], Way); 12] = [
 ];
 
 /// Names of tokenizers that look a part up before they merge.
-const WHOLE_PARTS: [&str; 6] = ["llama-bpe", "llama3", "llama-v3", "lfm2", "tekken", "kimi-k2"];
+const WHOLE_PARTS: [&str; 9] =
+    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "glm4", "tekken", "kimi-k2"];
+
+/// Names of tokenizers that put the start token before a text, unless the header says otherwise.
+const WITH_BOS: [&str; 7] =
+    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "tekken"];
 
 #[derive(Clone, Copy)]
 enum Way {
@@ -73,6 +79,11 @@ pub(super) fn named(name: &str) -> Result<Splitting, String> {
         composes: name.contains("qwen"),
         whole_parts: WHOLE_PARTS.contains(&name),
     })
+}
+
+/// Whether the tokenizer of a name puts the start token before a text where the header does not say.
+pub(super) fn begins_with_bos(name: &str) -> bool {
+    WITH_BOS.contains(&name)
 }
 
 /// The name of the steps of a `tokenizer.json`, if there is one.

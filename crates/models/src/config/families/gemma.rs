@@ -5,7 +5,9 @@
 use serde_json::{Value, json};
 
 use super::super::parts::{Activation, NormPlaces};
-use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes};
+use super::{
+    Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, sliding_of_gguf,
+};
 
 /// What both classes have where a file leaves the key out.
 const WINDOW: usize = 4096;
@@ -136,14 +138,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
         }
         window => window,
     };
-    let pattern = keys.whole("attention.sliding_window_pattern").unwrap_or(PATTERN);
-    let pattern = sizes.each_layer(|layer| slides(architecture, pattern, layer));
-    let sliding = keys.flags("attention.sliding_window_pattern").unwrap_or(pattern);
-    if sliding.len() != sizes.num_hidden_layers {
-        let (listed, layers) = (sliding.len(), sizes.num_hidden_layers);
-        let key = "attention.sliding_window_pattern";
-        keys.problems.push(format!("`{key}` lists {listed} of {layers} layers"));
-    }
+    let sliding = sliding_of_gguf(keys, sizes, if older { 2 } else { PATTERN });
     if window.is_some() {
         parts.set_windows(window, sliding, &mut keys.problems);
     }

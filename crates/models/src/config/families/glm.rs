@@ -76,6 +76,10 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let dimensions = keys.turning(sizes.head_dim);
     let mut parts = parts(sizes.architecture, dimensions);
     if sizes.architecture == Architecture::Glm4 {
+        // Files of models that also see have the rows in the order in which halves turn together.
+        let sections = keys.integers("rope.dimension_sections").unwrap_or_default();
+        let sees = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
+        parts.rotary.neighbours = !sees;
         return parts;
     }
     if keys.has("blk.0.attn_q_norm.weight") {

@@ -6,7 +6,9 @@ use longdraft_kernels::swiglu::Clamped;
 
 use super::super::parts::Router;
 use super::super::rope::yarn_attention_factor;
-use super::{Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes};
+use super::{
+    Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, sliding_of_gguf,
+};
 
 /// What the class has where a file leaves the key out; GGUF files have no keys for the unit.
 const WINDOW: usize = 128;
@@ -80,7 +82,7 @@ pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let mut parts = parts(UNIT);
     let window = keys.whole("attention.sliding_window").unwrap_or(WINDOW);
-    let pattern = sizes.each_layer(|layer| layer.is_multiple_of(2));
-    parts.set_windows(Some(window), pattern, &mut keys.problems);
+    let sliding = sliding_of_gguf(keys, sizes, 2);
+    parts.set_windows(Some(window), sliding, &mut keys.problems);
     parts
 }

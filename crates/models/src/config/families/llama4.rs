@@ -72,13 +72,17 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     parts
 }
 
-/// Experts stand in the layers of `moe_layers`, else in every `interleave_moe_layer_step`-th.
-pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
+/// Experts stand in the layers of `moe_layers`, else in every `interleave_moe_layer_step`-th. Of an empty list there
+/// are none.
+pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> Option<ExpertsConfig> {
     let layers = keys.size("num_hidden_layers").unwrap_or(0).min(limits::LAYERS);
     let width = keys.size("intermediate_size").unwrap_or(8192);
     let step = keys.size("interleave_moe_layer_step").unwrap_or(1);
     let listed = keys.value.get("moe_layers").filter(|list| !list.is_null());
     let listed = listed.map(|_| keys.sizes("moe_layers"));
+    if listed.as_ref().is_some_and(Vec::is_empty) {
+        return None;
+    }
     if let Some(beyond) = listed.iter().flatten().find(|layer| **layer >= layers) {
         keys.problems.push(format!("`moe_layers` lists {beyond} of {layers} layers"));
     }
@@ -86,7 +90,7 @@ pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
         let listed: std::collections::BTreeSet<_> = listed.iter().collect();
         (0..layers).filter(|layer| !listed.contains(layer)).collect()
     };
-    ExpertsConfig {
+    Some(ExpertsConfig {
         num_experts: keys.size("num_local_experts").unwrap_or(16),
         num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(1),
         moe_intermediate_size: width,
@@ -94,7 +98,7 @@ pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
         norm_topk_prob: false,
         decoder_sparse_step: if listed.is_some() { 1 } else { step },
         mlp_only_layers: listed.as_ref().map(plain).unwrap_or_default(),
-    }
+    })
 }
 
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {

@@ -9,7 +9,7 @@ mod gpt_oss;
 mod granite;
 mod hybrid;
 pub(super) mod lfm;
-mod llama4;
+pub(super) mod llama4;
 mod mistral;
 mod olmo;
 mod phi3;
@@ -196,6 +196,24 @@ pub(super) fn own_sizes(keys: &GgufKeys<'_>, architecture: Architecture, heads: 
     }
 }
 
+/// Which layers of a GGUF file slide: as listed, else all but every so manieth. `absent` is that number where the
+/// file has none.
+fn sliding_of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes, absent: usize) -> Vec<bool> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    if let Some(listed) = keys.flags(KEY) {
+        let (count, layers) = (listed.len(), sizes.num_hidden_layers);
+        if count != layers {
+            keys.problems.push(format!("`{KEY}` lists {count} of {layers} layers"));
+        }
+        return listed;
+    }
+    if keys.is_there(KEY) && keys.number(KEY).is_none() {
+        keys.problems.push(format!("`{KEY}` is neither a number nor a list of flags"));
+    }
+    let interval = keys.whole(KEY).unwrap_or(absent);
+    every(sizes, interval).into_iter().map(|full| !full).collect()
+}
+
 /// Whether files of a family of mixtures may be without experts.
 pub(super) fn may_be_dense(architecture: Architecture) -> bool {
     matches!(architecture, Architecture::DeepseekV3 | Architecture::Gemma4)
@@ -209,7 +227,6 @@ pub(super) fn experts_of_json(
     match architecture {
         Architecture::Glm4Moe => Some(glm::experts(keys)),
         Architecture::GptOss => Some(gpt_oss::experts(keys)),
-        Architecture::Llama4 => Some(llama4::experts(keys)),
         _ => None,
     }
 }

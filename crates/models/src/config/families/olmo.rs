@@ -4,7 +4,10 @@
 use serde_json::{Value, json};
 
 use super::super::parts::{NormPlaces, QkNorm};
-use super::{Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, every};
+use super::{
+    Architecture, Defaults, GgufKeys, JsonKeys, Parts, RopeParameters, Sizes, every,
+    sliding_of_gguf,
+};
 
 /// Olmo 3's window, pattern and rotary base where a file leaves them out.
 const WINDOW: usize = 4096;
@@ -62,25 +65,17 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
     (read(of_full.or(older), own), read(of_sliding, None))
 }
 
-/// `olmo2` files hold both; windows are listed layer by layer, and full layers alone are stretched beside them.
+/// `olmo2` files hold both; full layers alone are stretched beside those with windows.
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let mut parts = parts();
     let window = keys.number("attention.sliding_window").filter(|window| *window != 0.0);
-    let window = window.and_then(|_| keys.whole("attention.sliding_window"));
-    let listed = keys.flags("attention.sliding_window_pattern");
-    let (Some(window), Some(sliding)) = (window, listed) else {
-        if window.is_some() {
-            keys.problems.push("`olmo2.attention.sliding_window_pattern` is no list of flags");
-        }
+    let Some(window) = window.and_then(|_| keys.whole("attention.sliding_window")) else {
         return parts;
     };
-    if sliding.len() != sizes.num_hidden_layers {
-        let (listed, layers) = (sliding.len(), sizes.num_hidden_layers);
-        let key = "attention.sliding_window_pattern";
-        keys.problems.push(format!("`{key}` lists {listed} of {layers} layers"));
-    }
+    let sliding = sliding_of_gguf(keys, sizes, PATTERN);
     parts.set_windows(Some(window), sliding, &mut keys.problems);
     let base = keys.number("rope.freq_base").unwrap_or(10_000.0);
-    parts.sliding_rope = Some(RopeParameters::plain(base));
+    let own_base = keys.positive("rope.freq_base_swa").unwrap_or(base);
+    parts.sliding_rope = Some(RopeParameters::plain(own_base));
     parts
 }

@@ -98,6 +98,12 @@ fn experts_and_routers_are_those_of_their_families() {
     let listed = read("llama4_text", |config| config["moe_layers"] = json!([0, 5]));
     let sparse: Vec<_> = (0..8).filter(|i| listed.experts_in(*i).is_some()).collect();
     assert_eq!(sparse, [0, 5]);
+    let plain = read("llama4_text", |config| {
+        config["moe_layers"] = json!([]);
+        config["num_local_experts"] = 0.into();
+        config["interleave_moe_layer_step"] = 0.into();
+    });
+    assert_eq!((plain.experts, plain.intermediate_size), (None, 128));
     let oss = read("gpt_oss", |_| {});
     assert_eq!((oss.window_of(0), oss.window_of(1)), (Some(128), None));
     assert!(oss.attention_output_bias && oss.parts.sinks && oss.parts.expert_biases);

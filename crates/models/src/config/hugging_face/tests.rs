@@ -268,6 +268,7 @@ fn the_outer_model_decides_whether_the_head_is_tied() {
         (("mistral3", "mistral"), true),
         (("gemma3", "gemma3_text"), true),
         (("gemma4", "gemma4_text"), true),
+        (("gemma4_unified", "gemma4_unified_text"), true),
     ];
     for (names, ties) in of_class {
         assert_eq!(tied(names, Value::Null, json!(!ties)), ties, "{names:?}");
@@ -279,6 +280,16 @@ fn the_outer_model_decides_whether_the_head_is_tied() {
             assert_eq!(tied(names, json!(says), json!(!says)), says, "{names:?}");
         }
     }
+}
+
+#[test]
+fn a_unified_gemma_4_has_no_inputs_by_layer() {
+    let width = |kind: &str| {
+        let mut value = llama();
+        value["model_type"] = kind.into();
+        read(&value).expect("valid").parts.per_layer_input
+    };
+    assert_eq!((width("gemma4_unified_text"), width("gemma4_text")), (0, 256));
 }
 
 #[test]

@@ -93,7 +93,9 @@ fn templates_without_an_end_are_stopped() {
         (&format!("{{# {} #}}", "x".repeat(LONGEST_TEMPLATE)), "bytes, at most"),
     ] {
         let message = refused(source);
-        assert!(message.contains("chat template: ") && message.contains(problem), "{message}");
+        // A slow processor ends some of them by their time.
+        let is_told = message.contains(problem) || message.contains("not ended after");
+        assert!(message.contains("chat template: ") && is_told, "{message}");
         assert!(message.len() < 2 * SHOWN);
     }
 }
@@ -143,4 +145,52 @@ fn empty_strings_are_counted_as_in_python() -> Result<()> {
 #[test]
 fn broken_templates_are_errors() {
     assert!(ChatTemplate::new("{% for %}", Map::new()).is_err());
+}
+
+#[test]
+fn kinds_are_those_of_jinja_and_the_date_is_known() -> Result<()> {
+    for (source, wanted) in [
+        ("{{ none is iterable }} {{ 'a' is iterable }} {{ 3 is iterable }}", "False True False"),
+        ("{{ 'a' is sequence }} {{ {'a': 1} is sequence }}", "True True"),
+        ("{{ [1] is sequence }} {{ none is sequence }}", "True False"),
+        ("{% if tools is iterable and tools | length > 0 %}tools{% else %}none{% endif %}", "none"),
+    ] {
+        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
+        assert_eq!(text, wanted, "{source}");
+    }
+    let date = ChatTemplate::new("{{ strftime_now('%Y-%m-%d') }}", Map::new())?;
+    let date = date.render(&[], false)?;
+    assert!(date.len() == 10 && date.starts_with("20") && &date[4..5] == "-", "{date}");
+    Ok(())
+}
+
+#[test]
+fn conversations_with_tools_may_have_a_template_of_their_own() -> Result<()> {
+    let config = json!({"bos_token": {"content": "<s>"}});
+    let named = json!([
+        {"name": "other", "template": "o"},
+        {"name": "default", "template": "d"},
+        {"name": "tool_use", "template": "{{ bos_token }}{{ tools | length }}"},
+    ]);
+    let read = |templates: &Value| ChatTemplate::from_config(&config, templates);
+    let template = read(&named)?.expect("a template");
+    let tools = json!([{"name": "f"}]);
+    assert_eq!(template.render_messages(&[], None, false)?, "d");
+    assert_eq!(template.render_messages(&[], Some(&tools), false)?, "<s>1");
+    assert_eq!(template.render(&[], false)?, "d");
+    assert_eq!(template.source_with_tools(), "{{ bos_token }}{{ tools | length }}");
+    let same = template.to_config();
+    let same = ChatTemplate::from_config(&same, &same["chat_template"])?.expect("a template");
+    assert_eq!(same.render_messages(&[], Some(&tools), false)?, "<s>1");
+    let first = read(&json!([{"name": "other", "template": "o"}]))?.expect("a template");
+    assert_eq!(first.render_messages(&[], Some(&tools), false)?, "o");
+    let plain = read(&json!("p"))?.expect("a template");
+    assert_eq!(plain.to_config()["chat_template"], "p");
+    for none in [json!([]), json!([3]), json!([{"name": "default"}]), json!(7), json!({})] {
+        assert!(read(&none)?.is_none(), "{none}");
+    }
+    let mut broken = named.clone();
+    broken[2]["template"] = json!("{%");
+    assert!(read(&broken).is_err());
+    Ok(())
 }

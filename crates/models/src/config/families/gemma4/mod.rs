@@ -13,6 +13,10 @@ use crate::error::Problems;
 
 pub(super) use gguf::{of_gguf, own_sizes};
 
+/// `model_type` of the text part of models that see and hear without parts of their own for it; it has no inputs
+/// for every layer.
+pub(in super::super) const UNIFIED: &str = "gemma4_unified_text";
+
 /// What the class has where a file leaves the key out.
 const WINDOW: usize = 512;
 /// Every so manieth layer is full, and the last one.
@@ -67,6 +71,8 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         of_kind.next().map_or(sizes.head_dim, |(_, heads)| heads.head_dim)
     };
     let (full, of_sliding) = ropes(keys, [dim_of(false), dim_of(true)]);
+    let unified = keys.value.get("model_type").is_some_and(|name| name == UNIFIED);
+    let absent = if unified { 0 } else { PER_LAYER_INPUT };
     let mut parts = Parts {
         logits_softcap: keys.scale("final_logit_softcapping", None),
         sliding_rope: Some(of_sliding),
@@ -74,7 +80,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         shared_keys_from: (shared > 0).then(|| layers.saturating_sub(shared)),
         wide_after_sharing: keys.flag("use_double_wide_mlp", false),
         values_are_keys,
-        per_layer_input: keys.size("hidden_size_per_layer_input").unwrap_or(PER_LAYER_INPUT),
+        per_layer_input: keys.size("hidden_size_per_layer_input").unwrap_or(absent),
         per_layer_vocabulary: keys
             .size("vocab_size_per_layer_input")
             .unwrap_or(PER_LAYER_VOCABULARY),

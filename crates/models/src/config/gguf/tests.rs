@@ -1,0 +1,221 @@
+//! Headers key by key: defaults of the format's reader, and what is refused.
+
+use std::io::Cursor;
+
+use candle_core::quantized::gguf_file::{Value, write};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+
+use super::*;
+
+/// The configuration of a header of four layers with some keys of its architecture.
+fn config(name: &str, more: &[(&str, Value)]) -> Result<TargetConfig, Problems> {
+    config_with(name, more, &[])
+}
+
+/// The same of a file that holds some vectors.
+fn config_with(
+    name: &str,
+    more: &[(&str, Value)],
+    vectors: &[&str],
+) -> Result<TargetConfig, Problems> {
+    let vector = Tensor::zeros(8, DType::F32, &Device::Cpu).expect("zeros");
+    let vector = QTensor::quantize(&vector, GgmlDType::F32).expect("a tensor");
+    let table = Tensor::zeros((7, 48), DType::F32, &Device::Cpu).expect("zeros");
+    let table = QTensor::quantize(&table, GgmlDType::F32).expect("a tensor");
+    let sizes = [
+        ("embedding_length", 48),
+        ("feed_forward_length", 72),
+        ("block_count", 4),
+        ("context_length", 512),
+        ("attention.head_count", 4),
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", 16),
+    ];
+    let sizes = sizes.map(|(key, size)| (key, Value::U32(size)));
+    let given = |key: &str| more.iter().any(|(other, _)| *other == key);
+    let keys = sizes.iter().filter(|(key, _)| !given(key)).chain(more);
+    let full = |key: &str| {
+        let is_of_all = key.starts_with("tokenizer.");
+        if is_of_all { key.to_owned() } else { format!("{name}.{key}") }
+    };
+    let keys: Vec<_> = keys.map(|(key, value)| (full(key), value)).collect();
+    let architecture = Value::String(name.into());
+    let mut metadata = vec![("general.architecture", &architecture)];
+    metadata.extend(keys.iter().map(|(key, value)| (key.as_str(), *value)));
+    let mut tensors = vec![("token_embd.weight", &table)];
+    tensors.extend(vectors.iter().map(|name| (*name, &vector)));
+    let mut file = Cursor::new(Vec::new());
+    write(&mut file, &metadata, &tensors).expect("GGUF");
+    read(&Header::read(&file.into_inner()).expect("a header"))
+}
+
+fn windows(config: &TargetConfig) -> [Option<usize>; 4] {
+    [0, 1, 2, 3].map(|layer| config.window_of(layer))
+}
+
+#[test]
+fn gemmas_are_read_with_the_defaults_of_their_reader() {
+    let older = config("gemma2", &[]).expect("valid");
+    assert_eq!(windows(&older), [Some(4096), None, Some(4096), None]);
+    let parts = &older.parts;
+    assert_eq!((parts.attention_softcap, parts.logits_softcap), (Some(50.0), Some(30.0)));
+    assert!(!parts.norms_less_one && parts.query_scalar.is_none());
+    let window = ("attention.sliding_window", Value::U32(9));
+    let pattern = ("attention.sliding_window_pattern", Value::U32(2));
+    let newer = config("gemma3", &[window.clone(), pattern]).expect("valid");
+    assert_eq!(windows(&newer), [Some(9), None, Some(9), None]);
+    assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
+    assert_eq!(newer.parts.logits_softcap, None);
+    let flags = [false, true, true, true].map(Value::Bool).to_vec();
+    let flags = ("attention.sliding_window_pattern", Value::Array(flags));
+    let base = ("rope.freq_base_swa", Value::F32(5e3));
+    let newer = config("gemma3", &[window, flags, base]).expect("valid");
+    assert_eq!(windows(&newer), [None, Some(9), Some(9), Some(9)]);
+    assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(5e3)));
+}
+
+/// The windows of a header with some keys.
+fn windows_of(name: &str, more: &[(&str, Value)]) -> [Option<usize>; 4] {
+    windows(&config(name, more).expect("valid"))
+}
+
+#[test]
+fn windows_follow_a_list_or_a_period() {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let window = ("attention.sliding_window", Value::U32(9));
+    let with = |pattern| [window.clone(), (KEY, pattern)];
+    let own = Some(9);
+    assert_eq!(windows_of("olmo2", std::slice::from_ref(&window)), [own, own, own, None]);
+    assert_eq!(windows_of("olmo2", &with(Value::U32(2))), [own, None, own, None]);
+    assert_eq!(windows_of("gemma2", &with(Value::U32(3))), [own, own, None, own]);
+    let listed = [false, true, true, false].map(Value::Bool).to_vec();
+    assert_eq!(windows_of("gemma2", &with(Value::Array(listed.clone()))), [None, own, own, None]);
+    let width = Value::Array([24, 32, 24, 24].map(Value::I32).to_vec());
+    let mut more = with(Value::Array(listed)).to_vec();
+    more.extend([
+        ("expert_count", Value::U32(4)),
+        ("expert_used_count", Value::U32(2)),
+        ("expert_feed_forward_length", width),
+    ]);
+    assert_eq!(windows_of("gpt-oss", &more), [None, own, own, None]);
+    let experts = config("gpt-oss", &more).expect("valid").experts.expect("experts");
+    assert_eq!(experts.moe_intermediate_size, 32);
+    for name in ["gemma2", "gemma3", "olmo2"] {
+        let numbers = Value::Array(vec![Value::U32(1); 4]);
+        let text = config(name, &with(numbers)).expect_err("invalid").to_string();
+        assert!(text.contains(&format!("`{KEY}` is neither")), "{name}: {text}");
+    }
+}
+
+#[test]
+fn layers_with_windows_may_have_a_base_of_their_own() {
+    let mut more =
+        vec![("attention.sliding_window", Value::U32(9)), ("rope.freq_base", Value::F32(5e5))];
+    let base = |more: &[(&str, Value)]| config("olmo2", more).expect("valid").parts.sliding_rope;
+    assert_eq!(base(&more), Some(RopeParameters::plain(5e5)));
+    more.push(("rope.freq_base_swa", Value::F32(1e4)));
+    assert_eq!(base(&more), Some(RopeParameters::plain(1e4)));
+}
+
+#[test]
+fn glms_that_see_have_rows_of_which_halves_turn() {
+    let turns = |sections: [i32; 4]| {
+        let sections = Value::Array(sections.map(Value::I32).to_vec());
+        let more = [("rope.dimension_count", Value::U32(8)), ("rope.dimension_sections", sections)];
+        config("glm4", &more).expect("valid").parts.rotary.neighbours
+    };
+    assert!(!turns([2, 1, 1, 0]) && turns([0; 4]));
+    assert!(config("glm4", &[]).expect("valid").parts.rotary.neighbours);
+}
+
+#[test]
+fn a_factor_on_scores_is_read_by_either_name() {
+    for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
+        let more = [
+            ("rope.scaling.type", Value::String("yarn".into())),
+            ("rope.scaling.factor", Value::F32(4.0)),
+            (key, Value::F32(1.5)),
+        ];
+        let scaling = config("llama", &more).expect("valid").rope.scaling;
+        let RopeScaling::Yarn { attention_factor, .. } = scaling else { panic!("{scaling:?}") };
+        assert!((attention_factor - 1.5).abs() < 1e-9, "{key}: {attention_factor}");
+    }
+}
+
+#[test]
+fn a_file_whose_tokens_see_later_ones_is_refused() {
+    let causal = |flag| config("qwen3", &[("attention.causal", Value::Bool(flag))]);
+    assert!(causal(true).is_ok());
+    let text = causal(false).expect_err("invalid").to_string();
+    assert!(text.contains("`qwen3.attention.causal` = false"), "{text}");
+}
+
+#[test]
+fn ends_are_those_of_keys_and_of_names() {
+    let tokens = ["<eos>", "a", "<end_of_turn>", "b", "c"];
+    let tokens = tokens.map(|token| Value::String(token.into())).to_vec();
+    let more = [
+        ("tokenizer.ggml.tokens", Value::Array(tokens)),
+        ("tokenizer.ggml.eos_token_id", Value::U32(0)),
+        ("tokenizer.ggml.eom_token_id", Value::U32(3)),
+    ];
+    let config = config("llama", &more).expect("valid");
+    assert_eq!(config.eos_token_ids, [0]);
+    assert_eq!(config.end_token_ids(), [0, 2, 3]);
+}
+
+#[test]
+fn a_27b_has_the_query_scalar_that_its_files_have_no_key_for() {
+    for (name, layers) in [("gemma2", 46), ("gemma3", 62)] {
+        let window = ("attention.sliding_window", Value::U32(9));
+        let more = [("block_count", Value::U32(layers)), window];
+        let config = config(name, &more).expect("valid");
+        assert_eq!(config.parts.query_scalar, Some(12.0), "{name}");
+    }
+}
+
+#[test]
+fn factors_by_length_are_read_where_the_file_holds_them() {
+    let factors = families::FACTORS_BY_LENGTH;
+    let named = ("rope.scaling.type", Value::String("longrope".into()));
+    let named = std::slice::from_ref(&named);
+    let read = config_with("phi3", named, &factors).expect("valid");
+    assert_eq!(read.rope, RopeParameters::plain(10_000.0));
+    assert_eq!(read, config_with("phi3", &[], &factors).expect("valid"));
+    assert!(read.parts.rotary.by_length.is_some());
+    for (name, held) in [("phi3", &factors[..1]), ("phi3", &[]), ("llama", &factors)] {
+        let text = config_with(name, named, held).expect_err("invalid").to_string();
+        assert!(text.contains("unknown rope scaling `longrope`"), "{name} {held:?}: {text}");
+    }
+}
+
+#[test]
+fn senseless_keys_are_named() {
+    let window = ("attention.sliding_window", Value::U32(9));
+    for (key, value) in [
+        ("attention.sliding_window", Value::U32(0)),
+        ("attention.sliding_window", Value::F32(f32::NAN)),
+        ("attention.sliding_window", Value::F32(-4.0)),
+        ("attention.sliding_window_pattern", Value::U32(0)),
+        ("attention.sliding_window_pattern", Value::Array(vec![Value::Bool(true)])),
+        ("final_logit_softcapping", Value::F32(f32::NAN)),
+        ("final_logit_softcapping", Value::F32(0.0)),
+        ("rope.freq_base_swa", Value::F32(f32::INFINITY)),
+    ] {
+        let mut more = vec![(key, value)];
+        if key != window.0 {
+            more.push(window.clone());
+        }
+        let text = config("gemma3", &more).expect_err("invalid").to_string();
+        assert!(text.contains(key), "{key} not in {text}");
+    }
+    let text = config("gemma3", &[]).expect_err("invalid").to_string();
+    assert!(text.contains("attention.sliding_window"), "{text}");
+    let grows = ("attention.temperature_scale", Value::F32(0.1));
+    let text = config("mistral3", std::slice::from_ref(&grows)).expect_err("invalid").to_string();
+    assert!(text.contains("original_context_length"), "{text}");
+    let original = ("rope.scaling.original_context_length", Value::U32(48));
+    let config = config("mistral3", &[grows, original]).expect("valid");
+    assert!(config.parts.query_growth.is_some());
+}

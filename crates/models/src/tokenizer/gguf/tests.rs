@@ -1,0 +1,112 @@
+//! Headers whose tokenizers leave to a reader what it has to know.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn text(text: &str) -> GgufValue {
+    GgufValue::String(text.to_owned())
+}
+
+fn list(items: &[&str]) -> GgufValue {
+    GgufValue::Array(items.iter().map(|item| text(item)).collect())
+}
+
+/// A header; keys without a point are those of the tokenizer.
+fn header(keys: &[(&str, GgufValue)]) -> Header {
+    let full = |key: &str| {
+        let is_of_all = key.contains('.');
+        if is_of_all { key.to_owned() } else { format!("tokenizer.ggml.{key}") }
+    };
+    let metadata = keys.iter().map(|(key, value)| (full(key), value.clone())).collect();
+    Header { version: 3, metadata, tensors: BTreeMap::new() }
+}
+
+/// A tokenizer of bytes that is split as `pre` says, with further keys.
+fn of_bytes(pre: &str, merges: &[&str], more: &[(&str, GgufValue)]) -> TextTokenizer {
+    let mut keys = vec![
+        ("model", text("gpt2")),
+        ("pre", text(pre)),
+        ("tokens", list(&["a", "b", "ab", "<s>"])),
+        ("merges", list(merges)),
+        ("bos_token_id", GgufValue::U32(3)),
+    ];
+    keys.extend_from_slice(more);
+    read(&header(&keys)).expect("a tokenizer")
+}
+
+#[test]
+fn prompts_begin_with_the_start_token_where_the_tokenizer_s_kind_wants_it() {
+    for (pre, stated, begins) in [
+        ("llama-bpe", None, true),
+        ("lfm2", None, true),
+        ("tekken", None, true),
+        ("llama-bpe", Some(false), false),
+        ("qwen2", None, false),
+        ("qwen2", Some(true), true),
+        ("granite-docling", None, false),
+        ("falcon3", None, true),
+        ("pixtral", None, true),
+    ] {
+        let stated: Vec<_> =
+            stated.map(|flag| ("add_bos_token", GgufValue::Bool(flag))).into_iter().collect();
+        let ids = of_bytes(pre, &["a b"], &stated).encode_prompt("ab", None).expect("ids");
+        let wanted: &[u32] = if begins { &[3, 2] } else { &[2] };
+        assert_eq!(ids, wanted, "{pre} {stated:?}");
+    }
+}
+
+#[test]
+fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
+    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("dbrx", &[0, 1])] {
+        let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;
+        assert_eq!(ids, wanted, "{pre}");
+    }
+}
+
+#[test]
+fn a_template_of_its_own_serves_conversations_with_tools() {
+    let more = [
+        ("tokenizer.chat_template", text("{{ bos_token }}plain")),
+        ("tokenizer.chat_template.tool_use", text("{{ bos_token }}tools")),
+    ];
+    let tokenizer = of_bytes("qwen2", &[], &more);
+    let template = tokenizer.chat_template().expect("a template");
+    let printed = |tools| template.render_messages(&[], tools, false).expect("text");
+    assert_eq!(printed(None), "<s>plain");
+    assert_eq!(printed(Some(&json!([]))), "<s>tools");
+}
+
+/// Ids of a text by pieces, which are (text, type).
+fn ids(name: &str, pieces: &[(&str, i32)], written: &str) -> Vec<u32> {
+    let tokens: Vec<&str> = pieces.iter().map(|(piece, _)| *piece).collect();
+    let types = pieces.iter().map(|(_, kind)| GgufValue::I32(*kind)).collect();
+    let scores = vec![GgufValue::F32(-1000.0); pieces.len()];
+    let keys = [
+        ("general.name", text(name)),
+        ("model", text("llama")),
+        ("tokens", list(&tokens)),
+        ("token_type", GgufValue::Array(types)),
+        ("scores", GgufValue::Array(scores)),
+        ("add_space_prefix", GgufValue::Bool(false)),
+    ];
+    read(&header(&keys)).expect("a tokenizer").encode(written).expect("ids").ids
+}
+
+#[test]
+fn pieces_without_scores_are_merged_in_their_order() {
+    let pieces = [("<unk>", 2), ("a", 1), ("b", 1), ("c", 1), ("bc", 1), ("ab", 1)];
+    assert_eq!(ids("any", &pieces, "abc"), [1, 4]);
+    let other = [("<unk>", 2), ("a", 1), ("b", 1), ("c", 1), ("ab", 1), ("bc", 1)];
+    assert_eq!(ids("any", &other, "abc"), [4, 3]);
+}
+
+#[test]
+fn tokens_of_phi_3_take_the_end_of_the_line_after_them() {
+    let pieces = [("<unk>", 2), ("<s>", 3), ("<|user|>", 3), ("<0x0A>", 6), ("a", 1)];
+    assert_eq!(ids("Mistral", &pieces, "<|user|>\na"), [2, 3, 4]);
+    for name in ["Phi-3 Mini", "phi3", "Phi 3.5 Mini Instruct"] {
+        assert_eq!(ids(name, &pieces, "<|user|>\na"), [2, 4], "{name}");
+        assert_eq!(ids(name, &pieces, "<s>\na"), [1, 3, 4], "{name}");
+    }
+}
