@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Server, gathered};
+use super::{Server, block_draft, gathered};
 use crate::decoding::Shelf;
 use crate::support::byte_tokenizer;
 
@@ -255,4 +255,27 @@ fn a_conversation_keeps_what_was_said() {
     let second = ask(&messages);
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     assert!(cached > Some(30), "{second}");
+}
+
+#[test]
+fn what_prompts_begin_with_alike_is_read_once() {
+    let shelf = Shelf::new();
+    let begins = "Say what it is, and nothing of yourself. ".repeat(5);
+    let prompts = ["one", "two", "six"].map(|word| format!("{begins}{word}"));
+    let (glide, block) = (shelf.path("glide"), block_draft(&shelf));
+    for draft in [glide, block] {
+        let way = ["--draft", &draft, "--pace", "fixed", "--parallel", "3"];
+        let server = Server::start(&shelf, &way);
+        let told =
+            server.complete(&json!({ "prompt": prompts, "temperature": 0, "max_tokens": 40 }));
+        for (place, prompt) in prompts.iter().enumerate() {
+            let alone = shelf.generate(&["--prompt", prompt]);
+            assert_eq!(told["choices"][place]["text"], alone["text"], "{draft} {place}");
+        }
+        // Of what they share the last token is read at every place.
+        let shared = begins.len() - 1;
+        assert!((server.metric("reused_prompt_tokens_total") - 2.0 * shared as f64).abs() < 1e-9);
+        let cached = &told["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert!(*cached == json!(2 * shared), "{told}");
+    }
 }

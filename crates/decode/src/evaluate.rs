@@ -349,7 +349,7 @@ fn divergence(
     let taps = Taps::of(&[Tap::FinalHidden]);
     let features = target.extend(&ids, &positions, &mut target.new_cache()?, &taps)?;
     let last = features.final_hidden()?.narrow(0, ids.len() - 1, 1)?;
-    let logits = target.logits(&last)?.flatten_all()?.to_vec1::<f32>()?;
+    let logits = target.hold_ends()?.logits(&last)?.flatten_all()?.to_vec1::<f32>()?;
     let logit = |token: TargetTokenId| f64::from(logits[token.0 as usize]);
     let regret = logit(plain.tokens[position]) - logit(drafted.tokens[position]);
     Ok(Some(Divergence { position, regret }))

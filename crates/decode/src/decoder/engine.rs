@@ -6,7 +6,8 @@
 //! decodes, in small ones else, so that nobody waits long. Outputs are those of each request alone: a
 //! row's bits do not depend on the rows beside it, and draws are keyed by request.
 
-use std::cmp::Reverse;
+mod sharing;
+
 use std::ops::ControlFlow;
 
 use longdraft_kernels::threads::awake;
@@ -134,7 +135,8 @@ impl<'a> BatchEngine<'a> {
     }
 
     /// Takes a request in; `key` names it from here on. Where prefixes are reused it goes to the free
-    /// place whose last text is for the larger part the start of this prompt, if there is one.
+    /// place whose last text it goes on with, if there is one, and what another place holds of its
+    /// prompt is copied.
     ///
     /// # Errors
     /// - no place is free, the prompt is empty or fills the context, options make no sense
@@ -158,17 +160,13 @@ impl<'a> BatchEngine<'a> {
         options: &DecodeOptions,
         grammar: Option<Box<dyn Grammar>>,
     ) -> Result<()> {
-        let reuse = options.reuse_prefix;
-        let of_prompt = |place: &Place<'_>| {
-            let (common, kept) = place.sequence.kept_of(prompt);
-            if reuse && 2 * (common + 1) > kept { common } else { 0 }
-        };
-        let free = self.places.iter_mut().filter(|place| place.running.is_none());
-        let best = free.max_by_key(|place| (of_prompt(place), Reverse(place.last)));
-        let place = best.ok_or(DecodeError::NoPlace)?;
-        let request = place.sequence.begin(self.target, prompt, (options, grammar))?;
+        let to = self.place_for(prompt, options.reuse_prefix).ok_or(DecodeError::NoPlace)?;
+        let sequence = &mut self.places[to].sequence;
+        let mut request = sequence.begin(self.target, prompt, (options, grammar))?;
+        self.share(to, &mut request)?;
         self.paces.begin();
         self.joined += 1;
+        let place = &mut self.places[to];
         place.last = self.joined;
         place.running = Some(Running { key, request, error: None });
         Ok(())
@@ -222,16 +220,12 @@ impl<'a> BatchEngine<'a> {
     }
 
     fn run(&mut self, listener: &mut EngineListener<'_>) -> Result<()> {
-        let mut busy: Vec<(u64, &mut Sequence<'a>, &mut Running)> = Vec::new();
-        for Place { sequence, running, last, .. } in &mut self.places {
-            busy.extend(running.as_mut().map(|running| (*last, sequence, running)));
-        }
-        // Prompts are read one after the other, in the order in which they came.
-        busy.sort_by_key(|(joined, ..)| *joined);
-        let together = busy.iter().filter(|(_, _, r)| r.request.unread() == 0).count();
-        let mut reads = if together > 0 { READ_BESIDE } else { READ_ALONE };
-        let mut parts = Vec::with_capacity(busy.len());
-        for (_, sequence, running) in busy {
+        let running = self.places.iter().filter_map(|place| place.running.as_ref());
+        let together = running.filter(|running| running.request.unread() == 0).count();
+        let reads = self.reads(if together > 0 { READ_BESIDE } else { READ_ALONE })?;
+        let mut parts = Vec::with_capacity(self.places.len());
+        for (Place { sequence, running, .. }, reads) in self.places.iter_mut().zip(reads) {
+            let Some(running) = running else { continue };
             let round = match running.request.unread() {
                 0 => {
                     let pace = self.paces.of(together);
@@ -246,11 +240,7 @@ impl<'a> BatchEngine<'a> {
                     }
                 }
                 _ if reads == 0 => continue,
-                unread => {
-                    let count = unread.min(reads);
-                    reads -= count;
-                    Round::of_prompt(count)
-                }
+                _ => Round::of_prompt(reads),
             };
             parts.push((sequence, running, round));
         }

@@ -45,7 +45,7 @@ pub struct DecodeOptions {
     /// Propose nothing more where the draft's own chance that its token is kept is below this; 0 is off.
     /// Only drafts that tell one ([`Drafter::tells_confidence`]) follow it.
     pub confidence_threshold: f64,
-    /// Keep what an earlier request's text and this prompt have in common.
+    /// Keep what an earlier request's text and this prompt have in common, and copy what another place holds of it.
     pub reuse_prefix: bool,
     /// Tell log-probabilities: of every token, and of so many of the most likely ones beside it.
     pub log_probs: Option<usize>,
@@ -119,7 +119,7 @@ pub struct Generation {
     pub metrics: AcceptanceMetrics,
     /// Why it ended.
     pub end: EndReason,
-    /// Tokens of the prompt that were kept from the request before.
+    /// Tokens of the prompt that were not read, because the request before or another one had them in common.
     pub reused_tokens: usize,
     /// Seconds until the first token was there.
     pub prefill_seconds: f64,

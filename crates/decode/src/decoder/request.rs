@@ -24,7 +24,7 @@ pub(super) struct Request {
     pub(super) tokens: Vec<TargetTokenId>,
     pub(super) prompt_len: usize,
     pub(super) cache: KvCache,
-    /// Tokens of the prompt that the cache held from the start.
+    /// Tokens of the prompt that were not read: the cache holds them from the start.
     pub(super) reused_tokens: usize,
     context: usize,
     pub(super) rounds: u64,
@@ -97,6 +97,11 @@ impl Request {
     /// Tokens of the prompt that the target has not run.
     pub(super) fn unread(&self) -> usize {
         self.prompt_len.saturating_sub(self.cache.len())
+    }
+
+    /// Whether it has yet to begin reading its prompt.
+    pub(super) fn begins(&self) -> bool {
+        self.cache.len() == self.reused_tokens && self.unread() > 0
     }
 
     /// Generated tokens.

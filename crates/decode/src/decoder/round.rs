@@ -142,9 +142,9 @@ fn judged_logits(
         return Ok(Vec::new());
     }
     let logits = if wanted.len() == first {
-        target.logits(hidden)?
+        target.hold_ends()?.logits(hidden)?
     } else {
-        target.logits(&select_rows(hidden, &wanted)?)?
+        target.hold_ends()?.logits(&select_rows(hidden, &wanted)?)?
     };
     Ok(logits.to_vec2()?)
 }

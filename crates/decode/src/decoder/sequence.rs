@@ -11,7 +11,7 @@ use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 use super::request::Request;
 use super::round::{Round, Step};
 use super::{Committed, DecodeOptions, EndReason, Generation, Pacing, RoundListener};
-use crate::drafter::{DraftContext, Drafted, Drafter, Plan};
+use crate::drafter::{DraftContext, DraftState, Drafted, Drafter, Plan};
 use crate::error::Result;
 use crate::grammar::Grammar;
 use crate::metrics::RoundRecord;
@@ -60,9 +60,43 @@ impl<'a> Sequence<'a> {
     pub(super) fn kept_of(&self, prompt: &[TargetTokenId]) -> (usize, usize) {
         let Some((tokens, cache)) = &self.kept else { return (0, 0) };
         let tokens = &tokens[..cache.len().min(tokens.len())];
-        let common = prompt.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         // Features of the last common token are needed anew.
-        (cache.reusable(common.saturating_sub(1)), tokens.len())
+        (cache.reusable(common(prompt, tokens).saturating_sub(1)), tokens.len())
+    }
+
+    /// The last request's text and the cache of its first tokens.
+    pub(super) fn kept(&self) -> Option<(&[TargetTokenId], &KvCache)> {
+        self.kept.as_ref().map(|(tokens, cache)| (&tokens[..], cache))
+    }
+
+    /// Whether nothing is kept.
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept.as_ref().is_none_or(|(_, cache)| cache.is_empty())
+    }
+
+    /// What the drafter holds of the text here.
+    pub(super) fn state(&self) -> DraftState<'_> {
+        self.drafter.as_ref().map_or(DraftState::Nothing, |drafter| drafter.state())
+    }
+
+    /// Has a request that has read nothing go on from the first `count` tokens of a text at another place, of which
+    /// that place holds the cache and the drafter's state.
+    ///
+    /// # Errors
+    /// - the device has no memory for the copies
+    pub(super) fn share(
+        &mut self,
+        request: &mut Request,
+        (cache, state): (&KvCache, DraftState<'_>),
+        count: usize,
+    ) -> Result<()> {
+        request.cache.copy_prefix(cache, count)?;
+        request.reused_tokens = request.cache.len();
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        if let DraftState::Rows(rows) = state {
+            drafter.take_over(rows, request.reused_tokens)?;
+        }
+        drafter.begin(request.reused_tokens)
     }
 
     /// Forgets what the last request left.
@@ -260,6 +294,11 @@ impl<'a> Sequence<'a> {
         let tokens = generated;
         Generation { tokens, metrics, end, reused_tokens, prefill_seconds, decode_seconds }
     }
+}
+
+/// Tokens that two texts begin with alike.
+pub(super) fn common(text: &[TargetTokenId], other: &[TargetTokenId]) -> usize {
+    text.iter().zip(other).take_while(|(a, b)| a == b).count()
 }
 
 /// The draft's own chance that some node of the first level holds, for trees it gave one for.

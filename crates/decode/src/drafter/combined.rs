@@ -4,7 +4,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Features, Tap};
 
 use super::lookup::{Match, MatchClass};
-use super::{DraftContext, Drafter, LookupDrafter, Plan, Worth};
+use super::{DraftContext, DraftRows, DraftState, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::{Origin, Tree};
 
@@ -58,6 +58,14 @@ impl Drafter for CombinedDrafter<'_> {
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.lookup.begin(kept)?;
         self.model.begin(kept)
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        self.model.state()
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        self.model.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {

@@ -18,7 +18,10 @@ use longdraft_models::target_model::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::held::{AnyDraft, Held};
 use super::model::Readings;
-use super::{DraftContext, DraftModel, Drafter, Forecast, ModelDrafter, Reading, ReducedHead};
+use super::{
+    DraftContext, DraftModel, DraftRows, DraftState, Drafter, Forecast, ModelDrafter, Reading,
+    ReducedHead,
+};
 use crate::error::{DecodeError, Result};
 
 /// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
@@ -157,6 +160,15 @@ impl DraftModel for Eagle3Model<'_> {
             self.waiting = vec![aux];
         }
         self.cache.truncate(self.pairs);
+        Ok(())
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Rows(DraftRows::new(&*self.draft, &self.cache, self.pairs, &self.waiting))
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        (self.pairs, self.waiting) = rows.copy_to(&mut self.cache, tokens)?;
         Ok(())
     }
 

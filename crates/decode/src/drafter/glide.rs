@@ -16,7 +16,9 @@ use super::held::{AnyDraft, Held};
 use super::model::Readings;
 use super::reduced_head::head_logits;
 use super::window::DraftWindow;
-use super::{DraftContext, DraftModel, Drafter, Forecast, ModelDrafter, Reading, ReducedHead};
+use super::{
+    DraftContext, DraftModel, DraftState, Drafter, Forecast, ModelDrafter, Reading, ReducedHead,
+};
 use crate::error::Result;
 
 /// A drafter, if this is a GLIDE layer.
@@ -77,7 +79,7 @@ impl<'a> GlideModel<'a> {
     ) -> Result<KeyValues> {
         let target = context.target;
         let table = target.rope_for(context.cache).table(positions, target.device())?;
-        Ok(self.draft.self_kv(&target.embed(ids)?, &table)?)
+        Ok(self.draft.self_kv(&target.hold_ends()?.embed(ids)?, &table)?)
     }
 
     /// Brings the window up to the root.
@@ -125,8 +127,8 @@ impl<'a> GlideModel<'a> {
         let position = newest as u32;
         let table =
             target.rope_for(context.cache).table(&vec![position; ids.len()], target.device())?;
-        let hidden =
-            self.draft.forward_cached(&target.embed(ids)?, &table, buffer, &own, &cross)?;
+        let embeddings = target.hold_ends()?.embed(ids)?;
+        let hidden = self.draft.forward_cached(&embeddings, &table, buffer, &own, &cross)?;
         Ok(head_logits(self.head.as_deref(), target, &hidden)?.to_vec2()?)
     }
 }
@@ -152,6 +154,10 @@ impl DraftModel for GlideModel<'_> {
         // The window is cheap to fill again, and may hold tokens that were taken back.
         self.window.restart_at(0);
         Ok(())
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Nothing
     }
 
     fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Forecast> {

@@ -10,6 +10,7 @@ mod lookup;
 mod model;
 mod mtp;
 mod reduced_head;
+mod state;
 mod window;
 
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub use lookup::{
 pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
 pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
+pub use state::{DraftRows, DraftState};
 pub use window::DraftWindow;
 
 /// Opens a method's drafts for decoding; `None` of a draft of another method. A reduced head limits
@@ -150,11 +152,27 @@ pub trait Drafter {
         false
     }
 
-    /// A request starts; its first `kept` tokens are those of the request before.
+    /// A request starts; its first `kept` tokens are those of the request before, or of the text that was taken
+    /// over. It may start again before its first token is observed.
     ///
     /// # Errors
     /// - the draft cannot run
     fn begin(&mut self, kept: usize) -> Result<()>;
+
+    /// What it holds of its text, from which another place may go on. By default that place reads its prompt itself.
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Private
+    }
+
+    /// Holds the first `tokens` tokens of another text as if it had observed them; [`Self::begin`] comes after it.
+    /// Only a drafter that holds rows is asked, with rows of the same draft.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        let _ = (rows, tokens);
+        Ok(())
+    }
 
     /// The target ran the next tokens; `features` hold the rows of those that are committed, in
     /// order. `tokens` are all committed ones that are known.

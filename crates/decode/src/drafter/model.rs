@@ -6,7 +6,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
-use super::{DraftContext, Drafter, Plan, grow};
+use super::{DraftContext, DraftRows, DraftState, Drafter, Plan, grow};
 use crate::error::Result;
 use crate::tree::Tree;
 
@@ -79,6 +79,20 @@ pub trait DraftModel {
     /// - the draft cannot run
     fn begin(&mut self, kept: usize) -> Result<()>;
 
+    /// As [`Drafter::state`].
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Private
+    }
+
+    /// As [`Drafter::take_over`].
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        let _ = (rows, tokens);
+        Ok(())
+    }
+
     /// As [`Drafter::observe`].
     ///
     /// # Errors
@@ -125,6 +139,14 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
 
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.model.begin(kept)
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        self.model.state()
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        self.model.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {

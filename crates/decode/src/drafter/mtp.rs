@@ -15,7 +15,7 @@ use longdraft_models::target_model::{Features, KvCache, MtpBlock, Pairs, Tap, Ta
 
 use super::model::Readings;
 use super::reduced_head::head_logits;
-use super::{DraftContext, DraftModel, Forecast, Reading, ReducedHead};
+use super::{DraftContext, DraftModel, DraftRows, DraftState, Forecast, Reading, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
@@ -135,6 +135,15 @@ impl DraftModel for MtpModel<'_> {
             self.waiting = vec![states.narrow(0, 0, kept - self.pairs)?.force_contiguous()?];
         }
         self.cache.truncate(self.pairs);
+        Ok(())
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Rows(DraftRows::new(self.block, &self.cache, self.pairs, &self.waiting))
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        (self.pairs, self.waiting) = rows.copy_to(&mut self.cache, tokens)?;
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl ReducedHead {
     /// - the map is for another vocabulary
     pub fn new(target: &Target, vocabulary: VocabularyMap) -> Result<Self> {
         let rows: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
-        Ok(Self { matrix: target.head_matrix()?.select(&rows)?, vocabulary })
+        Ok(Self { matrix: target.hold_ends()?.head_matrix().select(&rows)?, vocabulary })
     }
 
     /// Reads a list of tokens: a line each, the id and, if it is known, how often it occurs
@@ -88,7 +88,7 @@ pub(super) fn head_products(
     let states = states.detach();
     Ok(match head {
         Some(head) => head.matrix().linear(&states, None)?,
-        None => target.head_matrix()?.linear(&states, None)?,
+        None => target.hold_ends()?.head_matrix().linear(&states, None)?,
     })
 }
 

@@ -48,7 +48,8 @@ fn block(
     let allowed = (0..VOCABULARY as u32).map(|id| kept.contains(&TargetTokenId(id)));
     let mask = allowed.map(|is_kept| if is_kept { 0.0_f32 } else { f32::NEG_INFINITY });
     let mask = Tensor::from_vec(mask.collect(), VOCABULARY, &Device::Cpu).expect("mask");
-    let logits = target.logits(&states).and_then(|z| Ok(z.broadcast_add(&mask)?)).expect("logits");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(&states).and_then(|z| Ok(z.broadcast_add(&mask)?)).expect("logits");
     if let Some(chain) = draft.chain() {
         return chained(chain, &states, &logits, ids[root]);
     }

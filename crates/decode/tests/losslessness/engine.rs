@@ -15,12 +15,12 @@ use longdraft_models::draft::Draft;
 use crate::batch::{Job, jobs, places};
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target};
 
-fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
+pub(crate) fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
     ControlFlow::Continue(())
 }
 
 /// Runs rounds until nothing runs.
-fn finish(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Generation> {
+pub(crate) fn finish(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Generation> {
     let mut ended = BTreeMap::new();
     while engine.running() > 0 {
         for (key, generation) in engine.round(&mut goes_on).expect("round") {

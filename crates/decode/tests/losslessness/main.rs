@@ -17,5 +17,6 @@ mod noted;
 mod pacing;
 mod plumbing;
 mod recurrent_enumeration;
+mod sharing;
 mod statistics;
 mod windows;

@@ -28,11 +28,17 @@ pub(crate) const VOCABULARY: usize = 61;
 pub(crate) const RECURRENT: [&str; 4] = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2"];
 
 /// A random target; a large deviation makes its choices vary.
-pub(crate) fn target(
+pub(crate) fn target(kind: &str, head_dim: usize, kv: (usize, usize), seed: u64) -> Target {
+    target_with(kind, head_dim, kv, seed, &TargetOptions::default())
+}
+
+/// The same, held otherwise.
+pub(crate) fn target_with(
     kind: &str,
     head_dim: usize,
     (kv_heads, group): (usize, usize),
     seed: u64,
+    options: &TargetOptions,
 ) -> Target {
     let (windowed, kind) = match kind.strip_suffix("_window") {
         Some(family) => (true, family),
@@ -78,7 +84,7 @@ pub(crate) fn target(
     }
     add_parts(&mut config, kind, head_dim, seed);
     let config = TargetConfig::from_json(&config).expect("valid configuration");
-    Target::random(config, seed, &TargetOptions::default()).expect("random target")
+    Target::random(config, seed, options).expect("random target")
 }
 
 /// Families whose layers have parts of their own, beside Gemma's and Mistral's.
@@ -152,8 +158,8 @@ pub(crate) fn eagle3(target: &Target, seed: u64) -> Eagle3Draft {
         config = config.with_eagle31_norms();
     }
     config.attention_window = seed.is_multiple_of(3).then_some(5);
-    Eagle3Draft::initialise(&config, map, &target.embedding().expect("table"), seed)
-        .expect("random draft")
+    let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+    Eagle3Draft::initialise(&config, map, &table, seed).expect("random draft")
 }
 
 /// A block draft with windows that end within a block, in some layers or all.
@@ -167,8 +173,8 @@ pub(crate) fn dflash(target: &Target, seed: u64) -> BlockDraft {
         config.sliding_window = Some(4);
     }
     config.is_causal = seed.is_multiple_of(5).then_some(true);
-    BlockDraft::initialise(&config, &target.embedding().expect("table"), seed)
-        .expect("random draft")
+    let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+    BlockDraft::initialise(&config, &table, seed).expect("random draft")
 }
 
 /// The same with convolutions and a selector that prefers some of few candidates.
@@ -183,7 +189,7 @@ pub(crate) fn dflash2(target: &Target, seed: u64) -> BlockDraft {
 
 /// A block draft whose heads say much, unlike fresh ones.
 pub(crate) fn randomised(config: &BlockConfig, target: &Target, seed: u64) -> BlockDraft {
-    let embedding = target.embedding().expect("table");
+    let embedding = target.hold_ends().expect("ends").embedding().expect("table");
     let mut draft = BlockDraft::initialise(config, &embedding, seed).expect("random draft");
     for parameter in draft.parameters_mut() {
         let specs = [TensorSpec::new(parameter.name.as_str(), parameter.var.dims())];

@@ -119,7 +119,7 @@ fn a_block_is_one_layer_over_joint_embeddings_and_states() {
             if config.parts.norms_less_one { (stored + 1.0).expect("sum") } else { stored }
         };
         let eps = config.rms_norm_eps;
-        let embedded = case.target.embed(&case.ids).expect("embeddings");
+        let embedded = case.target.hold_ends().expect("ends").embed(&case.ids).expect("embeddings");
         let joined = [
             normed(&embedded, &norm("enorm.weight"), eps),
             normed(&case.states, &norm("hnorm.weight"), eps),
@@ -186,6 +186,23 @@ fn pairs_have_the_same_bits_however_they_come() {
         assert_eq!(is_normed, family.starts_with("qwen"), "{family}");
         let few = Pairs { ids: &ids[..5], states: &states, position_ids: &[0; 6] };
         assert!(case.block.read(&case.target, few, &mut cache).is_err());
+    }
+}
+
+/// Latent rows, too, which are key and value in one.
+#[test]
+fn pairs_of_another_cache_are_copied_with_their_bits() {
+    for (family, seed) in FAMILIES.into_iter().zip(31..) {
+        let config = config(family);
+        let case = Case::new(&config, &with_block(&config, seed));
+        let cache = || case.block.new_cache(&case.target).expect("cache");
+        let (mut other, mut copy) = (cache(), cache());
+        let whole = case.chain(&mut other, 0, PAIRS);
+        copy.copy_prefix(&other, 10).expect("copied");
+        assert_eq!((copy.len(), other.len()), (10, PAIRS), "{family}");
+        let rest = case.chain(&mut copy, 10, PAIRS - 10);
+        let want = whole.narrow(0, 10, PAIRS - 10).expect("rows");
+        assert_eq!(bits(&rest), bits(&want), "{family}");
     }
 }
 

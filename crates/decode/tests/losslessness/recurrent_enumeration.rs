@@ -48,8 +48,8 @@ fn logits(
         }
     };
     let hidden = features.expect("a pass");
-    target
-        .logits(hidden.final_hidden().expect("tapped"))
+    let ends = target.hold_ends().expect("ends");
+    ends.logits(hidden.final_hidden().expect("tapped"))
         .and_then(|l| Ok(l.to_vec2()?))
         .expect("logits")
 }

@@ -42,7 +42,8 @@ impl<'a> Bigrams<'a> {
             let taps = Taps::of(&[Tap::FinalHidden]);
             let features = target.forward(&sequence, &taps).expect("features");
             let hidden = features.final_hidden().and_then(|hidden| Ok(hidden.narrow(0, 1, 1)?));
-            let logits = target.logits(&hidden.expect("hidden")).expect("logits");
+            let ends = target.hold_ends().expect("ends");
+            let logits = ends.logits(&hidden.expect("hidden")).expect("logits");
             logits.flatten_all().and_then(|logits| logits.to_vec1()).expect("logits")
         });
         logits.clone()

@@ -208,6 +208,35 @@ fn the_last_layer_is_held_whole_for_drafts_that_read_it() {
 }
 
 #[test]
+fn a_copied_prefix_goes_on_where_the_window_holds_what_is_seen() {
+    for (seed, family) in (0..).zip(SLIDING) {
+        let case = Case::new(family, seed);
+        let (mut other, mut copy) = (case.cache(), case.cache());
+        // It replaces what was held before.
+        case.check(&mut copy, 300);
+        for to in (50..=850).step_by(50) {
+            case.check(&mut other, to);
+        }
+        for wanted in [850, 849, 700, 40] {
+            let held = other.reusable(wanted);
+            assert!(wanted < 849 || held == wanted, "{family} {wanted}: {held}");
+            copy.copy_prefix(&other, wanted).expect("copied");
+            assert_eq!((copy.len(), other.len()), (held, 850), "{family} {wanted}");
+            case.check(&mut copy, held + 30);
+        }
+        case.check(&mut other, TEXT);
+        // Not between caches that hold other things.
+        let (mut held, mut cache) = (case.cache(), case.cache());
+        held.keep_last_layer().expect("empty");
+        case.check(&mut held, 30);
+        let is_like = cache.is_like(&held);
+        assert_eq!(cache.copy_prefix(&held, 20).is_ok(), is_like, "{family}");
+        assert_eq!(cache.len(), if is_like { 20 } else { 0 }, "{family}");
+        case.check(&mut cache, 30);
+    }
+}
+
+#[test]
 fn drafts_of_every_kind_are_lossless_over_texts_that_were_dropped() {
     let kinds =
         KINDS.into_iter().zip(SLIDING.into_iter().cycle()).zip(shapes().into_iter().cycle());
@@ -223,7 +252,8 @@ fn drafts_of_every_kind_are_lossless_over_texts_that_were_dropped() {
         all.pop();
         let taps = Taps::of(&[Tap::FinalHidden]);
         let features = target.forward(&PackedSequence::single(&all), &taps).expect("a pass");
-        let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+        let ends = target.hold_ends().expect("ends");
+        let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
         let best = logits.argmax(1).and_then(|best| best.to_vec1::<u32>()).expect("ids");
         let tokens: Vec<u32> = plain.tokens.iter().map(|token| token.0).collect();
         assert_eq!(tokens, best[text.len() - 1..], "{family}");

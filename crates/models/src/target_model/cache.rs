@@ -1,5 +1,6 @@
 //! Keys and values, or states, of every layer for the tokens of one sequence.
 
+mod prefix;
 mod states;
 mod windows;
 
@@ -88,7 +89,7 @@ pub struct KvCache {
 }
 
 /// What layers with a state have in common.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct States {
     /// Tokens before the last pass.
     base: usize,
@@ -101,6 +102,7 @@ struct States {
 }
 
 /// The states of all layers at a length.
+#[derive(Clone)]
 struct Aside {
     length: usize,
     states: Vec<State>,
@@ -292,6 +294,11 @@ impl KvCache {
     /// - the device has no memory for it
     pub fn reserve(&mut self, tokens: usize) -> Result<()> {
         self.reserve_windows(tokens)?;
+        self.reserve_whole(tokens)
+    }
+
+    /// The same in layers that hold every token.
+    fn reserve_whole(&mut self, tokens: usize) -> Result<()> {
         let needed = self.length + tokens;
         if needed <= self.capacity {
             return Ok(());

@@ -11,7 +11,10 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
-use super::{DraftContext, DraftModel, Drafted, Drafter, Forecast, Plan, Reading, grow};
+use super::{
+    DraftContext, DraftModel, DraftRows, DraftState, Drafted, Drafter, Forecast, Plan, Reading,
+    grow,
+};
 use crate::error::{DecodeError, Result};
 use crate::tree::Tree;
 
@@ -50,6 +53,20 @@ pub trait BlockModel {
     /// # Errors
     /// - the draft cannot run
     fn begin(&mut self, kept: usize) -> Result<()>;
+
+    /// As [`Drafter::state`].
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Private
+    }
+
+    /// As [`Drafter::take_over`].
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        let _ = (rows, tokens);
+        Ok(())
+    }
 
     /// As [`Drafter::observe`].
     ///
@@ -97,6 +114,14 @@ impl<M: BlockModel> Drafter for BlockDrafter<M> {
 
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.model.begin(kept)
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        self.model.state()
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        self.model.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {

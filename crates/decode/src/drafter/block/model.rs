@@ -20,7 +20,7 @@ use super::selected::Selected;
 use super::{BlockDrafter, BlockModel, Chosen};
 use crate::drafter::held::{AnyDraft, Held};
 use crate::drafter::reduced_head::{head_logits, head_products};
-use crate::drafter::{DraftContext, Drafter, Forecast, ReducedHead};
+use crate::drafter::{DraftContext, DraftRows, DraftState, Drafter, Forecast, ReducedHead};
 use crate::error::{DecodeError, Result};
 
 /// A drafter, if this is a block draft.
@@ -152,6 +152,15 @@ impl BlockModel for BlockDraftModel<'_> {
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.slots = Slots::Independent(Vec::new());
         self.cache.truncate(kept);
+        Ok(())
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Rows(DraftRows::new(&*self.draft, &self.cache, self.cache.len(), &[]))
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        rows.copy_to(&mut self.cache, tokens)?;
         Ok(())
     }
 

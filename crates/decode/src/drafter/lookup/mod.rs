@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 
-use super::{DraftContext, Drafter, Plan, Worth};
+use super::{DraftContext, DraftState, Drafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::{Origin, Tree};
 use watched::Watched;
@@ -181,6 +181,10 @@ impl Drafter for LookupDrafter {
         let (datastore, grown) = (self.datastore.take(), self.grown.take());
         *self = Self::default().with_datastore(datastore).with_grown(grown);
         Ok(())
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        DraftState::Nothing
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {

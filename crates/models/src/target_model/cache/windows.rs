@@ -21,6 +21,12 @@ pub(super) struct Windowed {
 }
 
 impl Windowed {
+    /// The same without the rows of the tokens from `length` on, in tensors of its own.
+    pub(super) fn up_to(&self, length: usize) -> Result<Self> {
+        let (k, v) = self.copied(0, length.saturating_sub(self.first), self.capacity())?;
+        Ok(Self { k, v, first: self.first })
+    }
+
     fn capacity(&self) -> usize {
         self.k.dims().first().copied().unwrap_or(0)
     }

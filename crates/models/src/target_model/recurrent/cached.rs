@@ -8,6 +8,7 @@ use super::rule::{Rows, Rule, State};
 use crate::error::Result;
 
 /// One layer's state of one sequence.
+#[derive(Clone)]
 pub(in crate::target_model) struct CachedState {
     rule: Arc<Rule>,
     /// Before the last pass.
