@@ -1,6 +1,7 @@
 //! Answers in OpenAI's shape: whole, or as the events of a stream.
 
 mod log_probs;
+mod speech;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -12,7 +13,7 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::{Either, select};
 use futures_util::stream::unfold;
-use longdraft_decode::{EndReason, Origin};
+use longdraft_decode::Origin;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{Sender, channel};
@@ -22,7 +23,9 @@ use crate::app::{App, Submitted};
 use crate::error::{ApiError, Result};
 use crate::events::{Ending, Event, Piece};
 use crate::request::Telling;
+use crate::tool_calls::{Calls, Said};
 use log_probs::TokenList;
+use speech::Speech;
 
 /// What ends a stream.
 const DONE: &str = "[DONE]";
@@ -36,6 +39,8 @@ pub(crate) struct Head {
     pub(crate) created: u64,
     pub(crate) model: String,
     pub(crate) telling: Telling,
+    /// The calls that answers may make.
+    pub(crate) calls: Option<Arc<Calls>>,
 }
 
 /// Tokens that answers to one request took.
@@ -91,15 +96,6 @@ impl Usage {
     }
 }
 
-/// Why an answer ended, in OpenAI's words. An answer that the server's end cut short has not its full
-/// length.
-fn finish_reason(reason: EndReason) -> &'static str {
-    match reason {
-        EndReason::StopToken | EndReason::StopString => "stop",
-        EndReason::TokenLimit | EndReason::ContextLimit | EndReason::Interrupted => "length",
-    }
-}
-
 /// Where a token comes from.
 fn origin(piece: &Piece) -> Value {
     Value::from(match piece.proposed_by {
@@ -144,11 +140,23 @@ impl Head {
 }
 
 /// An answer that is told whole.
-#[derive(Default)]
 struct Whole {
-    text: String,
+    speech: Speech,
+    said: Said,
     tokens: TokenList,
     finish: Option<&'static str>,
+}
+
+impl Whole {
+    fn new(head: &Head) -> Self {
+        let (speech, said) = (Speech::new(head), Said::default());
+        Self { speech, said, tokens: TokenList::default(), finish: None }
+    }
+
+    fn add(&mut self, Said { text, calls }: Said) {
+        self.said.text += &text;
+        self.said.calls.extend(calls);
+    }
 }
 
 /// Waits for all answers and puts them into one object.
@@ -162,34 +170,36 @@ pub(crate) async fn whole(
 ) -> Result<Value> {
     let mut usage = Usage::of(&submitted);
     let mut answers: Vec<Whole> = Vec::new();
-    answers.resize_with(submitted.answers, Whole::default);
+    answers.resize_with(submitted.answers, || Whole::new(head));
     while answers.iter().any(|answer| answer.finish.is_none()) {
         let (choice, event) = submitted.events.recv().await.ok_or_else(ApiError::ending)?;
         let Some(answer) = answers.get_mut(choice) else { continue };
         match event {
             Event::Piece(piece) => {
                 answer.tokens.add(&piece);
-                answer.text.push_str(&piece.text);
+                let said = answer.speech.hear(piece);
+                answer.add(said);
             }
             Event::End(ending) => {
                 usage.add(&ending);
-                answer.finish = Some(finish_reason(ending.reason));
+                let rest = answer.speech.finish();
+                answer.add(rest);
+                answer.finish = Some(answer.speech.finish_reason(ending.reason));
             }
             Event::Failed(error) => return Err(error),
         }
     }
     let choices = answers.iter().enumerate().map(|(index, answer)| {
         let log_probs = answer.tokens.to_json(head, tokenizer);
-        let Whole { text, finish, .. } = answer;
+        let Whole { said, finish, .. } = answer;
         if head.telling.is_chat {
-            let message = json!({ "role": "assistant", "content": text, "refusal": null });
             json!({
-                "index": index, "message": message, "logprobs": log_probs,
+                "index": index, "message": head.message(index, said), "logprobs": log_probs,
                 "finish_reason": finish,
             })
         } else {
             json!({
-                "text": text, "index": index, "logprobs": log_probs, "finish_reason": finish,
+                "text": said.text, "index": index, "logprobs": log_probs, "finish_reason": finish,
             })
         }
     });
@@ -204,6 +214,7 @@ pub(crate) struct Chunks {
     head: Head,
     submitted: Submitted,
     usage: Usage,
+    speeches: Vec<Speech>,
     /// Which answers have not ended.
     open: Vec<bool>,
     ready: VecDeque<String>,
@@ -214,6 +225,7 @@ impl Chunks {
     pub(crate) fn new(head: Head, submitted: Submitted) -> Self {
         let usage = Usage::of(&submitted);
         let open = vec![true; submitted.answers];
+        let speeches = open.iter().map(|_| Speech::new(&head)).collect();
         let mut ready = VecDeque::new();
         if head.telling.is_chat {
             for index in 0..submitted.answers {
@@ -224,7 +236,7 @@ impl Chunks {
                 ready.push_back(head.chunk(choice, None));
             }
         }
-        Self { head, submitted, usage, open, ready, is_done: false }
+        Self { head, submitted, usage, speeches, open, ready, is_done: false }
     }
 
     /// The data of the next event; none after the last one.
@@ -254,28 +266,47 @@ impl Chunks {
                 if self.head.telling.log_probs {
                     tokens.add(&piece);
                 }
-                if piece.text.is_empty() && tokens.is_empty() {
-                    return;
-                }
                 let log_probs = if tokens.is_empty() {
                     Value::Null
                 } else {
                     tokens.to_json(&self.head, tokenizer)
                 };
-                let mut choice = self.head.choice(index, &piece.text, &log_probs, None);
-                if self.head.telling.origins {
-                    choice[0]["origin"] = origin(&piece);
-                }
-                self.ready.push_back(self.head.chunk(choice, None));
+                let origin = self.head.telling.origins.then(|| origin(&piece));
+                let said = self.speeches[index].hear(piece);
+                self.tell(index, &said, (log_probs, origin));
             }
             Event::End(ending) => {
                 self.open[index] = false;
                 self.usage.add(&ending);
-                let finish = Some(finish_reason(ending.reason));
+                let rest = self.speeches[index].finish();
+                self.tell(index, &rest, (Value::Null, None));
+                let finish = Some(self.speeches[index].finish_reason(ending.reason));
                 let choice = self.head.choice(index, "", &Value::Null, finish);
                 self.ready.push_back(self.head.chunk(choice, None));
             }
             Event::Failed(error) => self.fail(&error),
+        }
+    }
+
+    /// Adds events with what is certain, and with a token's log-probability though its text may be held back.
+    fn tell(&mut self, index: usize, said: &Said, (log_probs, origin): (Value, Option<Value>)) {
+        let Said { text, calls } = said;
+        let mut choices = Vec::new();
+        if !text.is_empty() || (calls.is_empty() && !log_probs.is_null()) {
+            choices.push(self.head.choice(index, text, &log_probs, None));
+        }
+        if !calls.is_empty() {
+            let log_probs = if choices.is_empty() { log_probs } else { Value::Null };
+            let delta = self.head.calls_delta(index, calls);
+            choices.push(json!([{
+                "index": index, "delta": delta, "logprobs": log_probs, "finish_reason": null,
+            }]));
+        }
+        for mut choice in choices {
+            if let Some(origin) = &origin {
+                choice[0]["origin"] = origin.clone();
+            }
+            self.ready.push_back(self.head.chunk(choice, None));
         }
     }
 

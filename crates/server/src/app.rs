@@ -122,9 +122,22 @@ impl App {
         }
     }
 
-    /// What a request asks for, with the form that it wants its answers to have.
-    pub(crate) fn formed(&self, asked: Asked, value: &Value) -> Result<Asked> {
-        let Some((field, form)) = Form::of(value)? else { return Ok(asked) };
+    /// What a request asks for, with the form that it wants its answers to have. Answers of a form of its own
+    /// make no calls.
+    pub(crate) fn formed(&self, mut asked: Asked, value: &Value) -> Result<Asked> {
+        let forced = asked.calls.as_mut().and_then(|calls| calls.forced.take());
+        let (field, form) = match (Form::of(value)?, forced) {
+            (None, None) => return Ok(asked),
+            (None, Some(form)) => ("tool_choice", form),
+            (Some(form), None) => {
+                asked.calls = None;
+                form
+            }
+            (Some((field, _)), Some(_)) => {
+                let message = format!("{field} and tool_choice: an answer has one form");
+                return Err(ApiError::field(field, message));
+            }
+        };
         let Settings { model, .. } = &self.settings;
         let form = self.vocabulary.start((field, &form), model, &self.tokenizer)?;
         Ok(Asked { form: Some(form), ..asked })
@@ -136,8 +149,8 @@ impl App {
     /// - a prompt does not fit, there is no room, or the server ends
     pub(crate) fn submit(&self, asked: Asked) -> Result<Submitted> {
         self.require_prompts(&asked)?;
-        let Asked { prompts, count, mut options, is_seeded, names_limit, stops, form, telling } =
-            asked;
+        let Asked { prompts, count, mut options, is_seeded, names_limit, stops, form, .. } = asked;
+        let is_chat = asked.telling.is_chat;
         let answers = prompts.len() * count;
         if !names_limit {
             options.max_new_tokens = options.max_new_tokens.min(self.left(&prompts, count));
@@ -172,7 +185,7 @@ impl App {
                     prompt: Arc::clone(&prompt),
                     options,
                     stops: stops.clone(),
-                    goes_on: !telling.is_chat,
+                    goes_on: !is_chat,
                     form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),
                     asked,

@@ -15,7 +15,7 @@ use crate::Model;
 use crate::error::{ApiError, Result};
 
 /// Largest description of a form, in bytes.
-const LARGEST: usize = 1 << 16;
+pub(crate) const LARGEST: usize = 1 << 16;
 /// Tokens that may come next among which it is looked for a single way on; the beginnings of a token are
 /// fewer.
 const FEW: usize = 64;
@@ -89,7 +89,7 @@ impl Form {
 
 /// The schema of JSON on one line, unless it says how it is to be laid out: small models else write spaces
 /// for ever.
-fn on_one_line(schema: &Value) -> Value {
+pub(crate) fn on_one_line(schema: &Value) -> Value {
     let layout =
         json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     let mut schema = match schema {

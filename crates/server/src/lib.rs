@@ -21,6 +21,7 @@ mod meters;
 mod pages;
 mod request;
 mod routes;
+mod tool_calls;
 mod worker;
 
 /// The example of the README is compiled with the others.

@@ -105,7 +105,7 @@ impl Meters {
         registry.register("http_requests", about, c.requests);
         for (name, about, counter) in [
             ("prompt_tokens", "Tokens of prompts", c.prompt_tokens),
-            ("reused_prompt_tokens", "Of them, kept from earlier requests", c.reused_tokens),
+            ("reused_prompt_tokens", "Of them, kept or copied from others", c.reused_tokens),
             ("generated_tokens", "Tokens of answers", c.tokens),
             ("proposed_tokens", "Tokens that drafts and lookup proposed", c.proposed),
             ("accepted_tokens", "Of them, accepted", c.accepted),

@@ -172,8 +172,8 @@ fn no_model(app: &App, name: &str) -> ApiError {
 }
 
 /// Has the decoder answer, and tells it whole or as a stream.
-async fn answer(app: Arc<App>, asked: Asked) -> Result<Response> {
-    let telling = asked.telling;
+async fn answer(app: Arc<App>, mut asked: Asked) -> Result<Response> {
+    let (telling, calls) = (asked.telling, asked.calls.take().map(Arc::new));
     let submitted = app.submit(asked)?;
     let kind = if telling.is_chat { "chatcmpl" } else { "cmpl" };
     let head = Head {
@@ -181,6 +181,7 @@ async fn answer(app: Arc<App>, asked: Asked) -> Result<Response> {
         created: seconds_since_1970(),
         model: app.settings.model.name.clone(),
         telling,
+        calls,
     };
     if !telling.streams {
         return Ok(json_response(&whole(&head, submitted, &app.tokenizer).await?));
@@ -282,3 +283,6 @@ async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} is not for {}", request.method(), request.uri().path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,15 @@
 use std::time::Duration;
 
 use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
-use longdraft_decode::{DecodeOptions, LogProbs};
+use longdraft_decode::{DecodeOptions, EndReason, LogProbs};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 use tokio::sync::mpsc::unbounded_channel;
 
 use super::*;
 use crate::drafts::{Line, OpenDraft};
+use crate::request::tests::tokenizer_with;
+use crate::tool_calls::Choice;
 use crate::{Access, Limits, Model, Settings};
 
 const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
@@ -46,7 +48,7 @@ fn app() -> Arc<App> {
 
 fn head(telling: Telling) -> Head {
     let id = if telling.is_chat { "chatcmpl-1-0" } else { "cmpl-1-0" };
-    Head { id: id.to_owned(), created: 7, model: "small".to_owned(), telling }
+    Head { id: id.to_owned(), created: 7, model: "small".to_owned(), telling, calls: None }
 }
 
 fn chat(streams_usage: bool) -> Telling {
@@ -89,9 +91,13 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
 
 /// The bytes of a stream.
 fn streamed(telling: Telling, answers: usize, events: Vec<(usize, Event)>) -> String {
+    streamed_of(head(telling), answers, events)
+}
+
+fn streamed_of(head: Head, answers: usize, events: Vec<(usize, Event)>) -> String {
     let app = app();
     wait(async {
-        let chunks = Chunks::new(head(telling), submitted(answers, events));
+        let chunks = Chunks::new(head, submitted(answers, events));
         let response = stream(chunks, app);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         let body = axum::body::to_bytes(response.into_body(), 1 << 20).await.expect("body");
@@ -195,4 +201,127 @@ fn answers_end_where_their_reader_goes_or_takes_nothing() {
         assert!(events.is_closed());
         drop(reader);
     }
+}
+
+/// A head of answers that may call the function `now`, with markers that are texts.
+fn calling(telling: Telling) -> Head {
+    let tools = [json!({ "type": "function", "function": { "name": "now" } })];
+    let tokenizer = tokenizer_with("{# <tool_call>{\"arguments\": }</tool_call> #}");
+    let calls = Calls::of(&tools, &Choice::Auto, true, &tokenizer).expect("read");
+    Head { calls: calls.map(Arc::new), ..head(telling) }
+}
+
+/// The events of a stream but the last, as JSON.
+fn events_of(stream: &str) -> Vec<Value> {
+    let data = stream.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
+    data.filter(|data| *data != DONE)
+        .map(|data| serde_json::from_str(data).expect("JSON"))
+        .collect()
+}
+
+/// Pieces of an answer with text, two calls and a marker that is cut.
+fn two_calls(reason: EndReason) -> Vec<(usize, Event)> {
+    let texts = [
+        "Look.\n<tool",
+        "_call>\n{\"name\": \"now\", \"argu",
+        "ments\": {\"a\": 1}}\n</tool_call>",
+        "\n<tool_call>{\"name\": \"now\"}",
+        "</tool_",
+    ];
+    let mut events: Vec<_> = texts.iter().map(|text| (0, piece(text, 5, 0))).collect();
+    events.push((0, end(reason)));
+    events
+}
+
+#[test]
+fn calls_are_told_whole_as_they_are_streamed() {
+    let app = app();
+    let telling = Telling { log_probs: true, ..chat(false) };
+    let told = submitted(1, two_calls(EndReason::StopToken));
+    let told = wait(whole(&calling(telling), told, &app.tokenizer)).expect("whole");
+    let choice = &told["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["logprobs"]["content"].as_array().map(Vec::len), Some(5));
+    let call = |id: &str, arguments: &str| {
+        let function = json!({ "name": "now", "arguments": arguments });
+        json!({ "id": id, "type": "function", "function": function })
+    };
+    let wanted = [call("call_1_0_0_0", "{\"a\": 1}"), call("call_1_0_0_1", "{}")];
+    let message = json!({
+        "role": "assistant", "content": "Look.", "refusal": null, "tool_calls": wanted,
+    });
+    assert_eq!(choice["message"], message);
+
+    let events = events_of(&streamed_of(calling(telling), 1, two_calls(EndReason::StopToken)));
+    let (mut text, mut calls, mut tokens) = (String::new(), Vec::new(), 0);
+    for event in &events {
+        let choice = &event["choices"][0];
+        text += choice["delta"]["content"].as_str().unwrap_or_default();
+        tokens += choice["logprobs"]["content"].as_array().map_or(0, Vec::len);
+        calls.extend(choice["delta"]["tool_calls"].as_array().into_iter().flatten().cloned());
+    }
+    assert_eq!((text.as_str(), tokens), ("Look.", 5));
+    let mut deltas = wanted.to_vec();
+    deltas.iter_mut().enumerate().for_each(|(index, delta)| delta["index"] = index.into());
+    assert_eq!(calls, deltas);
+    let last = &events.last().expect("events")["choices"][0];
+    assert_eq!((&last["finish_reason"], &last["delta"]), (&json!("tool_calls"), &json!({})));
+}
+
+#[test]
+fn a_call_that_is_cut_is_text_and_one_before_it_stays_a_call() {
+    let app = app();
+    let answer = |texts: &[&str], reason: EndReason| {
+        let mut events: Vec<_> = texts.iter().map(|text| (0, piece(text, 5, 0))).collect();
+        events.push((0, end(reason)));
+        let telling = chat(false);
+        let told = wait(whole(&calling(telling), submitted(1, events.clone()), &app.tokenizer));
+        let told = told.expect("whole")["choices"][0].take();
+        let events = events_of(&streamed_of(calling(telling), 1, events));
+        let text = |event: &Value| {
+            event["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned()
+        };
+        let streamed: String = events.iter().map(text).collect();
+        assert_eq!(streamed, told["message"]["content"].as_str().unwrap_or_default());
+        assert_eq!(
+            events.last().expect("events")["choices"][0]["finish_reason"],
+            told["finish_reason"]
+        );
+        (told["message"].clone(), told["finish_reason"].clone())
+    };
+    let cut = "<tool_call>{\"name\": \"now\", \"ar";
+    let (message, finish) = answer(&["a ", cut], EndReason::TokenLimit);
+    assert_eq!((&message["content"], finish), (&json!(format!("a {cut}")), json!("length")));
+    assert!(message.get("tool_calls").is_none());
+    // A stop string or the end of a turn within a call.
+    let (message, finish) = answer(&[cut], EndReason::StopString);
+    assert_eq!((&message["content"], finish), (&json!(cut), json!("stop")));
+    let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
+    let (message, finish) = answer(&[call, cut], EndReason::TokenLimit);
+    assert_eq!((&message["content"], finish), (&json!(cut), json!("length")));
+    assert_eq!(message["tool_calls"].as_array().map(Vec::len), Some(1));
+    let (message, finish) = answer(&[call], EndReason::StopToken);
+    assert_eq!((&message["content"], finish), (&Value::Null, json!("tool_calls")));
+}
+
+#[test]
+fn each_answer_to_a_request_makes_calls_of_its_own() {
+    let app = app();
+    let call = "<tool_call>{\"name\": \"now\"}</tool_call>";
+    let events = vec![
+        (1, piece("<tool_", 5, 0)),
+        (0, piece(call, 5, 0)),
+        (0, end(EndReason::StopToken)),
+        (1, piece("no call", 5, 0)),
+        (2, piece(call, 5, 0)),
+        (1, end(EndReason::StopToken)),
+        (2, end(EndReason::StopToken)),
+    ];
+    let told = wait(whole(&calling(chat(false)), submitted(3, events), &app.tokenizer));
+    let choices = told.expect("whole")["choices"].take();
+    let id = |choice: usize| choices[choice]["message"]["tool_calls"][0]["id"].clone();
+    assert_eq!((id(0), id(2)), (json!("call_1_0_0_0"), json!("call_1_0_2_0")));
+    assert_eq!(choices[1]["message"]["content"], "<tool_no call");
+    let finish = |choice: usize| choices[choice]["finish_reason"].as_str();
+    assert_eq!([0, 1, 2].map(finish), [Some("tool_calls"), Some("stop"), Some("tool_calls")]);
 }

@@ -9,6 +9,7 @@ use super::sampling::refuse_unsupported;
 use super::{Asked, SamplingRequest, Telling, fields, refuse, require_short};
 use crate::Settings;
 use crate::error::{ApiError, Result};
+use crate::tool_calls::{Calls, Choice};
 
 /// Most turns of a conversation, and calls of tools in it, which each have an answer among the turns: templates of
 /// others run over them.
@@ -25,6 +26,7 @@ pub(crate) struct ChatRequest {
     messages: Vec<Map<String, Value>>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -40,12 +42,12 @@ impl ChatRequest {
         let chat: Self = fields(value)?;
         refuse_unsupported(value)?;
         refuse(value, "functions", |_| false)?;
-        refuse(value, "tool_choice", |choice| choice == "auto" || choice == "none")?;
         refuse(value, "audio", |_| false)?;
         let (streams, streams_usage) = common.streams()?;
         let text = chat.text(tokenizer)?;
         require_short(&text, &settings.model, tokenizer)?;
         let prompt = tokens(&text, tokenizer)?;
+        let calls = chat.calls(tokenizer)?;
         let room = settings.model.context.saturating_sub(prompt.len());
         let most = (room, settings.limits.max_tokens);
         let mut options = common.options(&settings.model, &settings.defaults, most)?;
@@ -58,7 +60,15 @@ impl ChatRequest {
         let (count, stops) = (common.count()?, common.stops()?);
         let (prompts, is_seeded) = (vec![prompt], common.seed.is_some());
         let names_limit = common.names_limit();
-        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form: None, telling })
+        let form = None;
+        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form, calls, telling })
+    }
+
+    /// The calls that answers may make, or have to.
+    fn calls(&self, tokenizer: &TextTokenizer) -> Result<Option<Calls>> {
+        let choice = Choice::of(self.tool_choice.as_ref())?;
+        let tools = self.tools.as_deref().unwrap_or_default();
+        Calls::of(tools, &choice, self.parallel_tool_calls.unwrap_or(true), tokenizer)
     }
 
     fn log_probs(&self) -> Result<Option<usize>> {

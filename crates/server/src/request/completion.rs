@@ -110,6 +110,7 @@ impl CompletionRequest {
         let telling = Telling { is_chat: false, streams, streams_usage, log_probs, origins };
         let (stops, is_seeded) = (common.stops()?, common.seed.is_some());
         let names_limit = common.names_limit();
-        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form: None, telling })
+        let (form, calls) = (None, None);
+        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form, calls, telling })
     }
 }

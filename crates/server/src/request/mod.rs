@@ -20,6 +20,7 @@ use serde_json::Value;
 use crate::Model;
 use crate::error::{ApiError, Result};
 use crate::grammar::FormState;
+use crate::tool_calls::Calls;
 
 pub(crate) use chat::ChatRequest;
 pub(crate) use completion::{CompletionRequest, Prompt};
@@ -39,6 +40,8 @@ pub(crate) struct Asked {
     pub(crate) stops: Vec<String>,
     /// What form they have.
     pub(crate) form: Option<FormState>,
+    /// What calls of tools they may make.
+    pub(crate) calls: Option<Calls>,
     /// How the answers are told.
     pub(crate) telling: Telling,
 }
@@ -136,4 +139,4 @@ pub(crate) fn refuse(value: &Value, field: &str, harmless: impl Fn(&Value) -> bo
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

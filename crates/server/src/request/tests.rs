@@ -16,7 +16,7 @@ const TEMPLATE: &str =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}";
 
 /// The tokenizer that ships, with a template.
-pub(super) fn tokenizer_with(template: &str) -> TextTokenizer {
+pub(crate) fn tokenizer_with(template: &str) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
     Target::open_tokenizer(TARGET).expect("tokenizer").save(folder.path()).expect("saved");
     let config = json!({ "chat_template": template }).to_string();
@@ -98,6 +98,7 @@ fn requests() -> impl Strategy<Value = Value> {
         "echo",
         "response_format",
         "tool_choice",
+        "parallel_tool_calls",
         "suffix",
         "best_of",
         "origins",
