@@ -56,7 +56,8 @@ impl Bench {
         let mut kept: Vec<TargetTokenId> = (0..59).map(|i| TargetTokenId(4 * i + 1)).collect();
         kept.push(TargetTokenId(257));
         let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
-        let embedding = self.target.target.embedding().expect("embedding");
+        let embedding = self.target.target.hold_ends().and_then(|ends| ends.embedding());
+        let embedding = embedding.expect("embedding");
         let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
         Box::new(draft)
     }

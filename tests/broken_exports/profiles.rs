@@ -78,6 +78,14 @@ fn faults_of_the_other_folders_are_caught() {
                         .remove("head_dim");
                 }),
             ),
+            fault(
+                "speculators",
+                "verifier.architectures`: missing",
+                config(|v| {
+                    let verifier = &mut v["speculators_config"]["verifier"];
+                    verifier.as_object_mut().expect("table").remove("architectures");
+                }),
+            ),
             fault("missing-key", "speculators_version", without("speculators_version")),
             fault("unexpected-tensor", "dropped", rename("layers.0.mlp", "midlayer.mlp")),
         ],
@@ -113,6 +121,12 @@ fn faults_of_the_other_folders_are_caught() {
                 }),
             ),
             fault("missing-key", "model_max_length", without("model_max_length")),
+            fault(
+                "missing-key",
+                "num_key_value_heads",
+                config(|v| v["num_key_value_heads"] = json!(u64::MAX)),
+            ),
+            fault("shape", "transposed", tensor("mlp.up_proj.weight", transposed)),
             fault(
                 "architecture",
                 "no model class",

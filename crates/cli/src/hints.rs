@@ -61,7 +61,7 @@ const PROGRAMS: [&str; 7] = [
 ];
 
 /// Options that the program gives to others (nvcc, nvidia-smi, pip, swanlab).
-const FOREIGN: [&str; 10] = [
+const FOREIGN: [&str; 14] = [
     "features",
     "gpu-architecture",
     "query-gpu",
@@ -72,6 +72,10 @@ const FOREIGN: [&str; 10] = [
     "no-deps",
     "only-binary",
     "dest",
+    "spec-draft-p-min",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
+    "speculative-num-steps",
 ];
 
 /// What exists.

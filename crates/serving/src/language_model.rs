@@ -144,7 +144,7 @@ mod tests {
         let want = model.logits(&model.hidden(&ids, &layout)?)?;
         let features =
             target.forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))?;
-        let got = target.logits(features.final_hidden()?)?;
+        let got = target.hold_ends()?.logits(features.final_hidden()?)?;
         let error = (&got - &want)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f32>()?;
         let size = want.sqr()?.mean_all()?.sqrt()?.to_scalar::<f32>()?;
         // Codes of 8 bits; misplaced rows would make an error as large as the logits.

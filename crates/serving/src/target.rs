@@ -10,6 +10,7 @@ use longdraft_models::target_model::gguf::GgufSource;
 use longdraft_models::target_model::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf::gguf_files;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
@@ -110,15 +111,14 @@ fn read_json(path: &Path) -> Value {
 }
 
 fn gguf_file(path: &Path) -> Option<PathBuf> {
-    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
     if path.is_file() {
-        return is_gguf(path).then(|| path.to_path_buf());
+        let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
+        return is_gguf.then(|| path.to_path_buf());
     }
     if path.join("config.json").is_file() {
         return None;
     }
-    let entries = std::fs::read_dir(path).ok()?;
-    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).find(|path| is_gguf(path))
+    gguf_files(path).into_iter().next()
 }
 
 /// The embeddings bit for bit: engines share them with the target's where they are equal.
@@ -134,5 +134,5 @@ fn stored_embedding(path: &Path, gguf: bool, target: &Target) -> Result<Option<T
         Some("F32") => DType::F32,
         _ => return Ok(None),
     };
-    Ok(Some(target.embedding()?.to_dtype(dtype)?))
+    Ok(Some(target.hold_ends()?.embedding()?.to_dtype(dtype)?))
 }

@@ -54,7 +54,8 @@ pub(crate) struct Written {
 
 /// Writes a folder for every profile asked for, and tells of each.
 pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -> Result<()> {
-    let profiles = profiles(&arguments.to)?;
+    let profiles = arguments.to.iter().map(|name| profile_named(name));
+    let profiles = profiles.collect::<Result<Vec<_>>>()?;
     let source = DraftSource::find(&arguments.draft)?;
     let name = match &arguments.target {
         Some(name) => Some(name.clone()),
@@ -105,15 +106,12 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
     Ok(())
 }
 
-fn profiles(names: &[String]) -> Result<Vec<Profile>> {
-    let known = Profile::ALL.map(Profile::name);
-    let parse = |name: &String| {
-        Profile::parse(name).ok_or_else(|| {
-            Failure::usage(format!("`{name}` is no profile"))
-                .hint(format!("profiles: {}", known.join(", ")))
-        })
-    };
-    names.iter().map(parse).collect()
+/// The profile of a name on the command line.
+pub(super) fn profile_named(name: &str) -> Result<Profile> {
+    Profile::parse(name).ok_or_else(|| {
+        let known = Profile::ALL.map(Profile::name).join(", ");
+        Failure::usage(format!("`{name}` is no profile")).hint(format!("profiles: {known}"))
+    })
 }
 
 fn write(

@@ -15,6 +15,7 @@ use longdraft_serving::{
 };
 use serde_json::{Value, json};
 
+use super::export::profile_named;
 use crate::cli::{DecodingArguments, PaceChoice, VerifyArguments};
 use crate::decoding::{Models, encode_text};
 use crate::draft_source::{DraftSource, exports};
@@ -63,13 +64,7 @@ pub(crate) type Told<'a> = dyn FnMut(&Path, bool, &Checked) + 'a;
 
 /// Checks every export that the arguments mean; returns how many there are.
 pub(crate) fn each(arguments: &VerifyArguments, tell: &mut Told<'_>) -> Result<usize> {
-    let profile = arguments.profile.as_ref().map(|name| {
-        let known = Profile::ALL.map(Profile::name).join(", ");
-        Profile::parse(name).ok_or_else(|| {
-            Failure::usage(format!("`{name}` is no profile")).hint(format!("profiles: {known}"))
-        })
-    });
-    let profile = profile.transpose()?;
+    let profile = arguments.profile.as_deref().map(profile_named).transpose()?;
     if !arguments.folder.exists() {
         let problem = format!("{}: no such folder or file", arguments.folder.display());
         return Err(Failure::usage(problem));

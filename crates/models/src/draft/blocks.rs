@@ -115,7 +115,8 @@ mod tests {
         let last_kv = features.last_kv.expect("tapped");
         let ranges = |delay| Arc::new(KeyRanges::packed(&[0; 12], None, Delays::Same(delay)));
         let cross = CrossContext { last_kv: &last_kv, ranges: ranges(1) };
-        let embeddings = target.embed(&sequence.ids).expect("embeddings");
+        let ends = target.hold_ends().expect("ends");
+        let embeddings = ends.embed(&sequence.ids).expect("embeddings");
         let table = target.rope().table(&sequence.position_ids, target.device()).expect("table");
         let forward = |draft: &GlideDraft| {
             let output = draft.forward(&embeddings, &table, &ranges(0), &cross, &mut Vec::new());
@@ -139,7 +140,7 @@ mod tests {
             chain: Some(chain),
             ..BlockConfig::for_target(target.config(), 2, 4, 39)
         };
-        let embedding = target.embedding().expect("table");
+        let embedding = target.hold_ends().expect("ends").embedding().expect("table");
         let mut draft = BlockDraft::initialise(&config, &embedding, 3).expect("draft");
         let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
         let features = features.hidden_of(&layers).expect("tapped");
@@ -181,7 +182,7 @@ mod tests {
         config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
         config.initializer_range = 0.2;
         for config in [config.clone(), config.with_eagle31_norms()] {
-            let embedding = target.embedding().expect("table");
+            let embedding = target.hold_ends().expect("ends").embedding().expect("table");
             let mut draft =
                 Eagle3Draft::initialise(&config, map.clone(), &embedding, 3).expect("draft");
             let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");

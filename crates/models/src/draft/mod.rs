@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use crate::error::Result;
 use crate::target_model::Tap;
+use crate::weights::TensorRole;
 
 pub use files::TOKEN_COUNTS_FILE;
 pub use init::Init;
@@ -37,6 +38,8 @@ pub struct Parameter {
     pub name: String,
     /// The value.
     pub var: Var,
+    /// What it is to the draft.
+    pub role: TensorRole,
     /// Whether weight decay applies.
     pub decay: bool,
     /// Kept and saved for a published layout, but never in the graph.

@@ -283,11 +283,6 @@ impl Coverage {
     pub fn share(&self) -> f64 {
         if self.total == 0 { 1.0 } else { self.covered as f64 / self.total as f64 }
     }
-
-    /// Whether the share lies below [`Self::LOW`].
-    pub fn is_low(&self) -> bool {
-        self.share() < Self::LOW
-    }
 }
 
 #[cfg(test)]
@@ -312,7 +307,7 @@ mod tests {
             VocabularyMap::most_frequent(&counts(), 3, Ties::LowerId, &[]).expect("map");
         assert_eq!(ids(&map), [1, 3, 6]);
         assert_eq!(coverage, Coverage { covered: 5, total: 6 });
-        assert!(coverage.is_low() && coverage.share() > 0.8);
+        assert!(coverage.share() < Coverage::LOW && coverage.share() > 0.8);
         let (map, _) =
             VocabularyMap::most_frequent(&counts(), 3, Ties::FirstSeen, &[]).expect("map");
         assert_eq!(ids(&map), [3, 5, 6]);

@@ -173,6 +173,6 @@ pub(super) fn initial_value(
 /// # Errors
 /// - it cannot be made
 pub(super) fn parameter(spec: &TensorSpec, value: &Tensor) -> Result<Parameter> {
-    let decay = spec.shape.len() > 1;
-    Ok(Parameter { name: spec.name.clone(), var: Var::from_tensor(value)?, decay, dead: false })
+    let (name, decay) = (spec.name.clone(), spec.shape.len() > 1);
+    Ok(Parameter { name, var: Var::from_tensor(value)?, role: spec.role, decay, dead: false })
 }

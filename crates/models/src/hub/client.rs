@@ -10,22 +10,19 @@ use url::Url;
 
 use super::cache::Cache;
 use super::endpoint::{Endpoint, has_login, is_confidential};
+use super::http::{agent, header_text, refusal};
 use super::login::Login;
 use super::names::{is_key, is_repository, is_revision};
 use super::words::printable;
 use super::{Variables, environment};
 use crate::error::{ModelError, Result};
 
-/// To reach a server.
-const CONNECT: Duration = Duration::from_secs(20);
 /// For the next bytes of an answer.
 const SILENCE: Duration = Duration::from_mins(1);
 /// Servers that one request is sent on to.
 const REDIRECTS: usize = 10;
 /// Bytes of a list of files.
 const LONGEST_LIST: u64 = 256 << 20;
-/// Bytes that are read of an error's text.
-const LONGEST_ERROR: u64 = 64 << 10;
 /// What helps where nothing better is known.
 const REMEDY: &str = "check the network, HF_ENDPOINT and HF_TOKEN, or give a local folder or file";
 
@@ -119,17 +116,8 @@ impl Repository {
         let login = Login::find(variables).map_err(|error| fail(error.to_string()))?;
         let cache = Cache::find(variables, kind, id)
             .ok_or_else(|| fail("no cache folder: neither HF_HOME nor HOME is set".into()))?;
-        let mut config = Agent::config_builder()
-            .timeout_connect(Some(CONNECT))
-            .timeout_per_read(Some(SILENCE))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false);
-        if endpoint.is_local() {
-            config = config.proxy(None);
-        }
         Ok(Self {
-            agent: config.build().new_agent(),
+            agent: agent(&endpoint, Some(SILENCE)),
             login: login.filter(|_| endpoint.may_see_token()),
             endpoint,
             kind,
@@ -290,12 +278,7 @@ impl Repository {
         if status.is_success() {
             return Ok(response);
         }
-        // A HEAD has no body: the reason stands in a header.
-        let told = response.headers().get("x-error-message").map(header_text);
-        let body = response.body_mut().with_config().limit(LONGEST_ERROR).lossy_utf8(true);
-        let text = told.or_else(|| body.read_to_string().ok()).unwrap_or_default();
-        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        let reason = value["error"].as_str().unwrap_or(&text);
+        let reason = refusal(&mut response, &[]);
         let advice = match (status.as_u16(), &self.login) {
             (401 | 403, None) if !self.endpoint.may_see_token() => {
                 " (no token was sent: it goes over https only)"
@@ -305,7 +288,6 @@ impl Repository {
             _ => "",
         };
         let who = if is_own { "the hub" } else { "its store" };
-        let reason = printable(reason, &[]);
         let reason = format!("{who} answered {}{advice}: {reason}", status.as_u16());
         Err(self.error_with(reason.trim_end_matches([':', ' ']), self.remedy(status.as_u16())))
     }
@@ -361,8 +343,4 @@ impl Told {
 /// An entity tag without its marks.
 fn strip(tag: &str) -> String {
     tag.trim_start_matches("W/").trim_matches('"').to_owned()
-}
-
-fn header_text(value: &header::HeaderValue) -> String {
-    String::from_utf8_lossy(value.as_bytes()).into_owned()
 }

@@ -70,7 +70,7 @@ impl Endpoint {
     }
 
     /// Whether the endpoint is this machine itself.
-    pub fn is_local(&self) -> bool {
+    pub(super) fn is_local(&self) -> bool {
         is_loopback(&self.url)
     }
 

@@ -9,6 +9,7 @@
 //! names      what may become part of a path
 //! words      text from outside, fit for a terminal
 //! cache      HF_HOME/hub: blobs, snapshots, refs, as the hub's own clients keep them
+//! http       what requests have in common
 //! client     list of files, metadata of a file, redirects
 //! fetch      one file into the cache, resumed
 //! data_set   hf:// addresses
@@ -22,6 +23,7 @@ mod data_set;
 mod endpoint;
 mod fetch;
 mod gguf_names;
+mod http;
 mod login;
 mod model;
 mod names;
@@ -31,6 +33,7 @@ use std::path::PathBuf;
 
 pub use data_set::DataSetId;
 pub use endpoint::{Endpoint, EndpointError, is_confidential};
+pub use http::{agent, refusal};
 pub use login::{Login, LoginError, Source, Token};
 pub use model::{Fetched, ModelId};
 pub use names::{is_file_name, is_repository};

@@ -4,10 +4,23 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use longdraft_models::sha256;
+use longdraft_models::weights::gguf::gguf_files;
 use longdraft_models::weights::gguf::header::{ElementType, Header};
 
-use super::{Checks, Effect, Rule, values};
+use super::rules::{Rule, tensor_place};
+use super::{Checks, values};
 
+const ONE_FILE: Rule =
+    Rule::rejects("gguf", "one", "there is no draft to load, or no telling which");
+const WHOLE_FILE: Rule = Rule::rejects("gguf", "a whole GGUF file", "it cannot be read");
+const ARCHITECTURE: Rule = Rule::rejects("architecture", "", "it is loaded as another model");
+const MISSING_KEY: Rule =
+    Rule::rejects("missing-key", "the draft's value", "loading ends: key not found");
+const NO_TOKENIZER: Rule = Rule::rejects(
+    "missing-key",
+    "the draft's value",
+    "the draft's vocabulary cannot be compared with the target's",
+);
 const WEIGHT_TYPE: Rule =
     Rule::rejects("weight-type", "floats or blocks", "no weight of this type is loaded");
 const NORM_TYPE: Rule = Rule::rejects(
@@ -15,6 +28,25 @@ const NORM_TYPE: Rule = Rule::rejects(
     "F32: norms are not rounded",
     "the operation is not defined on this type",
 );
+
+/// Keys of every draft's architecture without which loading ends, or heads turn by another base.
+const OF_DRAFTS: [&str; 8] = [
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+    "rope.freq_base",
+    "target_layers",
+];
+
+/// The same of the tokenizer.
+const OF_TOKENIZER: [&str; 3] =
+    ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"];
+
+/// The key that says what a file holds.
+const ARCHITECTURE_KEY: &str = "general.architecture";
 
 /// A file with its header.
 pub(crate) struct GgufFile {
@@ -31,68 +63,71 @@ pub(crate) fn architecture(path: &Path) -> Option<String> {
     let length = file.metadata().ok()?.len();
     let reader = BufReader::new(std::fs::File::open(&file).ok()?);
     let header = Header::read_from(reader, usize::try_from(length).ok()?).ok()?;
-    header.text("general.architecture").map(str::to_owned)
+    header.text(ARCHITECTURE_KEY).map(str::to_owned)
 }
 
 /// A path that is a file, or the GGUF files of a folder.
 fn files(path: &Path) -> Vec<PathBuf> {
-    if path.is_file() {
-        return vec![path.to_path_buf()];
-    }
-    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
-    let mut found: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "gguf"))
-        .collect();
-    found.sort();
-    found
+    if path.is_file() { vec![path.to_path_buf()] } else { gguf_files(path) }
 }
 
 /// Reads a file, or the one in a folder, which is checked from now on; nothing if it cannot be read or
 /// is of another architecture.
 pub(crate) fn open(checks: &mut Checks<'_>, path: &Path, architecture: &str) -> Option<GgufFile> {
-    let path = match files(path).as_slice() {
-        [one] => one.clone(),
-        others => {
-            let found = format!("{} GGUF files", others.len());
-            let words = "there is no draft to load, or no telling which";
-            checks.error("gguf", "folder", found, "one", Effect::Rejects, words);
+    let path = match <[PathBuf; 1]>::try_from(files(path)) {
+        Ok([one]) => one,
+        Err(others) => {
+            checks.broken(&ONE_FILE, "folder", format!("{} GGUF files", others.len()));
             return None;
         }
     };
     checks.folder.clone_from(&path);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut unreadable = |found: String, wanted: &str| {
-        checks.error("gguf", name.clone(), found, wanted, Effect::Rejects, "it cannot be read");
-    };
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(error) => {
-            unreadable(error.to_string(), "a GGUF file");
-            return None;
+    let bytes = std::fs::read(&path).map_err(|error| vec![error.to_string()]);
+    let whole = bytes.and_then(|bytes| match Header::read(&bytes) {
+        Ok(header) => Ok((bytes, header)),
+        Err(problems) => Err(problems.0),
+    });
+    match whole {
+        Ok((bytes, header)) => {
+            let file = GgufFile { name, path, bytes, header };
+            file.check_architecture(checks, architecture).then_some(file)
         }
-    };
-    let header = match Header::read(&bytes) {
-        Ok(header) => header,
         Err(problems) => {
-            problems.0.into_iter().for_each(|problem| unreadable(problem, "a whole GGUF file"));
-            return None;
+            checks.each(&WHOLE_FILE, &name, problems);
+            None
         }
-    };
-    if header.text("general.architecture") != Some(architecture) {
-        let found = format!("{:?}", header.text("general.architecture"));
-        let place = format!("{name}: `general.architecture`");
-        let words = "it is loaded as another model";
-        checks.error("architecture", place, found, architecture, Effect::Rejects, words);
-        return None;
     }
-    Some(GgufFile { name, path, bytes, header })
 }
 
 impl GgufFile {
+    fn check_architecture(&self, checks: &mut Checks<'_>, wanted: &str) -> bool {
+        let found = self.header.text(ARCHITECTURE_KEY);
+        if found != Some(wanted) {
+            let place = self.place(ARCHITECTURE_KEY);
+            checks.differs(&ARCHITECTURE, place, format!("{found:?}"), wanted);
+        }
+        found == Some(wanted)
+    }
+
+    /// A key of the architecture in full; those that are whole stay.
+    pub(crate) fn key(&self, name: &str) -> String {
+        let architecture = self.header.text(ARCHITECTURE_KEY).unwrap_or_default();
+        let first = name.split('.').next().unwrap_or_default();
+        if ["general", "tokenizer", architecture].contains(&first) {
+            return name.to_owned();
+        }
+        format!("{architecture}.{name}")
+    }
+
+    /// A switch under a key of the architecture.
+    pub(crate) fn flag(&self, name: &str) -> Option<bool> {
+        self.header.flag(&self.key(name))
+    }
+
     /// The place of a key in findings.
-    pub(crate) fn place(&self, key: &str) -> String {
-        format!("{}: `{key}`", self.name)
+    pub(crate) fn place(&self, name: &str) -> String {
+        format!("{}: `{}`", self.name, self.key(name))
     }
 
     /// What the file calls a key of folders.
@@ -109,8 +144,7 @@ impl GgufFile {
             "rope_theta" => "rope.freq_base",
             other => other,
         };
-        let architecture = self.header.text("general.architecture").unwrap_or_default();
-        format!("{architecture}.{name}")
+        self.key(name)
     }
 
     /// The place of a folder's key in findings.
@@ -118,30 +152,14 @@ impl GgufFile {
         self.place(&self.key_of(key))
     }
 
-    /// Reports keys without which loading ends, and those of a tokenizer.
-    pub(crate) fn require<'k>(
-        &self,
-        checks: &mut Checks<'_>,
-        keys: impl IntoIterator<Item = &'k str>,
-    ) {
-        for key in keys {
-            if self.header.metadata.contains_key(key) {
-                continue;
+    /// Reports keys without which loading ends: those of every draft, `own` ones, and those of a tokenizer.
+    pub(crate) fn require(&self, checks: &mut Checks<'_>, own: &[&str]) {
+        for key in OF_DRAFTS.iter().chain(own).chain(&OF_TOKENIZER) {
+            let is_missing = !self.header.metadata.contains_key(&self.key(key));
+            let rule = if key.starts_with("tokenizer") { &NO_TOKENIZER } else { &MISSING_KEY };
+            if is_missing {
+                checks.broken(rule, self.place(key), "missing");
             }
-            let words = if key.starts_with("tokenizer") {
-                "the draft's vocabulary cannot be compared with the target's"
-            } else {
-                "loading ends: key not found"
-            };
-            let place = self.place(key);
-            checks.error(
-                "missing-key",
-                place,
-                "missing",
-                "the draft's value",
-                Effect::Rejects,
-                words,
-            );
         }
     }
 
@@ -156,16 +174,10 @@ impl GgufFile {
             ElementType::Bf16 => "BF16",
             ElementType::Blocks(_) => return,
             ElementType::I64 | ElementType::I32 if name == "d2t" => return,
-            other => {
-                return checks.broken(
-                    &WEIGHT_TYPE,
-                    format!("tensor `{name}`"),
-                    format!("{other:?}"),
-                );
-            }
+            other => return checks.broken(&WEIGHT_TYPE, tensor_place(name), format!("{other:?}")),
         };
         if tensor.shape.len() == 1 && dtype != "F32" {
-            checks.broken(&NORM_TYPE, format!("tensor `{name}`"), dtype);
+            checks.broken(&NORM_TYPE, tensor_place(name), dtype);
         }
         values::check(checks, name, &tensor.shape, dtype, data);
     }

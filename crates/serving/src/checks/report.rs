@@ -8,6 +8,9 @@ use crate::Profile;
 use crate::parity::Difference;
 use crate::profile::Engine;
 
+/// What helps where nothing better is known.
+pub(super) const REMEDY: &str = "export again with `longdraft export`";
+
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -80,7 +83,7 @@ impl Problem {
             found: found.into(),
             expected: expected.into(),
             effects: Vec::new(),
-            remedy: "export again with `longdraft export`".into(),
+            remedy: REMEDY.into(),
         }
     }
 

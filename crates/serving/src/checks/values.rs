@@ -2,7 +2,8 @@
 
 use half::{bf16, f16};
 
-use super::{Checks, Effect, Problem, Severity};
+use super::Checks;
+use super::rules::{Rule, tensor_place};
 
 /// Means of trained norm weights lie in here.
 const NORM_MEANS: std::ops::RangeInclusive<f64> = 0.05..=20.0;
@@ -10,6 +11,24 @@ const NORM_MEANS: std::ops::RangeInclusive<f64> = 0.05..=20.0;
 const MATRIX_RMS: std::ops::RangeInclusive<f64> = 1e-4..=10.0;
 /// Share of subnormal halves that costs precision.
 const MOST_SUBNORMAL: f64 = 0.01;
+
+/// What helps where values are at fault.
+const RUN: &str = "look at the training run; export an earlier checkpoint (checkpoints/best)";
+const DEAD: &str = "a part of the network is dead";
+const OTHER_SIZE: &str = "states of another size than in training";
+
+const NOT_FINITE: Rule =
+    Rule::garbage("not-finite", "finite values", "every logit is NaN").remedy(RUN);
+const ALL_ZERO: Rule = Rule::garbage("all-zero", "trained values", DEAD).remedy(RUN);
+const CONSTANT: Rule = Rule::garbage("constant", "trained values", DEAD).remedy(RUN);
+const NORM_SCALE: Rule =
+    Rule::garbage("norm-scale", "a mean between 0.05 and 20", OTHER_SIZE).remedy(RUN).doubtful();
+const MATRIX_SCALE: Rule =
+    Rule::garbage("matrix-scale", "between 1e-4 and 10", OTHER_SIZE).remedy(RUN).doubtful();
+const SUBNORMAL: Rule =
+    Rule::garbage("f16-subnormal", "fewer than 1 %", "small values lose their digits")
+        .remedy(RUN)
+        .doubtful();
 
 /// Sums over a tensor's values.
 #[derive(Debug, Default)]
@@ -66,20 +85,10 @@ pub(crate) fn check(
     bytes: &[u8],
 ) {
     let Some(summary) = Summary::of(dtype, bytes) else { return };
-    let profile = checks.profile;
-    let place = format!("tensor `{name}`");
-    let mut report =
-        |severity, code, found: String, expected: &str, words: &str| {
-            let problem = Problem::new(severity, code, place.clone(), found, expected);
-            checks.push(problem.effect_on(profile, Effect::Garbage, words).remedy(
-                "look at the training run; export an earlier checkpoint (checkpoints/best)",
-            ));
-        };
-    let count = summary.count.max(1) as f64;
-    if summary.not_finite > 0 {
-        let found = format!("{} of {} values are not finite", summary.not_finite, summary.count);
-        report(Severity::Error, "not-finite", found, "finite values", "every logit is NaN");
-        return;
+    let Summary { count, not_finite, subnormal, .. } = summary;
+    let mut report = |rule: &Rule, found: String| checks.broken(rule, tensor_place(name), found);
+    if not_finite > 0 {
+        return report(&NOT_FINITE, format!("{not_finite} of {count} values are not finite"));
     }
     let is_vector = shape.len() < 2;
     let is_dead = name.contains("cross_attn.k_proj") || name.contains("cross_attn.v_proj");
@@ -88,56 +97,20 @@ pub(crate) fn check(
         return;
     }
     if summary.squares == 0.0 {
-        report(
-            Severity::Error,
-            "all-zero",
-            "every value is 0".into(),
-            "trained values",
-            "a part of the network is dead",
-        );
-        return;
+        return report(&ALL_ZERO, "every value is 0".to_owned());
     }
-    if summary.constant && !is_vector && summary.count > 1 {
-        report(
-            Severity::Error,
-            "constant",
-            "every value is the same".into(),
-            "trained values",
-            "a part of the network is dead",
-        );
-        return;
+    if summary.constant && !is_vector && count > 1 {
+        return report(&CONSTANT, "every value is the same".to_owned());
     }
-    let mean = summary.sum / count;
-    let rms = (summary.squares / count).sqrt();
+    let values = count.max(1) as f64;
+    let (mean, rms) = (summary.sum / values, (summary.squares / values).sqrt());
     if is_vector && name.contains("norm") && !NORM_MEANS.contains(&mean) {
-        let found = format!("norm weights of mean {mean:.3}");
-        report(
-            Severity::Warning,
-            "norm-scale",
-            found,
-            "a mean between 0.05 and 20",
-            "states of another size than in training",
-        );
+        report(&NORM_SCALE, format!("norm weights of mean {mean:.3}"));
     }
     if !is_vector && !MATRIX_RMS.contains(&rms) {
-        let found = format!("values of root mean square {rms:.2e}");
-        report(
-            Severity::Warning,
-            "matrix-scale",
-            found,
-            "between 1e-4 and 10",
-            "states of another size than in training",
-        );
+        report(&MATRIX_SCALE, format!("values of root mean square {rms:.2e}"));
     }
-    if summary.subnormal as f64 > MOST_SUBNORMAL * count {
-        let found =
-            format!("{} of {} values are subnormal in f16", summary.subnormal, summary.count);
-        report(
-            Severity::Warning,
-            "f16-subnormal",
-            found,
-            "fewer than 1 %",
-            "small values lose their digits",
-        );
+    if subnormal as f64 > MOST_SUBNORMAL * values {
+        report(&SUBNORMAL, format!("{subnormal} of {count} values are subnormal in f16"));
     }
 }

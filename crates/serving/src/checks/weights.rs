@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use longdraft_models::sha256;
 
+use super::rules::{Rule, key_place, tensor_place};
 use super::weights_file::{FoundTensor, WEIGHT_TYPES};
-use super::{Checks, Effect, Rule, values};
+use super::{Checks, values};
 
 const UNREADABLE: Rule = Rule::rejects("unreadable", "its bytes", "the file cannot be read");
 const WEIGHT_TYPE: Rule =
     Rule::rejects("weight-type", "BF16, F16 or F32", "no weight of this type is loaded");
 const DUPLICATE_VALUES: Rule =
     Rule::garbage("duplicate-values", "values of its own", "one of them was overwritten");
+const DTYPE: Rule =
+    Rule::garbage("dtype", "", "weights are converted on load, or memory is planned wrong");
 
 /// Reads every tensor but those of a vocabulary map.
 pub(crate) fn check(checks: &mut Checks<'_>) {
@@ -23,7 +26,7 @@ pub(crate) fn check(checks: &mut Checks<'_>) {
         let bytes = match tensor.read() {
             Ok(bytes) => bytes,
             Err(error) => {
-                checks.broken(&UNREADABLE, format!("tensor `{name}`"), error.to_string());
+                checks.broken(&UNREADABLE, tensor_place(name), error.to_string());
                 continue;
             }
         };
@@ -31,7 +34,7 @@ pub(crate) fn check(checks: &mut Checks<'_>) {
             continue;
         }
         if tensor.weight_type().is_none() {
-            checks.broken(&WEIGHT_TYPE, format!("tensor `{name}`"), dtype.clone());
+            checks.broken(&WEIGHT_TYPE, tensor_place(name), dtype.clone());
             continue;
         }
         // A copy of the target's, which a tied head may equal.
@@ -46,11 +49,8 @@ pub(crate) fn check(checks: &mut Checks<'_>) {
             && let Some(other) = hashes.insert(format!("{shape:?} {hash}"), name.clone())
             && !name.contains("cross_attn")
         {
-            checks.broken(
-                &DUPLICATE_VALUES,
-                format!("tensor `{name}`"),
-                format!("the same values as `{other}`"),
-            );
+            let found = format!("the same values as `{other}`");
+            checks.broken(&DUPLICATE_VALUES, tensor_place(name), found);
         }
         checks.compare(name, &hash);
     }
@@ -64,13 +64,7 @@ fn compare_types(checks: &mut Checks<'_>, types: &BTreeSet<String>) {
     let stored = WEIGHT_TYPES.iter().filter(|(stored, ..)| types.contains(*stored));
     let found: Vec<&str> = stored.map(|(_, name, _)| *name).collect();
     if let Some(wanted) = wanted.filter(|wanted| found != [wanted.as_str()] && !found.is_empty()) {
-        checks.error(
-            "dtype",
-            "config.json: `torch_dtype`",
-            wanted,
-            format!("the tensors' {}", found.join(" and ")),
-            Effect::Garbage,
-            "weights are converted on load, or memory is planned wrong",
-        );
+        let expected = format!("the tensors' {}", found.join(" and "));
+        checks.differs(&DTYPE, key_place("torch_dtype"), wanted, expected);
     }
 }

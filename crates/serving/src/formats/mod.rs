@@ -4,6 +4,7 @@
 //! takes such drafts.
 
 mod block;
+mod commands;
 pub mod eagle3;
 pub(crate) mod files;
 pub(crate) mod gguf;
@@ -142,7 +143,7 @@ pub trait Format: Sync {
 /// - no engine's files hold drafts of its method
 pub fn format_of(draft: &dyn Draft) -> Result<&'static dyn Format> {
     let found = FORMATS.into_iter().find(|format| format.method() == draft.method());
-    found.ok_or_else(|| no_format(draft))
+    found.ok_or_else(|| ServingError::NoFormat(draft.method()))
 }
 
 /// Whether drafts of a method can be written for a profile and be served there.
@@ -150,9 +151,22 @@ pub fn serves(method: &str, profile: Profile) -> bool {
     FORMATS.into_iter().any(|format| format.method() == method && format.serves(profile))
 }
 
-/// What is said of a draft whose method has no format, or another one.
-fn no_format(draft: &dyn Draft) -> ServingError {
-    ServingError::NoFormat(draft.method())
+/// A draft as one of a format's method.
+fn typed<D: Draft>(draft: &dyn Draft) -> Result<&D> {
+    draft.of_kind().ok_or_else(|| ServingError::NoFormat(draft.method()))
+}
+
+/// Tensors as written, unless some do not fit their type.
+fn fitting(
+    profile: Profile,
+    tensors: Vec<(String, Tensor)>,
+    problems: Problems,
+) -> Result<Vec<(String, Tensor)>> {
+    if problems.0.is_empty() {
+        Ok(tensors)
+    } else {
+        Err(ServingError::NotRepresentable { profile, problems })
+    }
 }
 
 /// The format that checks a folder.

@@ -5,11 +5,29 @@ use longdraft_models::config::RopeParameters;
 use longdraft_models::weights::safetensors::tensor_bytes;
 use serde_json::Value;
 
+use crate::checks::Checks;
 use crate::checks::gguf::GgufFile;
+use crate::checks::rules::{KeyRule, Rule, key, key_place};
 use crate::checks::weights_file::FoundTensor;
-use crate::checks::{Checks, Effect, Problem, Rule, Severity};
 
-const TIED: Rule = Rule::garbage("tied", "false", "the head is replaced by the embeddings");
+const MODEL_TYPE: Rule =
+    Rule::garbage("model-type", "", "what is left out is taken from another class").doubtful();
+const TIED: KeyRule = key("tie_word_embeddings", |tied| tied.is_none_or(|tied| *tied == false))
+    .garbage("tied", "false", "the head is replaced by the embeddings");
+const OTHER_ROPE: Rule = Rule::garbage(
+    "rope-spellings",
+    "",
+    "old readers rotate by one rule or base, new ones by the other",
+);
+const SPECIAL_TOKEN: Rule =
+    Rule::garbage("special-token", "", "texts end, or do not, where they should not");
+
+/// The rule that a number is the target's.
+const fn of_target(code: &'static str) -> Rule {
+    Rule::garbage(code, "", "fine only if the draft was trained so")
+        .doubtful()
+        .remedy("set the training run's value, or train with the target's")
+}
 
 /// Numbers of a network that are its target's.
 pub(super) struct Repeated {
@@ -18,11 +36,6 @@ pub(super) struct Repeated {
     /// Longest context in tokens.
     pub(super) context: usize,
     pub(super) eps: f64,
-}
-
-/// The place of a folder's key in findings.
-pub(super) fn place(key: &str) -> String {
-    format!("config.json: `{key}`")
 }
 
 /// Checks a folder's keys; plain folders name the `model_type` of their layer.
@@ -34,22 +47,17 @@ pub(super) fn check_folder(
     if let (Some(wanted), Some(found)) = (model_type, checks.config["model_type"].as_str())
         && found != wanted
     {
-        let problem =
-            Problem::new(Severity::Warning, "model-type", place("model_type"), found, wanted);
-        let words = "what is left out is taken from another class";
-        checks.push(problem.effect_on(checks.profile, Effect::Garbage, words));
+        let found = found.to_owned();
+        checks.differs(&MODEL_TYPE, key_place("model_type"), found, wanted);
     }
-    if let Some(tied) = checks.config.get("tie_word_embeddings").filter(|tied| **tied != false) {
-        let found = tied.to_string();
-        checks.broken(&TIED, place("tie_word_embeddings"), found);
-    }
+    checks.keys([TIED]);
     let layer = match checks.config.get("transformer_layer_config") {
         Some(layer) => layer.clone(),
         None => checks.config.clone(),
     };
     spellings(checks, &layer);
     if let Some(repeated) = repeated {
-        numbers(checks, repeated, place);
+        numbers(checks, repeated, key_place);
     }
     let ids = |key: &str| -> Vec<u64> {
         match &layer[key] {
@@ -57,7 +65,7 @@ pub(super) fn check_folder(
             one => one.as_u64().into_iter().collect(),
         }
     };
-    special_tokens(checks, ids, |found, wanted| found == wanted, place);
+    special_tokens(checks, ids, |found, wanted| found == wanted, key_place);
 }
 
 /// Checks a GGUF file's keys, which name one of the tokens that end a text.
@@ -94,25 +102,13 @@ fn spellings(checks: &mut Checks<'_>, layer: &Value) {
             || scales.any(|(key, value)| new.get(key).is_some_and(|new| !same(value, new))));
     let lost = old.is_null() && kind(new).is_some();
     if differ || lost {
-        checks.error(
-            "rope-spellings",
-            place("rope_scaling"),
-            old.to_string(),
-            format!("what `rope_parameters` says: {new}"),
-            Effect::Garbage,
-            "old readers rotate by one rule, new ones by the other",
-        );
+        let expected = format!("what `rope_parameters` says: {new}");
+        checks.differs(&OTHER_ROPE, key_place("rope_scaling"), old.to_string(), expected);
     }
     let (top, nested) = (&layer["rope_theta"], &new["rope_theta"]);
     if top.is_number() && nested.is_number() && !same(top, nested) {
-        checks.error(
-            "rope-spellings",
-            place("rope_theta"),
-            top.to_string(),
-            format!("{nested}, as in `rope_parameters`"),
-            Effect::Garbage,
-            "old readers rotate by one base, new ones by the other",
-        );
+        let expected = format!("{nested}, as in `rope_parameters`");
+        checks.differs(&OTHER_ROPE, key_place("rope_theta"), top.to_string(), expected);
     }
 }
 
@@ -120,34 +116,31 @@ fn spellings(checks: &mut Checks<'_>, layer: &Value) {
 fn numbers(checks: &mut Checks<'_>, repeated: &Repeated, place: impl Fn(&str) -> String) {
     let Some(target) = checks.target else { return };
     let config = target.config();
-    for (is_other, code, key, found, wanted) in [
+    for (is_other, rule, key, found, wanted) in [
         (
             !turn_alike(&repeated.rope, &config.rope, repeated.head_dim),
-            "rope-target",
+            of_target("rope-target"),
             "rope_theta",
             format!("{:?}", repeated.rope),
             format!("the target's {:?}", config.rope),
         ),
         (
             repeated.context > config.max_position_embeddings,
-            "context",
+            of_target("context"),
             "max_position_embeddings",
             repeated.context.to_string(),
             format!("at most the target's {}", config.max_position_embeddings),
         ),
         (
             (repeated.eps - config.rms_norm_eps).abs() > 1e-9,
-            "eps",
+            of_target("eps"),
             "rms_norm_eps",
             repeated.eps.to_string(),
             format!("the target's {}", config.rms_norm_eps),
         ),
     ] {
         if is_other {
-            let problem = Problem::new(Severity::Warning, code, place(key), found, wanted);
-            let words = "fine only if the draft was trained so";
-            let problem = problem.effect_on(checks.profile, Effect::Garbage, words);
-            checks.push(problem.remedy("set the training run's value, or train with the target's"));
+            checks.differs(&rule, place(key), found, wanted);
         }
     }
 }
@@ -183,14 +176,8 @@ fn special_tokens(
     ] {
         let found = found(key);
         if !found.is_empty() && !alike(&found, &wanted) {
-            checks.error(
-                "special-token",
-                place(key),
-                format!("{found:?}"),
-                format!("the target's {wanted:?}"),
-                Effect::Garbage,
-                "texts end, or do not, where they should not",
-            );
+            let expected = format!("the target's {wanted:?}");
+            checks.differs(&SPECIAL_TOKEN, place(key), format!("{found:?}"), expected);
         }
     }
 }
@@ -199,4 +186,29 @@ fn special_tokens(
 pub(super) fn is_copy(tensor: &FoundTensor, of: &Tensor) -> Option<bool> {
     let wanted = of.to_dtype(tensor.weight_type()?).ok()?;
     Some(tensor.read().ok()? == tensor_bytes(&wanted).ok()?)
+}
+
+/// In which way every layer of a list is off by one, if it is.
+pub(super) fn shift(found: &[i64], wanted: &[i64]) -> Option<&'static str> {
+    let is_off = |by: i64| {
+        let mut pairs = found.iter().zip(wanted);
+        found.len() == wanted.len() && pairs.all(|(a, b)| a.saturating_sub(*b) == by)
+    };
+    if is_off(1) {
+        return Some("every layer is one too high (+1): the list counts as another engine does");
+    }
+    is_off(-1).then_some("every layer is one too low (-1): the list counts as another engine does")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_that_count_from_one_more_or_less_are_told() {
+        let told = |found: &[i64]| shift(found, &[1, 3, 4]).is_some();
+        assert!(told(&[2, 4, 5]) && told(&[0, 2, 3]));
+        assert!(shift(&[2, 4, 5], &[1, 3, 4]).is_some_and(|words| words.contains("(+1)")));
+        assert!(!told(&[2, 4, 6]) && !told(&[2, 4]) && !told(&[3, 5, 6]));
+    }
 }

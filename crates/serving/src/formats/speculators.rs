@@ -3,7 +3,8 @@
 
 use serde_json::{Value, json};
 
-use crate::checks::{Checks, Effect};
+use crate::checks::Checks;
+use crate::checks::rules::{KeyRule, Rule, is_list, is_text, key, key_place};
 use crate::target::TargetFacts;
 
 /// Version of the library whose layout is written.
@@ -30,93 +31,76 @@ pub(super) fn folder(kind: &str, architecture: &str, target: &TargetFacts, token
     })
 }
 
+/// The code of these findings.
+const CODE: &str = "speculators";
+
+const TYPE: Rule = Rule::rejects(CODE, "", "no such class is registered");
+const LAYER_TYPE: Rule =
+    Rule::garbage(CODE, "", "the layer is read as Qwen3's, with other defaults and norms");
+const METHODS: Rule =
+    Rule::rejects(CODE, "the default method among them", "the configuration is refused");
+const TOKENS: Rule =
+    Rule::rejects(CODE, "the depth to draft, 1 to 64", "the configuration is refused");
+const OF_LAYER: Rule = Rule::garbage(CODE, "the draft's value", "the class's own default is taken");
+
+const VERIFIER: [KeyRule; 2] = [
+    key("speculators_config.verifier.name_or_path", is_text).rejects(
+        CODE,
+        "the target's name",
+        "the verifier cannot be loaded",
+    ),
+    key("speculators_config.verifier.architectures", is_list).rejects(
+        CODE,
+        "the target's class",
+        "the configuration is refused",
+    ),
+];
+
+/// Numbers of the layer.
+const NUMBERS: [&str; 9] = [
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+];
+
+/// Where proposals are counted.
+pub(super) const PROPOSED: &str = "speculators_config.proposal_methods.speculative_tokens";
+
 /// Lists what is wrong in a folder of a type; a layer without a type of its own should be `layer_type`.
 pub(super) fn check(checks: &mut Checks<'_>, kind: &str, layer_type: &str) {
     let config = checks.config.clone();
-    let place = |key: &str| format!("config.json: `{key}`");
-    let mut wrong = |key: &str, found: String, expected: &str, effect, words: &str| {
-        checks.error("speculators", place(key), found, expected, effect, words);
-    };
-    if config["speculators_model_type"] != kind {
-        let found = config["speculators_model_type"].to_string();
-        wrong(
-            "speculators_model_type",
-            found,
-            &format!("\"{kind}\""),
-            Effect::Rejects,
-            "no such class is registered",
-        );
+    let quoted = |name: &str| format!("\"{name}\"");
+    let found = &config["speculators_model_type"];
+    if found != kind {
+        let place = key_place("speculators_model_type");
+        checks.differs(&TYPE, place, found.to_string(), quoted(kind));
+    }
+    let layer = &config["transformer_layer_config"];
+    let found = &layer["model_type"];
+    if !found.is_string() {
+        let place = key_place("transformer_layer_config.model_type");
+        checks.differs(&LAYER_TYPE, place, found.to_string(), quoted(layer_type));
     }
     let inner = &config["speculators_config"];
     let default = &inner["default_proposal_method"];
     let methods = inner["proposal_methods"].as_array().cloned().unwrap_or_default();
     if !methods.iter().any(|method| !default.is_null() && method["proposal_type"] == *default) {
-        wrong(
-            "speculators_config.proposal_methods",
-            format!("{methods:?} for {default}"),
-            "the default method among them",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
+        let found = format!("{methods:?} for {default}");
+        checks.broken(&METHODS, key_place("speculators_config.proposal_methods"), found);
     }
-    let tokens =
-        methods.first().map(|method| method["speculative_tokens"].clone()).unwrap_or_default();
+    let tokens = &inner["proposal_methods"][0]["speculative_tokens"];
     if !tokens.as_u64().is_some_and(|tokens| (1..=64).contains(&tokens)) {
-        wrong(
-            "speculators_config.proposal_methods.speculative_tokens",
-            tokens.to_string(),
-            "the depth to draft, 1 to 64",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
+        checks.broken(&TOKENS, key_place(PROPOSED), tokens.to_string());
     }
-    if inner["verifier"]["name_or_path"].as_str().is_none_or(str::is_empty) {
-        wrong(
-            "speculators_config.verifier.name_or_path",
-            inner["verifier"]["name_or_path"].to_string(),
-            "the target's name",
-            Effect::Rejects,
-            "the verifier cannot be loaded",
-        );
-    }
-    if inner["verifier"]["architectures"].as_array().is_none_or(Vec::is_empty) {
-        wrong(
-            "speculators_config.verifier.architectures",
-            inner["verifier"]["architectures"].to_string(),
-            "the target's class",
-            Effect::Rejects,
-            "the configuration is refused",
-        );
-    }
-    let layer = &config["transformer_layer_config"];
-    if layer["model_type"].as_str().is_none() {
-        wrong(
-            "transformer_layer_config.model_type",
-            layer["model_type"].to_string(),
-            &format!("\"{layer_type}\""),
-            Effect::Garbage,
-            "the layer is read as Qwen3's, with other defaults and norms",
-        );
-    }
-    for key in [
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "vocab_size",
-        "rms_norm_eps",
-        "max_position_embeddings",
-    ] {
-        if layer.is_object() && layer[key].is_null() {
-            wrong(
-                &format!("transformer_layer_config.{key}"),
-                "missing".into(),
-                "the draft's value",
-                Effect::Garbage,
-                "the class's own default is taken",
-            );
-        }
+    checks.keys(VERIFIER);
+    for key in NUMBERS.into_iter().filter(|key| layer.is_object() && layer[*key].is_null()) {
+        let place = key_place(&format!("transformer_layer_config.{key}"));
+        checks.broken(&OF_LAYER, place, "missing");
     }
 }

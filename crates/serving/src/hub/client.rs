@@ -11,11 +11,10 @@
 //! Redirects are not followed: what is written has one place.
 
 use std::io::{Read, Seek, SeekFrom};
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use longdraft_models::hub::{Endpoint, Token, is_confidential, printable};
+use longdraft_models::hub::{Endpoint, Token, agent, is_confidential, printable, refusal};
 use serde_json::{Value, json};
 use ureq::http::Response;
 use ureq::{Agent, Body};
@@ -23,8 +22,6 @@ use url::Url;
 
 use super::{Content, Upload};
 
-/// To reach the hub.
-const CONNECT: Duration = Duration::from_secs(20);
 /// Bytes that the hub looks at to tell text from binary.
 const SAMPLE: usize = 512;
 /// Bytes that are read of an answer.
@@ -77,6 +74,8 @@ pub enum HubError {
 }
 
 type Result<T> = std::result::Result<T, HubError>;
+type Request = ureq::RequestBuilder<ureq::typestate::WithBody>;
+type Answer = std::result::Result<Response<Body>, ureq::Error>;
 
 /// What was sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -108,15 +107,9 @@ impl Client {
         if !endpoint.may_see_token() {
             return Err(HubError::Insecure(endpoint.to_string()));
         }
-        let mut config = Agent::config_builder()
-            .timeout_connect(Some(CONNECT))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false);
-        if endpoint.is_local() {
-            config = config.proxy(None);
-        }
-        Ok(Self { agent: config.build().new_agent(), endpoint, token, repo: repo.to_owned() })
+        // An answer may come as late as the hub has checked all files.
+        let agent = agent(&endpoint, None);
+        Ok(Self { agent, endpoint, token, repo: repo.to_owned() })
     }
 
     /// Makes the repository if it is not there, uploads what is new and commits everything at once.
@@ -214,11 +207,8 @@ impl Client {
                 Box::new(file.take(length))
             }
         };
-        let is_own = self.is_own(&step, address)?;
-        let mut request = self.agent.put(address).header("Content-Length", length.to_string());
-        if is_own {
-            request = request.header("Authorization", self.token.authorization());
-        }
+        let request = self.authorized(&step, address, self.agent.put(address))?;
+        let request = request.header("Content-Length", length.to_string());
         let response = request.send(ureq::SendBody::from_reader(&mut bytes));
         let response = self.accepted(&step, response)?;
         let tag = response.headers().get("etag").and_then(|tag| tag.to_str().ok());
@@ -282,26 +272,18 @@ impl Client {
         self.read(step, request.send_json(body))
     }
 
-    /// A request that carries the token only to the hub itself.
-    fn request(
-        &self,
-        step: &str,
-        address: &str,
-    ) -> Result<ureq::RequestBuilder<ureq::typestate::WithBody>> {
-        let is_own = self.is_own(step, address)?;
-        let request = self.agent.post(address);
-        Ok(if is_own {
-            request.header("Authorization", self.token.authorization())
-        } else {
-            request
-        })
+    fn request(&self, step: &str, address: &str) -> Result<Request> {
+        self.authorized(step, address, self.agent.post(address))
     }
 
-    /// Whether an address that the hub gave is the hub's own; one in the clear is refused.
-    fn is_own(&self, step: &str, address: &str) -> Result<bool> {
+    /// A request with the token, if it goes to the hub itself; an address in the clear is refused.
+    fn authorized(&self, step: &str, address: &str, request: Request) -> Result<Request> {
         let url = Url::parse(address).ok().filter(is_confidential);
         let url = url.ok_or_else(|| unexpected(step, "the hub gives an address without https"))?;
-        Ok(self.endpoint.is_own(&url))
+        if !self.endpoint.is_own(&url) {
+            return Ok(request);
+        }
+        Ok(request.header("Authorization", self.token.authorization()))
     }
 
     fn printable(&self, text: &str) -> String {
@@ -317,22 +299,19 @@ impl Client {
         if status.is_success() {
             return Ok(response);
         }
-        let refused = |reason| HubError::Refused {
-            step: step.to_owned(),
-            status: status.as_u16(),
-            reason: self.printable(reason),
+        let reason = if status.is_redirection() {
+            "it points to another address: was the repository renamed?".to_owned()
+        } else {
+            refusal(&mut response, &[self.token.secret()])
         };
-        if status.is_redirection() {
-            return Err(refused("it points to another address: was the repository renamed?"));
-        }
-        let text = text_of(&mut response);
-        let value: Value = serde_json::from_str(&text).unwrap_or_default();
-        Err(refused(value["error"].as_str().unwrap_or(&text)))
+        Err(HubError::Refused { step: step.to_owned(), status: status.as_u16(), reason })
     }
 
     /// The JSON of an accepted answer; null if it has none.
     fn read(&self, step: &str, response: Answer) -> Result<Value> {
-        let text = text_of(&mut self.accepted(step, response)?);
+        let mut response = self.accepted(step, response)?;
+        let body = response.body_mut().with_config().limit(LONGEST).lossy_utf8(true);
+        let text = body.read_to_string().unwrap_or_default();
         Ok(serde_json::from_str(&text).unwrap_or_default())
     }
 }
@@ -350,11 +329,4 @@ fn head(content: &Content) -> std::io::Result<Vec<u8>> {
 
 fn unexpected(step: &str, reason: &str) -> HubError {
     HubError::Unexpected { step: step.to_owned(), reason: reason.to_owned() }
-}
-
-type Answer = std::result::Result<Response<Body>, ureq::Error>;
-
-fn text_of(response: &mut Response<Body>) -> String {
-    let body = response.body_mut().with_config().limit(LONGEST).lossy_utf8(true);
-    body.read_to_string().unwrap_or_default()
 }

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
+use longdraft_models::draft::files::PTH_FILE;
+use longdraft_models::weights::gguf::gguf_files;
 use serde_json::Value;
 
-use crate::checks::{Checks, Effect, Problem, Rule, Severity, json, weights_file};
+use crate::checks::rules::Rule;
+use crate::checks::{Checks, Effect, json, weights_file};
 use crate::formats;
 use crate::profile::Profile;
 
@@ -32,25 +35,37 @@ const UNLISTED: Rule =
 const ORPHAN: Rule =
     Rule::garbage("orphan-file", "one or the other", "which one is read depends on the loader");
 
+const EXECUTABLE: Rule = Rule::rejects(
+    "executable",
+    "safetensors and JSON alone",
+    "not read while safetensors are there",
+)
+.effect(Effect::Ignores)
+.remedy("remove it before you share the folder");
+const TRAVERSAL: Rule = Rule::rejects(
+    "path-traversal",
+    "a file of this folder",
+    "some versions read files from outside of the folder",
+)
+.remedy("do not load this folder: its index points out of it");
+
 /// Endings of files that are code, or run code when they are read.
 const RUNS: [&str; 10] = ["bin", "pt", "pth", "ckpt", "pkl", "pickle", "py", "sh", "so", "exe"];
 
+const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// `config.json` as far as it can be read, for the choice of a profile.
 pub(super) fn peek(folder: &Path) -> Value {
-    let text = std::fs::read_to_string(folder.join("config.json")).unwrap_or_default();
+    let text = std::fs::read_to_string(folder.join(CONFIG)).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// What a folder without a manifest is for, by its files and keys.
 pub(super) fn guess(path: &Path, config: &Value) -> Profile {
-    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
-    let holds_gguf = std::fs::read_dir(path).is_ok_and(|mut entries| {
-        entries.any(|entry| entry.is_ok_and(|entry| is_gguf(&entry.path())))
-    });
-    if is_gguf(path) || (holds_gguf && config.is_null()) {
+    let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
+    if is_gguf || (config.is_null() && !gguf_files(path).is_empty()) {
         return Profile::Llamacpp;
     }
     formats::profile_of(config)
@@ -63,29 +78,32 @@ pub(super) fn check(checks: &mut Checks<'_>) {
 }
 
 fn config(checks: &mut Checks<'_>) {
-    let path = checks.folder.join("config.json");
-    let text = match std::fs::read_to_string(&path) {
+    let text = match std::fs::read_to_string(checks.folder.join(CONFIG)) {
         Ok(text) => text,
-        Err(error) => {
-            let found = error.to_string();
-            checks.broken(&NO_CONFIG, "config.json", found);
-            return;
-        }
+        Err(error) => return checks.broken(&NO_CONFIG, CONFIG, error.to_string()),
     };
-    match json::parse(&text) {
+    let Some(value) = table(checks, CONFIG, &text, [&CONFIG_TABLE, &DUPLICATE_KEY]) else { return };
+    if !value.is_object() {
+        checks.broken(&CONFIG_TABLE, CONFIG, "no table");
+    }
+    checks.config = value;
+}
+
+/// A file's JSON, under the rules that it is some and that no key is there twice.
+fn table(
+    checks: &mut Checks<'_>,
+    name: &str,
+    text: &str,
+    [is_json, once]: [&Rule; 2],
+) -> Option<Value> {
+    match json::parse(text) {
         Ok((value, twice)) => {
-            for key in twice {
-                let found = format!("`{key}` is there twice");
-                checks.broken(&DUPLICATE_KEY, "config.json", found);
-            }
-            if !value.is_object() {
-                checks.broken(&CONFIG_TABLE, "config.json", "no table");
-            }
-            checks.config = value;
+            checks.each(once, name, twice.iter().map(|key| format!("`{key}` is there twice")));
+            Some(value)
         }
         Err(error) => {
-            let found = format!("no JSON: {error}");
-            checks.broken(&CONFIG_TABLE, "config.json", found);
+            checks.broken(is_json, name, format!("no JSON: {error}"));
+            None
         }
     }
 }
@@ -98,25 +116,10 @@ fn executables(checks: &mut Checks<'_>) {
     names.sort();
     for name in names {
         let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
-        let published =
-            name == longdraft_models::draft::files::PTH_FILE && checks.profile == Profile::Longspec;
-        if extension.is_some_and(|extension| RUNS.contains(&extension)) && !published {
-            let problem = Problem::new(
-                Severity::Error,
-                "executable",
-                name.clone(),
-                "a file that is code, or runs code when it is read",
-                "safetensors and JSON alone",
-            );
-            checks.push(
-                problem
-                    .effect_on(
-                        checks.profile,
-                        Effect::Ignores,
-                        "not read while safetensors are there",
-                    )
-                    .remedy(format!("remove {name} before you share the folder")),
-            );
+        let is_published = name == PTH_FILE && checks.profile == Profile::Longspec;
+        if extension.is_some_and(|extension| RUNS.contains(&extension)) && !is_published {
+            let found = "a file that is code, or runs code when it is read";
+            checks.broken(&EXECUTABLE, name, found);
         }
     }
 }
@@ -135,9 +138,7 @@ fn weights(checks: &mut Checks<'_>) {
 /// Adds a file's tensors; returns their names.
 fn add(checks: &mut Checks<'_>, name: &str) -> Vec<String> {
     let (tensors, faults) = weights_file::read(&checks.folder.join(name));
-    for fault in faults {
-        checks.broken(&WEIGHTS_FILE, name, fault);
-    }
+    checks.each(&WEIGHTS_FILE, name, faults);
     let mut names = Vec::new();
     for tensor in tensors {
         names.push(tensor.name.clone());
@@ -151,20 +152,10 @@ fn add(checks: &mut Checks<'_>, name: &str) -> Vec<String> {
 
 fn shards(checks: &mut Checks<'_>, index: &Path) {
     let text = std::fs::read_to_string(index).unwrap_or_default();
-    let (value, twice) = match json::parse(&text) {
-        Ok(parsed) => parsed,
-        Err(error) => {
-            let found = format!("no JSON: {error}");
-            checks.broken(&INDEX_TABLE, INDEX, found);
-            return;
-        }
-    };
-    for key in twice {
-        checks.broken(&DUPLICATE_ENTRY, INDEX, format!("`{key}` is there twice"));
-    }
+    let rules = [&INDEX_TABLE, &DUPLICATE_ENTRY];
+    let Some(value) = table(checks, INDEX, &text, rules) else { return };
     let Some(map) = value["weight_map"].as_object() else {
-        checks.broken(&INDEX_TABLE, INDEX, "no `weight_map`");
-        return;
+        return checks.broken(&INDEX_TABLE, INDEX, "no `weight_map`");
     };
     let mut files: Vec<&str> = map.values().filter_map(Value::as_str).collect();
     files.sort_unstable();
@@ -184,25 +175,12 @@ fn shard(checks: &mut Checks<'_>, file: &str) -> Vec<String> {
     let mut parts = Path::new(file).components();
     let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
     if !plain {
-        let problem = Problem::new(
-            Severity::Error,
-            "path-traversal",
-            INDEX,
-            format!("shard `{file}`"),
-            "a file of this folder",
-        );
-        let words = "some versions read files from outside of the folder";
-        checks.push(
-            problem
-                .effect_on(checks.profile, Effect::Rejects, words)
-                .remedy("do not load this folder: its index points out of it"),
-        );
-        return Vec::new();
-    }
-    if checks.folder.join(file).is_file() {
+        checks.broken(&TRAVERSAL, INDEX, format!("shard `{file}`"));
+    } else if checks.folder.join(file).is_file() {
         return add(checks, file);
+    } else {
+        checks.broken(&MISSING_SHARD, INDEX, format!("shard `{file}` is not there"));
     }
-    checks.broken(&MISSING_SHARD, INDEX, format!("shard `{file}` is not there"));
     Vec::new()
 }
 

@@ -1,7 +1,8 @@
 //! The network itself: read back as an engine's loader would hand it over, and run.
 
 use super::VerifyOptions;
-use crate::checks::{Checks, Effect, Problem, Rule, Severity};
+use crate::checks::rules::Rule;
+use crate::checks::{Checks, Problem, Severity};
 use crate::formats::Format;
 use crate::parity::Difference;
 
@@ -11,8 +12,33 @@ const NOT_LOADABLE: Rule = Rule::rejects(
     "what longdraft cannot load, engines load otherwise than meant",
 );
 
+const OTHER_OUTPUTS: Rule = Rule::garbage(
+    "other-outputs",
+    "",
+    "it loads and computes another network: tensors were transposed, permuted, swapped or changed",
+);
+
 /// Relative difference that the same weights may show.
 const SAME: f32 = 1e-5;
+
+/// Errors of networks that cannot be run.
+const BROKEN: [&str; 15] = [
+    "weights-file",
+    "missing-tensor",
+    "shape",
+    "no-config",
+    "config-json",
+    "sizes",
+    "map",
+    "not-finite",
+    "no-map",
+    "map-length",
+    "absolute-d2t",
+    "two-layers",
+    "gguf",
+    "missing-key",
+    "not-the-target",
+];
 
 /// Compares what the files compute with what was exported and, if it is given, with the checkpoint.
 pub(super) fn check(
@@ -21,28 +47,9 @@ pub(super) fn check(
     options: &VerifyOptions<'_>,
 ) -> Option<Difference> {
     // A network that cannot be read has been reported.
-    let broken = checks.problems.iter().any(|problem| {
-        problem.severity == Severity::Error
-            && [
-                "weights-file",
-                "missing-tensor",
-                "shape",
-                "no-config",
-                "config-json",
-                "sizes",
-                "map",
-                "not-finite",
-                "no-map",
-                "map-length",
-                "absolute-d2t",
-                "two-layers",
-                "gguf",
-                "missing-key",
-                "not-the-target",
-            ]
-            .contains(&problem.code)
-    });
-    if broken {
+    let is_broken =
+        |problem: &Problem| problem.severity == Severity::Error && BROKEN.contains(&problem.code);
+    if checks.problems.iter().any(is_broken) {
         return None;
     }
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.parity.clone());
@@ -83,11 +90,7 @@ pub(super) fn check(
                 difference.other_tokens, difference.rows, difference.relative
             );
             let expected = format!("a difference below {SAME:.0e}");
-            let words = "it loads and computes another network: tensors were transposed, permuted, \
-                         swapped or changed";
-            let problem =
-                Problem::new(Severity::Error, "other-outputs", "outputs", found, expected);
-            checks.push(problem.effect_on(checks.profile, Effect::Garbage, words));
+            checks.differs(&OTHER_OUTPUTS, "outputs", found, expected);
         }
     }
     shown

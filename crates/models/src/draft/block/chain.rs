@@ -34,23 +34,22 @@ pub(super) const CONFIDENCE: &str = "confidence_head.proj";
 pub(super) fn tensor_specs(sizes: ChainSizes, vocabulary: usize, hidden: usize) -> Vec<TensorSpec> {
     let ChainSizes { rank, kind, confidence } = sizes;
     let mut all = Vec::new();
-    let mut linear = |module: &str, outputs: usize, inputs: usize, bias: bool| {
-        all.push(TensorSpec::new(format!("{module}.weight"), &[outputs, inputs]));
-        if bias {
-            all.push(TensorSpec::new(format!("{module}.bias"), &[outputs]));
-        }
-    };
     if rank > 0 {
-        linear("markov_head.markov_w1", vocabulary, rank, false);
-        linear(OUTPUT, vocabulary, rank, false);
-        match kind {
-            ChainKind::Vanilla => {}
-            ChainKind::Gated => linear(GATE, rank, hidden + rank, true),
-            ChainKind::Rnn => linear(JOINT, 3 * rank, 2 * rank + hidden, true),
-        }
+        let table = [vocabulary, rank];
+        all.push(TensorSpec::embedding(EMBEDDING, &table));
+        all.push(TensorSpec::head(format!("{OUTPUT}.weight"), &table));
+    }
+    let mut affine = |module: &str, outputs: usize, inputs: usize| {
+        all.push(TensorSpec::new(format!("{module}.weight"), &[outputs, inputs]));
+        all.push(TensorSpec::new(format!("{module}.bias"), &[outputs]));
+    };
+    match kind {
+        ChainKind::Gated if rank > 0 => affine(GATE, rank, hidden + rank),
+        ChainKind::Rnn if rank > 0 => affine(JOINT, 3 * rank, 2 * rank + hidden),
+        _ => {}
     }
     if let Some(reads_token) = confidence {
-        linear(CONFIDENCE, 1, hidden + if reads_token { rank } else { 0 }, true);
+        affine(CONFIDENCE, 1, hidden + if reads_token { rank } else { 0 });
     }
     all
 }

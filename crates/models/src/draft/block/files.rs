@@ -98,11 +98,11 @@ fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result
     let layers = Some(target.config().num_hidden_layers);
     let config = read_value(config, layers, Path::new("draft configuration"))?;
     config.problems_with(target.config()).into_result(source.path())?;
-    Ok(Box::new(BlockDraft::from_source(source, &config, &target.embedding()?)?))
+    Ok(Box::new(BlockDraft::from_source(source, &config, &target.hold_ends()?.embedding()?)?))
 }
 
 /// The target's frozen tensors, which some files repeat.
-pub(super) const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
+pub const FROZEN: [&str; 2] = ["embed_tokens.weight", "lm_head.weight"];
 
 impl BlockConfig {
     /// What is said of a saved block draft; `None` if nothing is.
@@ -167,12 +167,12 @@ impl BlockDraft {
             let source = GgufBlockSource::open(&file)?;
             let config = source.config(Some(target.config())).map_err(in_file(&file))?;
             config.problems_with(target.config()).into_result(&file)?;
-            return Self::from_source(&source, &config, &target.embedding()?);
+            return Self::from_source(&source, &config, &target.hold_ends()?.embedding()?);
         }
         let file = folder_of(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
-        Self::from_source(open_weights(path)?.as_ref(), &config, &target.embedding()?)
+        Self::from_source(open_weights(path)?.as_ref(), &config, &target.hold_ends()?.embedding()?)
     }
 
     /// Reads the weights of a network whose sizes are known; a plain draft is extended with fresh tensors

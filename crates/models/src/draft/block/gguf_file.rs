@@ -15,6 +15,7 @@ use super::config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes,
 };
 use super::files::{CHAINED, EXTENDED, FROZEN, PLAIN};
+use super::key_names::{BEND, BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR};
 use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
 use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::draft::DraftKind;
@@ -80,7 +81,7 @@ pub fn stored_name(published: &str) -> Option<String> {
 }
 
 /// The published name of a file's tensor.
-pub fn published_name(stored: &str) -> Option<String> {
+fn published_name(stored: &str) -> Option<String> {
     match stored.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
         Some((layer, rest)) => {
             Some(format!("layers.{layer}.{}", renamed(rest, LAYER_NAMES.iter().copied())?))
@@ -121,11 +122,11 @@ impl GgufBlockSource {
         if tensors.contains_key(CHAIN) {
             return &CHAINED;
         }
-        let extended = ["selector_rank", "conv_kernel_size"];
+        let extended = [SELECTOR[0], CONVOLUTION[0]];
         if extended.iter().any(|key| self.0.number(key).is_some()) {
             return &EXTENDED;
         }
-        if self.0.flag("sample_from_anchor") == Some(true) { &CHAINED } else { &PLAIN }
+        if self.0.flag(FROM_ANCHOR) == Some(true) { &CHAINED } else { &PLAIN }
     }
 
     /// Sizes and switches. What files leave to the target is taken from it; without one the target's
@@ -161,7 +162,7 @@ impl GgufBlockSource {
             layers: vec![LayerKind::Full; size("block_count", None).min(limits::LAYERS + 1)],
             sliding_window: None,
             is_causal: Some(file.flag("attention.causal").unwrap_or(false)),
-            block_size: size("block_size", None),
+            block_size: size(BLOCK_SIZE, None),
             mask_token_id: 0,
             target_layers: file.layers(&file.key("target_layers")).unwrap_or_default(),
             num_target_layers: 0,
@@ -171,18 +172,12 @@ impl GgufBlockSource {
             bend: Bend::default(),
             initializer_range: 0.02,
         };
-        if file.number("conv_kernel_size").is_some() {
-            config.convolution = Some(ConvolutionSizes {
-                kernel_size: size("conv_kernel_size", None),
-                group_size: size("conv_group_size", None),
-            });
-        }
-        if file.number("selector_rank").is_some() {
-            config.selector = Some(SelectorSizes {
-                rank: size("selector_rank", None),
-                top_k: size("selector_top_k", None),
-            });
-        }
+        // The first size says whether the part is there.
+        let mut sizes =
+            |names: [&str; 2]| file.number(names[0]).map(|_| names.map(|name| size(name, None)));
+        config.convolution = sizes(CONVOLUTION)
+            .map(|[kernel_size, group_size]| ConvolutionSizes { kernel_size, group_size });
+        config.selector = sizes(SELECTOR).map(|[rank, top_k]| SelectorSizes { rank, top_k });
         config.rope = file.rope(max_position_embeddings, &mut problems);
         config.num_target_layers = target.map_or_else(
             || config.target_layers.last().map_or(1, |last| last.0.saturating_add(2)),
@@ -192,7 +187,7 @@ impl GgufBlockSource {
         self.read_windows(&mut config, &mut problems);
         self.read_chain(&mut config, &mut problems);
         // 0 is none.
-        let [multiplier, softcap] = ["logit_scale", "final_logit_softcapping"].map(|key| {
+        let [multiplier, softcap] = ["logit_scale", BEND[1]].map(|key| {
             let number = file.number(key).filter(|number| *number != 0.0)?;
             limits::scale(&mut problems, &file.key(key), number)
         });
@@ -252,13 +247,13 @@ impl GgufBlockSource {
     /// A chain by its tensors; the switch alone makes one without a head.
     fn read_chain(&self, config: &mut BlockConfig, problems: &mut Problems) {
         let width = |name: &str| self.header().tensors.get(name)?.shape.last().copied();
-        let said = self.0.flag("sample_from_anchor");
+        let said = self.0.flag(FROM_ANCHOR);
         let rank = match (width(CHAIN), said) {
             (Some(rank), None | Some(true)) => rank,
             (None, Some(true)) => 0,
             (None, None | Some(false)) => return,
             (Some(_), Some(false)) => {
-                let key = self.0.key("sample_from_anchor");
+                let key = self.0.key(FROM_ANCHOR);
                 return problems.push(format!("`{key}` = false is not supported beside `{CHAIN}`"));
             }
         };

@@ -20,6 +20,7 @@ mod config_file;
 mod convolution;
 mod files;
 pub mod gguf_file;
+pub mod key_names;
 mod mask;
 mod model;
 mod selector;
@@ -31,7 +32,7 @@ pub use chain::{Chain, ChainStep};
 pub use config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
 };
-pub use config_file::{BONUS_ANCHOR, OWN};
+pub use files::FROZEN;
 pub(super) use files::{CHAINED, EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;

@@ -5,8 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config_file::BONUS_ANCHOR;
 use super::files::{CHAINED, EXTENDED, PLAIN};
+use super::key_names::{
+    BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, CONVOLUTION, COUNTED_LAYERS, ENTERED_LAYERS,
+    FROM_ANCHOR, NON_CAUSAL, SELECTOR, TARGET_LAYERS,
+};
 use crate::draft::DraftKind;
 use crate::draft::speculators::flattened;
 use crate::error::Problems;
@@ -14,22 +17,9 @@ use crate::ids::{EnteredLayerId, LayerId};
 
 /// The key that says which network a folder holds.
 const TYPE: &str = "speculators_model_type";
-/// Layers that the draft reads, as states that enter one.
-const LAYERS: &str = "aux_hidden_state_layer_ids";
-/// Layers of the target, in case that it is not at hand.
-const COUNTED: &str = "num_target_layers";
-/// Whether slots of sliding layers see those after them.
-const NON_CAUSAL: &str = "sliding_window_non_causal";
-/// Whether slot 0 proposes.
-const FROM_ANCHOR: &str = "sample_from_anchor";
 
 /// Sizes that the library takes where a folder with a selector has none.
-const SIZES: [(&str, u64); 4] = [
-    ("conv_kernel_size", 2),
-    ("conv_group_size", 16),
-    ("selector_rank", 256),
-    ("selector_top_k", 16),
-];
+const SIZES: [([&str; 2], [u64; 2]); 2] = [(CONVOLUTION, [2, 16]), (SELECTOR, [256, 16])];
 
 /// The kind of draft that a folder of this layout holds; `None` if it is another layout, or no block
 /// draft.
@@ -46,13 +36,13 @@ pub(super) fn kind_of(value: &Value) -> Option<&'static DraftKind> {
 pub(super) fn plain(value: &Value, problems: &mut Problems) -> Option<Value> {
     let kind = kind_of(value)?;
     let mut flat: Map<String, Value> = flattened(value, problems).as_object().cloned()?;
-    flat.entry("block_size").or_insert_with(|| 8.into());
+    flat.entry(BLOCK_SIZE).or_insert_with(|| 8.into());
     set_layers(&mut flat, problems);
     // It is said of sliding layers; full ones are never causal, whatever vLLM is told besides.
     let non_causal = flat.remove(NON_CAUSAL).and_then(|value| value.as_bool());
-    flat.remove("is_causal");
+    flat.remove(CAUSAL[0]);
     if non_causal.unwrap_or(kind.name == EXTENDED.name) {
-        flat.insert("is_causal".into(), false.into());
+        flat.insert(CAUSAL[0].into(), false.into());
     }
     if kind.name == CHAINED.name {
         set_chain(&mut flat, value[TYPE] == PLAIN.name);
@@ -60,8 +50,10 @@ pub(super) fn plain(value: &Value, problems: &mut Problems) -> Option<Value> {
         problems.push(format!("`{FROM_ANCHOR}` = true is not supported beside a selector"));
     }
     if kind.name == EXTENDED.name {
-        for (key, size) in SIZES {
-            flat.entry(key).or_insert_with(|| size.into());
+        for (names, sizes) in SIZES {
+            for (key, size) in names.into_iter().zip(sizes) {
+                flat.entry(key).or_insert_with(|| size.into());
+            }
         }
     }
     Some(Value::Object(flat))
@@ -69,18 +61,18 @@ pub(super) fn plain(value: &Value, problems: &mut Problems) -> Option<Value> {
 
 /// Layers as outputs. The layout does not count the target's: no draft reads the last one.
 fn set_layers(flat: &mut Map<String, Value>, problems: &mut Problems) {
-    let listed = flat.remove(LAYERS);
+    let listed = flat.remove(ENTERED_LAYERS);
     match listed.as_ref().map(outputs) {
         Some(Some(ids)) => {
             let count = ids.last().map_or(1, |last| last.saturating_add(2));
-            flat.entry(COUNTED).or_insert_with(|| count.into());
-            flat.insert("target_layer_ids".into(), json!(ids));
+            flat.entry(COUNTED_LAYERS).or_insert_with(|| count.into());
+            flat.insert(TARGET_LAYERS.into(), json!(ids));
         }
         Some(None) => {
             let listed = listed.unwrap_or_default();
-            problems.push(format!("`{LAYERS}` = {listed} are no layers, counted from 1"));
+            problems.push(format!("`{ENTERED_LAYERS}` = {listed} are no layers, counted from 1"));
         }
-        None => problems.push(format!("`{LAYERS}` is missing")),
+        None => problems.push(format!("`{ENTERED_LAYERS}` is missing")),
     }
 }
 
@@ -89,12 +81,13 @@ fn set_chain(flat: &mut Map<String, Value>, is_plain: bool) {
     let bonus = flat.remove(BONUS_ANCHOR).and_then(|value| value.as_bool());
     let said = flat.get(FROM_ANCHOR).and_then(Value::as_bool);
     flat.insert(FROM_ANCHOR.into(), said.unwrap_or(bonus != Some(true)).into());
+    let [rank, _, has_confidence, _] = CHAIN;
     if is_plain {
-        flat.insert("markov_rank".into(), 0.into());
+        flat.insert(rank.into(), 0.into());
         return;
     }
-    flat.entry("markov_rank").or_insert_with(|| 256.into());
-    flat.entry("enable_confidence_head").or_insert_with(|| true.into());
+    flat.entry(rank).or_insert_with(|| 256.into());
+    flat.entry(has_confidence).or_insert_with(|| true.into());
 }
 
 /// The layers whose outputs a list names as states that enter the next one.

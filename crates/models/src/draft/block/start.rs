@@ -45,7 +45,7 @@ impl BlockDraft {
         let before_feed_forward = norm_before_feed_forward(target.config());
         let final_norm = target.final_norm();
         let start = Start { config, layer, final_norm, before_feed_forward };
-        let embedding = target.embedding()?;
+        let embedding = target.hold_ends()?.embedding()?;
         Self::build(config, &embedding, |spec| match start.value(spec)? {
             Some(value) => Ok(value),
             None => Self::fresh(spec, config, seed, embedding.device()),

@@ -55,8 +55,8 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
     all.push(TensorSpec::new("norm.weight", &[hidden]));
     if let Some(SelectorSizes { rank, .. }) = config.selector {
         let codebook = [config.vocab_size, rank];
-        all.push(TensorSpec::new(PREDECESSORS, &codebook));
-        all.push(TensorSpec::new(SUCCESSORS, &codebook));
+        all.push(TensorSpec::embedding(PREDECESSORS, &codebook));
+        all.push(TensorSpec::head(SUCCESSORS, &codebook));
         all.push(TensorSpec::new(format!("{HIDDEN_PROJECTION}.weight"), &[rank, hidden]));
     }
     let chain = |sizes| chain::tensor_specs(sizes, config.vocab_size, hidden);

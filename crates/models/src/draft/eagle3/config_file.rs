@@ -16,7 +16,8 @@ use crate::draft::speculators::flattened;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
 
-const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
+/// The key that lists tapped layers.
+pub const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
 
 /// Architectures under which engines know the draft.
 pub(super) const ARCHITECTURES: [&str; 4] =

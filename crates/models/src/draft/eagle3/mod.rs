@@ -23,6 +23,7 @@ mod unroll;
 mod weights;
 
 pub use config::{Eagle3Config, TAPPED_LAYERS};
+pub use config_file::LAYER_IDS;
 pub use model::Eagle3Draft;
 pub use unroll::TestTimeSteps;
 pub use weights::tensor_specs;
@@ -41,7 +42,7 @@ pub(super) const KIND: DraftKind = DraftKind {
     restore: |config, source, target| {
         let config = read_saved(config, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(source.path())?;
-        Ok(Box::new(Eagle3Draft::from_source(source, &config, &target.embedding()?)?))
+        Ok(Box::new(Eagle3Draft::from_source(source, &config, &target.hold_ends()?.embedding()?)?))
     },
     save: |folder, config, tensors, fingerprint| {
         weights::save_tensors(folder, &read_saved(config, None)?, tensors, fingerprint)

@@ -33,7 +33,7 @@ impl Eagle3Draft {
             return Self::from_source(
                 &with_head(&source, &config, target)?,
                 &config,
-                &target.embedding()?,
+                &target.hold_ends()?.embedding()?,
             );
         }
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
@@ -42,7 +42,7 @@ impl Eagle3Draft {
         config.problems_with(target.config()).into_result(&file)?;
         let source = open_weights(path)?;
         let source = with_head(source.as_ref(), &config, target)?;
-        Self::from_source(&source, &config, &target.embedding()?)
+        Self::from_source(&source, &config, &target.hold_ends()?.embedding()?)
     }
 
     /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
@@ -153,7 +153,7 @@ fn with_head<'a>(
     let lacks = !source.names().iter().any(|name| name.ends_with(HEAD));
     let fits = config.draft_vocab_size == config.vocab_size
         && config.hidden_size == config.target_hidden_size;
-    let head = if lacks && fits { Some(target.head()?) } else { None };
+    let head = if lacks && fits { Some(target.hold_ends()?.head()?) } else { None };
     Ok(WithHead { source, head })
 }
 

@@ -153,7 +153,8 @@ fn what_is_saved_is_opened_from_either_file() -> Result<()> {
     let target = target();
     let config =
         Eagle3Config::for_target(target.config(), 10).expect("config").with_eagle31_norms();
-    let draft = Eagle3Draft::initialise(&config, every_third(), &target.embedding()?, 5)?;
+    let table = target.hold_ends()?.embedding()?;
+    let draft = Eagle3Draft::initialise(&config, every_third(), &table, 5)?;
     let folder = tempfile::tempdir().expect("tempdir");
     draft.save(folder.path(), target.fingerprint())?;
     for path in [folder.path().to_path_buf(), folder.path().join(PTH_FILE)] {

@@ -49,7 +49,7 @@ pub fn tensor_specs(config: &Eagle3Config) -> Vec<TensorSpec> {
     add("mlp.up_proj", &[width, hidden]);
     add("mlp.down_proj", &[hidden, width]);
     all.push(TensorSpec::new("norm.weight", &[hidden]));
-    all.push(TensorSpec::new("lm_head.weight", &[config.draft_vocab_size, hidden]));
+    all.push(TensorSpec::head("lm_head.weight", &[config.draft_vocab_size, hidden]));
     all
 }
 
@@ -275,13 +275,13 @@ fn check_names(
 ) -> Result<()> {
     let mut expected = tensor_specs(config);
     if let Some(shape) = own_embedding {
-        expected.push(TensorSpec::new(EMBEDDING, &shape));
+        expected.push(TensorSpec::embedding(EMBEDDING, &shape));
     }
     if config.draft_vocab_size < config.vocab_size {
         expected.push(TensorSpec::new("d2t", &[config.draft_vocab_size]));
     }
     let mut problems = Problems::default();
-    for TensorSpec { name, shape } in &expected {
+    for TensorSpec { name, shape, .. } in &expected {
         match names.get(name).and_then(|stored| source.shape(stored)) {
             None => problems.push(format!("tensor `{name}` {shape:?} is missing")),
             Some(found) if found != *shape => {

@@ -105,7 +105,7 @@ impl GlideDraft {
         }
         let device = target.device();
         Self::build(config, Some(target.final_norm().clone()), |entry| {
-            let TensorSpec { name, shape } = &entry.spec;
+            let TensorSpec { name, shape, .. } = &entry.spec;
             if name == "final_layernorm.weight" {
                 return Ok(target.final_norm().copy()?);
             }
@@ -281,7 +281,7 @@ fn strip_prefix(
     let mut problems = Problems::default();
     let expected = layout(config);
     for entry in &expected {
-        let TensorSpec { name, shape } = &entry.spec;
+        let TensorSpec { name, shape, .. } = &entry.spec;
         let found = names.get(name).and_then(|stored| source.shape(stored));
         match found {
             None if entry.dead => {}

@@ -1,7 +1,11 @@
 //! `config.json` of a block draft for every profile that is a folder.
 
 use candle_core::DType;
-use longdraft_models::draft::block::{BlockConfig, LayerKind, OWN};
+use longdraft_models::draft::block::key_names::{
+    BLOCK_SIZE, CHAIN, CONVOLUTION, COUNTED_LAYERS, ENTERED_LAYERS, FROM_ANCHOR, MASK_TOKEN,
+    NON_CAUSAL, OWN, SELECTOR, TARGET_LAYERS,
+};
+use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use serde_json::{Value, json};
 
 use super::Block;
@@ -10,33 +14,17 @@ use crate::formats::files::{set_special_tokens, torch_dtype};
 use crate::formats::speculators::folder;
 use crate::target::TargetFacts;
 
-/// Keys of a plain folder that stand beside `transformer_layer_config`, or have another name there.
-const OUTER: [&str; 12] = [
+/// Keys of a plain folder that stand beside `transformer_layer_config`, or have another name there; so do those
+/// of a chain.
+const OUTER: [&str; 8] = [
     "architectures",
-    "num_target_layers",
-    "block_size",
+    COUNTED_LAYERS,
+    BLOCK_SIZE,
     OWN,
-    "mask_token_id",
-    "target_layer_ids",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-    "sample_from_anchor",
+    MASK_TOKEN,
+    TARGET_LAYERS,
+    FROM_ANCHOR,
     "rope_divisors",
-];
-
-/// Keys of a plain folder that keep their names at the top.
-const KEPT: [&str; 9] = [
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-    "conv_kernel_size",
-    "conv_group_size",
-    "selector_rank",
-    "selector_top_k",
-    "mask_token_id",
 ];
 
 /// The keys of our own `config.json`, with those that engines take from the target.
@@ -65,7 +53,7 @@ fn speculators(
     let own = plain[OWN].clone();
     let mut layer = plain;
     if let Some(keys) = layer.as_object_mut() {
-        OUTER.iter().for_each(|key| drop(keys.remove(*key)));
+        OUTER.iter().chain(&CHAIN).for_each(|key| drop(keys.remove(*key)));
     }
     set_special_tokens(&mut layer, target.config());
     let entered: Vec<usize> = config.target_layers.iter().map(|layer| layer.entered().0).collect();
@@ -73,19 +61,19 @@ fn speculators(
         config.layers.contains(&LayerKind::Sliding) && config.is_causal_in(LayerKind::Sliding);
     value["transformer_layer_config"] = layer;
     value["draft_vocab_size"] = config.vocab_size.into();
-    value["block_size"] = config.block_size.into();
-    value["aux_hidden_state_layer_ids"] = json!(entered);
-    value["sample_from_anchor"] = config.chain.is_some().into();
+    value[BLOCK_SIZE] = config.block_size.into();
+    value[ENTERED_LAYERS] = json!(entered);
+    value[FROM_ANCHOR] = config.chain.is_some().into();
     // It is said of sliding layers, but vLLM applies it to all: full ones are never causal here.
-    value["sliding_window_non_causal"] = (!is_causal).into();
-    for key in KEPT {
+    value[NON_CAUSAL] = (!is_causal).into();
+    for key in CHAIN.iter().chain(&CONVOLUTION).chain(&SELECTOR).chain([&MASK_TOKEN]) {
         if let Some(kept) = own.get(key) {
-            value[key] = kept.clone();
+            value[*key] = kept.clone();
         }
     }
     // The library refuses a confidence that reads tokens where they have no embedding.
     if config.chain.is_some_and(|chain| chain.rank == 0) {
-        value["confidence_head_with_markov"] = false.into();
+        value[CHAIN[3]] = false.into();
     }
     value["tie_word_embeddings"] = false.into();
     value["torch_dtype"] = torch_dtype(dtype).into();

@@ -3,6 +3,9 @@
 use candle_core::quantized::gguf_file::Value;
 use candle_core::{DType, Tensor};
 use longdraft_models::draft::block::gguf_file::{ARCHITECTURE, MASK_TOKEN, stored_name};
+use longdraft_models::draft::block::key_names::{
+    BEND, BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR,
+};
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 
 use crate::error::Result;
@@ -33,10 +36,10 @@ pub(super) fn metadata(
     let mut all = decoder.keys(name);
     let count = |size: usize| Value::U32(size as u32);
     let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
-    add("block_size", count(config.block_size));
+    add(BLOCK_SIZE, count(config.block_size));
     let entered = config.target_layers.iter().map(|layer| Value::I32(layer.entered().0 as i32));
     add("target_layers", Value::Array(entered.collect()));
-    add("sample_from_anchor", Value::Bool(config.chain.is_some()));
+    add(FROM_ANCHOR, Value::Bool(config.chain.is_some()));
     let causal = config.layers.iter().all(|kind| config.is_causal_in(*kind));
     add("attention.causal", Value::Bool(causal));
     if let Some(window) = config.sliding_window.filter(|_| slides(config)) {
@@ -45,18 +48,18 @@ pub(super) fn metadata(
         add("attention.sliding_window_pattern", Value::Array(pattern.collect()));
     }
     if let Some(sizes) = config.convolution {
-        add("conv_kernel_size", count(sizes.kernel_size));
-        add("conv_group_size", count(sizes.group_size));
+        add(CONVOLUTION[0], count(sizes.kernel_size));
+        add(CONVOLUTION[1], count(sizes.group_size));
     }
     if let Some(sizes) = config.selector {
-        add("selector_rank", count(sizes.rank));
-        add("selector_top_k", count(sizes.top_k));
+        add(SELECTOR[0], count(sizes.rank));
+        add(SELECTOR[1], count(sizes.top_k));
     }
     if !config.bend.is_plain() {
         add("logit_scale", Value::F32(config.bend.divisor.recip() as f32));
     }
     if let Some(softcap) = config.bend.softcap {
-        add("final_logit_softcapping", Value::F32(softcap as f32));
+        add(BEND[1], Value::F32(softcap as f32));
     }
     if let Some(sizes) = config.chain {
         add("has_confidence_head", Value::Bool(sizes.confidence.is_some()));

@@ -1,7 +1,6 @@
 //! Block drafts as engines read them: folders under the keys of a Qwen3 model, the same for most, and
 //! GGUF files.
 
-mod commands;
 mod compatibility;
 mod config;
 mod gguf;
@@ -24,10 +23,10 @@ use serde_json::Value;
 
 use super::files::{narrowed, write_json, write_safetensors};
 use super::gguf as shared;
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
+use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, fitting, typed};
 use crate::Profile;
 use crate::checks::Checks;
-use crate::error::{Result, ServingError};
+use crate::error::Result;
 use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
 
@@ -49,7 +48,7 @@ impl Format for Block {
     }
 
     fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
-        Ok(compatibility::fit(profile, typed(draft)?.config(), target))
+        Ok(compatibility::fit(profile, typed::<BlockDraft>(draft)?.config(), target))
     }
 
     fn write(
@@ -59,11 +58,36 @@ impl Format for Block {
         options: &ExportOptions,
         folder: &Path,
     ) -> Result<Rendered> {
-        self.write_files(typed(draft)?, target, options, folder)
+        let draft: &BlockDraft = typed(draft)?;
+        let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
+        let published = tensors(options.profile, draft, dtype)?;
+        let parity = parity::outputs(&network(draft, &published)?)?;
+        // The target decides what becomes of logits, whatever the draft's own file says.
+        let config = &BlockConfig { bend: target.config().bend(), ..draft.config().clone() };
+        let written = if options.profile == Profile::Llamacpp {
+            let written = gguf::tensors(&published)?;
+            let tokenizer = shared::tokenizer(target)?;
+            let name = shared::name(target, DraftKind::named(self.method)?.title);
+            let metadata = gguf::metadata(config, &name, dtype, &tokenizer);
+            shared::write(folder, dtype, &metadata, &written)?;
+            written
+        } else {
+            write_safetensors(folder, &published)?;
+            let value = config::render(options.profile, (self, config), target, dtype);
+            write_json(&folder.join("config.json"), &value)?;
+            published
+        };
+        Ok(Rendered {
+            layers: draft.config().target_layers.iter().map(|layer| layer.0).collect(),
+            map: None,
+            parity,
+            tensors: written,
+            dtype,
+        })
     }
 
     fn rounded(&self, draft: &dyn Draft, _: &TargetFacts, dtype: DType) -> Result<ParityVector> {
-        let draft = typed(draft)?;
+        let draft: &BlockDraft = typed(draft)?;
         parity::outputs(&network(draft, &tensors(Profile::Hf, draft, dtype)?)?)
     }
 
@@ -73,7 +97,16 @@ impl Format for Block {
         draft: &dyn Draft,
         served: Served<'_>,
     ) -> Result<BTreeMap<String, String>> {
-        Ok(commands::for_profile(profile, self.engines, typed(draft)?.config(), served))
+        let config = typed::<BlockDraft>(draft)?.config();
+        // SGLang counts slots. Without a confidence there is nothing that could end a chain early.
+        let is_whole = config.chain.is_some_and(|chain| chain.confidence.is_none());
+        let own = commands::Own {
+            names: self.engines,
+            proposals: config.proposals(),
+            sglang: &format!("--speculative-num-draft-tokens {}", config.block_size),
+            llamacpp: if is_whole { " --spec-draft-p-min 0" } else { "" },
+        };
+        Ok(commands::lines(profile, served, &own))
     }
 
     fn recording(
@@ -121,44 +154,6 @@ impl Block {
             |name: &Value| name.as_str().is_some_and(|name| self.architectures.contains(&name));
         config["architectures"].as_array().is_some_and(|names| names.iter().any(is_one))
     }
-
-    fn write_files(
-        &self,
-        draft: &BlockDraft,
-        target: &TargetFacts,
-        options: &ExportOptions,
-        folder: &Path,
-    ) -> Result<Rendered> {
-        let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
-        let published = tensors(options.profile, draft, dtype)?;
-        let parity = parity::outputs(&network(draft, &published)?)?;
-        // The target decides what becomes of logits, whatever the draft's own file says.
-        let config = &BlockConfig { bend: target.config().bend(), ..draft.config().clone() };
-        let written = if options.profile == Profile::Llamacpp {
-            let written = gguf::tensors(&published)?;
-            let tokenizer = shared::tokenizer(target)?;
-            let name = shared::name(target, DraftKind::named(self.method)?.title);
-            let metadata = gguf::metadata(config, &name, dtype, &tokenizer);
-            shared::write(folder, dtype, &metadata, &written)?;
-            written
-        } else {
-            write_safetensors(folder, &published)?;
-            let value = config::render(options.profile, (self, config), target, dtype);
-            write_json(&folder.join("config.json"), &value)?;
-            published
-        };
-        Ok(Rendered {
-            layers: draft.config().target_layers.iter().map(|layer| layer.0).collect(),
-            map: None,
-            parity,
-            tensors: written,
-            dtype,
-        })
-    }
-}
-
-fn typed(draft: &dyn Draft) -> Result<&BlockDraft> {
-    draft.of_kind().ok_or_else(|| no_format(draft))
 }
 
 /// Every trained tensor under its published name, in `dtype`.
@@ -169,11 +164,7 @@ fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(St
         Ok((name, written))
     });
     let all = named.collect::<Result<Vec<_>>>()?;
-    if problems.0.is_empty() {
-        Ok(all)
-    } else {
-        Err(ServingError::NotRepresentable { profile, problems })
-    }
+    fitting(profile, all, problems)
 }
 
 /// The network that was written, with its weights as they are in the file.

@@ -47,8 +47,9 @@ pub(super) fn record(
     let visible = Visible::new(config, &anchors, slots, count);
     let (tokens, at) = config.inputs(starts.iter().map(|start| (ids[*start], *start as u32)));
     let states = draft.blocks(&tokens, &at, &context, &visible)?.detach();
+    let ends = target.hold_ends()?;
     // Engines make nothing else of a draft's products.
-    let mut logits = target.head_matrix()?.linear(&states.detach(), None)?;
+    let mut logits = ends.head_matrix().linear(&states.detach(), None)?;
     let rows = || starts.iter().flat_map(|start| (0..slots).map(move |slot| (*start, slot)));
     let mut more = Vec::new();
     if let Some(chain) = draft.chain() {
@@ -81,8 +82,8 @@ pub(super) fn record(
         ("input_ids".to_owned(), whole(ids.iter().copied().map(i64::from).collect())?),
         ("aux".to_owned(), features),
         ("anchors".to_owned(), whole(starts.iter().map(|start| *start as i64).collect())?),
-        ("embed_tokens".to_owned(), target.embedding()?.to_dtype(DType::F32)?),
-        ("lm_head".to_owned(), target.head()?.to_dtype(DType::F32)?),
+        ("embed_tokens".to_owned(), ends.embedding()?.to_dtype(DType::F32)?),
+        ("lm_head".to_owned(), ends.head()?.to_dtype(DType::F32)?),
         ("states".to_owned(), states),
         ("logits".to_owned(), logits),
     ];

@@ -1,16 +1,13 @@
 //! `config.json` of an EAGLE-3 draft for every profile that is a folder.
 
 use candle_core::DType;
-use longdraft_models::draft::eagle3::{Eagle3Config, TAPPED_LAYERS};
+use longdraft_models::draft::eagle3::{Eagle3Config, LAYER_IDS, TAPPED_LAYERS};
 use serde_json::{Value, json};
 
 use crate::Profile;
 use crate::formats::files::{set_special_tokens, torch_dtype};
 use crate::formats::speculators::folder;
 use crate::target::TargetFacts;
-
-/// The key that lists tapped layers.
-pub(super) const LAYER_IDS: &str = "eagle_aux_hidden_state_layer_ids";
 
 /// States that enter a layer, as vLLM, speculators and GGUF files count.
 pub(super) fn entered_ids(config: &Eagle3Config) -> [usize; TAPPED_LAYERS] {

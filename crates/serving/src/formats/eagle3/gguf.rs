@@ -74,7 +74,7 @@ fn divisors(config: &Eagle3Config) -> Option<Vec<f32>> {
 ///
 /// # Errors
 /// - a tensor cannot be made
-pub fn tensors(
+pub(super) fn tensors(
     config: &Eagle3Config,
     published: &[(String, Tensor)],
 ) -> Result<Vec<(String, Tensor)>> {

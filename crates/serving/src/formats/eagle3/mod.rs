@@ -1,6 +1,5 @@
 //! EAGLE-3 drafts as engines read them.
 
-mod commands;
 mod compatibility;
 mod config;
 pub(crate) mod engine;
@@ -13,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
+use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, LAYER_IDS};
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::sha256;
@@ -23,7 +22,7 @@ use serde_json::Value;
 
 use super::files::{write_json, write_safetensors};
 use super::gguf as shared;
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
+use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, typed};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::Result;
@@ -39,7 +38,7 @@ impl Format for Eagle3 {
     }
 
     fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
-        Ok(compatibility::fit(profile, typed(draft)?.config(), target))
+        Ok(compatibility::fit(profile, typed::<Eagle3Draft>(draft)?.config(), target))
     }
 
     fn write(
@@ -49,7 +48,32 @@ impl Format for Eagle3 {
         options: &ExportOptions,
         folder: &Path,
     ) -> Result<Rendered> {
-        write(typed(draft)?, target, options, folder)
+        let draft: &Eagle3Draft = typed(draft)?;
+        let profile = options.profile;
+        let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
+        let plain = tensors::tensors(profile, draft, target, dtype, options.embedding)?;
+        let sizes = tensors::published_config(draft.config());
+        let written = if profile == Profile::Llamacpp {
+            let written = gguf::tensors(&sizes, &plain)?;
+            let name = shared::name(target, "EAGLE-3");
+            let metadata = gguf::metadata(&sizes, &name, dtype, &shared::tokenizer(target)?);
+            shared::write(folder, dtype, &metadata, &written)?;
+            written
+        } else {
+            let written = tensors::renamed(profile, &plain);
+            write_safetensors(folder, &written)?;
+            let value = config::render(profile, &sizes, target, dtype, options.draft_len);
+            write_json(&folder.join("config.json"), &value)?;
+            written
+        };
+        let map = draft.vocabulary();
+        Ok(Rendered {
+            tensors: written,
+            layers: config::output_ids(&sizes).to_vec(),
+            map: (!map.is_identity()).then(|| map_hash(map)),
+            parity: parity::outputs(&written_network(&sizes, &plain)?)?,
+            dtype,
+        })
     }
 
     fn rounded(
@@ -58,7 +82,7 @@ impl Format for Eagle3 {
         target: &TargetFacts,
         dtype: DType,
     ) -> Result<ParityVector> {
-        let draft = typed(draft)?;
+        let draft: &Eagle3Draft = typed(draft)?;
         let plain = tensors::tensors(Profile::Hf, draft, target, dtype, false)?;
         parity::outputs(&written_network(&tensors::published_config(draft.config()), &plain)?)
     }
@@ -78,8 +102,15 @@ impl Format for Eagle3 {
         _: &dyn Draft,
         served: Served<'_>,
     ) -> Result<BTreeMap<String, String>> {
-        let Served { target, is_gguf, draft_len, gguf } = served;
-        Ok(commands::for_profile(profile, (target, is_gguf), draft_len, gguf))
+        let proposals = served.draft_len;
+        let sglang = format!(
+            "--speculative-num-steps {proposals} --speculative-eagle-topk 1 \
+             --speculative-num-draft-tokens {}",
+            proposals + 1
+        );
+        let names = ["eagle3", "EAGLE3", "draft-eagle3"];
+        let own = commands::Own { names, proposals, sglang: &sglang, llamacpp: "" };
+        Ok(commands::lines(profile, served, &own))
     }
 
     /// What no other format claims: engines know no mark that all such drafts carry.
@@ -91,8 +122,8 @@ impl Format for Eagle3 {
         if config.get("speculators_model_type").is_some() {
             return Some(Profile::Speculators);
         }
-        let top = config.get(config::LAYER_IDS).is_some();
-        let nested = config["eagle_config"].get(config::LAYER_IDS).is_some();
+        let top = config.get(LAYER_IDS).is_some();
+        let nested = config["eagle_config"].get(LAYER_IDS).is_some();
         match (top, nested) {
             (true, true) => Some(Profile::Hf),
             (false, true) => Some(Profile::Sglang),
@@ -121,43 +152,6 @@ impl Format for Eagle3 {
         let draft = Eagle3Draft::from_source(source.as_ref(), &config, &embedding)?;
         Ok(Some(parity::outputs(&draft)?))
     }
-}
-
-fn typed(draft: &dyn Draft) -> Result<&Eagle3Draft> {
-    draft.of_kind().ok_or_else(|| no_format(draft))
-}
-
-fn write(
-    draft: &Eagle3Draft,
-    target: &TargetFacts,
-    options: &ExportOptions,
-    folder: &Path,
-) -> Result<Rendered> {
-    let profile = options.profile;
-    let dtype = options.dtype.unwrap_or(WeightType::Bf16).dtype();
-    let plain = tensors::tensors(profile, draft, target, dtype, options.embedding)?;
-    let sizes = tensors::published_config(draft.config());
-    let written = if profile == Profile::Llamacpp {
-        let written = gguf::tensors(&sizes, &plain)?;
-        let name = shared::name(target, "EAGLE-3");
-        let metadata = gguf::metadata(&sizes, &name, dtype, &shared::tokenizer(target)?);
-        shared::write(folder, dtype, &metadata, &written)?;
-        written
-    } else {
-        let written = tensors::renamed(profile, &plain);
-        write_safetensors(folder, &written)?;
-        let value = config::render(profile, &sizes, target, dtype, options.draft_len);
-        write_json(&folder.join("config.json"), &value)?;
-        written
-    };
-    let map = draft.vocabulary();
-    Ok(Rendered {
-        tensors: written,
-        layers: config::output_ids(&sizes).to_vec(),
-        map: (!map.is_identity()).then(|| map_hash(map)),
-        parity: parity::outputs(&written_network(&sizes, &plain)?)?,
-        dtype,
-    })
 }
 
 /// The network that was written, weights rounded as in the file, on the stand-in embeddings.

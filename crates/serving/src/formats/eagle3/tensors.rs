@@ -5,8 +5,9 @@ use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::error::Problems;
 
 use crate::Profile;
-use crate::error::{Result, ServingError};
+use crate::error::Result;
 use crate::formats::files::narrowed;
+use crate::formats::fitting;
 use crate::target::TargetFacts;
 
 /// The network that engines see: a draft that projects the target's embeddings has embeddings of its
@@ -32,7 +33,7 @@ pub(super) fn tensors(
     for (name, tensor) in draft.stored_tensors()? {
         match name.as_str() {
             "embed_proj.weight" => {
-                embedding = Some(target.target.embedding()?.matmul(&tensor.t()?)?);
+                embedding = Some(target.target.hold_ends()?.embedding()?.matmul(&tensor.t()?)?);
             }
             "embed_tokens.weight" => embedding = Some(tensor),
             "d2t" | "t2d" => all.push((name, tensor)),
@@ -49,17 +50,13 @@ pub(super) fn tensors(
             let stored = target.stored_embedding.as_ref();
             let shared = match stored {
                 Some(stored) => stored.clone(),
-                None => target.target.embedding()?.to_dtype(dtype)?,
+                None => target.target.hold_ends()?.embedding()?.to_dtype(dtype)?,
             };
             all.push(("embed_tokens.weight".into(), shared));
         }
         None => {}
     }
-    if problems.0.is_empty() {
-        Ok(all)
-    } else {
-        Err(ServingError::NotRepresentable { profile, problems })
-    }
+    fitting(profile, all, problems)
 }
 
 /// Our names under a profile's: the decoder layer's prefix.

@@ -7,8 +7,9 @@ use longdraft_models::error::Problems;
 use serde_json::{Value, json};
 
 use crate::Profile;
-use crate::error::{Result, ServingError};
+use crate::error::Result;
 use crate::formats::files::{narrowed, torch_dtype};
+use crate::formats::fitting;
 use crate::target::TargetFacts;
 
 /// The 20 tensors of the published class (23 with `mlp_bias`): keys and values of the cross branch
@@ -41,11 +42,7 @@ pub(super) fn tensors(
             }
         }
     }
-    if problems.0.is_empty() {
-        Ok(all)
-    } else {
-        Err(ServingError::NotRepresentable { profile, problems })
-    }
+    fitting(profile, all, problems)
 }
 
 /// The target's configuration with the layer's class.

@@ -13,11 +13,11 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::{PTH_FILE, open_weights};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_models::weights::pth;
+use longdraft_models::weights::{WeightSource, pth};
 use serde_json::Value;
 
 use super::files::{write_json, write_safetensors};
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, no_format};
+use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, typed};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl Format for Glide {
     }
 
     fn fit(&self, profile: Profile, draft: &dyn Draft, target: &TargetFacts) -> Result<Fit> {
-        Ok(compatibility::fit(profile, typed(draft)?.config(), target.config()))
+        Ok(compatibility::fit(profile, typed::<GlideDraft>(draft)?.config(), target.config()))
     }
 
     fn write(
@@ -48,7 +48,21 @@ impl Format for Glide {
         options: &ExportOptions,
         folder: &Path,
     ) -> Result<Rendered> {
-        write(typed(draft)?, target, options, folder)
+        let draft: &GlideDraft = typed(draft)?;
+        let dtype = options.dtype.unwrap_or(WeightType::F16).dtype();
+        let written = longspec::tensors(options.profile, draft, dtype)?;
+        write_safetensors(folder, &written)?;
+        if options.profile == Profile::Longspec {
+            pth::save(&folder.join(PTH_FILE), &written)?;
+        }
+        write_json(&folder.join("config.json"), &longspec::config(draft, target, dtype))?;
+        Ok(Rendered {
+            parity: vector(&MemorySource::new(written.iter().cloned()), target)?,
+            tensors: written,
+            layers: vec![target.config().num_hidden_layers - 1],
+            map: None,
+            dtype,
+        })
     }
 
     fn rounded(
@@ -58,10 +72,7 @@ impl Format for Glide {
         dtype: DType,
     ) -> Result<ParityVector> {
         let written = longspec::tensors(Profile::Longspec, typed(draft)?, dtype)?;
-        let config = GlideConfig::for_target(target.config(), None);
-        let source = MemorySource::new(written);
-        let network = GlideDraft::from_source(&source, &config, &target.target)?;
-        parity::outputs(&network, &target.target)
+        vector(&MemorySource::new(written), target)
     }
 
     /// No engine serves such drafts.
@@ -93,37 +104,13 @@ impl Format for Glide {
             checks.no_reference("not computed without the target's rotary embedding", "--target");
             return Ok(None);
         };
-        let config = GlideConfig::for_target(target.config(), None);
-        let draft = GlideDraft::from_source(source.as_ref(), &config, &target.target)?;
-        Ok(Some(parity::outputs(&draft, &target.target)?))
+        vector(source.as_ref(), target).map(Some)
     }
 }
 
-fn typed(draft: &dyn Draft) -> Result<&GlideDraft> {
-    draft.of_kind().ok_or_else(|| no_format(draft))
-}
-
-fn write(
-    draft: &GlideDraft,
-    target: &TargetFacts,
-    options: &ExportOptions,
-    folder: &Path,
-) -> Result<Rendered> {
-    let dtype = options.dtype.unwrap_or(WeightType::F16).dtype();
-    let written = longspec::tensors(options.profile, draft, dtype)?;
-    write_safetensors(folder, &written)?;
-    if options.profile == Profile::Longspec {
-        pth::save(&folder.join(PTH_FILE), &written)?;
-    }
-    write_json(&folder.join("config.json"), &longspec::config(draft, target, dtype))?;
+/// What the published layer of these tensors computes on the fixed input.
+fn vector(source: &dyn WeightSource, target: &TargetFacts) -> Result<ParityVector> {
     let config = GlideConfig::for_target(target.config(), None);
-    let source = MemorySource::new(written.iter().cloned());
-    let network = GlideDraft::from_source(&source, &config, &target.target)?;
-    Ok(Rendered {
-        tensors: written,
-        layers: vec![target.config().num_hidden_layers - 1],
-        map: None,
-        parity: parity::outputs(&network, &target.target)?,
-        dtype,
-    })
+    let draft = GlideDraft::from_source(source, &config, &target.target)?;
+    parity::outputs(&draft, &target.target)
 }

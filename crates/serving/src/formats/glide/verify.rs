@@ -1,21 +1,39 @@
 //! Folders of the published GLIDE layer.
 
 use longdraft_models::draft::files::PTH_FILE;
-use longdraft_models::sha256;
+use longdraft_models::draft::glide::{Compat, FinalNorm, GlideConfig, tensor_specs};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
+use longdraft_models::weights::safetensors::tensor_bytes;
 use serde_json::Value;
 
-use crate::checks::{Checks, Effect, Rule, meant, nearest, values};
+use crate::checks::rules::{KeyRule, Rule, is_there, key, key_place, tensor_place};
+use crate::checks::{Checks, shapes, values};
 
-const ARCHITECTURE: Rule = Rule::rejects(
-    "architecture",
-    "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
-    "no model class of this name",
-);
+/// The published classes.
+const CLASSES: [&str; 2] = ["LlamaGlideDecoderLayer", "Qwen2GlideDecoderLayer"];
+
 const MISSING_SIZE: Rule =
     Rule::rejects("missing-key", "the target's", "the layer cannot be built");
-const NO_CONTEXT: Rule = Rule::rejects("missing-key", "the longest context", "the scripts read it");
+const KEYS: [KeyRule; 6] = [
+    key("architectures", |names| is_named(names, |name| CLASSES.contains(&name))).rejects(
+        "architecture",
+        "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
+        "no model class of this name",
+    ),
+    key("hidden_size", is_size).under(MISSING_SIZE),
+    key("intermediate_size", is_size).under(MISSING_SIZE),
+    key("num_attention_heads", is_size).under(MISSING_SIZE),
+    key("num_key_value_heads", is_size).under(MISSING_SIZE),
+    key("model_max_length", is_there).rejects(
+        "missing-key",
+        "the longest context",
+        "the scripts read it",
+    ),
+];
+const HEAD_DIM: Rule = Rule::rejects("head-dim", "", "the class computes it so");
+const MISSING_TENSOR: Rule =
+    Rule::rejects("missing-tensor", "", "the class has it, and its loader is strict");
 const UNEXPECTED_TENSOR: Rule =
     Rule::rejects("unexpected-tensor", "the published names alone", "the class's loader is strict");
 const PTH: Rule = Rule::rejects(
@@ -26,112 +44,69 @@ const PTH: Rule = Rule::rejects(
 const OTHER_PTH: Rule =
     Rule::garbage("pth", "the same values", "which one is used depends on the script");
 
-/// The published classes.
-const CLASSES: [&str; 2] = ["LlamaGlideDecoderLayer", "Qwen2GlideDecoderLayer"];
-
 /// Whether the keys name the layer's class, one that is published or another.
 pub(super) fn is_layer(config: &Value) -> bool {
-    is_named(config, |name| name.ends_with("GlideDecoderLayer"))
+    is_named(config.get("architectures"), |name| name.ends_with("GlideDecoderLayer"))
 }
 
-fn is_named(config: &Value, is_one: impl Fn(&str) -> bool) -> bool {
-    let named = |name: &Value| name.as_str().is_some_and(&is_one);
-    config["architectures"].as_array().is_some_and(|names| names.iter().any(named))
+fn is_named(names: Option<&Value>, is_one: impl Fn(&str) -> bool) -> bool {
+    let mut names = names.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+    names.any(is_one)
+}
+
+/// A size, not so large that products of sizes could not be counted.
+fn is_size(value: Option<&Value>) -> bool {
+    value.and_then(Value::as_u64).is_some_and(|size| (1..=u64::from(u32::MAX)).contains(&size))
 }
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     if !checks.config.is_object() {
         return;
     }
-    if !is_named(&checks.config, |name| CLASSES.contains(&name)) {
-        let found = checks.config["architectures"].to_string();
-        checks.broken(&ARCHITECTURE, "config.json: `architectures`", found);
-    }
-    let size = |key: &str| checks.config[key].as_u64().map(|size| size as usize);
-    let keys = ["hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"];
-    let missing: Vec<&str> =
-        keys.into_iter().filter(|key| size(key).is_none_or(|s| s == 0)).collect();
-    let sizes = keys.map(|key| size(key).unwrap_or(1).max(1));
-    for key in missing.clone() {
-        checks.broken(&MISSING_SIZE, format!("config.json: `{key}`"), "missing or no size");
-    }
-    if checks.config.get("model_max_length").is_none() {
-        checks.broken(&NO_CONTEXT, "config.json: `model_max_length`", "missing");
-    }
-    let [hidden, inner, heads, kv_heads] = sizes;
-    let head_dim = checks.config["head_dim"].as_u64().map(|d| d as usize);
-    if missing.is_empty() && (hidden % heads != 0 || head_dim.is_some_and(|d| d != hidden / heads))
-    {
-        checks.error(
-            "head-dim",
-            "config.json: `head_dim`",
-            format!("{head_dim:?}"),
-            format!("hidden_size / num_attention_heads = {}", hidden / heads),
-            Effect::Rejects,
-            "the class computes it so",
-        );
-    }
-    if missing.is_empty() {
-        tensors(checks, hidden, inner, heads, kv_heads);
+    checks.keys(KEYS);
+    if let Some(layer) = described(checks) {
+        let found = checks.config["head_dim"].as_u64().map(|size| size as usize);
+        let is_whole = layer.hidden_size == layer.query_size();
+        if !is_whole || found.is_some_and(|found| found != layer.head_dim) {
+            let expected = format!("hidden_size / num_attention_heads = {}", layer.head_dim);
+            checks.differs(&HEAD_DIM, key_place("head_dim"), format!("{found:?}"), expected);
+        }
+        tensors(checks, &layer);
     }
     pth(checks);
 }
 
-fn tensors(checks: &mut Checks<'_>, hidden: usize, inner: usize, heads: usize, kv_heads: usize) {
-    let head_dim = hidden / heads;
-    let (query, kv) = (heads * head_dim, kv_heads.saturating_mul(head_dim));
-    let mut wanted: Vec<(String, Vec<usize>)> = Vec::new();
-    for norm in
-        ["input_layernorm", "post_self_attention_layernorm", "post_cross_attention_layernorm"]
-    {
-        wanted.push((format!("{norm}.weight"), vec![hidden]));
-    }
-    for branch in ["self_attn", "cross_attn"] {
-        for (module, outputs) in [("q_proj", query), ("k_proj", kv), ("v_proj", kv)] {
-            wanted.push((format!("{branch}.{module}.weight"), vec![outputs, hidden]));
-            wanted.push((format!("{branch}.{module}.bias"), vec![outputs]));
-        }
-        wanted.push((format!("{branch}.o_proj.weight"), vec![hidden, query]));
-    }
-    let bias = checks.config["mlp_bias"] == true;
-    for (module, outputs, inputs) in
-        [("gate_proj", inner, hidden), ("up_proj", inner, hidden), ("down_proj", hidden, inner)]
-    {
-        wanted.push((format!("mlp.{module}.weight"), vec![outputs, inputs]));
-        if bias {
-            wanted.push((format!("mlp.{module}.bias"), vec![outputs]));
-        }
-    }
-    for (name, shape) in &wanted {
-        match checks.tensors.get(name).map(|tensor| tensor.shape.clone()) {
-            None => checks.error(
-                "missing-tensor",
-                format!("tensor `{name}`"),
-                "missing",
-                format!("shape {shape:?}"),
-                Effect::Rejects,
-                "the class has it, and its loader is strict",
-            ),
-            Some(found) if found != *shape => checks.error(
-                "shape",
-                format!("tensor `{name}`"),
-                format!("shape {found:?}"),
-                format!("{shape:?}"),
-                Effect::Rejects,
-                "the parameter has another size",
-            ),
-            Some(_) => {}
-        }
-    }
-    let found: Vec<_> = checks.tensors.values().cloned().collect();
-    for tensor in found {
-        if !wanted.iter().any(|(name, _)| *name == tensor.name) {
-            let hint = meant(nearest(&tensor.name, wanted.iter().map(|(name, _)| name.as_str())));
-            checks.broken(
-                &UNEXPECTED_TENSOR,
-                format!("tensor `{}`", tensor.name),
-                format!("not of this layer{hint}"),
-            );
+/// The layer that the keys describe, with every tensor that is published; `None` without its sizes.
+fn described(checks: &Checks<'_>) -> Option<GlideConfig> {
+    let size = |key: &str| {
+        let value = checks.config.get(key).filter(|value| is_size(Some(value)))?;
+        value.as_u64().map(|size| size as usize)
+    };
+    let (hidden_size, num_attention_heads) = (size("hidden_size")?, size("num_attention_heads")?);
+    Some(GlideConfig {
+        hidden_size,
+        intermediate_size: size("intermediate_size")?,
+        num_attention_heads,
+        num_key_value_heads: size("num_key_value_heads")?,
+        head_dim: hidden_size / num_attention_heads,
+        vocab_size: 1,
+        rms_norm_eps: 1e-6,
+        mlp_bias: checks.config["mlp_bias"] == true,
+        self_window: GlideConfig::SELF_WINDOW,
+        gamma: 1,
+        final_norm: FinalNorm::None,
+        compat: Some(Compat::Longspec),
+        initializer_range: 0.0,
+        draft_vocab_size: None,
+    })
+}
+
+fn tensors(checks: &mut Checks<'_>, layer: &GlideConfig) {
+    let (wanted, found) = (tensor_specs(layer), checks.shapes());
+    shapes::check(checks, &wanted, &found, &MISSING_TENSOR);
+    for tensor in checks.tensors.clone().into_values() {
+        if let Some(words) = shapes::stranger(&tensor.name, &wanted) {
+            checks.broken(&UNEXPECTED_TENSOR, tensor_place(&tensor.name), words);
         }
         if let Ok(bytes) = tensor.read() {
             values::check(checks, &tensor.name, &tensor.shape, &tensor.dtype, &bytes);
@@ -147,29 +122,14 @@ fn pth(checks: &mut Checks<'_>) {
     }
     let source = match PthSource::open(&path) {
         Ok(source) => source,
-        Err(error) => {
-            checks.broken(&PTH, PTH_FILE, error.to_string());
-            return;
-        }
+        Err(error) => return checks.broken(&PTH, PTH_FILE, error.to_string()),
     };
-    let found: Vec<_> = checks.tensors.values().cloned().collect();
-    for tensor in found {
+    for tensor in checks.tensors.clone().into_values() {
         let dtype = tensor.weight_type().unwrap_or(candle_core::DType::F32);
-        let stored = source.load(&tensor.name, dtype).ok();
-        let stored =
-            stored.and_then(|t| longdraft_models::weights::safetensors::tensor_bytes(&t).ok());
-        let own = tensor.read().ok();
-        if stored.as_ref().map(|bytes| sha256::of_bytes(bytes))
-            != own.as_ref().map(|bytes| sha256::of_bytes(bytes))
-        {
-            checks.broken(
-                &OTHER_PTH,
-                PTH_FILE,
-                format!(
-                    "tensor `{}` is missing or another one than in model.safetensors",
-                    tensor.name
-                ),
-            );
+        let stored = source.load(&tensor.name, dtype).ok().and_then(|t| tensor_bytes(&t).ok());
+        if stored != tensor.read().ok() {
+            let what = "is missing or another one than in model.safetensors";
+            checks.broken(&OTHER_PTH, PTH_FILE, format!("tensor `{}` {what}", tensor.name));
         }
     }
 }

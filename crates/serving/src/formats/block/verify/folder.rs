@@ -1,13 +1,18 @@
 //! Folders: keys that readers default differently, and tensors.
 
-use longdraft_models::draft::block::{BONUS_ANCHOR, BlockConfig, LayerKind, OWN};
+use longdraft_models::draft::block::key_names::{
+    BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, COUNTED_LAYERS, ENTERED_LAYERS, FROM_ANCHOR,
+    MASK_TOKEN, OWN, TARGET_LAYERS,
+};
+use longdraft_models::draft::block::{BlockConfig, FROZEN, LayerKind};
 use serde_json::Value;
 
 use super::super::described;
 use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
-use super::{network, speculators};
-use crate::checks::{Checks, Effect, Rule, weights};
-use crate::formats::of_target::{self, place};
+use super::{network, speculators, written};
+use crate::checks::rules::{KeyRule, Rule, is_given, key_place, tensor_place};
+use crate::checks::{Checks, weights};
+use crate::formats::of_target;
 use crate::profile::Profile;
 
 const MISSING_INSIDE: Rule = Rule::garbage(
@@ -24,40 +29,31 @@ const OTHER_COPY: Rule = Rule::garbage(
     "frozen-tensor",
     "the target's bits, or no such tensor",
     "readers that take the copy draft with another table or head than in training",
-);
+)
+.doubtful();
 
 /// Keys that some reader takes from another place, or has another default for.
-const WRITTEN: [(&str, &str); 9] = [
-    ("model_type", "no class of configurations is known by it"),
-    ("block_size", "readers look for it here or among the draft's own keys"),
-    ("num_target_layers", "the converter cannot tell the layers"),
-    ("layer_types", "older switches are read differently"),
-    ("rope_theta", "vLLM takes 1e6 for it, llama.cpp 1e4"),
-    ("rope_parameters", "newer readers look for the rotary base here"),
-    ("head_dim", "it is not hidden_size / num_attention_heads everywhere"),
-    ("tie_word_embeddings", "its default differs by reader"),
-    ("vocab_size", "the mask token cannot be checked"),
-];
-
-/// The same of a chain: readers look for them at the top alone.
-const OF_CHAIN: [&str; 6] = [
-    "target_layer_ids",
-    "mask_token_id",
-    "markov_rank",
-    "markov_head_type",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
+const WRITTEN: [KeyRule; 9] = [
+    written("model_type", "no class of configurations is known by it"),
+    written(BLOCK_SIZE, "readers look for it here or among the draft's own keys"),
+    written(COUNTED_LAYERS, "the converter cannot tell the layers"),
+    written("layer_types", "older switches are read differently"),
+    written("rope_theta", "vLLM takes 1e6 for it, llama.cpp 1e4"),
+    written("rope_parameters", "newer readers look for the rotary base here"),
+    written("head_dim", "it is not hidden_size / num_attention_heads everywhere"),
+    written("tie_word_embeddings", "its default differs by reader"),
+    written("vocab_size", "the mask token cannot be checked"),
 ];
 
 /// Keys of the same kind in [`OWN`]; of a chain, other readers' second place for them.
-const WRITTEN_INSIDE: [&str; 3] = ["block_size", "target_layer_ids", "mask_token_id"];
+const WRITTEN_INSIDE: [&str; 3] = [BLOCK_SIZE, TARGET_LAYERS, MASK_TOKEN];
 
 pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
     if !checks.config.is_object() {
         return;
     }
     let is_nested = checks.profile == Profile::Speculators;
-    let is_chain = said(checks, "markov_rank").is_some();
+    let is_chain = said(checks, CHAIN[0]).is_some();
     if is_nested {
         speculators::keys(checks, method);
     } else {
@@ -73,21 +69,17 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
     let config = match described {
         Ok(Some(config)) => config,
         Ok(None) => return,
-        Err(error) => {
-            return checks.broken(&NETWORK, "config.json", error.to_string());
-        }
+        Err(error) => return checks.broken(&NETWORK, "config.json", error.to_string()),
     };
     if is_nested {
         speculators::network(checks, &config);
     } else {
         causality(checks, &config);
     }
-    let layers =
-        if is_nested { speculators::LAYERS.to_owned() } else { format!("{OWN}.target_layer_ids") };
-    network::layers(checks, &config, &place(&layers));
-    network::target(checks, &config, place);
-    let shapes = checks.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone()));
-    let shapes = shapes.collect();
+    let own = format!("{OWN}.{TARGET_LAYERS}");
+    network::layers(checks, &config, &key_place(if is_nested { ENTERED_LAYERS } else { &own }));
+    network::target(checks, &config, key_place);
+    let shapes = checks.shapes();
     network::tensors(checks, &config, &shapes);
     copies(checks);
     checks.sizes = Some(Box::new(config));
@@ -100,21 +92,15 @@ fn said<'a>(checks: &'a Checks<'_>, key: &str) -> Option<&'a Value> {
 }
 
 fn keys(checks: &mut Checks<'_>, is_chain: bool) {
-    let of_chain = OF_CHAIN.map(|key| (key, "engines look for a chain's keys here"));
-    for (key, why) in WRITTEN.into_iter().chain(of_chain.into_iter().filter(|_| is_chain)) {
-        if checks.config.get(key).is_none_or(Value::is_null) {
-            checks.error("missing-key", place(key), "missing", "a value", Effect::Garbage, why);
-        }
+    checks.keys(WRITTEN);
+    if is_chain {
+        let of_chain = [TARGET_LAYERS, MASK_TOKEN].into_iter().chain(CHAIN);
+        checks.keys(of_chain.map(|key| written(key, "engines look for a chain's keys here")));
     }
+    let rule = if is_chain { MISSING_INSIDE.doubtful() } else { MISSING_INSIDE };
     for key in WRITTEN_INSIDE {
-        if checks.config[OWN].get(key).is_some_and(|value| !value.is_null()) {
-            continue;
-        }
-        let place = place(&format!("{OWN}.{key}"));
-        if is_chain {
-            checks.doubtful(&MISSING_INSIDE, place, "missing");
-        } else {
-            checks.broken(&MISSING_INSIDE, place, "missing");
+        if !is_given(checks.config[OWN].get(key)) {
+            checks.broken(&rule, key_place(&format!("{OWN}.{key}")), "missing");
         }
     }
 }
@@ -122,29 +108,24 @@ fn keys(checks: &mut Checks<'_>, is_chain: bool) {
 /// Readers run sliding layers causally unless they are told, and full ones not.
 fn causality(checks: &mut Checks<'_>, config: &BlockConfig) {
     let slides = config.layers.contains(&LayerKind::Sliding);
-    let said = ["is_causal", "causal"]
-        .iter()
-        .any(|key| checks.config[*key].is_boolean() || checks.config[OWN][*key].is_boolean());
-    let mixed = slides && config.layers.contains(&LayerKind::Full);
-    if slides && !mixed && !said {
-        checks.broken(
-            &CAUSALITY,
-            "config.json: `is_causal`",
-            "missing for a draft of sliding layers",
-        );
+    let is_mixed = config.layers.contains(&LayerKind::Full);
+    let places = [&checks.config, &checks.config[OWN]];
+    let said = CAUSAL.iter().any(|key| places.iter().any(|table| table[*key].is_boolean()));
+    if slides && !is_mixed && !said {
+        checks.broken(&CAUSALITY, key_place(CAUSAL[0]), "missing for a draft of sliding layers");
     }
 }
 
 /// Whether slot 0 proposes: what is said must fit the heads.
 fn layout(checks: &mut Checks<'_>, is_chain: bool) {
-    const KEY: &str = "sample_from_anchor";
     // The older opposite counts where it is true.
     let is_off = || said(checks, BONUS_ANCHOR).is_some_and(|value| *value == true);
-    let proposes = said(checks, KEY).and_then(Value::as_bool).or_else(|| is_off().then_some(false));
-    match proposes {
+    let proposes = said(checks, FROM_ANCHOR).and_then(Value::as_bool);
+    let place = key_place(FROM_ANCHOR);
+    match proposes.or_else(|| is_off().then_some(false)) {
         Some(proposes) if proposes == is_chain => {}
-        Some(proposes) => checks.broken(&LAYOUT, place(KEY), proposes.to_string()),
-        None => checks.doubtful(&LAYOUT, place(KEY), MISSING_LAYOUT),
+        Some(proposes) => checks.broken(&LAYOUT, place, proposes.to_string()),
+        None => checks.broken(&LAYOUT.doubtful(), place, MISSING_LAYOUT),
     }
 }
 
@@ -152,13 +133,13 @@ fn layout(checks: &mut Checks<'_>, is_chain: bool) {
 fn copies(checks: &mut Checks<'_>) {
     // A GGUF file's values are rounded otherwise than those of a folder.
     let Some(facts) = checks.target.filter(|facts| !facts.is_gguf) else { return };
-    for name in network::FROZEN {
+    let Ok(ends) = facts.target.hold_ends() else { return };
+    for name in FROZEN {
         let Some(tensor) = checks.tensors.get(name) else { continue };
-        let own =
-            if name == network::FROZEN[0] { facts.target.embedding() } else { facts.target.head() };
+        let own = if name == FROZEN[0] { ends.embedding() } else { ends.head() };
         let same = own.ok().and_then(|own| of_target::is_copy(tensor, &own));
         if same == Some(false) {
-            checks.doubtful(&OTHER_COPY, format!("tensor `{name}`"), "differs from the target's");
+            checks.broken(&OTHER_COPY, tensor_place(name), "differs from the target's");
         }
     }
 }

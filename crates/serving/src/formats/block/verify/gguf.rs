@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use longdraft_models::draft::block::gguf_file::{ARCHITECTURE, GgufBlockSource, MASK_TOKEN};
+use longdraft_models::draft::block::key_names::{BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR};
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use longdraft_models::weights::WeightSource;
 
 use super::network;
 use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
+use crate::checks::Checks;
 use crate::checks::gguf::{self, GgufFile};
-use crate::checks::{Checks, Effect, Rule};
+use crate::checks::rules::Rule;
 use crate::formats::of_target;
 
 const CAUSALITY: Rule = Rule::garbage(
@@ -19,29 +21,17 @@ const CAUSALITY: Rule = Rule::garbage(
 );
 const CONVOLUTIONS: Rule =
     Rule::rejects("selector", "sizes of convolutions", "loading ends: metadata is missing");
-
-/// Keys of the architecture without which loading ends, or another network is built.
-const REQUIRED: [&str; 9] = [
-    "block_count",
-    "context_length",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.layer_norm_rms_epsilon",
-    "rope.freq_base",
-    "block_size",
-    "target_layers",
-];
-
-/// The same of the tokenizer.
-const TOKENIZER: [&str; 4] =
-    ["tokenizer.ggml.model", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type", MASK_TOKEN];
+const WIDTH: Rule = Rule::rejects("selector", "", "loading ends: the width is too small");
+const CONFIDENCE: Rule = Rule::garbage(
+    "confidence",
+    "",
+    "drafts are cut by a head that is not there, or not where they should be",
+);
 
 /// Checks a file, or the one in a folder; nothing if it cannot be read.
 pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
     let file = gguf::open(checks, path, ARCHITECTURE)?;
-    let required = REQUIRED.map(key);
-    file.require(checks, required.iter().map(String::as_str).chain(TOKENIZER));
+    file.require(checks, &[BLOCK_SIZE, MASK_TOKEN]);
     for name in file.header.tensors.keys() {
         file.check_values(checks, name);
     }
@@ -52,7 +42,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
             causality(checks, &file, &config);
             selector(checks, &file, &config);
             confidence(checks, &file, &config);
-            network::layers(checks, &config, &file.place(&key("target_layers")));
+            network::layers(checks, &config, &file.place("target_layers"));
             network::target(checks, &config, |name| file.place_of(name));
             of_target::check_file(checks, &file, &super::repeated(&config));
             let found = source.names().into_iter().map(|name| {
@@ -62,37 +52,28 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
             network::tensors(checks, &config, &found.collect());
             checks.sizes = Some(Box::new(config));
         }
-        Err(problems) => {
-            for problem in problems.0 {
-                checks.broken(&NETWORK, file.name.clone(), problem);
-            }
-        }
+        Err(problems) => checks.each(&NETWORK, &file.name, problems.0),
     }
     Some(())
 }
 
-fn key(name: &str) -> String {
-    format!("{ARCHITECTURE}.{name}")
-}
-
 /// Whether slot 0 proposes is true where it is absent, as a chain may leave it.
 fn layout(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
-    let key = key("sample_from_anchor");
-    let said = file.header.flag(&key);
+    let place = file.place(FROM_ANCHOR);
     let wanted = config.chain.is_some_and(|chain| chain.rank > 0);
-    match said {
+    match file.flag(FROM_ANCHOR) {
         Some(said) if said == wanted => {}
-        Some(said) => checks.broken(&LAYOUT, file.place(&key), said.to_string()),
-        None if wanted => checks.doubtful(&LAYOUT, file.place(&key), MISSING_LAYOUT),
-        None => checks.broken(&LAYOUT, file.place(&key), "missing, which means true"),
+        Some(said) => checks.broken(&LAYOUT, place, said.to_string()),
+        None if wanted => checks.broken(&LAYOUT.doubtful(), place, MISSING_LAYOUT),
+        None => checks.broken(&LAYOUT, place, "missing, which means true"),
     }
 }
 
 /// Nothing is causal unless a switch says so, whatever slides.
 fn causality(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
-    let key = key("attention.causal");
-    if file.header.flag(&key).is_none() && config.layers.contains(&LayerKind::Sliding) {
-        checks.broken(&CAUSALITY, file.place(&key), "missing for a draft of sliding layers");
+    const KEY: &str = "attention.causal";
+    if file.flag(KEY).is_none() && config.layers.contains(&LayerKind::Sliding) {
+        checks.broken(&CAUSALITY, file.place(KEY), "missing for a draft of sliding layers");
     }
 }
 
@@ -101,37 +82,21 @@ fn selector(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
     let Some(sizes) = config.selector else { return };
     let needed = sizes.top_k.saturating_mul(sizes.top_k + 1);
     if config.hidden_size < needed {
-        checks.error(
-            "selector",
-            file.place(&key("selector_top_k")),
-            format!("{} candidates, width {}", sizes.top_k, config.hidden_size),
-            format!("a width of K (K + 1) = {needed}"),
-            Effect::Rejects,
-            "loading ends: the width is too small",
-        );
+        let found = format!("{} candidates, width {}", sizes.top_k, config.hidden_size);
+        let expected = format!("a width of K (K + 1) = {needed}");
+        checks.differs(&WIDTH, file.place(SELECTOR[1]), found, expected);
     }
     if config.convolution.is_none() {
-        checks.broken(
-            &CONVOLUTIONS,
-            file.place(&key("conv_kernel_size")),
-            "missing beside a selector",
-        );
+        checks.broken(&CONVOLUTIONS, file.place(CONVOLUTION[0]), "missing beside a selector");
     }
 }
 
 /// A head is expected unless a switch says that there is none.
 fn confidence(checks: &mut Checks<'_>, file: &GgufFile, config: &BlockConfig) {
+    const KEY: &str = "has_confidence_head";
     let Some(chain) = config.chain else { return };
-    let key = key("has_confidence_head");
-    let said = file.header.flag(&key).unwrap_or(true);
-    if said != chain.confidence.is_some() {
-        checks.error(
-            "confidence",
-            file.place(&key),
-            said.to_string(),
-            chain.confidence.is_some().to_string(),
-            Effect::Garbage,
-            "drafts are cut by a head that is not there, or not where they should be",
-        );
+    let (said, wanted) = (file.flag(KEY).unwrap_or(true), chain.confidence.is_some());
+    if said != wanted {
+        checks.differs(&CONFIDENCE, file.place(KEY), said.to_string(), wanted.to_string());
     }
 }

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use longdraft_models::draft::block::BlockConfig;
 
-use crate::checks::{Checks, Rule};
+use crate::checks::Checks;
+use crate::checks::rules::{KeyRule, Rule, is_given, key};
 use crate::formats::of_target::Repeated;
 use crate::profile::Profile;
 
@@ -26,6 +27,11 @@ const LAYOUT: Rule = Rule::garbage(
     "slots propose the token beside their own, and nearly nothing is accepted",
 );
 const MISSING_LAYOUT: &str = "missing: readers differ in what they take for it";
+
+/// The rule that a folder has a key, which some reader takes from another place or has another default for.
+const fn written(path: &'static str, words: &'static str) -> KeyRule {
+    key(path, is_given).garbage("missing-key", "a value", words)
+}
 
 /// Lists what is wrong with a draft of a method; whether there is a network that may be run.
 pub(super) fn check(checks: &mut Checks<'_>, method: &str, path: &Path) -> bool {

@@ -9,12 +9,15 @@ use super::{Fate, SeenLayers, default_outputs};
 pub(crate) const OPTIONAL: [&str; 4] =
     ["output.weight", "token_embd.weight", "d2t", "rope_freqs.weight"];
 
+/// What a tensor that nobody expects, or several layers, do.
+pub(crate) const OTHER_COUNT: &str = "the number of tensors is not the one expected: loading ends";
+
 /// What becomes of a tensor of a GGUF file.
 pub(crate) fn fate(name: &str) -> Fate {
     if TENSOR_NAMES.iter().any(|(gguf, _)| *gguf == name) {
         Fate::Loaded(name.to_owned())
     } else {
-        Fate::Rejected("the number of tensors is not the one expected: loading ends".into())
+        Fate::Rejected(OTHER_COUNT.into())
     }
 }
 

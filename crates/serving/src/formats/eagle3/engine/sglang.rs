@@ -4,9 +4,9 @@
 //! a word, and a parameter that no tensor fits keeps its random initial value.** Layer ids are read
 //! from `eagle_config` alone, inside a catch-all: any mistake there means the default.
 
+use longdraft_models::draft::eagle3::LAYER_IDS;
 use serde_json::Value;
 
-use super::super::config::LAYER_IDS;
 use super::{Fate, SeenLayers, default_outputs, fused, integers, is_parameter};
 
 /// The only architecture that is served.

@@ -4,9 +4,9 @@
 //! `model.`; `midlayer.` is `layers.0.`; q, k, v and gate, up are fused. Any name that is left is an
 //! error.
 
+use longdraft_models::draft::eagle3::LAYER_IDS;
 use serde_json::Value;
 
-use super::super::config::LAYER_IDS;
 use super::{Fate, SeenLayers, default_outputs, fused, integers, is_parameter};
 
 /// Architectures that are served as EAGLE-3 drafts.

@@ -1,11 +1,12 @@
 //! Which layers each engine hands to the draft: the fault that loads, runs and costs acceptance.
 
-use longdraft_models::draft::eagle3::Eagle3Config;
+use longdraft_models::draft::eagle3::{Eagle3Config, LAYER_IDS};
 use serde_json::Value;
 
-use super::super::config::LAYER_IDS;
 use super::super::engine::layers;
-use crate::checks::{Checks, Effect, Problem, Rule, Severity};
+use crate::checks::rules::{Rule, key_place};
+use crate::checks::{Checks, Effect, Problem, Severity};
+use crate::formats::of_target::shift;
 use crate::profile::{Engine, Profile};
 
 const NO_LAYERS: Rule = Rule::garbage(
@@ -13,21 +14,43 @@ const NO_LAYERS: Rule = Rule::garbage(
     "the three tapped layers",
     "its default layers are taken without a message",
 );
+const MISPLACED: Rule = Rule::garbage(
+    "misplaced-layers",
+    "one list, where the engine reads it",
+    "versions differ in which list they read, and how it counts",
+)
+.remedy("remove the list, or export again");
 const CONTRADICTION: Rule = Rule::garbage(
     "layers-contradict",
     "the top level one more than `eagle_config`",
     "one of the engines reads other layers than the draft was trained on",
 );
+pub(super) const ORDER: Rule = Rule::garbage(
+    "layer-order",
+    "different layers, ascending",
+    "blocks of `fc` meet the features of other layers",
+);
+pub(super) const RANGE: Rule = Rule::rejects("layer-range", "", "the target has no such layer");
+const LAST: Rule = Rule::garbage(
+    "last-layer",
+    "a layer below it",
+    "some readers hand out the state after the final norm",
+);
+const COUNT: Rule = Rule::rejects("layer-count", "", "features and `fc` differ in width");
+const SHIFTED: Rule = other("layer-shift");
+const OTHERS: Rule = other("other-layers");
+
+/// The rule that the layers are those of training.
+const fn other(code: &'static str) -> Rule {
+    Rule::garbage(code, "", "it loads and runs; acceptance falls by several tenths of tau")
+}
 
 pub(super) fn check(checks: &mut Checks<'_>) {
     if !checks.config.is_object() {
         return;
     }
     presence(checks);
-    let truth: Option<Vec<i64>> = checks
-        .manifest
-        .as_ref()
-        .map(|manifest| manifest.target_layers.iter().map(|layer| *layer as i64).collect());
+    let truth = checks.exported_layers();
     let target_layers = checks.target_layers();
     for engine in checks.engines() {
         let seen = layers(*engine, &checks.config, target_layers);
@@ -42,7 +65,7 @@ pub(super) fn check(checks: &mut Checks<'_>) {
 
 fn place(nested: bool) -> String {
     let table = if nested { "eagle_config." } else { "" };
-    format!("config.json: `{table}{LAYER_IDS}`")
+    key_place(&format!("{table}{LAYER_IDS}"))
 }
 
 fn reads_nested(engine: Engine) -> bool {
@@ -62,91 +85,43 @@ fn presence(checks: &mut Checks<'_>) {
         if wants && !has {
             checks.broken(&NO_LAYERS, place(is_nested), "missing");
         } else if has && !wants {
-            let problem = Problem::new(
-                Severity::Error,
-                "misplaced-layers",
-                place(is_nested),
-                "a list that this profile does not hold",
-                "one list, where the engine reads it",
-            );
-            checks.push(
-                problem
-                    .effect_on(
-                        checks.profile,
-                        Effect::Garbage,
-                        "versions differ in which list they read, and how it counts",
-                    )
-                    .remedy("remove the list, or export again"),
-            );
+            checks.broken(&MISPLACED, place(is_nested), "a list that this profile does not hold");
         }
     }
     if checks.profile == Profile::Hf && top && nested {
-        let problem = Problem::new(
-            Severity::Note,
-            "two-lists",
-            place(false),
-            "two lists that count differently",
-            "",
-        );
-        checks.push(problem.effect(
-            Engine::Vllm,
-            Effect::Works,
-            "it prefers the top level; profiles vllm and sglang hold one list each",
-        ));
+        let found = "two lists that count differently";
+        let problem = Problem::new(Severity::Note, "two-lists", place(false), found, "");
+        let words = "it prefers the top level; profiles vllm and sglang hold one list each";
+        checks.push(problem.effect(Engine::Vllm, Effect::Works, words));
     }
 }
 
 /// Three different ascending layers below the last one, as many as `fc` has blocks.
 fn shape(checks: &mut Checks<'_>, engine: Engine, outputs: &[i64], target_layers: Option<usize>) {
-    let place = place(reads_nested(engine));
-    let mut wrong = |code, found: String, expected: String, effect, words: &str| {
-        let problem = Problem::new(Severity::Error, code, place.clone(), found, expected);
-        checks.push(problem.effect(engine, effect, words));
-    };
+    let place = || place(reads_nested(engine));
     if outputs.windows(2).any(|pair| pair[0] >= pair[1]) {
-        wrong(
-            "layer-order",
-            format!("outputs of layers {outputs:?}"),
-            "different layers, ascending".into(),
-            Effect::Garbage,
-            "blocks of `fc` meet the features of other layers",
-        );
+        let found = format!("outputs of layers {outputs:?}");
+        checks.differs_in(engine, &ORDER, place(), found, ORDER.expected);
     }
     let last = target_layers.map(|n| (n as i64).saturating_sub(1));
     let outside = |layer: &&i64| **layer < 0 || last.is_some_and(|last| **layer > last);
     if let Some(layer) = outputs.iter().find(outside) {
-        wrong(
-            "layer-range",
-            format!("output of layer {layer}"),
-            format!("layers 0 to {}", last.unwrap_or(0)),
-            Effect::Rejects,
-            "the target has no such layer",
-        );
+        let expected = format!("layers 0 to {}", last.unwrap_or(0));
+        checks.differs_in(engine, &RANGE, place(), format!("output of layer {layer}"), expected);
     } else if last.is_some_and(|last| outputs.contains(&last)) {
-        wrong(
-            "last-layer",
-            "the output of the last layer".into(),
-            "a layer below it".into(),
-            Effect::Garbage,
-            "some readers hand out the state after the final norm",
-        );
+        let found = "the output of the last layer";
+        checks.differs_in(engine, &LAST, place(), found, LAST.expected);
     }
-    let Some(fc) = checks.tensors.get("fc.weight").map(|tensor| tensor.shape.clone()) else {
-        return;
-    };
+    let Some(fc) = checks.tensors.get("fc.weight") else { return };
     let width = checks.sizes::<Eagle3Config>().map(|sizes| sizes.target_hidden_size);
-    if let (&[_, columns], Some(width)) = (fc.as_slice(), width)
+    if let (&[_, columns], Some(width)) = (fc.shape.as_slice(), width)
         && width > 0
         && columns != outputs.len() * width
     {
-        let problem = Problem::new(
-            Severity::Error,
-            "layer-count",
-            place,
-            format!("{} layers", outputs.len()),
-            format!("{} (`fc.weight` has {columns} columns of width {width})", columns / width),
-        );
-        checks.push(problem.effect(engine, Effect::Rejects, "features and `fc` differ in width"));
+        let wanted = columns / width;
+        let expected = format!("{wanted} (`fc.weight` has {columns} columns of width {width})");
+        let found = format!("{} layers", outputs.len());
+        checks.differs_in(engine, &COUNT, place(), found, expected);
     }
 }
 
@@ -161,25 +136,14 @@ pub(super) fn compare(
     if seen == truth {
         return;
     }
-    let shifted = |by: i64| {
-        seen.len() == truth.len() && seen.iter().zip(truth).all(|(a, b)| a.saturating_sub(*b) == by)
+    let (rule, what) = match shift(seen, truth) {
+        Some(shift) => (&SHIFTED, shift),
+        None => (&OTHERS, "other layers than the draft was trained on"),
     };
-    let (code, what) = if shifted(1) {
-        ("layer-shift", "every layer is one too high (+1): the list counts as another engine does")
-    } else if shifted(-1) {
-        ("layer-shift", "every layer is one too low (-1): the list counts as another engine does")
-    } else {
-        ("other-layers", "other layers than the draft was trained on")
-    };
-    let problem = Problem::new(
-        Severity::Error,
-        code,
-        place(reads_nested(engine)),
-        format!("{} hands out the outputs of layers {seen:?} (from {from}): {what}", engine.name()),
-        format!("outputs of layers {truth:?}, as the manifest says"),
-    );
-    let words = "it loads and runs; acceptance falls by several tenths of tau";
-    checks.push(problem.effect(engine, Effect::Garbage, words));
+    let name = engine.name();
+    let found = format!("{name} hands out the outputs of layers {seen:?} (from {from}): {what}");
+    let expected = format!("outputs of layers {truth:?}, as the manifest says");
+    checks.differs_in(engine, rule, place(reads_nested(engine)), found, expected);
 }
 
 /// Without a manifest, engines that see different layers are the only evidence.

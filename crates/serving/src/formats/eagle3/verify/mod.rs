@@ -10,7 +10,8 @@ use std::path::Path;
 
 use longdraft_models::draft::eagle3::Eagle3Config;
 
-use crate::checks::{Checks, Rule};
+use crate::checks::Checks;
+use crate::checks::rules::Rule;
 use crate::formats::of_target::Repeated;
 use crate::profile::Profile;
 

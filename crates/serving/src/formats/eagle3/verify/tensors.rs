@@ -1,11 +1,13 @@
 //! Names, shapes, types and values of a folder's tensors.
 
-use std::collections::BTreeMap;
-
-use longdraft_models::draft::eagle3::Eagle3Config;
+use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
+use longdraft_models::weights::TensorSpec;
+use longdraft_models::weights::safetensors::tensor_bytes;
 
 use super::super::engine::{Fate, fate};
-use crate::checks::{Checks, Effect, Problem, Rule, Severity, meant, nearest, weights};
+use super::super::tensors::published_config;
+use crate::checks::rules::{Rule, tensor_place};
+use crate::checks::{Checks, Effect, Problem, Severity, meant, nearest, shapes, weights};
 use crate::profile::{Engine, Profile};
 
 /// The draft's head, and its embeddings.
@@ -17,38 +19,22 @@ const TWO_LAYERS: Rule = Rule::garbage(
     "one of them: they are the same layer",
     "whichever is read last wins",
 );
+const MISSING: Rule = Rule::rejects("missing-tensor", "", "loading ends");
+const UNEXPECTED: Rule = Rule::rejects("unexpected-tensor", "the published names alone", "")
+    .remedy("rename or remove it, or export again");
+const OTHER_EMBEDDINGS: Rule =
+    Rule::garbage("embedding", "the target's bits", "keeps a copy of its own")
+        .effect(Effect::Works)
+        .doubtful()
+        .remedy("export with --target naming the served model, or --no-embed");
 
-/// Shapes of the published network, its layer's names after `layer`; `d2t` and `t2d` apart.
-pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> BTreeMap<String, Vec<usize>> {
-    let (hidden, wide) = (sizes.hidden_size, 2 * sizes.hidden_size);
-    let (query, kv, inner) = (sizes.query_size(), sizes.kv_size(), sizes.intermediate_size);
-    let blocks = sizes.target_layers.len() * sizes.target_hidden_size;
-    let mut all = BTreeMap::from([
-        ("fc.weight".to_owned(), vec![hidden, blocks]),
-        ("norm.weight".to_owned(), vec![hidden]),
-        (HEAD.to_owned(), vec![sizes.draft_vocab_size, hidden]),
-        (EMBEDDINGS.to_owned(), vec![sizes.vocab_size, hidden]),
-    ]);
-    for (name, shape) in [
-        ("input_layernorm", vec![hidden]),
-        ("hidden_norm", vec![hidden]),
-        ("post_attention_layernorm", vec![hidden]),
-        ("self_attn.q_proj", vec![query, wide]),
-        ("self_attn.k_proj", vec![kv, wide]),
-        ("self_attn.v_proj", vec![kv, wide]),
-        ("self_attn.o_proj", vec![hidden, query]),
-        ("mlp.gate_proj", vec![inner, hidden]),
-        ("mlp.up_proj", vec![inner, hidden]),
-        ("mlp.down_proj", vec![hidden, inner]),
-    ] {
-        all.insert(format!("{layer}{name}.weight"), shape);
-    }
-    if sizes.fc_norm {
-        for i in 0..sizes.target_layers.len() {
-            all.insert(format!("fc_norm.{i}.weight"), vec![sizes.target_hidden_size]);
-        }
-    }
-    all
+/// Tensors of the published network, its layer's names after `layer`; `d2t` and `t2d` apart.
+pub(super) fn expected(layer: &str, sizes: &Eagle3Config) -> Vec<TensorSpec> {
+    let table = TensorSpec::new(EMBEDDINGS, &[sizes.vocab_size, sizes.hidden_size]);
+    let all = tensor_specs(&published_config(sizes)).into_iter().chain([table]);
+    let renamed =
+        |spec: TensorSpec| TensorSpec::new(spec.name.replacen("midlayer.", layer, 1), &spec.shape);
+    all.map(renamed).collect()
 }
 
 /// Whether the target lends a tensor that a draft of its width leaves out: embeddings, and the head of a draft
@@ -67,15 +53,14 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     let mut wanted = expected(checks.profile.layer_prefix(), &sizes);
     if checks.config["norm_before_fc"] == true {
         let blocks = sizes.target_layers.len() * sizes.target_hidden_size;
-        wanted.insert("input_norm.weight".into(), vec![blocks]);
+        wanted.push(TensorSpec::new("input_norm.weight", &[blocks]));
     }
     let needs_head = checks.profile == Profile::Sglang;
-    for (name, shape) in &wanted {
+    for TensorSpec { name, shape, .. } in &wanted {
         match checks.tensors.get(name).map(|tensor| tensor.shape.clone()) {
+            Some(found) => shapes::compare(checks, tensor_place(name), &found, shape),
             None if is_lent(name, &sizes) && !(needs_head && name == HEAD) => {}
             None => missing(checks, name, shape),
-            Some(found) if found != *shape => misshapen(checks, name, &found, shape),
-            Some(_) => {}
         }
     }
     left_over(checks, &wanted);
@@ -87,14 +72,8 @@ fn missing(checks: &mut Checks<'_>, name: &str, shape: &[usize]) {
         // Not another tensor that is expected itself.
         !near.contains("_proj") || near.rsplit('.').nth(1) == name.rsplit('.').nth(1)
     });
-    let hint = meant(near);
-    let mut problem = Problem::new(
-        Severity::Error,
-        "missing-tensor",
-        format!("tensor `{name}`"),
-        format!("missing{hint}"),
-        format!("shape {shape:?}"),
-    );
+    let (found, expected) = (format!("missing{}", meant(near)), format!("shape {shape:?}"));
+    let mut problem = MISSING.finding(tensor_place(name), found, expected);
     for engine in checks.engines() {
         let (effect, words) = match engine {
             Engine::Vllm => (Effect::Garbage, "the parameter keeps its initial value"),
@@ -102,51 +81,28 @@ fn missing(checks: &mut Checks<'_>, name: &str, shape: &[usize]) {
                 (Effect::Garbage, "the parameter keeps its random initial value, without a word")
             }
             Engine::Speculators => (Effect::Garbage, "drawn at random, with a warning"),
-            Engine::Llamacpp | Engine::Longspec => (Effect::Rejects, "loading ends"),
+            Engine::Llamacpp | Engine::Longspec => (MISSING.effect, MISSING.words),
         };
         problem = problem.effect(*engine, effect, words);
     }
     checks.push(problem);
 }
 
-fn misshapen(checks: &mut Checks<'_>, name: &str, found: &[usize], wanted: &[usize]) {
-    let turned =
-        found.len() == 2 && wanted.len() == 2 && found[0] == wanted[1] && found[1] == wanted[0];
-    let what = if turned { " (transposed: rows are outputs)" } else { "" };
-    let problem = Problem::new(
-        Severity::Error,
-        "shape",
-        format!("tensor `{name}`"),
-        format!("shape {found:?}{what}"),
-        format!("{wanted:?}"),
-    );
-    checks.push(problem.effect_on(
-        checks.profile,
-        Effect::Rejects,
-        "the parameter has another size",
-    ));
-}
-
 /// Names that nobody expects, as each engine takes them; the layer under two names.
-fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
+fn left_over(checks: &mut Checks<'_>, wanted: &[TensorSpec]) {
     let names: Vec<String> = checks.tensors.keys().cloned().collect();
     let of = |prefix: &str| names.iter().any(|name| name.starts_with(prefix));
     if of("midlayer.") && of("layers.0.") {
         checks.broken(&TWO_LAYERS, "tensors", "both `midlayer.*` and `layers.0.*`");
     }
     for name in &names {
-        if wanted.contains_key(name) || ["d2t", "t2d"].contains(&name.as_str()) {
+        let known = || wanted.iter().map(|spec| spec.name.as_str());
+        if known().chain(["d2t", "t2d"]).any(|known| known == name) {
             continue;
         }
-        let near = nearest(name, wanted.keys().map(String::as_str));
-        let hint = meant(near);
-        let mut problem = Problem::new(
-            Severity::Error,
-            "unexpected-tensor",
-            format!("tensor `{name}`"),
-            format!("not of this network{hint}"),
-            "the published names alone",
-        );
+        let near = nearest(name, known());
+        let found = format!("not of this network{}", meant(near));
+        let mut problem = UNEXPECTED.finding(tensor_place(name), found, UNEXPECTED.expected);
         let mut harmless = true;
         for engine in checks.engines() {
             let (effect, words) = match fate(*engine, name, &checks.config) {
@@ -161,7 +117,7 @@ fn left_over(checks: &mut Checks<'_>, wanted: &BTreeMap<String, Vec<usize>>) {
             // Another spelling that every engine of the profile reads.
             problem.severity = Severity::Warning;
         }
-        checks.push(problem.remedy("rename or remove it, or export again"));
+        checks.push(problem);
     }
 }
 
@@ -171,33 +127,17 @@ pub(super) fn check_target(checks: &mut Checks<'_>) {
         return;
     };
     let Some(stored) = &target.stored_embedding else { return };
-    let Ok(wanted) = longdraft_models::weights::safetensors::tensor_bytes(stored) else { return };
+    let Ok(wanted) = tensor_bytes(stored) else { return };
     let same_width =
         checks.sizes::<Eagle3Config>().is_some_and(|s| s.hidden_size == s.target_hidden_size);
     let equal = tensor.read().is_ok_and(|bytes| bytes == wanted);
-    let place = "tensor `embed_tokens.weight`";
-    let problem = if equal {
-        let problem = Problem::new(
-            Severity::Note,
-            "shared-embedding",
-            place,
-            "equal to the target's bit for bit",
-            "",
-        );
-        problem.effect(Engine::Vllm, Effect::Works, "shares the target's")
+    let place = tensor_place(EMBEDDINGS);
+    if equal {
+        let found = "equal to the target's bit for bit";
+        let problem = Problem::new(Severity::Note, "shared-embedding", place, found, "");
+        checks.push(problem.effect(Engine::Vllm, Effect::Works, "shares the target's"));
     } else if same_width {
-        let problem = Problem::new(
-            Severity::Warning,
-            "embedding",
-            place,
-            "differs from the target's",
-            "the target's bits",
-        );
-        problem
-            .effect(Engine::Vllm, Effect::Works, "keeps a copy of its own")
-            .remedy("export with --target naming the served model, or --no-embed")
-    } else {
-        return;
-    };
-    checks.push(problem);
+        let (rule, found) = (&OTHER_EMBEDDINGS, "differs from the target's");
+        checks.differs_in(Engine::Vllm, rule, place, found, rule.expected);
+    }
 }

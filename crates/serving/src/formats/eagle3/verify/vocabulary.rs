@@ -5,18 +5,30 @@ use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::ids::TargetTokenId;
 use longdraft_models::sha256;
 
+use crate::checks::rules::{Rule, tensor_place};
 use crate::checks::weights_file::FoundTensor;
-use crate::checks::{Checks, Effect, Problem, Rule, Severity};
+use crate::checks::{Checks, Effect};
 
 const OTHER_MAP: Rule = Rule::garbage(
     "other-map",
     "the recorded one",
     "every draft token stands for another one than in training",
 );
+const MAP_TYPE: Rule = Rule::rejects("map-type", "", "the buffer is of another type");
+const MAP_LENGTH: Rule = Rule::rejects("map-length", "", "the buffer has another size");
+const NO_STOP: Rule = Rule::garbage(
+    "no-stop",
+    "every token that ends a text or a turn",
+    "the draft never proposes an end",
+)
+.effect(Effect::Works)
+.doubtful()
+.remedy("train with the chat template, or with a larger draft vocabulary");
 
 /// What engines do with a wrong map.
 const SILENT: &str =
     "draft logits are scattered to wrong tokens: an index error, or no message at all";
+const NO_MAP: Rule = Rule::garbage("no-map", "", SILENT);
 const ABSOLUTE: Rule = Rule::garbage("absolute-d2t", "target id less draft id", SILENT);
 const MAP: Rule =
     Rule::garbage("map", "kept tokens ascending within the target's vocabulary", SILENT);
@@ -24,41 +36,22 @@ const MAP: Rule =
 pub(super) fn check(checks: &mut Checks<'_>) {
     let Some(sizes) = checks.sizes::<Eagle3Config>() else { return };
     let (draft, target) = (sizes.draft_vocab_size, sizes.vocab_size);
-    let reduced = draft < target;
     for (name, dtype, length) in [("d2t", "I64", draft), ("t2d", "BOOL", target)] {
-        let found = checks.tensors.get(name).cloned();
-        match found {
-            None if reduced => checks.error(
-                "no-map",
-                format!("tensor `{name}`"),
-                "missing",
-                format!("{dtype} [{length}]: the draft proposes {draft} of {target} tokens"),
-                Effect::Garbage,
-                SILENT,
-            ),
-            None => {}
-            Some(tensor) => {
-                if tensor.dtype != dtype {
-                    checks.error(
-                        "map-type",
-                        format!("tensor `{name}`"),
-                        tensor.dtype.clone(),
-                        dtype,
-                        Effect::Rejects,
-                        "the buffer is of another type",
-                    );
-                }
-                if tensor.shape != [length] {
-                    checks.error(
-                        "map-length",
-                        format!("tensor `{name}`"),
-                        format!("shape {:?}", tensor.shape),
-                        format!("[{length}]"),
-                        Effect::Rejects,
-                        "the buffer has another size",
-                    );
-                }
+        let place = tensor_place(name);
+        let Some(FoundTensor { dtype: found, shape, .. }) = checks.tensors.get(name).cloned()
+        else {
+            if draft < target {
+                let map = format!("{dtype} [{length}]");
+                let expected = format!("{map}: the draft proposes {draft} of {target} tokens");
+                checks.differs(&NO_MAP, place, "missing", expected);
             }
+            continue;
+        };
+        if found != dtype {
+            checks.differs(&MAP_TYPE, place.clone(), found, dtype);
+        }
+        if shape != [length] {
+            checks.differs(&MAP_LENGTH, place, format!("shape {shape:?}"), format!("[{length}]"));
         }
     }
     let Some(offsets) = checks.tensors.get("d2t").and_then(integers) else { return };
@@ -92,9 +85,7 @@ pub(super) fn check_offsets(
     match VocabularyMap::from_offsets(offsets, flags, target) {
         Ok(map) => kept_tokens(checks, &map),
         Err(longdraft_models::ModelError::Invalid { problems, .. }) => {
-            for problem in problems.0 {
-                checks.broken(&MAP, "tensor `d2t`", problem);
-            }
+            checks.each(&MAP, "tensor `d2t`", problems.0);
         }
         Err(error) => checks.broken(&MAP, "tensor `d2t`", error.to_string()),
     }
@@ -112,18 +103,8 @@ fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
     let lost: Vec<u32> =
         ends.into_iter().filter(|id| map.to_draft(TargetTokenId(*id)).is_none()).collect();
     if !lost.is_empty() {
-        let problem = Problem::new(
-            Severity::Warning,
-            "no-stop",
-            "tensor `d2t`",
-            format!("tokens {lost:?}, which end a text, are not kept"),
-            "every token that ends a text or a turn",
-        );
-        checks.push(
-            problem
-                .effect_on(checks.profile, Effect::Works, "the draft never proposes an end")
-                .remedy("train with the chat template, or with a larger draft vocabulary"),
-        );
+        let found = format!("tokens {lost:?}, which end a text, are not kept");
+        checks.broken(&NO_STOP, "tensor `d2t`", found);
     }
 }
 

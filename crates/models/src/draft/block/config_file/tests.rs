@@ -1,0 +1,241 @@
+//! What is written is read back, older spellings are read, and what cannot be run is refused.
+
+use longdraft_kernels::rope::RopeScaling;
+
+use super::*;
+use crate::draft::block::tests::toy;
+
+const NAME: &str = "DFlashDraftModel";
+
+#[test]
+fn what_is_written_is_read_back() {
+    let sliding = vec![LayerKind::Sliding; 2];
+    let mixed = vec![LayerKind::Sliding, LayerKind::Full];
+    let window = Some(9);
+    for config in [
+        BlockConfig { is_causal: Some(false), ..toy() },
+        BlockConfig { layers: mixed, sliding_window: window, ..toy() },
+        BlockConfig { layers: sliding, sliding_window: window, is_causal: Some(true), ..toy() },
+        BlockConfig {
+            rope: RopeParameters {
+                scaling: RopeScaling::Linear { factor: 4.0 },
+                divisors: Some(vec![1.5; 4]),
+                ..RopeParameters::plain(5e5)
+            },
+            convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+            selector: Some(SelectorSizes { rank: 4, top_k: 16 }),
+            is_causal: Some(false),
+            ..toy()
+        },
+        BlockConfig {
+            chain: Some(ChainSizes { rank: 4, kind: ChainKind::Rnn, confidence: Some(false) }),
+            is_causal: Some(false),
+            ..toy()
+        },
+        BlockConfig {
+            bend: Bend { divisor: 4.0, softcap: Some(20.0) },
+            is_causal: Some(false),
+            ..toy()
+        },
+    ] {
+        assert_eq!(BlockConfig::from_json(&config.to_json(NAME), None), Ok(config));
+    }
+}
+
+#[test]
+fn where_all_layers_agree_the_file_says_whether_blocks_are_causal() {
+    let sliding =
+        BlockConfig { layers: vec![LayerKind::Sliding; 2], sliding_window: Some(4), ..toy() };
+    assert_eq!(toy().to_json(NAME)["is_causal"], false);
+    assert_eq!(sliding.to_json(NAME)["is_causal"], true);
+}
+
+#[test]
+fn files_say_whether_slot_0_proposes_and_what_they_say_holds() {
+    let chain = ChainSizes { rank: 4, kind: ChainKind::Vanilla, confidence: None };
+    let chained = BlockConfig { chain: Some(chain), ..toy() }.to_json(NAME);
+    for (value, wanted) in [(toy().to_json(NAME), false), (chained, true)] {
+        assert!(value[FROM_ANCHOR] == wanted && value[OWN][FROM_ANCHOR] == wanted, "{value}");
+        let without = |more: &[(&str, bool)]| {
+            let mut value = value.clone();
+            value[OWN].as_object_mut().expect("an object").remove(FROM_ANCHOR);
+            value.as_object_mut().expect("an object").remove(FROM_ANCHOR);
+            more.iter().for_each(|(key, said)| value[*key] = (*said).into());
+            BlockConfig::from_json(&value, None)
+        };
+        assert_eq!(without(&[]).expect("valid").chain.is_some(), wanted);
+        let text = without(&[(FROM_ANCHOR, !wanted)]).expect_err("refused").to_string();
+        assert!(text.contains(&format!("`{FROM_ANCHOR}` = {}", !wanted)), "{text}");
+        // The older opposite counts where the newer key is not there.
+        assert_eq!(without(&[(BONUS_ANCHOR, true)]).is_ok(), !wanted);
+        without(&[(BONUS_ANCHOR, true), (FROM_ANCHOR, wanted)]).expect("valid");
+    }
+}
+
+#[test]
+fn numbers_that_bend_logits_must_be_the_targets() {
+    let keys = json!({
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "vocab_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
+        "rope_theta": 1e4, "tie_word_embeddings": true
+    });
+    let mut target = crate::config::TargetConfig::from_json(&keys).expect("valid");
+    let problems = |own: &Value, target: &_| {
+        let mut value = toy().to_json(NAME);
+        own.as_object().into_iter().flatten().for_each(|(key, n)| value[OWN][key] = n.clone());
+        BlockConfig::from_json(&value, None).expect("valid").problems_with(target)
+    };
+    // As files of 32 bits hold it.
+    let multiplier = 1.0 / 0.7_f32;
+    let said = json!({"output_multiplier": multiplier, "final_logit_softcapping": 20.0});
+    assert_eq!(problems(&said, &target).0.len(), 1, "this one does nothing to them");
+    (target.parts.logits_divisor, target.parts.logits_softcap) = (Some(0.7), Some(20.0));
+    assert_eq!(problems(&said, &target), Problems::default());
+    assert_eq!(problems(&json!({}), &target), Problems::default(), "left to the target");
+    for part in ["output_multiplier", "final_logit_softcapping"] {
+        let text = problems(&json!({part: said[part]}), &target).to_string();
+        assert!(text.contains("bends logits"), "{text}");
+    }
+}
+
+#[test]
+fn older_spellings_are_read() {
+    let mut value = BlockConfig { is_causal: Some(false), ..toy() }.to_json(NAME);
+    let keys = value.as_object_mut().expect("an object");
+    for key in ["layer_types", "is_causal", "num_target_layers", "use_sliding_window"] {
+        keys.remove(key);
+    }
+    value[OWN]["use_swa"] = true.into();
+    value[OWN]["swa_window_size"] = 7.into();
+    value[OWN]["causal"] = false.into();
+    let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+    assert_eq!(config.layers, [LayerKind::Sliding; 2]);
+    assert_eq!((config.sliding_window, config.is_causal), (Some(7), Some(false)));
+    value[OWN].as_object_mut().expect("an object").remove("target_layer_ids");
+    let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+    assert_eq!(config.target_layers, default_layers(6, 2));
+}
+
+/// A folder as the speculators library writes it, values of its classes left out.
+fn nested(kind: &str) -> Value {
+    json!({
+        "architectures": ["AnyDraftModel"], "speculators_model_type": kind, "block_size": 4,
+        "aux_hidden_state_layer_ids": [2, 4], "mask_token_id": 39, "draft_vocab_size": 40,
+        "sample_from_anchor": kind == "dspark", "sliding_window_non_causal": false,
+        "transformer_layer_config": {
+            "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 64,
+            "attention_bias": true, "use_sliding_window": true, "sliding_window": 9,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            "layer_types": ["sliding_attention", "full_attention"]
+        }
+    })
+}
+
+#[test]
+fn nested_folders_count_layers_from_one_and_name_sliding_layers_alone() {
+    let mut value = nested("dflash");
+    let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+    let wanted = BlockConfig {
+        layers: vec![LayerKind::Sliding, LayerKind::Full],
+        sliding_window: Some(9),
+        rope: RopeParameters::plain(5e5),
+        initializer_range: 0.02,
+        ..toy()
+    };
+    assert_eq!(config, wanted);
+    assert!(config.is_causal_in(LayerKind::Sliding) && !config.is_causal_in(LayerKind::Full));
+    value["sliding_window_non_causal"] = true.into();
+    let config = BlockConfig::from_json(&value, None).expect("valid");
+    assert!(!config.is_causal_in(LayerKind::Sliding));
+    assert_eq!(config.num_target_layers, 5, "one above the last that is read");
+    // Without the switch each class has a default of its own.
+    for (kind, is_causal) in [("dflash", None), ("dspark", None), ("dflash2", Some(false))] {
+        let mut value = nested(kind);
+        value.as_object_mut().expect("keys").remove("sliding_window_non_causal");
+        assert_eq!(BlockConfig::from_json(&value, None).expect("valid").is_causal, is_causal);
+    }
+}
+
+#[test]
+fn heads_of_nested_folders_are_those_of_their_type() {
+    let chain = |value: &Value| BlockConfig::from_json(value, None).expect("valid").chain;
+    let mut value = nested("dspark");
+    let full = ChainSizes { rank: 256, kind: ChainKind::Vanilla, confidence: Some(true) };
+    assert_eq!(chain(&value), Some(full), "what the class has where nothing is said");
+    value["markov_rank"] = 5.into();
+    value["markov_head_type"] = "gated".into();
+    value["enable_confidence_head"] = false.into();
+    value.as_object_mut().expect("keys").remove("sample_from_anchor");
+    let gated = ChainSizes { rank: 5, kind: ChainKind::Gated, confidence: None };
+    assert_eq!(chain(&value), Some(gated));
+    // The older opposite: slot 0 holds a token and proposes none.
+    value[BONUS_ANCHOR] = true.into();
+    let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+    assert!(text.contains("`sample_from_anchor` = false"), "{text}");
+    let mut value = nested("dflash");
+    assert_eq!(chain(&value), None);
+    value["sample_from_anchor"] = true.into();
+    let none = ChainSizes { rank: 0, kind: ChainKind::Vanilla, confidence: None };
+    assert_eq!(chain(&value), Some(none), "a chain without a head");
+    let config = BlockConfig::from_json(&nested("dflash2"), None).expect("valid");
+    assert_eq!(config.selector, Some(SelectorSizes { rank: 256, top_k: 16 }));
+    assert_eq!(config.convolution, Some(ConvolutionSizes { kernel_size: 2, group_size: 16 }));
+}
+
+#[test]
+fn what_nested_folders_may_hold_beside_is_refused() {
+    for (key, value, part) in [
+        ("aux_hidden_state_layer_ids", json!([0, 4]), "are no layers, counted from 1"),
+        ("aux_hidden_state_layer_ids", Value::Null, "`aux_hidden_state_layer_ids` is missing"),
+        ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
+        ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
+        ("target_hidden_size", 64.into(), "`target_hidden_size` = 64 beside 32"),
+        ("input_embedding_scale", 0.2.into(), "`input_embedding_scale` = 0.2"),
+    ] {
+        let mut config = nested("dflash");
+        config[key] = value;
+        let text = BlockConfig::from_json(&config, Some(6)).expect_err(key).to_string();
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    let mut value = nested("dflash2");
+    value["sample_from_anchor"] = true.into();
+    let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+    assert!(text.contains("beside a selector"), "{text}");
+}
+
+#[test]
+fn every_problem_is_named_at_once() {
+    let mut value = toy().to_json(NAME);
+    value["hidden_size"] = "wide".into();
+    value["layer_types"] = json!(["full_attention", "linear_attention"]);
+    value["block_size"] = 8.into();
+    value[OWN]["output_multiplier"] = json!(-0.2);
+    value[OWN]["target_layer_ids"] = json!([1, "two"]);
+    value["rope_parameters"] = json!({"rope_type": "linear"});
+    let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+    for part in [
+        "`hidden_size` = \"wide\"",
+        "`layer_types`",
+        "`block_size` = 8, and 4",
+        "`output_multiplier` = -0.2",
+        "`target_layer_ids` = [1,\"two\"]",
+        "`linear` needs",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+    for key in ["hidden_size", "num_hidden_layers", "num_target_layers", "vocab_size"] {
+        for size in [1_u64 << 23, 1 << 32, u64::MAX - 1] {
+            let mut value = toy().to_json(NAME);
+            value.as_object_mut().expect("an object").remove("layer_types");
+            value[key] = json!(size);
+            assert!(BlockConfig::from_json(&value, None).is_err(), "{key} = {size}");
+        }
+    }
+}
