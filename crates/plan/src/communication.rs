@@ -6,7 +6,7 @@
 use longdraft_kernels::adamw::BLOCK;
 use longdraft_models::TargetConfig;
 use longdraft_parallel::{Reduction, ZeroStage, exchanged_bytes};
-use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::F32;
 use serde::Serialize;
 
 use crate::optimizer::Parameters;
@@ -113,6 +113,7 @@ impl RowTraffic {
 mod tests {
     use candle_core::{Device, Tensor, Var};
     use longdraft_models::draft::Parameter;
+    use longdraft_models::weights::TensorRole;
     use longdraft_parallel::threads::in_threads;
     use longdraft_parallel::{DataParallel, Gradients, ParallelConfig};
     use longdraft_train::optim::{AdamW, AdamWConfig};
@@ -127,7 +128,8 @@ mod tests {
             let parameter = |(index, size): (usize, &usize)| {
                 let tensor = Tensor::ones(*size, candle_core::DType::F32, &Device::Cpu);
                 let var = Var::from_tensor(&tensor.expect("tensor")).expect("variable");
-                Parameter { name: index.to_string(), var, decay: true, dead: false }
+                let (name, role) = (index.to_string(), TensorRole::Layer);
+                Parameter { name, var, role, decay: true, dead: false }
             };
             let parameters: Vec<Parameter> = SIZES.iter().enumerate().map(parameter).collect();
             let parallel = DataParallel::by_blocks(&world, config, &parameters);

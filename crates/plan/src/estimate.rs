@@ -3,8 +3,7 @@
 use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::target_model::Layers;
 use longdraft_parallel::ZeroStage;
-use longdraft_train::footprint::RowMemory;
-use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::{F32, RowMemory};
 use serde::Serialize;
 
 use crate::communication::{self, RowTraffic, Sent};

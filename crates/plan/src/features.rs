@@ -1,7 +1,7 @@
 //! Bytes of features: while they are made or read, and while they wait.
 
 use longdraft_features::TeacherKind;
-use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::F32;
 
 use crate::target::ForwardPass;
 use crate::workload::Workload;

@@ -1,11 +1,9 @@
 //! What pretraining a language model needs.
 
-use longdraft_kernels::linear::Pass;
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
 use longdraft_pretrain::PretrainConfig;
-use longdraft_train::footprint::graph::{Angles, Graph, Matrix};
 use longdraft_train::footprint::loss::{chunk_bytes, row_bytes};
-use longdraft_train::footprint::{Row, RowMemory};
+use longdraft_train::footprint::{ALL_PASSES, F32, Layer, Row, RowMemory, tensor_values};
 
 use crate::communication;
 use crate::estimate::{Estimate, PROCESS, Phase};
@@ -113,7 +111,7 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
             .iter()
             .map(|spec| if group_of(&spec.name) == Group::Matrix { 1 } else { 2 })
             .collect(),
-        trained: memory.weight_gradients / longdraft_train::footprint::graph::F32,
+        trained: memory.weight_gradients / F32,
         ranks: ranks as u64,
         zero: config.parallel.zero_stage(),
         bucket_bytes: config.parallel.bucket_bytes as u64,
@@ -122,135 +120,98 @@ fn parameters(config: &PretrainConfig, memory: &RowMemory, ranks: usize) -> Para
     }
 }
 
-/// Memory of a micro-batch. A Llama's layer keeps, of each token, in f32 values: five states of width
-/// `d`, six of the width of queries and keys, and three of the MLP's; a layer of the baseline keeps
-/// mixes, scales and gains besides.
+/// Memory of a micro-batch.
 fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
-    let mut graph = Graph::new(row.threads);
     let (width, vocabulary) = (config.hidden_size as u64, config.vocab_size as u64);
-    let table = graph.weight("embedding", vocabulary, width);
-    let embedded = graph.select(table, row.tokens);
-    let angles = graph.angles(row.tokens, config.rope_dimensions() as u64);
-    let hidden = if config.is_llama() {
-        let mut x = embedded;
-        for layer in 0..config.num_hidden_layers {
-            graph.enter(format!("{layer}."));
-            x = llama_layer(&mut graph, config, x, angles);
-        }
-        graph.enter("");
-        graph.norm(x, Some("final_norm"))
-    } else {
-        baseline(&mut graph, config, embedded, angles)
+    let layer = Layer {
+        width,
+        read: width,
+        query: width,
+        kv: (config.num_key_value_heads * config.head_dim()) as u64,
+        heads: config.num_attention_heads as u64,
+        inner: config.mlp_width() as u64,
     };
-    let head =
-        if config.tie_word_embeddings { table } else { graph.weight("head", vocabulary, width) };
-    let loss = graph.loss(&[hidden, head]);
-    let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
-    passes
-        .into_iter()
-        .for_each(|pass| graph.pack(pass, (row.chunk(vocabulary), width, vocabulary)));
-    let chunks = chunk_bytes(row, width, vocabulary, false);
-    RowMemory::of(&graph, loss, chunks, row_bytes(row.learned))
+    let specs = tensor_specs(config);
+    let (layers, trained) = (config.num_hidden_layers as u64, tensor_values(&specs));
+    let more = if config.is_llama() { 0 } else { baseline_values(config, &layer) };
+    // A baseline norms the embeddings; a layer that has a skip adds it.
+    let of_skips = if config.is_llama() { 0 } else { 1 + config.encoder_layers() as u64 };
+    let of_token = [
+        width + 1,                              // embedding by its id
+        config.rope_dimensions() as u64,        // angles
+        layers * (layer.token_values() + more), // layers
+        of_skips * width,                       // normed embeddings, skips
+        2 * width,                              // final norm and its gradient
+    ];
+    // The head's gradient waits.
+    let kept = row.tokens * of_token.iter().sum::<u64>() + vocabulary * width + 1;
+    // The first layer comes last: all weights but its own and an embedding of its own have gradients. Those of a
+    // baseline's normed embeddings wait for all layers; its MLP has no gate.
+    let embedding = if config.tie_word_embeddings { 0 } else { vocabulary * width };
+    let (mixed, gate) = if config.is_llama() { (0, 0) } else { (width, layer.inner) };
+    let later = trained - embedding;
+    let in_mlp = later.saturating_sub(layer.matrices()) + layer.mlp_gradients(row.tokens)
+        - row.tokens * gate;
+    let in_attention = later.saturating_sub(layer.projections())
+        + layer.attention_gradients(row.tokens, row.tokens);
+    let of_head = (row.chunk(vocabulary), width, vocabulary);
+    RowMemory {
+        activations: F32 * kept,
+        chunks: chunk_bytes(row, width, vocabulary, false),
+        backward: F32 * (row.tokens * mixed + in_mlp.max(in_attention)).max(trained),
+        left: F32 * trained,
+        results: row_bytes(row.learned),
+        packed: layer.packed_bytes(row, row.tokens).max(row.packed_bytes(&ALL_PASSES, &[of_head])),
+        weight_gradients: F32 * trained,
+    }
 }
 
-fn llama_layer(
-    graph: &mut Graph,
-    config: &LanguageModelConfig,
-    x: Matrix,
-    angles: Angles,
-) -> Matrix {
-    let (width, inner) = (config.hidden_size as u64, config.mlp_width() as u64);
-    let kv = (config.num_key_value_heads * config.head_dim()) as u64;
-    let normed = graph.norm(x, Some("input_layernorm"));
-    let q = graph.linear(normed, "q", width);
-    let q = graph.rotate(q, angles);
-    let k = graph.linear(normed, "k", kv);
-    let k = graph.rotate(k, angles);
-    let v = graph.linear(normed, "v", kv);
-    let v = graph.view(v);
-    let attended = graph.attention(q, [k, v], config.num_attention_heads as u64, 0);
-    let attended = graph.linear(attended, "o", width);
-    let x = graph.add(x, attended);
-    let normed = graph.norm(x, Some("post_attention_layernorm"));
-    graph.gated_mlp_onto(x, normed, inner)
+/// Kept of a token in a layer of the baseline beside what a Llama's keeps.
+fn baseline_values(config: &LanguageModelConfig, layer: &Layer) -> u64 {
+    let heads = layer.query + layer.kv;
+    // Of heads of which a part turns, the parts are copied and put together again.
+    let turned = config.rope_dimensions() as u64 * heads / config.head_dim().max(1) as u64;
+    let is_partial = config.rope_dimensions() != config.head_dim();
+    [
+        2 * layer.width,                             // mixes of the stream and the embeddings
+        heads,                                       // norms of queries and keys
+        layer.query,                                 // gain of the queries
+        layer.width,                                 // scaled output of the MLP
+        if is_partial { heads + turned } else { 0 }, // parts of heads
+        if config.depth_scaled_norm { 2 * layer.width } else { 0 }, // scaled norms
+    ]
+    .iter()
+    .sum()
 }
 
-fn baseline(
-    graph: &mut Graph,
-    config: &LanguageModelConfig,
-    embedded: Matrix,
-    angles: Angles,
-) -> Matrix {
-    let x0 = graph.norm(embedded, None);
-    let mut kept = Vec::new();
-    let mut x = x0;
-    for layer in 0..config.num_hidden_layers {
-        graph.enter(format!("{layer}."));
-        if layer >= config.encoder_layers()
-            && let Some(skip) = kept.pop()
+#[cfg(test)]
+mod tests {
+    use longdraft_models::language_model::{DecoderArchitecture, RopeConfig};
+
+    use super::*;
+
+    /// Counted tensor by tensor over both passes.
+    #[test]
+    fn a_micro_batch_takes_what_its_tensors_take_together() {
+        let baseline = LanguageModelConfig::default();
+        let rope = RopeConfig { dimensions: Some(16), ..RopeConfig::default() };
+        let partial =
+            LanguageModelConfig { rope, depth_scaled_norm: true, ..LanguageModelConfig::default() };
+        let llama = LanguageModelConfig {
+            architecture: DecoderArchitecture::Llama,
+            ..LanguageModelConfig::default()
+        };
+        let (tokens, parts) = (8192, 1);
+        let row = Row { tokens, learned: tokens, parts, teacher_logits: false, threads: 0 };
+        for (config, counted) in
+            [(baseline, 3_236_701_188), (partial, 3_820_233_732), (llama, 2_327_521_284_u64)]
         {
-            x = graph.scale(skip, "skip", Some(x));
-        }
-        x = baseline_layer(graph, config, (x, x0), angles);
-        if layer < config.encoder_layers() {
-            kept.push(x);
+            let memory = row_memory(&config, &row);
+            let at_end = memory.left + memory.weight_gradients;
+            let more = memory.chunks.max(memory.backward).max(at_end);
+            let bytes = memory.activations + memory.results + more;
+            let off = bytes as f64 / counted as f64 - 1.0;
+            assert!(off.abs() < 0.1, "{bytes} of {counted} bytes: {memory:?}");
         }
     }
-    graph.enter("");
-    graph.norm(x, None)
-}
-
-fn baseline_layer(
-    graph: &mut Graph,
-    config: &LanguageModelConfig,
-    (x, x0): (Matrix, Matrix),
-    angles: Angles,
-) -> Matrix {
-    let (width, inner) = (config.hidden_size as u64, config.mlp_width() as u64);
-    let kv = (config.num_key_value_heads * config.head_dim()) as u64;
-    let mixed = graph.scale(x, "mix.0", None);
-    let x = graph.scale(x0, "mix.1", Some(mixed));
-    let normed = branch(graph, config, x);
-    let q = turned(graph, config, (normed, "q", width), angles);
-    let k = turned(graph, config, (normed, "k", kv), angles);
-    let v = graph.linear(normed, "v", kv);
-    let v = graph.view(v);
-    let q = graph.view(q);
-    let q = graph.scale(q, "q_gain", None);
-    let q = graph.view(q);
-    let attended = graph.attention(q, [k, v], config.num_attention_heads as u64, 0);
-    let attended = graph.linear(attended, "proj", width);
-    let x = graph.scale(attended, "attn_scale", Some(x));
-    let normed = branch(graph, config, x);
-    let hidden = graph.linear(normed, "fc", inner);
-    let hidden = graph.relu_squared(hidden);
-    let mlp = graph.linear(hidden, "mlp_proj", width);
-    graph.scale(mlp, "mlp_scale", Some(x))
-}
-
-/// The normed stream that a branch reads.
-fn branch(graph: &mut Graph, config: &LanguageModelConfig, x: Matrix) -> Matrix {
-    let normed = graph.norm(x, None);
-    if config.depth_scaled_norm { graph.relu_squared(normed) } else { normed }
-}
-
-/// A projection whose heads are normed and rotated.
-fn turned(
-    graph: &mut Graph,
-    config: &LanguageModelConfig,
-    (x, name, outputs): (Matrix, &str, u64),
-    angles: Angles,
-) -> Matrix {
-    let heads = graph.linear(x, name, outputs);
-    let heads = graph.view(heads);
-    let normed = graph.norm(heads, None);
-    if config.rope_dimensions() == config.head_dim() {
-        return graph.rotate(normed, angles);
-    }
-    // Both parts of a head are copied, the first is rotated, and they are put together.
-    let share = config.rope_dimensions() as u64 * outputs / config.head_dim() as u64;
-    let front = graph.part(normed, share);
-    let front = graph.rotate(front, angles);
-    let back = graph.part(normed, outputs - share);
-    graph.beside(&[front, back])
 }

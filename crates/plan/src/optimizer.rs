@@ -1,7 +1,7 @@
 //! Memory of gradients, optimizer state, their exchange and checkpoints.
 
 use longdraft_parallel::{Partition, ZeroStage};
-use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::F32;
 
 /// Sizes of a draft's tensors and how ranks share them.
 #[derive(Debug, Clone)]

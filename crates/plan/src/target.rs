@@ -4,7 +4,7 @@ use longdraft_kernels::linear::{Pass, kept_bytes};
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::Layers;
 use longdraft_models::weights::TensorSpec;
-use longdraft_train::footprint::graph::F32;
+use longdraft_train::footprint::F32;
 
 /// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
 /// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.

@@ -9,9 +9,8 @@ use longdraft_models::weights::TensorSpec;
 use longdraft_parallel::{Reduction, StatePlace};
 use longdraft_train::Result;
 use longdraft_train::config::TrainConfig;
-use longdraft_train::footprint::graph::F32;
-use longdraft_train::footprint::{Footprint, Row, RowMemory};
-use longdraft_train::optim::{MatrixUpdate, is_layer_matrix};
+use longdraft_train::footprint::{F32, Footprint, Row, RowMemory};
+use longdraft_train::optim::MatrixUpdate;
 
 use crate::layout::Layout;
 use crate::optimizer::Parameters;
@@ -154,6 +153,6 @@ impl Workload {
 
     /// Values that the optimizer keeps for an element: two moments, or Muon's sum.
     fn moments_of(&self, spec: &TensorSpec) -> u64 {
-        if self.whole_tensors && is_layer_matrix(&spec.name, spec.shape.len()) { 1 } else { 2 }
+        if self.whole_tensors && spec.role.is_layer_matrix(spec.shape.len()) { 1 } else { 2 }
     }
 }

@@ -1,7 +1,6 @@
 //! Memory of the linear cross-entropy.
 
-use super::graph::F32;
-use super::row::Row;
+use super::{F32, Row};
 
 /// Bytes of a chunk of `c` rows: the draft's logits and, with a whole teacher, the teacher's,
 /// `4 c V` each, and the gradients of their states, `4 c H`.

@@ -1,12 +1,11 @@
 //! What a draft takes, as far as its sizes tell: what plans are made of.
 //!
-//! A draft that is trained here is a [`Footprint`]: tensors, features, the memory of a row. `graph` has
-//! the ops of networks, for methods that count what their graph keeps instead of giving a formula.
+//! A draft that is trained here is a [`Footprint`]: tensors, features, the memory of a row. That is a sum of
+//! terms, counted in values of f32; `layer` has those of attention and MLP, `loss` those of the loss.
 
-pub mod graph;
+mod layer;
 pub mod loss;
 mod row;
-mod tape;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,7 +15,11 @@ use longdraft_models::weights::TensorSpec;
 
 use longdraft_features::TeacherKind;
 
-pub use row::{Row, RowMemory};
+pub use layer::Layer;
+pub use row::{ALL_PASSES, INPUT_PASSES, Row, RowMemory, WEIGHT_PASSES};
+
+/// Bytes of an f32.
+pub const F32: u64 = 4;
 
 /// A draft's sizes and what follows from them, known before it exists.
 pub trait Footprint: Debug + Send + Sync {
@@ -71,8 +74,28 @@ pub trait Footprint: Debug + Send + Sync {
     }
 }
 
+/// Values of some tensors.
+pub fn tensor_values(specs: &[TensorSpec]) -> u64 {
+    specs.iter().map(|spec| spec.shape.iter().product::<usize>() as u64).sum()
+}
+
 /// Values of a draft's matrices, of which each is multiplied once a token.
 pub(crate) fn matrix_values(specs: &[TensorSpec]) -> f64 {
     let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
     matrices.map(|spec| spec.shape.iter().map(|size| *size as f64).product::<f64>()).sum()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::RowMemory;
+
+    /// Holds what a row takes at most, on an accelerator, to what was counted tensor by tensor over both passes.
+    #[track_caller]
+    pub(crate) fn assert_peak(memory: &RowMemory, counted: u64) {
+        let at_end = memory.left + memory.weight_gradients;
+        let more = memory.chunks.max(memory.backward).max(at_end);
+        let bytes = memory.activations + memory.results + more;
+        let off = bytes as f64 / counted as f64 - 1.0;
+        assert!(off.abs() < 0.1 && memory.packed == 0, "{bytes} of {counted} bytes: {memory:?}");
+    }
 }

@@ -1,8 +1,16 @@
 //! One row of a step: what its terms are functions of, and what they come to.
 
+use longdraft_kernels::linear::{Pass, kept_bytes};
 use longdraft_kernels::linear_cross_entropy::chunk_rows;
 
-use super::graph::{Graph, Matrix};
+/// Passes of a map whose input and weight get gradients.
+pub const ALL_PASSES: [Pass; 3] = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
+
+/// Passes of a map whose weight does not train.
+pub const INPUT_PASSES: [Pass; 2] = [Pass::Forward, Pass::InputGradient];
+
+/// Passes of a map whose input gets no gradient.
+pub const WEIGHT_PASSES: [Pass; 2] = [Pass::Forward, Pass::WeightGradient];
 
 /// A row as a rank works on it.
 #[derive(Debug, Clone, Copy)]
@@ -15,7 +23,7 @@ pub struct Row {
     pub parts: u64,
     /// Whether the loss forms the teacher's whole distribution.
     pub teacher_logits: bool,
-    /// Threads of the rank.
+    /// Threads of the rank; 0: an accelerator, which packs no operands.
     pub threads: usize,
 }
 
@@ -23,6 +31,22 @@ impl Row {
     /// Rows of a chunk of the loss over a vocabulary.
     pub fn chunk(&self, vocabulary: u64) -> u64 {
         (chunk_rows(vocabulary as usize) as u64).min(self.learned)
+    }
+
+    /// Bytes of packed operands that the calling thread keeps after products of maps of
+    /// `(rows, inputs, outputs)`.
+    pub fn packed_bytes(&self, passes: &[Pass], maps: &[(u64, u64, u64)]) -> u64 {
+        if self.threads == 0 {
+            return 0;
+        }
+        let of_pass = |pass: &Pass| {
+            let of_map = |&(rows, inputs, outputs): &(u64, u64, u64)| {
+                let sizes = (rows as usize, inputs as usize, outputs as usize);
+                kept_bytes(*pass, sizes, self.threads) as u64
+            };
+            maps.iter().map(of_map).max().unwrap_or(0)
+        };
+        passes.iter().map(of_pass).max().unwrap_or(0)
     }
 }
 
@@ -33,7 +57,7 @@ pub struct RowMemory {
     pub activations: u64,
     /// A chunk of the loss at the end of the forward pass.
     pub chunks: u64,
-    /// Gradients under way in the backward pass, at most.
+    /// Gradients under way in the backward pass, at most; where weights alone count, its end takes more.
     pub backward: u64,
     /// What is left of them when it ends.
     pub left: u64,
@@ -43,20 +67,4 @@ pub struct RowMemory {
     pub packed: u64,
     /// Gradients of all weights that it trains.
     pub weight_gradients: u64,
-}
-
-impl RowMemory {
-    /// Of a graph, its loss, and what the loss holds beside it.
-    pub fn of(graph: &Graph, loss: Matrix, chunks: u64, results: u64) -> Self {
-        let backward = graph.backward(loss);
-        Self {
-            activations: graph.kept(loss),
-            chunks,
-            backward: backward.peak,
-            left: backward.left,
-            results,
-            packed: graph.packed(),
-            weight_gradients: graph.weight_bytes(),
-        }
-    }
 }

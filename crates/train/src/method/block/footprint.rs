@@ -1,10 +1,9 @@
 //! What a block draft takes: keys of the context, the slots' layers, and their loss.
 
 use longdraft_features::TeacherKind;
-use longdraft_kernels::linear::Pass;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
-    BlockConfig, ChainKind, ChainSizes, SelectorSizes, tensor_specs,
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, SelectorSizes, tensor_specs,
 };
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
@@ -13,9 +12,11 @@ use super::blocks::BlockBudget;
 use super::build::check_sizes;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::footprint::graph::{Angles, Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
-use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+use crate::footprint::{
+    ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values,
+    tensor_values,
+};
 
 /// A block draft trained on some blocks a row.
 #[derive(Debug, Clone)]
@@ -63,28 +64,21 @@ impl Footprint for BlockFootprint {
     }
 
     fn row_memory(&self, row: &Row) -> RowMemory {
-        let slots = self.slots(row);
-        let mut graph = Graph::new(row.threads);
-        let hidden = self.network(&mut graph, row, slots);
-        let learned = graph.select(hidden, slots);
-        let (width, vocabulary) = (learned.width, self.sizes.vocab_size as u64);
-        let head = graph.given(vocabulary, width);
-        let mut factors = vec![learned, head];
-        if let Some(sizes) = self.sizes.chain {
-            factors
-                .extend(self.chained(&mut graph, (hidden, learned), sizes).into_iter().flatten());
-        }
-        let mut loss = graph.loss(&factors);
-        if let Some(sizes) = self.sizes.selector {
-            let selected = self.selector(&mut graph, (learned, head), sizes);
-            loss = graph.add(loss, selected);
-        }
+        let (layer, slots, vocabulary) =
+            (self.layer(), self.slots(row), self.sizes.vocab_size as u64);
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
-        for pass in [Pass::Forward, Pass::InputGradient] {
-            graph.pack(pass, (of_slots.chunk(vocabulary), width, vocabulary));
+        let trained = tensor_values(&self.specs());
+        // The slots' inputs do not train, yet their gradient is summed and kept.
+        let left = trained + slots * layer.width;
+        RowMemory {
+            activations: F32 * self.kept(row, slots),
+            chunks: chunk_bytes(&of_slots, layer.width, vocabulary, row.teacher_logits),
+            backward: F32 * self.gradients(row, slots, trained).max(left),
+            left: F32 * left,
+            results: row_bytes(slots),
+            packed: self.packed_bytes(&of_slots, row.tokens),
+            weight_gradients: F32 * trained,
         }
-        let chunks = chunk_bytes(&of_slots, width, vocabulary, row.teacher_logits);
-        RowMemory::of(&graph, loss, chunks, row_bytes(slots))
     }
 
     /// Six for every value of a matrix and row it multiplies: context rows go through `fc` and the
@@ -134,171 +128,165 @@ impl BlockFootprint {
         row.tokens.min(of_row.div_ceil(row.parts)) * self.sizes.block_size as u64
     }
 
-    fn network(&self, graph: &mut Graph, row: &Row, slots: u64) -> Matrix {
+    fn layer(&self) -> Layer {
         let config = &self.sizes;
-        let width = config.hidden_size as u64;
-        let features = graph.given(row.tokens, width * config.target_layers.len() as u64);
-        let fused = graph.linear(features, "fc", width);
-        let context = graph.norm(fused, Some("hidden_norm"));
-        let of_context = graph.angles(row.tokens, config.head_dim as u64);
-        let mut contexts: Vec<[Matrix; 2]> = (0..config.layers.len())
-            .map(|i| self.key_values(graph, i, context, of_context))
-            .collect();
-        if row.parts > 1 {
-            // Gathered side by side, then taken apart: each part's gradient is padded to all of them.
-            let own = graph.beside(contexts.as_flattened());
-            let all = graph.gathered(own, row.parts);
-            for side in contexts.as_flattened_mut() {
-                *side = graph.part(all, side.width);
-            }
+        Layer {
+            width: config.hidden_size as u64,
+            read: config.hidden_size as u64,
+            query: config.query_size() as u64,
+            kv: config.kv_size() as u64,
+            heads: config.num_attention_heads as u64,
+            inner: config.intermediate_size as u64,
         }
-        let mut x = graph.constant(slots, width);
-        let angles = graph.angles(slots, config.head_dim as u64);
-        for (i, context) in contexts.into_iter().enumerate() {
-            x = self.layer(graph, i, (x, angles), context);
+    }
+
+    fn layers(&self) -> u64 {
+        self.sizes.layers.len() as u64
+    }
+
+    /// Inputs of `fc`.
+    fn tapped(&self) -> u64 {
+        (self.sizes.hidden_size * self.sizes.target_layers.len()) as u64
+    }
+
+    /// Values of the kernels that a convolution computes of a slot.
+    fn kernel_values(&self, sizes: ConvolutionSizes) -> u64 {
+        (2 * sizes.kernel_size * (self.sizes.hidden_size / sizes.group_size.max(1))) as u64
+    }
+
+    /// Values that the graph keeps.
+    fn kept(&self, row: &Row, slots: u64) -> u64 {
+        let (layer, config) = (self.layer(), &self.sizes);
+        let (layers, angles) = (self.layers(), config.head_dim as u64);
+        // Keys and values of all layers side by side, as they are gathered, and as they are taken apart.
+        let gathered = if row.parts > 1 { 2 * layers * layer.kv * (1 + 2 * row.parts) } else { 0 };
+        let of_context = [
+            2 * layer.width + angles,                 // `fc`, its norm, angles
+            layers * (layer.key_values() + layer.kv), // keys, normed before rotation, and values
+            gathered,                                 // those of all parts of the row
+        ];
+        // Kernels of both, their four results, the sum, the MLP's product.
+        let convolved = |sizes| 2 * self.kernel_values(sizes) + 5 * layer.width + layer.inner;
+        let of_layer = [
+            layer.token_values(),                    // norms, attention, MLP
+            layer.query + layer.kv,                  // norms of queries and keys
+            1 + config.block_size as u64,            // slots of its block that a query sees
+            config.convolution.map_or(0, convolved), // convolutions
+        ];
+        let of_slot = [
+            layer.width + angles,                  // input, angles
+            layers * of_layer.iter().sum::<u64>(), // layers
+            3 * layer.width + 1,                   // norm, learned ones by an index, their gradient
+            config.chain.map_or(0, |sizes| self.of_chain(sizes)),
+            config.selector.map_or(0, |sizes| self.of_selector(sizes)),
+        ];
+        // Every layer joins the keys and values of context and slots.
+        let joined = layers * 2 * layer.kv * (row.tokens * row.parts + slots);
+        // The gradient of a chain's output table waits.
+        let table = config.chain.map_or(0, |sizes| sizes.rank * config.vocab_size) as u64;
+        row.tokens * of_context.iter().sum::<u64>()
+            + slots * of_slot.iter().sum::<u64>()
+            + (joined + table + 1)
+    }
+
+    /// Kept of a slot for the product that a chain adds to the logits: the token before it, and the gradient of
+    /// what it becomes.
+    fn of_chain(&self, sizes: ChainSizes) -> u64 {
+        let (rank, width) = (sizes.rank as u64, self.sizes.hidden_size as u64);
+        match sizes.kind {
+            _ if rank == 0 => 0,
+            ChainKind::Vanilla => 2 * rank,
+            // Beside the state; a gate, which a sigmoid makes in four steps; the product.
+            ChainKind::Gated => width + 9 * rank,
+            // The state, again beside the token and what was before; three parts, a gate, two products; all
+            // places joined, the learned ones by an index.
+            ChainKind::Rnn => 2 * width + 18 * rank + 1,
         }
-        graph.enter("");
-        graph.norm(x, Some("norm"))
     }
 
-    fn key_values(&self, graph: &mut Graph, i: usize, x: Matrix, angles: Angles) -> [Matrix; 2] {
-        graph.enter(format!("layers.{i}."));
-        let kv = self.sizes.kv_size() as u64;
-        let k = graph.linear(x, "k_proj", kv);
-        let k = self.heads_norm(graph, k, "k_norm");
-        let k = graph.rotate(k, angles);
-        let v = graph.linear(x, "v_proj", kv);
-        [k, graph.view(v)]
+    /// Kept of a slot for the loss of a selector whose candidates hold every label: its state by an index;
+    /// logits, preferences and scores of candidates; the state, the token before and both in the codebooks' space.
+    fn of_selector(&self, sizes: SelectorSizes) -> u64 {
+        (self.sizes.hidden_size + 1 + 3 * (sizes.top_k + sizes.rank)) as u64
     }
 
-    /// A norm of every head.
-    fn heads_norm(&self, graph: &mut Graph, x: Matrix, name: &str) -> Matrix {
-        let head = self.sizes.head_dim as u64;
-        let heads = graph.view(x);
-        let rows = x.rows * x.width / head;
-        let normed = graph.norm(Matrix { rows, width: head, ..heads }, Some(name));
-        Matrix { rows: x.rows, width: x.width, ..normed }
-    }
-
-    fn layer(
-        &self,
-        graph: &mut Graph,
-        i: usize,
-        (x, angles): (Matrix, Angles),
-        context: [Matrix; 2],
-    ) -> Matrix {
-        let config = &self.sizes;
-        graph.enter(format!("layers.{i}."));
-        let normed = graph.norm(x, Some("input_layernorm"));
-        let of_attention = self.kernels(graph, normed, "attention_conv");
-        let normed = self.convolved(graph, normed, ("attention_conv", of_attention));
-        let q = graph.linear(normed, "q_proj", config.query_size() as u64);
-        let q = self.heads_norm(graph, q, "q_norm");
-        let q = graph.rotate(q, angles);
-        let own = self.key_values(graph, i, normed, angles);
-        let [k, v] = [0, 1].map(|part| graph.stack(&[context[part], own[part]]));
-        let heads = config.num_attention_heads as u64;
-        let attended = graph.attention(q, [k, v], heads, config.block_size as u64);
-        let attended = graph.linear(attended, "o_proj", x.width);
-        let attended = self.convolved(graph, attended, ("attention_conv", of_attention));
-        let x = graph.add(x, attended);
-        let normed = graph.norm(x, Some("post_attention_layernorm"));
-        let inner = config.intermediate_size as u64;
-        let of_mlp = self.kernels(graph, normed, "mlp_conv");
-        if of_mlp.is_none() {
-            return graph.gated_mlp_onto(x, normed, inner);
-        }
-        let normed = self.convolved(graph, normed, ("mlp_conv", of_mlp));
-        let [gate, up] = ["gate", "up"].map(|name| graph.linear(normed, name, inner));
-        let gated = graph.swiglu(gate, up);
-        let out = graph.linear(gated, "down", x.width);
-        let out = self.convolved(graph, out, ("mlp_conv", of_mlp));
-        graph.add(x, out)
-    }
-
-    /// The kernels that a convolution computes of its sublayer's input.
-    fn kernels(&self, graph: &mut Graph, x: Matrix, name: &str) -> Option<Matrix> {
-        let sizes = self.sizes.convolution?;
-        let groups = self.sizes.hidden_size / sizes.group_size.max(1);
-        let kernels = 2 * sizes.kernel_size * groups;
-        Some(graph.linear(x, &format!("{name}.kernel_projection"), kernels as u64))
-    }
-
-    fn convolved(
-        &self,
-        graph: &mut Graph,
-        x: Matrix,
-        (name, kernels): (&str, Option<Matrix>),
-    ) -> Matrix {
-        let (Some(sizes), Some(kernels)) = (self.sizes.convolution, kernels) else { return x };
-        let base = format!("{name}.base_kernel");
-        graph.convolve(x, (&base, 2 * sizes.kernel_size as u64), kernels)
-    }
-
-    /// The factors of the product that a chain adds to the logits.
-    fn chained(
-        &self,
-        graph: &mut Graph,
-        (all, learned): (Matrix, Matrix),
-        sizes: ChainSizes,
-    ) -> Option<[Matrix; 2]> {
-        let (rank, vocabulary) = (sizes.rank as u64, self.sizes.vocab_size as u64);
-        if rank == 0 {
-            return None;
-        }
-        graph.enter("markov_head.");
-        let table = graph.weight("markov_w1", vocabulary, rank);
-        let embedded = graph.lookup(table, learned.rows);
-        let mixed = match sizes.kind {
-            ChainKind::Vanilla => embedded,
-            ChainKind::Gated => {
-                let both = graph.beside(&[learned, embedded]);
-                let gate = graph.linear(both, "gate_proj", rank);
-                let gate = sigmoid(graph, gate);
-                graph.multiply(gate, embedded)
-            }
-            ChainKind::Rnn => {
-                // All slots, one place of the blocks after the other; three parts of each stay.
-                let embedded = graph.lookup(table, all.rows);
-                let states = graph.part(all, all.width);
-                let both = graph.beside(&[embedded, embedded, states]);
-                let joint = graph.linear(both, "joint_proj", 3 * rank);
-                let [gate, candidate, mixed] = [(); 3].map(|()| graph.part(joint, rank));
-                let gate = sigmoid(graph, gate);
-                let state = graph.multiply(gate, candidate);
-                let mixed = graph.multiply(state, mixed);
-                let mixed = graph.stack(&[mixed]);
-                graph.select(mixed, learned.rows)
-            }
+    /// Gradients under way, at most. That is in the first layer, which comes last: all weights but `fc` and its
+    /// own have gradients, and keys and values of the context wait for the layers above.
+    fn gradients(&self, row: &Row, slots: u64, trained: u64) -> u64 {
+        let (layer, tokens) = (self.layer(), row.tokens * row.parts);
+        let later = trained - self.tapped() * layer.width;
+        let gathered = 2 * self.layers() * layer.kv * tokens;
+        // What one layer adds to its context's gradient: a part of what was gathered is padded to all of it.
+        let (context, added) = if row.parts > 1 {
+            (gathered, layer.kv * tokens + 3 * gathered)
+        } else {
+            (tokens * layer.width, tokens * (3 * layer.width + 2 * layer.kv))
         };
-        let output = graph.weight("markov_w2", vocabulary, rank);
-        Some([mixed, output])
+        let waiting = if self.layers() > 1 { context } else { 0 };
+        let of_slot = layer.width + layer.query + 2 * layer.kv;
+        let in_mlp = later - layer.matrices() + waiting + layer.mlp_gradients(slots);
+        let in_attention = waiting + layer.attention_gradients(slots, tokens + slots);
+        let in_context = slots * of_slot + added;
+        in_mlp.max(later - layer.projections() + in_attention.max(in_context))
     }
 
-    /// The loss of a selector whose candidates hold every label.
-    fn selector(
-        &self,
-        graph: &mut Graph,
-        (learned, head): (Matrix, Matrix),
-        sizes: SelectorSizes,
-    ) -> Matrix {
-        graph.enter("candidate_selector.");
-        let (rank, each) = (sizes.rank as u64, sizes.top_k as u64);
-        let vocabulary = self.sizes.vocab_size as u64;
-        let states = graph.select(learned, learned.rows);
-        let logits = graph.chosen(states, head, each);
-        let projected = graph.linear(states, "hidden_projection", rank);
-        let [predecessors, successors] = ["predecessor_codebook", "successor_codebook"]
-            .map(|name| graph.weight(name, vocabulary, rank));
-        let before = graph.lookup(predecessors, learned.rows);
-        let queries = graph.multiply(before, projected);
-        let preferences = graph.chosen(queries, successors, each);
-        let scores = graph.add(logits, preferences);
-        graph.view(scores)
+    fn packed_bytes(&self, slots: &Row, tokens: u64) -> u64 {
+        let (layer, vocabulary) = (self.layer(), self.sizes.vocab_size as u64);
+        let kernels = self.sizes.convolution.map_or(0, |sizes| self.kernel_values(sizes));
+        let trained = [(tokens, layer.width, layer.kv), (slots.tokens, layer.width, kernels)];
+        let of_head = (slots.chunk(vocabulary), layer.width, vocabulary);
+        layer
+            .packed_bytes(slots, slots.tokens)
+            .max(slots.packed_bytes(&ALL_PASSES, &trained))
+            .max(slots.packed_bytes(&WEIGHT_PASSES, &[(tokens, self.tapped(), layer.width)]))
+            .max(slots.packed_bytes(&INPUT_PASSES, &[of_head]))
     }
 }
 
-/// `(tanh(x / 2) + 1) / 2`: four values for each one.
-fn sigmoid(graph: &mut Graph, x: Matrix) -> Matrix {
-    (0..4).fold(x, |x, _| graph.relu_squared(x))
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+
+    use super::*;
+    use crate::footprint::tests::assert_peak;
+
+    #[test]
+    fn a_row_takes_what_its_tensors_take_together() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = BlockConfig::for_target(&target, 5, 16, 0);
+        for (tokens, parts, counted) in [(2048, 1, 20_466_321_412), (2048, 4, 12_654_833_668)] {
+            let row = Row { tokens, learned: tokens, parts, teacher_logits: true, threads: 0 };
+            let budget = BlockBudget::PerRow(512);
+            let footprint = BlockFootprint::new(config.clone(), false, budget, &target);
+            assert_peak(&footprint.expect("sizes that fit").row_memory(&row), counted);
+        }
+    }
+
+    #[test]
+    fn convolutions_selectors_and_chains_take_what_their_tensors_take() {
+        let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
+        let target = published_config(name).expect("a published target");
+        let plain = |layers, slots| BlockConfig::for_target(&target, layers, slots, 0);
+        let dflash2 = BlockConfig {
+            convolution: Some(ConvolutionSizes { kernel_size: 4, group_size: 64 }),
+            selector: Some(SelectorSizes { rank: 64, top_k: 8 }),
+            ..plain(1, 5)
+        };
+        let chained = |kind| BlockConfig {
+            chain: Some(ChainSizes { rank: 256, kind, confidence: None }),
+            ..plain(2, 8)
+        };
+        for (config, counted) in [
+            (dflash2, 158_247_496),
+            (chained(ChainKind::Vanilla), 373_788_164),
+            (chained(ChainKind::Gated), 380_341_764),
+            (chained(ChainKind::Rnn), 391_222_788),
+        ] {
+            let row =
+                Row { tokens: 1024, learned: 1024, parts: 1, teacher_logits: true, threads: 0 };
+            let budget = BlockBudget::PerTokens(16);
+            let footprint = BlockFootprint::new(config, false, budget, &target);
+            assert_peak(&footprint.expect("sizes that fit").row_memory(&row), counted);
+        }
+    }
 }

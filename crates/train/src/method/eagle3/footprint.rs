@@ -1,16 +1,16 @@
-//! What an EAGLE-3 draft takes: the test-time steps' graph and their common loss.
+//! What an EAGLE-3 draft takes: the test-time steps and their common loss.
 
 use std::sync::Arc;
 
 use longdraft_features::TeacherKind;
-use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::footprint::graph::{Angles, F32, Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
-use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+use crate::footprint::{
+    ALL_PASSES, F32, Footprint, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values, tensor_values,
+};
 
 /// An EAGLE-3 draft that is trained for some steps under a teacher.
 #[derive(Debug, Clone)]
@@ -108,146 +108,124 @@ fn rows_of_step(tokens: u64, step: u64) -> u64 {
 }
 
 /// Memory of a training row of one document whose tokens are all learned.
-///
-/// Every step's graph keeps, of each of its rows, in f32 values: seven states of width `H`
-/// (embeddings, their norm, the state's choice and norm, the residual, its norm, the output), two of
-/// width `2 H` (attention's input; in the first step all rows and those chosen), three of width `N·D`,
-/// three of width `K·D` and its part of all keys so far, three of width `I`, `D` angles and `N`
-/// log-sum-exps. The head reads the rows of all steps at once: three more states of width `H` (stacked,
-/// normed, their gradient) of every row, and the gradient `[Vd, H]` of the head.
 fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
-    let mut graph = Graph::new(row.threads);
-    let hidden = Steps::new(&mut graph, config, row).all(steps as u64);
-    let stacked = graph.stack(&hidden);
-    let normed = graph.norm(stacked, Some("norm"));
-    let (width, vocabulary) = (config.hidden_size as u64, config.draft_vocab_size as u64);
-    let head = graph.weight("lm_head", vocabulary, width);
-    let loss = graph.loss(&[normed, head]);
-    let passes = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
-    passes
-        .into_iter()
-        .for_each(|pass| graph.pack(pass, (row.chunk(vocabulary), width, vocabulary)));
+    let steps = Steps::new(config, steps, row);
+    let (width, vocabulary) = (steps.layer.width, config.draft_vocab_size as u64);
+    let trained = tensor_values(&tensor_specs(config));
     let teacher = if row.teacher_logits { config.target_hidden_size as u64 } else { 0 };
-    let rows = F32 * row.chunk(vocabulary) * (width + teacher);
-    let chunks = rows + chunk_bytes(row, width, vocabulary, row.teacher_logits);
-    RowMemory::of(&graph, loss, chunks, row_bytes(normed.rows))
+    // Logits of a chunk, and the states of draft and teacher that they are products of.
+    let chunks = chunk_bytes(row, width, vocabulary, row.teacher_logits)
+        + F32 * row.chunk(vocabulary) * (width + teacher);
+    let tapped = (config.target_layers.len() * config.target_hidden_size) as u64;
+    let packed = [
+        steps.layer.packed_bytes(row, row.tokens),
+        row.packed_bytes(&WEIGHT_PASSES, &[(row.tokens, tapped, width)]),
+        row.packed_bytes(&ALL_PASSES, &[(row.chunk(vocabulary), width, vocabulary)]),
+    ];
+    RowMemory {
+        // With the head's gradient, which waits, and the loss.
+        activations: F32 * (steps.kept() + vocabulary * width + 1),
+        chunks,
+        backward: F32 * steps.gradients(trained).max(trained),
+        left: F32 * trained,
+        results: row_bytes(steps.all_rows()),
+        packed: packed.into_iter().max().unwrap_or(0),
+        weight_gradients: F32 * trained,
+    }
 }
 
 /// The steps of one row.
 struct Steps<'a> {
-    graph: &'a mut Graph,
     config: &'a Eagle3Config,
+    layer: Layer,
     row: &'a Row,
-    keys: Vec<[Matrix; 2]>,
+    /// Rows of each step; there is a step at least.
+    rows: Vec<u64>,
 }
 
 impl<'a> Steps<'a> {
-    fn new(graph: &'a mut Graph, config: &'a Eagle3Config, row: &'a Row) -> Self {
-        Self { graph, config, row, keys: Vec::new() }
-    }
-
-    /// The states of every step that the head reads.
-    fn all(mut self, steps: u64) -> Vec<Matrix> {
-        let mut state = self.fused();
-        let mut states = Vec::new();
-        for step in 0..steps {
-            let hidden = if step == 0 { self.first(state) } else { self.later(state, step) };
-            states.push(hidden);
-            state = if self.config.norm_output {
-                self.graph.norm(hidden, Some("norm"))
-            } else {
-                hidden
-            };
-        }
-        states
-    }
-
-    /// `fc` over the tapped layers.
-    fn fused(&mut self) -> Matrix {
-        let (tokens, target) = (self.row.tokens, self.config.target_hidden_size as u64);
-        let layers = self.config.target_layers.len() as u64;
-        let width = self.config.hidden_size as u64;
-        if !self.config.fc_norm {
-            let aux = self.graph.given(tokens, layers * target);
-            return self.graph.linear(aux, "fc", width);
-        }
-        let normed = ["fc_norm.0", "fc_norm.1", "fc_norm.2"].map(|name| {
-            // A layer's part of the features is no contiguous tensor: the norm copies it.
-            let part = self.graph.constant(tokens, target);
-            self.graph.norm(part, Some(name))
-        });
-        let aux = self.graph.beside(&normed);
-        self.graph.linear(aux, "fc", width)
-    }
-
-    /// Attention's input of some rows with a token and a state each.
-    fn input(&mut self, state: Matrix) -> Matrix {
-        let (rows, width) = (state.rows, self.config.hidden_size as u64);
-        let embeddings = if self.config.embed_proj {
-            let embeddings = self.graph.constant(rows, self.config.target_hidden_size as u64);
-            self.graph.linear(embeddings, "embed_proj", width)
-        } else {
-            self.graph.constant(rows, width)
+    fn new(config: &'a Eagle3Config, steps: usize, row: &'a Row) -> Self {
+        let layer = Layer {
+            width: config.hidden_size as u64,
+            read: 2 * config.hidden_size as u64,
+            query: config.query_size() as u64,
+            kv: config.kv_size() as u64,
+            heads: config.num_attention_heads as u64,
+            inner: config.intermediate_size as u64,
         };
-        let embeddings = self.graph.norm(embeddings, Some("input_layernorm"));
-        let state = self.graph.norm(state, Some("hidden_norm"));
-        self.graph.beside(&[embeddings, state])
+        let rows = (0..steps.max(1) as u64).map(|step| rows_of_step(row.tokens, step)).collect();
+        Self { config, layer, row, rows }
     }
 
-    fn angles(&mut self, rows: u64) -> Angles {
-        self.graph.angles(rows, self.config.head_dim as u64)
+    fn all_rows(&self) -> u64 {
+        self.rows.iter().sum()
     }
 
-    fn key_values(&mut self, input: Matrix, angles: Angles) -> [Matrix; 2] {
-        let kv = self.config.kv_size() as u64;
-        let k = self.graph.linear(input, "k", kv);
-        let k = self.graph.rotate(k, angles);
-        let v = self.graph.linear(input, "v", kv);
-        [k, self.graph.view(v)]
+    /// Keys that a step sees: of all parts of the row, and of the later steps so far.
+    fn keys(&self, step: usize) -> u64 {
+        self.row.tokens * self.row.parts + self.rows[1..=step].iter().sum::<u64>()
     }
 
-    /// Keys of all tokens, attention and MLP of the chosen ones.
-    fn first(&mut self, state: Matrix) -> Matrix {
-        let input = self.input(state);
-        let angles = self.angles(state.rows);
-        let keys = self.key_values(input, angles);
-        let keys = keys.map(|part| self.graph.gathered(part, self.row.parts));
-        self.keys.push(keys);
-        let rows = rows_of_step(state.rows, 0);
-        let (state, input) = (self.graph.select(state, rows), self.graph.select(input, rows));
-        let angles = self.angles(rows);
-        self.layer(state, input, angles, (keys, 0))
-    }
-
-    fn later(&mut self, state: Matrix, step: u64) -> Matrix {
-        let state = self.graph.select(state, rows_of_step(self.row.tokens, step));
-        let input = self.input(state);
-        let angles = self.angles(state.rows);
-        let own = self.key_values(input, angles);
-        self.keys.push(own);
-        let all = [0, 1].map(|part| {
-            let parts: Vec<Matrix> = self.keys.iter().map(|keys| keys[part]).collect();
-            self.graph.stack(&parts)
+    /// Values that the graph keeps.
+    fn kept(&self) -> u64 {
+        let (config, layer, rows) = (self.config, &self.layer, &self.rows);
+        let (width, angles) = (layer.width, config.head_dim as u64);
+        let target = config.target_hidden_size as u64;
+        let tapped = config.target_layers.len() as u64 * target;
+        let if_set = |switch: bool, values: u64| if switch { values } else { 0 };
+        let of_input = [
+            width,                             // embeddings
+            if_set(config.embed_proj, target), // what they are projected from
+            4 * width,                         // their norm and the state's, both side by side
+            layer.key_values(),                // keys and values
+            angles,                            // angles
+        ];
+        let of_row = [
+            width + 1,                                  // the state, chosen by an index
+            layer.query_values(),                       // attention
+            if_set(config.norm_before_residual, width), // norm of the residual
+            2 * width,                                  // sum after attention, its norm
+            2 * layer.inner + width,                    // gate and up, output
+            3 * width,                                  // steps joined, their norm, its gradient
+        ];
+        let gathered = 2 * layer.kv * self.row.parts;
+        let of_token = [
+            width,                                // `fc`
+            if_set(config.fc_norm, 3 * tapped), // tapped layers as they are cut out, normed, joined
+            if_set(self.row.parts > 1, gathered), // keys and values of all parts of the row
+        ];
+        let [of_input, of_row, of_token] =
+            [&of_input[..], &of_row, &of_token].map(|t| t.iter().sum::<u64>());
+        let later = rows.iter().zip(0_u64..).skip(1);
+        let of_later = later.map(|(rows, step)| {
+            // Keys outside of a query's range, and all keys and values so far one after the other.
+            rows * (of_input + 1 + step) + 2 * layer.kv * self.keys(step as usize)
         });
-        self.layer(state, input, angles, (all, step))
+        // The first step makes inputs of all tokens and chooses among them, with angles of their own.
+        let of_first = self.row.tokens * (of_token + of_input) + rows[0] * (2 * width + 1 + angles);
+        let handed_on = rows[..rows.len() - 1].iter().sum::<u64>();
+        of_first
+            + of_later.sum::<u64>()
+            + self.all_rows() * of_row
+            + if_set(config.norm_output, handed_on * width)
     }
 
-    fn layer(
-        &mut self,
-        state: Matrix,
-        input: Matrix,
-        angles: Angles,
-        (keys, singles): ([Matrix; 2], u64),
-    ) -> Matrix {
-        let (graph, config) = (&mut *self.graph, self.config);
-        let q = graph.linear(input, "q", config.query_size() as u64);
-        let q = graph.rotate(q, angles);
-        let attended = graph.attention(q, keys, config.num_attention_heads as u64, singles);
-        let normed = config.norm_before_residual;
-        let base = if normed { graph.norm(state, Some("hidden_norm")) } else { state };
-        let residual = graph.linear_onto(base, attended, "o");
-        let normed = graph.norm(residual, Some("post_attention_layernorm"));
-        graph.gated_mlp_onto(residual, normed, config.intermediate_size as u64)
+    /// Gradients under way, at most. That is in the step before the last one: the states of the steps before
+    /// it and the keys that it sees wait, and all weights but `fc` have gradients. Where it is the only step,
+    /// its layer's matrices get theirs only now.
+    fn gradients(&self, trained: u64) -> u64 {
+        let (layer, is_only) = (&self.layer, self.rows.len() == 1);
+        let step = self.rows.len().saturating_sub(2);
+        let (rows, keys) = (self.rows[step], self.keys(step));
+        let fused = (self.config.target_layers.len() * self.config.target_hidden_size) as u64;
+        let states = layer.width * self.rows[..step].iter().sum::<u64>();
+        let later_keys = if is_only { 0 } else { 2 * layer.kv * keys };
+        let waiting = trained - layer.width * fused + states + later_keys;
+        let missing = |matrices: u64| if is_only { matrices } else { 0 };
+        let in_mlp = waiting - missing(layer.matrices()) + layer.mlp_gradients(rows);
+        let in_attention =
+            waiting - missing(layer.projections()) + layer.attention_gradients(rows, keys);
+        in_mlp.max(in_attention)
     }
 }
 
@@ -261,7 +239,29 @@ fn planning_bytes(config: &Eagle3Config, tokens: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_models::published::published_config;
+
     use super::*;
+    use crate::footprint::tests::assert_peak;
+
+    #[test]
+    fn a_row_takes_what_its_tensors_take_together() {
+        let config = |name: &str, vocabulary: usize| {
+            let target = published_config(name).expect("a published target");
+            Eagle3Config::for_target(&target, vocabulary).expect("published layers")
+        };
+        let wide = config("Qwen/Qwen3-8B", 32000);
+        let small = config("HuggingFaceTB/SmolLM2-135M-Instruct", 8192).with_eagle31_norms();
+        for (config, steps, (tokens, parts), counted) in [
+            (&wide, 7, (2048, 1), 9_381_740_005),
+            (&wide, 3, (8192, 4), 14_523_094_295),
+            (&small, 1, (1024, 1), 176_600_778),
+            (&small, 5, (1024, 1), 411_163_384),
+        ] {
+            let row = Row { tokens, learned: tokens, parts, teacher_logits: true, threads: 0 };
+            assert_peak(&row_memory(config, steps, &row), counted);
+        }
+    }
 
     #[test]
     fn a_step_has_a_row_less_than_the_one_before() {
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_first_step_keeps_what_its_parts_say() {
-        let target = longdraft_models::published::published_config("Qwen/Qwen3-8B");
+        let target = published_config("Qwen/Qwen3-8B");
         let config = Eagle3Config::for_target(&target.expect("a published target"), 1000);
         let config = config.expect("published layers");
         let row = Row { tokens: 100, learned: 100, parts: 1, teacher_logits: true, threads: 1 };
@@ -284,10 +284,7 @@ mod tests {
         let memory = row_memory(&config, 1, &row);
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
         assert_eq!(memory.activations, bytes);
-        let trained: u64 = tensor_specs(&config)
-            .iter()
-            .map(|spec| spec.shape.iter().product::<usize>() as u64)
-            .sum();
+        let trained = tensor_values(&tensor_specs(&config));
         assert_eq!((memory.weight_gradients, memory.left), (4 * trained, 4 * trained));
         // Steps share their weights.
         assert_eq!(row_memory(&config, 3, &row).weight_gradients, 4 * trained);

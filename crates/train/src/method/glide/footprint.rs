@@ -1,14 +1,14 @@
-//! What a GLIDE layer takes: the layer's graph and its loss.
+//! What a GLIDE layer takes: the layer and its loss.
 
 use longdraft_features::TeacherKind;
-use longdraft_kernels::linear::Pass;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, tensor_specs};
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::footprint::graph::{Graph, Matrix};
 use crate::footprint::loss::{chunk_bytes, row_bytes};
-use crate::footprint::{Footprint, Row, RowMemory, matrix_values};
+use crate::footprint::{
+    F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, matrix_values, tensor_values,
+};
 
 /// A GLIDE layer under a teacher.
 #[derive(Debug, Clone)]
@@ -53,72 +53,53 @@ fn proposed(config: &GlideConfig) -> usize {
     config.draft_vocab_size.unwrap_or(config.vocab_size)
 }
 
-/// Memory of a training row.
-///
-/// The graph keeps, of each of `T` tokens, in f32 values: 12 states of width `H` (embeddings, three
-/// norms, two outputs of attention, `h1`, `h2`, MLP, `h3`, what the head reads and its gradient), six
-/// of width `N·D` (queries before and after rotation, what attention returns, in both branches), three
-/// of width `K·D` (keys before and after rotation, values), three of width `I`, `D` angles and `2 N`
-/// log-sum-exps; and 20 bytes of ranges and indices. A final norm adds one state. Keys and values of
-/// the target belong to the features.
-fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
-    let mut graph = Graph::new(row.threads);
-    let hidden = layer(&mut graph, config, row);
-    let learned = graph.select(hidden, row.learned);
-    let vocabulary = proposed(config) as u64;
-    let head = graph.given(vocabulary, learned.width);
-    let loss = graph.loss(&[learned, head]);
-    for pass in [Pass::Forward, Pass::InputGradient] {
-        graph.pack(pass, (row.chunk(vocabulary), learned.width, vocabulary));
+/// Widths of the layer.
+fn layer(config: &GlideConfig) -> Layer {
+    Layer {
+        width: config.hidden_size as u64,
+        read: config.hidden_size as u64,
+        query: config.query_size() as u64,
+        kv: config.kv_size() as u64,
+        heads: config.num_attention_heads as u64,
+        inner: config.intermediate_size as u64,
     }
-    let chunks = chunk_bytes(row, learned.width, vocabulary, row.teacher_logits);
-    RowMemory::of(&graph, loss, chunks, row_bytes(row.learned))
 }
 
-fn layer(graph: &mut Graph, config: &GlideConfig, row: &Row) -> Matrix {
-    let (width, inner) = (config.hidden_size as u64, config.intermediate_size as u64);
-    let (query, kv) = (config.query_size() as u64, config.kv_size() as u64);
-    let (heads, tokens) = (config.num_attention_heads as u64, row.tokens);
-    let embeddings = graph.constant(tokens, width);
-    let angles = graph.angles(tokens, config.head_dim as u64);
-
-    let normed = graph.norm(embeddings, Some("input_layernorm"));
-    let k = graph.affine(normed, ["self.k", "self.k.bias"], kv);
-    let k = graph.rotate(k, angles);
-    let v = graph.affine(normed, ["self.v", "self.v.bias"], kv);
-    let v = graph.view(v);
-    let keys = [k, v].map(|part| graph.gathered(part, row.parts));
-    let q = graph.affine(normed, ["self.q", "self.q.bias"], query);
-    let q = graph.rotate(q, angles);
-    let attended = graph.attention(q, keys, heads, 0);
-    let attended = graph.linear(attended, "self.o", width);
-    let h1 = graph.add(embeddings, attended);
-
-    let normed = graph.norm(h1, Some("post_self_attention_layernorm"));
-    let q = graph.affine(normed, ["cross.q", "cross.q.bias"], query);
-    let q = graph.rotate(q, angles);
-    let target_keys = [(); 2].map(|()| graph.given(tokens * row.parts, kv));
-    let attended = graph.attention(q, target_keys, heads, 0);
-    let attended = graph.linear(attended, "cross.o", width);
-    let h2 = graph.add(h1, attended);
-
-    let normed = graph.norm(h2, Some("post_cross_attention_layernorm"));
-    let project = |graph: &mut Graph, x, names: [&str; 2], outputs| {
-        if config.mlp_bias {
-            graph.affine(x, names, outputs)
-        } else {
-            graph.linear(x, names[0], outputs)
-        }
-    };
-    let gate = project(graph, normed, ["gate", "gate.bias"], inner);
-    let up = project(graph, normed, ["up", "up.bias"], inner);
-    let gated = graph.swiglu(gate, up);
-    let mlp = project(graph, gated, ["down", "down.bias"], width);
-    let h3 = graph.add(h2, mlp);
-    match config.final_norm {
-        FinalNorm::None => h3,
-        FinalNorm::Trained => graph.norm(h3, Some("final_layernorm")),
-        FinalNorm::Target => graph.norm(h3, None),
+/// Memory of a training row. Keys and values of the target belong to the features.
+fn row_memory(config: &GlideConfig, row: &Row) -> RowMemory {
+    let (layer, tokens, vocabulary) = (layer(config), row.tokens, proposed(config) as u64);
+    let width = layer.width;
+    let trained = tensor_values(&tensor_specs(&GlideConfig { compat: None, ..config.clone() }));
+    let has_norm = u64::from(config.final_norm != FinalNorm::None);
+    let gathered = if row.parts > 1 { 2 * layer.kv * row.parts } else { 0 };
+    let of_token = [
+        width,                            // embeddings
+        layer.token_values(),             // attention to its own keys, MLP
+        layer.inner + width,              // product of gate and up, MLP's output before the sum
+        3 * width + layer.query_values(), // norm, output and sum of attention to the target's keys
+        gathered,                         // keys and values of all parts of the row
+        has_norm * width,                 // final norm
+        config.head_dim as u64,           // angles
+    ];
+    // The state that the head reads with its gradient and its index.
+    let of_learned = 2 * width + 1;
+    let kept = tokens * of_token.iter().sum::<u64>() + row.learned * of_learned + 1;
+    // Embeddings do not train, yet their gradient is summed and kept.
+    let left = trained + tokens * width;
+    // The MLP comes first; its own attention comes last, when all but the matrices before it have gradients.
+    let in_mlp = layer.mlp_gradients(tokens);
+    let in_attention =
+        trained - layer.projections() + layer.attention_gradients(tokens, tokens * row.parts);
+    let of_head = (row.chunk(vocabulary), width, vocabulary);
+    let packed = row.packed_bytes(&INPUT_PASSES, &[of_head]);
+    RowMemory {
+        activations: F32 * kept,
+        chunks: chunk_bytes(row, width, vocabulary, row.teacher_logits),
+        backward: F32 * in_mlp.max(in_attention).max(left),
+        left: F32 * left,
+        results: row_bytes(row.learned),
+        packed: layer.packed_bytes(row, tokens).max(packed),
+        weight_gradients: F32 * trained,
     }
 }
 
@@ -127,6 +108,21 @@ mod tests {
     use longdraft_models::published::published_config;
 
     use super::*;
+    use crate::footprint::tests::assert_peak;
+
+    #[test]
+    fn a_row_takes_what_its_tensors_take_together() {
+        for (name, tokens, parts, counted) in [
+            ("Qwen/Qwen3-8B", 2048, 1, 2_778_638_340),
+            ("Qwen/Qwen3-8B", 8192, 4, 5_946_630_148),
+            ("HuggingFaceTB/SmolLM2-135M-Instruct", 512, 1, 234_588_676),
+        ] {
+            let target = published_config(name).expect("a published target");
+            let config = GlideConfig::for_target(&target, None);
+            let row = Row { tokens, learned: tokens, parts, teacher_logits: true, threads: 0 };
+            assert_peak(&row_memory(&config, &row), counted);
+        }
+    }
 
     #[test]
     fn the_graph_keeps_what_the_formula_says() {
@@ -138,10 +134,7 @@ mod tests {
         let memory = row_memory(&config, &row);
         // The loss itself is a number.
         assert_eq!(memory.activations, 100 * (4 * values + 20) + 4);
-        let trained: u64 = tensor_specs(&config)
-            .iter()
-            .map(|spec| spec.shape.iter().product::<usize>() as u64)
-            .sum();
+        let trained = tensor_values(&tensor_specs(&config));
         assert_eq!(memory.weight_gradients, 4 * trained);
         // The embeddings' gradient is kept although nobody asks for it.
         assert_eq!(memory.left, 4 * (trained + 100 * h));
