@@ -295,11 +295,10 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
 fn keys_that_make_no_sense_are_named_before_any_work() {
     let shop = Workshop::with_four_layers();
     let config = shop.config();
-    let text =
-        fail(&arguments(&config, &["draft.dpace_alpha=0.2", "draft.divide_by_rows=true"]), 2);
-    for key in ["dpace_alpha", "divide_by_rows"] {
-        assert!(text.contains(&format!("`draft.{key}` belongs to")), "{key} not in {text}");
-    }
+    let more = ["draft.dpace_alpha=0.2", "draft.divide_by_rows=true", "draft.divide_by_slots=true"];
+    let text = fail(&arguments(&config, &more), 2);
+    assert!(text.contains("`draft.dpace_alpha` belongs to"), "{text}");
+    assert!(text.contains("`draft.divide_by_slots` is a second divisor"), "{text}");
     let text = fail(&arguments(&config, &["draft.tokens_per_block=8"]), 2);
     assert!(text.contains("is a second number of blocks beside `draft.blocks_per_row`"), "{text}");
     let more = [
@@ -312,5 +311,155 @@ fn keys_that_make_no_sense_are_named_before_any_work() {
     let text = fail(&arguments(&config, &more), 2);
     for key in ["block_size", "blocks_per_row", "dpace_alpha", "slot_decay", "target_layers"] {
         assert!(text.contains(&format!("draft.{key}")), "{key} not in {text}");
+    }
+}
+
+#[test]
+fn kinds_of_layers_that_contradict_the_rest_are_told_with_their_line() {
+    let shop = Workshop::with_four_layers();
+    let check = |keys: &str| {
+        let file = shop.path("kinds.yaml");
+        let text =
+            format!("defaults: [{}, _self_]\ndraft:\n  method: dflash\n{keys}", shop.config());
+        std::fs::write(&file, text).expect("write");
+        fail(&["config", "check", "--keys", &file], 2)
+    };
+    for (keys, told) in [
+        (
+            "  layers: 3\n  sliding_window: 6\n  layer_types: [sliding_attention, full_attention]\n",
+            "kinds.yaml:6: `draft.layer_types` names 2 layers, and `draft.layers` is 3",
+        ),
+        (
+            "  sliding_window_pattern: 2\n",
+            "kinds.yaml:4: `draft.sliding_window_pattern` is about layers with a window",
+        ),
+        (
+            "  layers: 2\n  sliding_window: 6\n  sliding_window_pattern: 4\n",
+            "kinds.yaml:6: `draft.sliding_window_pattern` is 4",
+        ),
+        ("  layer_types: [round_attention]\n", "kinds.yaml:4"),
+    ] {
+        let text = check(keys);
+        assert!(text.contains(told), "{told} not in {text}");
+    }
+}
+
+/// Tokens and acceptance of greedy decoding with a draft.
+fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
+    let target = shop.target.display().to_string();
+    let arguments = ["generate", "--target", &target, "--draft", draft, "--prompt", "the cat sat"];
+    let more = ["--max-tokens", "40", "--ignore-eos", "--pace", "fixed", "--json"];
+    let line = last_json(&succeed(&[&arguments[..], &more].concat()));
+    (line["tokens"].clone(), line["conditional_acceptance"].clone())
+}
+
+#[test]
+fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    let mixed = ["draft.layers=3", "draft.sliding_window=6", "draft.sliding_window_pattern=3"];
+    let training = ["schedule.learning_rate=0.01", "train.epochs=2"];
+    succeed(&arguments(&config, &[&mixed[..], &training].concat()));
+    let own = drafted(&shop, &shop.path("run"));
+    for profile in ["vllm", "sglang", "hf", "llamacpp-hf", "speculators", "llamacpp"] {
+        let output = shop.path(&format!("export-{profile}"));
+        let export = ["export", &shop.path("run"), "--to", profile, "--output", &output];
+        succeed(&[&export[..], &["--dtype", "f32"]].concat());
+        assert_eq!(drafted(&shop, &output), own, "{profile}");
+        succeed(&[
+            "verify",
+            &output,
+            "--target",
+            &shop.target(),
+            "--checkpoint",
+            &shop.path("run"),
+        ]);
+    }
+    let text = std::fs::read_to_string(shop.path("export-hf/config.json")).expect("config");
+    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let (slides, full) = ("sliding_attention", "full_attention");
+    assert_eq!(written["layer_types"], serde_json::json!([slides, slides, full]));
+    assert_eq!((&written["sliding_window"], &written["is_causal"]), (&6.into(), &false.into()));
+
+    // The list says the same as its short form, and other kinds are another network.
+    let from = format!("draft.from={}", shop.path("export-llamacpp/draft-f32.gguf"));
+    let listed = |kinds: &str, name: &str| {
+        let kinds = format!("draft.layer_types=[{kinds}]");
+        let output = format!("output={}", shop.path(name));
+        let more = ["draft.layers=3", "draft.sliding_window=6", &kinds, &from, &output];
+        longdraft(&arguments(&config, &[&more[..], &["train.steps=1"]].concat()))
+            .output()
+            .expect("a run")
+    };
+    let same = listed(&format!("{slides},{slides},{full}"), "same");
+    assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
+    let other = listed(&format!("{full},{slides},{full}"), "other");
+    let text = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(text.contains("layers (and whether they are causal)"), "{text}");
+}
+
+#[test]
+fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    let silent = [
+        "draft.sliding_window=6",
+        "draft.sliding_window_pattern=2",
+        "draft.causal=null",
+        "train.steps=2",
+    ];
+    succeed(&arguments(&config, &silent));
+    succeed(&["extract", &shop.path("run"), "--json"]);
+    let draft = shop.path("run/draft");
+    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
+    let written: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(written.get("is_causal").is_none(), "{written}");
+    let from = format!("draft.from={draft}");
+    let output = format!("output={}", shop.path("next"));
+    succeed(&arguments(&config, &[&silent[..], &[&from, &output]].concat()));
+    let output = format!("output={}", shop.path("other"));
+    let said = [&silent[..], &[&from, &output, "draft.causal=false"]].concat();
+    let text = fail(&arguments(&config, &said), 2);
+    assert!(text.contains("[(Sliding, true), (Full, false)]"), "{text}");
+}
+
+#[test]
+fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    let mut drafts = Vec::new();
+    for (name, keys) in [
+        ("plain", &[][..]),
+        ("lambda", &["draft.loss=lk_lambda"]),
+        ("labels", &["draft.labels=target", "draft.slot_weights=dpace"]),
+        ("dpard", &["draft.loss=renyi", "draft.soft_weight=1", "draft.slot_weights=dpard"]),
+        (
+            "chain",
+            &[
+                "draft.method=dspark",
+                "draft.markov_rank=6",
+                "draft.distance=renyi",
+                "draft.slot_weights=dpard",
+                "draft.hard_weight=0",
+                "draft.divide_by_rows=true",
+            ],
+        ),
+    ] {
+        let run = |place: &str| {
+            let output = format!("output={}", shop.path(&format!("{name}-{place}")));
+            let more = [keys, &["train.epochs=2", "train.rows_per_step=2", &output]].concat();
+            arguments(&config, &more).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let whole = words(&run("whole")).output().expect("a run");
+        assert!(whole.status.success(), "{name}: {}", String::from_utf8_lossy(&whole.stderr));
+        let losses = losses(&shop.path(&format!("{name}-whole")));
+        assert!(losses.len() > 1 && losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+        let killed = run("killed");
+        run_with_kills(Duration::from_millis(90), |_| words(&killed));
+        let bytes = |place: &str| draft_bytes(&shop.path(&format!("{name}-{place}")));
+        assert_eq!(bytes("whole"), bytes("killed"), "{name}");
+        assert!(!drafts.contains(&bytes("whole")), "{name}: the loss changes nothing");
+        drafts.push(bytes("whole"));
     }
 }

@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
 
+/// Cases in the folder of the repository.
+const SHIPPED: usize = 14;
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -39,12 +42,17 @@ fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
 #[test]
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
     let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
-    let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.len(), 12);
-    for (line, name) in [(5, "mixtral"), (8, "qwen2_moe"), (10, "qwen3_moe")] {
-        let case: Value = serde_json::from_str(lines[line]).expect("JSON");
-        assert_eq!((&case["case"], &case["kind"]), (&name.into(), &"forward".into()));
-        let checks = case["checks"].as_array().expect("checks");
+    let lines: Vec<Value> = out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let (summary, lines) = lines.split_last().expect("lines");
+    assert_eq!(*summary, serde_json::json!({"cases": SHIPPED, "passed": SHIPPED, "pass": true}));
+    assert_eq!(lines.len(), SHIPPED);
+    let case = |name: &str, kind: &str| {
+        let case = lines.iter().find(|line| line["case"] == name).expect(name);
+        assert_eq!((&case["kind"], &case["pass"]), (&kind.into(), &true.into()), "{name}");
+        case
+    };
+    for name in ["mixtral", "qwen2_moe", "qwen3_moe"] {
+        let checks = case(name, "forward")["checks"].as_array().expect("checks");
         for what in ["whole logits_last", "whole hidden_after_layer_0", "whole last_layer_k"] {
             assert!(checks.iter().any(|check| check["name"] == what), "{what} of {name}");
         }
@@ -53,20 +61,27 @@ fn shipped_cases_pass_with_a_line_each_and_a_summary() {
         };
         assert_eq!(checks.iter().filter(greedy).count(), 2, "{name}");
     }
-    for (line, name, kind) in [
-        (0, "eagle31_norms", "eagle3"),
-        (1, "eagle3_lk_lambda", "eagle3"),
-        (9, "qwen2_short", "glide"),
-    ] {
-        let case: Value = serde_json::from_str(lines[line]).expect("JSON");
-        assert_eq!((&case["case"], &case["kind"]), (&name.into(), &kind.into()));
-        assert_eq!(case["pass"], true);
+    for (name, kind) in
+        [("eagle31_norms", "eagle3"), ("eagle3_lk_lambda", "eagle3"), ("qwen2_short", "glide")]
+    {
+        let case = case(name, kind);
         for key in ["loss_error", "grad_error", "weight_error"] {
             assert!(case[key].as_f64().is_some_and(|error| error > 0.0 && error < 1e-4), "{key}");
         }
         assert!(case["checks"].as_array().is_some_and(|checks| checks.len() > 80));
     }
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
+    for (name, kind, what) in [
+        ("block_dflash", "dflash", "gradient layers.2.self_attn.o_proj.bias"),
+        ("block_dflash2", "dflash2", "row 1 choices"),
+        ("block_dspark", "dspark", "gradient markov_head.joint_proj.bias"),
+    ] {
+        let case = case(name, kind);
+        let checks = case["checks"].as_array().expect("checks");
+        assert!(checks.iter().any(|check| check["name"] == what), "{what} of {name}");
+        for key in ["loss_error", "grad_error"] {
+            assert!(case[key].as_f64().is_some_and(|error| error > 0.0 && error < 1e-4), "{key}");
+        }
+    }
 }
 
 #[test]
@@ -185,7 +200,10 @@ fn a_case_that_cannot_be_computed_fails_beside_others_that_still_run() {
 fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
     let path = cases().display().to_string();
     let out = succeed(&["parity", &path, "--precision", "bf16", "--json"]);
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
+    assert_eq!(
+        last_json(&out),
+        serde_json::json!({"cases": SHIPPED, "passed": SHIPPED, "pass": true})
+    );
     // Blocks are multiplied as integers whatever the precision is.
     let errors = |out: &str| -> Vec<f64> {
         let cases = out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON"));
@@ -197,7 +215,8 @@ fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
         rounded.map(of).collect()
     };
     let exact = errors(&succeed(&["parity", &path, "--json"]));
-    assert_eq!(exact.len(), 10);
+    // Without `quants`.
+    assert_eq!(exact.len(), SHIPPED - 1);
     for (rounded, exact) in errors(&out).iter().zip(exact) {
         assert!(*rounded > 10.0 * exact, "{rounded} {exact}");
     }
@@ -291,6 +310,47 @@ fn blocks_may_come_with_other_flags_with_ties_and_with_a_row_that_counts_for_not
     });
     if let Some(case) = case {
         succeed(&["parity", &case.path().display().to_string(), "--json"]);
+    }
+}
+
+#[test]
+fn candidates_of_other_blocks_are_malformed() {
+    // Fewer candidates than the blocks of all rows have.
+    let case = copy_case("block_dflash2");
+    let path = case.path().join("case.safetensors");
+    let source = SafetensorsSource::open_file(&path).expect("case");
+    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
+    let tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
+    drop(source);
+    let fewer = tensors.into_iter().map(|(name, tensor)| match name.as_str() {
+        "out.candidates" | "out.scores" | "out.walk" => {
+            (name, tensor.narrow(1, 0, 2).and_then(|t| t.contiguous()).expect("fewer blocks"))
+        }
+        _ => (name, tensor),
+    });
+    save(&path, &fewer.collect::<Vec<_>>(), HashMap::new()).expect("write");
+    let text = fail(&["parity", &case.path().display().to_string()], 2);
+    assert!(text.contains("are of different slots"), "{text}");
+}
+
+#[test]
+fn a_block_case_of_another_window_causality_or_bias_fails() {
+    for (name, key, value, code) in [
+        ("block_dflash", "sliding_window", Value::from(3), 1),
+        ("block_dflash", "is_causal", true.into(), 1),
+        ("block_dflash", "attention_bias", false.into(), 1),
+        ("block_dflash", "layer_types", serde_json::json!(["full_attention"]), 2),
+        ("block_dflash2", "is_causal", Value::Null, 1),
+        ("block_dflash2", "conv_kernel_size", 2.into(), 1),
+        ("block_dspark", "is_causal", false.into(), 1),
+        ("block_dspark", "confidence_head_with_markov", true.into(), 1),
+        ("block_dspark", "target_layer_ids", serde_json::json!([-1, 0, 2, 7]), 2),
+        ("block_dspark", "target_layer_ids", serde_json::json!([-2, 0, 2, 5]), 2),
+    ] {
+        let case = copy_case(name);
+        edit_meta(case.path(), |meta| meta[key] = value.clone());
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        assert_eq!(output.status.code(), Some(code), "{name} {key}: {}", stdout(&output));
     }
 }
 
@@ -473,7 +533,10 @@ fn golden_cases_pass_in_bf16() {
 #[test]
 fn composed_ops_pass_the_shipped_cases_too() {
     let out = succeed(&["parity", &cases().display().to_string(), "--ops", "composed", "--json"]);
-    assert_eq!(last_json(&out), serde_json::json!({"cases": 11, "passed": 11, "pass": true}));
+    assert_eq!(
+        last_json(&out),
+        serde_json::json!({"cases": SHIPPED, "passed": SHIPPED, "pass": true})
+    );
     let fused = succeed(&["parity", &cases().display().to_string(), "--json"]);
     // They are other ops: some last digit differs.
     assert_ne!(out, fused);

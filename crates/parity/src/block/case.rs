@@ -11,7 +11,7 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::method::block::{
-    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, Divisor, SelectorLoss, SlotWeights,
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
 use longdraft_train::objective::Objective;
@@ -22,6 +22,10 @@ use crate::{Place, ROUNDED, malformed};
 
 /// Where a published network's reach ends; no case gets there.
 const CONTEXT: usize = 1 << 20;
+
+/// The target's frozen tensors. One that is tied has no head of its own.
+const TABLE: &str = "in.embed";
+const HEAD: &str = "in.head";
 
 /// A case's file and settings.
 pub(super) struct Case<'a> {
@@ -51,6 +55,8 @@ pub(super) struct Row {
     pub(super) anchors: Vec<usize>,
     /// The same blocks among those of all rows.
     pub(super) places: Vec<usize>,
+    /// Blocks of the row, whether they count or not.
+    blocks: usize,
 }
 
 impl<'a> Case<'a> {
@@ -102,9 +108,15 @@ impl<'a> Case<'a> {
         Ok(self.file.load(name, self.place.frozen)?.to_device(&self.place.device)?)
     }
 
-    /// The target's head, `[V, H]`.
+    /// The target's head, `[V, H]`: its table where the case holds no other.
     pub(super) fn head(&self) -> Result<Tensor> {
-        self.frozen("in.head")
+        let name = if self.file.shape(HEAD).is_some() { HEAD } else { TABLE };
+        self.frozen(name)
+    }
+
+    /// Blocks of all rows, those that are not kept included.
+    pub(super) fn blocks(&self) -> usize {
+        self.rows.iter().map(|row| row.blocks).sum()
     }
 
     /// The tapped layers of a row, `[T, A·H]`.
@@ -136,7 +148,7 @@ impl<'a> Case<'a> {
             Ok((spec.name, value))
         });
         let source = MemorySource::new(tensors.collect::<Result<Vec<_>>>()?);
-        let draft = BlockDraft::from_source(&source, &self.config, &self.frozen("in.embed")?)?;
+        let draft = BlockDraft::from_source(&source, &self.config, &self.frozen(TABLE)?)?;
         let starts: Vec<Vec<usize>> = self.rows.iter().map(|row| row.anchors.clone()).collect();
         let starts = move |batch: &Batch| starts[batch.row].clone();
         let (head, draws) = (self.head()?, BlockDraws { seed: 0, budget: BlockBudget::PerRow(1) });
@@ -150,11 +162,14 @@ impl<'a> Case<'a> {
 
     fn chain_loss(&self) -> ChainLoss {
         let weight = |key: &str| self.meta["loss_weights"][key].as_f64().unwrap_or_default();
+        let gamma = self.number("gamma");
         ChainLoss {
-            decay: self.number("gamma").unwrap_or(f64::INFINITY),
+            weights: if gamma.is_some() { SlotWeights::Decay } else { SlotWeights::Uniform },
+            decay: gamma.unwrap_or(1.0),
             hard: weight("ce"),
             distance: weight("l1"),
             confidence: weight("confidence"),
+            ..ChainLoss::default()
         }
     }
 
@@ -173,14 +188,20 @@ impl<'a> Case<'a> {
         let selector = self.number("selector_loss_weight").map(|weight| SelectorLoss {
             weight,
             over_hits: self.meta["selector_divisor"] == "over_hit_weights",
+            keeps_labels: false,
+            stops_gradient: false,
         });
         Ok(BlockLoss {
             weights,
             decay: gamma.unwrap_or(1.0),
             alpha: self.number("alpha").unwrap_or(0.5),
-            divide_by_rows: self.meta["divisor"] == "rows",
-            soft: None,
+            divide_by: if self.meta["divisor"] == "rows" {
+                Divisor::Rows
+            } else {
+                Divisor::Weights
+            },
             selector,
+            ..BlockLoss::default()
         })
     }
 }
@@ -192,12 +213,13 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         let missing = || malformed(folder, format!("`{name}` is no matrix"));
         shape.map(|shape| shape[dimension]).ok_or_else(missing)
     };
-    let layers = meta["layer_types"].as_array().map_or(0, Vec::len);
+    let is_layer =
+        |name: &&String| name.starts_with("w.layers.") && name.ends_with(".input_layernorm.weight");
     let mut value = json!({
-        "hidden_size": size("in.embed", 1)?,
-        "vocab_size": size("in.embed", 0)?,
+        "hidden_size": size(TABLE, 1)?,
+        "vocab_size": size(TABLE, 0)?,
         "intermediate_size": size("w.layers.0.mlp.up_proj.weight", 0)?,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": file.names().iter().filter(is_layer).count(),
         "num_attention_heads": meta["heads"],
         "num_key_value_heads": meta["kv_heads"],
         "rms_norm_eps": meta["eps"],
@@ -228,8 +250,20 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
     ] {
         value[key] = meta[key].clone();
     }
+    count_embeddings(&mut value);
     BlockConfig::from_json(&value, None)
         .map_err(|problems| malformed(folder, format!("meta.json: {problems}")))
+}
+
+/// Layer −1 is the output of the embeddings, as some trainers count. A case brings its features like any layer's, so
+/// all layers may count from it.
+fn count_embeddings(value: &mut Value) {
+    let listed = value["target_layer_ids"].as_array();
+    let ids: Option<Vec<i64>> = listed.and_then(|ids| ids.iter().map(Value::as_i64).collect());
+    let Some(ids) = ids.filter(|ids| ids.first() == Some(&-1)) else { return };
+    let layers = value["num_target_layers"].as_u64().map(|layers| layers.saturating_add(1));
+    value["target_layer_ids"] = ids.iter().map(|id| id.saturating_add(1)).collect();
+    value["num_target_layers"] = json!(layers);
 }
 
 fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
@@ -266,7 +300,7 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
             row,
             ..Batch::default()
         };
-        Ok(Row { batch, anchors: of_blocks.collect::<Result<_>>()?, places })
+        Ok(Row { batch, anchors: of_blocks.collect::<Result<_>>()?, places, blocks })
     };
     (0..count).map(row).collect()
 }

@@ -28,8 +28,9 @@ pub(super) fn check(
     let top = linear_top_k(hidden, &head, k)?;
     let (candidates, walk) = (case.token_ids("out.candidates")?, case.integers("out.walk")?);
     let scores = case.tensor("out.scores")?.flatten_all()?;
-    let blocks = candidates.len() / (slots * k).max(1);
-    if scores.elem_count() != candidates.len() || walk.len() != blocks * (slots - 1) {
+    let blocks = case.blocks();
+    let of_candidates = [candidates.len(), scores.elem_count()];
+    if of_candidates != [blocks * slots * k; 2] || walk.len() != blocks * (slots - 1) {
         return Err(case.malformed("candidates, scores and choices are of different slots"));
     }
     let (mut own_ids, mut wanted_ids) = (Vec::new(), Vec::new());

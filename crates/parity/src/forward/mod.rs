@@ -212,7 +212,7 @@ impl ForwardCase<'_> {
     ) -> Result<()> {
         let hidden = features.final_hidden()?;
         let last = hidden.dim(0)? - 1;
-        let logits = self.target.logits(&hidden.narrow(0, last, 1)?)?;
+        let logits = self.target.hold_ends()?.logits(&hidden.narrow(0, last, 1)?)?;
         let logits: Vec<f32> = logits.flatten_all()?.to_vec1()?;
         let wanted = numbers(&prompt["top20_logits"]);
         let tolerance = self.tolerance(prompt, "logits", largest(&wanted));
@@ -229,7 +229,7 @@ impl ForwardCase<'_> {
         }
         let want = ids(&prompt["argmax_per_position"]);
         if !want.is_empty() {
-            let got = self.target.logits(hidden)?.argmax(1)?.to_vec1::<u32>()?;
+            let got = self.target.hold_ends()?.logits(hidden)?.argmax(1)?.to_vec1::<u32>()?;
             let share = self.place.allowed(0.0, ROUNDED.count);
             report.check_choices(label("argmax per position"), &got, &want, share);
         }
@@ -306,7 +306,8 @@ impl ForwardCase<'_> {
         }
         let file = SafetensorsSource::open_file(&path)?;
         let hidden = features.final_hidden()?;
-        let logits = self.target.logits(&hidden.narrow(0, hidden.dim(0)? - 1, 1)?)?.squeeze(0)?;
+        let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?;
+        let logits = self.target.hold_ends()?.logits(&last)?.squeeze(0)?;
         let mut of_tensors =
             vec![("final_norm", "final_norm", hidden), ("logits_last", "logits", &logits)];
         if let Some(KeyValues { k, v }) = &features.last_kv {
@@ -343,7 +344,7 @@ impl ForwardCase<'_> {
         }
         let positions = file.load_integers(&key)?.into_iter().map(|position| position as u32);
         let positions = Tensor::new(positions.collect::<Vec<u32>>(), hidden.device())?;
-        Ok(Some(self.target.logits(&hidden.index_select(&positions, 0)?)?))
+        Ok(Some(self.target.hold_ends()?.logits(&hidden.index_select(&positions, 0)?)?))
     }
 
     /// Greedy continuation through the cache, token for token while the margin is clear.
@@ -372,7 +373,7 @@ impl ForwardCase<'_> {
         while got.len() < clear {
             let hidden = features.final_hidden()?;
             let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?;
-            let next = self.target.logits(&last)?.argmax(1)?.to_vec1::<u32>()?[0];
+            let next = self.target.hold_ends()?.logits(&last)?.argmax(1)?.to_vec1::<u32>()?[0];
             got.push(next);
             position += 1;
             features = self.target.extend(&[next], &[position], &mut cache, &taps)?;
@@ -392,7 +393,7 @@ impl ForwardCase<'_> {
         }
         let taps = Taps::of(&[Tap::FinalHidden]);
         let features = self.target.forward(&PackedSequence::single(&ids), &taps)?;
-        let logits = self.target.logits(features.final_hidden()?)?.to_vec2::<f32>()?;
+        let logits = self.target.hold_ends()?.logits(features.final_hidden()?)?.to_vec2::<f32>()?;
         let nll: Vec<f64> =
             logits.iter().zip(&ids[1..]).map(|(z, label)| row_nll(z, *label)).collect();
         let mean = nll.iter().sum::<f64>() / nll.len() as f64;

@@ -80,7 +80,7 @@ fn features(
     let hidden = features.final_hidden()?.index_select(&learned, 0)?;
     let labels = batch.labels();
     let own = linear_cross_entropy(
-        &Inputs::of_labels(&hidden, &target.head()?, &labels).bent(target.bend()),
+        &Inputs::of_labels(&hidden, &target.hold_ends()?.head()?, &labels).bent(target.bend()),
     )?;
     let config = objective_config(case);
     let teacher = match config.soft_targets {

@@ -7,9 +7,7 @@ use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_
 use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_parallel::Gradients;
-use longdraft_train::method::block::{
-    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SlotWeights,
-};
+use longdraft_train::method::block::{BlockBudget, BlockDraws, BlockLoss, BlockObjective};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};
 use serde_json::json;
@@ -77,14 +75,7 @@ fn objective(
 ) -> Result<BlockObjective> {
     let tensors = shape::draw(&tensor_specs(sizes), sizes.initializer_range, place)?;
     let draft = BlockDraft::from_source(&MemorySource::new(tensors), sizes, &tables.embedding)?;
-    let loss = BlockLoss {
-        weights: SlotWeights::Decay,
-        decay: arguments.slot_decay,
-        alpha: 0.5,
-        divide_by_rows: false,
-        soft: None,
-        selector: None,
-    };
+    let loss = BlockLoss { decay: arguments.slot_decay, ..BlockLoss::default() };
     Ok(BlockObjective::new(draft, &tables.head, loss, draws))
 }
 

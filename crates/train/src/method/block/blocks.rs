@@ -139,6 +139,22 @@ impl Slots {
         self.ids.len() / self.anchors.len().max(1)
     }
 
+    /// What `of_block` makes of every block, at the learned slots: it gets the chances of the block's learned
+    /// slots, 1 where none are given.
+    pub(in crate::method) fn by_block(
+        &self,
+        chances: Option<&[f64]>,
+        of_block: impl Fn(&[Option<f64>]) -> Vec<f64>,
+    ) -> Vec<f64> {
+        let mut of_slots = vec![None; self.ids.len()];
+        for (row, slot) in self.learned.iter().enumerate() {
+            of_slots[*slot as usize] = Some(chances.map_or(1.0, |chances| chances[row]));
+        }
+        let blocks = of_slots.chunks(self.of_a_block().max(1));
+        let all: Vec<f64> = blocks.flat_map(of_block).collect();
+        self.learned.iter().map(|slot| all[*slot as usize]).collect()
+    }
+
     /// Tokens at which the learned slots have their teachers: those before their labels.
     pub(in crate::method) fn teachers(&self) -> Vec<u32> {
         self.places.iter().map(|place| place - 1).collect()
@@ -174,7 +190,7 @@ pub(in crate::method) fn context(
     batch: &Batch,
     features: &BatchFeatures,
 ) -> Result<Vec<KeyValues>> {
-    let own = features.rows().unwrap_or(0..batch.ids.len());
+    let own = features.tokens().unwrap_or(0..batch.ids.len());
     let layers = draft.context(features.aux_hidden()?, &batch.position_ids[own])?;
     let Some(part) = &features.part else { return Ok(layers) };
     let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();

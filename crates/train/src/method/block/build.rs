@@ -6,11 +6,12 @@ use std::path::Path;
 use candle_core::Tensor;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
+use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
 use serde_json::{Map, Value, json};
 
+use super::attention::BlockAttention;
 use crate::error::Result;
 use crate::method::Materials;
 use crate::method::recipe::keys;
@@ -40,13 +41,11 @@ pub(in crate::method) fn keys_of(
 ) -> Result<Option<(BlockConfig, Map<String, Value>)>> {
     let Some(found) = BlockConfig::of_saved(start)? else { return Ok(None) };
     let ids: Vec<usize> = found.target_layers.iter().map(|layer| layer.0).collect();
-    let kind = found.layers.first().copied().unwrap_or(LayerKind::Full);
-    let window = found.sliding_window.filter(|_| kind == LayerKind::Sliding);
-    let known = keys(json!({
+    let mut known = keys(json!({
         "layers": found.layers.len(), "target_layers": ids, "block_size": found.block_size,
-        "sliding_window": window, "causal": found.is_causal_in(kind),
         "mask_token_id": found.mask_token_id,
     }));
+    known.extend(keys(json!(BlockAttention::of(&found))));
     Ok(Some((found, known)))
 }
 
@@ -61,14 +60,14 @@ pub(in crate::method) fn build(
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
     // The draft keeps the table, its objective the head.
-    let _ends = target.hold_ends()?;
-    let (embedding, seed) = (target.embedding()?, *seed);
+    let ends = target.hold_ends()?;
+    let (embedding, seed) = (ends.embedding()?, *seed);
     let draft = match (materials.start, init) {
         (Some(start), _) => BlockDraft::load(start, &sizes, &embedding, seed)?,
         (None, Init::Random) => BlockDraft::initialise(&sizes, &embedding, seed)?,
         (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, seed)?,
     };
-    Ok((draft, (target.head()?, target.bend())))
+    Ok((draft, (ends.head()?, target.bend())))
 }
 
 /// Refuses a network that does not fit a target.

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
-use longdraft_kernels::linear_cross_entropy::{Inputs, RowStatistics};
+use longdraft_kernels::linear_cross_entropy::RowStatistics;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::block::BlockConfig;
 
@@ -52,7 +52,7 @@ impl BlockObjective {
         batch: &Batch,
         features: &BatchFeatures,
     ) -> Result<DraftMetrics> {
-        let slots = self.slots(batch);
+        let slots = self.labelled(batch, features)?;
         let context = context(&self.draft, batch, features)?;
         let states = |slots: &Slots| -> Result<Tensor> {
             let states = slots.states_over(&self.draft, &context, batch.ids.len())?;
@@ -73,10 +73,8 @@ impl BlockObjective {
         let selected = self.select(&states, &slots)?;
         let observed = |distribution| {
             let Some(soft) = self.loss.soft else { return self.observe(&states, &slots) };
-            let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
-            let weights = vec![0.0; slots.learned.len()];
             let soft = SoftLoss { distribution, ..soft };
-            Ok(soft.cross_entropy(&labels, (batch, &slots), features, &weights)?.rows)
+            self.beside(soft, &states, (batch, &slots), features)
         };
         let whole = observed(TeacherDistribution::Whole)?;
         let learned = self.loss.soft.map_or(TeacherDistribution::Whole, |soft| soft.distribution);
@@ -85,11 +83,14 @@ impl BlockObjective {
             top @ TeacherDistribution::TopK { .. } => Some(observed(top)?),
         };
         let hits = selected.as_ref().map(|(hits, _)| hits);
-        let plan = self.planned(batch, slots.clone(), Some(&whole.hard), hits);
-        let mut metrics = self.metrics(&plan, &whole, selected.as_ref())?;
+        let plan = self.planned(batch, slots.clone(), Some(&whole), hits);
+        let of = |rows: &RowStatistics| {
+            self.metrics(&plan, (rows, &self.factors_of(&plan, rows)), selected.as_ref())
+        };
+        let mut metrics = of(&whole)?;
         metrics.replayed = rounds;
         if let Some(rows) = as_trained {
-            metrics.as_trained = Some(Box::new(self.metrics(&plan, &rows, selected.as_ref())?));
+            metrics.as_trained = Some(Box::new(of(&rows)?));
         }
         Ok(metrics)
     }
@@ -110,6 +111,6 @@ impl BlockObjective {
     /// Counters of a row without a learned slot.
     pub(super) fn metrics_of_nothing(&self, plan: &Plan) -> Result<DraftMetrics> {
         let selected = self.loss.selector.map(|_| (Hits::default(), None));
-        self.metrics(plan, &RowStatistics::default(), selected.as_ref())
+        self.metrics(plan, (&RowStatistics::default(), &[]), selected.as_ref())
     }
 }

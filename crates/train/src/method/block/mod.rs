@@ -1,13 +1,19 @@
 //! What methods with block drafts share: drawn blocks, weights of slots, the objective, the footprint.
 
+mod attention;
 mod blocks;
 mod build;
+mod divergence;
 mod drawn;
 mod footprint;
+mod labels;
+mod loss;
 mod measure;
 mod objective;
 mod recipe;
 mod selected;
+mod slot_keys;
+mod slot_loss;
 mod teacher;
 mod weights;
 
@@ -16,10 +22,18 @@ pub(super) use build::{build, check_start, keys_of};
 pub(super) use footprint::BlockFootprint;
 pub(super) use measure::replay;
 pub(super) use recipe::recipe;
+pub(super) use slot_loss::{Factors, Terms};
+pub(super) use teacher::against_whole;
+pub(super) use weights::reach;
 
+pub use attention::{BlockAttention, LayerType};
 pub use blocks::{BlockBudget, BlockDraws};
 pub use drawn::DrawnBlocks;
-pub use objective::{BlockLoss, BlockObjective};
+pub use labels::SlotLabels;
+pub use loss::BlockLoss;
+pub use objective::BlockObjective;
 pub use selected::SelectorLoss;
+pub use slot_keys::SlotKeys;
+pub use slot_loss::{SlotForm, SlotLoss};
 pub use teacher::SoftLoss;
-pub use weights::SlotWeights;
+pub use weights::{Divisor, SlotWeights};

@@ -1,5 +1,5 @@
-//! The text, or the target's distribution, at the slots of drawn blocks: `Σ w ℓ / Σ w`, with the loss
-//! of a selector beside it.
+//! The text, or the target's distribution, at the slots of drawn blocks: `Σ w ℓ / Σ w` (or another divisor), with
+//! the loss of a selector beside it.
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
@@ -13,38 +13,16 @@ use longdraft_models::draft::block::Selector;
 
 use super::blocks::{Slots, give_keys};
 use super::drawn::DrawnBlocks;
+use super::labels::SlotLabels;
+use super::loss::BlockLoss;
 use super::selected::{Hits, Selected, SelectorLoss};
-use super::teacher::{SoftLoss, teacher_rows};
+use super::slot_loss::{Factors, Terms};
+use super::teacher::{SoftLoss, against_labels, teacher_tokens};
 use super::weights::SlotWeights;
 use crate::error::Result;
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared, TeacherDistribution, mixed_in_words};
-
-/// What is minimised.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockLoss {
-    /// What a slot's loss is multiplied by.
-    pub weights: SlotWeights,
-    /// γ of [`SlotWeights::Decay`], in slots.
-    pub decay: f64,
-    /// α of D-PACE.
-    pub alpha: f64,
-    /// Whether rows divide the loss of D-PACE.
-    pub divide_by_rows: bool,
-    /// The part of the target's distribution; without it slots learn the text alone.
-    pub soft: Option<SoftLoss>,
-    /// The part of the draft's selector; without it a selector is neither trained nor asked.
-    pub selector: Option<SelectorLoss>,
-}
-
-impl BlockLoss {
-    /// Whether weights or divisors wait for the draft's pass over all rows of a step.
-    pub(in crate::method) fn waits(&self) -> bool {
-        let of_weights = self.weights.look_at_the_draft() && !self.divide_by_rows;
-        of_weights || self.selector.is_some_and(|selector| selector.over_hits)
-    }
-}
 
 /// A block draft with its loss.
 pub type BlockObjective = DrawnBlocks<BlockLoss>;
@@ -53,14 +31,34 @@ pub type BlockObjective = DrawnBlocks<BlockLoss>;
 pub(super) struct Plan {
     slots: Slots,
     /// Weights of the learned slots.
-    weights: Vec<f32>,
+    weights: Vec<f64>,
     /// What a row adds to the divisor of each part of the loss.
     denominators: Vec<f64>,
 }
 
+/// What the head makes of learned slots.
+struct Judged {
+    /// Under their weights, a scalar with gradients.
+    loss_sum: Tensor,
+    rows: RowStatistics,
+    factors: Vec<Factors>,
+}
+
 impl BlockObjective {
+    /// The slots of a row's blocks, which learn the text.
     pub(super) fn slots(&self, batch: &Batch) -> Slots {
         Slots::new(batch, &self.starts(batch), self.draft.config())
+    }
+
+    /// The same with the labels that they learn.
+    pub(super) fn labelled(&self, batch: &Batch, features: &BatchFeatures) -> Result<Slots> {
+        let slots = self.slots(batch);
+        match self.loss.labels {
+            SlotLabels::Text => Ok(slots),
+            SlotLabels::Target => {
+                slots.with_likely_labels((batch, features), (&self.head, self.bend))
+            }
+        }
     }
 
     /// The learned slots' states, `[S, H]`.
@@ -69,36 +67,66 @@ impl BlockObjective {
         Ok(select_rows(&states, &slots.learned)?)
     }
 
-    /// Weights of the learned slots, given the labels' probabilities where they matter.
-    fn weights(&self, slots: &Slots, chances: Option<&[f64]>) -> Vec<f32> {
-        let size = self.draft.config().block_size;
-        let mut of_slots = vec![None; slots.ids.len()];
-        for (row, slot) in slots.learned.iter().enumerate() {
-            of_slots[*slot as usize] = Some(chances.map_or(1.0, |chances| chances[row]));
-        }
+    /// Weights of the learned slots, given their chances where they matter.
+    fn weights(&self, slots: &Slots, chances: Option<&[f64]>) -> Vec<f64> {
         let BlockLoss { weights, decay, alpha, .. } = self.loss;
-        let blocks = of_slots.chunks(size).flat_map(|b| weights.of_block(b, (decay, alpha)));
-        let all: Vec<f64> = blocks.collect();
-        slots.learned.iter().map(|slot| all[*slot as usize] as f32).collect()
+        let all = slots.by_block(chances, |block| weights.of_block(block, 1, (decay, alpha)));
+        // As the loss takes them.
+        all.into_iter().map(|weight| f64::from(weight as f32)).collect()
     }
 
-    /// The slots' losses under `weights`, of their states `[S, H]`, and what the head makes of these.
+    /// The slots' losses under `weights`, of their states `[S, H]`; `mean` is the step's chance of acceptance.
     fn judge(
         &self,
         states: &Tensor,
         of: (&Batch, &Slots),
         features: &BatchFeatures,
-        weights: &[f32],
-    ) -> Result<(Tensor, RowStatistics)> {
+        (weights, mean): (&[f64], f64),
+    ) -> Result<Judged> {
+        let form = self.loss.own_form();
+        let chances = if form.follows_slots() {
+            self.statistics(states, of, features)?.acceptance
+        } else {
+            Vec::new()
+        };
+        let factors = form.factors(weights.len(), &chances, mean);
+        let terms = Terms::new(form.loss, weights, self.loss.shares(), &factors);
         let labels = Inputs::of_labels(states, &self.head, &of.1.labels).bent(self.bend);
         let Output { loss_sum, rows } = match self.loss.soft {
-            None => linear_cross_entropy(&Inputs { label_weights: Some(weights), ..labels })?,
-            Some(soft) => soft.cross_entropy(&labels, of, features, weights)?,
+            None => against_labels(&labels, &terms)?,
+            Some(soft) => soft.against(&labels, of, features, &terms)?,
         };
-        Ok((loss_sum, rows))
+        Ok(Judged { loss_sum, rows, factors })
     }
 
-    /// What the head makes of learned slots' states `[S, H]`, without a gradient.
+    /// What the head makes of learned slots' states `[S, H]` beside what they learn, without a gradient.
+    fn statistics(
+        &self,
+        states: &Tensor,
+        of: (&Batch, &Slots),
+        features: &BatchFeatures,
+    ) -> Result<RowStatistics> {
+        match self.loss.soft {
+            None => self.observe(states, of.1),
+            Some(soft) => self.beside(soft, states, of, features),
+        }
+    }
+
+    /// The same beside a distribution.
+    pub(super) fn beside(
+        &self,
+        soft: SoftLoss,
+        states: &Tensor,
+        of: (&Batch, &Slots),
+        features: &BatchFeatures,
+    ) -> Result<RowStatistics> {
+        let states = states.detach();
+        let labels = Inputs::of_labels(&states, &self.head, &of.1.labels).bent(self.bend);
+        let terms = Terms::none(self.loss.form.loss, of.1.learned.len());
+        Ok(soft.against(&labels, of, features, &terms)?.rows)
+    }
+
+    /// The same beside the labels alone.
     pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
         let states = states.detach();
         let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
@@ -106,10 +134,8 @@ impl BlockObjective {
     }
 
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
-        let slots = self.slots(batch);
-        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
-        let looks = self.loss.weights.look_at_the_draft();
-        if !self.prepares_with_draft() {
+        let slots = self.labelled(batch, features)?;
+        if !self.loss.looks_at_the_draft() {
             return Ok(self.planned(batch, slots, None, None));
         }
         if slots.learned.is_empty() {
@@ -117,31 +143,42 @@ impl BlockObjective {
             return Ok(self.planned(batch, slots, None, None));
         }
         let states = self.states(batch, features, &slots)?.detach();
-        let losses = if looks { Some(self.observe(&states, &slots)?.hard) } else { None };
-        let hits = if hits_divide { self.hits(&states, &slots)? } else { None };
-        Ok(self.planned(batch, slots, losses.as_deref(), hits.as_ref()))
+        let reads = self.loss.weights.look_at_the_draft() || self.loss.form.follows_the_step();
+        let rows =
+            if reads { Some(self.statistics(&states, (batch, &slots), features)?) } else { None };
+        let hits = if self.loss.hits_divide() { self.hits(&states, &slots)? } else { None };
+        Ok(self.planned(batch, slots, rows.as_ref(), hits.as_ref()))
     }
 
-    /// The plan of a row, from the draft's own losses and hits where they matter.
+    /// The plan of a row, from what the head makes of its slots and their hits where these matter. What a slot
+    /// learns accepts it with its chance: that is the label's own where no distribution is learned.
     pub(super) fn planned(
         &self,
         batch: &Batch,
         slots: Slots,
-        losses: Option<&[f64]>,
+        rows: Option<&RowStatistics>,
         hits: Option<&Hits>,
     ) -> Plan {
-        let chances =
-            losses.map(|losses| losses.iter().map(|loss| (-loss).exp()).collect::<Vec<_>>());
+        let chances = rows.map(|rows| self.loss.weights.chances(rows));
         let weights = self.weights(&slots, chances.as_deref());
-        let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
-        let by_rows = self.loss.divide_by_rows && self.loss.weights.look_at_the_draft();
-        let of_slots = if by_rows { of_row(batch) } else { total };
+        let of_slots = self.loss.divide_by.of_row(batch, slots.learned.len(), weights.iter().sum());
         let mut denominators = vec![of_slots];
-        if let Some(selector) = self.loss.selector {
+        if self.loss.selector.is_some() {
             let of_hits = || hits.map_or(0.0, |hits| hits.total(&weights));
-            denominators.push(if selector.over_hits { of_hits() } else { of_slots });
+            denominators.push(if self.loss.hits_divide() { of_hits() } else { of_slots });
+        }
+        if self.loss.form.follows_the_step() {
+            let accepted = rows.map_or(0.0, |rows| rows.acceptance.iter().sum::<f64>());
+            denominators.extend([accepted, slots.learned.len() as f64]);
         }
         Plan { slots, weights, denominators }
+    }
+
+    /// The factors of held-out slots, whose step is their row.
+    pub(super) fn factors_of(&self, plan: &Plan, rows: &RowStatistics) -> Vec<Factors> {
+        let form = self.loss.own_form();
+        let mean = form.mean_of_step(&plan.denominators);
+        form.factors(rows.hard.len(), &rows.acceptance, mean)
     }
 
     /// The draft's selector, where it is trained.
@@ -151,8 +188,8 @@ impl BlockObjective {
 
     /// Rows whose label is a candidate, where a selector is trained.
     fn hits(&self, states: &Tensor, slots: &Slots) -> Result<Option<Hits>> {
-        let Some((_, selector)) = self.selector() else { return Ok(None) };
-        Ok(Some(Hits::of(states, &self.head, slots, selector.sizes().top_k)?))
+        let Some((part, selector)) = self.selector() else { return Ok(None) };
+        Ok(Some(Hits::of(states, &self.head, slots, (selector.sizes().top_k, part.keeps_labels))?))
     }
 
     /// What the selector chooses at the hits, where one is trained.
@@ -171,29 +208,36 @@ impl BlockObjective {
     pub(super) fn metrics(
         &self,
         plan: &Plan,
-        rows: &RowStatistics,
+        (rows, factors): (&RowStatistics, &[Factors]),
         selected: Option<&(Hits, Option<Selected>)>,
     ) -> Result<DraftMetrics> {
         let Plan { slots, weights, denominators } = plan;
         let mut metrics = DraftMetrics::default();
         let (mut right, mut chances) = (rows.agrees.clone(), rows.acceptance.clone());
+        let (label, distribution) = self.loss.shares();
         // Without a distribution to learn, labels are no soft targets.
-        let soft = self.loss.soft.map_or(0.0, |soft| soft.weight);
-        let soft_of = |row: usize| if soft > 0.0 { rows.soft[row] } else { 0.0 };
-        let loss_of = |row: usize| (1.0 - soft) * rows.hard[row] + soft * soft_of(row);
-        let sum = (0..weights.len()).map(|row| f64::from(weights[row]) * loss_of(row)).sum();
+        let soft_of = |row: usize| if self.loss.soft.is_some() { rows.soft[row] } else { 0.0 };
+        let loss_of = |row: usize| {
+            let divergence = if self.loss.soft.is_some() { rows.soft[row] } else { rows.hard[row] };
+            let learned = factors[row].loss(self.loss.form.loss, divergence, rows.acceptance[row]);
+            label * rows.hard[row] + distribution * learned
+        };
+        let sum = weights.iter().enumerate().map(|(row, weight)| weight * loss_of(row)).sum();
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: denominators[0] }];
         if let (Some((hits, selected)), Some(loss)) = (selected, self.loss.selector) {
-            (metrics.candidate_rows, metrics.candidate_hits) = (weights.len(), hits.rows.len());
+            let found = hits.found.iter().filter(|found| **found).count();
+            (metrics.candidate_rows, metrics.candidate_hits) = (weights.len(), found);
             right.fill(false);
             chances.fill(0.0);
             let mut sum = 0.0;
             if let Some(Selected { losses, right: chosen }) = selected {
                 let losses: Vec<f64> = losses.detach().to_dtype(DType::F64)?.to_vec1()?;
-                for ((row, loss), chosen) in hits.rows.iter().zip(losses).zip(chosen) {
+                let rows = hits.rows.iter().zip(&hits.found).zip(chosen);
+                for (((row, found), chosen), loss) in rows.zip(losses) {
                     let row = *row as usize;
-                    sum += f64::from(weights[row]) * loss;
-                    (right[row], chances[row]) = (*chosen, (-loss).exp());
+                    sum += weights[row] * loss;
+                    right[row] = *chosen;
+                    chances[row] = if *found { (-loss).exp() } else { 0.0 };
                 }
             }
             metrics.parts.push(LossPart { weight: loss.weight, sum, denominator: denominators[1] });
@@ -207,11 +251,6 @@ impl BlockObjective {
     }
 }
 
-/// What a row counts where rows divide a loss: once, whichever ranks share it.
-fn of_row(batch: &Batch) -> f64 {
-    f64::from(u8::from(batch.owns(0)))
-}
-
 impl Objective for BlockObjective {
     fn draft(&self) -> &dyn Draft {
         &self.draft
@@ -223,7 +262,7 @@ impl Objective for BlockObjective {
 
     fn needs(&self) -> FeatureNeeds {
         let (taps, ahead) = (self.draft.taps(), self.draft.config().block_size);
-        match self.loss.soft {
+        match self.loss.reads() {
             None => FeatureNeeds { taps, teacher: TeacherKind::None, ahead: 0 },
             Some(soft) => FeatureNeeds { taps, teacher: soft.distribution.needs(), ahead },
         }
@@ -246,18 +285,15 @@ impl Objective for BlockObjective {
         if self.loss.waits() {
             return None;
         }
-        if self.loss.weights.look_at_the_draft() {
-            return Some(vec![of_row(batch); 1 + usize::from(self.loss.selector.is_some())]);
-        }
+        // Weights may look at the draft all the same: then they divide nothing.
         Some(self.planned(batch, self.slots(batch), None, None).denominators)
     }
 
     fn prepares_with_draft(&self) -> bool {
-        let hits_divide = self.loss.selector.is_some_and(|selector| selector.over_hits);
-        self.loss.weights.look_at_the_draft() || hits_divide
+        self.loss.looks_at_the_draft()
     }
 
-    /// The draft runs here only where weights or divisors depend on it.
+    /// The draft runs here only where weights, divisors or mixes depend on it.
     fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared> {
         let plan = self.plan(batch, features)?;
         Ok(Prepared::new(plan.denominators.clone(), plan))
@@ -279,16 +315,20 @@ impl Objective for BlockObjective {
         }
         let states = self.states(batch, features, slots)?;
         let states = if train { states } else { states.detach() };
-        let (loss_sum, rows) = self.judge(&states, (batch, slots), features, weights)?;
-        let selected = self.select(&states, slots)?;
-        let metrics = self.metrics(plan, &rows, selected.as_ref())?;
+        let of_step = (weights.as_slice(), self.loss.form.mean_of_step(denominators));
+        let Judged { loss_sum, rows, factors } =
+            self.judge(&states, (batch, slots), features, of_step)?;
+        let stops = self.loss.selector.is_some_and(|selector| selector.stops_gradient);
+        let read = if stops { states.detach() } else { states };
+        let selected = self.select(&read, slots)?;
+        let metrics = self.metrics(plan, (&rows, &factors), selected.as_ref())?;
         let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);
         let mut loss = (loss_sum / divisor(0).unwrap_or(1.0))?;
         if let (Some((hits, Some(selected))), Some(part)) = (&selected, self.loss.selector) {
             let factor = part.weight / divisor(1).unwrap_or(1.0);
             let weights: Vec<f64> =
-                hits.rows.iter().map(|row| factor * f64::from(weights[*row as usize])).collect();
-            let weights = Tensor::from_vec(weights, selected.losses.dims(), states.device())?;
+                hits.rows.iter().map(|row| factor * weights[*row as usize]).collect();
+            let weights = Tensor::from_vec(weights, selected.losses.dims(), read.device())?;
             let weights = weights.to_dtype(selected.losses.dtype())?;
             loss = (loss + (&selected.losses * weights)?.sum_all()?)?;
         }
@@ -297,18 +337,28 @@ impl Objective for BlockObjective {
 
     fn quantities(&self, teacher: TeacherKind) -> Quantities {
         let (text, target) = (Quantities::TEXT, Quantities::TARGET.to_owned());
+        let label = match self.loss.labels {
+            SlotLabels::Text => text.to_owned(),
+            SlotLabels::Target => format!("{target}'s most likely token"),
+        };
         let (soft, acceptance) = match (teacher, self.loss.soft.map(|soft| soft.distribution)) {
-            (_, None) => (text.to_owned(), text.to_owned()),
+            (_, None) => (label.clone(), label.clone()),
             (TeacherKind::EveryTokenTopK(k), Some(TeacherDistribution::TopK { tail, .. })) => {
                 (tail.in_words(k), format!("{target}'s top {k}"))
             }
             _ => (target.clone(), target),
         };
-        let learned = mixed_in_words(self.loss.soft.map_or(0.0, |soft| soft.weight), &soft);
+        let form = self.loss.own_form().loss.in_words();
+        let learned = match self.loss.soft {
+            None => format!("{form}{label}"),
+            Some(part) => mixed_in_words(part.weight, &format!("{form}{soft}"))
+                .replace(&format!("× {text}"), &format!("× {label}")),
+        };
         let slots = format!("slots 1 to {} of drawn blocks", self.draft_len());
         let weights = match self.loss.weights {
             SlotWeights::Decay => format!("; weights fall by 1/e every {} slots", self.loss.decay),
             SlotWeights::Uniform => String::new(),
+            SlotWeights::Dpard => format!("; D-PARD weights, α = {}", self.loss.alpha),
             _ => format!("; D-PACE weights, α = {}", self.loss.alpha),
         };
         let selector = match self.loss.selector {
@@ -317,10 +367,10 @@ impl Objective for BlockObjective {
         };
         Quantities {
             loss: format!("{learned}; {slots}{weights}{selector}"),
-            hard_loss: format!("{text}; {slots}"),
-            agreement: text.to_owned(),
-            // That of a selector is its chance of the text's token.
-            acceptance: if self.loss.selector.is_some() { text.to_owned() } else { acceptance },
+            hard_loss: format!("{label}; {slots}"),
+            agreement: label.clone(),
+            // That of a selector is its chance of the label.
+            acceptance: if self.loss.selector.is_some() { label } else { acceptance },
         }
     }
 
@@ -332,10 +382,10 @@ impl Objective for BlockObjective {
         self.draft.config().block_size - 1
     }
 
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
-        match self.loss.soft {
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32> {
+        match self.loss.reads() {
             None => batch.learned.clone(),
-            Some(_) => teacher_rows(batch, self.draft.config().block_size),
+            Some(_) => teacher_tokens(batch, self.draft.config().block_size),
         }
     }
 }

@@ -3,6 +3,9 @@
 //! ```text
 //! ℓ = −log softmax_C(S(x_{t−1} → ·))[x_t]        rows whose label is no candidate learn nothing here
 //! ```
+//!
+//! Earlier trainers put the label in the place of the weakest candidate instead (`keeps_labels`). Decoding knows no
+//! such candidate: it counts as one that is not chosen.
 
 use candle_core::{Result as TensorResult, Tensor};
 use longdraft_kernels::bend::Bend;
@@ -22,9 +25,13 @@ pub struct SelectorLoss {
     /// Whether it is divided by the weights of rows whose label is a candidate, instead of by those of
     /// all rows.
     pub over_hits: bool,
+    /// Whether a label that is no candidate takes the place of the weakest one, so that every row learns.
+    pub keeps_labels: bool,
+    /// Whether its loss leaves the draft's states and logits alone.
+    pub stops_gradient: bool,
 }
 
-/// Rows whose label is one of the candidates.
+/// Rows whose label is one of the candidates, or put among them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Hits {
     /// Learned rows, ascending.
@@ -33,34 +40,47 @@ pub(super) struct Hits {
     candidates: Vec<u32>,
     /// Where the label stands among them.
     labels: Vec<u32>,
+    /// Whether it is there by itself.
+    pub(super) found: Vec<bool>,
 }
 
 /// What a selector makes of hits.
 pub(super) struct Selected {
     /// ℓ, `[hits]`.
     pub(super) losses: Tensor,
-    /// Whether the label is chosen.
+    /// Whether the label is chosen where it is a candidate by itself.
     pub(super) right: Vec<bool>,
 }
 
 impl Hits {
     /// Those among learned slots with states `[S, H]` under the target's head `[V, H]`.
-    pub(super) fn of(states: &Tensor, head: &Tensor, slots: &Slots, k: usize) -> Result<Self> {
+    pub(super) fn of(
+        states: &Tensor,
+        head: &Tensor,
+        slots: &Slots,
+        (k, keeps_labels): (usize, bool),
+    ) -> Result<Self> {
         let top = linear_top_k(&states.detach(), head, k)?;
         let mut hits = Self::default();
         for (row, candidates) in top.ids.chunks(k.max(1)).enumerate() {
             let label = slots.labels[row];
-            let Some(place) = candidates.iter().position(|id| *id == label) else { continue };
-            hits.rows.push(row as u32);
+            let found = candidates.iter().position(|id| *id == label);
+            let Some(place) = found.or(keeps_labels.then(|| candidates.len() - 1)) else {
+                continue;
+            };
+            let first = hits.candidates.len();
             hits.candidates.extend_from_slice(candidates);
+            hits.candidates[first + place] = label;
+            hits.rows.push(row as u32);
             hits.labels.push(place as u32);
+            hits.found.push(found.is_some());
         }
         Ok(hits)
     }
 
     /// Σ of the rows' weights.
-    pub(super) fn total(&self, weights: &[f32]) -> f64 {
-        self.rows.iter().map(|row| f64::from(weights[*row as usize])).sum()
+    pub(super) fn total(&self, weights: &[f64]) -> f64 {
+        self.rows.iter().map(|row| weights[*row as usize]).sum()
     }
 
     /// The selector's choice at the hits; `None` without any.
@@ -81,7 +101,8 @@ impl Hits {
         let scores = (logits + preferences)?;
         let losses = self.losses(&scores)?;
         let best: Vec<u32> = scores.detach().argmax(1)?.to_vec1()?;
-        let right = best.iter().zip(&self.labels).map(|(best, label)| best == label).collect();
+        let chosen = best.iter().zip(&self.labels).map(|(best, label)| best == label);
+        let right = chosen.zip(&self.found).map(|(chosen, found)| chosen && *found).collect();
         Ok(Some(Selected { losses, right }))
     }
 

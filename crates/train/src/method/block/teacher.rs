@@ -1,26 +1,28 @@
 //! The target's distribution in the loss of slots: that of the token before a slot's label.
 //!
 //! ```text
-//! ℓ = (1 − λ) (−log q[x_t]) + λ (−Σ_v p_{t−1}[v] log q[v])
+//! ℓ = (1 − λ) (−log q[x_t]) + λ D(p_{t−1}, q)          D as `slot_loss` says
 //! ```
 
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, untapped};
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
+    Inputs, Output, SoftTargets, SparseDistributions, Teacher, Weighted, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
 use longdraft_models::draft::VocabularyMap;
 
 use super::blocks::{Slots, is_learned};
+use super::divergence::divergence;
+use super::slot_loss::Terms;
 use crate::error::Result;
 use crate::objective::{TailKind, TeacherDistribution, TopDistributions};
 
 /// The part of the target's distribution in a slot's loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftLoss {
-    /// λ, above 0 and at most 1; the rest of the loss learns the text.
+    /// λ, above 0 and at most 1; the rest of the loss is the label's cross-entropy.
     pub weight: f64,
     /// How much of the distribution is learned.
     pub distribution: TeacherDistribution,
@@ -28,54 +30,84 @@ pub struct SoftLoss {
 
 /// Tokens whose distributions slots may learn: those before a supervised token of their document. A
 /// rank that runs a part of a row has also those that its last block of `slots` reaches.
-pub(super) fn teacher_rows(batch: &Batch, slots: usize) -> Vec<u32> {
+pub(super) fn teacher_tokens(batch: &Batch, slots: usize) -> Vec<u32> {
     let tokens = batch.ids.len();
     let own = batch.own.clone().unwrap_or(0..tokens);
     let reached = own.start..(own.end + slots).min(tokens);
     reached.filter(|t| is_learned(batch, *t, t + 1)).map(|t| t as u32).collect()
 }
 
+/// The slots' losses against whole distributions; `labels` are the learned slots' states `[S, H]`, the target's head
+/// `[V, H]` and the labels.
+pub(in crate::method) fn against_whole(
+    labels: &Inputs<'_>,
+    teacher: Teacher<'_>,
+    terms: &Terms,
+) -> Result<Output> {
+    let labels = Inputs { label_weights: Some(&terms.label), teacher: Some(teacher), ..*labels };
+    if terms.loss.compares_whole() {
+        return Ok(divergence(&labels, &terms.cross_entropy, terms.loss)?);
+    }
+    let soft = SoftTargets::Weighted(terms.weighted());
+    Ok(linear_cross_entropy(&Inputs { soft, soft_weight: 1.0, ..labels })?)
+}
+
+/// The slots' losses against their labels as distributions of one token; all terms are about these.
+pub(super) fn against_labels(labels: &Inputs<'_>, terms: &Terms) -> Result<Output> {
+    // Of one token cross-entropy is that of the label.
+    let labels = Inputs { label_weights: Some(&terms.cross_entropy), ..*labels };
+    if terms.rejection.iter().all(|weight| *weight == 0.0) {
+        return Ok(linear_cross_entropy(&labels)?);
+    }
+    let slots = labels.labels.len();
+    let (starts, own): (Vec<usize>, Vec<u32>) =
+        ((0..=slots).collect(), (0..slots as u32).collect());
+    let distributions = SparseDistributions {
+        starts: &starts,
+        ids: labels.labels,
+        log_probs: &vec![0.0; slots],
+        tails: &vec![0.0; slots],
+        rows: &own,
+    };
+    let none = vec![0.0; slots];
+    let rejected = Weighted { cross_entropy: &none, ..terms.weighted() };
+    let soft = SoftTargets::Sparse(distributions, rejected);
+    Ok(linear_cross_entropy(&Inputs { soft, soft_weight: 1.0, ..labels })?)
+}
+
 impl SoftLoss {
-    /// The slots' losses under weights `[S]`; `labels` are the learned slots' states `[S, H]`, the
-    /// target's head `[V, H]` and the text.
-    pub(super) fn cross_entropy(
+    /// The slots' losses; `labels` are the learned slots' states `[S, H]`, the target's head `[V, H]` and the
+    /// labels.
+    pub(super) fn against(
         &self,
         labels: &Inputs<'_>,
         (batch, slots): (&Batch, &Slots),
         features: &BatchFeatures,
-        weights: &[f32],
+        terms: &Terms,
     ) -> Result<Output> {
         let head = labels.head;
-        let share =
-            |share: f64| weights.iter().map(|w| (share * f64::from(*w)) as f32).collect::<Vec<_>>();
-        let (of_labels, of_target) = (share(1.0 - self.weight), share(self.weight));
-        let weighted = Weighted {
-            cross_entropy: &of_target,
-            rejection: &vec![0.0; weights.len()],
-            form: Rejection::Linear,
-            log_sum_exp: None,
-        };
-        let output = |soft: SoftTargets<'_>, teacher: Option<Teacher<'_>>| -> Result<Output> {
-            let label_weights = Some(of_labels.as_slice());
-            let inputs = Inputs { label_weights, soft, soft_weight: 1.0, teacher, ..*labels };
-            Ok(linear_cross_entropy(&inputs)?)
-        };
-        let sparse = |(entries, k, tail): (&TopK, usize, TailKind), tokens: &[u32]| {
+        let sparse = |(entries, k, tail): (&TopK, usize, TailKind),
+                      tokens: &[u32]|
+         -> Result<Output> {
+            if terms.loss.compares_whole() {
+                return Err(untapped("the teacher's whole distribution").into());
+            }
             let every = VocabularyMap::identity(head.dim(0)?);
             let of = (tokens, batch.ids.len());
             let distributions = TopDistributions::new(entries, k, of, &every, tail);
             let rows = distributions.of_tokens(&slots.teachers());
             let rows = rows.ok_or_else(|| untapped("the teacher at a learned slot"))?;
-            output(SoftTargets::Sparse(distributions.of_rows(&rows), weighted), None)
+            let soft = SoftTargets::Sparse(distributions.of_rows(&rows), terms.weighted());
+            let label_weights = Some(terms.label.as_slice());
+            Ok(linear_cross_entropy(&Inputs { label_weights, soft, soft_weight: 1.0, ..*labels })?)
         };
         // States of a part of a row begin with its own first token.
-        let first = features.rows().map_or(0, |rows| rows.start as u32);
+        let first = features.tokens().map_or(0, |rows| rows.start as u32);
         let from_first = |tokens: &[u32]| tokens.iter().map(|t| t - first).collect::<Vec<u32>>();
         match (&features.teacher, self.distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
                 let rows = from_first(&slots.teachers());
-                let teacher = Teacher { hidden, rows: Some(&rows), head };
-                output(SoftTargets::Weighted(weighted), Some(teacher))
+                against_whole(labels, Teacher { hidden, rows: Some(&rows), head }, terms)
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let mut tokens = slots.teachers();
@@ -86,7 +118,7 @@ impl SoftLoss {
                 sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)
             }
             (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {
-                sparse((entries, *k, tail), &teacher_rows(batch, slots.of_a_block()))
+                sparse((entries, *k, tail), &teacher_tokens(batch, slots.of_a_block()))
             }
             _ => Err(untapped("the teacher at every token").into()),
         }

@@ -1,12 +1,12 @@
 //! The keys of `draft.method: dflash`.
 
 use longdraft_models::draft::Init;
-use longdraft_models::draft::block::{BlockConfig, LayerKind};
+use longdraft_models::draft::block::BlockConfig;
 use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::method::block::{BlockBudget, SlotWeights};
+use crate::method::block::{BlockAttention, BlockBudget, SlotKeys, SlotLabels, SlotLoss};
 
 /// Blocks of a row where nothing else is asked for.
 const BLOCKS_PER_ROW: usize = 512;
@@ -22,11 +22,9 @@ pub struct Dflash {
     pub target_layers: Option<Vec<usize>>,
     /// Slots of a block: the token that is known, and those that are proposed.
     pub block_size: usize,
-    /// Tokens of the context that a slot sees, in every layer (default: all). With a window, a round
-    /// costs the same however long the text is.
-    pub sliding_window: Option<usize>,
-    /// Whether a slot sees no slot after it.
-    pub causal: bool,
+    /// What slots see.
+    #[serde(flatten)]
+    pub attention: BlockAttention,
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
@@ -37,16 +35,18 @@ pub struct Dflash {
     pub blocks_per_row: Option<usize>,
     /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
     pub tokens_per_block: Option<usize>,
-    /// What a slot's loss is multiplied by.
-    pub slot_weights: SlotWeights,
+    /// How a slot is held to what it learns: the target's distribution, or without `soft_weight` its label as a
+    /// distribution of one token. `reverse_kl`, `jsd` and `renyi` compare whole distributions.
+    pub loss: SlotLoss,
+    /// Which tokens a slot takes for right: those of the text, or what the target finds most likely after it.
+    pub labels: SlotLabels,
+    /// Weight λ of the target's distribution in a slot's loss, 0 to 1; the rest is cross-entropy with the label.
+    pub soft_weight: f64,
     /// Slots after which the weight of `decay` has fallen to 1/e (default: 1 + 3/8 of the block).
     pub slot_decay: Option<f64>,
-    /// Share α of the chance of a slot that does not depend on the draft, 0 to 1, for `dpace` (default: 0.5).
-    pub dpace_alpha: Option<f64>,
-    /// Weight λ of the target's distribution in a slot's loss, 0 to 1; the rest learns the text.
-    pub soft_weight: f64,
-    /// Divides the loss of `dpace` by the rows instead of by the weights, as its first trainer did.
-    pub divide_by_rows: bool,
+    /// What slots weigh.
+    #[serde(flatten)]
+    pub slots: SlotKeys,
 }
 
 impl Default for Dflash {
@@ -55,17 +55,16 @@ impl Default for Dflash {
             layers: 5,
             target_layers: None,
             block_size: 16,
-            sliding_window: None,
-            causal: false,
+            attention: BlockAttention::default(),
             mask_token_id: None,
             init: Init::default(),
             blocks_per_row: None,
             tokens_per_block: None,
-            slot_weights: SlotWeights::default(),
-            slot_decay: None,
-            dpace_alpha: None,
+            loss: SlotLoss::default(),
+            labels: SlotLabels::default(),
             soft_weight: 0.0,
-            divide_by_rows: false,
+            slot_decay: None,
+            slots: SlotKeys::default(),
         }
     }
 }
@@ -82,11 +81,7 @@ impl Dflash {
         if let Some(ids) = &self.target_layers {
             config.target_layers = ids.iter().map(|id| LayerId(*id)).collect();
         }
-        if self.sliding_window.is_some() {
-            config.layers = vec![LayerKind::Sliding; self.layers];
-            config.sliding_window = self.sliding_window;
-        }
-        config.is_causal = Some(self.causal);
+        self.attention.set(&mut config);
         config
     }
 

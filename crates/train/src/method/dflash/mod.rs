@@ -11,8 +11,8 @@ use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::block::{
-    self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotWeights,
-    SoftLoss,
+    self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotLabels,
+    SlotWeights, SoftLoss,
 };
 use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext};
 use crate::error::Result;
@@ -35,8 +35,10 @@ impl DraftMethod for Dflash {
         "dflash"
     }
 
-    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
-        problems(self)
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
+        let mut all = problems(self);
+        all.extend(loss_problems(self, stage));
+        all
     }
 
     fn starts_from_last_layer(&self) -> bool {
@@ -52,7 +54,7 @@ impl DraftMethod for Dflash {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
         let loss = self.loss(None, teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
-        Ok(Arc::new(footprint.with_soft(loss.soft)))
+        Ok(Arc::new(footprint.with_soft(loss.reads())))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -92,17 +94,19 @@ impl Dflash {
     ) -> BlockLoss {
         let (weight, distribution) = (self.soft_weight, teacher.distribution());
         BlockLoss {
-            soft: (weight > 0.0).then_some(SoftLoss { weight, distribution }),
-            weights: self.slot_weights,
+            weights: self.slots.slot_weights,
             decay: self.decay(),
-            alpha: self.dpace_alpha.unwrap_or(0.5),
-            divide_by_rows: self.divide_by_rows,
+            alpha: self.slots.alpha(),
+            divide_by: self.slots.divisor(),
+            form: self.slots.form(self.loss),
+            labels: self.labels,
+            soft: (weight > 0.0).then_some(SoftLoss { weight, distribution }),
             selector,
         }
     }
 }
 
-/// What makes no sense of the keys that all block drafts share.
+/// What makes no sense of the network and the blocks, whose keys all block drafts share.
 pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
     let mut rules = Rules::default();
     for (name, size, first, most) in [
@@ -110,7 +114,6 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
         ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
-        ("sliding_window", draft.sliding_window.unwrap_or(1), 1, limits::ROW_TOKENS),
     ] {
         rules.require(
             (first..=most).contains(&size),
@@ -131,69 +134,141 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
             "must name layers in ascending order",
         );
     }
+    draft.attention.check(&mut rules, draft.layers);
+    rules.into_problems()
+}
+
+/// What makes no sense of the keys of the loss.
+pub(super) fn loss_problems(draft: &Dflash, stage: &StageContext<'_>) -> Vec<Problem> {
+    let mut rules = Rules::default();
+    let (weights, soft) = (draft.slots.slot_weights, draft.soft_weight);
+    draft.slots.check(&mut rules, ("draft.loss", draft.loss), stage.teacher);
     rules.require(
         draft.slot_decay.is_none_or(|decay| decay > 0.0 && limits::is_f32(decay)),
         "draft.slot_decay",
         "must be positive",
     );
-    rules.require(
-        draft.dpace_alpha.is_none_or(|alpha| (0.0..=1.0).contains(&alpha)),
-        "draft.dpace_alpha",
-        "must be between 0 and 1",
-    );
-    rules.require(
-        (0.0..=1.0).contains(&draft.soft_weight),
-        "draft.soft_weight",
-        "must be between 0 and 1",
-    );
-    let weights = draft.slot_weights;
     rules.require_with(
-        draft.soft_weight == 0.0 || !weights.look_at_the_draft(),
-        "draft.soft_weight",
-        &["draft.slot_weights"],
-        "learns the target's distribution, and `dpace` weighs slots by the chance of the text's token: \
-         set `draft.slot_weights: decay` or `uniform`",
-    );
-    rules.require(
         draft.slot_decay.is_none() || weights == SlotWeights::Decay,
         "draft.slot_decay",
+        &["draft.slot_weights"],
         "belongs to `draft.slot_weights: decay`",
     );
-    for (key, changed) in
-        [("dpace_alpha", draft.dpace_alpha.is_some()), ("divide_by_rows", draft.divide_by_rows)]
-    {
-        rules.require(
-            !changed || weights.look_at_the_draft(),
-            &format!("draft.{key}"),
-            "belongs to `draft.slot_weights: dpace` and its forms",
-        );
-    }
+    rules.require((0.0..=1.0).contains(&soft), "draft.soft_weight", "must be between 0 and 1");
+    rules.require_with(
+        soft == 0.0 || !weights.look_at_the_draft() || weights == SlotWeights::Dpard,
+        "draft.soft_weight",
+        &["draft.slot_weights"],
+        "learns the target's distribution, and `dpace` weighs slots by the chance of their labels: set \
+         `draft.slot_weights: dpard`, `decay` or `uniform`",
+    );
+    rules.require_with(
+        soft > 0.0 || weights != SlotWeights::Dpard,
+        "draft.slot_weights",
+        &["draft.soft_weight"],
+        "is `dpard`, which weighs slots by the chance that the target accepts them: set `draft.soft_weight`",
+    );
+    rules.require_with(
+        soft > 0.0 || !draft.loss.compares_whole(),
+        "draft.loss",
+        &["draft.soft_weight"],
+        "compares the draft's distribution with the target's: set `draft.soft_weight`",
+    );
+    rules.require_with(
+        soft < 1.0 || draft.labels == SlotLabels::Text,
+        "draft.labels",
+        &["draft.soft_weight"],
+        "are not learned beside `draft.soft_weight: 1`",
+    );
     rules.into_problems()
 }
 
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
+    use longdraft_rules::Check;
 
+    use super::super::block::BlockAttention;
     use super::*;
+    use crate::config::TrainConfig;
 
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]
     fn a_saved_draft_says_the_keys_of_its_network() {
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-        let draft = Dflash {
-            layers: 2,
-            target_layers: Some(vec![3, 9, 30]),
-            block_size: 5,
-            sliding_window: Some(64),
-            causal: true,
-            ..Dflash::default()
+        let window = BlockAttention { sliding_window: Some(64), ..BlockAttention::default() };
+        for attention in [
+            BlockAttention { causal: Some(true), ..window.clone() },
+            BlockAttention { sliding_window_pattern: Some(2), ..window.clone() },
+            BlockAttention { sliding_window_pattern: Some(3), causal: None, ..window.clone() },
+            BlockAttention::default(),
+        ] {
+            let draft = Dflash {
+                layers: 3,
+                target_layers: Some(vec![3, 9, 30]),
+                block_size: 5,
+                attention,
+                ..Dflash::default()
+            };
+            let config = draft.network(&target, 7).to_json("DFlashDraftModel");
+            let start = SavedDraft { path: "draft".into(), config: Some(config) };
+            let known = Dflash::default().keys_of(&start).expect("keys");
+            let again: Dflash = serde_json::from_value(known.into()).expect("read");
+            assert_eq!(again.mask_token_id, Some(7));
+            assert_eq!(again.network(&target, 7), draft.network(&target, 7));
+        }
+    }
+
+    /// Problems of a draft with these keys.
+    fn told(keys: &Value) -> Vec<String> {
+        let config = json!({
+            "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+            "teacher": { "soft_targets": keys["teacher"].as_str().unwrap_or("full") },
+            "draft": keys["draft"],
+        });
+        let config: TrainConfig = serde_json::from_value(config).expect("known keys");
+        config.problems().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn losses_and_weights_that_need_the_targets_distribution_say_so() {
+        let of = |keys: Value| {
+            let mut draft = json!({ "method": "dflash" });
+            let keys = keys.as_object().cloned().unwrap_or_default();
+            draft.as_object_mut().expect("a map").extend(keys);
+            json!({ "draft": draft })
         };
-        let config = draft.network(&target, 7).to_json("DFlashDraftModel");
-        let start = SavedDraft { path: "draft".into(), config: Some(config) };
-        let known = Dflash::default().keys_of(&start).expect("keys");
-        let again: Dflash = serde_json::from_value(known.into()).expect("read");
-        assert_eq!(again.mask_token_id, Some(7));
-        assert_eq!(again.network(&target, 7), draft.network(&target, 7));
+        for (keys, part) in [
+            (json!({ "loss": "renyi" }), "`draft.loss` compares the draft's distribution"),
+            (json!({ "slot_weights": "dpard" }), "`draft.slot_weights` is `dpard`"),
+            (
+                json!({ "slot_weights": "dpace", "soft_weight": 0.5 }),
+                "by the chance of their labels",
+            ),
+            (json!({ "labels": "target", "soft_weight": 1 }), "`draft.labels` are not learned"),
+            (json!({ "kl_scale": 0.5 }), "`draft.kl_scale` belongs to `draft.loss: lk_lambda`"),
+            (json!({ "loss": "tv", "kl_decay": 2 }), "`draft.kl_decay` belongs to"),
+            (json!({ "loss": "lk_lambda", "kl_scale": 1.5 }), "`draft.kl_scale` must be between"),
+            (
+                json!({ "divide_by_rows": true, "divide_by_slots": true }),
+                "`draft.divide_by_slots` is a second divisor",
+            ),
+            (json!({ "dpace_alpha": 0.5 }), "`draft.dpace_alpha` belongs to"),
+        ] {
+            let told = told(&of(keys));
+            assert!(told.len() == 1 && told[0].contains(part), "{part}: {told:?}");
+        }
+        for keys in [
+            json!({ "loss": "lk_lambda", "kl_scale": 0.5, "kl_decay": 2 }),
+            json!({ "loss": "jsd", "soft_weight": 0.5, "labels": "target" }),
+            json!({ "loss": "renyi", "soft_weight": 1, "slot_weights": "dpard", "dpace_alpha": 0.3 }),
+            json!({ "slot_weights": "dpace", "labels": "target", "divide_by_slots": true }),
+        ] {
+            assert_eq!(told(&of(keys.clone())), [""; 0], "{keys}");
+        }
+        let mut keys = of(json!({ "loss": "jsd", "soft_weight": 1 }));
+        keys["teacher"] = "top_k".into();
+        let told = told(&keys);
+        assert!(told.len() == 1 && told[0].contains("`teacher.soft_targets: full`"), "{told:?}");
     }
 }

@@ -26,6 +26,11 @@ pub struct Dflash2 {
     /// Divides the selector's loss by the weights of slots whose label is a candidate, instead of by
     /// those of all slots.
     pub selector_over_hits: bool,
+    /// Puts a label that is no candidate in the place of the weakest one, so that the selector learns at every slot, as
+    /// earlier trainers did; not counted as found.
+    pub selector_keeps_labels: bool,
+    /// Whether the selector's loss trains the selector alone, and leaves the draft's layers to the loss of the slots.
+    pub selector_stops_gradient: bool,
 }
 
 impl Default for Dflash2 {
@@ -38,6 +43,8 @@ impl Default for Dflash2 {
             selector_top_k: 16,
             selector_weight: 1.0,
             selector_over_hits: false,
+            selector_keeps_labels: false,
+            selector_stops_gradient: false,
         }
     }
 }

@@ -33,7 +33,7 @@ impl DraftMethod for Dflash2 {
         "dflash2"
     }
 
-    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
         let mut rules = Rules::default();
         for (name, size, most) in [
             ("selector_rank", self.selector_rank, limits::SELECTOR_RANK),
@@ -53,6 +53,7 @@ impl DraftMethod for Dflash2 {
             "must not be negative",
         );
         let mut problems = dflash::problems(&self.block);
+        problems.extend(dflash::loss_problems(&self.block, stage));
         problems.extend(rules.into_problems());
         problems
     }
@@ -70,7 +71,7 @@ impl DraftMethod for Dflash2 {
         let blocks = self.block.budget();
         let loss = self.loss(teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
-        Ok(Arc::new(footprint.with_soft(loss.soft)))
+        Ok(Arc::new(footprint.with_soft(loss.reads())))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -111,8 +112,12 @@ impl DraftMethod for Dflash2 {
 
 impl Dflash2 {
     fn loss(&self, teacher: &TeacherConfig) -> BlockLoss {
-        let selector =
-            SelectorLoss { weight: self.selector_weight, over_hits: self.selector_over_hits };
+        let selector = SelectorLoss {
+            weight: self.selector_weight,
+            over_hits: self.selector_over_hits,
+            keeps_labels: self.selector_keeps_labels,
+            stops_gradient: self.selector_stops_gradient,
+        };
         self.block.loss(Some(selector), teacher)
     }
 

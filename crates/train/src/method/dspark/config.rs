@@ -5,6 +5,7 @@ use longdraft_models::draft::block::ChainKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::method::block::{BlockAttention, SlotKeys, SlotLoss};
 use crate::method::dflash::Dflash;
 
 /// Layers over several of the target's layers that propose a whole block in one pass, whose slots also see
@@ -19,10 +20,9 @@ pub struct Dspark {
     pub target_layers: Option<Vec<usize>>,
     /// Slots of a block, each of which proposes a token.
     pub block_size: usize,
-    /// Tokens of the context that a slot sees, in every layer (default: all).
-    pub sliding_window: Option<usize>,
-    /// Whether a slot sees no slot after it.
-    pub causal: bool,
+    /// What slots see.
+    #[serde(flatten)]
+    pub attention: BlockAttention,
     /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
@@ -41,14 +41,22 @@ pub struct Dspark {
     pub confidence: bool,
     /// Whether that head reads the token before the slot, too.
     pub confidence_reads_token: bool,
-    /// Slots after which a slot's weight has fallen to 1/e.
+    /// Slots after which the weight of `decay` has fallen to 1/e.
     pub slot_decay: f64,
     /// Weight of the cross-entropy with the text.
     pub hard_weight: f64,
-    /// Weight of `Σ |q − p|`, the distance to the target's distribution.
+    /// How a slot is held to the target's distribution; `l1` is the sum of all differences.
+    pub distance: SlotLoss,
+    /// Weight of that distance.
     pub distance_weight: f64,
     /// Weight of the confidence head's loss.
     pub confidence_weight: f64,
+    /// Weighs slots in the confidence head's loss by the chance that they are reached, instead of by their
+    /// own weights, or by `decay` where these look at the draft.
+    pub confidence_by_reach: bool,
+    /// What slots weigh.
+    #[serde(flatten)]
+    pub slots: SlotKeys,
 }
 
 /// How a chain mixes the token before a slot with the slot's state.
@@ -88,8 +96,7 @@ impl Default for Dspark {
             layers: 5,
             target_layers: None,
             block_size: 7,
-            sliding_window: None,
-            causal: false,
+            attention: BlockAttention::default(),
             mask_token_id: None,
             init: Init::default(),
             blocks_per_row: None,
@@ -100,8 +107,11 @@ impl Default for Dspark {
             confidence_reads_token: true,
             slot_decay: 4.0,
             hard_weight: 0.1,
+            distance: SlotLoss::L1,
             distance_weight: 0.9,
             confidence_weight: 1.0,
+            confidence_by_reach: false,
+            slots: SlotKeys::default(),
         }
     }
 }
@@ -113,8 +123,7 @@ impl Dspark {
             layers: self.layers,
             target_layers: self.target_layers.clone(),
             block_size: self.block_size,
-            sliding_window: self.sliding_window,
-            causal: self.causal,
+            attention: self.attention.clone(),
             mask_token_id: self.mask_token_id,
             init: self.init,
             blocks_per_row: self.blocks_per_row,

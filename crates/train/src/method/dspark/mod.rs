@@ -1,6 +1,7 @@
 //! DSpark: blocks whose slots also see the tokens chosen before them, with a learned confidence.
 
 mod config;
+mod loss;
 mod objective;
 
 use std::sync::Arc;
@@ -18,11 +19,12 @@ use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
-use crate::objective::{Objective, TeacherConfig};
+use crate::objective::{Objective, SoftTargetKind, TeacherConfig};
 use crate::observer::Observer;
 
 pub use config::{Dspark, MarkovHead};
-pub use objective::{ChainLoss, ChainObjective};
+pub use loss::ChainLoss;
+pub use objective::ChainObjective;
 
 /// Slots of a block, and proposals of a round, where nothing else is given.
 const SLOTS: usize = 5;
@@ -39,8 +41,17 @@ impl DraftMethod for Dspark {
         "dspark"
     }
 
-    fn problems(&self, _: &StageContext<'_>) -> Vec<Problem> {
+    fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
         let mut rules = Rules::default();
+        // The whole distribution is learned, whatever the teacher's section says.
+        let whole = TeacherConfig { soft_targets: SoftTargetKind::Full, ..*stage.teacher };
+        self.slots.check(&mut rules, ("draft.distance", self.distance), &whole);
+        rules.require_with(
+            !self.confidence_by_reach || self.confidence,
+            "draft.confidence_by_reach",
+            &["draft.confidence"],
+            "weighs the loss of a head that `draft.confidence: false` leaves out",
+        );
         rules.require(
             self.markov_rank <= limits::SELECTOR_RANK,
             "draft.markov_rank",
@@ -73,7 +84,8 @@ impl DraftMethod for Dspark {
 
     fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        Ok(Arc::new(BlockFootprint::new(sizes, false, self.block().budget(), target)?))
+        let waits = self.loss().waits();
+        Ok(Arc::new(BlockFootprint::new(sizes, waits, self.block().budget(), target)?))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -101,18 +113,26 @@ impl DraftMethod for Dspark {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
             block::build(materials, sizes, (self.mask_token_id, self.init))?;
-        let loss = ChainLoss {
-            decay: self.slot_decay,
-            hard: self.hard_weight,
-            distance: self.distance_weight,
-            confidence: self.confidence_weight,
-        };
         let draws = self.block().draws(materials.seed);
-        Ok(Box::new(ChainObjective::new(draft, &head, loss, draws).with_bend(bend)))
+        Ok(Box::new(ChainObjective::new(draft, &head, self.loss(), draws).with_bend(bend)))
     }
 }
 
 impl Dspark {
+    fn loss(&self) -> ChainLoss {
+        ChainLoss {
+            weights: self.slots.slot_weights,
+            decay: self.slot_decay,
+            alpha: self.slots.alpha(),
+            divide_by: self.slots.divisor(),
+            hard: self.hard_weight,
+            form: self.slots.form(self.distance),
+            distance: self.distance_weight,
+            confidence: self.confidence_weight,
+            by_reach: self.confidence_by_reach,
+        }
+    }
+
     fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {
         BlockConfig {
             chain: Some(ChainSizes {
@@ -128,8 +148,11 @@ impl Dspark {
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
+    use longdraft_rules::Check;
 
+    use super::super::block::BlockAttention;
     use super::*;
+    use crate::config::TrainConfig;
 
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]
@@ -137,7 +160,12 @@ mod tests {
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
         for confidence in [false, true] {
             let draft = Dspark {
-                layers: 1,
+                layers: 3,
+                attention: BlockAttention {
+                    sliding_window: Some(64),
+                    sliding_window_pattern: Some(3),
+                    ..BlockAttention::default()
+                },
                 markov_rank: 12,
                 markov_head: MarkovHead::Rnn,
                 confidence,
@@ -149,6 +177,40 @@ mod tests {
             let known = Dspark::default().keys_of(&start).expect("keys");
             let again: Dspark = serde_json::from_value(known.into()).expect("read");
             assert_eq!(again.network(&target, 7), draft.network(&target, 7));
+        }
+    }
+
+    #[test]
+    fn every_distance_is_a_configuration_and_numbers_without_a_use_are_told() {
+        let told = |keys: Value| -> Vec<String> {
+            let mut config = json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "teacher": { "soft_targets": "top_k" }, "draft": { "method": "dspark" },
+            });
+            config["draft"]
+                .as_object_mut()
+                .expect("a map")
+                .extend(keys.as_object().cloned().unwrap_or_default());
+            let config: TrainConfig = serde_json::from_value(config).expect("known keys");
+            config.problems().iter().map(ToString::to_string).collect()
+        };
+        for distance in
+            ["ce", "tv", "l1", "lk_alpha", "lk_lambda", "lk_hybrid", "reverse_kl", "jsd", "renyi"]
+        {
+            let keys =
+                json!({ "distance": distance, "slot_weights": "dpard", "divide_by_rows": true });
+            assert_eq!(told(keys), [""; 0], "{distance}");
+        }
+        for (keys, part) in [
+            (json!({ "kl_scale": 0.5 }), "`draft.kl_scale` belongs to `draft.distance: lk_lambda`"),
+            (json!({ "dpace_alpha": 0.5 }), "`draft.dpace_alpha` belongs to"),
+            (
+                json!({ "confidence": false, "confidence_by_reach": true }),
+                "`draft.confidence_by_reach` weighs the loss of a head",
+            ),
+        ] {
+            let told = told(keys);
+            assert!(told.len() == 1 && told[0].contains(part), "{part}: {told:?}");
         }
     }
 }

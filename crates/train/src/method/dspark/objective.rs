@@ -1,45 +1,52 @@
 //! The text, the target's distribution and the confidence at the slots of drawn blocks.
 //!
 //! ```text
-//! w_k = exp(−k / γ)          up to the first token of a block that is not learned
-//! D_k = Σ_v |q_k − p_k|      α_k = 1 − D_k / 2
-//! L   = (a Σ w CE + b Σ w D + c Σ w BCE(σ(ĉ), α)) / Σ w        α takes no gradient
+//! w_k = exp(−k / γ), or another weight     up to the first token of a block that is not learned
+//! α_k = Σ_v min(p_k, q_k)
+//! L   = Σ w (a CE + b D) / Z + c Σ u BCE(σ(ĉ), α) / Z'         α takes no gradient
 //! ```
+//!
+//! `D` is the distance to the target's distribution, `Σ |q − p|` unless another one is asked for. `u` is `w` where
+//! that does not depend on the draft, else `exp(−k / γ)`; or the chance that the slot is reached. `Z` is `Σ w`, the
+//! number of learned slots, or that of rows; `Z'` the same of `u`, but `Σ u` in place of the rows, as SpecForge's
+//! D-PARD has it.
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, LowRank, Output, Rejection, RowStatistics, SoftTargets, Teacher, Weighted,
-    linear_cross_entropy,
+    Inputs, LowRank, Output, RowStatistics, Teacher, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::Chain;
 use longdraft_models::target_model::KeyValues;
 
+use super::loss::ChainLoss;
 use crate::error::Result;
 use crate::loss::Share;
-use crate::method::block::{DrawnBlocks, Slots, context, give_keys, replay};
+use crate::method::block::{
+    Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, against_whole, context, give_keys,
+    reach, replay,
+};
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
 use crate::rounds::Rounds;
 
-/// What is minimised.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ChainLoss {
-    /// γ, in slots.
-    pub decay: f64,
-    /// Weight of the cross-entropy with the text.
-    pub hard: f64,
-    /// Weight of the distance to the target's distribution.
-    pub distance: f64,
-    /// Weight of the confidence's loss.
-    pub confidence: f64,
-}
-
 /// A block draft with sequential heads, and its loss.
 pub type ChainObjective = DrawnBlocks<ChainLoss>;
+
+/// What is learned of a row.
+struct Plan {
+    slots: Slots,
+    /// `w` of the learned slots.
+    weights: Vec<f64>,
+    /// `u`
+    of_confidence: Vec<f64>,
+    /// What a row adds to `Z` and `Z'`, and to the step's chances of acceptance and their number where the loss
+    /// follows their mean.
+    denominators: Vec<f64>,
+}
 
 /// What the heads read at the learned slots `[S]` of a pass.
 struct Pass {
@@ -53,12 +60,13 @@ struct Pass {
 
 /// What a pass over a row's slots computes.
 struct Outcome {
-    /// The whole loss before its divisor, a scalar with gradients.
+    /// The whole loss times `Z`, a scalar with gradients.
     sum: Tensor,
     /// The same as a number.
     value: f64,
     /// Against the text; chances of acceptance are `Σ min(p, q)`.
     rows: RowStatistics,
+    factors: Vec<Factors>,
 }
 
 impl Pass {
@@ -70,6 +78,12 @@ impl Pass {
             ..Inputs::of_labels(&self.hidden, head, &slots.labels)
         }
     }
+
+    /// The same without gradients.
+    fn detached(&self) -> Self {
+        let mixed = self.mixed.as_ref().map(|(mixed, head)| (mixed.detach(), head.detach()));
+        Self { hidden: self.hidden.detach(), mixed, confidence: None }
+    }
 }
 
 impl ChainObjective {
@@ -77,10 +91,78 @@ impl ChainObjective {
         Slots::from_anchors(batch, &self.starts(batch), self.draft.config())
     }
 
-    fn weights(&self, slots: &Slots) -> Vec<f64> {
-        let size = self.draft.config().block_size as u32;
-        let weight = |slot: &u32| (-f64::from(slot % size) / self.loss.decay).exp();
-        slots.learned.iter().map(weight).collect()
+    /// The plan of a row, from what the heads make of its slots where that matters.
+    fn planned(&self, batch: &Batch, slots: Slots, rows: Option<&RowStatistics>) -> Plan {
+        let ChainLoss { weights, decay, alpha, divide_by, by_reach, .. } = self.loss;
+        let chances = rows.map(|rows| weights.chances(rows));
+        let of = |weights: SlotWeights| {
+            let of_block = |block: &[Option<f64>]| weights.of_block(block, 0, (decay, alpha));
+            slots.by_block(chances.as_deref(), of_block)
+        };
+        let own = of(weights);
+        let of_confidence = if by_reach {
+            slots.by_block(rows.map(|rows| rows.acceptance.as_slice()), reach)
+        } else if weights.look_at_the_draft() {
+            of(SlotWeights::Decay)
+        } else {
+            own.clone()
+        };
+        let total = |weights: &[f64]| weights.iter().sum::<f64>();
+        let learned = slots.learned.len();
+        let of_heads = if divide_by == Divisor::Rows { Divisor::Weights } else { divide_by };
+        let mut denominators = vec![
+            divide_by.of_row(batch, learned, total(&own)),
+            of_heads.of_row(batch, learned, total(&of_confidence)),
+        ];
+        if self.loss.form.follows_the_step() {
+            let accepted = rows.map_or(0.0, |rows| total(&rows.acceptance));
+            denominators.extend([accepted, learned as f64]);
+        }
+        Plan { slots, weights: own, of_confidence, denominators }
+    }
+
+    /// The plan of a row over its [`context`], which may depend on the draft.
+    fn plan(
+        &self,
+        batch: &Batch,
+        slots: Slots,
+        (features, context): (&BatchFeatures, &[KeyValues]),
+    ) -> Result<Plan> {
+        if slots.learned.is_empty() || !self.loss.looks_at_the_draft() {
+            return Ok(self.planned(batch, slots, None));
+        }
+        let pass = self.pass(batch, context, &slots, false)?;
+        let rows = self.statistics(&pass, &slots, features)?;
+        Ok(self.planned(batch, slots, Some(&rows)))
+    }
+
+    /// What the heads make of the learned slots beside the target, without a gradient.
+    fn statistics(
+        &self,
+        pass: &Pass,
+        slots: &Slots,
+        features: &BatchFeatures,
+    ) -> Result<RowStatistics> {
+        let terms = Terms::none(self.loss.form.loss, slots.learned.len());
+        Ok(self.judge(&pass.detached(), slots, features, &terms)?.rows)
+    }
+
+    /// The slots' losses with the text and the target.
+    fn judge(
+        &self,
+        pass: &Pass,
+        slots: &Slots,
+        features: &BatchFeatures,
+        terms: &Terms,
+    ) -> Result<Output> {
+        let TeacherFeatures::EveryToken { hidden } = &features.teacher else {
+            return Err(untapped("the teacher at every token").into());
+        };
+        // States of a part of a row begin with its own first token.
+        let first = features.tokens().map_or(0, |rows| rows.start as u32);
+        let rows: Vec<u32> = slots.teachers().iter().map(|t| t - first).collect();
+        let teacher = Teacher { hidden, rows: Some(&rows), head: &self.head };
+        against_whole(&pass.labels(&self.head, slots).bent(self.bend), teacher, terms)
     }
 
     /// What the chain mixes at the learned slots, `[S, r]`.
@@ -138,61 +220,72 @@ impl ChainObjective {
         Ok(Pass { hidden: states, mixed, confidence })
     }
 
+    /// The row's loss under the denominators of its step.
     fn run(
         &self,
         batch: &Batch,
         (features, context): (&BatchFeatures, &[KeyValues]),
-        slots: &Slots,
+        (plan, denominators): (&Plan, &[f64]),
         train: bool,
     ) -> Result<Outcome> {
-        let TeacherFeatures::EveryToken { hidden: teacher } = &features.teacher else {
-            return Err(untapped("the teacher at every token").into());
-        };
+        let ChainLoss { form, hard, distance, confidence, .. } = self.loss;
+        let slots = &plan.slots;
         let pass = self.pass(batch, context, slots, train)?;
-        let weights = self.weights(slots);
-        let scaled = |factor: f64| weights.iter().map(|w| (factor * w) as f32).collect::<Vec<_>>();
-        // States of a part of a row begin with its own first token.
-        let first = features.rows().map_or(0, |rows| rows.start as u32);
-        let teachers: Vec<u32> = slots.teachers().iter().map(|t| t - first).collect();
-        let Output { loss_sum: mut sum, rows } = linear_cross_entropy(&Inputs {
-            label_weights: Some(&scaled(self.loss.hard)),
-            soft: SoftTargets::Weighted(Weighted {
-                cross_entropy: &vec![0.0; weights.len()],
-                rejection: &scaled(2.0 * self.loss.distance),
-                form: Rejection::Linear,
-                log_sum_exp: None,
-            }),
-            soft_weight: 1.0,
-            teacher: Some(Teacher { hidden: teacher, rows: Some(&teachers), head: &self.head }),
-            ..pass.labels(&self.head, slots).bent(self.bend)
-        })?;
+        let chances = if form.follows_slots() {
+            self.statistics(&pass, slots, features)?.acceptance
+        } else {
+            Vec::new()
+        };
+        let mean = form.mean_of_step(denominators);
+        let factors = form.factors(slots.learned.len(), &chances, mean);
+        let terms = Terms::new(form.loss, &plan.weights, (hard, distance), &factors);
+        let Output { loss_sum: mut sum, rows } = self.judge(&pass, slots, features, &terms)?;
         if let Some(logits) = &pass.confidence {
-            let loss = confidence_loss(logits, &rows.acceptance, &scaled(self.loss.confidence))?;
-            sum = (sum + loss)?;
+            // Its own divisor, before that of all.
+            let factor = confidence * divisor(denominators, 0) / divisor(denominators, 1);
+            let weights: Vec<f32> =
+                plan.of_confidence.iter().map(|weight| (factor * weight) as f32).collect();
+            sum = (sum + confidence_loss(logits, &rows.acceptance, &weights)?)?;
         }
         let value = sum.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        Ok(Outcome { sum, value, rows })
+        Ok(Outcome { sum, value, rows, factors })
     }
 
     /// Counters of a row; slot `k` has delay `k + 1`.
-    fn metrics(&self, slots: &Slots, outcome: &Outcome) -> DraftMetrics {
+    fn metrics(&self, plan: &Plan, outcome: &Outcome) -> DraftMetrics {
         let mut metrics = DraftMetrics::default();
+        let (slots, loss) = (&plan.slots, self.loss.form.loss);
         let size = self.draft.config().block_size;
         let mut agrees = vec![false; slots.ids.len()];
-        let rows = &outcome.rows;
+        let Outcome { rows, factors, .. } = outcome;
         for (row, slot) in slots.learned.iter().enumerate() {
             let (right, acceptance) = (rows.agrees[row], rows.acceptance[row]);
-            let distance = 2.0 * (1.0 - acceptance);
+            let distance = factors[row].loss(loss, rows.soft[row], acceptance);
             metrics.add_row(slot % size as u32 + 1, rows.hard[row], distance, right, acceptance);
             agrees[*slot as usize] = right;
         }
-        let denominator = self.weights(slots).iter().sum();
-        metrics.parts = vec![LossPart { weight: 1.0, sum: outcome.value, denominator }];
+        metrics.parts = vec![plan.part(outcome.value)];
         let length = |block: &[bool]| 1 + block.iter().take_while(|right| **right).count();
         metrics.replayed =
             Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(length).sum() };
         metrics
     }
+}
+
+impl Plan {
+    fn part(&self, sum: f64) -> LossPart {
+        LossPart { weight: 1.0, sum, denominator: self.denominators[0] }
+    }
+
+    /// Counters of a row without a learned slot.
+    fn metrics_of_nothing(&self) -> DraftMetrics {
+        DraftMetrics { parts: vec![self.part(0.0)], ..DraftMetrics::default() }
+    }
+}
+
+/// What a part of the loss is divided by.
+fn divisor(denominators: &[f64], part: usize) -> f64 {
+    denominators.get(part).copied().filter(|divisor| *divisor > 0.0).unwrap_or(1.0)
 }
 
 /// `Σ w BCE(σ(ĉ), α)` of logits `[S]`; α takes no gradient.
@@ -225,12 +318,25 @@ impl Objective for ChainObjective {
     }
 
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
-        Some(vec![self.weights(&self.slots(batch)).iter().sum()])
+        let plan = || self.planned(batch, self.slots(batch), None);
+        (!self.loss.waits()).then(|| plan().denominators)
     }
 
-    fn prepare(&self, batch: &Batch, _: &BatchFeatures) -> Result<Prepared> {
+    fn prepares_with_draft(&self) -> bool {
+        self.loss.looks_at_the_draft()
+    }
+
+    fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared> {
         let slots = self.slots(batch);
-        Ok(Prepared::new(vec![self.weights(&slots).iter().sum()], slots))
+        let plan = if !self.loss.looks_at_the_draft() {
+            self.planned(batch, slots, None)
+        } else if slots.learned.is_empty() {
+            give_keys(&self.draft, batch, features)?;
+            self.planned(batch, slots, None)
+        } else {
+            self.plan(batch, slots, (features, &context(&self.draft, batch, features)?))?
+        };
+        Ok(Prepared::new(plan.denominators.clone(), plan))
     }
 
     fn share(
@@ -241,26 +347,21 @@ impl Objective for ChainObjective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let slots: &Slots = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
-        if slots.learned.is_empty() {
+        let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
+        if plan.slots.learned.is_empty() {
             let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
-            return Ok(Share { loss, metrics: DraftMetrics::default() });
+            return Ok(Share { loss, metrics: plan.metrics_of_nothing() });
         }
         let context = context(&self.draft, batch, features)?;
-        let outcome = self.run(batch, (features, &context), slots, train)?;
-        let metrics = self.metrics(slots, &outcome);
-        let denominator = denominators.first().copied().filter(|d| *d > 0.0).unwrap_or(1.0);
-        Ok(Share { loss: Some((outcome.sum / denominator)?), metrics })
+        let outcome = self.run(batch, (features, &context), (plan, denominators), train)?;
+        let metrics = self.metrics(plan, &outcome);
+        Ok(Share { loss: Some((outcome.sum / divisor(denominators, 0))?), metrics })
     }
 
     fn quantities(&self, _: TeacherKind) -> Quantities {
-        let ChainLoss { decay, hard, distance, confidence } = self.loss;
         let slots = format!("slots 0 to {} of drawn blocks", self.draft_len() - 1);
         Quantities {
-            loss: format!(
-                "{hard} text + {distance} distance to the target + {confidence} confidence; {slots}; \
-                 weights fall by 1/e every {decay} slots"
-            ),
+            loss: self.loss.in_words(&slots),
             hard_loss: format!("{}; {slots}", Quantities::TEXT),
             agreement: Quantities::TEXT.to_owned(),
             acceptance: Quantities::TARGET.to_owned(),
@@ -268,8 +369,8 @@ impl Objective for ChainObjective {
     }
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
-        let slots = self.slots(batch);
         let context = context(&self.draft, batch, features)?;
+        let plan = self.plan(batch, self.slots(batch), (features, &context))?;
         let right = |slots: &Slots| {
             if slots.learned.is_empty() {
                 return Ok(Vec::new());
@@ -280,20 +381,21 @@ impl Objective for ChainObjective {
         // Ranks that share a row know a part of it each.
         let replayed = match features.part {
             Some(_) => Rounds::default(),
-            None => replay(batch, self.draft.config(), slots.anchors.len(), right)?,
+            None => replay(batch, self.draft.config(), plan.slots.anchors.len(), right)?,
         };
-        if slots.learned.is_empty() {
-            return Ok(DraftMetrics { replayed, ..DraftMetrics::default() });
+        if plan.slots.learned.is_empty() {
+            return Ok(DraftMetrics { replayed, ..plan.metrics_of_nothing() });
         }
-        let metrics = self.metrics(&slots, &self.run(batch, (features, &context), &slots, false)?);
-        Ok(DraftMetrics { replayed, ..metrics })
+        let of = (&plan, plan.denominators.as_slice());
+        let outcome = self.run(batch, (features, &context), of, false)?;
+        Ok(DraftMetrics { replayed, ..self.metrics(&plan, &outcome) })
     }
 
     fn draft_len(&self) -> usize {
         self.draft.config().proposals()
     }
 
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32> {
         (0..batch.ids.len() as u32).collect()
     }
 }

@@ -1,0 +1,602 @@
+//! Losses of block drafts beside plain ops: every distance, weight, divisor and label.
+
+use candle_core::backprop::GradStore;
+use candle_core::{D, DType, Device, Result, Tensor};
+use longdraft_data::Batch;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
+use longdraft_kernels::bend::Bend;
+use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::top_k::linear_top_k;
+use longdraft_models::LayerId;
+use longdraft_models::config::RopeParameters;
+use longdraft_models::draft::Parameter;
+use longdraft_models::draft::block::{
+    Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes, Visible,
+};
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::memory::MemorySource;
+use longdraft_train::loss::Share;
+use longdraft_train::method::block::{
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, Divisor, SelectorLoss, SlotForm,
+    SlotLabels, SlotLoss, SlotWeights, SoftLoss,
+};
+use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
+use longdraft_train::objective::{Objective, TeacherDistribution};
+
+/// Where the blocks of the two documents begin, with the first token of their document.
+const ANCHORS: [(usize, usize); 2] = [(3, 0), (12, 9)];
+const DECAY: f64 = 3.0;
+const ALPHA: f64 = 0.4;
+const ALL: [SlotLoss; 9] = [
+    SlotLoss::Ce,
+    SlotLoss::Tv,
+    SlotLoss::L1,
+    SlotLoss::LkAlpha,
+    SlotLoss::LkLambda,
+    SlotLoss::LkHybrid,
+    SlotLoss::ReverseKl,
+    SlotLoss::Jsd,
+    SlotLoss::Renyi,
+];
+
+fn toy() -> BlockConfig {
+    BlockConfig {
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 8,
+        vocab_size: 30,
+        rms_norm_eps: 1e-6,
+        rope: RopeParameters::plain(1e4),
+        max_position_embeddings: 64,
+        attention_bias: false,
+        layers: vec![LayerKind::Full, LayerKind::Sliding],
+        sliding_window: Some(3),
+        is_causal: None,
+        block_size: 4,
+        mask_token_id: 29,
+        target_layers: vec![LayerId(1), LayerId(2)],
+        num_target_layers: 4,
+        convolution: None,
+        selector: None,
+        chain: None,
+        bend: Bend::default(),
+        initializer_range: 0.3,
+    }
+}
+
+fn random(shape: (usize, usize), seed: u64) -> Tensor {
+    let spec = longdraft_models::weights::TensorSpec::new("noise.matrix", &[shape.0, shape.1]);
+    let source = MemorySource::random(&[spec], 1.0, seed).expect("values");
+    source.load("noise.matrix", DType::F32).expect("there")
+}
+
+/// What a row is learned from.
+struct Row {
+    batch: Batch,
+    states: Tensor,
+    teacher: Tensor,
+    head: Tensor,
+}
+
+impl Row {
+    /// Two documents of 9 and 11 tokens, of which the first two are not learned.
+    fn new() -> Self {
+        let mut batch = Batch::default();
+        for (document, length) in [9, 11].into_iter().enumerate() {
+            batch.ids.extend((0..length).map(|t| ((7 * t + document) % 29) as u32));
+            batch.position_ids.extend(0..length as u32);
+            batch.document_ids.extend(vec![document as i32; length]);
+            batch.loss_mask.extend((0..length).map(|t| t > 1));
+        }
+        let (states, teacher, head) =
+            (random((20, 32), 5), random((20, 16), 6), random((30, 16), 3));
+        Self { batch, states, teacher, head }
+    }
+
+    fn features(&self) -> BatchFeatures {
+        let teacher = TeacherFeatures::EveryToken { hidden: self.teacher.clone() };
+        BatchFeatures { last_kv: None, aux_hidden: Some(self.states.clone()), teacher, part: None }
+    }
+}
+
+/// A learned slot beside its teacher, from plain ops with the draft's gradients.
+struct Slot {
+    /// `[1, V]`
+    log_q: Tensor,
+    log_p: Tensor,
+    /// State, `[1, H]`
+    state: Tensor,
+    label: usize,
+    before: u32,
+    /// Place in its block, and the block.
+    k: usize,
+    block: usize,
+}
+
+fn log_softmax(logits: &Tensor) -> Result<Tensor> {
+    logits.broadcast_sub(&logits.exp()?.sum_keepdim(1)?.log()?)
+}
+
+/// The learned slots of both blocks, of a draft with a chain from slot 0 on.
+fn slots(draft: &BlockDraft, row: &Row) -> Result<Vec<Slot>> {
+    let (batch, head) = (&row.batch, &row.head);
+    let anchors = ANCHORS.map(|(index, document_start)| Anchor { index, document_start });
+    let known = anchors.iter().map(|a| (batch.ids[a.index], batch.position_ids[a.index]));
+    let (ids, positions) = draft.config().inputs(known);
+    let context = draft.context(&row.states, &batch.position_ids).expect("context");
+    let visible = Visible::new(draft.config(), &anchors, 4, batch.ids.len());
+    let all = draft.blocks(&ids, &positions, &context, &visible).expect("states");
+    let first = usize::from(draft.chain().is_none());
+    let mut slots = Vec::new();
+    for (block, anchor) in anchors.iter().enumerate() {
+        for k in first..4 {
+            let place = anchor.index + k + 1 - first;
+            let before = batch.ids[place - 1];
+            let state = all.narrow(0, 4 * block + k, 1)?;
+            let mut logits = state.matmul(&head.t()?)?;
+            if let Some(chain) = draft.chain() {
+                let embedded = chain.embed(&[before]).expect("a token").expect("a rank");
+                logits = (logits + embedded.matmul(&chain.output().expect("a head").t()?)?)?;
+            }
+            let teacher = row.teacher.narrow(0, place - 1, 1)?;
+            slots.push(Slot {
+                log_q: log_softmax(&logits)?,
+                log_p: log_softmax(&teacher.matmul(&head.t()?)?)?,
+                state,
+                label: batch.ids[place] as usize,
+                before,
+                k: k - first,
+                block,
+            });
+        }
+    }
+    Ok(slots)
+}
+
+impl Slot {
+    fn hard(&self) -> Result<Tensor> {
+        self.log_q.narrow(1, self.label, 1)?.sum_all()?.neg()
+    }
+
+    fn accepted(&self) -> Result<Tensor> {
+        self.log_p.exp()?.minimum(&self.log_q.exp()?)?.sum_all()
+    }
+
+    fn chance(&self) -> Result<f64> {
+        Ok(f64::from(self.accepted()?.detach().to_scalar::<f32>()?))
+    }
+
+    /// The distance to the teacher; `mean` is the chance of acceptance of all slots.
+    fn distance(&self, form: SlotForm, mean: f64) -> Result<Tensor> {
+        let (p, q) = (self.log_p.exp()?, self.log_q.exp()?);
+        let cross_entropy = || (&p * &self.log_q)?.sum_all()?.neg();
+        let rejected = || 1.0 - self.accepted()?;
+        let mixed = |chance: f64| {
+            let mix = form.kl_scale * (-form.kl_decay * chance).exp();
+            (cross_entropy()? * mix)? + (rejected()? * (1.0 - mix))?
+        };
+        match form.loss {
+            SlotLoss::Ce => cross_entropy(),
+            SlotLoss::Tv => rejected(),
+            SlotLoss::L1 => (&p - &q)?.abs()?.sum_all(),
+            SlotLoss::LkAlpha => self.accepted()?.log()?.neg(),
+            SlotLoss::LkLambda => mixed(mean),
+            SlotLoss::LkHybrid => mixed(self.chance()?),
+            SlotLoss::ReverseKl => (&q * (&self.log_q - &self.log_p)?)?.sum_all(),
+            SlotLoss::Jsd => {
+                let m = ((&p + &q)? * 0.5)?.log()?;
+                let of_p = (&p * (&self.log_p - &m)?)?.sum_all()?;
+                (of_p + (&q * (&self.log_q - &m)?)?.sum_all()?)? * 0.5
+            }
+            SlotLoss::Renyi => (&p * &q)?.sqrt()?.sum_all()?.log()? * -2.0,
+        }
+    }
+
+    /// The same to the label alone.
+    fn distance_to_label(&self, form: SlotForm, mean: f64) -> Result<Tensor> {
+        let hard = self.hard()?;
+        let own = f64::from(hard.neg()?.exp()?.detach().to_scalar::<f32>()?);
+        let rejected = || 1.0 - hard.neg()?.exp()?;
+        let mixed = |chance: f64| {
+            let mix = form.kl_scale * (-form.kl_decay * chance).exp();
+            (&hard * mix)? + (rejected()? * (1.0 - mix))?
+        };
+        match form.loss {
+            SlotLoss::Tv => rejected(),
+            SlotLoss::L1 => rejected()? * 2.0,
+            SlotLoss::LkLambda => mixed(mean),
+            SlotLoss::LkHybrid => mixed(own),
+            _ => Ok(hard.clone()),
+        }
+    }
+}
+
+/// `Σ_{j ≥ k} Π_{i ≤ j} ((1 − α) a_i + α)` of every slot, a block after the other.
+fn credits(slots: &[Slot], chances: &[f64]) -> Vec<f64> {
+    let of = |slot: &Slot| {
+        let block = slots.iter().zip(chances).filter(|(other, _)| other.block == slot.block);
+        let smooth: Vec<f64> = block.map(|(_, a)| (1.0 - ALPHA) * a + ALPHA).collect();
+        (slot.k..smooth.len()).map(|j| smooth[..=j].iter().product::<f64>()).sum()
+    };
+    slots.iter().map(of).collect()
+}
+
+fn decays(slots: &[Slot]) -> Vec<f64> {
+    slots.iter().map(|slot| (-(slot.k as f64) / DECAY).exp()).collect()
+}
+
+fn sum(losses: &[Tensor], weights: &[f64]) -> Result<Tensor> {
+    let terms = losses.iter().zip(weights).map(|(loss, weight)| loss * *weight);
+    Tensor::stack(&terms.collect::<Result<Vec<_>>>()?, 0)?.sum_all()
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+fn draws() -> BlockDraws {
+    BlockDraws { seed: 4, budget: BlockBudget::PerRow(6) }
+}
+
+fn fresh(config: &BlockConfig) -> BlockDraft {
+    BlockDraft::initialise(config, &random((30, 16), 1), 2).expect("draft")
+}
+
+fn blocks(loss: BlockLoss, config: &BlockConfig, row: &Row) -> BlockObjective {
+    let objective = BlockObjective::new(fresh(config), &row.head, loss, draws());
+    objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec())
+}
+
+/// A step over the row alone.
+fn step(objective: &dyn Objective, row: &Row, features: &BatchFeatures) -> Share {
+    let prepared = objective.prepare(&row.batch, features).expect("prepared");
+    let own = prepared.denominators.clone();
+    if let Some(of_masks) = objective.denominators_of_masks(&row.batch) {
+        assert_eq!(of_masks, own, "divisors that masks decide are those of features");
+    }
+    objective.share(&row.batch, features, &prepared, &own, true).expect("share")
+}
+
+fn values(gradients: &GradStore, parameter: &Parameter) -> Vec<f32> {
+    let gradient = gradients.get(&parameter.var).map(Tensor::flatten_all).transpose();
+    let gradient = gradient.expect("values");
+    gradient.map(|g| g.to_vec1().expect("values")).unwrap_or_default()
+}
+
+/// Loss, told loss and gradients are those of plain ops on `draft`.
+fn assert_same(
+    name: &str,
+    objective: &dyn Objective,
+    row: &Row,
+    draft: &BlockDraft,
+    want: &Tensor,
+) {
+    let share = step(objective, row, &row.features());
+    let gradients = want.backward().expect("backward");
+    let want = want.to_scalar::<f32>().expect("number");
+    let (told, loss) = (share.metrics.loss(), share.loss.expect("a loss"));
+    let found = loss.to_scalar::<f32>().expect("number");
+    assert!((found - want).abs() < 2e-5 * want.abs(), "{name}: {found} {want}");
+    assert!((told - f64::from(want)).abs() < 2e-5 * told.abs(), "{name}: told {told} {want}");
+    let own = loss.backward().expect("backward");
+    for (a, b) in draft.weights().parameters().iter().zip(objective.draft().parameters()) {
+        let (a_values, b_values) = (values(&gradients, a), values(&own, b));
+        let largest = a_values.iter().chain(&b_values).fold(0.0_f32, |m, g| m.max(g.abs()));
+        if a_values.is_empty() || b_values.is_empty() {
+            assert!(largest == 0.0, "{name} {}: one has no gradient", a.name);
+            continue;
+        }
+        for (x, y) in a_values.iter().zip(&b_values) {
+            // Sums in another order, in f32.
+            assert!((x - y).abs() <= 3e-4 * largest, "{name} {}: {x} {y}", a.name);
+        }
+    }
+}
+
+#[test]
+fn slots_are_held_to_the_target_as_plain_ops_say() -> Result<()> {
+    let row = Row::new();
+    for loss in ALL {
+        for weight in [1.0, 0.3] {
+            let form = SlotForm::new(loss, Some(0.8), None);
+            let soft = SoftLoss { weight, distribution: TeacherDistribution::Whole };
+            let block = BlockLoss { form, decay: DECAY, soft: Some(soft), ..BlockLoss::default() };
+            let (draft, objective) = (fresh(&toy()), blocks(block, &toy(), &row));
+            let all = slots(&draft, &row)?;
+            let chances = all.iter().map(Slot::chance).collect::<Result<Vec<_>>>()?;
+            let of = |slot: &Slot| {
+                let learned = slot.distance(form, mean(&chances))?;
+                (slot.hard()? * (1.0 - weight))? + (learned * weight)?
+            };
+            let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
+            let weights = decays(&all);
+            let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+            assert_same(&format!("{loss:?} {weight}"), &objective, &row, &draft, &want);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn slots_are_held_to_their_labels_as_plain_ops_say() -> Result<()> {
+    let row = Row::new();
+    for (loss, labels) in
+        ALL[..6].iter().flat_map(|l| [(*l, SlotLabels::Text), (*l, SlotLabels::Target)])
+    {
+        let form = SlotForm::new(loss, None, None);
+        let block = BlockLoss { form, labels, decay: DECAY, ..BlockLoss::default() };
+        let (draft, objective) = (fresh(&toy()), blocks(block, &toy(), &row));
+        let mut all = slots(&draft, &row)?;
+        if labels == SlotLabels::Target {
+            for slot in &mut all {
+                slot.label = slot.log_p.argmax(D::Minus1)?.to_vec1::<u32>()?[0] as usize;
+            }
+        }
+        let chance = |slot: &Slot| -> Result<f64> {
+            Ok((-f64::from(slot.hard()?.to_scalar::<f32>()?)).exp())
+        };
+        let chances = all.iter().map(chance).collect::<Result<Vec<_>>>()?;
+        let of = |slot: &Slot| slot.distance_to_label(form, mean(&chances));
+        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let weights = decays(&all);
+        let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+        assert_same(&format!("{loss:?} {labels:?}"), &objective, &row, &draft, &want);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_targets_most_likely_tokens_come_from_a_store_as_from_its_states() {
+    let row = Row::new();
+    let block = BlockLoss { labels: SlotLabels::Target, ..BlockLoss::default() };
+    let objective = blocks(block, &toy(), &row);
+    let rows = select_rows(&row.teacher, &objective.teacher_tokens(&row.batch)).expect("rows");
+    let entries = linear_top_k(&rows, &row.head, 1).expect("entries");
+    let teacher = TeacherFeatures::TopK { entries, k: 1, hidden: None };
+    let stored = BatchFeatures { teacher, ..row.features() };
+    let of = |features: &BatchFeatures| step(&objective, &row, features).metrics.loss();
+    let (online, stored) = (of(&row.features()), of(&stored));
+    assert!((online - stored).abs() < 1e-9, "{online} {stored}");
+    let text = blocks(BlockLoss::default(), &toy(), &row);
+    assert!((step(&text, &row, &row.features()).metrics.loss() - online).abs() > 1e-3);
+    let none = BatchFeatures { teacher: TeacherFeatures::None, ..row.features() };
+    assert!(objective.prepare(&row.batch, &none).is_err());
+}
+
+#[test]
+fn weights_and_divisors_of_dpard_are_those_of_plain_ops() -> Result<()> {
+    let row = Row::new();
+    let form = SlotForm::new(SlotLoss::Renyi, None, None);
+    let soft = Some(SoftLoss { weight: 1.0, distribution: TeacherDistribution::Whole });
+    for divide_by in [Divisor::Weights, Divisor::Slots, Divisor::Rows] {
+        let block = BlockLoss {
+            weights: SlotWeights::Dpard,
+            alpha: ALPHA,
+            divide_by,
+            form,
+            soft,
+            ..BlockLoss::default()
+        };
+        let (draft, objective) = (fresh(&toy()), blocks(block, &toy(), &row));
+        let all = slots(&draft, &row)?;
+        let chances = all.iter().map(Slot::chance).collect::<Result<Vec<_>>>()?;
+        let losses = all.iter().map(|slot| slot.distance(form, 0.0)).collect::<Result<Vec<_>>>()?;
+        let weights = credits(&all, &chances);
+        let divisor = match divide_by {
+            Divisor::Weights => weights.iter().sum(),
+            Divisor::Slots => all.len() as f64,
+            Divisor::Rows => 1.0,
+        };
+        let want = (sum(&losses, &weights)? / divisor)?;
+        assert_same(&format!("{divide_by:?}"), &objective, &row, &draft, &want);
+    }
+    Ok(())
+}
+
+/// Of a step whose weights and mixes stay as they are.
+#[test]
+fn gradients_are_finite_differences_of_the_told_loss() {
+    const STEP: f32 = 2e-3;
+    let row = Row::new();
+    let soft = Some(SoftLoss { weight: 1.0, distribution: TeacherDistribution::Whole });
+    for loss in ALL.into_iter().filter(|loss| *loss != SlotLoss::LkHybrid) {
+        let form = SlotForm::new(loss, None, None);
+        let block = BlockLoss { form, soft, weights: SlotWeights::Dpard, ..BlockLoss::default() };
+        let objective = blocks(block, &toy(), &row);
+        let features = row.features();
+        let prepared = objective.prepare(&row.batch, &features).expect("prepared");
+        let share = || {
+            let own = &prepared.denominators;
+            objective.share(&row.batch, &features, &prepared, own, true).expect("share")
+        };
+        let parameters = objective.draft().parameters();
+        let norm = parameters.iter().find(|p| p.name == "norm.weight").expect("a norm");
+        let gradients = share().loss.expect("a loss").backward().expect("backward");
+        let own = values(&gradients, norm);
+        let largest = own.iter().fold(0.0_f32, |most, g| most.max(g.abs()));
+        let at = norm.var.as_tensor().copy().and_then(|t| t.to_vec1::<f32>()).expect("values");
+        let told = |values: &[f32]| {
+            let values = Tensor::from_slice(values, 16, &Device::Cpu).expect("values");
+            norm.var.set(&values).expect("set");
+            share().metrics.loss()
+        };
+        for (i, own) in own.iter().enumerate() {
+            let moved = |by: f32| {
+                let mut values = at.clone();
+                values[i] += by;
+                told(&values)
+            };
+            let want = (moved(STEP) - moved(-STEP)) / (2.0 * f64::from(STEP));
+            let error = (f64::from(*own) - want).abs();
+            assert!(error < 3e-2 * f64::from(largest), "{loss:?} {i}: {own} {want}");
+        }
+        told(&at);
+    }
+}
+
+#[test]
+fn a_selector_may_keep_labels_and_leave_the_layers_alone() -> Result<()> {
+    let row = Row::new();
+    let config = BlockConfig { selector: Some(SelectorSizes { rank: 3, top_k: 5 }), ..toy() };
+    let of = |weight: f64, keeps_labels: bool, stops_gradient: bool| {
+        let selector = SelectorLoss { weight, over_hits: false, keeps_labels, stops_gradient };
+        let block = BlockLoss {
+            weights: SlotWeights::Uniform,
+            selector: Some(selector),
+            ..Default::default()
+        };
+        blocks(block, &config, &row)
+    };
+    let features = BatchFeatures { teacher: TeacherFeatures::None, ..row.features() };
+    let draft = fresh(&config);
+    let selector = draft.selector().expect("a selector");
+    let all = slots(&draft, &row)?;
+    let mut wanted = 0.0;
+    let mut found = 0;
+    for slot in &all {
+        let mut candidates = linear_top_k(&slot.state.detach(), &row.head, 5)?.ids;
+        let label = slot.label as u32;
+        if candidates.contains(&label) {
+            found += 1;
+        } else {
+            candidates[4] = label;
+        }
+        let logits = slot.state.detach().matmul(&row.head.t()?)?.squeeze(0)?;
+        let at = Tensor::from_slice(&candidates, 5, &Device::Cpu)?;
+        let projected = selector.project(&slot.state.detach()).expect("projected");
+        let preferences = selector.preferences(&projected, &[slot.before], &candidates);
+        let preferences = preferences.expect("preferences").squeeze(0)?;
+        let scores: Vec<f32> = (logits.index_select(&at, 0)? + preferences)?.to_vec1()?;
+        let total: f32 = scores.iter().map(|score| score.exp()).sum();
+        let place = candidates.iter().position(|id| *id == label).expect("it is there");
+        wanted += f64::from(total.ln() - scores[place]);
+    }
+    assert!(found < all.len(), "every label is a candidate");
+    let share = step(&of(0.7, true, false), &row, &features);
+    let part = share.metrics.parts[1];
+    assert!((part.sum - wanted).abs() < 1e-4 * wanted, "{} {wanted}", part.sum);
+    assert_eq!((share.metrics.candidate_hits, share.metrics.candidate_rows), (found, all.len()));
+    let strict = step(&of(0.7, false, false), &row, &features);
+    assert!(strict.metrics.parts[1].sum < part.sum);
+
+    let gradients = |objective: &BlockObjective| {
+        let loss = step(objective, &row, &features).loss.expect("a loss");
+        let gradients = loss.backward().expect("backward");
+        let named = |p: &Parameter| (p.name.clone(), values(&gradients, p));
+        objective.draft().parameters().iter().map(named).collect::<Vec<_>>()
+    };
+    let [stopped, flowing, without] =
+        [(0.7, true), (0.7, false), (0.0, false)].map(|(w, stops)| gradients(&of(w, true, stops)));
+    let of_selector = |name: &str| name.starts_with("candidate_selector.");
+    for (((name, stopped), (_, flowing)), (_, without)) in
+        stopped.iter().zip(&flowing).zip(&without)
+    {
+        if of_selector(name) {
+            assert_eq!(stopped, flowing, "{name}");
+        } else {
+            assert_eq!(stopped, without, "{name}");
+        }
+    }
+    let reached = flowing.iter().zip(&without).filter(|(own, other)| own != other);
+    let mut reached = reached.filter(|((name, _), _)| !of_selector(name));
+    assert!(reached.next().is_some(), "the selector's loss reaches no layer");
+    Ok(())
+}
+
+#[test]
+fn a_chain_learns_the_text_the_target_and_its_confidence_as_plain_ops_say() -> Result<()> {
+    let row = Row::new();
+    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: Some(true) };
+    let config = BlockConfig { chain: Some(chain), ..toy() };
+    let published =
+        ChainLoss { decay: DECAY, alpha: ALPHA, confidence: 0.6, ..ChainLoss::default() };
+    let dpard = ChainLoss {
+        weights: SlotWeights::Dpard,
+        form: SlotForm::new(SlotLoss::Renyi, None, None),
+        hard: 0.0,
+        distance: 1.0,
+        ..published
+    };
+    let held = |loss| ChainLoss { form: SlotForm::new(loss, Some(0.9), None), ..published };
+    let special = [
+        dpard,
+        ChainLoss { divide_by: Divisor::Rows, ..dpard },
+        ChainLoss { divide_by: Divisor::Slots, by_reach: true, ..dpard },
+        ChainLoss { weights: SlotWeights::Uniform, by_reach: true, ..published },
+        ChainLoss { divide_by: Divisor::Slots, ..published },
+    ];
+    for loss in ALL.map(held).into_iter().chain(special) {
+        let draft = fresh(&config);
+        let objective = ChainObjective::new(fresh(&config), &row.head, loss, draws());
+        let objective = objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec());
+        let all = slots(&draft, &row)?;
+        let chances = all.iter().map(Slot::chance).collect::<Result<Vec<_>>>()?;
+        let weights = match loss.weights {
+            SlotWeights::Dpard => credits(&all, &chances),
+            SlotWeights::Uniform => vec![1.0; all.len()],
+            _ => decays(&all),
+        };
+        let reached = |slot: &Slot| {
+            let before =
+                all.iter().zip(&chances).filter(|(o, _)| o.block == slot.block && o.k < slot.k);
+            before.map(|(_, chance)| *chance).product::<f64>()
+        };
+        let of_confidence: Vec<f64> = match (loss.by_reach, loss.weights) {
+            (true, _) => all.iter().map(reached).collect(),
+            (false, SlotWeights::Dpard) => decays(&all),
+            (false, _) => weights.clone(),
+        };
+        let total = |weights: &[f64]| weights.iter().sum::<f64>();
+        let divisors = match loss.divide_by {
+            Divisor::Weights => (total(&weights), total(&of_confidence)),
+            Divisor::Slots => (all.len() as f64, all.len() as f64),
+            Divisor::Rows => (1.0, total(&of_confidence)),
+        };
+        let of = |slot: &Slot| {
+            let apart = slot.distance(loss.form, mean(&chances))?;
+            (slot.hard()? * loss.hard)? + (apart * loss.distance)?
+        };
+        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let heads = draft.chain().expect("a chain");
+        let told = |(slot, alpha): (&Slot, &f64)| {
+            let embedded = heads.embed(&[slot.before]).expect("a token");
+            let logit = heads.confidence(&slot.state, embedded.as_ref()).expect("a head");
+            let told = (1.0 / (logit.expect("a logit").neg()?.exp()? + 1.0)?)?.sum_all()?;
+            let kept = (told.log()? * *alpha)?;
+            ((1.0 - told)?.log()? * (1.0 - alpha))?.neg()? - kept
+        };
+        let confidences = all.iter().zip(&chances).map(told).collect::<Result<Vec<_>>>()?;
+        let of_heads = (sum(&confidences, &of_confidence)? * (loss.confidence / divisors.1))?;
+        let want = ((sum(&losses, &weights)? / divisors.0)? + of_heads)?;
+        assert_same(&format!("{loss:?}"), &objective, &row, &draft, &want);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_row_without_a_learned_slot_counts_where_rows_divide() {
+    let mut row = Row::new();
+    row.batch.loss_mask.fill(false);
+    let features = row.features();
+    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: None };
+    let config = BlockConfig { chain: Some(chain), ..toy() };
+    for (divide_by, wanted) in
+        [(Divisor::Rows, 1.0), (Divisor::Slots, 0.0), (Divisor::Weights, 0.0)]
+    {
+        let weights = SlotWeights::Dpard;
+        let loss = ChainLoss { divide_by, weights, ..ChainLoss::default() };
+        let of_chain = ChainObjective::new(fresh(&config), &row.head, loss, draws());
+        let soft = Some(SoftLoss { weight: 1.0, distribution: TeacherDistribution::Whole });
+        let block = BlockLoss { divide_by, weights, soft, ..BlockLoss::default() };
+        let of_blocks = blocks(block, &toy(), &row);
+        let objectives: [&dyn Objective; 2] = [&of_chain, &of_blocks];
+        for objective in objectives {
+            let share = step(objective, &row, &features);
+            assert!(share.loss.is_none());
+            let parts: Vec<f64> = share.metrics.parts.iter().map(|part| part.denominator).collect();
+            assert_eq!(parts, [wanted], "{divide_by:?}");
+        }
+    }
+}
