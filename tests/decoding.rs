@@ -44,7 +44,8 @@ impl Shelf {
         let mut eagle3 = Eagle3Config::for_target(&wide, map.draft_size()).expect("layers");
         eagle3.target_layers = [LayerId(0), LayerId(1), LayerId(3)];
         std::fs::create_dir(shelf.path("eagle3")).expect("folder");
-        Eagle3Draft::initialise(&eagle3, map, &target.embedding().expect("table"), 1)
+        let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+        Eagle3Draft::initialise(&eagle3, map, &table, 1)
             .and_then(|draft| draft.save(Path::new(&shelf.path("eagle3")), target.fingerprint()))
             .expect("draft");
         shelf

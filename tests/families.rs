@@ -95,7 +95,8 @@ pub(crate) fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
     let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);
     let features = target.forward(&PackedSequence::single(&ids), &taps).expect("forward");
-    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
     logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
 }
 

@@ -28,7 +28,8 @@ fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
     let features = target
         .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
         .expect("forward");
-    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
     logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
 }
 
@@ -249,7 +250,8 @@ fn regrets(target: &Target, tokens: &[TargetTokenId]) -> Vec<f32> {
     let ids: Vec<u32> = prompt.chain(tokens.iter().map(|token| token.0)).collect();
     let taps = Taps::of(&[Tap::FinalHidden]);
     let features = target.forward(&PackedSequence::single(&ids), &taps).expect("forward");
-    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
     let rows = logits.to_vec2::<f32>().expect("rows");
     let regret = |(row, token): (&Vec<f32>, &TargetTokenId)| {
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);

@@ -134,7 +134,7 @@ fn a_gguf_file_gives_the_block_of_its_folder() {
     let rows = [&folder, &file].map(|path| {
         let (target, block) = open(path);
         let ids: Vec<u32> = (0..20).map(|i| i * 11 % 250).collect();
-        let states = target.embed(&ids).expect("states");
+        let states = target.hold_ends().and_then(|ends| ends.embed(&ids)).expect("states");
         let position_ids: Vec<u32> = (0..20).collect();
         let pairs = longdraft_models::target_model::Pairs {
             ids: &ids,

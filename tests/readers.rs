@@ -73,7 +73,8 @@ fn tiny_export(folder: &Path, profile: Profile) -> PathBuf {
     let config = Eagle3Config::for_target(facts.config(), 60).expect("config");
     let kept = (0..60).map(|i| TargetTokenId(4 * i + 1)).collect();
     let map = VocabularyMap::new(kept, support::VOCABULARY).expect("map");
-    let embedding = facts.target.embedding().expect("embedding");
+    let embedding = facts.target.hold_ends().and_then(|ends| ends.embedding());
+    let embedding = embedding.expect("embedding");
     let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
     let options = ExportOptions {
         profile,

@@ -51,7 +51,8 @@ fn logits_of(path: &Path, options: &TargetOptions) -> Vec<f32> {
     let features = target
         .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
         .expect("forward");
-    let logits = target.logits(features.final_hidden().expect("tapped")).expect("logits");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
     logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
 }
 
@@ -269,11 +270,13 @@ fn weights_held_as_stored_compute_nearly_what_their_f32_values_do() {
         let [stored, widened] = [&options, &TargetOptions::default()]
             .map(|options| Target::open_path(&path, options).expect("target"));
         assert_eq!(stored.fingerprint(), widened.fingerprint());
-        assert!(stored.head_matrix().expect("head").dense().is_none(), "{dtype}");
+        let ends = stored.hold_ends().expect("ends");
+        assert!(ends.head_matrix().dense().is_none(), "{dtype}");
         assert!(stored.held().iter().any(|(name, bytes)| *name == dtype && *bytes > 0), "{dtype}");
         assert_eq!(widened.held()[0].0, "F32");
         let values = |target: &Target| {
-            target.head().and_then(|head| Ok(head.to_vec2::<f32>()?)).expect("head")
+            let head = target.hold_ends().and_then(|ends| ends.head()).expect("head");
+            head.to_vec2::<f32>().expect("values")
         };
         assert_eq!(values(&stored), values(&widened));
     }
@@ -404,7 +407,8 @@ fn sixteen_bit_files_are_held_as_they_are_with_the_bits_of_f32() {
         save(&file, &tensors, HashMap::new()).expect("weights");
         let stored = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let target = Target::open_path(&folder, &stored).expect("target");
-        assert_eq!(target.embedding().expect("table").dtype(), dtype);
+        let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+        assert_eq!(table.dtype(), dtype);
         assert!(!target.holds_blocks() && target.widened().is_empty());
         assert!(logits_of(&folder, &stored) == logits(&folder, DType::F32), "{dtype:?}");
         let path = folder.display().to_string();

@@ -114,7 +114,8 @@ pub(crate) fn eagle3() -> Eagle3Draft {
     let config = Eagle3Config::for_target(&config(), KEPT).expect("a draft's configuration");
     let kept = (0..KEPT).map(|token| TargetTokenId(20 * token as u32 + 2)).collect();
     let map = VocabularyMap::new(kept, VOCABULARY).expect("a vocabulary");
-    let embedding = TARGET.embedding().expect("embeddings");
+    let ends = TARGET.hold_ends().expect("ends");
+    let embedding = ends.embedding().expect("embeddings");
     Eagle3Draft::initialise(&config, map, &embedding, 3).expect("a draft")
 }
 

@@ -198,7 +198,8 @@ fn block_draft(shelf: &Shelf) -> String {
     let sizes = BlockConfig { target_layers: vec![LayerId(1), LayerId(2)], ..sizes };
     let folder = shelf.path("block");
     std::fs::create_dir(&folder).expect("folder");
-    BlockDraft::initialise(&sizes, &target.embedding().expect("table"), 1)
+    let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+    BlockDraft::initialise(&sizes, &table, 1)
         .and_then(|draft| draft.save(Path::new(&folder), target.fingerprint()))
         .expect("draft");
     folder

@@ -137,7 +137,7 @@ fn writer(folder: &Path, tokens: usize, shards: usize) -> Outcome<StoreWriter> {
     let part = |rows: usize| PartRecipe {
         contents: contents(),
         text: String::new(),
-        teacher_rows: String::new(),
+        teacher_tokens: String::new(),
         rows,
         tokens: rows * tokens,
         shards: (0..rows).collect(),

@@ -60,12 +60,12 @@ pub struct FeatureNeeds {
     pub taps: Vec<Tap>,
     /// Teacher of the loss.
     pub teacher: TeacherKind,
-    /// How far after a row its teachers may stand: a rank that runs a part of a row gets the states
+    /// How far after a token its teachers may stand: a rank that runs a part of a row gets the states
     /// of so many tokens after it.
     pub ahead: usize,
 }
 
-/// The teacher's distribution at the rows that read it, as an objective says which.
+/// The teacher's distribution at the tokens where it is read, as an objective says which.
 #[derive(Debug, Clone)]
 pub enum TeacherFeatures {
     /// Not needed.
@@ -79,12 +79,12 @@ pub enum TeacherFeatures {
     TopK {
         /// Ids and log-probabilities.
         entries: TopK,
-        /// Entries a row.
+        /// Entries a token.
         k: usize,
         /// Final hidden states `[R, H]`, where statistics over the whole vocabulary are wanted.
         hidden: Option<Tensor>,
     },
-    /// Final hidden states of every token, `[T, H]`, because rows read the teacher of later tokens;
+    /// Final hidden states of every token, `[T, H]`, because the teacher of later tokens is read;
     /// of a part of a row, its own and those of [`FeatureNeeds::ahead`] tokens after it.
     EveryToken {
         /// After the target's final norm.
@@ -100,7 +100,7 @@ pub struct BatchFeatures {
     /// The tapped layers' states side by side, `[T, L·H]`, if the draft taps any; of a part of a
     /// row, those of its own tokens.
     pub aux_hidden: Option<Tensor>,
-    /// Teacher at the learned rows.
+    /// Teacher at the learned tokens.
     pub teacher: TeacherFeatures,
     /// What this rank runs where ranks share a row (`parallel.sequence`); `None`: all.
     pub part: Option<RowPart>,
@@ -108,20 +108,20 @@ pub struct BatchFeatures {
 
 impl BatchFeatures {
     /// Tokens that this rank runs; `None`: all.
-    pub fn rows(&self) -> Option<Range<usize>> {
+    pub fn tokens(&self) -> Option<Range<usize>> {
         self.part.as_ref().map(RowPart::rows)
     }
 
     /// What a rank that runs `part` of a row keeps of the whole row's features.
     fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
         let Some(part) = part else { return Ok(self) };
-        let rows = part.rows();
-        let own = |all: &Tensor| all.narrow(0, rows.start, rows.len());
+        let tokens = part.rows();
+        let own = |all: &Tensor| all.narrow(0, tokens.start, tokens.len());
         let aux_hidden = self.aux_hidden.as_ref().map(own).transpose()?;
         let teacher = match self.teacher {
             TeacherFeatures::EveryToken { hidden } => {
-                let end = (rows.end + ahead).min(hidden.dim(0)?);
-                let hidden = hidden.narrow(0, rows.start, end - rows.start)?;
+                let end = (tokens.end + ahead).min(hidden.dim(0)?);
+                let hidden = hidden.narrow(0, tokens.start, end - tokens.start)?;
                 TeacherFeatures::EveryToken { hidden }
             }
             other => other,
@@ -166,7 +166,7 @@ pub enum FeatureSource {
 
 impl FeatureSource {
     /// Features of a batch, or of the part of it that this rank runs, whose teacher is read at
-    /// `teacher_rows` only.
+    /// `teacher_tokens` only.
     ///
     /// # Errors
     /// - the target cannot run, or the store lacks the batch's row
@@ -175,18 +175,16 @@ impl FeatureSource {
         part: Part,
         (batch, row_part): (&Batch, Option<&RowPart>),
         needs: &FeatureNeeds,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<BatchFeatures> {
         match self {
             Self::Online(target) => run_target(target, batch, row_part, needs),
             Self::Memory(memory) => memory.features(batch),
             Self::Stored(store) => {
-                let _ends = store.target().hold_ends()?;
-                store.features(part, batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
+                store.features(part, batch, needs, teacher_tokens)?.cut(row_part, needs.ahead)
             }
             Self::Records(records) => {
-                let _ends = records.target().hold_ends()?;
-                records.features(batch, needs, teacher_rows)?.cut(row_part, needs.ahead)
+                records.features(batch, needs, teacher_tokens)?.cut(row_part, needs.ahead)
             }
         }
     }
@@ -276,9 +274,9 @@ pub fn forward(
     })
 }
 
-/// The learned rows, counted from the first token that this rank runs.
-pub fn learned_of(batch: &Batch, rows: Option<&Range<usize>>) -> Vec<u32> {
-    let first = rows.map_or(0, |rows| rows.start as u32);
+/// The learned tokens, counted from the first one that this rank runs.
+pub fn learned_of(batch: &Batch, own: Option<&Range<usize>>) -> Vec<u32> {
+    let first = own.map_or(0, |own| own.start as u32);
     batch.learned.iter().map(|token| token - first).collect()
 }
 
@@ -302,13 +300,10 @@ pub fn run_target(
     needs: &FeatureNeeds,
 ) -> Result<BatchFeatures> {
     let features = forward(target, batch, part, &taps_of(needs))?;
-    let rows = part.map(RowPart::rows);
-    // What a rank gathers does not depend on its batch.
-    let of_head = matches!(needs.teacher, TeacherKind::TopK(_));
-    let _ends = of_head.then(|| target.hold_ends()).transpose()?;
+    let own = part.map(RowPart::rows);
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;
-        Ok(select_rows(hidden, &learned_of(batch, rows.as_ref()))?)
+        Ok(select_rows(hidden, &learned_of(batch, own.as_ref()))?)
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
@@ -320,13 +315,19 @@ pub fn run_target(
             };
             TeacherFeatures::EveryToken { hidden }
         }
-        _ if batch.learned.is_empty() => TeacherFeatures::None,
-        TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
         TeacherKind::TopK(k) => {
-            let k = k.min(target.config().vocab_size);
-            let entries = target.top_k(&learned_hidden()?, k)?;
-            TeacherFeatures::TopK { entries, k, hidden: None }
+            // What a rank gathers does not depend on its batch.
+            let ends = target.hold_ends()?;
+            if batch.learned.is_empty() {
+                TeacherFeatures::None
+            } else {
+                let k = k.min(target.config().vocab_size);
+                let entries = ends.top_k(&learned_hidden()?, k)?;
+                TeacherFeatures::TopK { entries, k, hidden: None }
+            }
         }
+        TeacherKind::Full if batch.learned.is_empty() => TeacherFeatures::None,
+        TeacherKind::Full => TeacherFeatures::Full { hidden: learned_hidden()? },
     };
     let layers = needs.taps.iter().filter_map(|tap| match tap {
         Tap::Hidden(layer) => features.hidden.get(layer),

@@ -89,7 +89,7 @@ fn score(target: &Target, window: &[u32], scores: &mut Scores) -> Outcome<()> {
         let positions: Vec<u32> = (first..first + ids.len() as u32).collect();
         let taps = Taps::of(&[Tap::FinalHidden]);
         let hidden = target.extend(ids, &positions, &mut cache, &taps)?;
-        let logits = target.logits(hidden.final_hidden()?)?;
+        let logits = target.hold_ends()?.logits(hidden.final_hidden()?)?;
         let choices: Vec<u32> = logits.argmax(D::Minus1)?.to_vec1()?;
         for ((row, id), choice) in logits.to_vec2::<f32>()?.iter().zip(next).zip(choices) {
             scores.push((loss(row, *id), choice));

@@ -371,13 +371,15 @@ impl MatrixStep {
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};
+    use longdraft_models::weights::TensorRole;
 
     use super::*;
 
     fn parameter(name: &str, values: &[f32], shape: &[usize]) -> Parameter {
         let tensor = Tensor::from_slice(values, shape, &Device::Cpu).expect("tensor");
         let var = Var::from_tensor(&tensor).expect("variable");
-        Parameter { name: name.to_owned(), var, decay: false, dead: false }
+        let (name, role) = (name.to_owned(), TensorRole::Layer);
+        Parameter { name, var, role, decay: false, dead: false }
     }
 
     fn gradients(parameters: &[Parameter], factor: f64) -> Gradients {

@@ -68,8 +68,7 @@ fn draft() -> BlockDraft {
 }
 
 fn loss(weights: SlotWeights, soft: Option<SoftLoss>) -> BlockLoss {
-    let (decay, alpha) = (3.0, 0.5);
-    BlockLoss { weights, decay, alpha, divide_by_rows: false, soft, selector: None }
+    BlockLoss { weights, decay: 3.0, soft, ..BlockLoss::default() }
 }
 
 fn objective(weights: SlotWeights) -> BlockObjective {
@@ -205,7 +204,7 @@ fn the_targets_distribution_is_learned_as_plain_ops_say() {
         // As the target gives it, and as a store keeps it.
         let mut teachers = vec![TeacherFeatures::EveryToken { hidden: teacher.clone() }];
         if let TeacherDistribution::TopK { k, .. } = distribution {
-            let rows = select_rows(&teacher, &objective.teacher_rows(&batch)).expect("rows");
+            let rows = select_rows(&teacher, &objective.teacher_tokens(&batch)).expect("rows");
             let entries = linear_top_k(&rows, &head, k).expect("entries");
             teachers.push(TeacherFeatures::TopK { entries, k, hidden: None });
         }

@@ -169,8 +169,9 @@ fn a_draft_of_some_tokens_learns_the_target_rescaled_to_them() {
     let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     let found = objective.loss((&batch, &delays()), &features, false).expect("loss").metrics;
     let states = objective.hidden((&batch, &delays()), &features, &mut Vec::new()).expect("states");
+    let ends = target.hold_ends().expect("ends");
     let rows = |states: &Tensor| -> Vec<Vec<f64>> {
-        let logits = target.logits(states).and_then(|z| Ok(z.to_vec2::<f32>()?)).expect("logits");
+        let logits = ends.logits(states).and_then(|z| Ok(z.to_vec2::<f32>()?)).expect("logits");
         logits.iter().map(|row| row.iter().map(|z| f64::from(*z)).collect()).collect()
     };
     let learned = Tensor::new(batch.learned.as_slice(), states.device()).expect("rows");

@@ -4,6 +4,7 @@
 use candle_core::{Device, Result, Tensor, Var};
 use longdraft_kernels::dispatch::{Ops, set_ops};
 use longdraft_models::draft::Parameter;
+use longdraft_models::weights::TensorRole;
 use longdraft_parallel::DataParallel;
 use longdraft_parallel::Gradients;
 use longdraft_train::optim::{AdamW, AdamWConfig, MomentKind};
@@ -15,7 +16,8 @@ fn parameters() -> Result<Vec<Parameter>> {
         let values: Vec<f32> =
             (0..count).map(|j| ((i * 5 + j * 7) % 11) as f32 / 8.0 - 0.5).collect();
         let var = Var::from_tensor(&Tensor::from_vec(values, *shape, &Device::Cpu)?)?;
-        Ok(Parameter { name: format!("p{i}"), var, decay: shape.len() == 2, dead: false })
+        let (name, role) = (format!("p{i}"), TensorRole::Layer);
+        Ok(Parameter { name, var, role, decay: shape.len() == 2, dead: false })
     };
     shapes.iter().enumerate().map(parameter).collect()
 }
@@ -68,7 +70,7 @@ fn steps_on_a_device_are_those_on_the_host() -> Result<()> {
                 Ok(saved.moment(kind, run.parameter)?.into_owned())
             };
             let spread = DataParallel::single(&on_device);
-            device.restore(saved.steps(), &spread, read).expect("restored");
+            device.restore(saved.steps(), (&spread, &on_device), read).expect("restored");
         }
     }
     Ok(())

@@ -96,14 +96,16 @@ fn objective(target: &Target) -> Eagle3Objective {
     let layers = [0, 1, 2].map(LayerId);
     let mut config = Eagle3Config::for_target_layers(target.config(), VOCABULARY, layers);
     config.initializer_range = 0.1;
-    let draft = Eagle3Draft::initialise(&config, map, &target.embedding().expect("table"), 3);
+    let ends = target.hold_ends().expect("ends");
+    let table = ends.embedding().expect("table");
+    let draft = Eagle3Draft::initialise(&config, map, &table, 3);
     let objective = Eagle3ObjectiveConfig {
         ttt_steps: DRAFT_LEN,
         oov_rows: OovRows::Keep,
         ..Eagle3ObjectiveConfig::default()
     };
-    let head = &target.head().expect("head");
-    Eagle3Objective::new(draft.expect("draft"), head, objective).expect("objective")
+    let head = ends.head().expect("head");
+    Eagle3Objective::new(draft.expect("draft"), &head, objective).expect("objective")
 }
 
 fn train(objective: &Eagle3Objective, batch: &Batch, features: &BatchFeatures) {

@@ -74,7 +74,7 @@ fn trained(target: &Arc<Target>, draft: GlideDraft, tokens: &[u32], proposed: &[
         (0..count).map(|t| if t < root { 1 } else { (t - root + 1) as u32 }).collect();
     let hidden = objective.hidden((&batch, &delays), &features, &mut Vec::new()).expect("hidden");
     let rows = hidden.narrow(0, root, DRAFT_LEN).expect("rows");
-    let logits = target.logits(&rows).expect("logits");
+    let logits = target.hold_ends().expect("ends").logits(&rows).expect("logits");
     logits.argmax(D::Minus1).and_then(|best| best.to_vec1()).expect("tokens")
 }
 

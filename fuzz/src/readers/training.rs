@@ -58,7 +58,7 @@ fn recipe(dtype: StoreDtype) -> Recipe {
             teacher: StoredTeacher::TopK(4),
         },
         text: "text".to_owned(),
-        teacher_rows: "rows".to_owned(),
+        teacher_tokens: "rows".to_owned(),
         rows,
         tokens: 6 * rows,
         shards: (0..rows).collect(),

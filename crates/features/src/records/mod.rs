@@ -191,7 +191,7 @@ impl Records {
         target: &Target,
         batch: &Batch,
         contents: &Contents,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<Record> {
         let (mut aux, mut last, mut first) = (Vec::new(), Vec::new(), 0);
         for document in batch.document_ids.chunk_by(|a, b| a == b) {
@@ -207,7 +207,7 @@ impl Records {
             Ok(all.map(|all| all.to_device(target.device())).transpose()?)
         };
         let (aux, last) = (joined(&aux)?, joined(&last)?);
-        Record::of_states(target, aux, last.as_ref(), contents, teacher_rows)
+        Record::of_states(target, aux, last.as_ref(), contents, teacher_tokens)
     }
 
     /// The tapped layers side by side, `[T, L·H]`, and the states after the final norm, `[T, H]`, of a document,
@@ -298,7 +298,7 @@ impl RecordFeatures {
         &self.target
     }
 
-    /// Features of a batch, as the target would give them.
+    /// Features of a batch, as the target would give them. All ranks of a spread target hold its ends for them.
     ///
     /// # Errors
     /// - as [`Records::record`]
@@ -306,12 +306,12 @@ impl RecordFeatures {
         &self,
         batch: &Batch,
         needs: &FeatureNeeds,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<BatchFeatures> {
-        let contents = Contents::of(needs);
-        let record = self.records.record(&self.target, batch, &contents, teacher_rows)?;
-        record.features(&self.target, batch, needs, teacher_rows).map_err(|at| match at {
-            Missing::Row(token) => {
+        let (ends, contents) = (self.target.hold_ends()?, Contents::of(needs));
+        let record = self.records.record(&self.target, batch, &contents, teacher_tokens)?;
+        record.features(&ends, batch, needs, teacher_tokens).map_err(|at| match at {
+            Missing::Teacher(token) => {
                 self.records.folder.problem(format!("the teacher of token {token} is not held"))
             }
             Missing::Other(error) => error,

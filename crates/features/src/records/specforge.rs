@@ -92,11 +92,11 @@ fn document(path: &Path) -> Result<RecordDocument> {
     RecordDocument::of_numbers(place, &ids[..tokens], Some(&mask[..tokens]))
 }
 
-/// The first `tokens` rows of a `[1, T, W]` or `[T, W]` tensor.
+/// The states of the first `tokens` tokens of a `[1, T, W]` or `[T, W]` tensor.
 fn states(source: &PthSource, name: &str, tokens: usize) -> Result<Tensor> {
     let found = source.shape(name).unwrap_or_default();
-    let (rows, width) = match found[..] {
-        [1, rows, width] | [rows, width] if rows >= tokens => (rows, width),
+    let (held, width) = match found[..] {
+        [1, held, width] | [held, width] if held >= tokens => (held, width),
         _ => {
             return Err(problem_of(
                 source,
@@ -105,7 +105,7 @@ fn states(source: &PthSource, name: &str, tokens: usize) -> Result<Tensor> {
         }
     };
     let all = source.load(name, DType::F32)?;
-    Ok(all.reshape((rows, width))?.narrow(0, 0, tokens)?.contiguous()?)
+    Ok(all.reshape((held, width))?.narrow(0, 0, tokens)?.contiguous()?)
 }
 
 #[cfg(test)]

@@ -67,10 +67,10 @@ fn shape_of(source: &SafetensorsSource, tokens: usize) -> Result<(usize, usize)>
     let Some(shape) = source.shape(name) else {
         return Err(problem(source, format!("no tensor `{name}`: no record of an engine")));
     };
-    let [rows, layers, width] = shape[..] else {
+    let [held, layers, width] = shape[..] else {
         return Err(problem(source, format!("`{name}` {shape:?} where [T, layers, H] is needed")));
     };
-    if rows != tokens || layers == 0 || width == 0 {
+    if held != tokens || layers == 0 || width == 0 {
         let text = format!("`{name}` {shape:?} of {tokens} tokens");
         return Err(problem(source, text));
     }

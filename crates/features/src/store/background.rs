@@ -75,9 +75,9 @@ mod tests {
 
     fn part(shards: usize) -> PartRecipe {
         let contents = Contents { last_kv: false, layers: vec![0], teacher: StoredTeacher::None };
-        let (text, teacher_rows) = (String::new(), String::new());
+        let (text, teacher_tokens) = (String::new(), String::new());
         let (rows, tokens, shards) = (shards, 2 * shards, (0..shards).collect());
-        PartRecipe { contents, text, teacher_rows, rows, tokens, shards }
+        PartRecipe { contents, text, teacher_tokens, rows, tokens, shards }
     }
 
     /// A store of shards of one row each.

@@ -75,7 +75,7 @@ impl Record {
             ("input_ids", &batch.ids),
             ("position_ids", &batch.position_ids),
             ("document_lengths", &lengths),
-            ("teacher_rows", &self.teacher_rows),
+            ("teacher_rows", &self.teacher_tokens),
         ] {
             all.push((name(key), Dtype::U32, vec![values.len()], ids(values)));
         }
@@ -111,8 +111,8 @@ impl Record {
             add("final_hidden", hidden)?;
         }
         if let Some(TopK { ids: top, log_probs }) = &self.top_k {
-            let k = top.len() / self.teacher_rows.len().max(1);
-            let shape = vec![self.teacher_rows.len(), k];
+            let k = top.len() / self.teacher_tokens.len().max(1);
+            let shape = vec![self.teacher_tokens.len(), k];
             all.push((name("topk_ids"), Dtype::U32, shape.clone(), ids(top)));
             let (kind, bytes) = match dtype {
                 StoreDtype::F32 => (Dtype::F32, bytes_of(log_probs, f32::to_le_bytes)),

@@ -9,7 +9,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
 use longdraft_kernels::rows::{scatter_rows, select_rows};
 use longdraft_kernels::top_k::TopK;
-use longdraft_models::target_model::{KeyValues, Tap, Target};
+use longdraft_models::target_model::{Ends, KeyValues, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::location::Location;
@@ -103,18 +103,19 @@ impl StoredFeatures {
         &self.target
     }
 
-    /// Features of a batch, as the target would give them.
+    /// Features of a batch, as the target would give them. All ranks of a spread target hold its ends for them.
     ///
     /// # Errors
     /// - the batch has other tokens or positions than the captured row, the teacher is asked for at
-    ///   rows that were not kept, or the row's shard is missing or damaged
+    ///   tokens that were not kept, or the row's shard is missing or damaged
     pub fn features(
         &self,
         part: Part,
         batch: &Batch,
         needs: &FeatureNeeds,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<BatchFeatures> {
+        let ends = self.target.hold_ends()?;
         let row = batch.row;
         let (receipt, entry) = self.store.entry(part, row)?;
         if entry.key != key(batch) {
@@ -122,12 +123,12 @@ impl StoredFeatures {
             return Err(self.store.location.problem(&receipt.object, problem));
         }
         let record = self.record(part, row)?;
-        record.features(&self.target, batch, needs, teacher_rows).map_err(|at| match at {
-            Missing::Row(token) => self.store.location.problem(
+        record.features(&ends, batch, needs, teacher_tokens).map_err(|at| match at {
+            Missing::Teacher(token) => self.store.location.problem(
                 &receipt.object,
                 format!(
                     "row {row}: the teacher of token {token} was not kept: the store was \
-                     captured for an objective that learns other rows"
+                     captured for an objective that learns other tokens"
                 ),
             ),
             Missing::Other(error) => error,
@@ -139,14 +140,15 @@ impl Record {
     /// What an objective reads of a batch, as the target would give it.
     ///
     /// # Errors
-    /// - the teacher is asked for at rows that were not kept, or a tensor cannot be brought to the device
+    /// - the teacher is asked for at tokens that were not kept, or a tensor cannot be brought to the device
     pub(crate) fn features(
         &self,
-        target: &Target,
+        ends: &Ends<'_>,
         batch: &Batch,
         needs: &FeatureNeeds,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> std::result::Result<BatchFeatures, Missing> {
+        let target = ends.target();
         let device = target.device();
         let last_kv = match &self.last_kv {
             Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
@@ -162,16 +164,16 @@ impl Record {
         let hidden_taps = needs.taps.iter().any(|tap| matches!(tap, Tap::Hidden(_)));
         let aux_hidden = self.aux_hidden.as_ref().filter(|_| hidden_taps);
         let aux_hidden = aux_hidden.map(|aux| aux.to_device(device)).transpose()?;
-        let teacher = self.teacher(target, batch, needs.teacher, teacher_rows)?;
+        let teacher = self.teacher(ends, batch, needs.teacher, teacher_tokens)?;
         Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: None })
     }
 
     fn teacher(
         &self,
-        target: &Target,
+        ends: &Ends<'_>,
         batch: &Batch,
         kind: TeacherKind,
-        rows: &[u32],
+        tokens: &[u32],
     ) -> std::result::Result<TeacherFeatures, Missing> {
         // A store with final states hands those out.
         let kind = match kind {
@@ -180,20 +182,21 @@ impl Record {
             kind => kind,
         };
         let every = kind == TeacherKind::EveryToken;
-        if kind == TeacherKind::None || (rows.is_empty() && !every) {
+        if kind == TeacherKind::None || (tokens.is_empty() && !every) {
             return Ok(TeacherFeatures::None);
         }
-        let place = |token: &u32| self.teacher_rows.binary_search(token).ok();
-        let places: Vec<u32> = rows
+        let place = |token: &u32| self.teacher_tokens.binary_search(token).ok();
+        let places: Vec<u32> = tokens
             .iter()
-            .map(|token| place(token).map(|at| at as u32).ok_or(Missing::Row(*token)))
+            .map(|token| place(token).map(|at| at as u32).ok_or(Missing::Teacher(*token)))
             .collect::<std::result::Result<_, _>>()?;
+        let target = ends.target();
         let device = target.device();
         let hidden = || -> Result<Tensor> {
             let hidden = self.final_hidden.as_ref();
             let hidden = hidden.ok_or_else(|| untapped("the teacher's final states"))?;
             let hidden = hidden.to_device(device)?;
-            if places.len() == self.teacher_rows.len() {
+            if places.len() == self.teacher_tokens.len() {
                 return Ok(hidden);
             }
             Ok(select_rows(&hidden, &places)?)
@@ -203,21 +206,21 @@ impl Record {
             TeacherKind::Full => TeacherFeatures::Full { hidden: hidden()? },
             TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
                 let width = target.config().hidden_size;
-                let tokens = batch.ids.len();
-                // Rows that nobody reads stay 0.
-                let hidden = if rows.is_empty() {
-                    Tensor::zeros((tokens, width), DType::F32, device)?
+                let all = batch.ids.len();
+                // What nobody reads stays 0.
+                let hidden = if tokens.is_empty() {
+                    Tensor::zeros((all, width), DType::F32, device)?
                 } else {
-                    scatter_rows(&hidden()?, rows, tokens)?
+                    scatter_rows(&hidden()?, tokens, all)?
                 };
                 TeacherFeatures::EveryToken { hidden }
             }
             TeacherKind::TopK(k) => {
                 let k = k.min(target.config().vocab_size);
                 let entries = if let Some(stored) = &self.top_k {
-                    select(stored, self.teacher_rows.len(), &places)
+                    select(stored, self.teacher_tokens.len(), &places)
                 } else {
-                    target.top_k(&hidden()?, k).map_err(FeatureError::from)?
+                    ends.top_k(&hidden()?, k).map_err(FeatureError::from)?
                 };
                 TeacherFeatures::TopK { entries, k, hidden: None }
             }
@@ -227,8 +230,8 @@ impl Record {
 
 /// Why there is no teacher.
 pub(crate) enum Missing {
-    /// At this token.
-    Row(u32),
+    /// None was kept at this token.
+    Teacher(u32),
     Other(FeatureError),
 }
 
@@ -250,9 +253,9 @@ fn is_plain(object: &str) -> bool {
     !object.starts_with('.') && object.chars().all(plain)
 }
 
-/// Entries of some of the rows.
-fn select(stored: &TopK, rows: usize, places: &[u32]) -> TopK {
-    let k = stored.ids.len() / rows.max(1);
+/// Entries at some of the tokens that have any.
+fn select(stored: &TopK, tokens: usize, places: &[u32]) -> TopK {
+    let k = stored.ids.len() / tokens.max(1);
     let of = |place: &u32| *place as usize * k..(*place as usize + 1) * k;
     TopK {
         ids: places.iter().flat_map(|place| stored.ids[of(place)].iter().copied()).collect(),

@@ -173,8 +173,9 @@ pub struct PartRecipe {
     pub contents: Contents,
     /// Hash of tokens, masks and documents of every row.
     pub text: String,
-    /// Hash of the rows at which the teacher is kept.
-    pub teacher_rows: String,
+    /// Hash of the tokens at which the teacher is kept.
+    #[serde(rename = "teacher_rows")]
+    pub teacher_tokens: String,
     /// Packed rows.
     pub rows: usize,
     /// Their tokens.
@@ -251,8 +252,8 @@ impl Recipe {
             let name = part.name();
             let what = |recipe: &PartRecipe| format!("{:?}", recipe.contents);
             compare(&format!("{name} features"), what(old), what(new));
-            let rows = |recipe: &PartRecipe| recipe.teacher_rows.clone();
-            compare(&format!("{name} teacher rows"), rows(old), rows(new));
+            let taught = |recipe: &PartRecipe| recipe.teacher_tokens.clone();
+            compare(&format!("{name} teacher tokens"), taught(old), taught(new));
             let shards = |recipe: &PartRecipe| recipe.shards.len().to_string();
             compare(&format!("{name} shards"), shards(old), shards(new));
         }

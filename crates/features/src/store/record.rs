@@ -40,7 +40,7 @@ pub(super) type UnrotatedKv = (Tensor, Tensor);
 pub struct Record {
     pub(super) last_kv: Option<UnrotatedKv>,
     pub(super) aux_hidden: Option<Tensor>,
-    pub(super) teacher_rows: Vec<u32>,
+    pub(super) teacher_tokens: Vec<u32>,
     pub(super) final_hidden: Option<Tensor>,
     pub(super) top_k: Option<TopK>,
 }
@@ -85,7 +85,7 @@ impl Record {
         })
     }
 
-    /// Runs the target on a batch and keeps what `contents` name, the teacher at `teacher_rows`.
+    /// Runs the target on a batch and keeps what `contents` name, the teacher at `teacher_tokens`.
     ///
     /// # Errors
     /// - the target cannot run
@@ -93,7 +93,7 @@ impl Record {
         target: &Target,
         batch: &Batch,
         contents: &Contents,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<Self> {
         let features = target.forward(&sequence_of(batch), &contents.taps())?;
         let last_kv = if contents.last_kv {
@@ -105,10 +105,10 @@ impl Record {
         let layers: Vec<LayerId> = contents.layers.iter().map(|id| LayerId(*id)).collect();
         let aux_hidden = (!layers.is_empty()).then(|| features.hidden_of(&layers)).transpose()?;
         let mut record = Self { last_kv, aux_hidden, ..Self::default() };
-        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
-            record.keep_teacher(target, features.final_hidden()?, contents, teacher_rows)?;
+        if contents.teacher != StoredTeacher::None && !teacher_tokens.is_empty() {
+            record.keep_teacher(target, features.final_hidden()?, contents, teacher_tokens)?;
         }
-        record.teacher_rows = teacher_rows.to_vec();
+        record.teacher_tokens = teacher_tokens.to_vec();
         Ok(record)
     }
 
@@ -124,15 +124,15 @@ impl Record {
         aux_hidden: Option<Tensor>,
         final_hidden: Option<&Tensor>,
         contents: &Contents,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<Self> {
         let mut record = Self { aux_hidden, ..Self::default() };
-        if contents.teacher != StoredTeacher::None && !teacher_rows.is_empty() {
+        if contents.teacher != StoredTeacher::None && !teacher_tokens.is_empty() {
             let final_hidden =
                 final_hidden.ok_or_else(|| untapped("the teacher's final states"))?;
-            record.keep_teacher(target, final_hidden, contents, teacher_rows)?;
+            record.keep_teacher(target, final_hidden, contents, teacher_tokens)?;
         }
-        record.teacher_rows = teacher_rows.to_vec();
+        record.teacher_tokens = teacher_tokens.to_vec();
         Ok(record)
     }
 
@@ -142,13 +142,13 @@ impl Record {
         target: &Target,
         hidden: &Tensor,
         contents: &Contents,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> Result<()> {
-        let hidden = select_rows(hidden, teacher_rows)?;
+        let hidden = select_rows(hidden, teacher_tokens)?;
         match contents.teacher {
             StoredTeacher::TopK(k) => {
                 let k = k.min(target.config().vocab_size);
-                self.top_k = Some(target.top_k(&hidden, k)?);
+                self.top_k = Some(target.hold_ends()?.top_k(&hidden, k)?);
             }
             _ => self.final_hidden = Some(hidden),
         }
@@ -172,15 +172,15 @@ impl Record {
         let last_kv =
             contents.last_kv.then(|| Ok::<_, FeatureError>((load("keys")?, load("values")?)));
         let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row));
-        let teacher_rows = ids("teacher_rows")?;
+        let teacher_tokens = ids("teacher_rows")?;
         let mut record = Self {
             last_kv: last_kv.transpose()?,
             aux_hidden: aux.transpose()?,
-            teacher_rows,
+            teacher_tokens,
             final_hidden: None,
             top_k: None,
         };
-        if !record.teacher_rows.is_empty() {
+        if !record.teacher_tokens.is_empty() {
             match contents.teacher {
                 StoredTeacher::None => {}
                 StoredTeacher::FinalHidden => record.final_hidden = Some(load("final_hidden")?),
@@ -206,21 +206,21 @@ impl Record {
                 return Err(format!("`{name}` {:?} of {tokens} tokens", tensor.dims()));
             }
         }
-        let rows = &self.teacher_rows;
-        let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || rows.last().is_some_and(|last| *last as usize >= tokens) {
-            return Err(format!("`teacher_rows` are no ascending rows of {tokens} tokens"));
+        let kept = &self.teacher_tokens;
+        let ascending = kept.windows(2).all(|pair| pair[0] < pair[1]);
+        if !ascending || kept.last().is_some_and(|last| *last as usize >= tokens) {
+            return Err(format!("`teacher_rows` are no ascending places of {tokens} tokens"));
         }
         if let Some(hidden) = &self.final_hidden
-            && (hidden.rank() != 2 || hidden.dims()[0] != rows.len())
+            && (hidden.rank() != 2 || hidden.dims()[0] != kept.len())
         {
-            return Err(format!("`final_hidden` {:?} of {} rows", hidden.dims(), rows.len()));
+            return Err(format!("`final_hidden` {:?} of {} tokens", hidden.dims(), kept.len()));
         }
         if let (Some(entries), StoredTeacher::TopK(k)) = (&self.top_k, contents.teacher) {
             let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
-            let fits = ids == log_probs && ids.is_multiple_of(rows.len()) && ids <= rows.len() * k;
+            let fits = ids == log_probs && ids.is_multiple_of(kept.len()) && ids <= kept.len() * k;
             if !fits {
-                return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a row"));
+                return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a token"));
             }
         }
         Ok(())
@@ -272,7 +272,7 @@ mod tests {
         let record = Record {
             last_kv: Some((random(&[9, 2, 4]), random(&[9, 2, 4]))),
             aux_hidden: Some(random(&[9, 8])),
-            teacher_rows: vec![1, 4, 8],
+            teacher_tokens: vec![1, 4, 8],
             final_hidden: Some(random(&[3, 8])),
             top_k: None,
         };
@@ -309,7 +309,7 @@ mod tests {
         ] {
             let read = written(&rows, dtype, &contents);
             assert_eq!(read.check(9, &contents), Ok(()));
-            assert_eq!(read.teacher_rows, record.teacher_rows);
+            assert_eq!(read.teacher_tokens, record.teacher_tokens);
             let kv = |record: &Record| record.last_kv.clone().expect("kv");
             for (a, b) in [
                 (&kv(&record).0, &kv(&read).0),
@@ -358,11 +358,11 @@ mod tests {
         let (_, record) = record();
         let full = contents(StoredTeacher::FinalHidden);
         assert!(record.check(8, &full).expect_err("shorter").contains("`keys`"));
-        let late = Record { teacher_rows: vec![1, 4, 9], ..record.clone() };
+        let late = Record { teacher_tokens: vec![1, 4, 9], ..record.clone() };
         assert!(late.check(9, &full).expect_err("outside").contains("teacher_rows"));
-        let twice = Record { teacher_rows: vec![1, 1, 4], ..record.clone() };
+        let twice = Record { teacher_tokens: vec![1, 1, 4], ..record.clone() };
         assert!(twice.check(9, &full).expect_err("twice").contains("teacher_rows"));
-        let fewer = Record { teacher_rows: vec![1], ..record.clone() };
+        let fewer = Record { teacher_tokens: vec![1], ..record.clone() };
         assert!(fewer.check(9, &full).expect_err("fewer").contains("final_hidden"));
         let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
         let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };

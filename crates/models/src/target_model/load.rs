@@ -27,7 +27,7 @@ use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::gguf_files;
 use crate::weights::safetensors::SafetensorsSource;
-use crate::weights::{TensorSpec, WeightSource, check_specs};
+use crate::weights::{TensorRole, TensorSpec, WeightSource, check_specs};
 
 /// How to hold a target.
 #[derive(Debug, Clone)]
@@ -251,7 +251,7 @@ pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
         };
         let values = (outputs * inputs) as u64;
         let values_of_a_token = match &config.experts {
-            _ if spec.name.contains("embed_tokens") && !config.tie_word_embeddings => inputs as u64,
+            _ if spec.role == TensorRole::Embedding => inputs as u64,
             Some(experts) if spec.name.contains(".experts.") => {
                 values * experts.num_experts_per_tok as u64 / experts.num_experts.max(1) as u64
             }
@@ -399,10 +399,12 @@ fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -
 }
 
 /// The configuration as text. A table of parts that are all a plain Llama's is left out: such targets keep the
-/// names that features were stored under before there was a table.
+/// names that features were stored under before there was a table. So are ends of what is generated: they
+/// change no feature.
 fn described(config: &TargetConfig) -> String {
     let plain = format!(", parts: {:?}", Parts::default());
-    format!("{config:?}").replace(&plain, "")
+    let ends = format!(", further_end_ids: {:?}", config.further_end_ids);
+    format!("{config:?}").replace(&plain, "").replace(&ends, "")
 }
 
 #[cfg(test)]
@@ -420,7 +422,9 @@ mod tests {
             });
             TargetConfig::from_json(&config).expect("configuration")
         };
-        let plain = described(&config("llama"));
+        let mut llama = config("llama");
+        llama.further_end_ids = vec![3, 5];
+        let plain = described(&llama);
         assert!(plain.starts_with("TargetConfig { architecture: Llama, hidden_size: 8"), "{plain}");
         assert!(plain.ends_with("pad_token_id: None }"), "{plain}");
         assert!(described(&config("mistral")).contains("window: Some(4096)"));

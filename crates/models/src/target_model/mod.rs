@@ -7,6 +7,7 @@
 
 mod build;
 mod cache;
+mod ends;
 mod extend;
 mod features;
 mod feed_forward;
@@ -38,15 +39,13 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::bend::Bend;
-use longdraft_kernels::log_sum_exp::{HeadSummary, bent_log_sum_exp};
-use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable};
-use longdraft_kernels::top_k::{TopK, bent_top_k, row_top_k};
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 
 pub use cache::{CacheType, KvCache};
+pub use ends::Ends;
 pub use extend::Extension;
 pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
 pub use load::{Layers, StoredType, TargetOptions};
@@ -61,11 +60,8 @@ use layers::LayerSource;
 use pass::Ropes;
 use per_layer::PerLayerInputs;
 use recurrent::Rule;
-use spread::{Held, Table};
+use spread::Table;
 use tensor::LayerShare;
-
-/// Rows whose logits exist at the same time where the head is held as quantised blocks.
-const LOGIT_ROWS: usize = 64;
 
 /// A frozen decoder.
 pub struct Target {
@@ -94,11 +90,6 @@ pub struct Target {
     held: Vec<(&'static str, u64)>,
     /// What this rank holds of every layer.
     share: LayerShare,
-}
-
-/// Keeps embedding table and head of a spread target whole ([`Target::hold_ends`]).
-pub struct Ends<'a> {
-    _tables: [Held<'a>; 2],
 }
 
 impl Target {
@@ -200,97 +191,9 @@ impl Target {
         Ok(rope.theta)
     }
 
-    /// Puts embedding table and head of a spread target together until the guard goes. All ranks
-    /// call it; where the target is not spread nothing happens.
-    ///
-    /// # Errors
-    /// - they cannot be put together
-    pub fn hold_ends(&self) -> Result<Ends<'_>> {
-        Ok(Ends { _tables: [self.embedding.hold()?, self.head_table().hold()?] })
-    }
-
-    /// Output head, `[V, H]`; [`Self::bend`] makes logits of its products.
-    ///
-    /// # Errors
-    /// - it is quantised and there is no memory for its values, or it is spread and not held
-    pub fn head(&self) -> Result<Tensor> {
-        self.head_table().tensor()
-    }
-
     /// What becomes of the head's products before they are logits.
     pub fn bend(&self) -> Bend {
         self.config.bend()
-    }
-
-    /// The `k` most likely tokens after final hidden states, of `k` up to the vocabulary.
-    ///
-    /// # Shapes
-    /// - `[R, H]` → `[R, k]`
-    ///
-    /// # Errors
-    /// - as [`Self::head`], or the width differs
-    pub fn top_k(&self, final_hidden: &Tensor, k: usize) -> Result<TopK> {
-        let k = k.min(self.config.vocab_size);
-        if !self.has_blocks {
-            return Ok(bent_top_k(final_hidden, &self.head()?, k, self.bend())?);
-        }
-        let mut all = TopK::default();
-        self.each_logits(final_hidden, |logits| {
-            let TopK { ids, log_probs } = row_top_k(logits, k)?;
-            all.ids.extend(ids);
-            all.log_probs.extend(log_probs);
-            Ok(())
-        })?;
-        Ok(all)
-    }
-
-    /// Normaliser and most likely token after final hidden states.
-    ///
-    /// # Shapes
-    /// - `[R, H]` → `[R]`
-    ///
-    /// # Errors
-    /// - as [`Self::head`], or the width differs
-    pub fn head_summary(&self, final_hidden: &Tensor) -> Result<HeadSummary> {
-        if !self.has_blocks {
-            return Ok(bent_log_sum_exp(final_hidden, &self.head()?, self.bend())?);
-        }
-        let mut all = HeadSummary::default();
-        self.each_logits(final_hidden, |logits| Ok(all.append(logits)?))?;
-        Ok(all)
-    }
-
-    /// Logits of some rows at a time, from the head as it is held.
-    fn each_logits(
-        &self,
-        final_hidden: &Tensor,
-        mut of: impl FnMut(&Tensor) -> Result<()>,
-    ) -> Result<()> {
-        let rows = final_hidden.dim(0)?;
-        for first in (0..rows).step_by(LOGIT_ROWS) {
-            of(&self.logits(&final_hidden.narrow(0, first, LOGIT_ROWS.min(rows - first))?)?)?;
-        }
-        Ok(())
-    }
-
-    /// Output head as it is held; [`Self::bend`] makes logits of its products.
-    ///
-    /// # Errors
-    /// - it is spread and not held
-    pub fn head_matrix(&self) -> Result<Matrix> {
-        self.head_table().matrix()
-    }
-
-    fn head_table(&self) -> &Table {
-        self.head.as_ref().unwrap_or(&self.embedding)
-    }
-
-    /// Embedding table, `[V, H]`, as the file holds it: [`Self::embed`] scales where the family does.
-    ///
-    /// # Errors
-    /// - it is quantised and there is no memory for its values, or it is spread and not held
-    pub fn embedding(&self) -> Result<Tensor> {
-        self.embedding.tensor()
     }
 
     /// Weight of the norm before the head, `[H]`.
@@ -316,42 +219,6 @@ impl Target {
             Ok(())
         })?;
         Ok(tensors)
-    }
-
-    /// Embeddings of `ids` in f32, as the first layer reads them.
-    ///
-    /// # Shapes
-    /// - `ids`: `[T]` → `[T, H]`
-    ///
-    /// # Errors
-    /// - an id lies outside the vocabulary, or the table is spread and not held
-    pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        self.check_ids(ids)?;
-        let rows = self.embedding.matrix()?.rows(ids)?;
-        Ok(match self.config.parts.embedding_scale {
-            Some(scale) => (rows * scale)?,
-            None => rows,
-        })
-    }
-
-    fn check_ids(&self, ids: &[u32]) -> Result<()> {
-        let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) else {
-            return Ok(());
-        };
-        let vocabulary = self.config.vocab_size;
-        let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
-        Err(ModelError::Tokenizer(message))
-    }
-
-    /// Logits of final hidden states (after the final norm), in f32.
-    ///
-    /// # Shapes
-    /// - `[T, H]` → `[T, V]`
-    ///
-    /// # Errors
-    /// - the width differs
-    pub fn logits(&self, final_hidden: &Tensor) -> Result<Tensor> {
-        Ok(self.bend().of(self.head_matrix()?.linear(final_hidden, None)?)?)
     }
 }
 

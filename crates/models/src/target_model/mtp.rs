@@ -23,12 +23,8 @@
 //! in the others; that norms of GGUF files are held as they multiply. A wrong one would lower what is accepted, and
 //! would not change what is decoded. Of several blocks the first one makes every step.
 
-use std::ops::Range;
-use std::path::Path;
-
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, Reach};
-use longdraft_kernels::matrix::QuantisedMatrix;
 use longdraft_kernels::rms_norm::rms_norm;
 
 use super::build::{self, FileWeights, Weights};
@@ -40,6 +36,7 @@ use super::tensor::LayerShare;
 use super::{Target, TargetOptions, names, refused};
 use crate::config::{Architecture, LayerHeads, TargetConfig};
 use crate::error::{ModelError, Result};
+use crate::weights::aliases::{Aliased, Aliases};
 use crate::weights::memory::MemorySource;
 use crate::weights::{TensorSpec, WeightSource, check_specs};
 
@@ -88,7 +85,7 @@ pub struct Pairs<'a> {
 
 /// What a block makes of pairs, `[T, H]` each.
 pub struct Stepped {
-    /// What the head reads ([`Target::logits`]).
+    /// What the head reads ([`super::Ends::logits`]).
     pub head_input: Tensor,
     /// What the next step reads as the token's state.
     pub handed_on: Tensor,
@@ -152,11 +149,11 @@ impl MtpBlock {
         let has_head_norm = source.shape(&own(HEAD_NORM)).is_some();
         let mut specs = specs(&with, has_head_norm);
         // Told by the names that the file has.
-        specs.iter_mut().for_each(|spec| spec.name = source.stored(&spec.name));
+        specs.iter_mut().for_each(|spec| spec.name = source.0.stored(&spec.name));
         if !has_head_norm {
             specs.push(TensorSpec::new(FINAL_NORM, &[config.hidden_size]));
         }
-        check_specs(source.source, &specs).into_result(source.path())?;
+        check_specs(source.0.source(), &specs).into_result(source.path())?;
         let weights = FileWeights::new(&source, options);
         let norm = |name: &str| build::norm(&with, &weights, name);
         let head_norm = if has_head_norm { own(HEAD_NORM) } else { FINAL_NORM.to_owned() };
@@ -249,7 +246,7 @@ impl MtpBlock {
             return Err(refused("every token of a pair needs a state and a position"));
         }
         let eps = self.config.rms_norm_eps;
-        let embedded = rms_norm(&target.embed(ids)?, &self.embedding_norm, eps)?;
+        let embedded = rms_norm(&target.hold_ends()?.embed(ids)?, &self.embedding_norm, eps)?;
         let states = rms_norm(&states.contiguous()?, &self.hidden_norm, eps)?;
         let hidden = self.joint.apply(&Tensor::cat(&[embedded, states], 1)?)?;
         let angles = self.ropes.angles(&self.config.parts, position_ids, &[], &target.device)?;
@@ -268,15 +265,21 @@ struct BlockSource<'a> {
 
 impl<'a> BlockSource<'a> {
     /// `None` if there is no block after layer `index − 1`.
-    fn of(source: &'a dyn WeightSource, index: usize) -> Option<Self> {
+    fn of(source: &'a dyn WeightSource, index: usize) -> Option<Aliased<Self>> {
         let prefix = names::layer(index);
         let holds = |name: &str| source.shape(name).is_some();
         let is_apart = APART.iter().any(|(_, theirs)| holds(theirs));
         let has = |(ours, _): &(&str, &str)| holds(&format!("{prefix}{ours}"));
-        (is_apart || APART.iter().any(has)).then_some(Self { source, prefix, is_apart })
+        let is_there = is_apart || APART.iter().any(has);
+        is_there.then_some(Aliased(Self { source, prefix, is_apart }))
+    }
+}
+
+impl Aliases for BlockSource<'_> {
+    fn source(&self) -> &dyn WeightSource {
+        self.source
     }
 
-    /// The name in the file.
     fn stored(&self, name: &str) -> String {
         match name.strip_prefix(&self.prefix).filter(|_| self.is_apart) {
             None => name.to_owned(),
@@ -289,34 +292,8 @@ impl<'a> BlockSource<'a> {
             }
         }
     }
-}
-
-impl WeightSource for BlockSource<'_> {
-    fn path(&self) -> &Path {
-        self.source.path()
-    }
 
     fn names(&self) -> Vec<String> {
         self.source.names()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.source.shape(&self.stored(name))
-    }
-
-    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.source.load(&self.stored(name), dtype)
-    }
-
-    fn stored_type(&self, name: &str) -> Option<&'static str> {
-        self.source.stored_type(&self.stored(name))
-    }
-
-    fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        self.source.load_quantised(&self.stored(name))
-    }
-
-    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
-        self.source.load_rows(&self.stored(name), rows, dtype)
     }
 }

@@ -9,7 +9,7 @@ use crate::config::{
     QkNorm, Router, TargetConfig,
 };
 use crate::error::Result;
-use crate::weights::TensorSpec;
+use crate::weights::{TensorRole, TensorSpec};
 
 /// Every tensor of a target, published names.
 pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
@@ -19,18 +19,20 @@ pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
 /// Tensors of a target of which only the layers `loaded` are.
 pub(super) fn specs_of(config: &TargetConfig, loaded: Range<usize>) -> Vec<TensorSpec> {
     let hidden = config.hidden_size;
+    let (table, tied) = ([config.vocab_size, hidden], config.tie_word_embeddings);
+    let role = if tied { TensorRole::Head } else { TensorRole::Embedding };
     let mut specs = vec![
-        TensorSpec::new("model.embed_tokens.weight", &[config.vocab_size, hidden]),
+        TensorSpec { role, ..TensorSpec::new("model.embed_tokens.weight", &table) },
         TensorSpec::new("model.norm.weight", &[hidden]),
     ];
-    if !config.tie_word_embeddings {
-        specs.push(TensorSpec::new("lm_head.weight", &[config.vocab_size, hidden]));
+    if !tied {
+        specs.push(TensorSpec::head("lm_head.weight", &table));
     }
     if config.parts.per_layer_input > 0 && loaded == (0..config.num_hidden_layers) {
         let width = config.parts.per_layer_input;
         let all = config.num_hidden_layers * width;
         let [table, projection, norm] = PER_LAYER;
-        specs.push(TensorSpec::new(table, &[config.parts.per_layer_vocabulary, all]));
+        specs.push(TensorSpec::embedding(table, &[config.parts.per_layer_vocabulary, all]));
         specs.push(TensorSpec::new(projection, &[all, hidden]));
         specs.push(TensorSpec::new(norm, &[width]));
     }

@@ -1,13 +1,7 @@
 //! The text part of a model that also sees: its tensors stand under a prefix of their own.
 
-use std::ops::Range;
-use std::path::Path;
-
-use candle_core::{DType, Tensor};
-use longdraft_kernels::matrix::QuantisedMatrix;
-
-use crate::error::Result;
 use crate::weights::WeightSource;
+use crate::weights::aliases::{Aliased, Aliases};
 
 /// What text parts' names begin with in files, in place of `model.`.
 const PREFIXES: [&str; 2] = ["language_model.model.", "model.language_model."];
@@ -28,12 +22,17 @@ impl TextPart {
         let names = source.names();
         let holds = |prefix: &&str| names.iter().any(|name| name.starts_with(prefix));
         match PREFIXES.into_iter().find(holds) {
-            Some(prefix) => Box::new(Self { source: Box::new(source), prefix }),
+            Some(prefix) => Box::new(Aliased(Self { source: Box::new(source), prefix })),
             None => Box::new(source),
         }
     }
+}
 
-    /// The name in the file.
+impl Aliases for TextPart {
+    fn source(&self) -> &dyn WeightSource {
+        self.source.as_ref()
+    }
+
     fn stored(&self, name: &str) -> String {
         if name == HEADS[1] {
             let head = HEADS.into_iter().find(|head| self.source.shape(head).is_some());
@@ -43,12 +42,6 @@ impl TextPart {
             Some(rest) => format!("{}{rest}", self.prefix),
             None => name.to_owned(),
         }
-    }
-}
-
-impl WeightSource for TextPart {
-    fn path(&self) -> &Path {
-        self.source.path()
     }
 
     fn names(&self) -> Vec<String> {
@@ -64,38 +57,12 @@ impl WeightSource for TextPart {
         });
         text.collect()
     }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.source.shape(&self.stored(name))
-    }
-
-    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.source.load(&self.stored(name), dtype)
-    }
-
-    fn stored_type(&self, name: &str) -> Option<&'static str> {
-        self.source.stored_type(&self.stored(name))
-    }
-
-    fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        self.source.load_quantised(&self.stored(name))
-    }
-
-    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
-        self.source.load_rows(&self.stored(name), rows, dtype)
-    }
-
-    fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
-        self.source.load_bytes(&self.stored(name), rows)
-    }
-
-    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        self.source.load_integers(&self.stored(name))
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_core::DType;
+
     use super::*;
     use crate::weights::TensorSpec;
     use crate::weights::memory::MemorySource;

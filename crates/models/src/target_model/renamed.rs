@@ -9,6 +9,7 @@ use longdraft_kernels::matrix::QuantisedMatrix;
 use crate::config::Architecture;
 use crate::error::{ModelError, Result};
 use crate::weights::WeightSource;
+use crate::weights::aliases::{Aliased, Aliases};
 
 /// A family's names of modules: ours, the file's.
 type Names = &'static [(&'static str, &'static str)];
@@ -26,55 +27,65 @@ const LFM2: Names = &[
     (".self_attn.k_norm.", ".self_attn.k_layernorm."),
 ];
 
-/// A source under the common names.
-struct Renamed {
-    source: Box<dyn WeightSource>,
-    names: Names,
-}
-
-/// Where a tensor of ours is stored.
-enum Stored {
-    /// As a tensor of this name.
-    Whole(String),
-    /// As some rows of one matrix of a stack `[E, O, I]`: the expert, and the half of its rows, if it is cut.
-    Expert { stack: String, expert: usize, half: Option<usize> },
-}
+/// Stacks of gate rows before up rows, `[E, 2I, H]`, and of down, `[E, H, I]`.
+const GATE_UP: &str = ".experts.gate_up_proj";
+const DOWN: &str = ".experts.down_proj";
 
 /// The source under the common names: as it is where the family's are these.
 pub(super) fn of(
     source: Box<dyn WeightSource>,
     architecture: Architecture,
 ) -> Box<dyn WeightSource> {
-    let names = match architecture {
-        Architecture::Lfm2 => LFM2,
-        _ => &[],
-    };
     let stacks = source.names().iter().any(|name| name.ends_with(GATE_UP));
-    if names.is_empty() && !stacks {
-        return source;
-    }
-    Box::new(Renamed { source, names })
+    let source: Box<dyn WeightSource> = match architecture {
+        Architecture::Lfm2 => Box::new(Aliased(Spelling { source, names: LFM2 })),
+        _ => source,
+    };
+    if stacks { Box::new(Stacks(source)) } else { source }
 }
 
-/// Stacks of gate rows before up rows, `[E, 2I, H]`, and of down, `[E, H, I]`.
-const GATE_UP: &str = ".experts.gate_up_proj";
-const DOWN: &str = ".experts.down_proj";
+/// Modules under the common names.
+struct Spelling {
+    source: Box<dyn WeightSource>,
+    names: Names,
+}
 
-impl Renamed {
-    fn stored(&self, name: &str) -> Stored {
-        if let Some(expert) = self.expert(name) {
-            return expert;
-        }
+impl Aliases for Spelling {
+    fn source(&self) -> &dyn WeightSource {
+        self.source.as_ref()
+    }
+
+    fn stored(&self, name: &str) -> String {
         let own = self.names.iter().find(|(ours, _)| name.contains(ours));
         let own = own.map(|(ours, theirs)| name.replacen(ours, theirs, 1));
         // Files that use the common names are read too.
         let own = own.filter(|own| self.source.shape(own).is_some());
-        Stored::Whole(own.unwrap_or_else(|| name.to_owned()))
+        own.unwrap_or_else(|| name.to_owned())
     }
 
+    fn names(&self) -> Vec<String> {
+        let spelled = |name: String| {
+            let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
+            ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1)).unwrap_or(name)
+        };
+        self.source.names().into_iter().map(spelled).collect()
+    }
+}
+
+/// Experts that stand in stacks, one by one.
+struct Stacks(Box<dyn WeightSource>);
+
+/// Some rows of one matrix of a stack `[E, O, I]`: the expert, and the half of its rows, if it is cut.
+struct Expert {
+    stack: String,
+    index: usize,
+    half: Option<usize>,
+}
+
+impl Stacks {
     /// A matrix of an expert, if it stands in a stack.
-    fn expert(&self, name: &str) -> Option<Stored> {
-        if self.source.shape(name).is_some() {
+    fn expert(&self, name: &str) -> Option<Expert> {
+        if self.0.shape(name).is_some() {
             return None;
         }
         let (module, rest) = name.split_once(".experts.")?;
@@ -85,89 +96,75 @@ impl Renamed {
             "down_proj.weight" => (DOWN, None),
             _ => return None,
         };
-        let (stack, expert) = (format!("{module}{stack}"), expert.parse().ok()?);
-        self.source.shape(&stack)?;
-        Some(Stored::Expert { stack, expert, half })
+        let (stack, index) = (format!("{module}{stack}"), expert.parse().ok()?);
+        self.0.shape(&stack)?;
+        Some(Expert { stack, index, half })
+    }
+
+    /// Outputs and inputs of an expert's matrix.
+    fn size(&self, Expert { stack, index, half }: &Expert) -> Option<[usize; 2]> {
+        let &[experts, outputs, inputs] = self.0.shape(stack)?.as_slice() else { return None };
+        let parts = if half.is_some() { 2 } else { 1 };
+        let is_there = *index < experts && outputs.is_multiple_of(parts);
+        is_there.then_some([outputs / parts, inputs])
     }
 }
 
-impl WeightSource for Renamed {
+impl WeightSource for Stacks {
     fn path(&self) -> &Path {
-        self.source.path()
+        self.0.path()
     }
 
     /// Every expert counts, as where they stand one by one.
     fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
-        for name in self.source.names() {
+        for name in self.0.names() {
             let stack = [GATE_UP, DOWN].into_iter().find(|stack| name.ends_with(stack));
-            let shape = stack.and_then(|_| self.source.shape(&name));
-            if let (Some(stack), Some(&[experts, outputs, inputs])) = (stack, shape.as_deref()) {
-                let module = name[..name.len() - stack.len()].to_owned();
-                // No more than the tensor has values, whatever its header says.
-                let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
-                let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
-                names.extend((0..experts).flat_map(|expert| {
-                    let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
-                    matrices.iter().map(of).collect::<Vec<_>>()
-                }));
-            } else {
-                let ours = self.names.iter().find(|(_, theirs)| name.contains(theirs));
-                let ours = ours.map(|(ours, theirs)| name.replacen(theirs, ours, 1));
-                names.push(ours.unwrap_or(name));
+            let shape = stack.and_then(|_| self.0.shape(&name));
+            let (Some(stack), Some(&[experts, outputs, inputs])) = (stack, shape.as_deref()) else {
+                names.push(name);
+                continue;
+            };
+            let module = &name[..name.len() - stack.len()];
+            // No more than the tensor has values, whatever its header says.
+            let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
+            let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
+            for expert in 0..experts {
+                let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
+                names.extend(matrices.iter().map(of));
             }
         }
         names
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        let (stack, expert, half) = match self.stored(name) {
-            Stored::Whole(stored) => return self.source.shape(&stored),
-            Stored::Expert { stack, expert, half } => (stack, expert, half),
-        };
-        match (self.source.shape(&stack)?.as_slice(), half) {
-            (&[experts, outputs, inputs], None) if expert < experts => Some(vec![outputs, inputs]),
-            (&[experts, outputs, inputs], Some(_))
-                if expert < experts && outputs.is_multiple_of(2) =>
-            {
-                Some(vec![outputs / 2, inputs])
-            }
-            _ => None,
+        match self.expert(name) {
+            Some(expert) => self.size(&expert).map(Vec::from),
+            None => self.0.shape(name),
         }
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let (stack, expert, half) = match self.stored(name) {
-            Stored::Whole(stored) => return self.source.load(&stored, dtype),
-            Stored::Expert { stack, expert, half } => (stack, expert, half),
-        };
-        let shape = self.shape(name).ok_or_else(|| {
+        let Some(expert) = self.expert(name) else { return self.0.load(name, dtype) };
+        let Expert { stack, index, half } = &expert;
+        let [outputs, _] = self.size(&expert).ok_or_else(|| {
             ModelError::invalid(self.path(), format!("tensor `{stack}` holds no `{name}`"))
         })?;
-        let rows = self.source.load_rows(&stack, expert..expert + 1, dtype)?.squeeze(0)?;
-        let first = half.unwrap_or(0) * shape[0];
-        Ok(rows.narrow(0, first, shape[0])?.force_contiguous()?)
+        let rows = self.0.load_rows(stack, *index..index + 1, dtype)?.squeeze(0)?;
+        Ok(rows.narrow(0, half.unwrap_or(0) * outputs, outputs)?.force_contiguous()?)
     }
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
-        match self.stored(name) {
-            Stored::Whole(stored) => self.source.stored_type(&stored),
-            Stored::Expert { stack, .. } => self.source.stored_type(&stack),
-        }
+        let stack = self.expert(name).map(|expert| expert.stack);
+        self.0.stored_type(stack.as_deref().unwrap_or(name))
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        match self.stored(name) {
-            Stored::Whole(stored) => self.source.load_quantised(&stored),
-            Stored::Expert { .. } => Ok(None),
-        }
+        if self.expert(name).is_some() { Ok(None) } else { self.0.load_quantised(name) }
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        match self.stored(name) {
-            Stored::Whole(stored) => self.source.load_integers(&stored),
-            Stored::Expert { stack, .. } => self.source.load_integers(&stack),
-        }
+        self.0.load_integers(name)
     }
 }
 

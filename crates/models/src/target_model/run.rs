@@ -138,10 +138,7 @@ impl Target {
         let last_kv = self.config.last_attention_layer();
         let read = if cached { layers } else { taps.layers_read(layers, last_kv) };
         let angles = self.ropes.angles(&self.config.parts, position_ids, long, &self.device)?;
-        let mut hidden = {
-            let _held = self.embedding.hold()?;
-            self.embed(ids)?
-        };
+        let mut hidden = self.embed(&self.embedding.hold()?, ids)?;
         let per_layer =
             self.per_layer.as_ref().map(|inputs| inputs.of(ids, &hidden)).transpose()?;
         // Keys and values that later layers read.

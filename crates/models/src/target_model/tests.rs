@@ -1,18 +1,24 @@
-//! A head that is held as blocks says what its logits say.
+//! The ends of a target: a head that is held as blocks says what its logits say, and tables say which end they are.
 
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use longdraft_kernels::random::CounterRng;
 
-use super::{Target, TargetOptions};
+use serde_json::json;
+
+use super::{Target, TargetOptions, tensor_specs};
+use crate::config::TargetConfig;
+use crate::weights::TensorRole::{self, Embedding, Head, Layer};
 
 /// The small target that the program carries, held as its file holds it.
 fn stored() -> Target {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
     let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
     let target = Target::open(path.to_str().expect("path"), &options).expect("target");
-    assert!(target.head_matrix().expect("head").dense().is_none(), "held as blocks");
+    let ends = target.hold_ends().expect("ends");
+    assert!(ends.head_matrix().dense().is_none(), "held as blocks");
+    drop(ends);
     target
 }
 
@@ -28,11 +34,11 @@ fn states(target: &Target, rows: usize) -> Tensor {
 fn the_most_likely_tokens_of_a_head_of_blocks_are_those_of_its_logits() {
     let target = stored();
     // More rows than are read at a time.
-    let states = states(&target, 150);
-    let logits = target.logits(&states).expect("logits").to_vec2::<f32>().expect("values");
-    let summary = target.head_summary(&states).expect("summary");
+    let (states, ends) = (states(&target, 150), target.hold_ends().expect("ends"));
+    let logits = ends.logits(&states).expect("logits").to_vec2::<f32>().expect("values");
+    let summary = ends.head_summary(&states).expect("summary");
     for k in [1, 7, target.config().vocab_size] {
-        let found = target.top_k(&states, k).expect("tokens");
+        let found = ends.top_k(&states, k).expect("tokens");
         assert_eq!(found.ids.len(), logits.len() * k);
         for (row, logits) in logits.iter().enumerate() {
             let mut order: Vec<u32> = (0..logits.len() as u32).collect();
@@ -47,4 +53,27 @@ fn the_most_likely_tokens_of_a_head_of_blocks_are_those_of_its_logits() {
             }
         }
     }
+}
+
+#[test]
+fn tables_say_which_end_they_are() {
+    let tables = |tied: bool| -> Vec<(String, TensorRole)> {
+        let config = json!({
+            "model_type": "llama", "hidden_size": 8, "intermediate_size": 8, "vocab_size": 20,
+            "num_hidden_layers": 2, "num_attention_heads": 1, "num_key_value_heads": 1,
+            "tie_word_embeddings": tied,
+        });
+        let mut config = TargetConfig::from_json(&config).expect("a configuration");
+        (config.parts.per_layer_input, config.parts.per_layer_vocabulary) = (4, 20);
+        let specs = tensor_specs(&config).into_iter().filter(|spec| spec.role != Layer);
+        specs.map(|spec| (spec.name, spec.role)).collect()
+    };
+    let named = |all: &[(&str, TensorRole)]| -> Vec<(String, TensorRole)> {
+        all.iter().map(|(name, role)| (format!("{name}.weight"), *role)).collect()
+    };
+    let per_layer = ("model.embed_tokens_per_layer", Embedding);
+    let apart = [("model.embed_tokens", Embedding), ("lm_head", Head), per_layer];
+    assert_eq!(tables(false), named(&apart));
+    // All rows of a table that is the head, too, are read for a token.
+    assert_eq!(tables(true), named(&[("model.embed_tokens", Head), per_layer]));
 }

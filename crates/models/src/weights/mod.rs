@@ -4,6 +4,7 @@
 //! misshapen tensor is known before the first one is read, and reads tensors one by one in the
 //! dtype asked for, so that peak memory stays close to the final weights.
 
+pub(crate) mod aliases;
 pub mod artifact;
 pub mod atomic;
 pub(crate) mod file;
@@ -22,19 +23,51 @@ use longdraft_kernels::matrix::QuantisedMatrix;
 
 use crate::error::{ModelError, Problems, Result};
 
-/// Name and shape that a model expects.
+/// What a tensor is to its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorRole {
+    /// A part of a layer: it maps, scales or shifts states.
+    Layer,
+    /// A table with a row for each token of a vocabulary, of which one row is read for a token.
+    Embedding,
+    /// A table with a row for each token of a vocabulary, whose products are the tokens' logits or a part
+    /// of them. An embedding that is tied to the head is one, too.
+    Head,
+}
+
+impl TensorRole {
+    /// Whether this is Muon's kind of tensor, given its dimensions: a matrix of a layer. Rows of tables belong
+    /// to tokens, and their directions have no reason to be orthogonal.
+    pub fn is_layer_matrix(self, dimensions: usize) -> bool {
+        self == Self::Layer && dimensions == 2
+    }
+}
+
+/// A tensor that a model expects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Published name.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
+    /// What it is to the model.
+    pub role: TensorRole,
 }
 
 impl TensorSpec {
-    /// A spec.
+    /// A part of a layer.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
-        Self { name: name.into(), shape: shape.to_vec() }
+        Self { name: name.into(), shape: shape.to_vec(), role: TensorRole::Layer }
+    }
+
+    /// A table of which one row is read for a token, `[V, ..]`.
+    pub fn embedding(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { role: TensorRole::Embedding, ..Self::new(name, shape) }
+    }
+
+    /// A table whose products are logits, `[V, ..]`.
+    pub fn head(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { role: TensorRole::Head, ..Self::new(name, shape) }
     }
 }
 

@@ -32,7 +32,8 @@ impl TwoHeads {
         let config = target.config();
         let parameter = |spec: &TensorSpec| {
             let var = Var::from_tensor(&value(spec)?.to_device(target.device())?)?;
-            Ok(Parameter { name: spec.name.clone(), var, decay: true, dead: false })
+            let (name, role) = (spec.name.clone(), spec.role);
+            Ok(Parameter { name, var, role, decay: true, dead: false })
         };
         let parameters = tensor_specs(config).iter().map(parameter).collect::<Result<_>>()?;
         let weights = DraftWeights::new(parameters, config.rms_norm_eps);

@@ -56,7 +56,7 @@ impl BlockModel for TwoHeadsModel<'_> {
         self.block.clear();
         for (head, newest) in (1..=depth).zip(self.newest.iter().cycle()) {
             let states = self.draft.states(newest, head)?.detach();
-            let logits = context.target.logits(&states)?.to_vec2::<f32>()?;
+            let logits = context.target.hold_ends()?.logits(&states)?.to_vec2::<f32>()?;
             self.block.extend(logits.into_iter().map(Forecast::from));
         }
         Ok(())

@@ -134,8 +134,8 @@ impl TwoHeadsObjective {
         let TeacherFeatures::EveryToken { hidden } = &features.teacher else {
             return Err(TrainError::Unsupported { problem: "no states of the target".into() });
         };
-        let (head_table, mut share) =
-            (self.target.head()?, Share { loss: None, metrics: DraftMetrics::default() });
+        let head_table = self.target.hold_ends()?.head()?;
+        let mut share = Share { loss: None, metrics: DraftMetrics::default() };
         for (head, rows) in (1..).zip(rows).filter(|(_, rows)| !rows.is_empty()) {
             let states = self.draft.states(&select_rows(hidden, rows)?, head)?;
             let states = if train { states } else { states.detach() };
@@ -216,7 +216,7 @@ impl Objective for TwoHeadsObjective {
         HEADS
     }
 
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32> {
         let mut rows: Vec<u32> = rows_of_heads(batch).concat();
         rows.sort_unstable();
         rows.dedup();

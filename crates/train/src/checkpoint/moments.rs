@@ -199,6 +199,7 @@ fn files(folder: &Path) -> Result<Vec<String>> {
 mod tests {
     use candle_core::{Device, Tensor, Var};
     use longdraft_models::draft::Parameter;
+    use longdraft_models::weights::TensorRole;
 
     use super::*;
     use crate::config::ParallelConfig;
@@ -208,7 +209,8 @@ mod tests {
         let parameter = |(name, count): (&str, usize)| {
             let tensor = Tensor::zeros(count, DType::F32, &Device::Cpu).expect("tensor");
             let var = Var::from_tensor(&tensor).expect("variable");
-            Parameter { name: name.to_owned(), var, decay: true, dead: false }
+            let (name, role) = (name.to_owned(), TensorRole::Layer);
+            Parameter { name, var, role, decay: true, dead: false }
         };
         [("a", 40_000), ("b", 3), ("c", 20_000)].map(parameter).into()
     }

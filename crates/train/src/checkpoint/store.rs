@@ -106,8 +106,9 @@ impl Loaded {
         parallel: &DataParallel,
         draft: &dyn Draft,
     ) -> Result<()> {
-        optimizer.restore(self.moments.step, parallel, |kind, run| {
-            let name = format!("{}.{}", kind.name(), draft.parameters()[run.parameter].name);
+        let parameters = draft.parameters();
+        optimizer.restore(self.moments.step, (parallel, parameters), |kind, run| {
+            let name = format!("{}.{}", kind.name(), parameters[run.parameter].name);
             self.moments.part(&name, run)
         })
     }

@@ -269,8 +269,10 @@ impl Method {
 #[cfg(test)]
 mod tests {
     use longdraft_models::draft::DraftKind;
+    use longdraft_models::draft::eagle3::Eagle3Config;
     use longdraft_models::draft::kinds::KINDS;
     use longdraft_models::published::published_config;
+    use longdraft_models::weights::TensorRole;
     use longdraft_rules::Check;
 
     use super::*;
@@ -298,6 +300,47 @@ mod tests {
         }
         for draft in [r#"{"method": "medusa"}"#, r#"{"gama": 3}"#, r#"{"ttt_steps": 3}"#] {
             assert!(serde_json::from_str::<crate::config::DraftConfig>(draft).is_err(), "{draft}");
+        }
+    }
+
+    /// Optimizers tell tables over a vocabulary from matrices of layers by what the tensors say.
+    #[test]
+    fn every_table_over_a_vocabulary_says_that_it_is_one() {
+        use TensorRole::{Embedding, Head, Layer};
+        let of_methods: [(&str, &[(&str, TensorRole)]); 5] = [
+            ("glide", &[]),
+            ("eagle3", &[("lm_head.weight", Head)]),
+            ("dflash", &[]),
+            (
+                "dflash2",
+                &[
+                    ("candidate_selector.predecessor_codebook", Embedding),
+                    ("candidate_selector.successor_codebook", Head),
+                ],
+            ),
+            (
+                "dspark",
+                &[
+                    ("markov_head.markov_w1.weight", Embedding),
+                    ("markov_head.markov_w2.weight", Head),
+                ],
+            ),
+        ];
+        let names: Vec<_> = Method::all().map(Method::name).collect();
+        assert_eq!(names, of_methods.map(|(name, _)| name));
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let vocabularies = [target.vocab_size, Eagle3Config::DRAFT_VOCABULARY];
+        for (name, want) in of_methods {
+            let method = Method::named(name).expect("a method").fresh();
+            let footprint = method.footprint(&TeacherConfig::default(), &target);
+            let specs = footprint.expect("sizes that fit").specs();
+            let tables = specs.iter().filter(|spec| spec.role != Layer);
+            let tables: Vec<_> = tables.map(|spec| (spec.name.as_str(), spec.role)).collect();
+            assert_eq!(tables, want, "{name}");
+            for spec in specs.iter().filter(|spec| spec.shape.len() == 2) {
+                let is_table = vocabularies.contains(&spec.shape[0]);
+                assert_eq!(spec.role != Layer, is_table, "{name}: {spec:?}");
+            }
         }
     }
 }

@@ -28,7 +28,7 @@ pub enum TeacherDistribution {
 }
 
 impl TeacherDistribution {
-    /// What it needs of the target, where rows read the teacher of later tokens.
+    /// What it needs of the target, where the teacher of later tokens is read.
     pub(crate) fn needs(self) -> TeacherKind {
         match self {
             Self::Whole => TeacherKind::EveryToken,
@@ -49,11 +49,11 @@ pub(crate) struct TopDistributions {
 }
 
 impl TopDistributions {
-    /// Distributions at the tokens `rows` of `tokens`, from `k` entries each.
+    /// Distributions at the tokens `at` of a row of `tokens`, from `k` entries each.
     pub(crate) fn new(
         entries: &TopK,
         k: usize,
-        (rows, tokens): (&[u32], usize),
+        (at, tokens): (&[u32], usize),
         vocabulary: &VocabularyMap,
         tail: TailKind,
     ) -> Self {
@@ -61,11 +61,11 @@ impl TopDistributions {
             starts: vec![0],
             ids: Vec::new(),
             log_probs: Vec::new(),
-            tails: Vec::with_capacity(rows.len()),
+            tails: Vec::with_capacity(at.len()),
             of_token: vec![None; tokens],
         };
         let all = entries.ids.chunks(k.max(1)).zip(entries.log_probs.chunks(k.max(1)));
-        for ((distribution, &token), (ids, log_probs)) in (0_u32..).zip(rows).zip(all) {
+        for ((distribution, &token), (ids, log_probs)) in (0_u32..).zip(at).zip(all) {
             let mass: f64 = log_probs.iter().map(|lp| f64::from(*lp).exp()).sum();
             for (id, log_prob) in ids.iter().zip(log_probs) {
                 if let Some(id) = vocabulary.to_draft(TargetTokenId(*id)) {
@@ -113,8 +113,7 @@ mod tests {
             ids: vec![4, 3, 0, 2],
             log_probs: vec![log(0.5), log(0.25), log(0.6), log(0.1)],
         };
-        let rows = [2, 5];
-        let of = |tail| TopDistributions::new(&entries, 2, (&rows, 6), &vocabulary, tail);
+        let of = |tail| TopDistributions::new(&entries, 2, (&[2, 5], 6), &vocabulary, tail);
         let distributions = of(TailKind::Bucket);
         assert_eq!((&distributions.starts, &distributions.ids), (&vec![0, 1, 1], &vec![1]));
         assert!(

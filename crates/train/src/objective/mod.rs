@@ -79,13 +79,14 @@ pub trait Objective {
         false
     }
 
-    /// Finds what is learned of a micro-batch.
+    /// Finds what is learned of a micro-batch. Nobody holds the target's ends meanwhile.
     ///
     /// # Errors
     /// - the features are not those that [`Self::needs`] names, or shapes do not fit
     fn prepare(&self, batch: &Batch, features: &BatchFeatures) -> Result<Prepared>;
 
-    /// A micro-batch's share of the loss of an optimizer step, `denominators` being the step's.
+    /// A micro-batch's share of the loss of an optimizer step, `denominators` being the step's. All ranks hold the
+    /// target's ends meanwhile, so that it can hold them whatever other ranks do.
     ///
     /// # Errors
     /// - as [`Self::prepare`]
@@ -113,7 +114,7 @@ pub trait Objective {
     }
 
     /// Counters of a held-out row, at every delay or step; where training rows are measured against
-    /// something else, also as they are.
+    /// something else, also as they are. The target's ends are held as for [`Self::share`].
     ///
     /// # Errors
     /// - as [`Self::prepare`], with [`Self::held_out_needs`]
@@ -123,5 +124,5 @@ pub trait Objective {
     fn draft_len(&self) -> usize;
 
     /// Tokens at which the teacher is read, ascending.
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32>;
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32>;
 }

@@ -9,10 +9,11 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use candle_core::{Shape, Tensor};
+use candle_core::{Device, Shape, Tensor};
 use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device};
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
+use longdraft_models::weights::TensorRole;
 use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Run, World};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -128,7 +129,7 @@ impl AdamWConfig {
             MatrixUpdate::Muon => {
                 let cost = |parameter: &Parameter| {
                     let shape = parameter.var.shape();
-                    update_cost(shape.elem_count(), layer_matrix(&parameter.name, shape))
+                    update_cost(shape.elem_count(), layer_matrix(parameter, shape))
                 };
                 let costs: Vec<u64> = parameters.iter().map(cost).collect();
                 DataParallel::by_cost(world, parallel, parameters, &costs)
@@ -167,7 +168,7 @@ impl AdamW {
     pub fn restore(
         &mut self,
         step: u64,
-        parallel: &DataParallel,
+        (parallel, parameters): (&DataParallel, &[Parameter]),
         read: impl Fn(MomentKind, &Run) -> Result<Vec<f32>>,
     ) -> Result<()> {
         for (kind, moments) in MomentKind::ALL.into_iter().zip(&mut self.moments) {
@@ -184,6 +185,29 @@ impl AdamW {
             }
         }
         self.step = step;
+        if self.config.matrices == MatrixUpdate::Muon {
+            self.forget_sums_of_tables(parallel, parameters)?;
+        }
+        Ok(())
+    }
+
+    /// Earlier versions updated some tables by Muon: a momentum sum beside second moments of 0 is no first
+    /// moment of `AdamW`, which would step too far.
+    fn forget_sums_of_tables(
+        &mut self,
+        parallel: &DataParallel,
+        parameters: &[Parameter],
+    ) -> Result<()> {
+        let [first, second] = &mut self.moments;
+        for (index, run) in parallel.runs().iter().enumerate() {
+            let is_table = parameters[run.parameter].role != TensorRole::Layer;
+            if is_table && second.get(index)?.iter().all(|value| *value == 0.0) {
+                first.change(index, |first| {
+                    first.fill(0.0);
+                    Ok(())
+                })?;
+            }
+        }
         Ok(())
     }
 
@@ -250,9 +274,10 @@ impl AdamW {
             let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
             let step = AdamWStep { weight_decay, ..step };
             let whole = !parallel.is_sharded() && run.len == shape.elem_count();
-            let by_muon = self.config.matrices == MatrixUpdate::Muon
-                && layer_matrix(&parameter.name, shape).is_some();
-            if let Some(gradient) = gradients.on_device(index).filter(|_| whole && !by_muon)
+            let by_muon = layer_matrix(parameter, shape)
+                .filter(|_| self.config.matrices == MatrixUpdate::Muon);
+            if let Some(gradient) =
+                gradients.on_device(index).filter(|_| whole && by_muon.is_none())
                 && self.step_on_device(&step, index, parameter, gradient)?
             {
                 own.push(None);
@@ -261,24 +286,8 @@ impl AdamW {
             let mut values = parallel.read(parameters, index)?;
             match gradients.get(index)?.as_deref() {
                 Some(gradient) => {
-                    let [first, second] = &mut self.moments;
-                    match (self.config.matrices, layer_matrix(&parameter.name, shape)) {
-                        (MatrixUpdate::Muon, Some(shape)) => first.change(index, |first| {
-                            let device = parameters[run.parameter].var.device();
-                            let momentum = self.config.momentum;
-                            let sum = direction(first, gradient, momentum, step.grad_scale);
-                            let rule = Rule::NewtonSchulz;
-                            let update = orthogonalise_on(device, &sum, shape, rule)?;
-                            muon(&step, shape, &mut values, &update);
-                            Ok(())
-                        })?,
-                        _ => first.change(index, |first| {
-                            second.change(index, |second| {
-                                adamw(&step, &mut values, first, second, gradient);
-                                Ok(())
-                            })
-                        })?,
-                    }
+                    let matrix = by_muon.map(|shape| (parameter.var.device(), shape));
+                    self.step_on_host(&step, index, matrix, &mut values, gradient)?;
                 }
                 None if self.config.dead_params == DeadParameters::Decay => {
                     let keep = (1.0 - learning_rate * weight_decay) as f32;
@@ -289,6 +298,31 @@ impl AdamW {
             own.push(parallel.write(parameters, index, values)?);
         }
         Ok(parallel.publish(parameters, own)?)
+    }
+
+    /// Updates a run's values: by Muon, its direction formed on a device, if they are a matrix.
+    fn step_on_host(
+        &mut self,
+        step: &AdamWStep,
+        index: usize,
+        matrix: Option<(&Device, (usize, usize))>,
+        values: &mut [f32],
+        gradient: &[f32],
+    ) -> Result<()> {
+        let momentum = self.config.momentum;
+        let [first, second] = &mut self.moments;
+        first.change(index, |first| {
+            let Some((device, shape)) = matrix else {
+                return second.change(index, |second| {
+                    adamw(step, values, first, second, gradient);
+                    Ok(())
+                });
+            };
+            let sum = direction(first, gradient, momentum, step.grad_scale);
+            let update = orthogonalise_on(device, &sum, shape, Rule::NewtonSchulz)?;
+            muon(step, shape, values, &update);
+            Ok(())
+        })
     }
 
     /// Updates a parameter where it lies, and leaves its moments there; false if they are kept in a
@@ -316,15 +350,9 @@ impl AdamW {
     }
 }
 
-/// Rows and columns of a matrix inside of a layer: embeddings and heads hold a row for a word, whose
-/// directions have no reason to be orthogonal.
-fn layer_matrix(name: &str, shape: &Shape) -> Option<(usize, usize)> {
-    shape.dims2().ok().filter(|_| is_layer_matrix(name, shape.rank()))
-}
-
-/// Whether a tensor of a name and a number of dimensions is such a matrix.
-pub fn is_layer_matrix(name: &str, dimensions: usize) -> bool {
-    dimensions == 2 && !["embed_tokens", "lm_head"].iter().any(|table| name.contains(table))
+/// Rows and columns of a matrix inside of a layer.
+fn layer_matrix(parameter: &Parameter, shape: &Shape) -> Option<(usize, usize)> {
+    shape.dims2().ok().filter(|_| parameter.role.is_layer_matrix(shape.rank()))
 }
 
 fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], update: &[f32]) {
@@ -337,18 +365,19 @@ fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], u
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Tensor, Var};
+    use candle_core::Var;
 
     use longdraft_kernels::orthogonalise::orthogonalise;
 
     use super::*;
 
-    fn parameter(name: &str, shape: &[usize]) -> Parameter {
+    fn parameter(role: TensorRole, shape: &[usize]) -> Parameter {
         let count: usize = shape.iter().product();
         let values: Vec<f32> = (0..count).map(|i| ((i * 7 % 11) as f32 - 4.0) / 8.0).collect();
         let tensor = Tensor::from_vec(values, shape, &Device::Cpu).expect("tensor");
         let var = Var::from_tensor(&tensor).expect("variable");
-        Parameter { name: name.to_owned(), var, decay: shape.len() == 2, dead: false }
+        let name = format!("{role:?}.weight");
+        Parameter { name, var, role, decay: shape.len() == 2, dead: false }
     }
 
     fn values(parameter: &Parameter) -> Vec<f32> {
@@ -358,9 +387,10 @@ mod tests {
     /// Values after one step with gradients that are the values themselves.
     fn stepped(matrices: MatrixUpdate) -> Vec<Vec<f32>> {
         let parameters = [
-            parameter("layers.0.mlp.up_proj.weight", &[3, 2]),
-            parameter("lm_head.weight", &[3, 2]),
-            parameter("norm.weight", &[2]),
+            parameter(TensorRole::Layer, &[3, 2]),
+            parameter(TensorRole::Embedding, &[3, 2]),
+            parameter(TensorRole::Head, &[3, 2]),
+            parameter(TensorRole::Layer, &[2]),
         ];
         let half = parameters.iter().map(|p| (p.var.sqr()? * 0.5)?.sum_all());
         let total = half.reduce(|a, b| a? + b?).expect("parameters").expect("sum");
@@ -375,12 +405,35 @@ mod tests {
     fn muon_moves_matrices_of_layers_by_the_formula_and_nothing_else() {
         let (plain, muon) = (stepped(MatrixUpdate::Adamw), stepped(MatrixUpdate::Muon));
         assert_eq!(plain[1..], muon[1..]);
-        let start = values(&parameter("", &[3, 2]));
+        let start = values(&parameter(TensorRole::Layer, &[3, 2]));
         let direction: Vec<f32> = start.iter().map(|g| g * 1.95).collect();
         let x = orthogonalise(&direction, 3, 2, Rule::NewtonSchulz);
         for ((got, start), x) in muon[0].iter().zip(&start).zip(x) {
             let want = start * (1.0 - 0.01 * 0.1) - 0.01 * 0.2 * 3.0_f32.sqrt() * x;
             assert!((got - want).abs() < 1e-6, "{got} {want}");
         }
+    }
+
+    /// First moments that [`AdamW::restore`] keeps where all were 2, with these second moments.
+    fn restored(matrices: MatrixUpdate, second: f32) -> Vec<f32> {
+        let parameters = [TensorRole::Layer, TensorRole::Embedding, TensorRole::Head]
+            .map(|role| parameter(role, &[3, 2]));
+        let parallel = DataParallel::single(&parameters);
+        let config = AdamWConfig { matrices, ..AdamWConfig::default() };
+        let mut optimizer = AdamW::over(config, &parallel);
+        let read = |kind, run: &Run| match kind {
+            MomentKind::First => Ok(vec![2.0; run.len]),
+            MomentKind::Second => Ok(vec![second; run.len]),
+        };
+        optimizer.restore(7, (&parallel, &parameters), read).expect("restored");
+        let moment = |index| optimizer.moment(MomentKind::First, index).expect("a moment")[0];
+        (0..3).map(moment).collect()
+    }
+
+    #[test]
+    fn tables_that_muon_once_updated_begin_anew() {
+        assert_eq!(restored(MatrixUpdate::Muon, 0.0), [2.0, 0.0, 0.0]);
+        assert_eq!(restored(MatrixUpdate::Muon, 0.5), [2.0; 3]);
+        assert_eq!(restored(MatrixUpdate::Adamw, 0.0), [2.0; 3]);
     }
 }

@@ -6,5 +6,5 @@ mod matrices;
 mod ranks_tests;
 mod run_values;
 
-pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind, is_layer_matrix};
+pub use adamw::{AdamW, AdamWConfig, DeadParameters, MatrixUpdate, MomentKind};
 pub use matrices::{direction, update_cost};

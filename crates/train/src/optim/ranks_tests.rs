@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor, Var};
 use longdraft_models::draft::Parameter;
+use longdraft_models::weights::TensorRole;
 use longdraft_parallel::threads::{in_threads, with_gpus};
 use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Reduction};
 
@@ -21,7 +22,8 @@ fn parameters() -> Vec<Parameter> {
             (0..count).map(|i| ((i * 7 + index * 3) % 23) as f32 * 0.1 - 1.0).collect();
         let tensor = Tensor::from_vec(values, &shape[..], &Device::Cpu).expect("tensor");
         let var = Var::from_tensor(&tensor).expect("variable");
-        Parameter { name: (*name).to_owned(), var, decay: index != 1, dead: index == 3 }
+        let (name, role) = ((*name).to_owned(), TensorRole::Layer);
+        Parameter { name, var, role, decay: index != 1, dead: index == 3 }
     };
     SIZES.iter().enumerate().map(parameter).collect()
 }

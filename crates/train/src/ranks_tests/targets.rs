@@ -21,7 +21,8 @@ use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, Wor
 use serde_json::{Value, json};
 
 use crate::method::block::{
-    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SelectorLoss, SlotWeights, SoftLoss,
+    BlockBudget, BlockDraws, BlockLoss, BlockObjective, Divisor, SelectorLoss, SlotForm,
+    SlotLabels, SlotLoss, SlotWeights, SoftLoss,
 };
 use crate::method::dspark::{ChainLoss, ChainObjective};
 use crate::method::eagle3::{
@@ -94,7 +95,10 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
         let config = config(&more);
         let options = TargetOptions { dtype, ..TargetOptions::default() };
         let whole = target(&config, options.clone(), None);
-        let head = whole.head().expect("head").to_dtype(DType::F32).expect("f32");
+        let values = |target: &Target| {
+            let head = target.hold_ends().and_then(|ends| ends.head()).expect("head");
+            head.to_dtype(DType::F32).and_then(|head| head.to_vec2::<f32>()).expect("values")
+        };
         for ranks in [1, 2, 3] {
             let all = in_threads(ranks, |world| {
                 let target = target(&config, options.clone(), Some(&world));
@@ -113,15 +117,14 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
                         }
                     }
                 }
-                let held = target.hold_ends().expect("ends");
-                let spread = target.head().expect("head").to_dtype(DType::F32).expect("f32");
-                drop(held);
                 let last = target.last_layer().expect("layer");
-                assert!(ranks == 1 || target.head().is_err(), "spread and nobody holds it");
-                assert_eq!(
-                    spread.to_vec2::<f32>().expect("values"),
-                    head.to_vec2::<f32>().expect("values")
-                );
+                let sent = || world.traffic().sent_bytes;
+                let (ends, before) = (target.hold_ends().expect("ends"), sent());
+                assert_eq!(values(&target), values(&whole));
+                assert_eq!(sent(), before, "held ends are not gathered again");
+                drop(ends);
+                drop(target.hold_ends().expect("ends"));
+                assert_eq!(sent() > before, ranks > 1, "nothing is kept");
                 (seen, last.len())
             });
             let want = whole.last_layer().expect("layer").len();
@@ -277,8 +280,9 @@ fn eagle3_step(
     let sizes = Eagle3Config::for_target_layers(&sizes, 30, [0, 1, 2].map(LayerId));
     let kept: Vec<TargetTokenId> = (0..30).map(|id| TargetTokenId(2 * id)).collect();
     let map = VocabularyMap::new(kept, target.config().vocab_size).expect("map");
-    let draft = Eagle3Draft::initialise(&sizes, map, &target.embedding().expect("table"), 7);
-    let head = target.head().expect("head");
+    let ends = target.hold_ends().expect("ends");
+    let (table, head) = (ends.embedding().expect("table"), ends.head().expect("head"));
+    let draft = Eagle3Draft::initialise(&sizes, map, &table, 7);
     let objective = Eagle3Objective::new(draft.expect("draft"), &head, switches.clone());
     let objective = objective.expect("objective").with_distribution(distribution);
     step(world, batch, &target, &objective)
@@ -363,10 +367,10 @@ fn block_step(
         initializer_range: 0.3,
         ..BlockConfig::for_target(&sizes, 2, 4, 60)
     });
-    let table = target.embedding().expect("table");
+    let ends = target.hold_ends().expect("ends");
+    let (table, head) = (ends.embedding().expect("table"), ends.head().expect("head"));
     let draft = BlockDraft::initialise(&sizes, &table, 7).expect("draft");
     let draws = BlockDraws { seed: 3, budget: BlockBudget::PerTokens(2) };
-    let head = target.head().expect("head");
     step(world, batch, &target, objective(draft, &head, draws).as_ref())
 }
 
@@ -374,8 +378,16 @@ fn block_step(
 fn mpi_parts_of_a_row_learn_chains_like_the_whole() {
     let mut one_sided = packed(23);
     one_sided.loss_mask[9..].fill(false);
-    let loss = ChainLoss { decay: 3.0, hard: 0.4, distance: 0.7, confidence: 0.9 };
-    for kind in [ChainKind::Vanilla, ChainKind::Gated, ChainKind::Rnn] {
+    let loss =
+        ChainLoss { decay: 3.0, hard: 0.4, distance: 0.7, confidence: 0.9, ..ChainLoss::default() };
+    let form = SlotForm::new(SlotLoss::LkLambda, None, None);
+    let looking = ChainLoss { weights: SlotWeights::Dpard, form, by_reach: true, ..loss };
+    for (kind, loss) in [
+        (ChainKind::Vanilla, loss),
+        (ChainKind::Gated, loss),
+        (ChainKind::Rnn, loss),
+        (ChainKind::Vanilla, looking),
+    ] {
         for batch in [packed(23), packed(3), one_sided.clone()] {
             let chain = Some(ChainSizes { rank: 5, kind, confidence: Some(true) });
             let change = |sizes| BlockConfig { chain, ..sizes };
@@ -393,20 +405,23 @@ fn mpi_parts_of_a_row_learn_chains_like_the_whole() {
 fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
     let mut one_sided = packed(23);
     one_sided.loss_mask[9..].fill(false);
-    let plain = BlockLoss {
-        weights: SlotWeights::Decay,
-        decay: 3.0,
-        alpha: 0.5,
-        divide_by_rows: false,
-        soft: None,
-        selector: None,
-    };
+    let plain = BlockLoss { decay: 3.0, ..BlockLoss::default() };
     let soft = |weight, distribution| Some(SoftLoss { weight, distribution });
     let top_k = TeacherDistribution::TopK { k: 5, tail: TailKind::Bucket };
     let dpace = BlockLoss { weights: SlotWeights::Dpace, ..plain.clone() };
-    let selector = Some(SelectorLoss { weight: 0.7, over_hits: true });
+    let selector = Some(SelectorLoss {
+        weight: 0.7,
+        over_hits: true,
+        keeps_labels: false,
+        stops_gradient: false,
+    });
+    let form = |loss| SlotForm::new(loss, None, None);
+    let whole = soft(1.0, TeacherDistribution::Whole);
     for loss in [
-        BlockLoss { divide_by_rows: true, ..dpace.clone() },
+        BlockLoss { divide_by: Divisor::Rows, ..dpace.clone() },
+        BlockLoss { labels: SlotLabels::Target, ..dpace.clone() },
+        BlockLoss { form: form(SlotLoss::LkLambda), ..plain.clone() },
+        BlockLoss { form: form(SlotLoss::Renyi), soft: whole, ..plain.clone() },
         BlockLoss { selector, ..dpace.clone() },
         BlockLoss { soft: soft(0.6, TeacherDistribution::Whole), ..plain.clone() },
         BlockLoss { soft: soft(1.0, top_k), ..plain.clone() },

@@ -205,11 +205,11 @@ impl Capture {
         &self,
         batch: &Batch,
         contents: &Contents,
-        teacher_rows: &[u32],
+        teacher_tokens: &[u32],
     ) -> longdraft_features::Result<Record> {
         match &self.records {
-            Some(records) => records.record(&self.target, batch, contents, teacher_rows),
-            None => Record::capture(&self.target, batch, contents, teacher_rows),
+            Some(records) => records.record(&self.target, batch, contents, teacher_tokens),
+            None => Record::capture(&self.target, batch, contents, teacher_tokens),
         }
     }
 
@@ -228,10 +228,10 @@ impl Capture {
                 return Ok(Shard::Stopped);
             }
             let batch = self.rows.batch(shard.part, row);
-            let teacher_rows = self.rows.objective.teacher_rows(&batch);
+            let teacher_tokens = self.rows.objective.teacher_tokens(&batch);
             self.team.tell(Next::Pass(shard.part));
             let added = self
-                .record(&batch, contents, &teacher_rows)
+                .record(&batch, contents, &teacher_tokens)
                 .and_then(|record| self.store.add(&mut work, batch, record))
                 .and_then(|ours| writer.check().map(|()| ours));
             match added {
@@ -314,11 +314,11 @@ fn part_recipe(
     let (mut tokens, mut shards, mut filled) = (0, Vec::new(), u64::MAX);
     for row in 0..rows {
         let batch = batch(part, row, data, draws);
-        let teacher_rows = kept_rows(objective, &needs, &batch);
+        let teacher_tokens = kept_tokens(objective, &needs, &batch);
         hash_text(&mut text, &batch);
-        hash_u32(&mut teacher, &teacher_rows);
+        hash_u32(&mut teacher, &teacher_tokens);
         tokens += batch.ids.len();
-        let size = (batch.ids.len(), teacher_rows.len());
+        let size = (batch.ids.len(), teacher_tokens.len());
         let bytes = contents.row_bytes(target.config(), config.capture.dtype, size);
         if filled.saturating_add(bytes) > config.capture.shard_mib << 20 {
             shards.push(row);
@@ -327,15 +327,15 @@ fn part_recipe(
         filled += bytes;
     }
     let short = |hasher: &blake3::Hasher| hasher.finalize().to_hex()[..16].to_owned();
-    let (text, teacher_rows) = (short(&text), short(&teacher));
-    PartRecipe { contents, text, teacher_rows, rows, tokens, shards }
+    let (text, teacher_tokens) = (short(&text), short(&teacher));
+    PartRecipe { contents, text, teacher_tokens, rows, tokens, shards }
 }
 
-/// Rows at which the teacher is kept.
-fn kept_rows(objective: &dyn Objective, needs: &FeatureNeeds, batch: &Batch) -> Vec<u32> {
+/// Tokens at which the teacher is kept.
+fn kept_tokens(objective: &dyn Objective, needs: &FeatureNeeds, batch: &Batch) -> Vec<u32> {
     match Contents::of(needs).teacher {
         StoredTeacher::None => Vec::new(),
-        StoredTeacher::FinalHidden | StoredTeacher::TopK(_) => objective.teacher_rows(batch),
+        StoredTeacher::FinalHidden | StoredTeacher::TopK(_) => objective.teacher_tokens(batch),
     }
 }
 
@@ -368,7 +368,7 @@ fn estimate(
             let batch = rows.batch(shard.part, row);
             let teacher = match contents.teacher {
                 StoredTeacher::None => 0,
-                _ => rows.objective.teacher_rows(&batch).len(),
+                _ => rows.objective.teacher_tokens(&batch).len(),
             };
             contents.row_bytes(target.config(), recipe.dtype, (batch.ids.len(), teacher))
         };

@@ -27,7 +27,7 @@ pub fn source_paths(source: &SourceConfig) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Reads, splits and packs; the first rank keeps malformed rows beside the run.
+/// Reads, splits and packs; the first rank keeps malformed rows of the sources beside the run.
 pub(super) fn data_sets(
     config: &TrainConfig,
     target: &Target,
@@ -139,7 +139,10 @@ fn read_one(
     if report.bad > 0
         && let Some(path) = quarantine.written()
     {
-        observer.on_event(Event::Note(&format!("malformed rows are in {}", path.display())));
+        observer.on_event(Event::Note(&format!(
+            "malformed rows of the sources are in {}",
+            path.display()
+        )));
     }
     Ok(documents)
 }

@@ -273,14 +273,14 @@ impl HeldOut<'_> {
                     drop(self.target.hold_ends()?);
                     continue;
                 };
-                let asked = (needs, draft.teacher_rows(batch));
+                let asked = (needs, draft.teacher_tokens(batch));
                 if found.as_ref().is_none_or(|(known, _)| *known != asked) {
-                    let (needs, rows) = &asked;
+                    let (needs, tokens) = &asked;
                     let features = self.features.features(
                         Part::HeldOut,
                         (batch, part.as_ref()),
                         needs,
-                        rows,
+                        tokens,
                     )?;
                     found = Some((asked, features));
                 }

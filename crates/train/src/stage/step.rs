@@ -153,11 +153,11 @@ impl Stage {
         let Some((batch, epoch)) = next_row else { return sum(gradients) };
         // Read from the device by the thread that computed them.
         let gradients = Gradients::from_values(gradients.into_values()?);
-        let rows = self.objective.teacher_rows(&batch);
+        let tokens = self.objective.teacher_tokens(&batch);
         let (sums, features) = std::thread::scope(|scope| {
             let sums = scope.spawn(|| sum(gradients));
             let needs = self.objective.needs();
-            let features = self.features.features(Part::Train, (&batch, None), &needs, &rows);
+            let features = self.features.features(Part::Train, (&batch, None), &needs, &tokens);
             // Parallel loops of the sums run on this thread's pool, of which it may be the only one.
             while !sums.is_finished() {
                 if rayon::yield_now() != Some(rayon::Yield::Executed) {
@@ -257,7 +257,7 @@ impl Stage {
             }
             return Ok(None);
         };
-        let rows = self.objective.teacher_rows(batch);
+        let tokens = self.objective.teacher_tokens(batch);
         let part = self.groups.part_of(batch.ids.len());
         let of = (batch, part.as_ref());
         let epoch = self.sampler.cursor().epoch;
@@ -265,7 +265,7 @@ impl Stage {
             self.ahead.take().filter(|known| (known.row, known.epoch) == (batch.row, epoch));
         let features = match known {
             Some(known) => known.features,
-            None => self.features.features(Part::Train, of, &needs, &rows)?,
+            None => self.features.features(Part::Train, of, &needs, &tokens)?,
         };
         let next = batches
             .get(round + 1)
@@ -314,13 +314,13 @@ impl Stage {
         Ok((sum(&self.parallel.world().gather_varied(&sum(&all))), held))
     }
 
-    /// The target's own mean loss on the learned rows, every `target_loss_every` steps.
+    /// The target's own mean loss on the learned tokens, every `target_loss_every` steps.
     fn target_loss(&self, step: u64, batches: &[Batch]) -> Result<Option<f64>> {
         let every = self.config.train.target_loss_every;
         if every == 0 || !step.is_multiple_of(every) {
             return Ok(None);
         }
-        let (mut sum, mut rows) = (0.0, 0);
+        let (mut sum, mut count) = (0.0, 0);
         let taps = Taps::of(&[Tap::FinalHidden]);
         for round in 0..self.rounds() {
             let batch = batches.get(round);
@@ -329,7 +329,7 @@ impl Stage {
                 Some(batch) => Some(forward(&self.target, batch, part.as_ref(), &taps)?),
                 None => self.target.join_forward(&taps).map(|()| None)?,
             };
-            let _ends = self.target.hold_ends()?;
+            let ends = self.target.hold_ends()?;
             let (Some(batch), Some(features)) = (batch, features) else { continue };
             if batch.learned.is_empty() {
                 continue;
@@ -337,13 +337,13 @@ impl Stage {
             let own = part.as_ref().map(RowPart::rows);
             let learned = learned_of(batch, own.as_ref());
             let states = select_rows(features.final_hidden()?, &learned)?;
-            let (head, labels) = (self.target.head()?, batch.labels());
+            let (head, labels) = (ends.head()?, batch.labels());
             let inputs = Inputs::of_labels(&states, &head, &labels).bent(self.target.bend());
             let output = linear_cross_entropy(&inputs)?;
             sum += output.rows.hard.iter().sum::<f64>();
-            rows += batch.learned.len();
+            count += batch.learned.len();
         }
-        let mut sums = [sum, rows as f64];
+        let mut sums = [sum, count as f64];
         self.parallel.world().all_reduce_sum(&mut sums);
         Ok(Some(sums[0] / sums[1].max(1.0)))
     }

@@ -362,11 +362,11 @@ fn features_of_a_target_feed_the_trait() {
     let target = Target::random(config, 3, &TargetOptions::default()).expect("target");
     let draft = Eagle3Config::for_target(target.config(), VOCABULARY).expect("config");
     let map = VocabularyMap::identity(VOCABULARY);
-    let draft = Eagle3Draft::initialise(&draft, map, &target.embedding().expect("table"), 4)
-        .expect("draft");
+    let ends = target.hold_ends().expect("ends");
+    let (table, head) = (ends.embedding().expect("table"), ends.head().expect("head"));
+    let draft = Eagle3Draft::initialise(&draft, map, &table, 4).expect("draft");
     let mode = Eagle3ObjectiveConfig { ttt_steps: 3, ..Default::default() };
-    let objective =
-        Eagle3Objective::new(draft, &target.head().expect("head"), mode).expect("objective");
+    let objective = Eagle3Objective::new(draft, &head, mode).expect("objective");
     let batch = batch(&[15, 8], 1);
     let features = run_target(&target, &batch, None, &objective.needs()).expect("features");
     assert_eq!(features.aux_hidden().expect("tapped").dims(), [24, 3 * TARGET_WIDTH]);

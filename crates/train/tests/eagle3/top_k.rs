@@ -96,7 +96,7 @@ fn kept_entries_give_the_bits_of_those_of_the_states() {
     let TeacherFeatures::EveryToken { hidden } = &features.teacher else { panic!("teacher") };
     for config in configs() {
         let objective = with(&config, 6, TailKind::Bucket);
-        let rows = objective.teacher_rows(&batch);
+        let rows = objective.teacher_tokens(&batch);
         let chosen = Tensor::from_slice(&rows, rows.len(), hidden.device()).expect("rows");
         let chosen = hidden.index_select(&chosen, 0).expect("states");
         let entries = linear_top_k(&chosen, &head(), 6).expect("entries");

@@ -49,7 +49,7 @@ fn recipe(target: &Target, contents: &Contents, rows: usize, tokens: usize) -> R
     let part = |rows: usize| PartRecipe {
         contents: contents.clone(),
         text: String::new(),
-        teacher_rows: String::new(),
+        teacher_tokens: String::new(),
         rows,
         tokens: rows * tokens,
         shards: (0..rows).collect(),
@@ -82,7 +82,7 @@ fn steps(
     let store = StoreWriter::open(&folder.path().display().to_string(), recipe, false)?;
     store.begin()?;
     let shards = store.shards();
-    let teacher_rows: Vec<u32> = (0..tokens as u32).collect();
+    let teacher_tokens: Vec<u32> = (0..tokens as u32).collect();
     let vocabulary = target.config().vocab_size;
     let prepare = |step| Ok((&shards[step], shape::batch(tokens, step, vocabulary)));
     let timed = time(place, &arguments.bench, prepare, |(shard, batch)| {
@@ -90,7 +90,7 @@ fn steps(
             let place = folder.path().display();
             return Err(Failure::work(format!("another process writes to {place}")));
         };
-        let record = Record::capture(target, &batch, contents, &teacher_rows)?;
+        let record = Record::capture(target, &batch, contents, &teacher_tokens)?;
         store.add(&mut work, batch, record)?;
         store.complete(work)?;
         Ok(None)

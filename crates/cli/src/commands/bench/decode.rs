@@ -75,7 +75,7 @@ fn passes(
     };
     time(place, &arguments.bench, prepare, |ids| {
         let features = target.extend(&ids, &positions, cache, &Taps::of(&[Tap::FinalHidden]))?;
-        target.logits(features.final_hidden()?)?;
+        target.hold_ends()?.logits(features.final_hidden()?)?;
         cache.truncate(first);
         Ok(None)
     })

@@ -103,7 +103,7 @@ fn with_own_loss(target: &Target, batch: &Batch) -> Result<BatchFeatures> {
     let hidden = features.final_hidden()?;
     linear_cross_entropy(&Inputs::of_labels(
         &longdraft_kernels::rows::select_rows(hidden, &batch.learned)?,
-        &target.head()?,
+        &target.hold_ends()?.head()?,
         &batch.labels(),
     ))?;
     let last_kv = Some(features.last_kv()?.clone());

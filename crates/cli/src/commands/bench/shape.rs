@@ -159,7 +159,8 @@ impl Tables {
         place: &Place,
     ) -> Result<Self> {
         if let Some(target) = target {
-            return Ok(Self { embedding: target.embedding()?, head: target.head()? });
+            let ends = target.hold_ends()?;
+            return Ok(Self { embedding: ends.embedding()?, head: ends.head()? });
         }
         let draw = || -> Result<Tensor> {
             let shape = [config.vocab_size, config.hidden_size];

@@ -1,13 +1,13 @@
 //! Embedding table and head: whole, or spread and put together where they are held.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use candle_core::Tensor;
 use longdraft_kernels::matrix::Matrix;
 
 use super::Ranks;
 use super::slice::Slice;
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 
 /// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
 pub(in crate::target_model) enum Table {
@@ -25,14 +25,16 @@ pub(in crate::target_model) enum Table {
 pub(in crate::target_model) struct SpreadTable {
     slice: Slice,
     ranks: Arc<dyn Ranks>,
-    gathered: Mutex<Gathered>,
+    /// The whole while somebody holds it.
+    whole: Mutex<Weak<Matrix>>,
 }
 
-/// The table while somebody holds it.
-#[derive(Default)]
-struct Gathered {
-    holders: usize,
-    matrix: Option<Matrix>,
+/// A table that is whole as long as this lives.
+pub(in crate::target_model) enum Held<'a> {
+    /// It always is.
+    Whole { matrix: &'a Matrix, widened: &'a OnceLock<Tensor> },
+    /// It was put together.
+    Gathered(Arc<Matrix>),
 }
 
 impl Table {
@@ -44,74 +46,56 @@ impl Table {
     /// This rank's part of it.
     pub(in crate::target_model) fn spread(matrix: &Matrix, ranks: &Arc<dyn Ranks>) -> Result<Self> {
         let slice = Slice::of(matrix, ranks.as_ref())?;
-        let (ranks, gathered) = (Arc::clone(ranks), Mutex::default());
-        Ok(Self::Spread(Box::new(SpreadTable { slice, ranks, gathered })))
+        let (ranks, whole) = (Arc::clone(ranks), Mutex::default());
+        Ok(Self::Spread(Box::new(SpreadTable { slice, ranks, whole })))
     }
 
-    /// The whole, as it is held.
+    /// Puts a spread table together unless somebody holds it; all ranks call it.
     ///
     /// # Errors
-    /// - it is spread and nobody holds it
-    pub(in crate::target_model) fn matrix(&self) -> Result<Matrix> {
+    /// - it cannot be put together
+    pub(in crate::target_model) fn hold(&self) -> Result<Held<'_>> {
         match self {
-            Self::Whole { matrix, .. } => Ok(matrix.clone()),
-            Self::Spread(table) => table.lock().matrix.clone().ok_or_else(|| {
-                let problem = "the target's embedding or head is spread over ranks and not held";
-                ModelError::Tensor(candle_core::Error::Msg(problem.into()))
-            }),
+            Self::Whole { matrix, widened } => Ok(Held::Whole { matrix, widened }),
+            Self::Spread(table) => table.hold().map(Held::Gathered),
+        }
+    }
+}
+
+impl SpreadTable {
+    fn hold(&self) -> Result<Arc<Matrix>> {
+        let mut whole = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = whole.upgrade() {
+            return Ok(held);
+        }
+        let gathered = Arc::new(self.slice.gather(self.ranks.as_ref())?);
+        *whole = Arc::downgrade(&gathered);
+        Ok(gathered)
+    }
+}
+
+impl Held<'_> {
+    /// The whole, as it is held.
+    pub(in crate::target_model) fn matrix(&self) -> &Matrix {
+        match self {
+            Self::Whole { matrix, .. } => matrix,
+            Self::Gathered(matrix) => matrix,
         }
     }
 
     /// The whole as a tensor.
     ///
     /// # Errors
-    /// - as [`Self::matrix`]; it is quantised and there is no memory for its values
+    /// - it is quantised and there is no memory for its values
     pub(in crate::target_model) fn tensor(&self) -> Result<Tensor> {
-        let Self::Whole { matrix, widened } = self else {
-            return Ok(self.matrix()?.to_dense()?);
+        let (matrix, widened) = match self {
+            Self::Whole { matrix, widened } => (*matrix, widened),
+            Self::Gathered(matrix) => return Ok(matrix.to_dense()?),
         };
         if let Some(tensor) = matrix.dense().or_else(|| widened.get()) {
             return Ok(tensor.clone());
         }
         let tensor = matrix.to_dense()?;
         Ok(widened.get_or_init(|| tensor).clone())
-    }
-
-    /// Puts a spread table together until the guard goes; all ranks call it.
-    ///
-    /// # Errors
-    /// - it cannot be put together
-    pub(in crate::target_model) fn hold(&self) -> Result<Held<'_>> {
-        if let Self::Spread(table) = self {
-            let mut gathered = table.lock();
-            if gathered.matrix.is_none() {
-                gathered.matrix = Some(table.slice.gather(table.ranks.as_ref())?);
-            }
-            gathered.holders += 1;
-        }
-        Ok(Held { table: self })
-    }
-}
-
-impl SpreadTable {
-    fn lock(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Keeps a table whole.
-pub(in crate::target_model) struct Held<'a> {
-    table: &'a Table,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        if let Table::Spread(table) = self.table {
-            let mut gathered = table.lock();
-            gathered.holders -= 1;
-            if gathered.holders == 0 {
-                gathered.matrix = None;
-            }
-        }
     }
 }

@@ -15,7 +15,7 @@ pub fn half_split_row(stored: usize, head_dim: usize) -> usize {
 }
 
 /// Files of a folder that end in `.gguf`; of a model in parts the first one.
-pub(crate) fn gguf_files(folder: &Path) -> Vec<PathBuf> {
+pub fn gguf_files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return Vec::new();
     };

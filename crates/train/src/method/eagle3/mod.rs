@@ -170,14 +170,14 @@ fn build(
     let sizes = sizes(wanted, target.config())?;
     let counts = materials.counts_of_documents()?;
     // The draft keeps the table, its objective the head.
-    let _ends = target.hold_ends()?;
+    let ends = target.hold_ends()?;
     let trained = match materials.start {
         None => {
             let map = chosen(draft, materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, &target.embedding()?, *seed)?
+            Eagle3Draft::initialise(&sizes, map, &ends.embedding()?, *seed)?
         }
         Some(start) => {
-            let trained = Eagle3Draft::load(start, &sizes, &target.embedding()?)?;
+            let trained = Eagle3Draft::load(start, &sizes, &ends.embedding()?)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained
@@ -195,7 +195,7 @@ fn build(
         }
     };
     report(&trained, &counts, observer);
-    let objective = Eagle3Objective::new(trained, &target.head()?, draft.objective.clone())?;
+    let objective = Eagle3Objective::new(trained, &ends.head()?, draft.objective.clone())?;
     let objective = objective.with_bend(target.bend());
     Ok(Box::new(objective.with_distribution(teacher.distribution())))
 }

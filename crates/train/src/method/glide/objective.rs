@@ -19,7 +19,7 @@ use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target_model::{Tap, Target};
+use longdraft_models::target_model::{Ends, Tap, Target};
 
 use super::config::Glide;
 use super::delays::DelayDraws;
@@ -63,8 +63,8 @@ pub struct GlideObjective {
 
 /// What states at the learned rows are compared with.
 enum Aim<'a> {
-    /// The target's whole vocabulary.
-    All(&'a TeacherFeatures),
+    /// The target's whole vocabulary, whose head it is.
+    All(&'a TeacherFeatures, Tensor),
     /// The tokens that are proposed.
     Proposed(&'a Proposed, Known),
 }
@@ -112,7 +112,7 @@ impl GlideObjective {
             return Ok(Loss { numerator: None, denominator: 0, metrics });
         }
         let hidden = self.learned_states((batch, delays), features, train)?;
-        let aim = self.aim(batch, &features.teacher)?;
+        let aim = self.aim(&self.target.hold_ends()?, batch, &features.teacher)?;
         Ok(self.judge((batch, delays), &hidden, &aim)?.0)
     }
 
@@ -127,13 +127,14 @@ impl GlideObjective {
         features: &BatchFeatures,
         trace: &mut Trace,
     ) -> Result<Tensor> {
-        if let Some(rows) = features.rows() {
-            return self.hidden_of(rows, (batch, delays), features);
+        let ends = self.target.hold_ends()?;
+        if let Some(rows) = features.tokens() {
+            return self.hidden_of(rows, (batch, delays), features, &ends);
         }
         let window = Some(self.draft.config().self_window);
         let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
         let target_keys = KeyRanges::packed(&batch.document_ids, None, Delays::PerToken(delays));
-        let embeddings = self.target.embed(&batch.ids)?;
+        let embeddings = ends.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
         let table = self.table(batch, 0..batch.ids.len())?;
         let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
@@ -153,6 +154,7 @@ impl GlideObjective {
         rows: Range<usize>,
         (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
+        ends: &Ends<'_>,
     ) -> Result<Tensor> {
         let window = self.draft.config().self_window;
         let first = rows.start.saturating_sub(window);
@@ -165,10 +167,10 @@ impl GlideObjective {
         let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(delays));
         let keys = self
             .draft
-            .self_kv(&self.target.embed(&batch.ids[seen.clone()])?, &self.table(batch, seen)?)?;
+            .self_kv(&ends.embed(&batch.ids[seen.clone()])?, &self.table(batch, seen)?)?;
         let ranges = Arc::new(target_keys.select(&queries(0)));
         let cross = CrossContext { last_kv: features.last_kv()?, ranges };
-        let embeddings = self.target.embed(&batch.ids[rows.clone()])?;
+        let embeddings = ends.embed(&batch.ids[rows.clone()])?;
         let table = self.table(batch, rows.clone())?;
         let own = Arc::new(own.select(&queries(first)));
         Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
@@ -183,18 +185,22 @@ impl GlideObjective {
         train: bool,
     ) -> Result<Tensor> {
         let hidden = self.hidden((batch, delays), features, &mut Vec::new())?;
-        let states = select_rows(&hidden, &learned_of(batch, features.rows().as_ref()))?;
+        let states = select_rows(&hidden, &learned_of(batch, features.tokens().as_ref()))?;
         Ok(if train { states } else { states.detach() })
     }
 
     /// The teacher as training rows have it, where held-out rows have more of it.
-    fn teacher_of_training(&self, held_out: &TeacherFeatures) -> Result<Option<TeacherFeatures>> {
+    fn teacher_of_training(
+        &self,
+        ends: &Ends<'_>,
+        held_out: &TeacherFeatures,
+    ) -> Result<Option<TeacherFeatures>> {
         let TeacherFeatures::Full { hidden } = held_out else { return Ok(None) };
         Ok(match self.needs().teacher {
             TeacherKind::None => Some(TeacherFeatures::None),
             TeacherKind::TopK(k) => {
                 let k = k.min(self.target.config().vocab_size);
-                let entries = self.target.top_k(hidden, k)?;
+                let entries = ends.top_k(hidden, k)?;
                 Some(TeacherFeatures::TopK { entries, k, hidden: None })
             }
             _ => None,
@@ -202,9 +208,14 @@ impl GlideObjective {
     }
 
     /// What the states at the learned rows are compared with.
-    fn aim<'a>(&'a self, batch: &Batch, teacher: &'a TeacherFeatures) -> Result<Aim<'a>> {
-        let Some(proposed) = &self.proposed else { return Ok(Aim::All(teacher)) };
-        let known = proposed.known((&self.target, &self.config), batch, teacher)?;
+    fn aim<'a>(
+        &'a self,
+        ends: &Ends<'_>,
+        batch: &Batch,
+        teacher: &'a TeacherFeatures,
+    ) -> Result<Aim<'a>> {
+        let Some(proposed) = &self.proposed else { return Ok(Aim::All(teacher, ends.head()?)) };
+        let known = proposed.known((ends, &self.config), batch, teacher)?;
         Ok(Aim::Proposed(proposed, known))
     }
 
@@ -213,9 +224,8 @@ impl GlideObjective {
         &self,
         batch: &Batch,
         hidden: &Tensor,
-        teacher: &TeacherFeatures,
+        (teacher, head): (&TeacherFeatures, &Tensor),
     ) -> Result<(Output, f64)> {
-        let head = &self.target.head()?;
         let (teacher, soft, soft_weight) = match teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {
@@ -255,7 +265,7 @@ impl GlideObjective {
     ) -> Result<(Loss, Vec<bool>)> {
         let rows = batch.learned.len();
         let (output, soft_weight) = match aim {
-            Aim::All(teacher) => self.judge_all(batch, hidden, teacher)?,
+            Aim::All(teacher, head) => self.judge_all(batch, hidden, (teacher, head))?,
             Aim::Proposed(proposed, known) => {
                 let output = proposed.judge(hidden, known, (&self.target, &self.config))?;
                 (output, if known.is_soft() { self.config.soft_weight } else { 0.0 })
@@ -380,10 +390,11 @@ impl Objective for GlideObjective {
             return Ok(metrics);
         }
         let gamma = self.draft.config().gamma;
-        let of_training = self.teacher_of_training(&features.teacher)?;
-        let aim = self.aim(batch, &features.teacher)?;
+        let ends = self.target.hold_ends()?;
+        let of_training = self.teacher_of_training(&ends, &features.teacher)?;
+        let aim = self.aim(&ends, batch, &features.teacher)?;
         let aim_of_training =
-            of_training.as_ref().map(|teacher| self.aim(batch, teacher)).transpose()?;
+            of_training.as_ref().map(|teacher| self.aim(&ends, batch, teacher)).transpose()?;
         // Whether level `d` has the token after `t`, `[gamma][T]`.
         let mut right = vec![vec![false; batch.ids.len()]; gamma];
         for (delay, right) in (1..).zip(&mut right) {
@@ -409,7 +420,7 @@ impl Objective for GlideObjective {
         self.draft.config().gamma
     }
 
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32> {
         batch.learned.clone()
     }
 }

@@ -12,7 +12,7 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target_model::Target;
+use longdraft_models::target_model::{Ends, Target};
 
 use super::GlideObjectiveConfig;
 use crate::error::Result;
@@ -52,9 +52,8 @@ impl Proposed {
     /// # Errors
     /// - a token lies outside the target's vocabulary
     pub(super) fn new(vocabulary: VocabularyMap, target: &Target) -> Result<Self> {
-        let _ends = target.hold_ends()?;
         let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
-        Ok(Self { head: target.head_matrix()?.rows(&kept)?, vocabulary })
+        Ok(Self { head: target.hold_ends()?.head_matrix().rows(&kept)?, vocabulary })
     }
 
     /// How many.
@@ -65,7 +64,7 @@ impl Proposed {
     /// What the draft's states at the learned rows are compared with.
     pub(super) fn known(
         &self,
-        (target, config): (&Target, &GlideObjectiveConfig),
+        (ends, config): (&Ends<'_>, &GlideObjectiveConfig),
         batch: &Batch,
         teacher: &TeacherFeatures,
     ) -> Result<Known> {
@@ -84,7 +83,7 @@ impl Proposed {
                 Known { labels, distributions: Distributions::Top(top) }
             }
             TeacherFeatures::Full { hidden } => {
-                let summary = target.head_summary(hidden)?;
+                let summary = ends.head_summary(hidden)?;
                 let (hidden, log_sum_exp) = (hidden.clone(), summary.log_sum_exp);
                 Known {
                     labels: summary.argmax.into_iter().map(of).collect(),

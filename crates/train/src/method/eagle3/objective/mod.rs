@@ -134,7 +134,7 @@ impl Eagle3Objective {
         distribution: TeacherDistribution,
     ) -> Result<RowPlan> {
         let tokens = batch.ids.len();
-        let run = features.rows().unwrap_or(0..tokens).len();
+        let run = features.tokens().unwrap_or(0..tokens).len();
         let mut problems = Problems::default();
         for (name, length, wanted) in [
             ("mask bits", batch.loss_mask.len(), tokens),
@@ -160,7 +160,7 @@ impl Eagle3Objective {
         distribution: TeacherDistribution,
         (rows, tokens): (&[u32], usize),
     ) -> Result<TeacherSummary> {
-        let run = features.rows().unwrap_or(0..tokens);
+        let run = features.tokens().unwrap_or(0..tokens);
         let known = run.start..if features.part.is_some() {
             (run.end + self.config.ttt_steps).min(tokens)
         } else {
@@ -329,7 +329,7 @@ impl Objective for Eagle3Objective {
         self.config.ttt_steps
     }
 
-    fn teacher_rows(&self, batch: &Batch) -> Vec<u32> {
+    fn teacher_tokens(&self, batch: &Batch) -> Vec<u32> {
         rows_read(batch.ids.len(), &supervised_rows(&self.config, batch))
     }
 }

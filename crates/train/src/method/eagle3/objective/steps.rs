@@ -138,7 +138,7 @@ impl Eagle3Objective {
         if nothing {
             return Ok(Steps::OnlyKeys(steps.only_give_keys()?));
         }
-        let (mut hidden, mut teacher_rows) = (Vec::new(), Vec::new());
+        let (mut hidden, mut teacher_tokens) = (Vec::new(), Vec::new());
         for (i, (step, active)) in plan.steps.iter().zip(&active).enumerate() {
             if active.is_empty() {
                 break;
@@ -147,18 +147,18 @@ impl Eagle3Objective {
             if !step.rows.is_empty() {
                 hidden.push(rows_of(&all, active, step)?);
             }
-            teacher_rows.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
+            teacher_tokens.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
         }
         let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
         let teacher = if let Some(distributions) = &plan.teacher.distributions {
-            let rows = distributions.of_tokens(&teacher_rows);
+            let rows = distributions.of_tokens(&teacher_tokens);
             RowTeacher::Top { rows: rows.ok_or_else(|| untapped("the teacher at a learned row"))? }
         } else {
             let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
-            let log_sum_exp = teacher_rows.iter().map(of).collect();
+            let log_sum_exp = teacher_tokens.iter().map(of).collect();
             let hidden = teacher_hidden(features)?.clone();
-            let first = features.rows().map_or(0, |rows| rows.start as u32);
-            let rows = teacher_rows.iter().map(|row| row - first).collect();
+            let first = features.tokens().map_or(0, |own| own.start as u32);
+            let rows = teacher_tokens.iter().map(|token| token - first).collect();
             RowTeacher::Whole { hidden, rows, log_sum_exp }
         };
         Ok(Steps::Rows(HeadRows { normed, teacher }))
