@@ -65,7 +65,15 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
         assert!(told.contains(phase), "{phase} is missing: {told}");
     }
     let said = stdout(&first);
-    for part in ["expected: tau", "longdraft serve", "longdraft generate", "llama"] {
+    let parts = [
+        "expected: tau",
+        "in full chains of",
+        "longdraft serve",
+        "--temperature 0",
+        "longdraft generate",
+        "llama",
+    ];
+    for part in parts {
         assert!(said.contains(part), "{part} is missing: {said}");
     }
     let result = last_json(&said);
@@ -92,9 +100,19 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
     let held_out = std::fs::read(output.join("data/held-out.jsonl")).expect("held out");
     assert!(stdout(&fit("30s")).contains("already finished"));
-    let longer = last_json(&stdout(&fit("55s")));
+    let again = fit("55s");
+    let longer = last_json(&stdout(&again));
     assert_eq!(longer["finished"], true);
     assert_eq!(longer["state"]["rounds"].as_array().map(Vec::len), Some(2));
+    // The better one of both drafts is the result, and was proved.
+    let kept = longer["state"]["rounds"][1]["kept"].as_u64().expect("compared");
+    assert!(
+        stderr(&again).contains(&format!("that of round {kept} is kept")),
+        "{}",
+        stderr(&again)
+    );
+    assert!(output.join(format!("training-{kept}/decode.json")).is_file());
+    assert_eq!(output.join("training-2/decode.json").is_file(), kept == 2);
     let config = std::fs::read_to_string(output.join("training-2/config.yaml")).expect("config");
     assert!(config.contains("training-1"), "the second round starts from the first: {config}");
     assert_eq!(std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics"), before);
@@ -194,7 +212,10 @@ fn a_plan_measures_and_stops() {
     for key in ["answering", "training", "proof", "disk", "memory", "steps"] {
         assert!(of(&short, key) > 0.0, "{key}: {short}");
     }
-    for range in ["tau", "speed_up"] {
+    let lookup = short["machine"]["lookup_interval"].as_array().expect("measured");
+    let of_lookup = short["machine"]["lookup"].as_f64();
+    assert!(lookup[0].as_f64() <= of_lookup && of_lookup <= lookup[1].as_f64(), "{short}");
+    for range in ["tau", "full_tau", "speed_up", "with_lookup"] {
         let range = &short["plan"][range];
         assert!(
             range["low"].as_f64() <= range["middle"].as_f64()
@@ -235,6 +256,86 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
         2,
     );
     assert!(error.contains("the prompts"), "{error}");
+}
+
+#[test]
+fn every_turn_of_a_conversation_is_planned() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (_, name) = output_of(&folder);
+    let target = demonstration();
+    let rows = (0..=255).map(|i: u8| {
+        let subject: String = [i / 26, i % 26].map(|n| char::from(b'a' + n)).into_iter().collect();
+        json!({ "turns": [format!("What is {subject}?"), "And why?", "Since when?"] })
+    });
+    let prompts = own_prompts(folder.path(), rows);
+    let arguments = [
+        "fit",
+        &target,
+        "--prompts",
+        &prompts,
+        "--time",
+        "1m",
+        "--plan",
+        "--output",
+        &name,
+        "--json",
+    ];
+    let planned = last_json(&succeed(&arguments));
+    let of = |part: &str, key: &str| planned[part][key].as_f64().expect("a number");
+    // 32 of three turns, and 8 of the program's own.
+    let turns = of("machine", "turns");
+    assert!((turns - (32.0 * 3.0 + 8.0) / 40.0).abs() < 1e-9, "{planned}");
+    assert!((of("machine", "long_turns") - 3.0).abs() < 1e-9);
+    assert!(of("machine", "prompt") > of("machine", "first_prompt"), "{planned}");
+    let of_answer = 0.6 * 256.0;
+    let tokens = of("plan", "answers") * turns * of_answer;
+    assert!((of("plan", "answer_tokens") - tokens).abs() < 1e-6 * tokens, "{planned}");
+}
+
+#[test]
+fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let arguments = [
+        "fit",
+        &target,
+        "--time",
+        "40s",
+        "--output",
+        &name,
+        "--max-tokens",
+        "48",
+        "--anyway",
+        "--json",
+    ];
+    let mut child =
+        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let started = Instant::now();
+    while !state(&output)["rounds"][0]["training"].is_object() {
+        assert!(started.elapsed() < Duration::from_mins(5), "the training never comes");
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before its training");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("kill");
+    child.wait().expect("reap");
+    let _ = std::fs::remove_dir_all(output.join("training-1"));
+    // As if it had been found best.
+    let mut known = state(&output);
+    let rate = &mut known["rounds"][0]["training"]["schedule"]["learning_rate"];
+    let chosen = rate.as_f64().expect("a rate");
+    *rate = json!(1e38);
+    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let ended = run(&arguments);
+    let told = stderr(&ended);
+    assert!(ended.status.success(), "{told}");
+    assert!(told.contains("the training diverged (") && told.contains("it begins anew"), "{told}");
+    let round = &state(&output)["rounds"][0];
+    let rate = round["training"]["schedule"]["learning_rate"].as_f64().expect("a rate");
+    assert_eq!(round["lowered"], 1);
+    assert!((3.0 * rate / chosen - 1.0).abs() < 1e-6, "{rate} {chosen}");
+    let result = last_json(&stdout(&ended));
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
 }
 
 #[test]

@@ -40,11 +40,14 @@ pub(crate) struct Failure {
     problems: Vec<String>,
     /// Whether the command's result, which is printed, says it already.
     in_result: bool,
+    /// Whether a loss or a gradient of a training was not finite.
+    is_divergence: bool,
 }
 
 impl Failure {
     fn new(code: u8, message: String) -> Self {
-        Self { code, message, hint: None, problems: Vec::new(), in_result: false }
+        let (hint, problems) = (None, Vec::new());
+        Self { code, message, hint, problems, in_result: false, is_divergence: false }
     }
 
     /// The work failed.
@@ -122,6 +125,11 @@ impl Failure {
     /// Whether a signal ended the work, and no fault.
     pub(crate) fn is_interruption(&self) -> bool {
         self.code >= 128
+    }
+
+    /// Whether a training lost its finite numbers.
+    pub(crate) fn is_divergence(&self) -> bool {
+        self.is_divergence
     }
 
     /// Tells a person, and with `--json` a program.
@@ -258,6 +266,7 @@ impl From<TrainError> for Failure {
             }
             _ => None,
         };
-        Self::work(error).hinted(hint)
+        let is_divergence = matches!(error, TrainError::NotFinite { .. });
+        Self { is_divergence, ..Self::work(error).hinted(hint) }
     }
 }

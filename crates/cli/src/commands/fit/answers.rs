@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::hearing::Hearing;
+use super::parting::LEAST_ANSWERS;
 use super::prompts;
-use super::rules::LEAST_ANSWERS;
 use super::state::Settings;
 use crate::cli::DataRegenerateArguments;
 use crate::commands::data::regenerate::{Answered, Reached, Writer, failures_file};

@@ -89,13 +89,21 @@ pub(super) fn arguments(way: &Way) -> String {
     text
 }
 
-/// The commands that use a way, a line each.
-pub(super) fn commands(target: &str, arguments: &str, is_chat: bool) -> [String; 2] {
+/// The commands that use a way at a temperature, a line each.
+pub(super) fn commands(
+    target: &str,
+    arguments: &str,
+    temperature: f64,
+    is_chat: bool,
+) -> [String; 2] {
     let target = quoted(target);
     let how = if is_chat { "--chat" } else { "--prompt \"Once upon a time\"" };
+    // `generate` takes the most likely token by itself, `serve` samples.
+    let generated =
+        if temperature > 0.0 { format!(" --temperature {temperature}") } else { String::new() };
     [
-        format!("longdraft generate --target {target}{arguments} {how}"),
-        format!("longdraft serve {target}{arguments}"),
+        format!("longdraft generate --target {target}{arguments}{generated} {how}"),
+        format!("longdraft serve {target}{arguments} --temperature {temperature}"),
     ]
 }
 
@@ -207,4 +215,24 @@ fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
         between(figures.speed_up, figures.speed_up_interval),
         between(figures.tau_incl_bonus, figures.tau_interval)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_decode_at_the_temperature_that_was_measured() {
+        let of = |temperature| commands("model.gguf", " --lookup=switch", temperature, true);
+        let [generate, serve] = of(0.7);
+        assert_eq!(
+            generate,
+            "longdraft generate --target model.gguf --lookup=switch --temperature 0.7 --chat"
+        );
+        assert_eq!(serve, "longdraft serve model.gguf --lookup=switch --temperature 0.7");
+        let [generate, serve] = of(0.0);
+        assert_eq!(generate, "longdraft generate --target model.gguf --lookup=switch --chat");
+        // Its own is 1.
+        assert_eq!(serve, "longdraft serve model.gguf --lookup=switch --temperature 0");
+    }
 }

@@ -1,22 +1,60 @@
 //! The phases after the training: proof and delivery, and what is said in the end.
 
+use std::path::{Path, PathBuf};
+
 use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
 use longdraft_records::events::FINISHED;
 use longdraft_report::words::{self, clock};
+use longdraft_train::checkpoint::Wanted;
 use serde_json::json;
 
-use super::delivery;
+use super::parting::EXPORT;
 use super::proof::{self, Way};
-use super::rules::EXPORT;
-use super::{Fit, training};
+use super::{Fit, comparing, delivery, telling, training};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, report};
+use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 
 impl Fit<'_> {
     fn ways(&mut self) -> Vec<Way> {
+        let draft = self.ledger.folder.join("draft");
+        self.ways_of(&draft)
+    }
+
+    /// The ways of a draft in a folder.
+    fn ways_of(&mut self, draft: &Path) -> Vec<Way> {
         let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
-        proof::ways(&self.ledger.folder.join("draft"), &plan, &settings)
+        proof::ways(draft, &plan, &settings)
+    }
+
+    /// Run directory of the draft that is the round's result.
+    fn kept_run(&self) -> PathBuf {
+        training::run_folder(&self.ledger.folder, self.ledger.kept())
+    }
+
+    /// Compares the round's draft with the one that it went on from, once, and keeps the better one.
+    fn keep_the_better(&mut self) -> Result<()> {
+        let number = self.ledger.number();
+        if number == 1 || self.ledger.round().kept.is_some() {
+            return Ok(());
+        }
+        let earlier = self.ledger.state.kept(number - 1);
+        let [newer, older] = [number, earlier].map(|round| {
+            let run = training::run_folder(&self.ledger.folder, round);
+            find_checkpoint(&run, Wanted::Newest).map(|found| found.checkpoint)
+        });
+        let [newer, older] = [self.ways_of(&newer?), self.ways_of(&older?)];
+        let (Some(newer), Some(older)) = (newer.first(), older.first()) else { return Ok(()) };
+        let seconds = comparing::SHARE * self.current_plan().proof;
+        let (folder, settings) = (self.ledger.folder.clone(), self.ledger.state.settings.clone());
+        let ways = [newer, older];
+        let found = comparing::measure(&folder, &settings, ways, seconds, &self.interrupts);
+        let found = found.map_err(|failure| self.or_stopped(failure))?;
+        let kept = if found.keeps_newer() { number } else { earlier };
+        telling::compared(&found, [number, earlier], kept);
+        self.ledger.round().kept = Some(kept);
+        self.ledger.write()
     }
 
     /// Decodes what was set aside with the draft and without it.
@@ -25,14 +63,16 @@ impl Fit<'_> {
             return Ok(());
         }
         self.ledger.begin("proof")?;
-        let (folder, number) = (self.ledger.folder.clone(), self.ledger.number());
-        let run = training::run_folder(&folder, number);
+        self.keep_the_better()?;
+        let (folder, run) = (self.ledger.folder.clone(), self.kept_run());
         delivery::extract_draft(&folder, &run)?;
         let (ways, plan) = (self.ways(), self.current_plan());
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        // Two drafts were compared in a share of it.
+        let share = if self.ledger.number() > 1 { 1.0 - comparing::SHARE } else { 1.0 };
         // What the training left of its time is for more prompts.
-        let seconds = plan.proof.max(self.ledger.left() - EXPORT).max(1.0);
+        let seconds = (share * plan.proof).max(self.ledger.left() - EXPORT).max(1.0);
         let hears = (&self.interrupts, &mut self.ledger.events);
         let record = proof::measure(&folder, (&settings, &machine), &ways, seconds, hears)?;
         let Some(record) = record else { return Err(self.stopped()) };
@@ -41,8 +81,8 @@ impl Fit<'_> {
         self.ledger.write()
     }
 
-    fn record(&mut self) -> Result<DecodeRecord> {
-        let run = training::run_folder(&self.ledger.folder, self.ledger.number());
+    fn record(&self) -> Result<DecodeRecord> {
+        let run = self.kept_run();
         DecodeRecord::read(&run)
             .map_err(|error| Failure::work(format!("{}: {error}", run.join(DECODE_FILE).display())))
     }
@@ -53,7 +93,8 @@ impl Fit<'_> {
         let best = proof::best(record, with_draft).and_then(|(index, _)| ways.get(index));
         let arguments = best.map_or_else(String::new, delivery::arguments);
         let has_template = self.tokenizer.chat_template().is_some();
-        delivery::commands(&self.arguments.target, &arguments, has_template)
+        let temperature = self.ledger.state.settings.temperature;
+        delivery::commands(&self.arguments.target, &arguments, temperature, has_template)
     }
 
     /// Card, exports, page.
@@ -61,10 +102,11 @@ impl Fit<'_> {
         self.ledger.begin("delivery")?;
         let record = self.record()?;
         let commands = self.commands(&record, true);
-        let (folder, number) = (self.ledger.folder.clone(), self.ledger.number());
-        let run = training::run_folder(&folder, number);
+        let (folder, run) = (self.ledger.folder.clone(), self.kept_run());
         let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
-        let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
+        // What the draft that was kept learned from.
+        let round = self.ledger.state.rounds.get(self.ledger.kept() - 1);
+        let cleaned = round.and_then(|round| round.answers.clone()).unwrap_or_default();
         let source = self.ledger.state.split.source.clone();
         let making = delivery::Making {
             settings: &settings,

@@ -7,11 +7,17 @@
 //! `fit.json` holds what is done; every phase can be repeated, and goes on where it was killed.
 
 mod answers;
+mod comparing;
 mod delivery;
+mod divergence;
 mod ending;
 mod expect;
 mod hearing;
+mod learning;
+mod lengths;
+mod lookup;
 mod measure;
+mod parting;
 mod phases;
 mod prompts;
 mod proof;
@@ -21,6 +27,7 @@ mod speed;
 mod state;
 mod telling;
 mod training;
+mod trial;
 
 use std::path::{Path, PathBuf};
 
@@ -202,9 +209,11 @@ fn add_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<bool> {
 
 /// The command that decodes with lookup alone.
 fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String {
-    delivery::commands(&arguments.target, " --lookup=switch", tokenizer.chat_template().is_some())
-        [0]
-    .clone()
+    let has_template = tokenizer.chat_template().is_some();
+    let temperature = arguments.temperature;
+    let [generate, _] =
+        delivery::commands(&arguments.target, " --lookup=switch", temperature, has_template);
+    generate
 }
 
 impl Fit<'_> {
@@ -298,10 +307,10 @@ impl Fit<'_> {
 
     /// Tokens of the rows of a training within a time.
     fn row_tokens(&self, seconds: f64) -> usize {
-        let long_prompt = self.ledger.state.machine.as_ref().map_or(0, |m| m.long_prompt);
-        let long_text =
-            long_prompt + rules::of_answer(self.ledger.state.settings.max_tokens) as usize;
-        rules::row_tokens(seconds, self.config.max_position_embeddings, long_text)
+        let of_answer = parting::of_answer(self.ledger.state.settings.max_tokens);
+        let machine = self.ledger.state.machine.as_ref();
+        let long_row = machine.map_or(of_answer as usize, |machine| machine.long_row(of_answer));
+        parting::row_tokens(seconds, self.config.max_position_embeddings, long_row)
     }
 
     /// The same method set up for rows of another length.

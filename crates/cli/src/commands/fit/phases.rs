@@ -2,14 +2,13 @@
 
 use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_report::words::clock;
-use longdraft_train::method::Start;
 use serde_json::json;
 
-use super::measure::{self, Trial};
-use super::proof;
-use super::rules::{self, Budget, Candidate, LEAST_ANSWERS, Plan};
-use super::search::{self, Choice};
-use super::{Fit, answers, lookup_command, telling, training};
+use super::learning::LEAST_TRAINING;
+use super::measure::{self, Asked, Machine};
+use super::parting::{self, Budget, LEAST_ANSWERS};
+use super::rules::{Candidate, Plan};
+use super::{Fit, answers, lengths, lookup, lookup_command, proof, telling, trial};
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
@@ -17,8 +16,6 @@ use crate::terminal::cover::is_covered;
 
 /// Seconds of a budget from which lookup is measured, too.
 const WITH_LOOKUP: f64 = 30.0;
-/// Seconds that training has at any rate.
-const LEAST_TRAINING: f64 = 2.0;
 /// Seconds that must be left after the measurement: less than this answers, trains and proves nothing.
 const LEAST_LEFT: f64 = 2.0;
 /// Seconds of a budget in which a draft learns little.
@@ -37,12 +34,7 @@ impl Fit<'_> {
         let folder = self.ledger.folder.clone();
         if self.ledger.state.machine.is_none() {
             errln!("[measure] how fast this machine runs {target}");
-            let models = measure::plainly().open(&target)?;
-            let held_out = proof::held_out(&folder, (&models.target, &models.tokenizer))?;
-            let with_lookup = self.ledger.left() >= WITH_LOOKUP;
-            let how = (self.ledger.state.settings.temperature, &self.interrupts);
-            let machine = measure::machine(&models, (&held_out, with_lookup), how);
-            let machine = machine.map_err(|failure| self.or_stopped(failure))?;
+            let machine = self.machine().map_err(|failure| self.or_stopped(failure))?;
             self.ledger.state.machine = Some(machine);
             self.ledger.write()?;
         }
@@ -52,7 +44,7 @@ impl Fit<'_> {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
             let left = self.ledger.left();
             let machine = self.ledger.state.machine.clone().unwrap_or_default();
-            let row_tokens = measure::trial_row(self.row_tokens(left), &machine, left);
+            let row_tokens = trial::row(self.row_tokens(left), &machine, left);
             // As many pieces of text a token as in training.
             let shorter = self.for_rows(&candidate, row_tokens);
             let tried = shorter.as_ref().unwrap_or(&candidate);
@@ -60,7 +52,7 @@ impl Fit<'_> {
             let places = (work.as_path(), folder.as_path());
             let sizes = (row_tokens, machine.step());
             let how = (sizes, self.engines.as_slice());
-            let trial = measure::trial(&target, tried, how, places, &self.interrupts);
+            let trial = trial::measure(&target, tried, how, places, &self.interrupts);
             // Also where the disk is full.
             let _ = std::fs::remove_dir_all(&work);
             let trial = trial.map_err(|failure| self.or_stopped(failure))?;
@@ -68,10 +60,27 @@ impl Fit<'_> {
             self.ledger.write()?;
         }
         if let Some(machine) = &self.ledger.state.machine {
-            telling::machine(machine, rules::of_answer(self.ledger.state.settings.max_tokens));
+            telling::machine(machine, parting::of_answer(self.ledger.state.settings.max_tokens));
         }
         self.require_time()?;
         Ok(candidate)
+    }
+
+    /// What the target takes here.
+    fn machine(&mut self) -> Result<Machine> {
+        let left = self.ledger.left();
+        let (settings, folder) = (&self.ledger.state.settings, &self.ledger.folder);
+        let models = measure::plainly().open(&settings.target)?;
+        let opened = (&*models.target, &*models.tokenizer);
+        let held_out = proof::held_out(folder, opened)?;
+        let of_answer = parting::of_answer(settings.max_tokens);
+        let asked = Asked {
+            held_out: &held_out,
+            lengths: lengths::of(folder, opened, of_answer)?,
+            lookup: (left >= WITH_LOOKUP).then(|| lookup::seconds(left)),
+            settings,
+        };
+        measure::machine(&models, &asked, &self.interrupts)
     }
 
     /// Refuses what cannot even be begun in the time that is left; what was measured is kept.
@@ -115,21 +124,18 @@ impl Fit<'_> {
         if state.rounds.iter().any(|round| round.answers.is_some()) {
             return 0.0;
         }
-        let of_answer = rules::of_answer(state.settings.max_tokens);
+        let of_answer = parting::of_answer(state.settings.max_tokens);
         let machine = state.machine.as_ref();
-        LEAST_ANSWERS as f64 * machine.map_or(0.0, |machine| machine.answer(of_answer))
+        LEAST_ANSWERS as f64 * machine.map_or(0.0, |machine| machine.row(of_answer))
     }
 
     /// Makes the plan of the round, once, and tells it.
     pub(super) fn plan(&mut self, candidate: &Candidate) -> Result<()> {
         let free = free_bytes(&self.ledger.folder);
         if self.ledger.round().plan.is_none() {
-            let earlier = || self.ledger.state.rounds.iter();
-            let learned =
-                earlier().filter(|round| round.trained).filter_map(|round| round.plan.as_ref());
-            let learned = learned.map(|plan| (plan.steps as usize * plan.row_tokens) as f64).sum();
-            let answered =
-                earlier().filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
+            let earlier = self.ledger.state.rounds.iter();
+            let answered = earlier.filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
+            let learned = self.ledger.state.learned();
             let left = self.ledger.left().max(1.0);
             let row_tokens = self.row_tokens(left);
             let split = &self.ledger.state.split;
@@ -280,85 +286,7 @@ impl Fit<'_> {
     }
 
     /// A failure; where a signal stopped the work, after a word about it.
-    fn or_stopped(&mut self, failure: Failure) -> Failure {
+    pub(super) fn or_stopped(&mut self, failure: Failure) -> Failure {
         if failure.is_interruption() { self.stopped() } else { failure }
-    }
-
-    /// Trains the round's draft.
-    pub(super) fn train(&mut self, candidate: &Candidate) -> Result<()> {
-        if self.ledger.round().trained {
-            return Ok(());
-        }
-        self.ledger.begin("training")?;
-        if self.ledger.round().training.is_none() {
-            let (plan, number) = (self.current_plan(), self.ledger.number());
-            let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
-            let prompt = self.ledger.state.machine.as_ref().map_or(0.0, |machine| machine.prompt);
-            let tokens = cleaned.tokens as f64 + cleaned.kept as f64 * prompt;
-            let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
-            let folder = self.ledger.folder.clone();
-            let before = (number > 1).then(|| training::run_folder(&folder, number - 1));
-            let from = before.or_else(|| self.arguments.from.clone());
-            let trial = self.ledger.state.trial.clone().unwrap_or_default();
-            let has_template = self.tokenizer.chat_template().is_some();
-            let settings = self.ledger.state.settings.clone();
-            let configured = |seconds, slowness, choice: &Choice| {
-                let trial = trial.slower(slowness);
-                let chosen = (candidate, &trial, &plan, choice);
-                let start = (from.as_deref(), has_template);
-                training::configured((&folder, number), &settings, chosen, (tokens, seconds), start)
-            };
-            let mut known = self.known_choice(candidate);
-            let mut starts = &candidate.recipe.starts[..];
-            if from.is_some() {
-                // It has begun.
-                (known.init, starts) = (None, &[]);
-            }
-            let config = configured(seconds, 1.0, &known)?;
-            let choice = self.search((&config, known, starts), (&plan, &trial))?;
-            let seconds = (self.ledger.left() - plan.proof).max(LEAST_TRAINING);
-            // The search ran many steps, where the plan knew a few.
-            let slowness = self.ledger.round().slowness.unwrap_or(1.0);
-            self.ledger.round().training = Some(configured(seconds, slowness, &choice)?);
-            self.ledger.write()?;
-        }
-        let config = self.ledger.round().training.clone().unwrap_or_default();
-        errln!("[training] {} steps, {} left for them", config["train"]["steps"], {
-            let proof = self.current_plan().proof;
-            clock(self.ledger.left() - proof)
-        });
-        let ran = training::run(&config, &self.interrupts, &self.ledger.events);
-        ran.map_err(|failure| self.or_stopped(failure))?;
-        self.ledger.round().trained = true;
-        self.ledger.write()
-    }
-
-    /// What an earlier round found, or the recipe's choice.
-    fn known_choice(&self, candidate: &Candidate) -> Choice {
-        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.chosen.clone());
-        found.unwrap_or_else(|| Choice::of(&candidate.recipe))
-    }
-
-    /// Searches how the round's training begins, if the plan has time for it; a killed search goes on.
-    fn search(
-        &mut self,
-        (config, known, starts): (&serde_json::Value, Choice, &[Start]),
-        (plan, trial): (&Plan, &Trial),
-    ) -> Result<Choice> {
-        let work = self.ledger.folder.join("work");
-        let found = self.ledger.round().tried.clone();
-        let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
-        let mut tell = |found: &[search::Tried], slowness: f64| {
-            telling::tried(found);
-            ledger.round().tried = found.to_vec();
-            ledger.round().slowness = Some(slowness);
-            ledger.write()
-        };
-        let places = (work.as_path(), interrupts);
-        let found =
-            search::search((config, known, starts), (plan, trial), places, found, &mut tell);
-        let choice = found.map_err(|failure| self.or_stopped(failure))?;
-        self.ledger.round().chosen = Some(choice.clone());
-        Ok(choice)
     }
 }

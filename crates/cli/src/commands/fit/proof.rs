@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use longdraft_data::source::read_jsonl;
+use longdraft_decode::DecodeOptions;
 use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_models::TargetTokenId;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
@@ -24,9 +26,11 @@ use crate::interrupts::Interrupts;
 use crate::recording;
 
 /// Tokens of an answer at most.
-const NEW_TOKENS: usize = 128;
+pub(super) const NEW_TOKENS: usize = 128;
 /// Share of them that answers have.
 const ANSWER: f64 = 0.7;
+/// Tokens that a prompt must leave for its answer.
+const ROOM: usize = 8;
 
 /// The prompts that were set aside, encoded; what leaves no room for an answer is left out.
 pub(super) fn held_out(
@@ -38,15 +42,8 @@ pub(super) fn held_out(
     let mut found = Vec::new();
     for row in read_jsonl(&path)? {
         let row = row?;
-        let messages = first_turn(row.value("messages")?);
-        let tokens = if tokenizer.chat_template().is_some() {
-            encode_chat(&messages, tokenizer)?
-        } else {
-            let texts: Vec<&str> =
-                messages.iter().map(|message| message.content.as_str()).collect();
-            encode_text(&texts.join("\n"), tokenizer, target)?
-        };
-        if tokens.len() + 8 < context {
+        let tokens = encode(&first_turn(row.value("messages")?), (target, tokenizer))?;
+        if leaves_room(tokens.len(), context) {
             let category = row.value("category").ok().and_then(Value::as_str).unwrap_or("all");
             found.push(Prompt { category: category.to_owned(), tokens });
         }
@@ -60,8 +57,25 @@ pub(super) fn held_out(
     Ok(found)
 }
 
+/// Messages as the target reads them, up to where its answer begins.
+pub(super) fn encode(
+    messages: &[Message],
+    (target, tokenizer): (&Target, &TextTokenizer),
+) -> Result<Vec<TargetTokenId>> {
+    if tokenizer.chat_template().is_some() {
+        return encode_chat(messages, tokenizer);
+    }
+    let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+    encode_text(&texts.join("\n"), tokenizer, target)
+}
+
+/// Whether a prompt of so many tokens can be answered.
+pub(super) fn leaves_room(tokens: usize, context: usize) -> bool {
+    tokens + ROOM < context
+}
+
 /// Messages up to the first one of the user.
-fn first_turn(messages: &Value) -> Vec<Message> {
+pub(super) fn first_turn(messages: &Value) -> Vec<Message> {
     let mut turn = Vec::new();
     for message in messages.as_array().into_iter().flatten() {
         let role = message["role"].as_str().unwrap_or("user");
@@ -103,6 +117,22 @@ pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
     ]
 }
 
+impl Way {
+    /// What a request asks for.
+    pub(super) fn options(&self, settings: &Settings, target: &Target) -> Result<DecodeOptions> {
+        let mut options = self.decoding.options(self.temperature, self.pace)?;
+        options.max_new_tokens = NEW_TOKENS.min(settings.max_tokens);
+        options.stop_tokens = stop_tokens(target);
+        Ok(options)
+    }
+}
+
+/// Seconds in which a prompt is answered plainly.
+pub(super) fn of_prompt(settings: &Settings, machine: &Machine) -> f64 {
+    let answer = ANSWER * NEW_TOKENS.min(settings.max_tokens) as f64;
+    answer * machine.step() + machine.first_prompt() * machine.prefill
+}
+
 /// Measures all ways within a time; `None` if a signal stopped it.
 pub(super) fn measure(
     folder: &Path,
@@ -115,8 +145,8 @@ pub(super) fn measure(
     let models = first.decoding.open(&settings.target)?;
     let mut prompts = held_out(folder, (&models.target, &models.tokenizer))?;
     let new_tokens = NEW_TOKENS.min(settings.max_tokens);
-    let answer = ANSWER * new_tokens as f64 * machine.step();
-    let of_prompt = 2.0 * (answer + machine.prompt * machine.prefill);
+    // Plainly, too, and with a draft in as long at most.
+    let of_prompt = 2.0 * of_prompt(settings, machine);
     let affordable = (seconds / (of_prompt * ways.len() as f64)).max(2.0);
     prompts.truncate(affordable as usize);
     errln!(
@@ -130,9 +160,7 @@ pub(super) fn measure(
     let started = Instant::now();
     let (count, all) = (prompts.len(), prompts.len() * ways.len());
     for (index, way) in ways.iter().enumerate() {
-        let mut options = way.decoding.options(way.temperature, way.pace)?;
-        options.max_new_tokens = new_tokens;
-        options.stop_tokens = stop_tokens(&models.target);
+        let options = way.options(settings, &models.target)?;
         let mut line = eval::lines(count, 1);
         let goes_on = &mut |progress: &Progress| {
             line(progress);

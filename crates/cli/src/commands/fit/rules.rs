@@ -1,4 +1,5 @@
-//! The rules that choose: which method, and how the time is parted. What is expected of a draft stands in
+//! The rules that choose: which method is taken, and what a plan says. How its time is parted stands in
+//! [`parting`](super::parting), what is expected of its draft, and the data that this rests on, in
 //! [`expect`](super::expect).
 
 use longdraft_models::TargetConfig;
@@ -9,30 +10,13 @@ use longdraft_train::config::TrainConfig;
 use longdraft_train::method::{self, Method, Recipe, Room, Round};
 use serde::{Deserialize, Serialize};
 
-use super::answers::MOST_OF_A_PROMPT;
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
-use super::measure::{Machine, Trial};
-use super::search;
-use super::training::evaluations;
+use super::measure::Machine;
+use super::parting::{Budget, Parting, of_answer};
+use super::trial::Trial;
 
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
 pub(super) const WORTH: f64 = 1.05;
-/// Passes over the same answers that drafts gain from: the measured ones had two or three.
-const EPOCHS: f64 = 3.0;
-pub(super) const MOST_EPOCHS: f64 = 8.0;
-/// Of the budget, what proof and export may take, and least seconds.
-const PROOF: (f64, f64) = (0.15, 4.0);
-/// Answers of the proof, over all ways and both with the draft and without, and seconds of export.
-const PROOF_ANSWERS: f64 = 256.0;
-pub(super) const EXPORT: f64 = 30.0;
-/// Tokens of an answer, of the most that it may have, where none was counted yet.
-const ANSWER: f64 = 0.6;
-/// Answers that a draft is trained on at least.
-pub(super) const LEAST_ANSWERS: usize = 8;
-/// Seconds of a budget below which rows are short.
-const SHORT: f64 = 600.0;
-/// Tokens of the longest rows: their memory is that of a few layers, and a document beyond is cut.
-const LONGEST_ROW: usize = 16384;
 
 /// A method that could be taken.
 pub(super) struct Candidate {
@@ -54,6 +38,9 @@ pub(super) struct Plan {
     pub(super) answering: f64,
     #[serde(default)]
     pub(super) search: f64,
+    /// Whether the search keeps features of its rows in memory.
+    #[serde(default = "as_before")]
+    pub(super) search_keeps_features: bool,
     pub(super) training: f64,
     pub(super) proof: f64,
     /// Proposals of a round that are expected to be best, and that the draft is trained for.
@@ -61,8 +48,11 @@ pub(super) struct Plan {
     pub(super) most: usize,
     /// Tokens that are proposed, if not all.
     pub(super) proposed: Option<usize>,
+    /// As the proof reports it: at measured pace, and of a full chain every round.
     pub(super) tau: Range,
-    /// Of the draft alone, and with lookup beside it, where that was measured.
+    #[serde(default)]
+    pub(super) full_tau: Option<Range>,
+    /// Of the draft alone at measured pace, and with lookup beside it, where that was measured.
     pub(super) speed_up: Range,
     #[serde(default)]
     pub(super) with_lookup: Option<Range>,
@@ -71,6 +61,11 @@ pub(super) struct Plan {
     pub(super) memory: u64,
     /// Whether features of all rows are kept in memory.
     pub(super) keeps_features: bool,
+}
+
+/// What plans of earlier versions did without a word.
+fn as_before() -> bool {
+    true
 }
 
 /// The methods that fit a target, its engines and a wish.
@@ -154,146 +149,70 @@ pub(super) fn proposed(round: Round, vocabulary: usize) -> Option<usize> {
     method::proposed(vocabulary).filter(|_| round.vocabulary.is_none())
 }
 
-/// What a plan is made from, beside the machine.
-pub(super) struct Budget {
-    /// Seconds that are left.
-    pub(super) seconds: f64,
-    pub(super) prompts: usize,
-    pub(super) max_tokens: usize,
-    /// Tokens that earlier rounds trained on.
-    pub(super) learned: f64,
-    /// Answers of earlier rounds.
-    pub(super) answered: usize,
-    /// Whether the draft goes on from another.
-    pub(super) goes_on: bool,
-    /// Tokens of a row.
-    pub(super) row_tokens: usize,
-    pub(super) free_memory: Option<u64>,
-}
-
-/// Tokens of an answer that may have so many.
-pub(super) fn of_answer(max_tokens: usize) -> f64 {
-    ANSWER * max_tokens as f64
-}
-
-/// Tokens of a packed row: what most prompts and answers have, so that a draft learns to read as far back as it
-/// will, and enough of short ones.
-pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usize {
-    let least = if seconds < SHORT { 512 } else { 1024 };
-    long_text.next_power_of_two().clamp(least, LONGEST_ROW).min(context)
-}
-
-/// Seconds of the proof: of some answers with the prompts before them, as far as a share of the budget allows.
-fn proof_seconds(machine: &Machine, budget: &Budget) -> f64 {
-    let (share, least) = PROOF;
-    let answer = 0.7 * budget.max_tokens.min(128) as f64 * machine.step();
-    let whole = PROOF_ANSWERS * (answer + machine.prompt * machine.prefill) + EXPORT;
-    (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0)
-}
-
-/// How answers and training part some seconds.
-struct Parts {
-    /// Answers in all, and tokens of these and their prompts, which are learned, too.
-    answers: usize,
-    text_tokens: f64,
-    /// Seconds in which they are written.
-    answering: f64,
-    epochs: f64,
-    /// Seconds of the training with its features and measurements.
-    training: f64,
-}
-
-impl Parts {
-    /// Features are made once where they are kept, else whenever a token is learned.
-    fn of(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Self {
-        let of_answer = of_answer(budget.max_tokens);
-        let of_text = of_answer + machine.prompt;
-        let (once, each) =
-            if keeps { (trial.capture, trial.step) } else { (0.0, trial.capture + trial.step) };
-        let learning = of_text * (once + EPOCHS * each);
-        let affordable = rest / (machine.answer(of_answer) + learning);
-        let answers = (affordable as usize + budget.answered / 2)
-            .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
-        let new = answers.saturating_sub(budget.answered) as f64;
-        let text_tokens = answers as f64 * of_text;
-        let answering = (new * machine.answer(of_answer)).min(0.6 * rest);
-        let (_, measuring) = evaluations((text_tokens, rest - answering), budget.row_tokens, trial);
-        let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
-        let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
-        let training = text_tokens * (once + epochs * each) + measuring;
-        Self { answers, text_tokens, answering, epochs, training }
-    }
-
-    /// Bytes of the features of a text.
-    fn features(text_tokens: f64, trial: &Trial) -> u64 {
-        (trial.features_of_token * text_tokens) as u64
-    }
-
-    fn features_fit(&self, trial: &Trial, budget: &Budget) -> bool {
-        let features = Self::features(self.text_tokens, trial);
-        budget.free_memory.is_none_or(|free| features < free * 2 / 5)
-    }
+/// What rounds of `draft` seconds cost, of `most` proposals at most.
+fn costs<'a>(
+    machine: &'a Machine,
+    trial: &Trial,
+    draft: &'a dyn Fn(usize) -> f64,
+    most: usize,
+) -> Costs<'a> {
+    Costs { machine, draft, most, surcharge: trial.surcharge(machine, most) }
 }
 
 impl Plan {
-    /// Parts the time: as many answers as can be learned from in [`EPOCHS`] passes, [`MOST_OF_A_PROMPT`] at most.
+    /// Parts the time, and says what to expect of a draft that learns so much.
     pub(super) fn new(
         candidate: &Candidate,
         machine: &Machine,
         trial: &Trial,
         budget: &Budget,
     ) -> Self {
-        let round = candidate.recipe.round;
-        let proof = proof_seconds(machine, budget);
-        // Known before it is known how much of the rest trains: half of it does.
-        let starts = if budget.goes_on { 0 } else { candidate.recipe.starts.len() };
-        let cost = search::Cost::of(budget.row_tokens, trial);
-        let search = match search::Size::of(0.5 * (budget.seconds - proof), cost, starts) {
-            Some(size) if budget.learned <= 0.0 => size.seconds(cost),
-            _ => 0.0,
-        };
-        let rest = budget.seconds - proof - search;
-        let kept = Parts::of(rest, (machine, trial, budget), true);
-        // Features of a text that is read once at most are not worth their room.
-        let keeps_features = kept.epochs > 1.0 && kept.features_fit(trial, budget);
-        let parts =
-            if keeps_features { kept } else { Parts::of(rest, (machine, trial, budget), false) };
-        let Parts { answers, text_tokens, answering, epochs, training } = parts;
-        let learned = epochs * text_tokens;
-        let row_tokens = budget.row_tokens;
-        let steps = (learned / row_tokens as f64).ceil().max(1.0) as u64;
-        let features = Parts::features(text_tokens, trial);
-        let all = budget.learned + learned;
-        let chance = chance(candidate.recipe.evidence, all).unwrap_or(Range {
-            low: 0.0,
-            middle: 0.0,
-            high: MOST_LIKELY / 2.0,
-        });
-        let draft = |n: usize| trial.draft(n, round.most);
-        let surcharge = trial.surcharge(machine, round.most);
-        let costs = Costs { machine, draft: &draft, most: round.most, surcharge };
-        let (draft_len, _) = costs.fastest(|n| tau(chance.middle, n));
-        let speed_up = chance.map(|chance| costs.paced(chance));
-        Self {
+        let recipe = &candidate.recipe;
+        let parting = Parting::of(recipe.starts.len(), machine, trial, budget);
+        let learned = parting.epochs * parting.text_tokens;
+        let answers_of_row = machine.answers_of_row();
+        let plan = Self {
             method: candidate.method.name().to_owned(),
-            row_tokens,
-            answers,
-            answer_tokens: answers as f64 * of_answer(budget.max_tokens),
-            epochs,
-            steps,
-            answering,
-            search,
-            training,
-            proof,
-            draft_len,
-            most: round.most,
+            row_tokens: budget.row_tokens,
+            answers: parting.answers,
+            answer_tokens: parting.answers as f64 * answers_of_row * of_answer(budget.max_tokens),
+            epochs: parting.epochs,
+            steps: (learned / budget.row_tokens as f64).ceil().max(1.0) as u64,
+            answering: parting.answering,
+            search: parting.search,
+            search_keeps_features: parting.search_keeps_features,
+            training: parting.training,
+            proof: parting.proof,
+            most: recipe.round.most,
             proposed: trial.proposed,
-            tau: chance.map(|chance| tau(chance, draft_len)),
+            disk: 4 * trial.checkpoint + (parting.text_tokens * 16.0) as u64,
+            memory: trial.memory + parting.features,
+            keeps_features: parting.keeps_features,
+            ..Self::default()
+        };
+        let unknown = Range { low: 0.0, middle: 0.0, high: MOST_LIKELY / 2.0 };
+        let chance = chance(recipe.evidence, budget.learned + learned).unwrap_or(unknown);
+        plan.expecting(chance, machine, trial)
+    }
+
+    /// The same with what a draft brings whose proposals hold with a chance.
+    fn expecting(self, chance: Range, machine: &Machine, trial: &Trial) -> Self {
+        let most = self.most;
+        let draft = |n: usize| trial.draft(n, most);
+        let costs = costs(machine, trial, &draft, most);
+        let speed_up = chance.map(|chance| costs.paced(chance).1);
+        let with_lookup = machine.lookup_range().map(|lookup| Range {
+            low: together(speed_up.low, lookup.low),
+            middle: together(speed_up.middle, lookup.middle),
+            high: together(speed_up.high, lookup.high),
+        });
+        Self {
+            draft_len: costs.fastest(|n| tau(chance.middle, n)).0,
+            tau: chance.map(|chance| costs.paced(chance).0),
+            full_tau: Some(chance.map(|chance| tau(chance, most))),
             speed_up,
-            with_lookup: machine.lookup.map(|lookup| speed_up.map(|draft| together(draft, lookup))),
-            disk: 4 * trial.checkpoint + (text_tokens * 16.0) as u64,
-            memory: trial.memory + if keeps_features { features } else { 0 },
-            keeps_features,
+            with_lookup,
+            ..self
         }
     }
 
@@ -301,8 +220,7 @@ impl Plan {
     /// held, first one first.
     pub(super) fn best_chain(&self, survival: &[f64], machine: &Machine, trial: &Trial) -> usize {
         let draft = |n: usize| trial.draft(n, self.most);
-        let surcharge = trial.surcharge(machine, self.most);
-        let costs = Costs { machine, draft: &draft, most: self.most, surcharge };
+        let costs = costs(machine, trial, &draft, self.most);
         costs.fastest(|n| 1.0 + survival.iter().take(n).sum::<f64>()).0
     }
 
@@ -330,6 +248,7 @@ pub(super) fn recipes_of_all_methods() -> Vec<Recipe> {
 mod tests {
     use longdraft_train::method::{Evidence, Passes, Start};
 
+    use super::super::parting::{LEAST_ANSWERS, budget};
     use super::*;
 
     const EVIDENCE: [Evidence; 2] = [
@@ -361,19 +280,6 @@ mod tests {
         Candidate { method: Method::first(), recipe }
     }
 
-    fn budget(seconds: f64) -> Budget {
-        Budget {
-            seconds,
-            prompts: 3000,
-            max_tokens: 256,
-            learned: 0.0,
-            answered: 0,
-            goes_on: false,
-            row_tokens: 1024,
-            free_memory: None,
-        }
-    }
-
     #[test]
     fn cheap_passes_pay_and_those_bound_by_arithmetic_do_not() {
         let of = |pass: f64| Plan::new(&candidate(), &machine(pass), &trial(), &budget(7200.0));
@@ -384,6 +290,41 @@ mod tests {
         assert!(cheap.speed_up.low < cheap.speed_up.middle);
         // A pace leaves out what does not pay.
         assert!((dear.speed_up.middle - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_tau_that_is_said_is_that_of_the_proof() {
+        let of = |pass: f64| Plan::new(&candidate(), &machine(pass), &trial(), &budget(7200.0));
+        for pass in [0.02, 0.1, 0.3] {
+            let plan = of(pass);
+            let full = plan.full_tau.expect("of every plan");
+            // Prompts have no tokens here.
+            let learned = plan.epochs * plan.answer_tokens;
+            let chance = chance(&EVIDENCE, learned).expect("measured");
+            assert!((full.middle - tau(chance.middle, plan.most)).abs() < 1e-9, "{plan:?}");
+            // A pace that drafts less has shorter chains, at most as long as full ones.
+            assert!(plan.tau.middle <= full.middle && plan.tau.high <= full.high, "{plan:?}");
+            let of_best = tau(chance.middle, plan.draft_len);
+            assert!(plan.speed_up.middle <= 1.0 || (plan.tau.middle - of_best).abs() < 1e-9);
+        }
+        // Where nothing pays, a pass brings a token.
+        assert!((of(1.0).tau.middle - 1.0).abs() < 1e-9 && of(1.0).full_tau.expect("is").low > 1.0);
+    }
+
+    #[test]
+    fn lookup_adds_its_gain_with_its_interval() {
+        let plan = |interval| {
+            let machine = Machine { lookup: Some(1.2), lookup_interval: interval, ..machine(0.02) };
+            Plan::new(&candidate(), &machine, &trial(), &budget(7200.0))
+        };
+        let known = plan(Some((1.1, 1.4)));
+        let (draft, both) = (known.speed_up, known.with_lookup.expect("measured"));
+        assert!((both.middle - draft.middle - 0.2).abs() < 1e-9, "{known:?}");
+        assert!((both.low - draft.low - 0.1).abs() < 1e-9, "{known:?}");
+        assert!((both.high - draft.high - 0.4).abs() < 1e-9, "{known:?}");
+        // An earlier version measured no interval.
+        let both = plan(None).with_lookup.expect("measured");
+        assert!((both.low - draft.low - 0.2).abs() < 1e-9);
     }
 
     #[test]
@@ -414,14 +355,6 @@ mod tests {
         let best = |survival: &[f64]| plan.best_chain(survival, &machine(0.1), &trial());
         assert_eq!(best(&[0.9, 0.85, 0.8, 0.75, 0.7]), 5);
         assert_eq!(best(&[0.6, 0.05, 0.0, 0.0, 0.0]), 1);
-    }
-
-    #[test]
-    fn rows_are_as_long_as_prompts_and_answers() {
-        let of = |long_text| row_tokens(7200.0, 4096, long_text);
-        assert_eq!((of(50), of(1500), of(100_000)), (1024, 2048, 4096));
-        assert_eq!(row_tokens(60.0, 1 << 20, 1 << 18), LONGEST_ROW);
-        assert_eq!((row_tokens(60.0, 300, 10), row_tokens(60.0, 4096, 10)), (300, 512));
     }
 
     #[test]

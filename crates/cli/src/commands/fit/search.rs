@@ -9,6 +9,9 @@
 //!
 //! Another choice than the recipe's is taken only if its loss on held-out rows is lower by [`CLEAR`]: what a short
 //! training prefers by less is chance.
+//!
+//! A short training keeps the features of its rows in memory where these have room there; else it makes them anew for every
+//! step, and is of fewer steps.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,9 +22,9 @@ use longdraft_train::stage::{Ending, Event, Observer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::measure::Trial;
 use super::rules::Plan;
 use super::training::{OF_ROW, prepared};
+use super::trial::Trial;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
@@ -31,7 +34,7 @@ const SHARE: f64 = 0.12;
 const RATES: usize = 4;
 /// Steps below which a short training says nothing, and beyond which it says nothing more.
 const STEPS: (usize, usize) = (40, 160);
-/// How often a short training reads its rows, whose features it keeps in memory.
+/// How often a short training reads its rows.
 const EPOCHS: usize = 3;
 /// Rows that are held out, and share of the loss that makes a difference.
 const HELD_OUT: usize = 4;
@@ -116,13 +119,21 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    pub(super) fn of(row_tokens: usize, trial: &Trial) -> Self {
+    /// Of trainings that keep features, or make them in every step.
+    pub(super) fn of(row_tokens: usize, trial: &Trial, keeps_features: bool) -> Self {
         let held_out = (HELD_OUT * row_tokens) as f64;
+        let captures = if keeps_features { 1.0 / EPOCHS as f64 } else { 1.0 };
         Self {
-            of_step: row_tokens as f64 * (trial.step + trial.capture / EPOCHS as f64),
+            of_step: row_tokens as f64 * (trial.step + captures * trial.capture),
             around: held_out * (trial.capture + OF_ROW * trial.step),
         }
     }
+}
+
+/// Bytes of the features that the longest short training would keep.
+pub(super) fn features(row_tokens: usize, trial: &Trial) -> u64 {
+    let rows = STEPS.1.div_ceil(EPOCHS);
+    (trial.features_of_token * (rows * row_tokens) as f64) as u64
 }
 
 /// The next choice to try, `None` where the search is over.
@@ -175,13 +186,15 @@ pub(super) fn search(
     mut found: Vec<Tried>,
     tell: &mut dyn FnMut(&[Tried], f64) -> Result<()>,
 ) -> Result<Choice> {
-    let cost = Cost::of(plan.row_tokens, trial);
+    let keeps_features = plan.search_keeps_features;
+    let cost = Cost::of(plan.row_tokens, trial, keeps_features);
     let Some(size) = Size::planned(plan.search, cost, starts.len()) else { return Ok(own) };
     let planned = size.seconds(cost) / size.trainings.max(1) as f64;
     let (started, before) = (Instant::now(), found.len());
     while let Some(choice) = next(&own, starts, size.trainings, &found) {
         let _ = std::fs::remove_dir_all(work);
-        let loss = short(&shortened(config, &choice, size.steps, work), interrupts);
+        let config = shortened(config, &choice, (size.steps, keeps_features), work);
+        let loss = short(&config, interrupts);
         let _ = std::fs::remove_dir_all(work);
         found.push((choice, loss?));
         let expected = planned * (found.len() - before) as f64;
@@ -191,7 +204,12 @@ pub(super) fn search(
 }
 
 /// A training's configuration with another choice and for fewer rows.
-fn shortened(config: &Value, choice: &Choice, steps: usize, work: &Path) -> Value {
+fn shortened(
+    config: &Value,
+    choice: &Choice,
+    (steps, keeps_features): (usize, bool),
+    work: &Path,
+) -> Value {
     let mut config = config.clone();
     let row_tokens = config["data"]["row_tokens"].as_u64().unwrap_or(0) as usize;
     if let Some(init) = &choice.init {
@@ -203,7 +221,7 @@ fn shortened(config: &Value, choice: &Choice, steps: usize, work: &Path) -> Valu
     let rows = steps.div_ceil(EPOCHS) + HELD_OUT;
     config["data"]["train"][0]["limit_tokens"] = json!(rows * row_tokens);
     config["train"]["steps"] = json!(steps);
-    config["train"]["features"] = json!("memory");
+    config["train"]["features"] = json!(if keeps_features { "memory" } else { "online" });
     config["train"]["evaluate_every"] = json!(steps);
     config["train"]["save_minutes"] = json!(0);
     config["tracking"] = json!({ "report_to": [] });
@@ -339,6 +357,23 @@ mod tests {
         assert_eq!(rates(|_| None), (vec![1.0, 0.5, 2.0, 0.25], 0.25));
         let (_, taken) = tried(2, |init, _| (init == "random").then_some(2.0));
         assert_eq!(taken, ("random".to_owned(), 1.0));
+    }
+
+    #[test]
+    fn features_that_have_no_room_are_made_anew_which_takes_time() {
+        let trial =
+            Trial { step: 1e-3, capture: 6e-4, features_of_token: 100.0, ..Trial::default() };
+        let (kept, anew) = (Cost::of(1000, &trial, true), Cost::of(1000, &trial, false));
+        assert!((kept.of_step - 1.2).abs() < 1e-9 && (anew.of_step - 1.6).abs() < 1e-9);
+        assert!((kept.around - anew.around).abs() < 1e-9);
+        assert_eq!(features(1000, &trial), 54 * 1000 * 100);
+        let config = json!({ "data": { "row_tokens": 1000, "train": [{}] }, "draft": {} });
+        let of = |keeps| {
+            let short = shortened(&config, &choice("random", 1.0), (60, keeps), Path::new("work"));
+            (short["train"]["features"].clone(), short["data"]["train"][0]["limit_tokens"].clone())
+        };
+        assert_eq!(of(true), (json!("memory"), json!(24_000)));
+        assert_eq!(of(false), (json!("online"), json!(24_000)));
     }
 
     #[test]

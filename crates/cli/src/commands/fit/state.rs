@@ -10,10 +10,11 @@ use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
 use super::answers::Cleaned;
-use super::measure::{Machine, Trial};
+use super::measure::Machine;
 use super::prompts::Split;
 use super::rules::Plan;
 use super::search::{Choice, Tried};
+use super::trial::Trial;
 use crate::failure::{Failure, Result};
 
 const VERSION: u32 = 1;
@@ -66,9 +67,15 @@ pub(super) struct Round {
     /// Seconds that the trainings of the search took, over those that were planned.
     #[serde(default)]
     pub(super) slowness: Option<f64>,
-    /// The configuration that is trained, fixed before its first step.
+    /// The configuration that is trained, fixed before its first step, and how often its rate was lowered since, for the
+    /// training diverged.
     pub(super) training: Option<serde_json::Value>,
+    #[serde(default)]
+    pub(super) lowered: usize,
     pub(super) trained: bool,
+    /// The round whose draft is the result: this one, or an earlier one where that draft was better.
+    #[serde(default)]
+    pub(super) kept: Option<usize>,
     pub(super) proved: bool,
     pub(super) delivered: bool,
 }
@@ -82,6 +89,28 @@ impl Round {
     /// Whether its plan is being carried out: it is not made anew then.
     pub(super) fn has_begun(&self) -> bool {
         self.answering.is_some() || self.answers.is_some() || self.training.is_some()
+    }
+}
+
+impl State {
+    /// The round whose draft is the result of a round, both from 1.
+    pub(super) fn kept(&self, round: usize) -> usize {
+        let known = round.checked_sub(1).and_then(|index| self.rounds.get(index)?.kept);
+        known.filter(|kept| (1..=round).contains(kept)).unwrap_or(round)
+    }
+
+    /// Tokens that the draft learned from which the round under way goes on: those of its own round, of the one that this
+    /// went on from, and so on.
+    pub(super) fn learned(&self) -> f64 {
+        let mut tokens = 0.0;
+        let mut before = self.rounds.len().saturating_sub(1);
+        while before > 0 {
+            let round = self.kept(before);
+            let plan = self.rounds[round - 1].plan.as_ref();
+            tokens += plan.map_or(0.0, |plan| plan.steps as f64 * plan.row_tokens as f64);
+            before = round - 1;
+        }
+        tokens
     }
 }
 
@@ -144,6 +173,11 @@ impl Ledger {
         self.state.rounds.len().max(1)
     }
 
+    /// The round whose draft is its result.
+    pub(super) fn kept(&self) -> usize {
+        self.state.kept(self.number())
+    }
+
     /// Seconds of the round's budget that are left.
     pub(super) fn left(&mut self) -> f64 {
         let running = self.noted.elapsed().as_secs_f64();
@@ -200,4 +234,60 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         return Err(wrong(format!("was begun with another value of {}", differing.join(", "))));
     }
     Ok(state)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounds of 10 steps of 100 tokens each, with the drafts that they kept.
+    fn state(kept: &[Option<usize>]) -> State {
+        let plan = Plan { steps: 10, row_tokens: 100, ..Plan::default() };
+        let round = |kept: &Option<usize>| Round {
+            plan: Some(plan.clone()),
+            kept: *kept,
+            ..Round::default()
+        };
+        let rounds: Vec<Round> = kept.iter().map(round).collect();
+        let split = serde_json::json!({
+            "source": "x", "training": 1, "shipped": 0, "held_out": 1, "duplicates": 0, "unusable": 0,
+        });
+        State {
+            version: VERSION,
+            phase: "measure".to_owned(),
+            settings: Settings {
+                target: String::new(),
+                fingerprint: String::new(),
+                prompts: String::new(),
+                temperature: 0.0,
+                max_tokens: 1,
+                seed: 0,
+            },
+            split: serde_json::from_value(split).expect("a split"),
+            machine: None,
+            trial: None,
+            rounds,
+        }
+    }
+
+    #[test]
+    fn a_round_s_result_may_be_an_earlier_draft() {
+        let all = state(&[None, Some(1), Some(3), None]);
+        let kept: Vec<usize> = (1..=4).map(|round| all.kept(round)).collect();
+        assert_eq!(kept, [1, 1, 3, 4]);
+        // A file may say anything.
+        assert_eq!(
+            (state(&[Some(7)]).kept(1), state(&[Some(0)]).kept(1), state(&[]).kept(0)),
+            (1, 1, 0)
+        );
+    }
+
+    #[test]
+    fn tokens_that_a_dropped_draft_learned_do_not_count() {
+        assert!(state(&[None]).learned().abs() < 1e-9);
+        assert!((state(&[None, None]).learned() - 1000.0).abs() < 1e-9);
+        // The second draft was dropped: the third one goes on from the first.
+        assert!((state(&[None, Some(1), None]).learned() - 1000.0).abs() < 1e-9);
+        assert!((state(&[None, Some(2), None]).learned() - 2000.0).abs() < 1e-9);
+    }
 }

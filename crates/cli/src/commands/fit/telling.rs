@@ -2,14 +2,18 @@
 
 use longdraft_models::disk::readable_bytes;
 use longdraft_report::words::clock;
+use longdraft_train::checkpoint::CheckpointState;
 use serde_json::{Value, json};
 
 use super::answers::Cleaned;
+use super::comparing::Compared;
+use super::divergence::Diverged;
 use super::expect::Range;
-use super::measure::{Machine, Trial};
+use super::measure::Machine;
 use super::prompts::Split;
 use super::rules::{Plan, WORTH};
 use super::search::{Choice, Tried};
+use super::trial::Trial;
 
 /// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
 const DEAR: f64 = 1.6;
@@ -59,13 +63,19 @@ pub(super) fn machine(machine: &Machine, of_answer: f64) {
         ms(16),
         1.0 / machine.prefill.max(1e-9),
         machine.batch(),
-        of_answer / machine.answer(of_answer).max(1e-9)
+        machine.answers_of_row() * of_answer / machine.row(of_answer).max(1e-9)
     );
-    if let Some(speed_up) = machine.lookup {
+    if let Some(lookup) = machine.lookup_range() {
         errln!(
-            "[measure] prompt lookup alone, which needs no training: {speed_up:.2} times as fast here"
+            "[measure] prompt lookup alone, which needs no training: {} times as fast here",
+            measured(lookup)
         );
     }
+}
+
+/// A measured value with its interval.
+fn measured(Range { low, middle, high }: Range) -> String {
+    format!("{middle:.2} [{low:.2}, {high:.2}]")
 }
 
 fn range(range: Range) -> String {
@@ -86,6 +96,18 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
     if let Some(size) = plan.proposed {
         outln!("  proposes the {size} most frequent tokens");
     }
+    phases(plan);
+    let free = free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+    outln!(
+        "  needs {} of disk{free}, {} of memory",
+        readable_bytes(plan.disk),
+        readable_bytes(plan.memory)
+    );
+    expected(plan, machine);
+}
+
+/// The phases with their time, a line each.
+fn phases(plan: &Plan) {
     outln!(
         "  answers   {:>8}  {} answers of the target, some {:.0} k tokens",
         clock(plan.answering),
@@ -110,21 +132,23 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
         "  proof     {:>8}  with and without the draft, on prompts that were set aside",
         clock(plan.proof)
     );
-    let free = free.map_or_else(String::new, |free| format!(" of {} free", readable_bytes(free)));
+}
+
+/// What the draft is expected to bring, in the quantities that the proof measures.
+fn expected(plan: &Plan, machine: &Machine) {
+    let full = plan.full_tau.map_or_else(String::new, |full| {
+        format!(" (tau {} in full chains of {}, every round)", range(full), plan.most)
+    });
     outln!(
-        "  needs {} of disk{free}, {} of memory",
-        readable_bytes(plan.disk),
-        readable_bytes(plan.memory)
-    );
-    outln!(
-        "expected: tau {}, {} times as fast as plain decoding. Few drafts were measured so far, all of one small \
-         target: the range is a guess from them, and is measured in the end",
+        "expected: tau {}, {} times as fast as plain decoding, both at measured pace{full}. Few drafts were measured so \
+         far, all of one small target: the range is a guess from them, and is measured in the end",
         range(plan.tau),
         range(plan.speed_up)
     );
-    let Some((lookup, both)) = machine.lookup.zip(plan.with_lookup) else { return };
+    let Some((lookup, both)) = machine.lookup_range().zip(plan.with_lookup) else { return };
     outln!(
-        "with prompt lookup beside it, which alone brings {lookup:.2} here: {} times",
+        "with prompt lookup beside it, which alone brings {} here: {} times",
+        measured(lookup),
         range(both)
     );
     if plan.lookup_is_better(machine) {
@@ -144,8 +168,10 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         )
     } else {
         format!(
-            "In this time a draft is expected to learn no more than tau {:.2}; more --time may change that",
-            plan.tau.middle
+            "In this time a draft is expected to learn no more than tau {:.2} in chains of {}; more --time may change \
+             that",
+            plan.full_tau.unwrap_or(plan.tau).middle,
+            plan.most
         )
     };
     outln!(
@@ -163,6 +189,40 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         ),
     }
     outln!("to train all the same, add --anyway");
+}
+
+/// What is done about a training that diverged: it goes on at a lower rate, from its good checkpoint if there is one, or
+/// is taken as it is.
+pub(super) fn diverged(
+    diverged: &Diverged,
+    good: Option<&CheckpointState>,
+    lower_rate: Option<f64>,
+) {
+    let next = match (good.map(|state| state.step), lower_rate) {
+        (Some(step), Some(rate)) => {
+            format!("it goes on from step {step} at a lower learning rate, {rate:.2e}")
+        }
+        (None, Some(rate)) => format!("it begins anew at a lower learning rate, {rate:.2e}"),
+        (Some(step), None) => format!("the draft of step {step} is taken, which was good"),
+        (None, None) => {
+            "no time or lower rate is left, and it is taken as it is: the proof shows its worth"
+                .to_owned()
+        }
+    };
+    errln!("note: the training diverged ({diverged}): {next}");
+}
+
+/// Which of two drafts is kept, the one of the newer round first.
+pub(super) fn compared(found: &Compared, [newer, older]: [usize; 2], kept: usize) {
+    let (tau, (low, high)) = (found.tau, found.interval);
+    errln!(
+        "[proof] tau {:.2} with the draft of round {newer}, {:.2} with that of round {older}, on the same {} prompts \
+         (difference {:+.2} [{low:+.2}, {high:+.2}]): that of round {kept} is kept",
+        tau[0],
+        tau[1],
+        found.prompts,
+        found.gain()
+    );
 }
 
 /// What the last of the short trainings came to.

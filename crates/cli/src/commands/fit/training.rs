@@ -15,10 +15,12 @@ use longdraft_train::stage::{Ending, Observer, ResumePolicy, Stage};
 use serde_json::{Map, Value, json};
 
 use super::answers::training_file;
-use super::measure::Trial;
-use super::rules::{Candidate, MOST_EPOCHS, Plan};
+use super::divergence::{Diverged, Watch};
+use super::parting::MOST_EPOCHS;
+use super::rules::{Candidate, Plan};
 use super::search::Choice;
 use super::state::Settings;
+use super::trial::Trial;
 use crate::commands::train::{self, Resume};
 use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
@@ -85,13 +87,21 @@ pub(crate) fn start(from: &Path) -> Result<Start> {
     Ok(Start { method, trained, network: known.unwrap_or_default() })
 }
 
+/// What is learned from.
+pub(super) struct Text {
+    /// With the prompts.
+    pub(super) tokens: f64,
+    /// Whether the target has a chat template.
+    pub(super) is_chat: bool,
+}
+
 /// The configuration of a round with the time that is left for it.
 pub(super) fn configured(
     (folder, round): (&Path, usize),
     settings: &Settings,
     (candidate, trial, plan, choice): (&Candidate, &Trial, &Plan, &Choice),
-    (text_tokens, seconds): (f64, f64),
-    (from, has_chat_template): (Option<&Path>, bool),
+    (text, seconds): (&Text, f64),
+    from: Option<&Path>,
 ) -> Result<Value> {
     let mut draft = candidate.recipe.draft.clone();
     match (from, &choice.init) {
@@ -104,21 +114,21 @@ pub(super) fn configured(
     }
     draft.insert("method".into(), candidate.method.name().into());
     // What answers came to, in place of what was planned.
-    let rows = (text_tokens / plan.row_tokens as f64).max(1.0);
-    let (evaluations, measuring) = evaluations((text_tokens, seconds), plan.row_tokens, trial);
+    let rows = (text.tokens / plan.row_tokens as f64).max(1.0);
+    let (evaluations, measuring) = evaluations((text.tokens, seconds), plan.row_tokens, trial);
     // Features are made once where they are kept, else for every step.
-    let capture = text_tokens * trial.capture;
+    let capture = text.tokens * trial.capture;
     let (once, each) = if plan.keeps_features { (capture, 0.0) } else { (0.0, trial.capture) };
     let others = once + measuring;
     let of_step = plan.row_tokens as f64 * (trial.step + each);
     let steps = ((seconds - others) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
-    let template = if has_chat_template {
+    let template = if text.is_chat {
         json!({ "kind": "messages" })
     } else {
         json!({ "kind": "raw", "fields": ["text"] })
     };
     let long = prompt_share(&training_file(folder)) > LONG_PROMPTS;
-    let learn = if long && has_chat_template { "assistant" } else { "all" };
+    let learn = if long && text.is_chat { "assistant" } else { "all" };
     Ok(json!({
         "target": settings.target,
         "output": run_folder(folder, round),
@@ -181,21 +191,32 @@ pub(super) fn prepared(config: &Value, observer: &mut dyn Observer) -> Result<St
     Ok(Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, observer)?)
 }
 
-/// Trains a round from where it stands.
-pub(super) fn run(config: &Value, interrupts: &Interrupts, events: &Events) -> Result<()> {
+/// Trains a round from where it stands; says how it diverged, if it did.
+pub(super) fn run(
+    config: &Value,
+    policy: ResumePolicy,
+    interrupts: &Interrupts,
+    events: &Events,
+) -> Result<Option<Diverged>> {
     let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
     let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
     let (config, world) = (stage.located.config, World::single());
     let target = train::open_target(&config, &world)?;
     let voice = Voice::of(&world, &config.output)?;
-    let mut progress = TrainingProgress::new(interrupts.clone(), voice);
+    let mut watch = Watch::of(&config);
+    let mut progress = TrainingProgress::new(interrupts.clone(), voice).heard_by(&mut watch);
     progress.events = events.clone();
     // A row may hold nothing but a long prompt.
     progress.allows_empty_steps = true;
-    let resume = Resume { policy: ResumePolicy::Strict, continued_by: None };
-    let (ending, _) = train::train(config, &target, &resume, &world, &mut progress)?;
-    match ending {
-        Ending::Finished => Ok(()),
-        Ending::Stopped => Err(interrupts.failure()),
+    let resume = Resume { policy, continued_by: None };
+    // The stage, which holds the run directory, ends here.
+    let ran = train::train(config, &target, &resume, &world, &mut progress);
+    let ran = ran.map(|(ending, _)| ending);
+    drop(progress);
+    match ran {
+        Err(failure) if failure.is_divergence() => Ok(watch.found(false)),
+        Err(failure) => Err(failure),
+        Ok(Ending::Stopped) if interrupts.asked() => Err(interrupts.failure()),
+        Ok(_) => Ok(watch.found(true)),
     }
 }

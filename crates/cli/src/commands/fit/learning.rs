@@ -1,0 +1,172 @@
+//! The phase that trains: how it begins, and what it does where the training diverges.
+
+use std::path::PathBuf;
+
+use longdraft_report::words::clock;
+use longdraft_train::method::Start;
+use longdraft_train::stage::ResumePolicy;
+use serde_json::Value;
+
+use super::divergence::{self, Diverged};
+use super::rules::{Candidate, Plan};
+use super::search::{self, Choice};
+use super::training::Text;
+use super::trial::Trial;
+use super::{Fit, telling, training};
+use crate::failure::{Failure, Result};
+
+/// Seconds that training has at any rate.
+pub(super) const LEAST_TRAINING: f64 = 2.0;
+/// What the learning rate is multiplied with where a training diverged, and how often.
+const LOWER: f64 = 1.0 / 3.0;
+const MOST_LOWERED: usize = 2;
+/// Steps below which another training is not worth its features.
+const FEW_STEPS: u64 = 20;
+
+impl Fit<'_> {
+    /// Trains the round's draft.
+    pub(super) fn train(&mut self, candidate: &Candidate) -> Result<()> {
+        if self.ledger.round().trained {
+            return Ok(());
+        }
+        self.ledger.begin("training")?;
+        if self.ledger.round().training.is_none() {
+            let choice = self.beginning(candidate)?;
+            let seconds = self.left_for_training();
+            // The search ran many steps, where the plan knew a few.
+            let slowness = self.ledger.round().slowness.unwrap_or(1.0);
+            let config = self.configured(candidate, (seconds, slowness), &choice)?;
+            self.ledger.round().training = Some(config);
+            self.ledger.write()?;
+        }
+        loop {
+            let config = self.ledger.round().training.clone().unwrap_or_default();
+            let left = clock(self.left_for_training());
+            errln!("[training] {} steps, {left} left for them", config["train"]["steps"]);
+            // A rate that was lowered is another one than its checkpoints say.
+            let is_lowered = self.ledger.round().lowered > 0;
+            let policy = if is_lowered { ResumePolicy::Force } else { ResumePolicy::Strict };
+            let ran = training::run(&config, policy, &self.interrupts, &self.ledger.events);
+            let diverged = ran.map_err(|failure| self.or_stopped(failure))?;
+            let Some(diverged) = diverged else { break };
+            if !self.fall_back(candidate, &diverged)? {
+                break;
+            }
+        }
+        self.ledger.round().trained = true;
+        self.ledger.write()
+    }
+
+    /// Seconds that the training has until the proof.
+    fn left_for_training(&mut self) -> f64 {
+        (self.ledger.left() - self.current_plan().proof).max(LEAST_TRAINING)
+    }
+
+    /// The draft that the round's training goes on from: that of an earlier round, or the one that was given.
+    fn predecessor(&self) -> Option<PathBuf> {
+        let (folder, number) = (&self.ledger.folder, self.ledger.number());
+        let before = number.checked_sub(1).filter(|before| *before > 0);
+        let before =
+            before.map(|before| training::run_folder(folder, self.ledger.state.kept(before)));
+        before.or_else(|| self.arguments.from.clone())
+    }
+
+    /// The configuration of a training within some seconds, where its steps take so many times what was measured.
+    fn configured(
+        &mut self,
+        candidate: &Candidate,
+        (seconds, slowness): (f64, f64),
+        choice: &Choice,
+    ) -> Result<Value> {
+        let plan = self.current_plan();
+        let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
+        let state = &self.ledger.state;
+        let prompt = state.machine.as_ref().map_or(0.0, |machine| machine.prompt);
+        let text = Text {
+            tokens: cleaned.tokens as f64 + cleaned.kept as f64 * prompt,
+            is_chat: self.tokenizer.chat_template().is_some(),
+        };
+        let trial = state.trial.clone().unwrap_or_default().slower(slowness);
+        let place = (self.ledger.folder.as_path(), self.ledger.number());
+        let chosen = (candidate, &trial, &plan, choice);
+        let before = self.predecessor();
+        training::configured(place, &state.settings, chosen, (&text, seconds), before.as_deref())
+    }
+
+    /// How the training begins: what was known, or what a search finds best.
+    fn beginning(&mut self, candidate: &Candidate) -> Result<Choice> {
+        let mut known = self.known_choice(candidate);
+        let mut starts = &candidate.recipe.starts[..];
+        if self.predecessor().is_some() {
+            // It has begun.
+            (known.init, starts) = (None, &[]);
+        }
+        let seconds = self.left_for_training();
+        let config = self.configured(candidate, (seconds, 1.0), &known)?;
+        let trial = self.ledger.state.trial.clone().unwrap_or_default();
+        let plan = self.current_plan();
+        self.search((&config, known, starts), (&plan, &trial))
+    }
+
+    /// What an earlier round found, or the recipe's choice.
+    fn known_choice(&self, candidate: &Candidate) -> Choice {
+        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.chosen.clone());
+        found.unwrap_or_else(|| Choice::of(&candidate.recipe))
+    }
+
+    /// Searches how the round's training begins, if the plan has time for it; a killed search goes on.
+    fn search(
+        &mut self,
+        (config, known, starts): (&Value, Choice, &[Start]),
+        (plan, trial): (&Plan, &Trial),
+    ) -> Result<Choice> {
+        let work = self.ledger.folder.join("work");
+        let found = self.ledger.round().tried.clone();
+        let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
+        let mut tell = |found: &[search::Tried], slowness: f64| {
+            telling::tried(found);
+            ledger.round().tried = found.to_vec();
+            ledger.round().slowness = Some(slowness);
+            ledger.write()
+        };
+        let places = (work.as_path(), interrupts);
+        let found =
+            search::search((config, known, starts), (plan, trial), places, found, &mut tell);
+        let choice = found.map_err(|failure| self.or_stopped(failure))?;
+        self.ledger.round().chosen = Some(choice.clone());
+        Ok(choice)
+    }
+
+    /// What is done about a training that diverged: it goes on at a lower rate from where it was good, or that is taken as
+    /// it is. Whether there is more to train.
+    fn fall_back(&mut self, candidate: &Candidate, diverged: &Diverged) -> Result<bool> {
+        let run = training::run_folder(&self.ledger.folder, self.ledger.number());
+        let good = divergence::good(&run, diverged);
+        let known = self.known_choice(candidate);
+        let lower = Choice { rate: LOWER * known.rate, ..known };
+        let seconds = self.left_for_training();
+        let slowness = self.ledger.round().slowness.unwrap_or(1.0);
+        let mut config = self.configured(candidate, (seconds, slowness), &lower)?;
+        let has_time = config["train"]["steps"].as_u64().is_some_and(|steps| steps >= FEW_STEPS);
+        let has_draft = good.is_some() || divergence::has_checkpoint(&run);
+        let lowered = self.ledger.round().lowered + 1;
+        let goes_on = lowered <= MOST_LOWERED && (has_time || !has_draft);
+        if !goes_on && !has_draft {
+            return Err(Failure::work(format!("the training diverged: {diverged}"))
+                .hint("it did so at lower learning rates, too: try another --method"));
+        }
+        telling::diverged(diverged, good.as_ref(), goes_on.then_some(lower.rate));
+        if goes_on || good.is_some() {
+            divergence::restore(&run, good.is_some())?;
+        }
+        if goes_on {
+            if let Some(state) = &good {
+                divergence::go_on(&mut config, state);
+            }
+            let round = self.ledger.round();
+            (round.lowered, round.chosen, round.training) = (lowered, Some(lower), Some(config));
+            self.ledger.write()?;
+        }
+        Ok(goes_on)
+    }
+}

@@ -1,0 +1,121 @@
+//! How long prompts are: as they are asked first, and as whole conversations, which are learned.
+//!
+//! Every turn of the user is answered. So a row holds all turns with as many answers, and the template around them.
+
+use std::path::Path;
+
+use longdraft_data::source::read_jsonl;
+use longdraft_models::target_model::Target;
+use longdraft_models::tokenizer::{Message, TextTokenizer};
+use serde_json::Value;
+
+use super::{prompts, proof};
+use crate::failure::Result;
+
+/// Tokens and answers of prompts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Lengths {
+    /// Mean tokens of what stands before the first answer.
+    pub(super) first_prompt: f64,
+    /// Mean tokens of a row without its answers.
+    pub(super) prompt: f64,
+    /// Mean answers of a row.
+    pub(super) turns: f64,
+    /// Both of the row that nine of ten are not longer than.
+    pub(super) long_prompt: usize,
+    pub(super) long_turns: usize,
+}
+
+/// A row: tokens before its first answer, tokens of all turns, and their number.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    first: usize,
+    prompt: usize,
+    turns: usize,
+}
+
+/// Of the prompts that were set aside, where an answer has some tokens.
+pub(super) fn of(
+    folder: &Path,
+    models: (&Target, &TextTokenizer),
+    of_answer: f64,
+) -> Result<Lengths> {
+    let context = models.0.config().max_position_embeddings;
+    let mut rows = Vec::new();
+    for row in read_jsonl(&prompts::files(folder).1)? {
+        let row = row?;
+        let messages = row.value("messages")?;
+        let first = proof::encode(&proof::first_turn(messages), models)?.len();
+        if !proof::leaves_room(first, context) {
+            continue;
+        }
+        let whole = conversation(messages);
+        let turns = whole.iter().filter(|message| message.role == "user").count();
+        // A template may refuse what stands there: then the answers to it fail, too.
+        let prompt = proof::encode(&whole, models).map(|tokens| tokens.len());
+        rows.push(match prompt {
+            Ok(prompt) => Row { first, prompt, turns },
+            Err(_) => Row { first, prompt: first, turns: 1 },
+        });
+    }
+    Ok(lengths(rows, of_answer))
+}
+
+/// All turns, with an empty answer after each but the last.
+fn conversation(messages: &Value) -> Vec<Message> {
+    let mut turns: Vec<Message> = Vec::new();
+    for message in messages.as_array().into_iter().flatten() {
+        if turns.last().is_some_and(|last| last.role == "user") {
+            turns.push(Message::new("assistant", ""));
+        }
+        let role = message["role"].as_str().unwrap_or("user");
+        turns.push(Message::new(role, message["content"].as_str().unwrap_or_default()));
+    }
+    turns
+}
+
+fn lengths(mut rows: Vec<Row>, of_answer: f64) -> Lengths {
+    let count = rows.len().max(1) as f64;
+    let mean = |of: fn(&Row) -> usize| rows.iter().map(of).sum::<usize>() as f64 / count;
+    let means = [mean(|row| row.first), mean(|row| row.prompt), mean(|row| row.turns)];
+    let [first_prompt, prompt, turns] = means;
+    let length = |row: &Row| row.prompt as f64 + row.turns as f64 * of_answer;
+    rows.sort_by(|a, b| length(a).total_cmp(&length(b)));
+    let long = rows.get(rows.len() * 9 / 10);
+    let (long_prompt, long_turns) = long.map_or((0, 0), |row| (row.prompt, row.turns));
+    Lengths { first_prompt, prompt, turns, long_prompt, long_turns }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_turn_of_a_conversation_counts() {
+        let messages = json!([
+            { "role": "system", "content": "s" }, { "role": "user", "content": "a" },
+            { "role": "user", "content": "b" }, { "role": "user", "content": "c" },
+        ]);
+        let roles: Vec<String> =
+            conversation(&messages).into_iter().map(|message| message.role).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
+        assert_eq!(proof::first_turn(&messages).len(), 2);
+    }
+
+    #[test]
+    fn the_long_row_is_long_with_its_answers() {
+        // Nine rows of one question each, and one of ten short ones.
+        let mut rows = vec![Row { first: 300, prompt: 300, turns: 1 }; 9];
+        rows.push(Row { first: 20, prompt: 200, turns: 10 });
+        let found = lengths(rows.clone(), 150.0);
+        assert_eq!((found.long_prompt, found.long_turns), (200, 10));
+        assert!((found.prompt - 290.0).abs() < 1e-9 && (found.turns - 1.9).abs() < 1e-9);
+        assert!((found.first_prompt - 272.0).abs() < 1e-9);
+        // Without answers the other ones are longer.
+        let found = lengths(rows, 1.0);
+        assert_eq!((found.long_prompt, found.long_turns), (300, 1));
+        assert_eq!(lengths(Vec::new(), 1.0), Lengths::default());
+    }
+}

@@ -1,0 +1,233 @@
+//! What a draft of a method takes here: a round of its proposals, steps of its training, memory and disk.
+
+use std::path::Path;
+
+use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_models::target_model::Target;
+use longdraft_models::{DeviceChoice, Precision};
+use longdraft_records::decode::Cell;
+use longdraft_serving::{Profile, TargetFacts, require_fit};
+use longdraft_train::method::Passes;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::measure::{Machine, PATIENCE};
+use super::rules::{Candidate, proposed};
+use super::speed::{TrainingSpeed, timed};
+use super::{prompts, proof};
+use crate::cli::{DecodingArguments, PaceChoice, WeightDtype};
+use crate::commands::{eval, train};
+use crate::decoding::{Models, stop_tokens};
+use crate::draft_source::DraftSource;
+use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
+
+/// A trial's rows are cut to the tokens that the target reads in this share of the budget, and at least in so
+/// many seconds: a short row costs more a token, and a whole one many seconds where the vocabulary is large.
+const ROW_SHARE: f64 = 5e-4;
+const ROW_SECONDS: f64 = 0.5;
+const LEAST_ROW: usize = 128;
+/// Prompts of short decodings with a draft.
+const PROMPTS: usize = 3;
+/// Tokens of answers with a draft: as many as [`PATIENCE`] allows, that texts are as long as in use.
+const DRAFTED: (usize, usize) = (16, 96);
+/// A draft's tokens cost so many plain steps at most, the plain answer of the comparison counted.
+const DRAFTED_COST: f64 = 4.0;
+/// Times that a training is slower or faster than a trial at most: beyond that something else disturbed one of them.
+const MOST_SLOWNESS: f64 = 3.0;
+/// What rounds add to a pass at most: beyond that something else disturbed the trial.
+const MOST_SURCHARGE: f64 = 2.0;
+
+/// What a draft of a method takes here.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Trial {
+    pub(super) method: String,
+    /// Seconds of a token of training, and of the features of one.
+    pub(super) step: f64,
+    pub(super) capture: f64,
+    /// Seconds of the draft in a round of all its proposals.
+    #[serde(rename = "draft")]
+    pub(super) seconds: f64,
+    /// Plain steps that the pass of such a round takes.
+    #[serde(default)]
+    pub(super) pass: Option<f64>,
+    /// Whether that is the same for fewer proposals.
+    #[serde(default)]
+    pub(super) is_one_block: bool,
+    /// Tokens that are proposed, if not all.
+    pub(super) proposed: Option<usize>,
+    /// Bytes of a checkpoint, of training in memory, of a token's features.
+    pub(super) checkpoint: u64,
+    pub(super) memory: u64,
+    pub(super) features_of_token: f64,
+}
+
+impl Trial {
+    /// Seconds of the draft in a round of `n` proposals, of `most`.
+    pub(super) fn draft(&self, n: usize, most: usize) -> f64 {
+        let share = if self.is_one_block { 1.0 } else { n as f64 / most.max(1) as f64 };
+        self.seconds * share
+    }
+
+    /// The same where a training takes `times` the seconds.
+    pub(super) fn slower(&self, times: f64) -> Self {
+        let times = times.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
+        Self { step: self.step * times, capture: self.capture * times, ..self.clone() }
+    }
+
+    /// Times that passes take in rounds what they take alone, of rounds of `most` proposals.
+    pub(super) fn surcharge(&self, machine: &Machine, most: usize) -> f64 {
+        let alone = machine.pass(most + 1) / machine.step().max(1e-9);
+        self.pass.map_or(1.0, |pass| pass / alone.max(1e-9)).clamp(1.0, MOST_SURCHARGE)
+    }
+}
+
+/// Tokens of the rows of a trial for a budget of some seconds: as long as in training, if that can be afforded.
+pub(super) fn row(row_tokens: usize, machine: &Machine, budget: f64) -> usize {
+    let seconds = (ROW_SHARE * budget).max(ROW_SECONDS);
+    let affordable = (seconds / machine.prefill.max(1e-9)) as usize;
+    affordable.clamp(LEAST_ROW.min(row_tokens), row_tokens)
+}
+
+/// A few short answers with a draft in every round.
+fn short(
+    decoding: &DecodingArguments,
+    models: &Models,
+    prompts: &[Prompt],
+    new_tokens: usize,
+    interrupts: &Interrupts,
+) -> Result<Cell> {
+    let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
+    options.max_new_tokens = new_tokens;
+    options.stop_tokens = stop_tokens(&models.target);
+    let prompts = &prompts[..prompts.len().min(PROMPTS)];
+    let goes_on = &mut |_: &Progress| !interrupts.asked();
+    let cell =
+        eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
+    cell.ok_or_else(|| interrupts.failure())
+}
+
+/// Trains a draft for a few steps and decodes with it, to see what both take; a plain step takes `step` seconds.
+///
+/// # Errors
+/// - one of the engines does not compute such a draft of this target, or something cannot run
+pub(super) fn measure(
+    target: &str,
+    candidate: &Candidate,
+    ((row_tokens, step), engines): ((usize, f64), &[Profile]),
+    (work, folder): (&Path, &Path),
+    interrupts: &Interrupts,
+) -> Result<Trial> {
+    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", work.display()));
+    let _ = std::fs::remove_dir_all(work);
+    std::fs::create_dir_all(work).map_err(fail)?;
+    let text = work.join("text.jsonl");
+    let texts: Vec<String> = prompts::shipped().iter().map(prompts::Asked::text).collect();
+    let lines = texts.chunks(20).map(|some| format!("{}\n", json!({ "text": some.join("\n") })));
+    std::fs::write(&text, lines.collect::<String>()).map_err(fail)?;
+    let run = work.join("run");
+    let config = trial_config(
+        (target, train::as_served(DeviceChoice::Auto)?),
+        candidate,
+        row_tokens,
+        (&text, &run),
+    );
+    let TrainingSpeed { step: of_token, capture, features_of_token, memory } =
+        timed(&config, interrupts)?;
+    let size = |path: std::path::PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+    let files = std::fs::read_dir(run.join("checkpoints/last")).into_iter().flatten().flatten();
+    let checkpoint = files.map(|entry| size(entry.path())).sum();
+    let vocabulary = Target::open_config(target)?.vocab_size;
+    let proposed = proposed(candidate.recipe.round, vocabulary);
+    let mut decoding = DecodingArguments {
+        dtype: WeightDtype::Stored,
+        ..DecodingArguments::chain(&run.join("checkpoints/last"), candidate.recipe.round.most)
+    };
+    if let Some(size) = proposed {
+        // The few texts of a trial do not hold so many.
+        let tokens = work.join("proposed.txt");
+        let ids: String = (0..size).map(|id| format!("{id}\n")).collect();
+        std::fs::write(&tokens, ids).map_err(fail)?;
+        decoding.draft_vocab = Some(tokens);
+    }
+    let models = decoding.open(target)?;
+    require_engines(&run, target, engines)?;
+    let held_out = proof::held_out(folder, (&models.target, &models.tokenizer))?;
+    let answer = PATIENCE / (DRAFTED_COST * PROMPTS as f64 * step.max(1e-9));
+    let new_tokens = (answer as usize).clamp(DRAFTED.0, DRAFTED.1);
+    let ms = short(&decoding, &models, &held_out, new_tokens, interrupts)?.milliseconds;
+    Ok(Trial {
+        method: candidate.method.name().to_owned(),
+        step: of_token,
+        capture,
+        seconds: 1e-3 * (ms.draft + ms.rest),
+        pass: (ms.plain_step > 0.0).then(|| ms.verify / ms.plain_step),
+        is_one_block: candidate.recipe.round.passes == Passes::OneBlock,
+        proposed,
+        checkpoint,
+        memory,
+        features_of_token,
+    })
+}
+
+/// Refuses a run's draft that an engine does not compute.
+fn require_engines(run: &Path, target: &str, engines: &[Profile]) -> Result<()> {
+    if engines.is_empty() {
+        return Ok(());
+    }
+    let facts = TargetFacts::open(target)?;
+    let draft = DraftSource::find(run)?.open(&facts.target)?;
+    for engine in engines {
+        require_fit(draft.as_ref(), &facts, *engine).map_err(|error| {
+            Failure::usage(format!("--for {}: {error}", engine.name())).hint(
+                "leave out this engine, or give another --method; `longdraft serve` runs every draft",
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// The configuration of a trial over a text.
+fn trial_config(
+    (target, precision): (&str, Precision),
+    candidate: &Candidate,
+    row_tokens: usize,
+    (text, run): (&Path, &Path),
+) -> serde_json::Value {
+    let mut draft = candidate.recipe.draft.clone();
+    draft.insert("method".into(), candidate.method.name().into());
+    json!({
+        "target": target, "output": run, "precision": precision, "draft": draft,
+        "teacher": candidate.recipe.teacher,
+        "data": {
+            "train": [{
+                "path": text, "template": { "kind": "raw", "fields": ["text"] },
+            }],
+            "row_tokens": row_tokens, "anchor": { "enabled": false },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_trial_are_shorter_where_the_target_is_slow() {
+        let of = |speed: f64, budget: f64| {
+            let machine = Machine { prefill: 1.0 / speed, ..Machine::default() };
+            row(1024, &machine, budget)
+        };
+        assert_eq!((of(5000.0, 60.0), of(600.0, 60.0), of(20.0, 60.0)), (1024, 300, 128));
+        assert_eq!((of(600.0, 7200.0), of(200.0, 7200.0)), (1024, 720));
+        assert_eq!(row(64, &Machine { prefill: 1.0, ..Machine::default() }, 60.0), 64);
+    }
+
+    #[test]
+    fn a_block_costs_the_same_for_fewer_proposals() {
+        let trial = Trial { seconds: 1.0, ..Trial::default() };
+        assert_eq!((trial.draft(2, 5), trial.draft(5, 5)), (0.4, 1.0));
+        let block = Trial { is_one_block: true, ..trial };
+        assert!((block.draft(2, 5) - 1.0).abs() < 1e-9);
+    }
+}
