@@ -1,6 +1,8 @@
 //! Which of the kept answers a training learns from, and on which it is judged.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+use serde::{Deserialize, Serialize};
 
 use super::store::Row;
 
@@ -11,13 +13,15 @@ const HELD_OUT_TOKENS: usize = 1 << 18;
 /// Answers that drafts are compared on, at least and at most, each to another prompt.
 pub(super) const LEAST_HELD_OUT: usize = 8;
 const MOST_HELD_OUT: usize = 256;
+/// Of the newest of these, so many at least decide.
+const LEAST_JUDGED: usize = 32;
 /// Answers to one prompt that are learned from at a time.
 const MOST_OF_A_PROMPT: usize = 4;
 /// One prompt in so many is set aside.
 const PART: u64 = 6;
 
 /// Tokens and which of them are learned, as a training reads them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Text {
     pub(super) input_ids: Vec<u32>,
     pub(super) loss_mask: Vec<u8>,
@@ -79,6 +83,24 @@ pub(super) fn choose(newest: impl Iterator<Item = Row>, row_tokens: usize) -> Ch
     }
     let held_out = held_out.texts.into_iter().flat_map(|(_, texts)| texts).collect();
     Choice { train: weighted(train.texts), held_out }
+}
+
+/// Of answers to learn from, the newest ones of so many tokens, how many there are. A text that stands twice is one.
+pub(super) fn learned(newest: &[Text], tokens: usize) -> usize {
+    let mut left = tokens;
+    let fits = |text: &&Text| {
+        let has_room = left > 0;
+        left = left.saturating_sub(text.input_ids.len());
+        has_room
+    };
+    newest.iter().take_while(fits).collect::<HashSet<&Text>>().len()
+}
+
+/// How many of the newest answers that are set aside lie in the same stretch of time as so many that are learned, and
+/// enough of them for an interval. Older ones are of what was asked before: a draft that learned what is asked now
+/// would be judged on them.
+pub(super) fn judged(learned: usize) -> usize {
+    (learned / (PART as usize - 1)).max(LEAST_JUDGED)
 }
 
 /// Whether a prompt of a hash is set aside: always or never.
@@ -165,6 +187,19 @@ mod tests {
         let learned =
             |prompt: &[u32]| choice.train.iter().any(|text| text.input_ids[..10] == *prompt);
         assert!(!prompts.iter().any(|prompt| learned(prompt)));
+    }
+
+    #[test]
+    fn drafts_are_judged_on_answers_as_new_as_those_that_are_learned() {
+        let text = |id| Text { input_ids: vec![id; 10], loss_mask: vec![1; 10] };
+        let newest = [1, 1, 2, 3, 3, 4].map(text);
+        assert_eq!(learned(&newest, 0), 0);
+        assert_eq!(learned(&newest, 25), 2, "a text that stands twice is one");
+        assert_eq!(learned(&newest, 31), 3);
+        assert_eq!(learned(&newest, 1000), 4);
+        assert_eq!(judged(0), LEAST_JUDGED);
+        // Of 6 prompts one is set aside.
+        assert_eq!(judged(500), 100);
     }
 
     #[test]

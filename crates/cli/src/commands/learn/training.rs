@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::clock::{Budget, Clock};
 use super::extent::Extent;
 use super::folder::private_folder;
-use super::rows::{Text, choose};
+use super::rows::{Choice, Text, choose, judged, learned};
 use super::state::{DRAFTS, Job, Outcome, TRAINING, draft_folder};
 use super::store::{newest, now};
 use crate::commands::extract::extract;
@@ -34,6 +34,8 @@ use crate::ranks::Voice;
 const ROW_TOKENS: usize = 1024;
 /// Share of a new draft's learning rate with which one goes on that has learned (`docs/results/training-choices.md`).
 const CONTINUED: f64 = 0.25;
+/// Name of the file of answers that decide.
+const JUDGED: &str = "judged";
 /// Folder of the steps that are timed.
 const TIMED: &str = "timed";
 /// How often these are run at most, and the share of their time that the process must have worked for: seconds that
@@ -54,12 +56,16 @@ pub(super) fn run(folder: &Path) -> Result<()> {
     let place = folder.join(TRAINING);
     let clock = Clock::start(&place).map_err(Failure::work)?;
     let setup = Setup::of(&job, &place)?;
-    let (rows, held_out) = setup.write_rows(folder)?;
-    let mut outcome = Outcome { rows_at: job.began, held_out, ..Outcome::default() };
-    if rows > 0 && !outcome.has_too_few() {
-        outcome.rows = rows;
+    let Choice { train, mut held_out } = setup.choice(folder)?;
+    let mut outcome =
+        Outcome { rows_at: job.began, held_out: held_out.len(), ..Outcome::default() };
+    if !train.is_empty() && !outcome.has_too_few() {
         let candidate = place.join("candidate");
-        setup.train_candidate(&clock, &candidate)?;
+        let extent = setup.extent(&clock, &train)?;
+        setup.train_candidate(&clock, extent, &candidate)?;
+        outcome.rows = learned(&train, extent.tokens);
+        held_out.truncate(judged(outcome.rows));
+        write_texts(&setup.file(JUDGED), &held_out)?;
         setup.compare(&candidate, &mut outcome)?;
         if outcome.is_better() {
             keep(folder, &candidate, job.number)?;
@@ -102,28 +108,17 @@ impl<'a> Setup<'a> {
         Ok(Self { job, place, target, row_tokens })
     }
 
-    /// Writes the texts to learn from and those that are set aside, unless they are there; their numbers.
-    fn write_rows(&self, folder: &Path) -> Result<(usize, usize)> {
+    /// Writes the texts to learn from and those that are set aside, the newest ones first, unless they are there.
+    fn choice(&self, folder: &Path) -> Result<Choice> {
         let (train, held_out) = (self.file("train"), self.file("held_out"));
-        let count = |path: &Path| -> Result<usize> {
-            let text = std::fs::read_to_string(path)
-                .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
-            Ok(text.lines().count())
-        };
         // The second file is written last.
         if held_out.is_file() {
-            return Ok((count(&train)?, count(&held_out)?));
+            return Ok(Choice { train: read_texts(&train)?, held_out: read_texts(&held_out)? });
         }
         let choice = choose(newest(folder), self.row_tokens);
-        let lines = |texts: &[Text]| -> String {
-            let line = |Text { input_ids, loss_mask }: &Text| {
-                json!({ "input_ids": input_ids, "loss_mask": loss_mask }).to_string() + "\n"
-            };
-            texts.iter().map(line).collect()
-        };
-        write_atomically(&train, lines(&choice.train).as_bytes())?;
-        write_atomically(&held_out, lines(&choice.held_out).as_bytes())?;
-        Ok((choice.train.len(), choice.held_out.len()))
+        write_texts(&train, &choice.train)?;
+        write_texts(&held_out, &choice.held_out)?;
+        Ok(choice)
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -173,12 +168,12 @@ impl<'a> Setup<'a> {
     }
 
     /// What of the texts is learned; found once by some steps that are timed.
-    fn extent(&self, clock: &Clock) -> Result<Extent> {
+    fn extent(&self, clock: &Clock, train: &[Text]) -> Result<Extent> {
         if let Some(extent) = Extent::read(self.place) {
             return Ok(extent);
         }
         let speed = self.speed(clock)?;
-        let tokens = tokens_of(&self.file("train"))?;
+        let tokens = train.iter().map(|text| text.input_ids.len()).sum();
         let left = 60.0 * self.job.minutes - clock.worked().as_secs_f64();
         let sizes = (tokens, self.row_tokens);
         let extent = Extent::of(&speed, sizes, left, available_memory());
@@ -206,8 +201,8 @@ impl<'a> Setup<'a> {
         }
     }
 
-    fn train_candidate(&self, clock: &Clock, candidate: &Path) -> Result<()> {
-        let Extent { tokens, steps, keeps_features } = self.extent(clock)?;
+    fn train_candidate(&self, clock: &Clock, extent: Extent, candidate: &Path) -> Result<()> {
+        let Extent { tokens, steps, keeps_features } = extent;
         let mut value = self.configured()?;
         value["data"]["train"][0]["limit_tokens"] = json!(tokens);
         value["train"]["steps"] = json!(steps);
@@ -229,11 +224,12 @@ impl<'a> Setup<'a> {
         extract(&run.join("checkpoints/last"), candidate).map(drop)
     }
 
-    /// The candidate and the draft that is there on the answers that were set aside, each of them a row.
+    /// The candidate and the draft that is there on the answers that decide, each of them a row.
     fn compare(&self, candidate: &Path, outcome: &mut Outcome) -> Result<()> {
         let mut value = self.configured()?;
         value["data"]["packing"] = "none".into();
-        value["data"]["train"] = value["data"]["held_out"].clone();
+        let judged = json!([source(&self.file(JUDGED))]);
+        (value["data"]["train"], value["data"]["held_out"]) = (judged.clone(), judged);
         let config = parsed(&value)?;
         let target = train::open_target(&config, &World::single())?;
         let tokenizer = Target::open_tokenizer(&self.job.target)?;
@@ -255,15 +251,22 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// Tokens of a file of texts.
-fn tokens_of(path: &Path) -> Result<usize> {
+fn write_texts(path: &Path, texts: &[Text]) -> Result<()> {
+    let lines: serde_json::Result<Vec<String>> = texts.iter().map(serde_json::to_string).collect();
+    let lines = lines.map_err(Failure::work)?;
+    Ok(write_atomically(
+        path,
+        lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>().as_bytes(),
+    )?)
+}
+
+fn read_texts(path: &Path) -> Result<Vec<Text>> {
     let fail = |error: String| Failure::work(format!("{}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    let tokens = text.lines().map(|line| {
-        let row: Value = serde_json::from_str(line).map_err(|error| fail(error.to_string()))?;
-        Ok(row["input_ids"].as_array().map_or(0, Vec::len))
-    });
-    tokens.sum()
+    let line = |line| {
+        serde_json::from_str(line).map_err(|error: serde_json::Error| fail(error.to_string()))
+    };
+    text.lines().map(line).collect()
 }
 
 fn source(path: &Path) -> Value {
