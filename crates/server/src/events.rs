@@ -68,7 +68,7 @@ pub(crate) struct Ending {
     pub(crate) reason: EndReason,
     /// Generated tokens, a stop token included.
     pub(crate) tokens: usize,
-    /// Tokens of the prompt that were kept from an earlier request.
+    /// Tokens of the prompt that were kept from an earlier request, or copied from another one.
     pub(crate) reused: usize,
     pub(crate) metrics: AcceptanceMetrics,
 }

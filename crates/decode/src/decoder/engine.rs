@@ -222,7 +222,7 @@ impl<'a> BatchEngine<'a> {
     fn run(&mut self, listener: &mut EngineListener<'_>) -> Result<()> {
         let running = self.places.iter().filter_map(|place| place.running.as_ref());
         let together = running.filter(|running| running.request.unread() == 0).count();
-        let reads = self.reads(if together > 0 { READ_BESIDE } else { READ_ALONE })?;
+        let reads = self.reads(if together > 0 { READ_BESIDE } else { READ_ALONE });
         let mut parts = Vec::with_capacity(self.places.len());
         for (Place { sequence, running, .. }, reads) in self.places.iter_mut().zip(reads) {
             let Some(running) = running else { continue };

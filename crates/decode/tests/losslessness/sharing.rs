@@ -214,6 +214,25 @@ fn of_prompts_that_come_at_once_one_reads_what_they_share() {
     }
 }
 
+/// The one that reads goes on for many rounds, in which it drops states and rows of windows.
+#[test]
+fn what_is_shared_is_taken_before_the_one_that_reads_has_left_it() {
+    for (family, kind) in [("qwen3_next", Kind::Mtp), ("gemma3_text", Kind::Glide)] {
+        let target = target(family, 32, (2, 2), 6);
+        let drafts = Drafts::new(&target, 6);
+        let setting = Setting { target: &target, drafts: &drafts, kind, places: 3 };
+        let [a, b] = [1100, 30].map(|own| beginning(SYSTEM, own, own as u64));
+        let shared = SYSTEM - 1..SYSTEM + 20;
+        let reused = setting.check(&[comes(0, &a, 8), comes(0, &b, 8)]);
+        assert!(shared.contains(&reused[1]), "{family} {kind:?} {reused:?}");
+        // Beside an answer a round reads 64 tokens, and what is left is not waited for if it is less.
+        let other = prompt(20, 12);
+        let reused = setting.check(&[comes(0, &other, 60), comes(3, &a, 8), comes(3, &b, 8)]);
+        let shared = SYSTEM - 64..SYSTEM + 20;
+        assert!(shared.contains(&reused[2]), "{family} {kind:?} {reused:?}");
+    }
+}
+
 #[test]
 fn a_place_that_is_free_keeps_its_text_when_another_one_is_empty() {
     let target = target("llama", 16, (2, 2), 3);

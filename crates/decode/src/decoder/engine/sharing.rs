@@ -90,34 +90,34 @@ impl BatchEngine<'_> {
 
     /// How many tokens of its prompt each place reads in a round, `most` in all. Prompts are read one after the other,
     /// in the order in which they came; one that begins shares what others have read until now.
-    ///
-    /// # Errors
-    /// - the device has no memory for copies
-    pub(super) fn reads(&mut self, most: usize) -> Result<Vec<usize>> {
+    pub(super) fn reads(&mut self, most: usize) -> Vec<usize> {
         let mut counts = vec![0; self.places.len()];
         let mut left = most;
         let order = self.reading();
         for (nth, &at) in order.iter().enumerate() {
-            if left == 0 {
-                break;
-            }
             if let Some((reader, unread)) = self.awaited(at, &order[..nth]) {
                 // The pass ends where the texts part: caches of every kind can be cut there.
-                counts[reader] = unread.min(counts[reader]);
+                let cut = unread.min(counts[reader]);
+                left += counts[reader] - cut;
+                counts[reader] = cut;
                 continue;
             }
+            // One for which nothing is left copies all the same: whoever reads on may drop what they share.
             let Some(mut running) = self.places[at].running.take() else { continue };
             let shared = if running.request.begins() {
                 self.share(at, &mut running.request)
             } else {
                 Ok(())
             };
-            counts[at] = running.request.unread().min(left);
+            match shared {
+                Ok(()) => counts[at] = running.request.unread().min(left),
+                // There is no memory for its copies: the others go on.
+                Err(error) => running.error = Some(error),
+            }
             left -= counts[at];
             self.places[at].running = Some(running);
-            shared?;
         }
-        Ok(counts)
+        counts
     }
 
     /// Places whose requests read their prompts, in the order in which these came.
