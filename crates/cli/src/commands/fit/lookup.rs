@@ -55,10 +55,12 @@ pub(super) fn measure(
     };
     let drafter = decoding.drafter(models)?;
     let from = Progress::default();
-    let found = compare(&models.target, drafter, prompts, &schedule, from, goes_on)?;
+    let mut found = compare(&models.target, drafter, prompts, &schedule, from, goes_on)?;
     if interrupts.asked() {
         return Err(interrupts.failure());
     }
+    // Answers of one token have no pace.
+    found.prompts.retain(|prompt| prompt.plain.tokens > prompt.plain.requests);
     let (low, high) = found.speed_up_interval();
     let range = Range { low, middle: found.speed_up(), high };
     Ok(Some(range).filter(|range| range.middle > 0.0))

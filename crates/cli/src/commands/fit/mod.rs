@@ -147,7 +147,12 @@ fn fingerprint(target: &str) -> Result<String> {
     const READ: [&str; 5] = ["safetensors", "json", "bin", "model", "jinja"];
     let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    let is_read = |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|e| end == *e));
+    // Earlier versions did not fetch it, and their fits go on.
+    let is_later =
+        |path: &Path| path.ends_with("chat_template.json") && !Path::new(target).exists();
+    let is_read = |path: &Path| {
+        path.extension().is_some_and(|end| READ.iter().any(|e| end == *e)) && !is_later(path)
+    };
     let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
         .into_iter()
         .flatten()
