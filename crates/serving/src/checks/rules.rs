@@ -76,7 +76,7 @@ pub(crate) struct KeyRule {
 /// A key that is to be checked.
 pub(crate) struct Key(&'static str, Holds);
 
-/// A key, those of inner tables behind dots, and whether what stands there is right.
+/// A key, with the tables that it lies in before it and dots between, and whether what stands there is right.
 pub(crate) const fn key(path: &'static str, holds: Holds) -> Key {
     Key(path, holds)
 }
