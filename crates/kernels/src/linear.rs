@@ -27,9 +27,10 @@ use crate::storage::{values_like, with_f32};
 /// - shapes do not fit, or `weight` is neither f32, bf16 nor f16 on the fused path
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     check(x, weight, bias)?;
-    if !fused(&[x]) {
-        return composed(x, weight, bias);
-    }
+    if fused(&[x]) { with_optional(x, weight, bias) } else { composed(x, weight, bias) }
+}
+
+fn with_optional(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     match bias {
         Some(bias) => apply(x, weight, bias, Addend::Bias),
         None => apply(x, weight, &Tensor::zeros(0, DType::F32, x.device())?, Addend::None),
@@ -48,7 +49,7 @@ const EXACT_ROWS: usize = 1 << 18;
 pub fn linear_exact(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     check(x, weight, bias)?;
     if fused(&[x]) {
-        return linear(x, weight, bias);
+        return with_optional(x, weight, bias);
     }
     let rows = x.dim(0)?;
     let mut parts = Vec::new();
@@ -93,28 +94,26 @@ pub fn linear_onto(
     weight: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let (rows, inputs) = x.dims2()?;
-    if bias.is_none()
-        && residual.dims() == [rows, weight.dim(0)?]
-        && weight.dim(1)? == inputs
-        && let Some([out]) = few_rows(x, &[(weight, OnGpu::Residual(residual))])?
-    {
-        return Ok(out);
-    }
-    if bias.is_some() || !fused(&[x]) {
-        let out = linear(x, weight, bias)?;
-        let nothing = rows == 0 && residual.shape() == out.shape();
-        return if nothing { Ok(residual.clone()) } else { residual + out };
-    }
-    if weight.dims2()?.1 != inputs || residual.dims() != [rows, weight.dim(0)?] {
-        bail!(
+    let ((rows, inputs), (outputs, weight_inputs)) = (x.dims2()?, weight.dims2()?);
+    let fits = inputs == weight_inputs && residual.dims() == [rows, outputs];
+    match (bias, fused(&[x])) {
+        (None, true) if fits => return apply(x, weight, residual, Addend::Residual),
+        (None, true) => bail!(
             "linear: input {:?} and residual {:?} do not fit weight {:?}",
             x.shape(),
             residual.shape(),
             weight.shape()
-        );
+        ),
+        (None, false) if fits => {
+            if let Some([out]) = few_rows(x, &[(weight, OnGpu::Residual(residual))])? {
+                return Ok(out);
+            }
+        }
+        _ => {}
     }
-    apply(x, weight, residual, Addend::Residual)
+    let out = linear(x, weight, bias)?;
+    let nothing = rows == 0 && residual.shape() == out.shape();
+    if nothing { Ok(residual.clone()) } else { residual + out }
 }
 
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {

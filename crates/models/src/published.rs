@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::config::TargetConfig;
 
 /// Published configuration keys by hub name: the targets of the ready configurations.
-const SHAPES: &str = include_str!("published.json");
+const SHAPES: &str = include_str!("target_shapes.json");
 
 /// The configuration of a published target `org/name`; `None` for others.
 pub fn published_config(name: &str) -> Option<TargetConfig> {

@@ -5,6 +5,8 @@
 //! Numbers are little-endian. A record of the index has 56 bytes: sample u64, shard u32, tokens u32, five offsets u64.
 
 use std::fs::File;
+use std::io::{BufReader, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -26,6 +28,9 @@ const VERSION: u64 = 2;
 
 /// Bytes of a record of the index.
 const RECORD_BYTES: usize = 56;
+
+/// Bytes of a mask that are read at once.
+const MASK_PART: u64 = 64 << 10;
 
 /// Bytes of a description, at most.
 const MOST_MANIFEST: u64 = 64 << 20;
@@ -158,23 +163,44 @@ impl Cache {
         Ok(())
     }
 
-    /// The bytes of one kind of a sample.
-    fn read(&self, index: usize, kind: usize) -> Result<Vec<u8>> {
+    /// Bytes of one kind of a sample, counted from where the kind begins.
+    fn read(&self, index: usize, kind: usize, bytes: Range<u64>) -> Result<Vec<u8>> {
         let sample = self.samples[index];
         let shard = &self.shards[sample.shard];
-        let (name, bytes) = self.kinds(sample.tokens).map_or(("", 0), |kinds| kinds[kind]);
+        let name = self.kinds(sample.tokens).map_or("", |kinds| kinds[kind].0);
         let fail = |error: &dyn std::fmt::Display| {
             problem(shard, format!("sample {index}: `{name}`: {error}"))
         };
         let file = File::open(shard).map_err(|error| fail(&error))?;
         // The file may have shrunk since it was checked.
         let length = file.metadata().map_err(|error| fail(&error))?.len();
-        if length < sample.offsets[kind].saturating_add(bytes) {
+        if length < sample.offsets[kind].saturating_add(bytes.end) {
             return Err(fail(&"the file ends before"));
         }
-        let mut values = vec![0; bytes as usize];
-        file.read_exact_at(&mut values, sample.offsets[kind]).map_err(|error| fail(&error))?;
+        let mut values = vec![0; (bytes.end - bytes.start) as usize];
+        file.read_exact_at(&mut values, sample.offsets[kind] + bytes.start)
+            .map_err(|error| fail(&error))?;
         Ok(values)
+    }
+
+    /// Tokens of a sample before its padding. The mask is read in parts: where a file has holes, it may be
+    /// far longer than what it holds, and no more memory is taken than for tokens that are there.
+    fn attended(&self, index: usize) -> Result<u64> {
+        let held = u64::from(self.samples[index].tokens);
+        let (mut tokens, mut at) = (0, 0);
+        while at < held {
+            let end = held.min(at + MASK_PART);
+            let part = self.read(index, 1, at..end)?;
+            // Padding may stand after the document, nowhere else.
+            let ones = if tokens == at { part.iter().take_while(|m| **m == 1).count() } else { 0 };
+            if part[ones..].iter().any(|mask| *mask != 0) {
+                let text = "`attention_mask` is no run of ones and one of zeros after it";
+                return Err(FeatureError::store(self.place(index), text));
+            }
+            tokens += ones as u64;
+            at = end;
+        }
+        Ok(tokens)
     }
 
     fn place(&self, index: usize) -> String {
@@ -188,18 +214,13 @@ impl Format for Cache {
     }
 
     fn document(&self, index: usize) -> Result<RecordDocument> {
-        let ids = self.read(index, 0)?;
+        let tokens = self.attended(index)?;
+        let ids = self.read(index, 0, 0..4 * tokens)?;
         let ids = ids.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let ids: Vec<i64> = ids.map(i64::from).collect();
-        let (attended, learned) = (self.read(index, 1)?, self.read(index, 2)?);
-        // Padding may stand after the document, nowhere else.
-        let tokens = attended.iter().take_while(|mask| **mask == 1).count();
-        if attended[tokens..].iter().any(|mask| *mask != 0) {
-            let text = "`attention_mask` is no run of ones and one of zeros after it";
-            return Err(FeatureError::store(self.place(index), text));
-        }
+        let learned = self.read(index, 2, 0..tokens)?;
         let learned: Vec<i64> = learned.iter().map(|mask| i64::from(*mask)).collect();
-        RecordDocument::of_numbers(self.place(index), &ids[..tokens], Some(&learned[..tokens]))
+        RecordDocument::of_numbers(self.place(index), &ids, Some(&learned))
     }
 
     fn captured(&self, index: usize, (tokens, hidden): (usize, usize)) -> Result<Captured> {
@@ -211,9 +232,9 @@ impl Format for Cache {
             return Err(FeatureError::store(self.place(index), text));
         }
         let tensor = |kind: usize, layers: usize| -> Result<Tensor> {
-            let values = self.float.values(&self.read(index, kind)?);
-            let all = Tensor::from_vec(values, (held, layers, hidden), &Device::Cpu)?;
-            Ok(all.narrow(0, 0, tokens)?.contiguous()?)
+            let bytes = (tokens * layers * hidden) as u64 * self.float.bytes();
+            let values = self.float.values(&self.read(index, kind, 0..bytes)?);
+            Ok(Tensor::from_vec(values, (tokens, layers, hidden), &Device::Cpu)?)
         };
         let (layers, last) = (tensor(3, self.layers.len())?, tensor(4, 1)?.squeeze(1)?);
         Ok(Captured {
@@ -294,7 +315,8 @@ fn shards(folder: &Path, manifest: &Manifest) -> Result<Vec<PathBuf>> {
 fn samples(folder: &Path, manifest: &Manifest) -> Result<Vec<Sample>> {
     let path = folder.join(INDEX);
     let fail = |text: &dyn std::fmt::Display| problem(&path, text);
-    let length = std::fs::metadata(&path).map_err(|error| fail(&error))?.len();
+    let file = File::open(&path).map_err(|error| fail(&error))?;
+    let length = file.metadata().map_err(|error| fail(&error))?.len();
     let wanted = (manifest.num_samples as u64).checked_mul(RECORD_BYTES as u64);
     if wanted != Some(length) {
         let samples = manifest.num_samples;
@@ -302,8 +324,11 @@ fn samples(folder: &Path, manifest: &Manifest) -> Result<Vec<Sample>> {
             "{length} bytes, and {samples} samples take {RECORD_BYTES} each"
         )));
     }
-    let bytes = std::fs::read(&path).map_err(|error| fail(&error))?;
-    let sample = |(index, record): (usize, &[u8])| {
+    // One by one: a file with holes may be far longer than what it holds.
+    let mut records = BufReader::new(file);
+    let sample = |index: usize| {
+        let mut record = [0; RECORD_BYTES];
+        records.read_exact(&mut record).map_err(|error| fail(&error))?;
         let long = |at: usize| {
             let bytes = record[at..at + 8].try_into().unwrap_or_default();
             u64::from_le_bytes(bytes)
@@ -318,5 +343,52 @@ fn samples(folder: &Path, manifest: &Manifest) -> Result<Vec<Sample>> {
         let offsets = [16, 24, 32, 40, 48].map(long);
         Ok(Sample { shard, tokens, offsets })
     };
-    bytes.chunks_exact(RECORD_BYTES).enumerate().map(sample).collect()
+    (0..manifest.num_samples).map(sample).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache of one shard of so many bytes, all of them a hole, with this index.
+    fn cache(samples: usize, index: &[u8], length: u64) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let manifest = serde_json::json!({
+            "version": 2, "num_samples": samples, "num_shards": 1, "target_layer_ids": [0],
+            "hidden_size": 1, "hidden_dtype": "float16", "token_dtype": "int32",
+            "mask_dtype": "uint8", "index_record_size": RECORD_BYTES,
+            "shards": [{"shard_id": 0, "file_name": "shard"}],
+        });
+        let write = |name: &str, bytes: &[u8], length: u64| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, bytes).expect("file");
+            let file = File::options().write(true).open(&path).expect("file");
+            file.set_len(length).expect("a file with a hole");
+        };
+        let manifest = manifest.to_string();
+        write(MANIFEST, manifest.as_bytes(), manifest.len() as u64);
+        write(INDEX, index, (samples * RECORD_BYTES) as u64);
+        // The masks, which lie at its start: zeros before a one.
+        write("shard", &[0, 1], length);
+        dir
+    }
+
+    #[test]
+    fn an_index_full_of_holes_is_refused_at_its_first_record() {
+        // Terabytes that no memory holds.
+        let dir = cache(1 << 37, &[], 1);
+        let error = Cache::open(dir.path()).err().expect("a hole").to_string();
+        assert!(error.contains("record 0 is sample 0 of 0 tokens"), "{error}");
+    }
+
+    #[test]
+    fn a_shard_full_of_holes_takes_no_memory_for_its_tokens() {
+        let mut index = [0; RECORD_BYTES];
+        index[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+        let dir = cache(1, &index, 4 * u64::from(u32::MAX));
+        let cache = Cache::open(dir.path()).expect("every kind lies within the file");
+        // Ids alone would take 16 GiB; the mask is refused in its first part.
+        let error = cache.document(0).expect_err("no mask").to_string();
+        assert!(error.contains("`attention_mask`"), "{error}");
+    }
 }

@@ -100,11 +100,13 @@ fn attend(
     check_shapes(q, k, v, ranges)?;
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
     let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
-    if (halves || blocks) && !(fused(&[q]) && k.device().is_cpu()) {
+    let narrow = halves || blocks;
+    let is_fused = if narrow { fused(&[q]) && k.device().is_cpu() } else { fused(&[q, k, v]) };
+    if narrow && !is_fused {
         let wide = |t: &Tensor| if blocks { keys::widened_keys(t) } else { t.to_dtype(q.dtype()) };
         return attend(q, &wide(k)?, &wide(v)?, ranges, scores);
     }
-    if fused(&[q, k, v]) || halves || blocks {
+    if is_fused {
         let (ranges, log_sum_exp) = (Arc::clone(ranges), OnceLock::new());
         let sinks = scores.sinks.map(Tensor::to_vec1::<f32>).transpose()?;
         let op =

@@ -29,13 +29,13 @@
 mod composed;
 mod fused;
 mod gpu;
+mod likelihood_loss;
 mod reference;
 mod row;
 mod softcapped;
 mod sparse;
 mod teacher;
 mod top_k;
-mod weighted;
 
 use candle_core::{Result, Tensor, bail};
 

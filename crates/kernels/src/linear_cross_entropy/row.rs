@@ -1,7 +1,7 @@
 //! Loss, statistics and gradient of one row of logits.
 
+use super::likelihood_loss::Acceptance;
 use super::top_k::{TailTerm, TopK};
-use super::weighted::Acceptance;
 use super::{Inputs, SoftTargets, sparse};
 use crate::simd::{dot, exp_in_place, max_of, vectorised};
 

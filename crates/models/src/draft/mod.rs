@@ -4,7 +4,6 @@
 //! `weights` (names, initial values, reading and writing), and one line in `kinds`.
 
 pub mod block;
-mod blocks;
 pub mod eagle3;
 pub mod files;
 mod gguf;
@@ -12,6 +11,7 @@ pub mod glide;
 mod init;
 mod keys;
 pub mod kinds;
+mod quantised;
 mod speculators;
 pub mod vocabulary;
 mod weights;

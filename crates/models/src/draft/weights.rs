@@ -9,7 +9,7 @@ use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::swiglu::swiglu;
 
 use super::Parameter;
-use super::blocks::Blocks;
+use super::quantised::Blocks;
 use crate::error::{ModelError, Result};
 use crate::weights::TensorSpec;
 

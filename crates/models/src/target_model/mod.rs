@@ -21,14 +21,14 @@ mod mtp;
 pub(crate) mod names;
 mod nested;
 mod open;
-mod part;
 mod pass;
 mod per_layer;
 mod recurrent;
 mod renamed;
 mod run;
+mod sequence_parallel;
 mod spread;
-mod tensor;
+mod tensor_parallel;
 #[cfg(test)]
 mod tests;
 mod tied;
@@ -53,7 +53,7 @@ pub use locate::locate;
 pub use mtp::{MtpBlock, Pairs};
 pub(crate) use names::norm_before_feed_forward;
 pub use names::tensor_specs;
-pub use part::RowPart;
+pub use sequence_parallel::RowPart;
 pub use spread::Ranks;
 
 use layers::LayerSource;
@@ -61,7 +61,7 @@ use pass::Ropes;
 use per_layer::PerLayerInputs;
 use recurrent::Rule;
 use spread::Table;
-use tensor::LayerShare;
+use tensor_parallel::LayerShare;
 
 /// A frozen decoder.
 pub struct Target {

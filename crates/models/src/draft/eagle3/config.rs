@@ -97,12 +97,6 @@ impl Eagle3Config {
         }
     }
 
-    /// The norms of EAGLE-3.1, which keep the state's size over many steps and long contexts.
-    #[must_use]
-    pub fn with_eagle31_norms(self) -> Self {
-        Self { fc_norm: true, norm_output: true, ..self }
-    }
-
     /// Layers 1, `⌊n/2⌋ − 1` and `n − 4` of a target with `n`.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ mod config_file;
 pub mod gguf_file;
 mod model;
 mod open;
-mod published;
+mod recognise;
 mod unroll;
 mod weights;
 

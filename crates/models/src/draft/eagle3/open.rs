@@ -9,7 +9,7 @@ use super::config::Eagle3Config;
 use super::config_file::ARCHITECTURES;
 use super::gguf_file::{self, GgufDraftSource};
 use super::model::Eagle3Draft;
-use super::published::names_eagle3;
+use super::recognise::names_eagle3;
 use super::weights::published_names;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
 use crate::error::{ModelError, Problems, Result};

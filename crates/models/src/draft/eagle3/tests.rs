@@ -13,6 +13,11 @@ use crate::weights::memory::MemorySource;
 
 const VOCABULARY: usize = 30;
 
+/// With the norms of EAGLE-3.1.
+fn with_norms(config: Eagle3Config) -> Eagle3Config {
+    Eagle3Config { fc_norm: true, norm_output: true, ..config }
+}
+
 fn config() -> Eagle3Config {
     Eagle3Config {
         hidden_size: 12,
@@ -81,7 +86,7 @@ fn unrolled(draft: &Eagle3Draft, sequence: &PackedSequence, rows: [&[u32]; 3]) -
 fn layouts_have_the_published_number_of_tensors() {
     let narrow = Eagle3Config { hidden_size: 8, embed_proj: true, ..config() };
     assert_eq!(draft(&config()).parameters().len(), 13);
-    assert_eq!(draft(&config().with_eagle31_norms()).parameters().len(), 16);
+    assert_eq!(draft(&with_norms(config())).parameters().len(), 16);
     assert_eq!(draft(&narrow).parameters().len(), 14);
     let taps = draft(&config()).taps();
     assert_eq!(taps, [1, 3, 4].map(|id| Tap::Hidden(LayerId(id))));
@@ -91,7 +96,7 @@ fn layouts_have_the_published_number_of_tensors() {
 fn rows_are_computed_alike_with_and_without_the_others() {
     for config in [
         config(),
-        config().with_eagle31_norms(),
+        with_norms(config()),
         Eagle3Config { attention_window: Some(2), ..config() },
         Eagle3Config { dynamic_ntk: Some(2.0), max_position_embeddings: 4, ..config() },
     ] {
@@ -151,8 +156,7 @@ fn target() -> Target {
 #[test]
 fn what_is_saved_is_opened_from_either_file() -> Result<()> {
     let target = target();
-    let config =
-        Eagle3Config::for_target(target.config(), 10).expect("config").with_eagle31_norms();
+    let config = with_norms(Eagle3Config::for_target(target.config(), 10).expect("config"));
     let table = target.hold_ends()?.embedding()?;
     let draft = Eagle3Draft::initialise(&config, every_third(), &table, 5)?;
     let folder = tempfile::tempdir().expect("tempdir");

@@ -173,7 +173,7 @@ impl Eagle3Draft {
         let embedding = (self.embedding.clone(), self.own_embedding);
         Self::build(&config, vocabulary, embedding, |spec| {
             match self.weights.get(&spec.name) {
-                Some(old) if spec.name != "lm_head.weight" => Ok(old.copy()?),
+                Some(old) if spec.name != "lm_head.weight" => Ok(old.force_contiguous()?),
                 Some(old) => {
                     let range = config.initializer_range;
                     let drawn = initial_value(spec, range, seed, old.device())?;

@@ -107,13 +107,13 @@ impl GlideDraft {
         Self::build(config, Some(target.final_norm().clone()), |entry| {
             let TensorSpec { name, shape, .. } = &entry.spec;
             if name == "final_layernorm.weight" {
-                return Ok(target.final_norm().copy()?);
+                return Ok(target.final_norm().force_contiguous()?);
             }
             if init == Init::LastLayer
                 && let Some(source) = last.get(name_in_last_layer(name, target.config()))
                 && source.dims() == shape.as_slice()
             {
-                return Ok(source.to_dtype(DType::F32)?.copy()?);
+                return Ok(source.to_dtype(DType::F32)?.force_contiguous()?);
             }
             initial_value(&entry.spec, config.initializer_range, seed, device)
         })

@@ -181,7 +181,8 @@ mod tests {
         let mut config = Eagle3Config::for_target(&wide, 20).expect("layers");
         config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
         config.initializer_range = 0.2;
-        for config in [config.clone(), config.with_eagle31_norms()] {
+        let normed = Eagle3Config { fc_norm: true, norm_output: true, ..config.clone() };
+        for config in [config, normed] {
             let embedding = target.hold_ends().expect("ends").embedding().expect("table");
             let mut draft =
                 Eagle3Draft::initialise(&config, map.clone(), &embedding, 3).expect("draft");

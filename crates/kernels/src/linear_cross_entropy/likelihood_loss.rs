@@ -1,4 +1,4 @@
-//! One row of the weighted loss: cross-entropy and chance of acceptance with factors.
+//! One row of the weighted (LK) loss: cross-entropy and likelihood of acceptance with factors.
 
 use super::row::{Softmax, overlap};
 use super::{Rejection, Weighted};
