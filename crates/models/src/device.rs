@@ -115,6 +115,18 @@ fn metal_is_there() -> bool {
     candle_core::utils::metal_is_available()
 }
 
+/// Refuses what needs more NVIDIA GPUs than this machine has.
+///
+/// # Errors
+/// - there are fewer, or the driver or this build does not know them
+pub fn require_gpus(count: usize) -> Result<()> {
+    if cuda_gpus().is_ok_and(|there| there >= count) {
+        return Ok(());
+    }
+    // What is said of the last one is true of all.
+    DeviceChoice::Cuda(count.saturating_sub(1)).open(0).map(drop)
+}
+
 /// Number of NVIDIA GPUs, or what keeps the driver from telling.
 #[cfg(feature = "cuda")]
 fn cuda_gpus() -> std::result::Result<usize, String> {

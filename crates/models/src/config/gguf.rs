@@ -71,9 +71,10 @@ impl<'a> Keys<'a> {
         self.header.flag(&format!("{}.{key}", self.prefix))
     }
 
-    /// A list of flags, if there is one.
+    /// A list of flags, or of numbers of which 0 is none, if there is one.
     pub(super) fn flags(&self, key: &str) -> Option<Vec<bool>> {
-        self.header.flags(&format!("{}.{key}", self.prefix))
+        let numbers = || Some(self.integers(key)?.into_iter().map(|flag| flag != 0).collect());
+        self.header.flags(&format!("{}.{key}", self.prefix)).or_else(numbers)
     }
 
     /// A list of whole numbers, if there is one.
@@ -131,6 +132,23 @@ impl<'a> Keys<'a> {
         Some(turning).filter(|turning| *turning < head_dim)
     }
 
+    /// Refuses heads that turn in part of a family that turns all of them.
+    fn check_turning(&mut self, config: &TargetConfig) {
+        const KEY: &str = "rope.dimension_count";
+        let is_read = config.parts.rotary.dimensions.is_some();
+        if is_read || config.architecture == Architecture::Gemma4 {
+            return;
+        }
+        let (prefix, head_dim) = (self.prefix, config.head_dim);
+        if let Some(turning) = self.number(KEY)
+            && (turning.is_nan() || (turning - head_dim as f64).abs() > 0.0)
+        {
+            self.problems.push(format!(
+                "`{prefix}.{KEY}` = {turning} is not all of a head of {head_dim}, which is not supported"
+            ));
+        }
+    }
+
     pub(super) fn size(&mut self, key: &str) -> usize {
         self.number(key).filter(|x| *x >= 0.0).map_or_else(
             || {
@@ -178,21 +196,28 @@ impl<'a> Keys<'a> {
     }
 
     /// YaRN's factor on cos and sin; `yarn_log_multiplier` is the `mscale_all_dim` of other files, whose
-    /// `mscale` is 1. In files of `deepseek2` both are the same.
+    /// `mscale` is 1. In files of `deepseek2` both are the same. `attn_factor` multiplies all of it.
     fn yarn_attention_factor(&self, factor: f64) -> f64 {
         let all = self.number(LOG_MULTIPLIER).filter(|all| *all != 0.0);
-        let given = self.number("rope.scaling.attn_factor");
+        let further = self.number("rope.scaling.attn_factor").unwrap_or(1.0);
         if all.is_some() && self.prefix == "deepseek2" {
-            return given.unwrap_or(1.0);
+            return further;
         }
-        let given = given.or_else(|| self.number("rope.scaling.yarn_attn_factor"));
-        yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
+        let given = self.number("rope.scaling.yarn_attn_factor");
+        further * yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
+    }
+
+    /// What frequencies are divided by, of which 0 is 1; older files have another name for it.
+    fn rope_factor(&self) -> f64 {
+        let names = ["rope.scaling.factor", "rope.scale_linear"];
+        let factor = names.into_iter().find_map(|name| self.number(name));
+        factor.filter(|factor| *factor != 0.0).unwrap_or(1.0)
     }
 
     /// What a context is stretched by, if by YaRN.
     pub(super) fn yarn_factor(&self) -> Option<f64> {
         let is_yarn = self.rope_scaling() == Some("yarn");
-        is_yarn.then(|| self.number("rope.scaling.factor").unwrap_or(1.0))
+        is_yarn.then(|| self.rope_factor())
     }
 
     /// Whether the file holds divisors for two lengths, and the family reads them.
@@ -206,12 +231,14 @@ impl<'a> Keys<'a> {
 
     fn rope(&mut self, context: usize) -> RopeParameters {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
-        let factor = self.number("rope.scaling.factor").unwrap_or(1.0);
+        let factor = self.rope_factor();
+        let is_plain = (factor - 1.0).abs() <= f64::EPSILON;
         let scaling = match self.rope_scaling() {
-            None | Some("none") => RopeScaling::None,
+            // A factor without a rule is linear.
+            None | Some("linear") if !is_plain => RopeScaling::Linear { factor },
+            None | Some("linear" | "none") => RopeScaling::None,
             // What tensors of the file hold.
             Some("longrope") if self.has_factors_by_length() => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear { factor },
             Some("yarn") => RopeScaling::Yarn {
                 factor,
                 beta_fast: self.number("rope.scaling.yarn_beta_fast").unwrap_or(32.0),
@@ -300,7 +327,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon").unwrap_or(1e-5),
         rope: keys.rope(context),
         tie_word_embeddings: !keys.has("output.weight"),
-        qkv_bias: keys.holds("attn_q.bias"),
+        qkv_bias: keys.holds("attn_q.bias") || keys.holds("attn_qkv.bias"),
         attention_output_bias: keys.holds("attn_output.bias"),
         mlp_bias: keys.has("blk.0.ffn_gate.bias"),
         experts,
@@ -315,6 +342,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         parts: families::of_gguf(&mut keys, sizes),
         further_end_ids: Vec::new(),
     };
+    keys.check_turning(&config);
     config.add_ends(end_tokens::of_header(header));
     config.add_ends(keys.token("eom_token_id").into_iter().collect());
     let mut problems = keys.problems;

@@ -98,6 +98,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
             .unwrap_or(defaults.max_position_embeddings),
     };
     families::check_quantisation(&mut keys, architecture);
+    families::check_layers(&mut keys, architecture);
     let (rope, parts) = families::of_json(&mut keys, sizes);
     let experts = keys.experts(architecture);
     let intermediate_size = keys.inner_width(architecture, &defaults, experts.as_ref());
@@ -216,7 +217,9 @@ impl Keys<'_> {
     /// Bias on q, k and v, and on the attention's output.
     fn attention_biases(&self, architecture: Architecture) -> (bool, bool) {
         match architecture {
-            Architecture::Qwen2 | Architecture::Glm4 => (self.flag("attention_bias", true), false),
+            // The class has no key for it.
+            Architecture::Qwen2 => (true, false),
+            Architecture::Glm4 => (self.flag("attention_bias", true), false),
             Architecture::Qwen2Moe => (self.flag("qkv_bias", true), false),
             Architecture::Glm4Moe => (self.flag("attention_bias", false), false),
             Architecture::Phi3 => (false, false),

@@ -45,6 +45,16 @@ impl<'a> Keys<'a> {
         (map, ["full_attention", "sliding_attention"].map(of))
     }
 
+    /// Rotary parameters of full layers: `rope_scaling` beside them takes the place of what they hold, too.
+    pub(super) fn full_rope(&self, stated: Option<&Value>) -> Option<Value> {
+        let mut keys = stated.and_then(Value::as_object).cloned();
+        let scaling = self.object("rope_scaling").and_then(Value::as_object);
+        for (key, value) in scaling.into_iter().flatten() {
+            keys.get_or_insert_default().insert(key.clone(), value.clone());
+        }
+        keys.map(Value::Object)
+    }
+
     /// A finite number, if there is one.
     pub(super) fn finite(&self, key: &str) -> Option<f64> {
         self.present(key).and_then(Value::as_f64).filter(|number| number.is_finite())
@@ -193,12 +203,19 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn number(&self, key: &str, default: f64) -> f64 {
-        self.present(key).and_then(Value::as_f64).unwrap_or(default)
+    pub(super) fn number(&mut self, key: &str, default: f64) -> f64 {
+        let Some(value) = self.present(key) else { return default };
+        if !value.is_number() {
+            self.problems.push(format!("`{key}` = {value} is not a number"));
+        }
+        value.as_f64().unwrap_or(default)
     }
 
+    /// A flag; of numbers 0 is none.
     pub(super) fn flag(&self, key: &str, default: bool) -> bool {
-        self.present(key).and_then(Value::as_bool).unwrap_or(default)
+        let as_flag =
+            |value: &Value| value.as_bool().or(value.as_f64().map(|number| number != 0.0));
+        self.present(key).and_then(as_flag).unwrap_or(default)
     }
 
     pub(super) fn token(&self, key: &str) -> Option<u32> {

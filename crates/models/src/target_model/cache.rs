@@ -226,7 +226,8 @@ impl KvCache {
     }
 
     /// Elements of the tensors that hold keys and values: bytes where they are blocks of 8 bits.
-    pub fn elements(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn elements(&self) -> usize {
         self.layers.iter().flat_map(Layer::tensors).map(Tensor::elem_count).sum()
     }
 
@@ -372,6 +373,7 @@ impl Layer {
         }
     }
 
+    #[cfg(test)]
     fn tensors(&self) -> Vec<&Tensor> {
         match self {
             Self::Windowed(Windowed { k, v, .. }) => vec![k, v],

@@ -56,33 +56,14 @@ impl Target {
         )
     }
 
-    /// Appends the nodes of a token tree: each sees the cache, its ancestors and itself, and gets
-    /// the bits that it would have if its path stood alone. [`KvCache::compact`] then keeps a path.
-    ///
-    /// # Errors
-    /// - as [`Self::forward`], or a parent does not come before its child; the cache keeps its old
-    ///   length
-    pub fn extend_tree(
-        &self,
-        ids: &[u32],
-        position_ids: &[u32],
-        parents: &[Option<usize>],
-        cache: &mut KvCache,
-        taps: &Taps,
-    ) -> Result<Features> {
-        let parents = Some(parents);
-        self.extend_each(
-            &mut [Extension { ids, position_ids, parents, is_text: false, cache }],
-            taps,
-        )
-    }
-
     /// Appends to several sequences in one pass, which reads every weight once. The rows of the
-    /// features stand one sequence after the other, with the bits that each would have alone.
+    /// features stand one sequence after the other, with the bits that each would have alone. A node of a token
+    /// tree sees the cache, its ancestors and itself, and gets the bits that it would have if its path stood
+    /// alone; [`KvCache::compact`] then keeps a path.
     ///
     /// # Errors
-    /// - as [`Self::extend`] and [`Self::extend_tree`]; every cache keeps its old length. Where the device fails
-    ///   within a pass, caches with recurrent states take no other pass until they are truncated
+    /// - as [`Self::extend`], or a node's parent does not come before it; every cache keeps its old length. Where
+    ///   the device fails within a pass, caches with recurrent states take no other pass until they are truncated
     pub fn extend_each(&self, sequences: &mut [Extension<'_>], taps: &Taps) -> Result<Features> {
         self.require_whole_layers("decoding")?;
         let (mut ids, mut position_ids) = (Vec::new(), Vec::new());

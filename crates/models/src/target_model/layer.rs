@@ -13,12 +13,12 @@ use super::features::KeyValues;
 use super::feed_forward::{FeedForward, Projection};
 use super::latent::Latent;
 use super::names::{self, Norms};
-use super::part::RowPart;
 use super::pass::{Angles, Visible};
 use super::per_layer::LayerEnd;
 use super::recurrent::{Recurrent, Rule, of_documents};
 use super::refused;
-use super::tensor::LayerShare;
+use super::sequence_parallel::RowPart;
+use super::tensor_parallel::LayerShare;
 use crate::config::{LayerHeads, NormPlaces, QkNorm, TargetConfig};
 use crate::error::Result;
 

@@ -19,7 +19,7 @@ use super::layers::{LayerSource, ResidentLayers};
 use super::nested::TextPart;
 use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
-use super::tensor::LayerShare;
+use super::tensor_parallel::LayerShare;
 use super::views::Views;
 use super::{MtpBlock, Target, names, renamed, tied};
 use crate::config::{Parts, TargetConfig};

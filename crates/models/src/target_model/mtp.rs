@@ -32,7 +32,7 @@ use super::cache::{KvCache, Layout};
 use super::feed_forward::Projection;
 use super::layer::{Appended, Context, DecoderLayer, Heads};
 use super::pass::{Ropes, Visible};
-use super::tensor::LayerShare;
+use super::tensor_parallel::LayerShare;
 use super::{Target, TargetOptions, names, refused};
 use crate::config::{Architecture, LayerHeads, TargetConfig};
 use crate::error::{ModelError, Result};

@@ -1,4 +1,5 @@
 //! The ends of a target: a head that is held as blocks says what its logits say, and tables say which end they are.
+//! Caches of layers with a window take the memory that was planned.
 
 use std::path::Path;
 
@@ -7,7 +8,7 @@ use longdraft_kernels::random::CounterRng;
 
 use serde_json::json;
 
-use super::{Target, TargetOptions, tensor_specs};
+use super::{KvCache, Taps, Target, TargetOptions, tensor_specs};
 use crate::config::TargetConfig;
 use crate::weights::TensorRole::{self, Embedding, Head, Layer};
 
@@ -76,4 +77,58 @@ fn tables_say_which_end_they_are() {
     assert_eq!(tables(false), named(&apart));
     // All rows of a table that is the head, too, are read for a token.
     assert_eq!(tables(true), named(&[("model.embed_tokens", Head), per_layer]));
+}
+
+const VOCABULARY: usize = 40;
+
+/// Five layers with a window of 512 to a full one, as Gemma 3.
+fn sliding(context: usize) -> Target {
+    let config = json!({
+        "model_type": "gemma3_text", "hidden_size": 16, "intermediate_size": 16,
+        "num_hidden_layers": 6, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+        "vocab_size": VOCABULARY, "sliding_window": 512, "sliding_window_pattern": 6,
+        "max_position_embeddings": context
+    });
+    let config = TargetConfig::from_json(&config).expect("valid configuration");
+    Target::random(config, 1, &TargetOptions::default()).expect("random target")
+}
+
+fn read(target: &Target, cache: &mut KvCache, tokens: usize) {
+    let ids: Vec<u32> =
+        (cache.len()..cache.len() + tokens).map(|i| (i % VOCABULARY) as u32).collect();
+    let positions: Vec<u32> = (cache.len() as u32..).take(tokens).collect();
+    target.extend(&ids, &positions, cache, &Taps::of(&[])).expect("a pass");
+}
+
+#[test]
+fn a_long_context_of_a_sliding_model_takes_a_fifth_of_a_full_cache() {
+    const CONTEXT: usize = 32_768;
+    let target = sliding(CONTEXT);
+    let mut cache = target.new_cache().expect("cache");
+    let mut most = 0;
+    while cache.len() < CONTEXT {
+        read(&target, &mut cache, 512);
+        most = most.max(cache.elements());
+    }
+    let (full, planned) = (6 * 2 * 8 * CONTEXT, target.config().cache_values(CONTEXT, 512));
+    assert_eq!(cache.elements(), most, "a prompt that is read in pieces takes no more");
+    assert!(cache.elements() <= planned && planned < cache.elements() + cache.elements() / 50);
+    let share = cache.elements() as f64 / full as f64;
+    assert!((0.19..0.21).contains(&share), "{share}");
+}
+
+#[test]
+fn pieces_of_any_length_take_no_more_than_is_planned() {
+    const CONTEXT: usize = 4096;
+    let target = sliding(CONTEXT);
+    let mut random = CounterRng::new(3, "pieces", &[]);
+    let mut cache = target.new_cache().expect("cache");
+    while cache.len() < CONTEXT {
+        let most = [1, 7, 64, 512][random.below(4) as usize];
+        let piece = (1 + random.below(most) as usize).min(CONTEXT - cache.len());
+        read(&target, &mut cache, piece);
+        let planned = target.config().cache_values(cache.len().max(256), 512);
+        // Full layers grow by doubling.
+        assert!(cache.elements() <= 2 * planned, "{} of {planned}", cache.elements());
+    }
 }

@@ -89,15 +89,15 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
     let (map, [of_full, of_sliding]) = keys.ropes_by_kind();
     let older = map.filter(|_| of_full.is_none() && of_sliding.is_none());
-    let scaling = of_full.or(older).or_else(|| keys.object("rope_scaling"));
+    let scaling = keys.full_rope(of_full.or(older));
     let base = |stated: Option<&Value>| {
         let theta = stated.and_then(|stated| stated.get("rope_theta"));
         theta.filter(|theta| !theta.is_null()).cloned()
     };
-    let theta = base(scaling).or_else(|| keys.present("rope_theta").cloned());
+    let theta = base(scaling.as_ref()).or_else(|| keys.present("rope_theta").cloned());
     let full = json!({
         "rope_theta": theta.unwrap_or_else(|| FULL_BASE.into()),
-        "rope_parameters": scaling.cloned().unwrap_or(Value::Null),
+        "rope_parameters": scaling.unwrap_or(Value::Null),
     });
     let theta = base(of_sliding).or_else(|| keys.present("rope_local_base_freq").cloned());
     let sliding = json!({
@@ -118,29 +118,25 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let architecture = sizes.architecture;
     // Norms are stored with the 1 added.
     let mut parts = common(sizes);
-    let softcap = |keys: &mut GgufKeys<'_>, key, absent| keys.scale(key).or(absent);
     let older = architecture == Architecture::Gemma2;
     if older {
-        let absent = Some(ATTENTION_SOFTCAP);
-        parts.attention_softcap = softcap(keys, "attn_logit_softcapping", absent);
+        let softcap = keys.scale("attn_logit_softcapping");
+        parts.attention_softcap = softcap.or(Some(ATTENTION_SOFTCAP));
     }
-    let absent = older.then_some(LOGITS_SOFTCAP);
-    parts.logits_softcap = softcap(keys, "final_logit_softcapping", absent);
+    parts.logits_softcap = match keys.number("final_logit_softcapping") {
+        Some(_) => keys.scale_or_none("final_logit_softcapping"),
+        None => older.then_some(LOGITS_SOFTCAP),
+    };
     if LAYERS_OF_27B.contains(&(architecture, sizes.num_hidden_layers)) {
         let heads = sizes.num_attention_heads.max(1);
         parts.query_scalar = Some(sizes.hidden_size as f64 / heads as f64);
     }
-    let window = match keys.whole("attention.sliding_window") {
-        None if older => Some(WINDOW),
-        None => {
-            keys.problems.push("`gemma3.attention.sliding_window` is missing");
-            None
-        }
-        window => window,
-    };
-    let sliding = sliding_of_gguf(keys, sizes, if older { 2 } else { PATTERN });
-    if window.is_some() {
-        parts.set_windows(window, sliding, &mut keys.problems);
+    // Of a Gemma 3 whose layers are all full, files have no window or 0.
+    let given = keys.number("attention.sliding_window").filter(|window| older || *window != 0.0);
+    let window = given.and_then(|_| keys.whole("attention.sliding_window"));
+    if let Some(window) = window.or(older.then_some(WINDOW)) {
+        let sliding = sliding_of_gguf(keys, sizes, if older { 2 } else { PATTERN });
+        parts.set_windows(Some(window), sliding, &mut keys.problems);
     }
     if !older {
         let base = keys.positive("rope.freq_base_swa").unwrap_or(SLIDING_BASE);

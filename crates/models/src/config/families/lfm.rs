@@ -47,7 +47,7 @@ pub(in super::super) fn inner_width(keys: &mut JsonKeys<'_>) -> Option<usize> {
     Some(((cut as f64 * factor) as usize).div_ceil(multiple).saturating_mul(multiple))
 }
 
-/// Layers without key heads have a convolution.
+/// Layers without key heads have a convolution; the others see a window where there is one.
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let heads = keys.integers("attention.head_count_kv").unwrap_or_default();
     if heads.len() != sizes.num_hidden_layers && !heads.is_empty() {
@@ -61,7 +61,15 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     };
     let kernel = keys.whole("shortconv.l_cache").unwrap_or(3);
     let convolution = ShortConvolutionConfig { kernel, bias: keys.holds("shortconv.conv.bias") };
-    Parts { mixers: sizes.each_layer(of_layer), convolution: Some(convolution), ..Parts::default() }
+    let mixers = sizes.each_layer(of_layer);
+    let sliding = mixers.iter().map(|mixer| *mixer == Mixer::Attention).collect();
+    let mut parts = Parts { mixers, convolution: Some(convolution), ..Parts::default() };
+    let window = keys.number("attention.sliding_window").filter(|window| *window != 0.0);
+    let window = window.and_then(|_| keys.whole("attention.sliding_window"));
+    if window.is_some() {
+        parts.set_windows(window, sliding, &mut keys.problems);
+    }
+    parts
 }
 
 #[cfg(test)]

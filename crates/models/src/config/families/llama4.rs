@@ -5,7 +5,7 @@
 use super::super::parts::{QkNorm, QueryGrowth, Rotary, Router};
 use super::{
     Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, STILL_INTERVAL, Sizes, every, limits,
-    still_layers,
+    sliding_of_gguf, still_layers,
 };
 
 /// What the class has where a file leaves the key out; GGUF files have no keys for most.
@@ -101,11 +101,14 @@ pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> Option<ExpertsConfig
     })
 }
 
+/// A window of 0 says that all layers are full and turn.
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
-    let still = every(sizes, STILL_INTERVAL);
-    let chunked = still.iter().map(|still| !still).collect();
     let norms = keys.number("expert_count") != Some(EXPERTS_WITHOUT_NORMS);
-    let mut parts = parts(still, norms);
+    if keys.number("attention.sliding_window") == Some(0.0) {
+        return parts(Vec::new(), norms);
+    }
+    let chunked = sliding_of_gguf(keys, sizes, STILL_INTERVAL);
+    let mut parts = parts(every(sizes, STILL_INTERVAL), norms);
     let chunk = keys.whole("attention.chunk_size").unwrap_or(CHUNK);
     parts.set_windows(Some(chunk), chunked, &mut keys.problems);
     parts.query_growth = Some(GROWTH);

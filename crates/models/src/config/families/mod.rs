@@ -79,7 +79,10 @@ impl Default for Defaults {
 impl Defaults {
     pub(super) fn of(architecture: Architecture) -> Self {
         match architecture {
-            Architecture::Qwen3 => Self { head_dim: Some(128), ..Self::default() },
+            Architecture::Qwen2
+            | Architecture::Qwen3
+            | Architecture::Qwen2Moe
+            | Architecture::Qwen3Moe => qwen::defaults(architecture),
             Architecture::Mistral | Architecture::Ministral3 | Architecture::Mixtral => {
                 mistral::defaults(architecture)
             }
@@ -256,6 +259,17 @@ pub(super) fn check_quantisation(keys: &mut JsonKeys<'_>, architecture: Architec
         ));
     }
 }
+
+/// Refuses keys layer by layer but for the family whose layers may differ.
+pub(super) fn check_layers(keys: &mut JsonKeys<'_>, architecture: Architecture) {
+    let table = keys.object(BY_LAYER).and_then(|table| table.as_object());
+    if architecture != Architecture::Gemma4 && table.is_some_and(|table| !table.is_empty()) {
+        keys.problems.push(format!("`{BY_LAYER}` is not supported but for Gemma 4"));
+    }
+}
+
+/// The key of a table by layer of what stands otherwise at top level.
+const BY_LAYER: &str = "per_layer_config";
 
 /// Which layers turn nothing: as listed, else every `no_rope_layer_interval`-th.
 fn still_layers(keys: &mut JsonKeys<'_>, sizes: Sizes, listed: Option<Vec<bool>>) -> Vec<bool> {

@@ -51,8 +51,7 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
         let rope = keys.rope(sizes);
         return (rope.clone(), rope);
     }
-    let older = if map.is_none() { keys.object("rope_scaling") } else { None };
-    let own = keys.present("rope_theta").filter(|_| map.is_none());
+    let (full, own) = (keys.full_rope(of_full), keys.present("rope_theta"));
     let mut read = |scaling: Option<&Value>, own: Option<&Value>| {
         let theta = scaling.and_then(|scaling| scaling.get("rope_theta"));
         let theta = theta.filter(|theta| !theta.is_null()).or(own);
@@ -62,7 +61,7 @@ fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParamete
         });
         RopeParameters::from_json(&value, sizes.max_position_embeddings, &mut keys.problems)
     };
-    (read(of_full.or(older), own), read(of_sliding, None))
+    (read(full.as_ref(), own), read(of_sliding, None))
 }
 
 /// `olmo2` files hold both; full layers alone are stretched beside those with windows.

@@ -1,10 +1,25 @@
 //! Qwen2, Qwen3 and their mixtures: `use_sliding_window` switches the windows of some layers on.
 
-use super::{Architecture, JsonKeys, Parts, Sizes};
+use super::{Architecture, Defaults, JsonKeys, Parts, Sizes};
 
 /// The class's own window, and `max_window_layers`.
 const WINDOW: usize = 4096;
 const BORDER: usize = 28;
+
+pub(super) fn defaults(architecture: Architecture) -> Defaults {
+    let (key_value_heads, head_dim) = match architecture {
+        Architecture::Qwen2Moe => (16, None),
+        Architecture::Qwen3Moe => (4, None),
+        Architecture::Qwen3 => (32, Some(128)),
+        _ => (32, None),
+    };
+    Defaults {
+        num_key_value_heads: Some(key_value_heads),
+        head_dim,
+        max_position_embeddings: 32_768,
+        ..Defaults::default()
+    }
+}
 
 pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     let mut parts = Parts::default();

@@ -1,8 +1,9 @@
 //! What families read, and what they refuse, key by key.
 
+use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
-use crate::config::{Parts, QkNorm, Router, TargetConfig};
+use crate::config::{Parts, QkNorm, RopeParameters, Router, TargetConfig};
 
 /// A small valid configuration.
 fn of(kind: &str) -> Value {
@@ -128,6 +129,82 @@ fn long_sequences_have_their_frequencies_and_both_a_common_factor() {
     let given = read("phi3", |config| config["rope_scaling"]["attention_factor"] = 1.25.into());
     let by_length = given.parts.rotary.by_length.expect("frequencies by length");
     assert!((by_length.attention_factor - 1.25).abs() < 1e-12);
+}
+
+#[test]
+fn full_layers_of_an_olmo_3_have_the_older_keys_beside_the_newer_ones() {
+    let ropes = |change: &dyn Fn(&mut Value)| {
+        let config = read("olmo3", |config| {
+            config["rope_theta"] = 1e6.into();
+            change(config);
+        });
+        (config.rope, config.parts.sliding_rope.expect("one of its own"))
+    };
+    let plain = RopeParameters::plain;
+    assert_eq!(ropes(&|_| {}), (plain(1e6), plain(5e5)));
+    let by_kind = json!({
+        "full_attention": {"rope_type": "default"},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}
+    });
+    let newer = |config: &mut Value| config["rope_parameters"] = by_kind.clone();
+    assert_eq!(ropes(&newer), (plain(1e6), plain(2e4)));
+    let scaling = RopeScaling::Linear { factor: 4.0 };
+    let both = ropes(&|config| {
+        newer(config);
+        config["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0});
+    });
+    assert_eq!(both, (RopeParameters { scaling, ..plain(1e6) }, plain(2e4)));
+}
+
+#[test]
+fn keys_layer_by_layer_are_refused_where_layers_do_not_differ() {
+    for kind in ["llama", "qwen3", "mistral"] {
+        let mut config = of(kind);
+        for nothing in [json!({}), Value::Null] {
+            config["per_layer_config"] = nothing;
+            assert!(TargetConfig::from_json(&config).is_ok(), "{kind}");
+        }
+        config["per_layer_config"] = json!({"1": {"intermediate_size": 80}});
+        let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+        assert!(text.contains("`per_layer_config`"), "{kind}: {text}");
+    }
+}
+
+#[test]
+fn flags_may_be_numbers_and_numbers_may_not_be_text() {
+    let grows = |flag: Value| {
+        let set = |config: &mut Value| config["attn_temperature_tuning"] = flag.clone();
+        read("llama4_text", set).parts.query_growth.is_some()
+    };
+    assert!(grows(json!(4)) && grows(json!(true)) && grows(Value::Null));
+    assert!(!grows(json!(0)) && !grows(json!(false)));
+    let mut config = of("llama");
+    config["rms_norm_eps"] = json!("1e-5");
+    let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
+    assert!(text.contains("`rms_norm_eps` = \"1e-5\" is not a number"), "{text}");
+}
+
+#[test]
+fn qwens_have_the_key_heads_and_the_context_of_their_classes() {
+    for (kind, heads) in [("qwen2", 32), ("qwen3", 32), ("qwen2_moe", 16), ("qwen3_moe", 4)] {
+        let mut config = of(kind);
+        config["num_attention_heads"] = 32.into();
+        for key in ["num_experts", "num_experts_per_tok"] {
+            config[key] = 2.into();
+        }
+        for key in ["moe_intermediate_size", "shared_expert_intermediate_size"] {
+            config[key] = 24.into();
+        }
+        let keys = config.as_object_mut().expect("an object");
+        keys.remove("max_position_embeddings");
+        keys.remove("num_key_value_heads");
+        let read = TargetConfig::from_json(&config).expect("valid");
+        let sizes = (read.num_key_value_heads, read.max_position_embeddings);
+        assert_eq!(sizes, (heads, 32_768), "{kind}");
+        config["num_key_value_heads"] = Value::Null;
+        let read = TargetConfig::from_json(&config).expect("valid");
+        assert_eq!(read.num_key_value_heads, 32, "{kind}");
+    }
 }
 
 /// Values that files may hold and that no layer can be made of.

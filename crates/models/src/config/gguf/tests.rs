@@ -67,6 +67,9 @@ fn gemmas_are_read_with_the_defaults_of_their_reader() {
     assert_eq!(windows(&newer), [Some(9), None, Some(9), None]);
     assert_eq!(newer.parts.sliding_rope, Some(RopeParameters::plain(1e4)));
     assert_eq!(newer.parts.logits_softcap, None);
+    let none = ("final_logit_softcapping", Value::F32(0.0));
+    let older = config("gemma2", &[none]).expect("valid");
+    assert_eq!(older.parts.logits_softcap, None);
     let flags = [false, true, true, true].map(Value::Bool).to_vec();
     let flags = ("attention.sliding_window_pattern", Value::Array(flags));
     let base = ("rope.freq_base_swa", Value::F32(5e3));
@@ -102,8 +105,10 @@ fn windows_follow_a_list_or_a_period() {
     let experts = config("gpt-oss", &more).expect("valid").experts.expect("experts");
     assert_eq!(experts.moe_intermediate_size, 32);
     for name in ["gemma2", "gemma3", "olmo2"] {
-        let numbers = Value::Array(vec![Value::U32(1); 4]);
-        let text = config(name, &with(numbers)).expect_err("invalid").to_string();
+        let numbers = [0, 1, 1, 0].map(Value::U32).to_vec();
+        assert_eq!(windows_of(name, &with(Value::Array(numbers))), [None, own, own, None]);
+        let texts = Value::Array(vec![Value::String("full".into()); 4]);
+        let text = config(name, &with(texts)).expect_err("invalid").to_string();
         assert!(text.contains(&format!("`{KEY}` is neither")), "{name}: {text}");
     }
 }
@@ -130,17 +135,78 @@ fn glms_that_see_have_rows_of_which_halves_turn() {
 }
 
 #[test]
-fn a_factor_on_scores_is_read_by_either_name() {
-    for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
-        let more = [
+fn a_factor_on_scores_takes_the_place_of_yarn_s_or_multiplies_it() {
+    let plain = 0.1 * 4.0_f64.ln() + 1.0;
+    let cases: [(&[&str], f64); 4] = [
+        (&[], plain),
+        (&["rope.scaling.yarn_attn_factor"], 1.5),
+        (&["rope.scaling.attn_factor"], 1.5 * plain),
+        (&["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"], 2.25),
+    ];
+    for (keys, wanted) in cases {
+        let mut more = vec![
             ("rope.scaling.type", Value::String("yarn".into())),
             ("rope.scaling.factor", Value::F32(4.0)),
-            (key, Value::F32(1.5)),
         ];
+        more.extend(keys.iter().map(|key| (*key, Value::F32(1.5))));
         let scaling = config("llama", &more).expect("valid").rope.scaling;
         let RopeScaling::Yarn { attention_factor, .. } = scaling else { panic!("{scaling:?}") };
-        assert!((attention_factor - 1.5).abs() < 1e-9, "{key}: {attention_factor}");
+        assert!((attention_factor - wanted).abs() < 1e-9, "{keys:?}: {attention_factor}");
     }
+}
+
+#[test]
+fn a_factor_without_a_rule_is_linear() {
+    let scaling = |more: &[(&str, Value)]| config("qwen2", more).expect("valid").rope.scaling;
+    let rule = |name: &str| ("rope.scaling.type", Value::String(name.into()));
+    let (newer, older) = ("rope.scaling.factor", "rope.scale_linear");
+    for key in [newer, older] {
+        let factor = (key, Value::F32(4.0));
+        assert_eq!(scaling(std::slice::from_ref(&factor)), RopeScaling::Linear { factor: 4.0 });
+        assert_eq!(scaling(&[factor.clone(), rule("linear")]), RopeScaling::Linear { factor: 4.0 });
+        assert_eq!(scaling(&[factor, rule("none")]), RopeScaling::None);
+        for one in [0.0, 1.0] {
+            assert_eq!(scaling(&[(key, Value::F32(one))]), RopeScaling::None);
+        }
+    }
+    assert_eq!(scaling(&[rule("linear")]), RopeScaling::None);
+    let both = [(newer, Value::F32(2.0)), (older, Value::F32(4.0))];
+    assert_eq!(scaling(&both), RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn a_part_of_a_head_that_turns_is_read_or_refused() {
+    let turning =
+        |name: &str, count: u32| config(name, &[("rope.dimension_count", Value::U32(count))]);
+    for name in ["llama", "qwen3", "gemma2", "olmo2"] {
+        assert!(turning(name, 16).is_ok(), "{name}");
+        let text = turning(name, 8).expect_err("invalid").to_string();
+        assert!(text.contains(&format!("`{name}.rope.dimension_count` = 8")), "{name}: {text}");
+    }
+    assert_eq!(turning("phi3", 8).expect("valid").parts.rotary.dimensions, Some(8));
+}
+
+#[test]
+fn a_window_of_0_or_none_is_none() {
+    let key = "attention.sliding_window";
+    let none = (key, Value::U32(0));
+    for more in [&[][..], std::slice::from_ref(&none)] {
+        assert_eq!(windows_of("gemma3", more), [None; 4]);
+        assert_eq!(windows_of("lfm2", more), [None; 4]);
+    }
+    let heads = Value::Array([0, 2, 0, 2].map(Value::I32).to_vec());
+    let heads = ("attention.head_count_kv", heads);
+    let own = Some(9);
+    assert_eq!(windows_of("lfm2", &[heads, (key, Value::U32(9))]), [None, own, None, own]);
+    let experts = [("expert_count", Value::U32(4)), ("expert_used_count", Value::U32(1))];
+    let chunked = config("llama4", &experts).expect("valid");
+    let still = |config: &TargetConfig| [0, 1, 2, 3].map(|layer| config.parts.is_still(layer));
+    assert_eq!(windows(&chunked), [Some(8192), Some(8192), Some(8192), None]);
+    assert_eq!(still(&chunked), [false, false, false, true]);
+    assert!(chunked.parts.query_growth.is_some());
+    let full = config("llama4", &[&experts[..], &[none]].concat()).expect("valid");
+    assert_eq!((windows(&full), still(&full)), ([None; 4], [false; 4]));
+    assert!(full.parts.query_growth.is_none());
 }
 
 #[test]
@@ -194,13 +260,12 @@ fn factors_by_length_are_read_where_the_file_holds_them() {
 fn senseless_keys_are_named() {
     let window = ("attention.sliding_window", Value::U32(9));
     for (key, value) in [
-        ("attention.sliding_window", Value::U32(0)),
         ("attention.sliding_window", Value::F32(f32::NAN)),
         ("attention.sliding_window", Value::F32(-4.0)),
         ("attention.sliding_window_pattern", Value::U32(0)),
         ("attention.sliding_window_pattern", Value::Array(vec![Value::Bool(true)])),
         ("final_logit_softcapping", Value::F32(f32::NAN)),
-        ("final_logit_softcapping", Value::F32(0.0)),
+        ("final_logit_softcapping", Value::F32(-1.0)),
         ("rope.freq_base_swa", Value::F32(f32::INFINITY)),
     ] {
         let mut more = vec![(key, value)];
@@ -210,7 +275,8 @@ fn senseless_keys_are_named() {
         let text = config("gemma3", &more).expect_err("invalid").to_string();
         assert!(text.contains(key), "{key} not in {text}");
     }
-    let text = config("gemma3", &[]).expect_err("invalid").to_string();
+    let no_window = ("attention.sliding_window", Value::U32(0));
+    let text = config("gemma2", &[no_window]).expect_err("invalid").to_string();
     assert!(text.contains("attention.sliding_window"), "{text}");
     let grows = ("attention.temperature_scale", Value::F32(0.1));
     let text = config("mistral3", std::slice::from_ref(&grows)).expect_err("invalid").to_string();

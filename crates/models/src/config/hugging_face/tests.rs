@@ -27,8 +27,11 @@ fn llama_defaults() {
 fn qwen2_has_query_bias_without_output_bias_and_qwen3_its_own_head_dim() {
     let mut value = llama();
     value["model_type"] = json!("qwen2");
-    let config = read(&value).expect("valid");
-    assert!(config.qkv_bias && !config.attention_output_bias);
+    for bias in [Value::Null, json!(false)] {
+        value["attention_bias"] = bias;
+        let config = read(&value).expect("valid");
+        assert!(config.qkv_bias && !config.attention_output_bias);
+    }
     value["model_type"] = json!("qwen3");
     let config = read(&value).expect("valid");
     assert!(
@@ -206,8 +209,12 @@ fn a_gemma_3_has_the_defaults_of_its_class_and_two_rotary_bases() {
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}
     });
     let config = read(&value).expect("valid");
-    assert_eq!(config.rope, RopeParameters::plain(5e5));
+    // The older key beside the newer ones is of full layers.
+    let stretched = RopeScaling::Linear { factor: 8.0 };
+    assert_eq!(config.rope, RopeParameters { scaling: stretched, ..RopeParameters::plain(5e5) });
     assert_eq!(config.parts.sliding_rope, Some(RopeParameters::plain(2e4)));
+    value["rope_scaling"] = Value::Null;
+    assert_eq!(read(&value).expect("valid").rope, RopeParameters::plain(5e5));
     for (key, wrong) in [
         ("query_pre_attn_scalar", json!(0)),
         ("final_logit_softcapping", json!(-1.0)),
@@ -283,13 +290,15 @@ fn the_outer_model_decides_whether_the_head_is_tied() {
 }
 
 #[test]
-fn a_unified_gemma_4_has_no_inputs_by_layer() {
-    let width = |kind: &str| {
+fn a_unified_gemma_4_has_no_inputs_by_layer_and_a_longer_window() {
+    let of = |kind: &str| {
         let mut value = llama();
         value["model_type"] = kind.into();
-        read(&value).expect("valid").parts.per_layer_input
+        let config = read(&value).expect("valid");
+        (config.parts.per_layer_input, config.window_of(0))
     };
-    assert_eq!((width("gemma4_unified_text"), width("gemma4_text")), (0, 256));
+    assert_eq!(of("gemma4_unified_text"), (0, Some(1024)));
+    assert_eq!(of("gemma4_text"), (256, Some(512)));
 }
 
 #[test]

@@ -6,6 +6,15 @@ use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::error::Problems;
 use crate::ids::LayerId;
 
+/// Why a draft cannot read layer −1, as trainers that know it count.
+pub const NO_EMBEDDINGS: &str = "layer -1 is the output of the embeddings, and features are outputs of layers here, \
+                                 counted from 0, whether they are computed, stored or exported";
+
+/// What a problem with a list of layers says where the list names the embeddings.
+pub(super) fn no_embeddings(are_named: bool) -> String {
+    if are_named { format!(": {NO_EMBEDDINGS}") } else { String::new() }
+}
+
 /// Which context a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerKind {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
+    no_embeddings,
 };
 use super::key_names::{
     BEND, BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, CONVOLUTION, COUNTED_LAYERS, EMBEDDING_SCALE,
@@ -328,7 +329,8 @@ fn layer_ids(keys: &mut Keys<'_>, target_layers: usize, layers: usize) -> Vec<La
     let id = |id: &Value| Some(LayerId(usize::try_from(id.as_u64()?).ok()?));
     let ids: Option<Vec<LayerId>> = listed.as_array().and_then(|ids| ids.iter().map(id).collect());
     ids.unwrap_or_else(|| {
-        let problem = format!("`{TARGET_LAYERS}` = {listed} is no list of layers");
+        let reason = no_embeddings(listed.as_array().is_some_and(|ids| ids.contains(&json!(-1))));
+        let problem = format!("`{TARGET_LAYERS}` = {listed} is no list of layers{reason}");
         keys.problems.push(problem);
         vec![LayerId(0)]
     })

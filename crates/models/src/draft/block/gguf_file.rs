@@ -12,7 +12,7 @@ use longdraft_kernels::bend::Bend;
 
 use super::chain;
 use super::config::{
-    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes,
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, no_embeddings,
 };
 use super::files::{CHAINED, EXTENDED, FROZEN, PLAIN};
 use super::key_names::{BEND, BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR};
@@ -219,7 +219,9 @@ impl GgufBlockSource {
         let key = self.0.key("target_layers");
         if config.target_layers.is_empty() {
             let found = self.header().integers(&key);
-            problems.push(format!("`{key}` = {found:?} is no list of layers, counted from 1"));
+            let reason = no_embeddings(found.as_ref().is_some_and(|ids| ids.contains(&0)));
+            let told = format!("`{key}` = {found:?} is no list of layers, counted from 1{reason}");
+            problems.push(told);
         }
     }
 
@@ -476,7 +478,11 @@ mod tests {
             assert!(text.contains(part), "{part} not in {text}");
         }
         for (key, value, part) in [
-            ("target_layers", Value::Array(vec![Value::I32(0)]), "counted from 1"),
+            (
+                "target_layers",
+                Value::Array(vec![Value::I32(0)]),
+                "counted from 1: layer -1 is the output",
+            ),
             (
                 "attention.sliding_window",
                 Value::U32(9),

@@ -30,7 +30,8 @@ mod weights;
 
 pub use chain::{Chain, ChainStep};
 pub use config::{
-    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, default_layers,
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, NO_EMBEDDINGS, SelectorSizes,
+    default_layers,
 };
 pub use files::FROZEN;
 pub(super) use files::{CHAINED, EXTENDED, PLAIN};

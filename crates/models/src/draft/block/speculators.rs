@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::config::no_embeddings;
 use super::files::{CHAINED, EXTENDED, PLAIN};
 use super::key_names::{
     BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, CONVOLUTION, COUNTED_LAYERS, ENTERED_LAYERS,
@@ -70,7 +71,11 @@ fn set_layers(flat: &mut Map<String, Value>, problems: &mut Problems) {
         }
         Some(None) => {
             let listed = listed.unwrap_or_default();
-            problems.push(format!("`{ENTERED_LAYERS}` = {listed} are no layers, counted from 1"));
+            let reason =
+                no_embeddings(listed.as_array().is_some_and(|ids| ids.contains(&json!(0))));
+            let told =
+                format!("`{ENTERED_LAYERS}` = {listed} are no layers, counted from 1{reason}");
+            problems.push(told);
         }
         None => problems.push(format!("`{ENTERED_LAYERS}` is missing")),
     }

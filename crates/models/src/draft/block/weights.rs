@@ -123,7 +123,8 @@ impl BlockDraft {
         let specs = tensor_specs(config);
         let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
         let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
-        let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.clone());
+        // The target's table gets no gradient, whatever the caller does with it.
+        let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.detach());
         Ok(Self { config: config.clone(), weights, embedding, rope })
     }
 

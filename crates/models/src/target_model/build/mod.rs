@@ -20,7 +20,7 @@ use super::names;
 use super::per_layer::{InputGate, LayerEnd, PerLayerInputs};
 use super::recurrent::{DeltaNet, Recurrent, Rule, ShortConvolution};
 use super::refused;
-use super::tensor::LayerShare;
+use super::tensor_parallel::LayerShare;
 use crate::config::{
     self, Activation, Architecture, DeltaNetConfig, LayerHeads, QkNorm, Router as Choice,
     TargetConfig,

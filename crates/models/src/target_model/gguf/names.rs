@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::heads;
 use super::source::{Part, Stored};
-use crate::config::{Architecture, NormPlaces, TargetConfig};
+use crate::config::{Architecture, LayerHeads, Mixer, NormPlaces, TargetConfig};
 use crate::error::Problems;
 use crate::target_model::names::{ExpertNames, experts, mlp};
 use crate::weights::gguf::header::{Header, StoredTensor};
@@ -255,7 +255,8 @@ const NORMS_AFTER: [(&str, &str); 2] = [
 const NORM_AFTER_ATTENTION: [(&str, &str); 1] =
     [("post_attention_norm", "post_attention_layernorm")];
 
-/// Published tensors that a GGUF tensor of `rows` rows holds one after the other.
+/// Published tensors that a GGUF tensor of `rows` rows holds one after the other. Converters join queries, keys and
+/// values of any family where they are asked to.
 fn pieces(name: &str, rows: usize, config: &TargetConfig) -> Vec<(String, Part)> {
     let fused = matches!(config.architecture, Architecture::Phi3 | Architecture::Glm4);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
@@ -272,12 +273,18 @@ fn pieces(name: &str, rows: usize, config: &TargetConfig) -> Vec<(String, Part)>
         let named: Vec<_> = named.collect();
         if first == rows { named } else { Vec::new() }
     };
-    let (query, kv, width) = (config.query_size(), config.kv_size(), config.intermediate_size);
+    let attends = config.mixer_of(layer) == Mixer::Attention && config.parts.latent.is_none();
+    let width = config.intermediate_size;
     match rest {
-        "attn_qkv.weight" | "attn_qkv.bias" if fused => cut(
-            &[("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
-            rest.rsplit_once('.').map_or("", |(_, kind)| kind),
-        ),
+        "attn_qkv.weight" | "attn_qkv.bias" if attends => {
+            let LayerHeads { kv_heads, head_dim } = config.heads_of(layer);
+            let of_a_head = if config.parts.output_gate { 2 * head_dim } else { head_dim };
+            let (query, kv) = (config.num_attention_heads * of_a_head, kv_heads * head_dim);
+            cut(
+                &[("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+                rest.rsplit_once('.').map_or("", |(_, kind)| kind),
+            )
+        }
         "ffn_up.weight" if fused => {
             cut(&[("mlp.gate_proj", width), ("mlp.up_proj", width)], "weight")
         }
@@ -400,5 +407,37 @@ mod tests {
         assert_eq!(rows, [part(0, 8), part(8, 4), part(12, 4)]);
         assert!(pieces("blk.1.attn_qkv.weight", 15, &phi3).is_empty());
         assert!(pieces("blk.1.ffn_up.weight", 12, &llama).is_empty());
+    }
+
+    #[test]
+    fn joined_queries_keys_and_values_of_any_family_are_cut() {
+        let of = |kind: &str| {
+            let config = serde_json::json!({
+                "model_type": kind, "hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 4,
+                "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 9
+            });
+            TargetConfig::from_json(&config).expect("configuration")
+        };
+        let cut = |name: &str, rows: usize, kind: &str| -> Vec<_> {
+            let named = |(name, part): (String, Part)| match part {
+                Part::Rows { first, count } => (name, first, count),
+                other => panic!("{other:?}"),
+            };
+            pieces(name, rows, &of(kind)).into_iter().map(named).collect()
+        };
+        let wanted = |layer: usize, kind: &str, query: usize| {
+            let name =
+                |module: &str| format!("model.layers.{layer}.self_attn.{module}_proj.{kind}");
+            [(name("q"), 0, query), (name("k"), query, 8), (name("v"), query + 8, 8)]
+        };
+        for kind in ["llama", "qwen2", "qwen3", "gemma2"] {
+            for part in ["weight", "bias"] {
+                let found = cut(&format!("blk.1.attn_qkv.{part}"), 32, kind);
+                assert_eq!(found, wanted(1, part, 16), "{kind}");
+            }
+        }
+        // Queries have their gates beside them; other layers hold the inputs of a delta net by this name.
+        assert_eq!(cut("blk.3.attn_qkv.weight", 48, "qwen3_5_text"), wanted(3, "weight", 32));
+        assert!(cut("blk.0.attn_qkv.weight", 48, "qwen3_5_text").is_empty());
     }
 }

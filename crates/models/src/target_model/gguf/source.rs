@@ -5,6 +5,9 @@
 //! put back while reading. The matrices of a layer's experts are stored as one stack `[E, O, I]`, those of heads over latent rows
 //! likewise ([`super::heads`]).
 
+#[cfg(test)]
+mod tests;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;

@@ -16,7 +16,7 @@ use crate::error::{ModelError, Result};
 use crate::target_model::build::{self, Weights};
 use crate::target_model::layer::DecoderLayer;
 use crate::target_model::layers::{LayerSource, Visit};
-use crate::target_model::tensor::LayerShare;
+use crate::target_model::tensor_parallel::LayerShare;
 
 /// A layer's slices and vectors, by published name.
 struct SpreadLayer {

@@ -126,7 +126,8 @@ fn is_wide_after(keys: &mut GgufKeys<'_>, first_shared: usize, layers: usize) ->
 fn values_are_keys(keys: &mut GgufKeys<'_>, sliding: &[bool]) -> bool {
     let full =
         || sliding.iter().enumerate().filter(|(_, slides)| !**slides).map(|(layer, _)| layer);
-    let lacks = |layer: usize| !keys.has(&format!("blk.{layer}.attn_v.weight"));
+    let has = |layer: usize, tensor: &str| keys.has(&format!("blk.{layer}.{tensor}.weight"));
+    let lacks = |layer: usize| !has(layer, "attn_v") && !has(layer, "attn_qkv");
     let (some, all) = (full().any(lacks), full().all(lacks));
     if some && !all {
         keys.problems.push("some full layers have no `attn_v`, others do");

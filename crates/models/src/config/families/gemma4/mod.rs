@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::experts::ExpertsConfig;
 use super::super::parts::{Activation, NormPlaces};
 use super::super::shared_keys::LayerHeads;
-use super::{Defaults, JsonKeys, Parts, RopeParameters, Sizes, limits};
+use super::{BY_LAYER, Defaults, JsonKeys, Parts, RopeParameters, Sizes, limits};
 use crate::error::Problems;
 
 pub(super) use gguf::{of_gguf, own_sizes};
@@ -17,8 +17,9 @@ pub(super) use gguf::{of_gguf, own_sizes};
 /// for every layer.
 pub(in super::super) const UNIFIED: &str = "gemma4_unified_text";
 
-/// What the class has where a file leaves the key out.
+/// What the class has where a file leaves the key out, and that of [`UNIFIED`].
 const WINDOW: usize = 512;
+const UNIFIED_WINDOW: usize = 1024;
 /// Every so manieth layer is full, and the last one.
 const PATTERN: usize = 6;
 const FULL_BASE: f64 = 1e6;
@@ -53,7 +54,8 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         keys.problems.push("`use_bidirectional_attention` is not supported");
     }
     let layers = sizes.num_hidden_layers.min(limits::LAYERS);
-    let window = keys.window(Some(WINDOW));
+    let unified = keys.value.get("model_type").is_some_and(|name| name == UNIFIED);
+    let window = keys.window(Some(if unified { UNIFIED_WINDOW } else { WINDOW }));
     let pattern =
         sizes.each_layer(|layer| !(layer + 1).is_multiple_of(PATTERN) && layer + 1 < layers);
     let mut sliding = keys.layer_types(sizes.num_hidden_layers).unwrap_or(pattern);
@@ -71,7 +73,6 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         of_kind.next().map_or(sizes.head_dim, |(_, heads)| heads.head_dim)
     };
     let (full, of_sliding) = ropes(keys, [dim_of(false), dim_of(true)]);
-    let unified = keys.value.get("model_type").is_some_and(|name| name == UNIFIED);
     let absent = if unified { 0 } else { PER_LAYER_INPUT };
     let mut parts = Parts {
         logits_softcap: keys.scale("final_logit_softcapping", None),
@@ -116,42 +117,44 @@ fn set_windows(
     parts.set_windows(window, sliding, problems);
 }
 
-/// Heads of every layer: of full ones as the older keys say, unless a table by layer says otherwise.
+/// Heads of every layer: as a table by layer says, which takes the place of the older keys of full ones.
 fn layer_heads(
     keys: &mut JsonKeys<'_>,
     sizes: Sizes,
     sliding: &[bool],
     values_are_keys: bool,
 ) -> Vec<LayerHeads> {
-    let of_layer = keys.object("per_layer_config");
     let plain = LayerHeads {
         kv_heads: keys.size("num_key_value_heads").unwrap_or(4),
         head_dim: sizes.head_dim,
     };
-    let full_dim = keys.size("global_head_dim");
-    let absent = if of_layer.is_some() { plain.head_dim } else { FULL_HEAD_DIM };
-    let full = LayerHeads {
-        kv_heads: keys
-            .size("num_global_key_value_heads")
-            .filter(|_| values_are_keys)
-            .unwrap_or(plain.kv_heads),
-        head_dim: full_dim.unwrap_or(absent),
+    let Some(of_layer) = keys.object(BY_LAYER) else {
+        let of_full = keys.size("num_global_key_value_heads").filter(|_| values_are_keys);
+        let full = LayerHeads {
+            kv_heads: of_full.unwrap_or(plain.kv_heads),
+            head_dim: keys.size("global_head_dim").unwrap_or(FULL_HEAD_DIM),
+        };
+        return sliding.iter().map(|slides| if *slides { plain } else { full }).collect();
     };
     let mut problems = Vec::new();
-    let heads = sliding.iter().enumerate().map(|(layer, slides)| {
-        let mut heads = if *slides { plain } else { full };
-        let own = of_layer.and_then(|table| table.get(layer.to_string()));
-        for (key, size) in
-            [("head_dim", &mut heads.head_dim), ("num_key_value_heads", &mut heads.kv_heads)]
-        {
-            let Some(value) = own.and_then(|own| own.get(key)).filter(|value| !value.is_null())
-            else {
-                continue;
+    let heads = (0..sliding.len()).map(|layer| {
+        let mut heads = plain;
+        let own = of_layer.get(layer.to_string()).and_then(Value::as_object);
+        for (key, value) in own.into_iter().flatten() {
+            let size = match key.as_str() {
+                "head_dim" => &mut heads.head_dim,
+                "num_key_value_heads" => &mut heads.kv_heads,
+                other => {
+                    let known = "(head_dim and num_key_value_heads are)";
+                    problems.push(format!("`{BY_LAYER}.{layer}.{other}` is not supported {known}"));
+                    continue;
+                }
             };
             match value.as_u64() {
                 Some(whole) => *size = whole as usize,
+                None if value.is_null() => {}
                 None => problems
-                    .push(format!("`per_layer_config.{layer}.{key}` = {value} is no whole number")),
+                    .push(format!("`{BY_LAYER}.{layer}.{key}` = {value} is no whole number")),
             }
         }
         heads
@@ -300,6 +303,10 @@ mod tests {
             "5": {"head_dim": 32, "num_key_value_heads": 1}, "7": {"head_dim": 32, "num_key_value_heads": 1}
         });
         assert_eq!(TargetConfig::from_json(&value).expect("valid"), older);
+        // The older keys are left out beside the table.
+        value["global_head_dim"] = json!(64);
+        value["num_global_key_value_heads"] = json!(2);
+        assert_eq!(TargetConfig::from_json(&value).expect("valid"), older);
     }
 
     #[test]
@@ -313,6 +320,11 @@ mod tests {
             ("num_global_key_value_heads", json!(3), "num_key_value_heads"),
             ("per_layer_config", json!({"5": {"head_dim": "wide"}}), "per_layer_config.5.head_dim"),
             ("per_layer_config", json!({"7": {"head_dim": 8}}), "several widths"),
+            (
+                "per_layer_config",
+                json!({"3": {"sliding_window": 4}}),
+                "per_layer_config.3.sliding_window",
+            ),
             ("hidden_size_per_layer_input", json!(u64::MAX), "hidden_size_per_layer_input"),
             ("use_bidirectional_attention", json!(true), "use_bidirectional_attention"),
             ("enable_moe_block", json!(true), "num_experts"),

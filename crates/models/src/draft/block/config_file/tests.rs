@@ -188,7 +188,12 @@ fn heads_of_nested_folders_are_those_of_their_type() {
 #[test]
 fn what_nested_folders_may_hold_beside_is_refused() {
     for (key, value, part) in [
-        ("aux_hidden_state_layer_ids", json!([0, 4]), "are no layers, counted from 1"),
+        (
+            "aux_hidden_state_layer_ids",
+            json!([0, 4]),
+            "are no layers, counted from 1: layer -1 is the output",
+        ),
+        ("aux_hidden_state_layer_ids", json!([2.5, 4]), "= [2.5,4] are no layers, counted from 1"),
         ("aux_hidden_state_layer_ids", Value::Null, "`aux_hidden_state_layer_ids` is missing"),
         ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
         ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
@@ -225,6 +230,17 @@ fn every_problem_is_named_at_once() {
         "`linear` needs",
     ] {
         assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn a_list_that_names_the_embeddings_is_refused_with_the_reason() {
+    for (ids, is_told) in [(json!([-1, 3]), true), (json!([1, "two"]), false)] {
+        let mut value = toy().to_json(NAME);
+        value[OWN]["target_layer_ids"] = ids;
+        let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+        assert!(text.contains("is no list of layers"), "{text}");
+        assert_eq!(text.contains("layer -1 is the output of the embeddings"), is_told, "{text}");
     }
 }
 

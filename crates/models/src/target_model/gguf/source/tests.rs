@@ -1,0 +1,87 @@
+//! Tensors that files store in one piece, and those that they store apart.
+
+use std::io::Cursor;
+
+use candle_core::Device;
+use candle_core::quantized::gguf_file::{Value, write};
+use candle_core::quantized::{GgmlDType, QTensor};
+use longdraft_kernels::matrix::Matrix;
+
+use super::*;
+
+/// A Llama of one layer, two query heads and a key head of 4 values each, which holds these tensors; matrices as
+/// blocks.
+fn llama(tensors: &[(&str, &Tensor)]) -> (tempfile::TempDir, GgufSource) {
+    let sizes = [
+        ("block_count", 1),
+        ("context_length", 64),
+        ("embedding_length", 32),
+        ("feed_forward_length", 8),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("attention.key_length", 4),
+    ];
+    let keys = sizes.map(|(key, size)| (format!("llama.{key}"), Value::U32(size)));
+    let architecture = Value::String("llama".into());
+    let mut metadata = vec![("general.architecture", &architecture)];
+    metadata.extend(keys.iter().map(|(key, value)| (key.as_str(), value)));
+    let stored = |tensor: &Tensor| {
+        let dtype = if tensor.rank() == 2 { GgmlDType::Q8_0 } else { GgmlDType::F32 };
+        QTensor::quantize(tensor, dtype).expect("a tensor")
+    };
+    let tensors: Vec<_> = tensors.iter().map(|(name, values)| (*name, stored(values))).collect();
+    let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let mut file = Cursor::new(Vec::new());
+    write(&mut file, &metadata, &tensors).expect("GGUF");
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("model.gguf");
+    std::fs::write(&path, file.into_inner()).expect("written");
+    let source = GgufSource::open(&path).expect("a source");
+    (dir, source)
+}
+
+#[test]
+fn joined_queries_keys_and_values_are_those_of_separate_tensors() {
+    let values = |first: usize, shape: &[usize]| {
+        let count = shape.iter().product::<usize>();
+        let values: Vec<f32> = (first..first + count).map(|value| value as f32).collect();
+        Tensor::from_vec(values, shape, &Device::Cpu).expect("a tensor")
+    };
+    let table = values(0, &[5, 32]);
+    let weights = [values(0, &[8, 32]), values(300, &[4, 32]), values(600, &[4, 32])];
+    let biases = [values(0, &[8]), values(20, &[4]), values(40, &[4])];
+    let [q, k, v] = &weights;
+    let [of_q, of_k, of_v] = &biases;
+    let (_apart, apart) = llama(&[
+        ("token_embd.weight", &table),
+        ("blk.0.attn_q.weight", q),
+        ("blk.0.attn_k.weight", k),
+        ("blk.0.attn_v.weight", v),
+        ("blk.0.attn_q.bias", of_q),
+        ("blk.0.attn_k.bias", of_k),
+        ("blk.0.attn_v.bias", of_v),
+    ]);
+    let [weight, bias] =
+        [&weights, &biases].map(|parts| Tensor::cat(parts, 0).expect("one tensor"));
+    let (_joined, joined) = llama(&[
+        ("token_embd.weight", &table),
+        ("blk.0.attn_qkv.weight", &weight),
+        ("blk.0.attn_qkv.bias", &bias),
+    ]);
+    assert!(joined.config().qkv_bias);
+    for module in ["q", "k", "v"] {
+        let name = |kind: &str| format!("model.layers.0.self_attn.{module}_proj.{kind}");
+        let load = |source: &GgufSource, name: &str| {
+            let values = source.load(name, DType::F32).expect("values").flatten_all();
+            values.and_then(|values| values.to_vec1::<f32>()).expect("values")
+        };
+        for kind in ["weight", "bias"] {
+            let name = name(kind);
+            assert_eq!(load(&joined, &name), load(&apart, &name), "{name}");
+        }
+        let blocks = joined.load_quantised(&name("weight")).expect("read").expect("blocks");
+        let blocks = Matrix::Quantised(blocks.into()).to_dense().expect("values");
+        let blocks = blocks.flatten_all().and_then(|all| all.to_vec1::<f32>()).expect("values");
+        assert_eq!(blocks, load(&apart, &name("weight")), "{module}");
+    }
+}
