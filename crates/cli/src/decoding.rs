@@ -17,6 +17,7 @@ use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{DeviceChoice, ModelError, Precision, TargetTokenId};
+use longdraft_records::decode::{DrafterParts, Lookup};
 
 use crate::cli::{
     CacheChoice, DecodingArguments, LookupChoice, PaceChoice, VerifyChoice, WeightDtype,
@@ -214,28 +215,22 @@ impl DecodingArguments {
         })
     }
 
-    /// Name of the drafter, as reports print it.
-    pub(crate) fn drafter_name(&self, models: &Models) -> String {
-        let lookup = match self.lookup {
-            Some(LookupChoice::Merge) => "lookup (merged)",
-            Some(LookupChoice::Switch) => "lookup (switched)",
-            None => "",
-        };
-        let store = models.datastore.as_ref().map(|store| datastore::describe(store));
-        let store = store.map_or_else(String::new, |store| format!(" in {store}"));
+    /// The drafter's parts, as records and reports name them.
+    pub(crate) fn drafter_parts(&self, models: &Models) -> DrafterParts {
         let own = models.mtp.as_ref().map(|_| "mtp");
         let method = models.draft.as_ref().map(|draft| draft.method()).or(own);
-        let method = match (method, &models.head) {
-            (Some(method), Some(head)) => {
-                format!("{method} with {} tokens", head.vocabulary().draft_size())
-            }
-            (Some(method), None) => method.to_owned(),
-            (None, _) => {
-                let alone = if self.lookup.is_some() { "lookup" } else { "none" };
-                return format!("{alone}{store}");
-            }
-        };
-        if lookup.is_empty() { method } else { format!("{method} + {lookup}{store}") }
+        let head = models.head.as_ref().filter(|_| method.is_some());
+        let store = models.datastore.as_ref().filter(|_| self.lookup.is_some());
+        DrafterParts {
+            method: method.map(str::to_owned),
+            vocabulary: head.map(|head| head.vocabulary().draft_size()),
+            lookup: self.lookup.map(|how| match (method, how) {
+                (None, _) => Lookup::Alone,
+                (Some(_), LookupChoice::Merge) => Lookup::Merged,
+                (Some(_), LookupChoice::Switch) => Lookup::Switched,
+            }),
+            datastore: store.map(|store| datastore::describe(store)),
+        }
     }
 }
 

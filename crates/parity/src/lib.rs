@@ -11,6 +11,7 @@ mod forward;
 mod glide;
 mod pretrain;
 mod quants;
+mod training;
 
 /// The example of the README is compiled with the others.
 #[cfg(doctest)]
@@ -24,6 +25,8 @@ use longdraft_models::device::Precision;
 use serde_json::{Value, json};
 
 pub use error::{ParityError, Result};
+
+use training::ROUNDED;
 
 /// Kinds of cases, as `meta.json` names them.
 const KINDS: &str =
@@ -54,19 +57,6 @@ impl Place {
         if self.rounds() { half.max(single) } else { single }
     }
 }
-
-/// Allowed errors of a precision that rounds: relative, those of rates absolute, that of counts a share.
-struct Rounded {
-    loss: f64,
-    /// Of gradients, and of activations.
-    grad: f64,
-    weight: f64,
-    rate: f64,
-    count: f64,
-}
-
-/// About twice what the cases show with frozen weights in bf16 and products in f32.
-const ROUNDED: Rounded = Rounded { loss: 1e-2, grad: 0.25, weight: 2e-2, rate: 5e-2, count: 0.1 };
 
 /// One compared quantity.
 #[derive(Debug, Clone)]
@@ -230,6 +220,11 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
 /// A tensor where values are compared: not every device has f64.
 fn on_host(tensor: &Tensor) -> candle_core::Result<Tensor> {
     tensor.to_device(&Device::Cpu)
+}
+
+/// Notes an error beside the largest of its kind so far.
+fn note(largest: &mut Option<f64>, error: f64) {
+    *largest = Some(worst(largest.unwrap_or(0.0), error));
 }
 
 /// The larger error; NaN stays.

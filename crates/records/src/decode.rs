@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
-use longdraft_decode::metrics::AcceptanceMetrics;
-use longdraft_decode::{Committed, Origin};
+use longdraft_decode::{Committed, DraftShape, Origin, Pacing};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
+
+pub use crate::drafter_parts::{DrafterParts, Lookup};
+use crate::older;
 
 /// File in a run's directory.
 pub const DECODE_FILE: &str = "decode.json";
@@ -99,10 +102,16 @@ pub fn date_of(time: std::time::SystemTime) -> String {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
-    /// What proposed: `glide + lookup`, `none`.
+    /// Name of what proposed: `glide + lookup (merged)`, `none`.
     pub drafter: String,
-    /// `chain`, `tree-static`, ... with sizes.
+    /// The same as values; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drafter_parts: Option<DrafterParts>,
+    /// Name of the layout: `chain`, `tree-static`, ... with sizes.
     pub rule: String,
+    /// The same as values; absent in files of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<DraftShape>,
     /// `greedy`, `candidate`, `ratio` or `match`.
     pub verifier: String,
     /// 0 of greedy decoding.
@@ -113,8 +122,8 @@ pub struct Cell {
     pub top_p: f64,
     /// Least probability, as a share of the largest one.
     pub min_p: f64,
-    /// `fixed` or `measured`.
-    pub pace: String,
+    /// Who decided how much was drafted.
+    pub pace: Pacing,
     /// Confidence of the draft below which it proposed no further, where there was such a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence_threshold: Option<f64>,
@@ -154,6 +163,18 @@ pub struct Cell {
     /// The first prompt's answer; absent in files of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<Sample>,
+}
+
+impl Cell {
+    /// What proposed.
+    pub fn parts(&self) -> DrafterParts {
+        self.drafter_parts.clone().unwrap_or_else(|| older::drafter_parts(&self.drafter))
+    }
+
+    /// How proposals were laid out; `None` where an older file names no known layout.
+    pub fn layout(&self) -> Option<DraftShape> {
+        self.shape.clone().or_else(|| older::shape(&self.rule))
+    }
 }
 
 /// An answer, token by token.

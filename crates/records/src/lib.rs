@@ -11,7 +11,9 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod decode;
+mod drafter_parts;
 pub mod events;
+mod older;
 mod statistics;
 
 /// The example of the README is compiled with the others.

@@ -317,7 +317,7 @@ mod tests {
             .collect();
         let held_out = vec![HeldOutRecord { step: 10, held_out: agreement(0.4) }];
         let log = MetricsLog { steps, held_out, problems: Vec::new() };
-        Stage { name: name.map(str::to_owned), log, config: None }
+        Stage { name: name.map(str::to_owned), round: 0, log, config: None }
     }
 
     fn run(stages: Vec<Stage>) -> Run {

@@ -1,5 +1,6 @@
 //! Charts of what `eval decode` measured.
 
+use longdraft_decode::Pacing;
 use longdraft_records::decode::{Cell, Figures};
 
 use super::axes::Place;
@@ -32,18 +33,21 @@ pub(super) fn inks(runs: &[Run]) -> Vec<Ink> {
 /// Name of a way, with its run where there are several.
 pub(super) fn name(runs: &[Run], run: &Run, cell: &Cell) -> String {
     let whose = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
-    format!("{whose}{}", words::way(&cell.drafter))
+    format!("{whose}{}", words::way(&cell.parts()))
 }
 
 /// How it drafts, in detail.
 pub(super) fn detail(cell: &Cell) -> String {
-    let pace = if cell.pace == "measured" { "; drafts only as much as pays here" } else { "" };
+    let pace = match cell.pace {
+        Pacing::Measured => "; drafts only as much as pays here",
+        Pacing::Fixed => "",
+    };
     let stops = |least: f64| format!("; stops where the draft is sure of less than {least}");
     let stops = cell.confidence_threshold.map(stops).unwrap_or_default();
     format!(
         "{}; {}, {}{stops}{pace}",
-        words::drafter(&cell.drafter),
-        words::rule(&cell.rule),
+        words::drafter(&cell.parts()),
+        words::layout(cell),
         words::temperature(cell.temperature)
     )
 }

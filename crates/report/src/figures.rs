@@ -216,7 +216,7 @@ mod tests {
         std::fs::write(&path, log).expect("write");
         let log = MetricsLog::read(&path).expect("readable");
         assert!(log.problems.is_empty(), "{:?}", log.problems);
-        let stage = Stage { name: None, log, config: None };
+        let stage = Stage { name: None, round: 0, log, config: None };
         let run = Run {
             name: "r".into(),
             folder: PathBuf::from("r"),

@@ -22,7 +22,6 @@ mod header;
 mod ink;
 mod live;
 mod metrics_log;
-pub mod named;
 mod page;
 mod plot;
 mod result;

@@ -3,91 +3,68 @@
 use longdraft_decode::DraftShape;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::DraftKind;
+use longdraft_records::decode::{Cell, DrafterParts, Lookup};
 use longdraft_records::events::Advance;
 
-use super::named::shape;
 use super::ticks::{number, whole};
 
 /// Without a drafter.
 const PLAIN: &str = "plain decoding";
 
 /// Name of a way to draft: "draft + prompt lookup".
-pub fn way(drafter: &str) -> String {
-    let (model, lookup) = parts(drafter);
-    match (model, lookup) {
-        (Some(_), Some(_)) => "draft + prompt lookup".into(),
-        (Some(_), None) => "draft alone".into(),
-        (None, Some(_)) => "prompt lookup alone".into(),
-        (None, None) => PLAIN.to_owned(),
-    }
+pub fn way(parts: &DrafterParts) -> String {
+    let name = match (&parts.method, parts.lookup) {
+        (Some(_), Some(_)) => "draft + prompt lookup",
+        (Some(_), None) => "draft alone",
+        (None, Some(_)) => "prompt lookup alone",
+        (None, None) => PLAIN,
+    };
+    name.to_owned()
 }
 
 /// The same in detail: which draft, what it may propose, how lookup takes part.
-pub(crate) fn drafter(drafter: &str) -> String {
-    let (model, lookup) = parts(drafter);
-    let mut all = Vec::new();
-    if let Some(model) = model {
-        let (method, tokens) = match model.split_once(" with ") {
-            Some((method, tokens)) => (method, Some(tokens)),
-            None => (model, None),
+pub(crate) fn drafter(parts: &DrafterParts) -> String {
+    let draft = parts.method.as_ref().map(|method| {
+        let draft = DraftKind::named(method)
+            .map_or_else(|_| method.clone(), |kind| format!("{} draft", kind.title));
+        match parts.vocabulary {
+            Some(count) => format!("{draft} that proposes the {count} most frequent tokens"),
+            None => draft,
+        }
+    });
+    let lookup = parts.lookup.map(|lookup| {
+        let how = match lookup {
+            Lookup::Alone => "prompt lookup",
+            Lookup::Merged => "prompt lookup beside it, in one tree",
+            Lookup::Switched => "prompt lookup in its place where that finds much",
         };
-        let method = DraftKind::named(method)
-            .map_or_else(|_| method.to_owned(), |kind| format!("{} draft", kind.title));
-        all.push(match tokens {
-            Some(tokens) => {
-                let count = tokens.trim().trim_end_matches(" tokens");
-                format!("{method} that proposes the {count} most frequent tokens")
-            }
-            None => method,
-        });
-    }
-    if let Some(lookup) = lookup {
-        let (how, store) = match lookup.split_once(" in ") {
-            Some((how, store)) => (how.trim(), Some(store)),
-            None => (lookup.trim(), None),
-        };
-        let how = match how {
-            "(merged)" => "prompt lookup beside it, in one tree",
-            "(switched)" => "prompt lookup in its place where that finds much",
-            _ => "prompt lookup",
-        };
-        all.push(match store {
-            Some(store) => format!("{how}, also in {store}"),
+        match &parts.datastore {
+            Some(texts) => format!("{how}, also in {texts}"),
             None => how.to_owned(),
-        });
-    }
+        }
+    });
+    let all: Vec<String> = draft.into_iter().chain(lookup).collect();
     if all.is_empty() { PLAIN.to_owned() } else { all.join("; ") }
 }
 
-/// Draft model and lookup of a drafter's name.
-fn parts(drafter: &str) -> (Option<&str>, Option<&str>) {
-    if let Some((model, lookup)) = drafter.split_once(" + lookup") {
-        return (Some(model), Some(lookup));
-    }
-    match drafter.strip_prefix("lookup") {
-        Some(lookup) => (None, Some(lookup)),
-        None if drafter == "none" => (None, None),
-        None => (Some(drafter), None),
-    }
+/// How proposals are laid out: `chain 4` as "chains of 4 tokens".
+pub fn layout(cell: &Cell) -> String {
+    cell.layout().map_or_else(|| cell.rule.clone(), |shape| laid_out(&shape))
 }
 
-/// How proposals are laid out: `chain 4` as "chains of 4 tokens".
-pub fn rule(rule: &str) -> String {
+fn laid_out(shape: &DraftShape) -> String {
     let levels = |sizes: &[usize]| -> String {
         sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
     };
-    match shape(rule) {
-        Some(DraftShape::Chain { length }) => format!("chains of {length} tokens"),
-        Some(DraftShape::Static { widths }) => {
-            format!("fixed tree of {} tokens a level", levels(&widths))
-        }
-        Some(DraftShape::Dynamic { width, depth, budget }) => {
+    match shape {
+        DraftShape::Chain { length } => format!("chains of {length} tokens"),
+        DraftShape::Static { widths } => format!("fixed tree of {} tokens a level", levels(widths)),
+        DraftShape::Dynamic { width, depth, budget } => {
             format!("tree by confidence, width {width} depth {depth} budget {budget}")
         }
-        Some(DraftShape::Sampled { children }) => {
-            format!("drawn tree of {} children a level", levels(&children))
+        DraftShape::Sampled { children } => {
+            format!("drawn tree of {} children a level", levels(children))
         }
-        None => rule.to_owned(),
     }
 }
 
@@ -138,35 +115,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_records_become_plain_words() {
-        let long = "glide with 512 tokens + lookup (switched)";
-        assert_eq!(way(long), "draft + prompt lookup");
+    fn parts_of_a_drafter_become_plain_words() {
+        let none = DrafterParts::default;
+        let alone = |method: &str| DrafterParts { method: Some(method.into()), ..none() };
+        let all = DrafterParts {
+            vocabulary: Some(512),
+            lookup: Some(Lookup::Switched),
+            ..alone("glide")
+        };
+        let lookup = DrafterParts { lookup: Some(Lookup::Alone), ..none() };
+        let store = DrafterParts { datastore: Some("3 texts".into()), ..lookup.clone() };
+        let told = |parts: &DrafterParts| (way(parts), drafter(parts));
+        let words = |way: &str, drafter: &str| (way.to_owned(), drafter.to_owned());
         assert_eq!(
-            drafter(long),
-            "GLIDE draft that proposes the 512 most frequent tokens; prompt lookup in its place where that \
-             finds much"
+            told(&all),
+            words(
+                "draft + prompt lookup",
+                "GLIDE draft that proposes the 512 most frequent tokens; prompt lookup in its place \
+                 where that finds much"
+            )
         );
+        assert_eq!(told(&alone("eagle3")), words("draft alone", "EAGLE-3 draft"));
+        assert_eq!(told(&alone("<b>")), words("draft alone", "<b>"));
+        assert_eq!(told(&lookup), words("prompt lookup alone", "prompt lookup"));
+        assert_eq!(drafter(&store), "prompt lookup, also in 3 texts");
+        assert_eq!(told(&none()), words(PLAIN, PLAIN));
+        assert_eq!(temperature(0.0), "greedy");
+        assert_eq!(temperature(0.7), "temperature 0.7");
+    }
+
+    #[test]
+    fn layouts_are_told_by_their_sizes() {
+        let told = [
+            DraftShape::Chain { length: 4 },
+            DraftShape::Static { widths: vec![4, 8] },
+            DraftShape::Dynamic { width: 10, depth: 6, budget: 60 },
+            DraftShape::Sampled { children: vec![4, 2] },
+        ]
+        .map(|shape| laid_out(&shape));
         assert_eq!(
-            (way("eagle3"), drafter("eagle3")),
-            ("draft alone".into(), "EAGLE-3 draft".into())
-        );
-        assert_eq!(drafter("lookup in 3 texts"), "prompt lookup, also in 3 texts");
-        assert_eq!(
-            (way("lookup"), drafter("lookup")),
-            ("prompt lookup alone".into(), "prompt lookup".into())
-        );
-        assert_eq!((way("none"), drafter("<b>")), (PLAIN.into(), "<b>".into()));
-        assert_eq!(rule("chain 4"), "chains of 4 tokens");
-        assert_eq!(rule("tree-static 4,8"), "fixed tree of 4,8 tokens a level");
-        assert_eq!(
-            rule("tree-dynamic width 10 depth 6 budget 60"),
-            "tree by confidence, width 10 depth 6 budget 60"
-        );
-        assert_eq!(rule("tree-sampled(wor) 4,2"), "drawn tree of 4,2 children a level");
-        assert_eq!(rule("odd"), "odd");
-        assert_eq!(
-            (temperature(0.0), temperature(0.7)),
-            ("greedy".into(), "temperature 0.7".into())
+            told,
+            [
+                "chains of 4 tokens",
+                "fixed tree of 4,8 tokens a level",
+                "tree by confidence, width 10 depth 6 budget 60",
+                "drawn tree of 4,2 children a level"
+            ]
         );
     }
 

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use longdraft_decode::DraftShape;
 use longdraft_models::draft::Draft;
 use longdraft_records::decode::DecodeRecord;
-use longdraft_report::named::shape;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
     ExportOptions, Exported, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
@@ -145,7 +144,7 @@ fn weight_type(dtype: ExportDtype) -> WeightType {
 fn best_chain(provenance: &Provenance) -> Option<usize> {
     let record: DecodeRecord = serde_json::from_value(provenance.evaluation.clone()?).ok()?;
     let greedy = record.cells.iter().filter(|cell| cell.temperature == 0.0);
-    let chains = greedy.filter_map(|cell| match shape(&cell.rule)? {
+    let chains = greedy.filter_map(|cell| match cell.layout()? {
         DraftShape::Chain { length } => Some((length, cell.figures.speed_up)),
         _ => None,
     });

@@ -18,7 +18,8 @@ use longdraft_train::objective::Objective;
 use serde_json::{Value, json};
 
 use crate::error::{ParityError, Result};
-use crate::{Place, ROUNDED, malformed};
+use crate::training::{SINGLE, Tolerance};
+use crate::{Place, malformed};
 
 /// Where a published network's reach ends; no case gets there.
 const CONTEXT: usize = 1 << 20;
@@ -38,15 +39,6 @@ pub(super) struct Case<'a> {
     pub(super) tolerance: Tolerance,
 }
 
-/// Allowed relative errors.
-pub(super) struct Tolerance {
-    pub(super) loss: f64,
-    /// Of gradients, hidden states and scores.
-    pub(super) grad: f64,
-    /// Share of choices that may differ.
-    pub(super) count: f64,
-}
-
 /// A row of tokens with its blocks that count.
 #[derive(Clone)]
 pub(super) struct Row {
@@ -63,11 +55,7 @@ impl<'a> Case<'a> {
     pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &'a Place) -> Result<Self> {
         let file = SafetensorsSource::open_file(&folder.join("case.safetensors"))?;
         let config = config(folder, meta, &file)?;
-        let tolerance = Tolerance {
-            loss: place.allowed(1e-5, ROUNDED.loss),
-            grad: place.allowed(1e-4, ROUNDED.grad),
-            count: place.allowed(0.0, ROUNDED.count),
-        };
+        let tolerance = Tolerance::of(&Value::Null, place, &SINGLE);
         let rows = rows(folder, &file)?;
         Ok(Self { folder, meta, place, file, config, rows, tolerance })
     }

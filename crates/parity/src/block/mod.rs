@@ -14,7 +14,7 @@ use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::{Objective, Prepared};
 use serde_json::Value;
 
-use super::{CaseReport, Place, relative, relative_error, worst};
+use super::{CaseReport, Place, note, relative, relative_error, worst};
 use crate::error::Result;
 use case::{Case, Row};
 
@@ -47,7 +47,6 @@ pub(super) fn run(
     }
     let (metrics, gradients) = step(&case, objective.as_ref())?;
     check_loss(&case, &metrics, &gradients, &mut report)?;
-    let mut largest = 0.0;
     for (index, parameter) in draft.parameters().iter().enumerate() {
         // What no block's loss depends on has a gradient of zeros, which a case may leave out.
         let (device, shape) = (parameter.var.device(), parameter.var.shape());
@@ -58,9 +57,8 @@ pub(super) fn run(
         };
         let error = relative_error(&own, &want)?;
         report.check(format!("gradient {}", parameter.name), error, case.tolerance.grad);
-        largest = worst(largest, error);
+        note(&mut report.grad_error, error);
     }
-    report.grad_error = Some(largest);
     Ok(report)
 }
 
@@ -108,7 +106,6 @@ fn check_loss(
     gradients: &Gradients,
     report: &mut CaseReport,
 ) -> Result<()> {
-    let mut largest = 0.0;
     let mut of_values = vec![
         ("loss", metrics.loss(), case.number("loss")),
         ("gradient norm", gradients.norm()?, case.number("grad_norm")),
@@ -122,9 +119,8 @@ fn check_loss(
         let Some(want) = want else { continue };
         let error = relative(own, want);
         report.check(name, error, case.tolerance.loss);
-        largest = worst(largest, error);
+        note(&mut report.loss_error, error);
     }
-    report.loss_error = Some(largest);
     let right = metrics.by_delay.iter().map(|delay| delay.top1_count).sum();
     for (name, own) in [
         ("out.metric.acc", [right, metrics.rows]),

@@ -16,7 +16,8 @@ use longdraft_train::optim::AdamWConfig;
 use serde_json::{Value, json};
 
 use crate::error::Result;
-use crate::{Place, ROUNDED, malformed};
+use crate::training::{self, SINGLE, Tolerance};
+use crate::{Place, malformed};
 
 /// Prefix of what the weights file holds of the target.
 const OF_TARGET: &str = "target.";
@@ -32,33 +33,8 @@ pub(super) struct Case<'a> {
     pub(super) tolerance: Tolerance,
 }
 
-/// Allowed errors: relative, except for rates.
-pub(super) struct Tolerance {
-    pub(super) loss: f64,
-    pub(super) grad: f64,
-    pub(super) weight: f64,
-    /// Absolute, of rates and simulated lengths; times rows for sums.
-    pub(super) rate: f64,
-    /// Share of a count that may differ.
-    pub(super) count: f64,
-}
-
-impl Tolerance {
-    fn of(meta: &Value, place: &Place) -> Self {
-        let wide = meta["dtype"].as_str().is_some_and(|dtype| dtype.ends_with("float16"));
-        let given = |key: &str, narrow: f64, of_wide: f64, rounded: f64| {
-            let default = if wide { of_wide } else { narrow };
-            place.allowed(meta["tolerance"][key].as_f64().unwrap_or(default), rounded)
-        };
-        Self {
-            loss: given("loss_rel", 1e-5, 1e-2, ROUNDED.loss),
-            grad: given("grad_rel_max", 1e-4, 5e-2, ROUNDED.grad),
-            weight: given("weight_rel_max", 1e-4, 2e-2, ROUNDED.weight),
-            rate: place.allowed(if wide { 5e-2 } else { 1e-5 }, ROUNDED.rate),
-            count: place.allowed(if wide { 5e-2 } else { 0.0 }, ROUNDED.count),
-        }
-    }
-}
+/// What a case may be off that is stored in 16 bits.
+const WIDE: Tolerance = Tolerance { loss: 1e-2, grad: 5e-2, weight: 2e-2, rate: 5e-2, count: 5e-2 };
 
 impl<'a> Case<'a> {
     pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &'a Place) -> Result<Self> {
@@ -69,6 +45,8 @@ impl<'a> Case<'a> {
         let lengths = lengths
             .filter(|lengths| !lengths.is_empty() && !lengths.contains(&0))
             .ok_or_else(|| malformed(folder, "meta.json: `record_lengths` is missing"))?;
+        let is_wide = meta["dtype"].as_str().is_some_and(|dtype| dtype.ends_with("float16"));
+        let own = if is_wide { &WIDE } else { &SINGLE };
         Ok(Self {
             folder,
             meta,
@@ -76,14 +54,13 @@ impl<'a> Case<'a> {
             records: file("records.safetensors")?,
             weights: file("weights.safetensors")?,
             lengths,
-            tolerance: Tolerance::of(meta, place),
+            tolerance: Tolerance::of(meta, place, own),
         })
     }
 
     /// Steps of the case: public trainer's or, without `compat`, the default mode's.
     pub(super) fn steps(&self) -> Result<&'a Vec<Value>> {
-        let steps = self.meta["steps"].as_array().filter(|steps| !steps.is_empty());
-        steps.ok_or_else(|| malformed(self.folder, "meta.json: `steps` is missing"))
+        training::steps(self.folder, self.meta)
     }
 
     pub(super) fn record_tensor(&self, record: usize, name: &str) -> Result<Tensor> {
@@ -251,15 +228,13 @@ impl<'a> Case<'a> {
     }
 
     pub(super) fn optimizer(&self) -> AdamWConfig {
-        let given = &self.meta["optimizer"];
-        let number = |key: &str, default: f64| given[key].as_f64().unwrap_or(default);
-        let beta = |i: usize, default: f64| given["betas"][i].as_f64().unwrap_or(default);
-        AdamWConfig {
-            betas: (beta(0, 0.9), beta(1, 0.999)),
-            eps: number("eps", 1e-8),
-            weight_decay: number("weight_decay", 0.0),
-            clip_norm: number("clip_norm", 0.5),
+        let defaults = AdamWConfig {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            clip_norm: 0.5,
             ..AdamWConfig::default()
-        }
+        };
+        training::optimizer(self.meta, &defaults)
     }
 }

@@ -14,20 +14,13 @@ use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
-use super::{CaseReport, Place, malformed, relative, worst};
+use super::{CaseReport, Place, malformed, note, relative};
 use crate::error::Result;
+use crate::training::{check_gradients, check_weights, rate};
 
 use case::Case;
-use checks::{check_gradients, check_metrics, check_weights};
+use checks::check_metrics;
 use inputs::{check_activations, check_capture, check_teacher, check_vocabulary};
-
-/// Largest errors so far.
-#[derive(Default)]
-struct Errors {
-    loss: f64,
-    grad: f64,
-    weight: f64,
-}
 
 /// Recomputes the default modes and then every step of the case.
 pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
@@ -39,15 +32,11 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
     check_teacher(&case, &objective, (&batch, &features), &mut report)?;
     check_capture(&case, &objective, &batch, &mut report)?;
     check_activations(&case, &objective, (&batch, &features), &mut report)?;
-    let mut errors = Errors::default();
     let modes = meta["default_mode"].as_array().map_or(&[][..], Vec::as_slice);
     for (index, mode) in modes.iter().enumerate() {
-        run_mode(&case, index, mode, (&batch, &features), &mut errors, &mut report)?;
+        run_mode(&case, index, mode, (&batch, &features), &mut report)?;
     }
-    run_steps(&case, &objective, (&batch, &features), &mut errors, &mut report)?;
-    report.loss_error = Some(errors.loss);
-    report.grad_error = Some(errors.grad);
-    report.weight_error = Some(errors.weight);
+    run_steps(&case, &objective, (&batch, &features), &mut report)?;
     Ok(report)
 }
 
@@ -57,21 +46,19 @@ fn run_mode(
     index: usize,
     mode: &Value,
     inputs: (&Batch, &BatchFeatures),
-    errors: &mut Errors,
     report: &mut CaseReport,
 ) -> Result<()> {
     let objective = case.objective(Some(mode))?;
     let label = |what: &str| format!("default mode {} {what}", index + 1);
     let (metrics, gradients) = step(&objective, inputs)?;
-    check_step(case, &label, mode, (&objective, &metrics, &gradients), errors, report)?;
+    check_step(case, &label, mode, (&objective, &metrics, &gradients), report)?;
     if let Some(file) = mode["grads_file"].as_str() {
         if file.contains(['/', '\\']) {
             let problem = format!("`grads_file` = {file} is no file name");
             return Err(malformed(case.folder, problem));
         }
-        let parameters = objective.eagle3().parameters();
-        let error = check_gradients(case, file, parameters, &gradients, report)?;
-        errors.grad = worst(errors.grad, error);
+        let trained = (objective.eagle3().parameters(), &gradients);
+        check_gradients((&case.folder.join(file), ""), trained, &case.tolerance, report)?;
     }
     Ok(())
 }
@@ -81,7 +68,6 @@ fn run_steps(
     case: &Case<'_>,
     objective: &Eagle3Objective,
     inputs: (&Batch, &BatchFeatures),
-    errors: &mut Errors,
     report: &mut CaseReport,
 ) -> Result<()> {
     let parameters = objective.eagle3().parameters();
@@ -90,14 +76,12 @@ fn run_steps(
     for (index, want) in steps.iter().enumerate() {
         let label = |what: &str| format!("step {} {what}", index + 1);
         let (metrics, gradients) = step(objective, inputs)?;
-        check_step(case, &label, want, (objective, &metrics, &gradients), errors, report)?;
+        check_step(case, &label, want, (objective, &metrics, &gradients), report)?;
         if index == 0 {
-            let error = check_gradients(case, "grads.safetensors", parameters, &gradients, report)?;
-            errors.grad = worst(errors.grad, error);
+            let (path, trained) = (case.folder.join("grads.safetensors"), (parameters, &gradients));
+            check_gradients((&path, ""), trained, &case.tolerance, report)?;
         }
-        let rate = want["lr"].as_f64();
-        let rate = rate.ok_or_else(|| malformed(case.folder, "meta.json: a step has no `lr`"))?;
-        optimizer.step(parameters, &gradients, rate)?;
+        optimizer.step(parameters, &gradients, rate(case.folder, want)?)?;
         let mut files = Vec::new();
         if index == 0 {
             files.push("weights_step1.safetensors");
@@ -106,8 +90,8 @@ fn run_steps(
             files.push("weights_final.safetensors");
         }
         for file in files {
-            let error = check_weights(case, file, objective.eagle3(), report)?;
-            errors.weight = worst(errors.weight, error);
+            let tensors = objective.eagle3().named_tensors();
+            check_weights((&case.folder.join(file), ""), tensors, &case.tolerance, report)?;
         }
     }
     Ok(())
@@ -135,7 +119,6 @@ fn check_step(
     label: &dyn Fn(&str) -> String,
     want: &Value,
     (objective, metrics, gradients): (&Eagle3Objective, &Eagle3Metrics, &Gradients),
-    errors: &mut Errors,
     report: &mut CaseReport,
 ) -> Result<()> {
     let loss = metrics.loss(&objective.config().weights());
@@ -144,11 +127,9 @@ fn check_step(
             let error = relative(got, want);
             report.check(label(key), error, case.tolerance.loss);
             if key == "loss" {
-                errors.loss = worst(errors.loss, error);
+                note(&mut report.loss_error, error);
             }
         }
     }
-    let error = check_metrics(case, label, want, metrics, report)?;
-    errors.loss = worst(errors.loss, error);
-    Ok(())
+    check_metrics(case, label, want, metrics, report)
 }

@@ -12,7 +12,8 @@ use longdraft_train::optim::{AdamWConfig, DeadParameters};
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::{Place, ROUNDED, malformed};
+use crate::training::{self, SINGLE, Tolerance};
+use crate::{Place, malformed};
 
 /// A case's files and settings.
 pub(super) struct Case<'a> {
@@ -27,23 +28,6 @@ pub(super) struct Case<'a> {
     pub(super) tolerance: Tolerance,
 }
 
-pub(super) struct Tolerance {
-    pub(super) loss: f64,
-    pub(super) grad: f64,
-    pub(super) weight: f64,
-    /// Absolute, of rates and simulated lengths.
-    pub(super) rate: f64,
-    /// Share of a count that may differ.
-    pub(super) count: f64,
-}
-
-impl Tolerance {
-    /// Of a simulated length: a sum of `gamma` products of rates where these are rounded.
-    pub(super) fn length(&self, gamma: usize) -> f64 {
-        if self.count > 0.0 { self.rate * gamma as f64 } else { self.rate }
-    }
-}
-
 impl<'a> Case<'a> {
     pub(super) fn open(folder: &'a Path, meta: &'a Value, place: &Place) -> Result<Self> {
         let file = |name: &str| SafetensorsSource::open_file(&folder.join(name));
@@ -53,9 +37,6 @@ impl<'a> Case<'a> {
             let size = value.as_u64().map(|n| n as usize).filter(|n| *n > 0);
             size.ok_or_else(|| malformed(folder, format!("meta.json: `{name}` is missing")))
         };
-        let tolerance = |key: &str, default: f64, rounded: f64| {
-            place.allowed(meta["tolerance"][key].as_f64().unwrap_or(default), rounded)
-        };
         Ok(Self {
             folder,
             meta,
@@ -64,14 +45,14 @@ impl<'a> Case<'a> {
             compat,
             rows: size(rows, "batch_size or micro_batches")?,
             seq_len: size(&meta["seq_len"], "seq_len")?,
-            tolerance: Tolerance {
-                loss: tolerance("loss_rel", 1e-5, ROUNDED.loss),
-                grad: tolerance("grad_rel_max", 1e-4, ROUNDED.grad),
-                weight: tolerance("weight_rel_max", 1e-4, ROUNDED.weight),
-                rate: place.allowed(1e-5, ROUNDED.rate),
-                count: place.allowed(0.0, ROUNDED.count),
-            },
+            tolerance: Tolerance::of(meta, place, &SINGLE),
         })
+    }
+
+    /// Of a simulated length: a sum of `gamma` products of rates where these are rounded.
+    pub(super) fn length_tolerance(&self, gamma: usize) -> f64 {
+        let Tolerance { rate, count, .. } = self.tolerance;
+        if count > 0.0 { rate * gamma as f64 } else { rate }
     }
 
     /// An input tensor with exactly `count` values.
@@ -85,8 +66,7 @@ impl<'a> Case<'a> {
     }
 
     pub(super) fn steps(&self) -> Result<&'a Vec<Value>> {
-        let steps = self.meta["steps"].as_array().filter(|steps| !steps.is_empty());
-        steps.ok_or_else(|| malformed(self.folder, "meta.json: `steps` is missing"))
+        training::steps(self.folder, self.meta)
     }
 
     pub(super) fn objective(&self, key: &str) -> &'a Value {
@@ -106,21 +86,12 @@ impl<'a> Case<'a> {
 
     pub(super) fn optimizer(&self) -> AdamWConfig {
         let given = &self.meta["optimizer"];
-        let defaults = AdamWConfig::default();
-        let number = |key: &str, default: f64| given[key].as_f64().unwrap_or(default);
-        let beta = |i: usize, default: f64| given["betas"][i].as_f64().unwrap_or(default);
         let decays = given["parameters_without_grad"]
             .as_str()
             .or_else(|| given["dead_params"].as_str())
             .is_some_and(|mode| mode.starts_with("decay"));
-        AdamWConfig {
-            betas: (beta(0, defaults.betas.0), beta(1, defaults.betas.1)),
-            eps: number("eps", defaults.eps),
-            weight_decay: number("weight_decay", defaults.weight_decay),
-            clip_norm: number("clip_norm", defaults.clip_norm),
-            dead_params: if decays { DeadParameters::Decay } else { DeadParameters::Untouched },
-            ..defaults
-        }
+        let dead_params = if decays { DeadParameters::Decay } else { DeadParameters::Untouched };
+        training::optimizer(self.meta, &AdamWConfig { dead_params, ..AdamWConfig::default() })
     }
 }
 

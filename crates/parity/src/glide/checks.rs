@@ -3,18 +3,17 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
-use longdraft_models::draft::Parameter;
 use longdraft_models::draft::glide::Trace;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_parallel::Gradients;
 use longdraft_train::method::glide::GlideObjective;
-use longdraft_train::metrics::{DraftMetrics, Rate};
+use longdraft_train::metrics::DraftMetrics;
 use serde_json::Value;
 
-use super::case::{Case, Tolerance};
+use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, on_host, relative, relative_error, worst};
+use crate::training::{Tolerance, check_lengths};
+use crate::{CaseReport, on_host, relative, relative_error};
 
 /// Compares what the activations file holds of the first step.
 pub(super) fn check_activations(
@@ -62,54 +61,6 @@ pub(super) fn check_activations(
     Ok(())
 }
 
-pub(super) fn check_gradients(
-    case: &Case<'_>,
-    parameters: &[Parameter],
-    gradients: &Gradients,
-    report: &mut CaseReport,
-) -> Result<f64> {
-    let file = SafetensorsSource::open_file(&case.folder.join("grads.safetensors"))?;
-    let mut largest = 0.0;
-    let mut reached = Vec::new();
-    for (index, parameter) in parameters.iter().enumerate() {
-        let stored = format!("draft_model.{}", parameter.name);
-        let Some(got) = gradients.tensor(index, parameter)? else {
-            continue;
-        };
-        reached.push(stored.clone());
-        let error = match file.shape(&stored) {
-            Some(_) => relative_error(&got, &file.load(&stored, DType::F32)?)?,
-            None => f64::INFINITY,
-        };
-        largest = worst(largest, error);
-        report.check(format!("gradient {}", parameter.name), error, case.tolerance.grad);
-    }
-    reached.sort();
-    report.check_equal("tensors with a gradient", &reached, &file.names());
-    Ok(largest)
-}
-
-pub(super) fn check_weights(
-    case: &Case<'_>,
-    file_name: &str,
-    objective: &GlideObjective,
-    report: &mut CaseReport,
-) -> Result<f64> {
-    let file = SafetensorsSource::open_file(&case.folder.join(file_name))?;
-    let mut largest = 0.0;
-    for (name, got) in objective.glide().named_tensors() {
-        let stored = format!("draft_model.{name}");
-        let error = match file.shape(&stored) {
-            Some(_) => relative_error(&got, &file.load(&stored, DType::F32)?)?,
-            None => f64::INFINITY,
-        };
-        largest = worst(largest, error);
-        let step = file_name.trim_start_matches("weights_").trim_end_matches(".safetensors");
-        report.check(format!("weight {name} ({step})"), error, case.tolerance.weight);
-    }
-    Ok(largest)
-}
-
 /// Counters and rates, where the case has them.
 pub(super) fn check_metrics(
     case: &Case<'_>,
@@ -148,18 +99,7 @@ pub(super) fn check_metrics(
         }
     }
     let gamma = case.objective("gamma").as_u64().unwrap_or(5) as usize;
-    let lengths = [
-        ("simulated_acceptance_length", Rate::Top1, 0.0),
-        ("simulated_acceptance_length_sampling", Rate::Acceptance, 0.0),
-        ("simulated_acceptance_length_without_bonus", Rate::Top1, 1.0),
-        ("simulated_acceptance_length_sampling_without_bonus", Rate::Acceptance, 1.0),
-    ];
     // Up to gamma rates are multiplied and added.
-    let lengths_within = case.tolerance.length(gamma);
-    for (key, rate, bonus) in lengths {
-        if let Some(want) = want[key].as_f64() {
-            let value = got.simulated_acceptance_length(rate, gamma) - bonus;
-            report.check(label(key), (value - want).abs(), lengths_within);
-        }
-    }
+    let within = case.length_tolerance(gamma);
+    check_lengths(label, want, |rate| got.simulated_acceptance_length(rate, gamma), within, report);
 }

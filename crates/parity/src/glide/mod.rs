@@ -17,13 +17,17 @@ use longdraft_train::objective::Objective;
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
-use super::{CaseReport, Place, malformed, relative, worst};
+use super::{CaseReport, Place, malformed, note, relative};
 use crate::error::Result;
+use crate::training::{check_gradients, check_weights, rate};
 
 use batches::batches;
 use case::{Case, glide_config, objective_config};
-use checks::{check_gradients, check_metrics, check_weights};
+use checks::check_metrics;
 use step::run_step;
+
+/// Of the draft's tensors in a case's files.
+const PREFIX: &str = "draft_model.";
 
 /// Recomputes every step of the case.
 pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
@@ -43,7 +47,6 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
     let parameters = case.optimized(objective.draft().parameters());
     let mut optimizer = AdamW::new(case.optimizer(), &parameters);
     let mut all_steps = DraftMetrics::default();
-    let (mut loss_error, mut grad_error, mut weight_error) = (0.0_f64, 0.0_f64, 0.0_f64);
     let steps = case.steps()?;
     for (index, step) in steps.iter().enumerate() {
         let label = |what: &str| format!("step {} {what}", index + 1);
@@ -58,19 +61,18 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
                 let error = relative(got, want);
                 report.check(label(key), error, case.tolerance.loss);
                 if key != "grad_norm" {
-                    loss_error = worst(loss_error, error);
+                    note(&mut report.loss_error, error);
                 }
             }
         }
         check_metrics(&case, &label, step, &outcome.metrics, &mut report);
         all_steps.merge(&outcome.metrics);
         if index == 0 {
-            let error = check_gradients(&case, &parameters, &outcome.gradients, &mut report)?;
-            grad_error = worst(grad_error, error);
+            let path = folder.join("grads.safetensors");
+            let trained = (&parameters[..], &outcome.gradients);
+            check_gradients((&path, PREFIX), trained, &case.tolerance, &mut report)?;
         }
-        let rate = step["lr"].as_f64();
-        let rate = rate.ok_or_else(|| malformed(folder, "meta.json: a step has no `lr`"))?;
-        optimizer.step(&parameters, &outcome.gradients, rate)?;
+        optimizer.step(&parameters, &outcome.gradients, rate(folder, step)?)?;
         let file = match index {
             0 => Some("weights_step1.safetensors"),
             i if i + 1 == steps.len() => Some("weights_final.safetensors"),
@@ -80,16 +82,13 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
             (steps.len() == 1 && folder.join("weights_final.safetensors").is_file())
                 .then_some("weights_final.safetensors"),
         ) {
-            let error = check_weights(&case, file, &objective, &mut report)?;
-            weight_error = worst(weight_error, error);
+            let tensors = objective.glide().named_tensors();
+            check_weights((&folder.join(file), PREFIX), tensors, &case.tolerance, &mut report)?;
         }
     }
     if !meta["all_steps"].is_null() {
         let label = |what: &str| format!("all steps {what}");
         check_metrics(&case, &label, &meta["all_steps"], &all_steps, &mut report);
     }
-    report.loss_error = Some(loss_error);
-    report.grad_error = Some(grad_error);
-    report.weight_error = Some(weight_error);
     Ok(report)
 }

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, relative, worst};
+use crate::training::steps;
+use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, note, relative};
 
 const LOSS: f64 = 3e-6;
 const LOGITS: f64 = 1e-5;
@@ -41,9 +42,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
     let lengths = vec![case.sequence; case.sequences];
     let layout = Layout::new(&case.model, &lengths, case.sequence)?;
     let mut optimizer = Muon::new(case.optimizer.clone(), parameters);
-    let steps = case.meta["steps"].as_array().filter(|steps| !steps.is_empty());
-    let steps = steps.ok_or_else(|| malformed(case.folder, "meta.json: `steps` is missing"))?;
-    for (index, step) in steps.iter().enumerate() {
+    for (index, step) in steps(case.folder, case.meta)?.iter().enumerate() {
         let number = index + 1;
         let label = |what: &str| format!("step {number} {what}");
         let mut gradients = Gradients::new(parameters);
@@ -66,7 +65,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
         }
         let error = (loss - number_of(case, step, "loss")?).abs();
         report.check(label("loss"), error, place.allowed(LOSS, ROUNDED.loss));
-        report.loss_error = Some(worst(report.loss_error.unwrap_or(0.0), error));
+        note(&mut report.loss_error, error);
         check_gradients(case, number, (&model, &gradients), place, report)?;
         let multiplier = warmdown::by_steps(index as u64, case.iterations, case.warmdown);
         let outcome = optimizer.step(parameters, &gradients, multiplier)?;
@@ -180,7 +179,7 @@ fn check_gradients(
             _ => f64::INFINITY,
         };
         report.check(label, error, place.allowed(GRADIENT, ROUNDED.grad));
-        report.grad_error = Some(worst(report.grad_error.unwrap_or(0.0), error));
+        note(&mut report.grad_error, error);
     }
     Ok(())
 }
@@ -206,7 +205,7 @@ fn check_weights(
             Group::Matrix => {
                 let rounded = 2.0 * steps * case.optimizer.matrix_learning_rate;
                 report.check(label, error, place.allowed(MUON_WEIGHT, rounded));
-                report.weight_error = Some(worst(report.weight_error.unwrap_or(0.0), error));
+                note(&mut report.weight_error, error);
                 continue;
             }
             Group::Token => case.optimizer.token_learning_rate,

@@ -11,10 +11,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
-use longdraft_decode::{DecodeOptions, DraftShape, Pacing, VerifyRule};
+use longdraft_decode::{DecodeOptions, DraftShape, VerifyRule};
 use longdraft_models::sha256;
 use longdraft_records::decode::{
-    Cell, DECODE_FILE, DecodeRecord, Figures, Milliseconds, Sample, acceptance_intervals,
+    Cell, DECODE_FILE, DecodeRecord, DrafterParts, Figures, Milliseconds, Sample,
+    acceptance_intervals,
 };
 use serde_json::{Value, json};
 
@@ -142,7 +143,7 @@ fn settings(
         models.target.fingerprint(),
         decoding.draft,
         decoding.dtype,
-        decoding.drafter_name(models),
+        decoding.drafter_parts(models),
     ))
 }
 
@@ -166,8 +167,8 @@ pub(crate) fn measure(
     goes_on: &mut dyn FnMut(&Progress) -> bool,
 ) -> Result<Option<Cell>> {
     let drafter = decoding.drafter(models)?;
-    let verifier = verifier(decoding, options);
-    let schedule = Schedule { runs, options, must_be_equal: verifier != "ratio" };
+    let (verifier, must_be_equal) = verifier(decoding, options);
+    let schedule = Schedule { runs, options, must_be_equal };
     let mut stopped = false;
     let comparison = compare(&models.target, drafter, prompts, &schedule, from, &mut |progress| {
         stopped = !goes_on(progress);
@@ -176,8 +177,8 @@ pub(crate) fn measure(
     if stopped {
         return Ok(None);
     }
-    let drafter = decoding.drafter_name(models);
-    let mut cell = cell((drafter, verifier), options, runs, &comparison);
+    let parts = decoding.drafter_parts(models);
+    let mut cell = cell((parts, verifier), options, runs, &comparison);
     let stops = stop_tokens(&models.target);
     cell.sample = prompts
         .first()
@@ -205,20 +206,20 @@ pub(crate) fn lines(prompts: usize, runs: usize) -> impl FnMut(&Progress) {
     }
 }
 
-/// How proposals are tested. All but `ratio` make outputs functions of prompt and seed.
-fn verifier(decoding: &DecodingArguments, options: &DecodeOptions) -> &'static str {
+/// How proposals are tested, and whether this makes outputs functions of prompt and seed.
+fn verifier(decoding: &DecodingArguments, options: &DecodeOptions) -> (&'static str, bool) {
     let drawn = decoding.has_model()
         && matches!(options.shape, DraftShape::Chain { .. } | DraftShape::Sampled { .. });
     match (options.sampling.is_greedy(), options.rule) {
-        (true, _) => "greedy",
-        (false, VerifyRule::Match) => "match",
-        (false, VerifyRule::Ratio) if drawn => "ratio",
-        (false, VerifyRule::Ratio) => "candidate",
+        (true, _) => ("greedy", true),
+        (false, VerifyRule::Match) => ("match", true),
+        (false, VerifyRule::Ratio) if drawn => ("ratio", false),
+        (false, VerifyRule::Ratio) => ("candidate", true),
     }
 }
 
 fn cell(
-    (drafter, verifier): (String, &str),
+    (parts, verifier): (DrafterParts, &str),
     options: &DecodeOptions,
     runs: usize,
     comparison: &Comparison,
@@ -229,14 +230,16 @@ fn cell(
     let of_group = |(name, group): (String, Comparison)| Figures::of(name, &group);
     let contexts = comparison.groups(|prompt| prompt.prompt_tokens.next_power_of_two());
     Cell {
-        drafter,
+        drafter: parts.to_string(),
+        drafter_parts: Some(parts),
         rule: options.shape.name(),
+        shape: Some(options.shape.clone()),
         verifier: verifier.to_owned(),
         temperature: options.sampling.temperature,
         top_k: options.sampling.top_k,
         top_p: options.sampling.top_p,
         min_p: options.sampling.min_p,
-        pace: if options.pacing == Pacing::Fixed { "fixed" } else { "measured" }.to_owned(),
+        pace: options.pacing,
         confidence_threshold: Some(options.confidence_threshold).filter(|least| *least > 0.0),
         runs,
         figures: Figures::of("all", comparison),

@@ -1,6 +1,6 @@
 //! What an answer came to, in words.
 
-use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::{EndReason, Generation};
 
 use crate::cli::PaceChoice;
@@ -93,7 +93,7 @@ fn plain_rounds(metrics: &AcceptanceMetrics, drafts: Drafts) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_decode::metrics::RoundRecord;
+    use longdraft_decode::acceptance::RoundRecord;
 
     use super::*;
 

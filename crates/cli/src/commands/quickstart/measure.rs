@@ -86,7 +86,7 @@ pub(super) fn tell(record: &DecodeRecord) {
         outln!(
             "{}: {:.2} times as fast ({:.0} tok/s, {:.0} plain), {:.2} tokens per target pass, {} of \
              {} outputs equal",
-            words::way(&cell.drafter),
+            words::way(&cell.parts()),
             figures.speed_up,
             figures.decode_tok_s,
             figures.plain_decode_tok_s,

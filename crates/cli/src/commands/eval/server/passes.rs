@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use serde_json::Value;
 
 use super::answer::Answer;
