@@ -312,6 +312,11 @@ fn keys_that_make_no_sense_are_named_before_any_work() {
     for key in ["block_size", "blocks_per_row", "dpace_alpha", "slot_decay", "target_layers"] {
         assert!(text.contains(&format!("draft.{key}")), "{key} not in {text}");
     }
+    let text = fail(&arguments(&config, &["draft.target_layers=[-1,2]"]), 2);
+    assert!(text.contains("layer -1 is the output of the embeddings"), "{text}");
+    let more = ["draft.method=dflash2", "draft.selector_ramp=1.5"];
+    let text = fail(&arguments(&config, &more), 2);
+    assert!(text.contains("`draft.selector_ramp` must be between 0 and 1"), "{text}");
 }
 
 #[test]
@@ -433,6 +438,10 @@ fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
         ("lambda", &["draft.loss=lk_lambda"]),
         ("labels", &["draft.labels=target", "draft.slot_weights=dpace"]),
         ("dpard", &["draft.loss=renyi", "draft.soft_weight=1", "draft.slot_weights=dpard"]),
+        ("places", &["draft.block_starts=whole_blocks"]),
+        ("selector", &["draft.method=dflash2", "draft.selector_rank=6"]),
+        // A run that goes on counts its steps from the first.
+        ("ramp", &["draft.method=dflash2", "draft.selector_rank=6", "draft.selector_ramp=1"]),
         (
             "chain",
             &[

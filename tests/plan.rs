@@ -204,6 +204,15 @@ fn block_drafts_take_the_memory_that_is_planned() {
             "its most likely tokens",
             &["draft.method=dflash", "draft.soft_weight=1", "teacher.soft_targets=top_k"],
         ),
+        (
+            "a divergence of whole distributions",
+            &[
+                "draft.method=dflash",
+                "draft.soft_weight=1",
+                "draft.loss=jsd",
+                "draft.blocks_per_row=256",
+            ],
+        ),
         ("a selector", &["draft.method=dflash2", "draft.selector_rank=64"]),
         ("a chain", &["draft.method=dspark", "draft.markov_rank=64", "draft.block_size=16"]),
         (

@@ -1,7 +1,7 @@
 //! Losses of block drafts beside plain ops: every distance, weight, divisor and label.
 
 use candle_core::backprop::GradStore;
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::bend::Bend;
@@ -136,8 +136,9 @@ fn slots(draft: &BlockDraft, row: &Row) -> Result<Vec<Slot>> {
             let before = batch.ids[place - 1];
             let state = all.narrow(0, 4 * block + k, 1)?;
             let mut logits = state.matmul(&head.t()?)?;
-            if let Some(chain) = draft.chain() {
-                let embedded = chain.embed(&[before]).expect("a token").expect("a rank");
+            if let Some(chain) = draft.chain()
+                && let Some(embedded) = chain.embed(&[before]).expect("a token")
+            {
                 logits = (logits + embedded.matmul(&chain.output().expect("a head").t()?)?)?;
             }
             let teacher = row.teacher.narrow(0, place - 1, 1)?;
@@ -573,6 +574,121 @@ fn a_chain_learns_the_text_the_target_and_its_confidence_as_plain_ops_say() -> R
         assert_same(&format!("{loss:?}"), &objective, &row, &draft, &want);
     }
     Ok(())
+}
+
+#[test]
+fn without_a_table_or_with_one_of_zeros_a_chain_is_a_block_that_proposes_from_slot_0() -> Result<()>
+{
+    let row = Row::new();
+    let text = ChainLoss {
+        weights: SlotWeights::Uniform,
+        hard: 1.0,
+        distance: 0.0,
+        confidence: 0.0,
+        ..ChainLoss::default()
+    };
+    let chained = |rank| {
+        let chain = ChainSizes { rank, kind: ChainKind::Vanilla, confidence: None };
+        BlockConfig { chain: Some(chain), ..toy() }
+    };
+    let objective = |draft| {
+        let objective = ChainObjective::new(draft, &row.head, text, draws());
+        objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec())
+    };
+    // Slot k learns the token k + 1 places after its anchor, by its own logits alone.
+    let draft = fresh(&chained(0));
+    let all = slots(&draft, &row)?;
+    let labels: Vec<u32> = all.iter().map(|slot| slot.label as u32).collect();
+    let places = ANCHORS.iter().flat_map(|(start, _)| start + 1..start + 5);
+    assert_eq!(labels, places.map(|place| row.batch.ids[place]).collect::<Vec<_>>());
+    let losses = all.iter().map(Slot::hard).collect::<Result<Vec<_>>>()?;
+    let want = (sum(&losses, &[1.0; 8])? / 8.0)?;
+    assert_same("rank 0", &objective(fresh(&chained(0))), &row, &draft, &want);
+
+    let silent = |(name, value): (String, Tensor)| {
+        let is_table = name == "markov_head.markov_w2.weight";
+        let value = if is_table { value.zeros_like().expect("zeros") } else { value };
+        (name, value)
+    };
+    let source = MemorySource::new(fresh(&chained(5)).weights().named().into_iter().map(silent));
+    let config = chained(5);
+    let draft = BlockDraft::from_source(&source, &config, &random((30, 16), 1)).expect("a draft");
+    let told = step(&objective(draft), &row, &row.features()).metrics.loss();
+    let want = f64::from(want.to_scalar::<f32>()?);
+    assert!((told - want).abs() < 2e-5 * want, "{told} {want}");
+    Ok(())
+}
+
+#[test]
+fn no_gradient_reaches_the_targets_table_or_head() {
+    let row = Row::new();
+    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: None };
+    for chain in [None, Some(chain)] {
+        let trained = |seed| Var::from_tensor(&random((30, 16), seed)).expect("a variable");
+        let (table, head) = (trained(1), trained(3));
+        let config = BlockConfig { chain, ..toy() };
+        let draft = BlockDraft::initialise(&config, table.as_tensor(), 2).expect("draft");
+        let objective: Box<dyn Objective> = if chain.is_some() {
+            let loss = ChainLoss::default();
+            Box::new(ChainObjective::new(draft, head.as_tensor(), loss, draws()))
+        } else {
+            let soft = Some(SoftLoss { weight: 0.5, distribution: TeacherDistribution::Whole });
+            let loss = BlockLoss { soft, ..BlockLoss::default() };
+            Box::new(BlockObjective::new(draft, head.as_tensor(), loss, draws()))
+        };
+        let loss = step(objective.as_ref(), &row, &row.features()).loss.expect("a loss");
+        let gradients = loss.backward().expect("backward");
+        for frozen in [&table, &head] {
+            assert!(gradients.get(frozen.as_tensor()).is_none(), "the target trains along");
+        }
+        let trains = |p: &&Parameter| gradients.get(p.var.as_tensor()).is_some();
+        let count = objective.draft().parameters().iter().filter(trains).count();
+        assert_eq!(count, objective.draft().parameters().len(), "a tensor of the draft does not");
+        // They are none of its tensors, so files hold no copy.
+        let names = objective.draft().parameters().iter().map(|p| p.name.as_str());
+        let mut names =
+            names.filter(|name| name.contains("embed_tokens") || name.contains("lm_head"));
+        assert_eq!(names.next(), None);
+    }
+}
+
+#[test]
+fn a_selector_counts_for_less_in_the_first_steps_of_training_and_not_when_it_is_measured() {
+    let row = Row::new();
+    let config = BlockConfig { selector: Some(SelectorSizes { rank: 3, top_k: 5 }), ..toy() };
+    let of = |weight: f64| {
+        let (over_hits, keeps_labels, stops_gradient) = (false, true, false);
+        let selector = SelectorLoss { weight, over_hits, keeps_labels, stops_gradient };
+        let loss =
+            BlockLoss { selector: Some(selector), selector_ramp: 0.25, ..BlockLoss::default() };
+        blocks(loss, &config, &row)
+    };
+    let features = BatchFeatures { teacher: TeacherFeatures::None, ..row.features() };
+    let value = |objective: &BlockObjective| {
+        let share = step(objective, &row, &features);
+        let loss = share.loss.expect("a loss");
+        let gradients = loss.backward().expect("backward");
+        let all = objective.draft().parameters().iter().map(|p| values(&gradients, p));
+        let loss = loss.to_scalar::<f32>().expect("number");
+        (loss, share.metrics.loss(), all.collect::<Vec<_>>())
+    };
+    // A quarter of 16 steps: the first weighs a quarter, the fourth and all others the whole.
+    for (at, wanted) in [(1, 0.25), (2, 0.5), (4, 1.0), (16, 1.0)] {
+        let mut ramped = of(0.8);
+        ramped.begin_step(at, 16);
+        let (own, plain) = (value(&ramped), value(&of(0.8 * wanted)));
+        assert_eq!(own, plain, "step {at}");
+        assert!((own.1 - f64::from(own.0)).abs() < 2e-5 * own.1, "step {at}: {own:?}");
+        let measured = ramped.measure(&row.batch, &features).expect("measured");
+        assert!((measured.parts[1].weight - 0.8).abs() < 1e-12, "held-out rows of step {at}");
+    }
+    // A row with nothing to learn tells the same weight as those that it is added to.
+    let mut ramped = of(0.8);
+    ramped.begin_step(1, 16);
+    let mut silent = Row::new();
+    silent.batch.loss_mask.fill(false);
+    let share = step(&ramped, &silent, &features);
+    assert!((share.metrics.parts[1].weight - 0.2).abs() < 1e-12);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use candle_core::{D, DType};
 use longdraft_data::Batch;
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::drafter::{Drafter, Eagle3Model, ModelDrafter};
-use longdraft_decode::metrics::AcceptanceMetrics;
 use longdraft_decode::{DecodeOptions, DraftShape, SpeculativeDecoder};
 use longdraft_features::{BatchFeatures, run_target};
 use longdraft_kernels::random::CounterRng;

@@ -68,6 +68,9 @@ pub trait Objective {
     /// What it needs of the target for every batch.
     fn needs(&self) -> FeatureNeeds;
 
+    /// Says which optimizer step comes, from 1, and of how many: for losses that change over a run.
+    fn begin_step(&mut self, _step: u64, _steps: u64) {}
+
     /// What micro-batches are divided by.
     fn normalisation(&self) -> Normalisation;
 

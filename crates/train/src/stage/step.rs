@@ -115,6 +115,8 @@ impl Stage {
     /// or counts the step if that is allowed.
     pub(super) fn optimize(&mut self, batches: &[Batch], allows_empty: bool) -> Result<Outcome> {
         let step = self.progress.step + 1;
+        // What is a share of the steps stays as it is where a run is extended.
+        self.objective.begin_step(step, self.schedule.warmup_of);
         self.capture_new(batches)?;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
         let (denominators, held) = self.denominators(batches)?;

@@ -166,7 +166,7 @@ fn assert_close(name: &str, a: &[f32], b: &[f32], tolerance: f32) {
 fn loss_and_gradients_match_the_composed_rules_in_every_mode() {
     let drafts = [
         draft_config(),
-        draft_config().with_eagle31_norms(),
+        Eagle3Config { fc_norm: true, norm_output: true, ..draft_config() },
         Eagle3Config { attention_window: Some(3), ..draft_config() },
         Eagle3Config { dynamic_ntk: Some(2.0), max_position_embeddings: 8, ..draft_config() },
     ];
@@ -194,9 +194,8 @@ fn loss_and_gradients_match_the_composed_rules_in_every_mode() {
 #[test]
 fn every_trained_tensor_gets_a_gradient_in_every_mode() {
     let narrow = Eagle3Config { hidden_size: 8, embed_proj: true, ..draft_config() };
-    for (draft, tensors) in
-        [(draft_config(), 13), (draft_config().with_eagle31_norms(), 16), (narrow, 14)]
-    {
+    let normed = Eagle3Config { fc_norm: true, norm_output: true, ..draft_config() };
+    for (draft, tensors) in [(draft_config(), 13), (normed, 16), (narrow, 14)] {
         for mode in modes() {
             let objective = objective(&draft, mode);
             let batch = batch(&[20, 13], 0);

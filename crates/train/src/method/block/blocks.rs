@@ -6,6 +6,8 @@ use longdraft_features::BatchFeatures;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
 use longdraft_models::target_model::KeyValues;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
@@ -28,6 +30,41 @@ impl BlockBudget {
     }
 }
 
+/// Which supervised tokens of a row may begin a block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BlockStarts {
+    /// Those that a supervised one of their document follows (SpecForge, DeepSpec).
+    #[default]
+    Followed,
+    /// Those whose whole block lies in their document, all but one of them at most (SpecForge at first).
+    WholeBlocks,
+    /// All but those among the last tokens of the row, as many as a block has slots (speculators).
+    BeforeEnd,
+}
+
+impl BlockStarts {
+    /// These tokens, ascending, for blocks of `slots` slots.
+    fn of(self, batch: &Batch, slots: usize) -> Vec<usize> {
+        let tokens = batch.ids.len();
+        let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
+        match self {
+            Self::Followed => candidates(batch),
+            Self::WholeBlocks => {
+                let is_whole = |t: &usize| same_document(batch, *t, *t + slots.saturating_sub(1));
+                (0..tokens).filter(supervised).filter(is_whole).collect()
+            }
+            Self::BeforeEnd => (0..tokens.saturating_sub(slots)).filter(supervised).collect(),
+        }
+    }
+
+    /// How many blocks of `asked` are drawn among so many tokens.
+    fn most(self, asked: usize, candidates: usize) -> usize {
+        let spare = usize::from(self == Self::WholeBlocks);
+        asked.min(candidates.saturating_sub(spare))
+    }
+}
+
 /// How blocks are drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockDraws {
@@ -41,9 +78,15 @@ impl BlockDraws {
     /// Where the blocks of a row begin, ascending: different tokens, all equally likely, that are
     /// supervised and followed by a supervised one of the same document.
     pub fn of(&self, batch: &Batch) -> Vec<usize> {
-        let mut candidates = candidates(batch);
+        self.among(batch, (BlockStarts::Followed, 0))
+    }
+
+    /// The same among the tokens of a rule, for blocks of so many slots.
+    pub fn among(&self, batch: &Batch, (rule, slots): (BlockStarts, usize)) -> Vec<usize> {
+        let mut candidates = rule.of(batch, slots);
         let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
-        let blocks = self.budget.of((0..batch.ids.len()).filter(supervised).count());
+        let asked = self.budget.of((0..batch.ids.len()).filter(supervised).count());
+        let blocks = rule.most(asked, candidates.len());
         if candidates.len() > blocks {
             let key = [batch.epoch, batch.row as u64];
             let mut rng = CounterRng::new(self.seed, "blocks", &key);
@@ -271,6 +314,25 @@ mod tests {
     }
 
     #[test]
+    fn other_rules_begin_blocks_where_their_trainers_do() {
+        let all = BlockDraws { seed: 1, budget: BlockBudget::PerRow(9) };
+        assert_eq!(all.among(&batch(), (BlockStarts::Followed, 4)), all.of(&batch()));
+        // The row's last four tokens are 8 to 11.
+        assert_eq!(all.among(&batch(), (BlockStarts::BeforeEnd, 4)), [1, 2, 4, 5, 6, 7]);
+        assert_eq!(all.among(&batch(), (BlockStarts::BeforeEnd, 12)), [0; 0]);
+        // Blocks at 1, 2 and 6 lie in their document, and one of them is left out.
+        let mut left_out = std::collections::BTreeSet::new();
+        for epoch in 0..40 {
+            let drawn = all.among(&Batch { epoch, ..batch() }, (BlockStarts::WholeBlocks, 4));
+            assert!(drawn.len() == 2 && drawn.is_sorted(), "{drawn:?}");
+            left_out.extend([1, 2, 6].into_iter().filter(|start| !drawn.contains(start)));
+        }
+        assert_eq!(left_out.into_iter().collect::<Vec<_>>(), [1, 2, 6]);
+        // With five slots only that at 1 does.
+        assert_eq!(all.among(&batch(), (BlockStarts::WholeBlocks, 5)), [0; 0]);
+    }
+
+    #[test]
     fn draws_repeat_within_an_epoch_and_reach_every_place() {
         let draws = BlockDraws { seed: 1, budget: BlockBudget::PerRow(2) };
         let mut seen = std::collections::BTreeSet::new();
@@ -309,5 +371,28 @@ mod tests {
         assert_eq!(slots.labels, [12, 14, 15, 19]);
         let starts: Vec<_> = slots.anchors.iter().map(|a| (a.index, a.document_start)).collect();
         assert_eq!(starts, [(1, 0), (4, 0), (8, 6)]);
+    }
+
+    #[test]
+    fn a_block_that_proposes_from_slot_0_ends_at_the_first_token_that_is_not_learned() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = BlockConfig::for_target(&target, 1, 4, 99);
+        // Supervised after the first token of the block: yes, yes, no, yes.
+        let loss_mask = [1, 1, 1, 0, 1].map(|bit| bit == 1).to_vec();
+        let batch = Batch {
+            ids: (10..15).collect(),
+            position_ids: (0..5).collect(),
+            document_ids: vec![0; 5],
+            loss_mask,
+            ..Batch::default()
+        };
+        let chain = Slots::from_anchors(&batch, &[0], &config);
+        assert_eq!((chain.learned, chain.labels), (vec![0, 1], vec![11, 12]));
+        let plain = Slots::new(&batch, &[0], &config);
+        assert_eq!((plain.learned, plain.labels), (vec![1, 2], vec![11, 12]));
+        // Where a hole lies inside, a plain block goes on after it.
+        let batch = Batch { loss_mask: vec![true, true, false, true, true], ..batch };
+        assert_eq!(Slots::from_anchors(&batch, &[0], &config).learned, [0]);
+        assert_eq!(Slots::new(&batch, &[0], &config).learned, [1, 3]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_data::Document;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft};
@@ -15,6 +16,7 @@ use super::attention::BlockAttention;
 use crate::error::Result;
 use crate::method::Materials;
 use crate::method::recipe::keys;
+use crate::observer::{Event, Observer};
 
 /// The token of unknown slots that is set, or that of the draft to start from.
 fn known_mask_token(set: Option<u32>, start: Option<&SavedDraft>) -> Result<Option<u32>> {
@@ -55,10 +57,12 @@ pub(in crate::method) fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
     (set, init): (Option<u32>, Init),
+    observer: &mut dyn Observer,
 ) -> Result<(BlockDraft, (Tensor, Bend))> {
     let Materials { seed, target, .. } = materials;
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
+    warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;
     let (embedding, seed) = (ends.embedding()?, *seed);
@@ -73,6 +77,19 @@ pub(in crate::method) fn build(
 /// Refuses a network that does not fit a target.
 pub(in crate::method) fn check_sizes(sizes: &BlockConfig, target: &TargetConfig) -> Result<()> {
     Ok(sizes.problems_with(target).into_result(Path::new("draft configuration"))?)
+}
+
+/// Says if texts hold the token of unknown slots: such a slot looks like that token then.
+fn warn_of_mask_token(token: u32, documents: &[Document], observer: &mut dyn Observer) {
+    let of = |document: &Document| document.ids.iter().filter(|id| **id == token).count();
+    let found: usize = documents.iter().map(of).sum();
+    if found > 0 {
+        let text = format!(
+            "token {token} stands in slots that are not known yet, and {found} times in the text: the draft \
+             cannot tell these apart (`draft.mask_token_id` names the token of a fresh draft)"
+        );
+        observer.on_event(Event::Warning(&text));
+    }
 }
 
 /// The token of unknown slots: the known one, or the first that neither the tokenizer nor a document
@@ -96,4 +113,36 @@ fn mask_token(materials: &Materials<'_>, known: Option<u32>) -> Result<u32> {
                        texts do not hold";
         ModelError::invalid(Path::new("draft configuration"), problem).into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Warnings(Vec<String>);
+
+    impl Observer for Warnings {
+        fn on_event(&mut self, event: Event<'_>) {
+            if let Event::Warning(text) = event {
+                self.0.push(text.to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_that_holds_the_token_of_unknown_slots_is_told() {
+        let document = |ids: &[u32]| Document {
+            ids: ids.to_vec(),
+            loss_mask: vec![true; ids.len()],
+            origin: String::new(),
+        };
+        let documents = [document(&[1, 7, 2]), document(&[7, 7]), document(&[3])];
+        let mut told = Warnings::default();
+        warn_of_mask_token(9, &documents, &mut told);
+        assert_eq!(told.0, [""; 0]);
+        warn_of_mask_token(7, &documents, &mut told);
+        assert!(told.0.len() == 1 && told.0[0].contains("token 7"), "{:?}", told.0);
+        assert!(told.0[0].contains("3 times in the text"), "{:?}", told.0);
+    }
 }

@@ -2,22 +2,60 @@
 //!
 //! Some rows of logits exist at a time: a chunk's gradients are formed in the forward pass, handed on when backward
 //! comes, and its graph is gone before the next chunk begins. So memory is `O(chunk · V)` as with the fused op, and
-//! every value of a chunk is stored about ten times over. Logits are those of
+//! every value of a chunk is stored many times over ([`chunk_bytes`]). Logits are those of
 //! [`linear_cross_entropy`](longdraft_kernels::linear_cross_entropy), the teacher's rounded to its head's type.
 
 use std::ops::Range;
 
 use candle_core::backprop::GradStore;
 use candle_core::{D, DType, Device, Result, Tensor, Var, bail};
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::differentiable;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{Inputs, LowRank, Output, RowStatistics, Teacher};
 use longdraft_kernels::rows::select_rows;
 
 use super::slot_loss::SlotLoss;
+use crate::footprint::F32;
 
-/// Logits that exist at the same time: some 160 MiB with what is made of them.
+/// Logits that exist at the same time: 240 to 512 MiB with what is made of them.
 const CHUNK_VALUES: usize = 1 << 22;
+
+/// Bytes of a chunk of `rows` rows at most, with the gradients of their states, `width` values a row, and for a part
+/// of low rank with its table and what a chunk adds to the table's gradient.
+pub(super) fn chunk_bytes(
+    loss: SlotLoss,
+    (rows, width, vocabulary): (u64, u64, u64),
+    (bend, low_rank): (Bend, Option<u64>),
+) -> u64 {
+    let chunk = rows.min(chunk_rows(CHUNK_VALUES, vocabulary as usize) as u64);
+    // Both parts of the logits, beside their sum.
+    let parts = if low_rank.is_some() { 2 } else { 0 };
+    let of_bend = match bend.softcap {
+        Some(_) => 3,
+        None => u64::from(!bend.is_plain()),
+    };
+    let copies = copies(loss) + parts + of_bend;
+    // A copy of the table, its gradient, and zeros that it is added to with their sum; that of all chunks waits elsewhere.
+    let tables = 4 * low_rank.unwrap_or(0) * vocabulary;
+    F32 * (chunk * (copies * vocabulary + width) + rows * width + tables)
+}
+
+/// How often the graph of a chunk and its backward pass hold each of the logits, at most. Kept are the logits, what
+/// makes them log-probabilities (3) and the teacher's, then the steps of [`between`]; gradients come beside these.
+fn copies(loss: SlotLoss) -> u64 {
+    let (steps, gradients) = match loss {
+        SlotLoss::Jsd => (16, 23),
+        SlotLoss::Renyi => (4, 6),
+        _ => (3, 7),
+    };
+    5 + steps + gradients
+}
+
+/// Rows of a chunk of at most so many logits.
+fn chunk_rows(values: usize, vocabulary: usize) -> usize {
+    (values / vocabulary.max(1)).max(1)
+}
 
 /// `Σ (h · cross-entropy of the label + w · divergence)` against the teacher of `inputs`, whose head is frozen. The
 /// statistics' soft loss is the divergence.
@@ -44,7 +82,7 @@ fn divergence_within(
     let (rows, vocabulary) = (inputs.labels.len(), inputs.head.dim(0)?);
     let mut trained = Trained::new(inputs)?;
     let mut sums = Sums::default();
-    let chunk = (values / vocabulary.max(1)).max(1);
+    let chunk = chunk_rows(values, vocabulary);
     for first in (0..rows).step_by(chunk) {
         let rows = first..(first + chunk).min(rows);
         let part = trained.part(rows.clone())?;
@@ -246,7 +284,6 @@ impl Sums {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_kernels::bend::Bend;
     use longdraft_kernels::random::CounterRng;
 
     use super::*;

@@ -5,7 +5,7 @@ use longdraft_data::Batch;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::block::BlockDraft;
 
-use super::blocks::BlockDraws;
+use super::blocks::{BlockDraws, BlockStarts};
 
 /// A block draft with its loss.
 pub struct DrawnBlocks<L> {
@@ -15,6 +15,8 @@ pub struct DrawnBlocks<L> {
     /// What makes logits of its products.
     pub(in crate::method) bend: Bend,
     pub(in crate::method) loss: L,
+    /// The optimizer step that comes, from 1, and of how many, where somebody says so.
+    pub(in crate::method) step: Option<(u64, u64)>,
     starts: Starts,
 }
 
@@ -22,10 +24,17 @@ pub struct DrawnBlocks<L> {
 type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
 
 impl<L> DrawnBlocks<L> {
-    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`.
+    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`, which gets no gradient.
     pub fn new(draft: BlockDraft, head: &Tensor, loss: L, draws: BlockDraws) -> Self {
         let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.clone(), bend: Bend::default(), loss, starts }
+        Self { draft, head: head.detach(), bend: Bend::default(), loss, step: None, starts }
+    }
+
+    /// The same with blocks that are drawn among the tokens of another rule.
+    #[must_use]
+    pub fn with_rule(self, rule: BlockStarts, draws: BlockDraws) -> Self {
+        let slots = self.draft.config().block_size;
+        self.with_starts(move |batch| draws.among(batch, (rule, slots)))
     }
 
     /// The same with logits that are bent as the target's are.

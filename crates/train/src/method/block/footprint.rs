@@ -1,15 +1,18 @@
 //! What a block draft takes: keys of the context, the slots' layers, and their loss.
 
 use longdraft_features::TeacherKind;
+use longdraft_kernels::bend::Bend;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
-    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, SelectorSizes, tensor_specs,
+    BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, tensor_specs,
 };
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
 use super::blocks::BlockBudget;
 use super::build::check_sizes;
+use super::divergence;
+use super::slot_loss::SlotLoss;
 use super::teacher::SoftLoss;
 use crate::error::Result;
 use crate::footprint::loss::{chunk_bytes, row_bytes};
@@ -27,6 +30,10 @@ pub(in crate::method) struct BlockFootprint {
     holds_step: bool,
     /// The part of the target's distribution in the loss.
     soft: Option<SoftLoss>,
+    /// How slots are held to it.
+    loss: SlotLoss,
+    /// What becomes of the head's products.
+    bend: Bend,
 }
 
 impl Footprint for BlockFootprint {
@@ -70,9 +77,16 @@ impl Footprint for BlockFootprint {
         let trained = tensor_values(&self.specs());
         // The slots' inputs do not train, yet their gradient is summed and kept.
         let left = trained + slots * layer.width;
+        let chunks = if self.loss.compares_whole() {
+            let low_rank = self.sizes.chain.map(|sizes| sizes.rank as u64).filter(|rank| *rank > 0);
+            let sizes = (slots, layer.width, vocabulary);
+            divergence::chunk_bytes(self.loss, sizes, (self.bend, low_rank))
+        } else {
+            chunk_bytes(&of_slots, layer.width, vocabulary, row.teacher_logits)
+        };
         RowMemory {
             activations: F32 * self.kept(row, slots),
-            chunks: chunk_bytes(&of_slots, layer.width, vocabulary, row.teacher_logits),
+            chunks,
             backward: F32 * self.gradients(row, slots, trained).max(left),
             left: F32 * left,
             results: row_bytes(slots),
@@ -83,17 +97,19 @@ impl Footprint for BlockFootprint {
 
     /// Six for every value of a matrix and row it multiplies: context rows go through `fc` and the
     /// projections of keys and values, slots through the layers and, forward and back, the head;
-    /// attention takes seven products over half of the row.
+    /// attention takes seven products over half of the row, in a sliding layer over its window at most.
     fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
         let config = &self.sizes;
         let (width, layers) = (config.hidden_size as f64, config.layers.len() as f64);
+        let half = row_tokens as f64 / 2.0;
         let of_context = width * width * config.target_layers.len() as f64
             + layers * 2.0 * width * config.kv_size() as f64;
         let of_slots =
             matrix_values(&self.specs()) - width * width * config.target_layers.len() as f64;
-        let seen = config.sliding_window.map_or(f64::INFINITY, |window| window as f64);
-        let attention =
-            14.0 * config.query_size() as f64 * layers * seen.min(row_tokens as f64 / 2.0);
+        let window = config.sliding_window.map_or(half, |window| half.min(window as f64));
+        let seen = |kind: &LayerKind| if *kind == LayerKind::Sliding { window } else { half };
+        let seen: f64 = config.layers.iter().map(seen).sum();
+        let attention = 14.0 * config.query_size() as f64 * seen;
         let heads = 2 + usize::from(row.teacher_logits);
         let head = 2.0 * heads as f64 * width * config.vocab_size as f64;
         let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
@@ -113,12 +129,18 @@ impl BlockFootprint {
         target: &TargetConfig,
     ) -> Result<Self> {
         check_sizes(&sizes, target)?;
-        Ok(Self { sizes, budget, holds_step, soft: None })
+        let (loss, bend) = (SlotLoss::default(), target.bend());
+        Ok(Self { sizes, budget, holds_step, soft: None, loss, bend })
     }
 
-    /// The same where the loss learns the target's distribution.
+    /// The same where the loss reads the target's distribution.
     pub(in crate::method) fn with_soft(self, soft: Option<SoftLoss>) -> Self {
         Self { soft, ..self }
+    }
+
+    /// The same where slots are held to it in this way.
+    pub(in crate::method) fn with_loss(self, loss: SlotLoss) -> Self {
+        Self { loss, ..self }
     }
 
     /// Slots of a row at most.
@@ -260,6 +282,66 @@ mod tests {
             let footprint = BlockFootprint::new(config.clone(), false, budget, &target);
             assert_peak(&footprint.expect("sizes that fit").row_memory(&row), counted);
         }
+    }
+
+    #[test]
+    fn a_divergence_takes_its_own_chunk_many_times_over() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let chunks = |loss, chain| {
+            let config = BlockConfig { chain, ..BlockConfig::for_target(&target, 1, 16, 0) };
+            let footprint =
+                BlockFootprint::new(config, false, BlockBudget::PerRow(64), &target).expect("fits");
+            let row =
+                Row { tokens: 2048, learned: 2048, parts: 1, teacher_logits: true, threads: 0 };
+            footprint.with_loss(loss).row_memory(&row).chunks
+        };
+        // 27 rows have 2^22 logits at most; states of these, and of all 1024 slots, have gradients.
+        let (chunk, states) = (4 * 27 * 151_936, 4 * 4096 * (27 + 1024));
+        let chain = ChainSizes { rank: 256, kind: ChainKind::Vanilla, confidence: None };
+        for (loss, copies) in
+            [(SlotLoss::ReverseKl, 15), (SlotLoss::Renyi, 15), (SlotLoss::Jsd, 44)]
+        {
+            assert_eq!(chunks(loss, None), copies * chunk + states, "{loss:?}");
+            let tables = 4 * 4 * 256 * 151_936;
+            assert_eq!(
+                chunks(loss, Some(chain)),
+                (copies + 2) * chunk + states + tables,
+                "{loss:?}"
+            );
+            assert!(
+                chunks(loss, None) > chunks(SlotLoss::Tv, None),
+                "the fused loss takes as much"
+            );
+        }
+    }
+
+    #[test]
+    fn every_layer_counts_by_its_own_window() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let row = Row { tokens: 8192, learned: 8192, parts: 1, teacher_logits: false, threads: 0 };
+        let operations = |layers: &[LayerKind], window| {
+            let config = BlockConfig {
+                layers: layers.to_vec(),
+                sliding_window: window,
+                ..BlockConfig::for_target(&target, layers.len(), 16, 0)
+            };
+            let footprint = BlockFootprint::new(config, false, BlockBudget::PerRow(512), &target);
+            footprint.expect("sizes that fit").operations(&row, 8192)
+        };
+        let (full, sliding) = (LayerKind::Full, LayerKind::Sliding);
+        let of = |layers: [LayerKind; 3]| operations(&layers, Some(1024));
+        let (none, all) = (of([full; 3]), of([sliding; 3]));
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * a;
+        assert!(close(none, operations(&[full; 3], None)), "a window that no layer has");
+        // Four eighths of a row to one, over queries of 4096 values in a slot for each token.
+        let saved = 14.0 * 4096.0 * (4096.0 - 1024.0);
+        assert!(close(none - all, 3.0 * saved), "{none} {all}");
+        let mixed = of([sliding, full, sliding]);
+        assert!(close(none - mixed, 2.0 * saved), "{none} {mixed}");
+        assert!(
+            close(operations(&[sliding; 3], Some(1 << 20)), none),
+            "a window beyond half a row"
+        );
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct BlockLoss {
     pub soft: Option<SoftLoss>,
     /// The part of the draft's selector; without it a selector is neither trained nor asked.
     pub selector: Option<SelectorLoss>,
+    /// Share of all steps over which the weight of that part grows to what it is.
+    pub selector_ramp: f64,
 }
 
 impl Default for BlockLoss {
@@ -40,6 +42,7 @@ impl Default for BlockLoss {
             labels: SlotLabels::Text,
             soft: None,
             selector: None,
+            selector_ramp: 0.0,
         }
     }
 }
@@ -54,6 +57,13 @@ impl BlockLoss {
     /// Whether weights, divisors or mixes depend on the draft.
     pub(super) fn looks_at_the_draft(&self) -> bool {
         self.weights.look_at_the_draft() || self.form.follows_the_step() || self.hits_divide()
+    }
+
+    /// How much of its weight a selector has at a step of so many, from 1; all of it where none is known.
+    pub(super) fn selector_share(&self, step: Option<(u64, u64)>) -> f64 {
+        let Some((step, steps)) = step else { return 1.0 };
+        let ramp = self.selector_ramp * steps as f64;
+        if ramp > 0.0 { (step as f64 / ramp).min(1.0) } else { 1.0 }
     }
 
     /// Whether the selector's loss is divided by the weights of its hits.
@@ -76,5 +86,23 @@ impl BlockLoss {
     /// Weights of the label's cross-entropy and of what `form` is about, which is the label without a distribution.
     pub(super) fn shares(&self) -> (f64, f64) {
         self.soft.map_or((0.0, 1.0), |soft| (1.0 - soft.weight, soft.weight))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selector_grows_to_its_weight_over_a_share_of_the_steps() {
+        let of = |ramp, step| {
+            let loss = BlockLoss { selector_ramp: ramp, ..BlockLoss::default() };
+            loss.selector_share(step)
+        };
+        let at = [1, 2, 3, 4, 5, 64].map(|step| of(0.0625, Some((step, 64))));
+        assert_eq!(at.to_vec(), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
+        // Less than a step is none, and so is a step that nobody counts.
+        let whole = [of(0.01, Some((1, 64))), of(0.0, Some((1, 64))), of(0.0625, None)];
+        assert_eq!(whole.to_vec(), [1.0; 3]);
     }
 }

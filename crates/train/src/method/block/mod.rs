@@ -27,7 +27,7 @@ pub(super) use teacher::against_whole;
 pub(super) use weights::reach;
 
 pub use attention::{BlockAttention, LayerType};
-pub use blocks::{BlockBudget, BlockDraws};
+pub use blocks::{BlockBudget, BlockDraws, BlockStarts};
 pub use drawn::DrawnBlocks;
 pub use labels::SlotLabels;
 pub use loss::BlockLoss;

@@ -277,6 +277,10 @@ impl Objective for BlockObjective {
         }
     }
 
+    fn begin_step(&mut self, step: u64, steps: u64) {
+        self.step = Some((step, steps));
+    }
+
     fn normalisation(&self) -> Normalisation {
         Normalisation::WholeStep
     }
@@ -311,7 +315,7 @@ impl Objective for BlockObjective {
         let Plan { slots, weights, .. } = plan;
         if slots.learned.is_empty() {
             let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
-            return Ok(Share { loss, metrics: self.metrics_of_nothing(plan)? });
+            return Ok(Share { loss, metrics: self.of_step(self.metrics_of_nothing(plan)?) });
         }
         let states = self.states(batch, features, slots)?;
         let states = if train { states } else { states.detach() };
@@ -321,11 +325,11 @@ impl Objective for BlockObjective {
         let stops = self.loss.selector.is_some_and(|selector| selector.stops_gradient);
         let read = if stops { states.detach() } else { states };
         let selected = self.select(&read, slots)?;
-        let metrics = self.metrics(plan, (&rows, &factors), selected.as_ref())?;
+        let metrics = self.of_step(self.metrics(plan, (&rows, &factors), selected.as_ref())?);
         let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);
         let mut loss = (loss_sum / divisor(0).unwrap_or(1.0))?;
         if let (Some((hits, Some(selected))), Some(part)) = (&selected, self.loss.selector) {
-            let factor = part.weight / divisor(1).unwrap_or(1.0);
+            let factor = self.selector_weight(part) / divisor(1).unwrap_or(1.0);
             let weights: Vec<f64> =
                 hits.rows.iter().map(|row| factor * weights[*row as usize]).collect();
             let weights = Tensor::from_vec(weights, selected.losses.dims(), read.device())?;

@@ -15,7 +15,9 @@ use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::block::Selector;
 
 use super::blocks::Slots;
+use super::objective::BlockObjective;
 use crate::error::Result;
+use crate::metrics::DraftMetrics;
 
 /// How a selector is trained beside the slots.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,5 +111,20 @@ impl Hits {
     fn losses(&self, scores: &Tensor) -> TensorResult<Tensor> {
         let labels = Tensor::from_slice(&self.labels, (self.labels.len(), 1), scores.device())?;
         scores.log_sum_exp(1)? - scores.gather(&labels, 1)?.squeeze(1)?
+    }
+}
+
+impl BlockObjective {
+    /// Counters of a training row, in which a selector weighs what it weighs at the step.
+    pub(super) fn of_step(&self, mut metrics: DraftMetrics) -> DraftMetrics {
+        if let (Some(part), Some(loss)) = (metrics.parts.get_mut(1), self.loss.selector) {
+            part.weight = self.selector_weight(loss);
+        }
+        metrics
+    }
+
+    /// λ at the step that comes.
+    pub(super) fn selector_weight(&self, loss: SelectorLoss) -> f64 {
+        loss.weight * self.loss.selector_share(self.step)
     }
 }

@@ -124,3 +124,54 @@ impl SoftLoss {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Tensor};
+    use longdraft_models::draft::block::BlockConfig;
+    use longdraft_models::published::published_config;
+    use longdraft_models::weights::memory::MemorySource;
+    use longdraft_models::weights::{TensorSpec, WeightSource};
+
+    use super::super::slot_loss::SlotLoss;
+    use super::*;
+
+    fn noise(shape: &[usize], seed: u64) -> Tensor {
+        let spec = TensorSpec::new("noise.matrix", shape);
+        let source = MemorySource::random(&[spec], 1.0, seed).expect("values");
+        source.load("noise.matrix", DType::F32).expect("there")
+    }
+
+    /// The teacher of a slot reads the token before the slot's label. Slot k of a block at token a that proposes
+    /// from slot 0 on has that of a + k, of another block that of a + k − 1.
+    #[test]
+    fn a_draft_that_repeats_the_states_of_its_teachers_is_always_accepted() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = BlockConfig::for_target(&target, 1, 4, 99);
+        let batch = Batch {
+            ids: (0..12).map(|t| 5 * t % 9).collect(),
+            position_ids: (0..12).collect(),
+            document_ids: vec![0; 12],
+            loss_mask: vec![true; 12],
+            ..Batch::default()
+        };
+        let (hidden, head) = (noise(&[12, 4], 1), noise(&[9, 4], 2));
+        let starts = [2, 6];
+        for (slots, teachers) in [
+            (Slots::from_anchors(&batch, &starts, &config), [2, 3, 4, 5, 6, 7, 8, 9].as_slice()),
+            (Slots::new(&batch, &starts, &config), [2, 3, 4, 6, 7, 8].as_slice()),
+        ] {
+            let states = select_rows(&hidden, teachers).expect("rows");
+            let labels = Inputs::of_labels(&states, &head, &slots.labels);
+            let rows = slots.teachers();
+            let teacher = Teacher { hidden: &hidden, rows: Some(&rows), head: &head };
+            for loss in [SlotLoss::L1, SlotLoss::Renyi] {
+                let terms = Terms::none(loss, teachers.len());
+                let found = against_whole(&labels, teacher, &terms).expect("statistics").rows;
+                let apart = found.acceptance.iter().map(|chance| (1.0 - chance).abs());
+                assert!(apart.fold(0.0, f64::max) < 1e-5, "{loss:?}: {:?}", found.acceptance);
+                assert_eq!(found.acceptance.len(), teachers.len());
+            }
+        }
+    }
+}

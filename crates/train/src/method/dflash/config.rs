@@ -6,7 +6,9 @@ use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::method::block::{BlockAttention, BlockBudget, SlotKeys, SlotLabels, SlotLoss};
+use crate::method::block::{
+    BlockAttention, BlockBudget, BlockStarts, SlotKeys, SlotLabels, SlotLoss,
+};
 
 /// Blocks of a row where nothing else is asked for.
 const BLOCKS_PER_ROW: usize = 512;
@@ -19,7 +21,7 @@ pub struct Dflash {
     pub layers: usize,
     /// Layers of the target whose outputs are read, counted from 0 and ascending (default: as many as
     /// the draft has, from 1 to n − 3 of n in equal steps).
-    pub target_layers: Option<Vec<usize>>,
+    pub target_layers: Option<Vec<i64>>,
     /// Slots of a block: the token that is known, and those that are proposed.
     pub block_size: usize,
     /// What slots see.
@@ -35,6 +37,10 @@ pub struct Dflash {
     pub blocks_per_row: Option<usize>,
     /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
     pub tokens_per_block: Option<usize>,
+    /// Which supervised tokens may begin a block: those that a supervised one follows, those whose whole block lies in
+    /// their document (all but one at most, as SpecForge at first), or all but the row's last `block_size` (as
+    /// speculators).
+    pub block_starts: BlockStarts,
     /// How a slot is held to what it learns: the target's distribution, or without `soft_weight` its label as a
     /// distribution of one token. `reverse_kl`, `jsd` and `renyi` compare whole distributions.
     pub loss: SlotLoss,
@@ -60,6 +66,7 @@ impl Default for Dflash {
             init: Init::default(),
             blocks_per_row: None,
             tokens_per_block: None,
+            block_starts: BlockStarts::default(),
             loss: SlotLoss::default(),
             labels: SlotLabels::default(),
             soft_weight: 0.0,
@@ -79,7 +86,9 @@ impl Dflash {
         let mut config =
             BlockConfig::for_target(target, self.layers, self.block_size, mask_token_id);
         if let Some(ids) = &self.target_layers {
-            config.target_layers = ids.iter().map(|id| LayerId(*id)).collect();
+            // An id that is no layer is one beyond the target's.
+            let layer = |id: &i64| LayerId(usize::try_from(*id).unwrap_or(usize::MAX));
+            config.target_layers = ids.iter().map(layer).collect();
         }
         self.attention.set(&mut config);
         config

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
+use longdraft_models::draft::block::NO_EMBEDDINGS;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
@@ -54,7 +55,7 @@ impl DraftMethod for Dflash {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
         let loss = self.loss(None, teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
-        Ok(Arc::new(footprint.with_soft(loss.reads())))
+        Ok(Arc::new(footprint.with_soft(loss.reads()).with_loss(loss.form.loss)))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -70,13 +71,18 @@ impl DraftMethod for Dflash {
         Ok(block::keys_of(start)?.map(|(_, known)| known).unwrap_or_default())
     }
 
-    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+    fn build(
+        &self,
+        materials: &Materials<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.mask_token_id, self.init))?;
+            block::build(materials, sizes, (self.mask_token_id, self.init), observer)?;
         let draws = self.draws(materials.seed);
         let loss = self.loss(None, &materials.teacher);
-        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
+        let objective = BlockObjective::new(draft, &head, loss, draws.clone());
+        Ok(Box::new(objective.with_bend(bend).with_rule(self.block_starts, draws)))
     }
 }
 
@@ -102,6 +108,7 @@ impl Dflash {
             labels: self.labels,
             soft: (weight > 0.0).then_some(SoftLoss { weight, distribution }),
             selector,
+            selector_ramp: 0.0,
         }
     }
 }
@@ -132,6 +139,11 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
             !ids.is_empty() && ids.windows(2).all(|pair| pair[0] < pair[1]),
             "draft.target_layers",
             "must name layers in ascending order",
+        );
+        rules.require(
+            ids.iter().all(|id| *id >= 0),
+            "draft.target_layers",
+            format!("names what is no layer: {NO_EMBEDDINGS}"),
         );
     }
     draft.attention.check(&mut rules, draft.layers);
@@ -254,6 +266,10 @@ mod tests {
                 "`draft.divide_by_slots` is a second divisor",
             ),
             (json!({ "dpace_alpha": 0.5 }), "`draft.dpace_alpha` belongs to"),
+            (
+                json!({ "target_layers": [-1, 3] }),
+                "`draft.target_layers` names what is no layer: layer -1 is the output of the embeddings",
+            ),
         ] {
             let told = told(&of(keys));
             assert!(told.len() == 1 && told[0].contains(part), "{part}: {told:?}");

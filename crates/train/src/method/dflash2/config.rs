@@ -23,6 +23,8 @@ pub struct Dflash2 {
     pub selector_top_k: usize,
     /// Weight of the selector's loss beside that of the slots.
     pub selector_weight: f64,
+    /// Share of all steps, 0 to 1, over which that weight grows from 0 (published: 0.0005).
+    pub selector_ramp: f64,
     /// Divides the selector's loss by the weights of slots whose label is a candidate, instead of by
     /// those of all slots.
     pub selector_over_hits: bool,
@@ -42,6 +44,7 @@ impl Default for Dflash2 {
             selector_rank: 256,
             selector_top_k: 16,
             selector_weight: 1.0,
+            selector_ramp: 0.0,
             selector_over_hits: false,
             selector_keeps_labels: false,
             selector_stops_gradient: false,

@@ -52,6 +52,11 @@ impl DraftMethod for Dflash2 {
             "draft.selector_weight",
             "must not be negative",
         );
+        rules.require(
+            (0.0..=1.0).contains(&self.selector_ramp),
+            "draft.selector_ramp",
+            "must be between 0 and 1",
+        );
         let mut problems = dflash::problems(&self.block);
         problems.extend(dflash::loss_problems(&self.block, stage));
         problems.extend(rules.into_problems());
@@ -71,7 +76,7 @@ impl DraftMethod for Dflash2 {
         let blocks = self.block.budget();
         let loss = self.loss(teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
-        Ok(Arc::new(footprint.with_soft(loss.reads())))
+        Ok(Arc::new(footprint.with_soft(loss.reads()).with_loss(loss.form.loss)))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -100,13 +105,18 @@ impl DraftMethod for Dflash2 {
         Ok(known)
     }
 
-    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+    fn build(
+        &self,
+        materials: &Materials<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.block.mask_token_id, self.block.init))?;
+            block::build(materials, sizes, (self.block.mask_token_id, self.block.init), observer)?;
         let draws = self.block.draws(materials.seed);
         let loss = self.loss(&materials.teacher);
-        Ok(Box::new(BlockObjective::new(draft, &head, loss, draws).with_bend(bend)))
+        let objective = BlockObjective::new(draft, &head, loss, draws.clone());
+        Ok(Box::new(objective.with_bend(bend).with_rule(self.block.block_starts, draws)))
     }
 }
 
@@ -118,7 +128,7 @@ impl Dflash2 {
             keeps_labels: self.selector_keeps_labels,
             stops_gradient: self.selector_stops_gradient,
         };
-        self.block.loss(Some(selector), teacher)
+        BlockLoss { selector_ramp: self.selector_ramp, ..self.block.loss(Some(selector), teacher) }
     }
 
     fn network(&self, target: &TargetConfig, mask_token_id: u32) -> BlockConfig {

@@ -5,7 +5,7 @@ use longdraft_models::draft::block::ChainKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::method::block::{BlockAttention, SlotKeys, SlotLoss};
+use crate::method::block::{BlockAttention, BlockStarts, SlotKeys, SlotLoss};
 use crate::method::dflash::Dflash;
 
 /// Layers over several of the target's layers that propose a whole block in one pass, whose slots also see
@@ -17,7 +17,7 @@ pub struct Dspark {
     pub layers: usize,
     /// Layers of the target whose outputs are read, counted from 0 and ascending (default: as many as
     /// the draft has, from 1 to n − 3 of n in equal steps).
-    pub target_layers: Option<Vec<usize>>,
+    pub target_layers: Option<Vec<i64>>,
     /// Slots of a block, each of which proposes a token.
     pub block_size: usize,
     /// What slots see.
@@ -33,6 +33,10 @@ pub struct Dspark {
     pub blocks_per_row: Option<usize>,
     /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
     pub tokens_per_block: Option<usize>,
+    /// Which supervised tokens may begin a block: those that a supervised one follows, those whose whole block lies in
+    /// their document (all but one at most, as SpecForge at first), or all but the row's last `block_size` (as
+    /// speculators).
+    pub block_starts: BlockStarts,
     /// Values of a token in the head that sees the token before a slot; 0 leaves the head out.
     pub markov_rank: usize,
     /// How that head mixes the token with the slot's state. Most engines serve `vanilla` alone.
@@ -101,6 +105,7 @@ impl Default for Dspark {
             init: Init::default(),
             blocks_per_row: None,
             tokens_per_block: None,
+            block_starts: BlockStarts::default(),
             markov_rank: 256,
             markov_head: MarkovHead::default(),
             confidence: true,
@@ -128,6 +133,7 @@ impl Dspark {
             init: self.init,
             blocks_per_row: self.blocks_per_row,
             tokens_per_block: self.tokens_per_block,
+            block_starts: self.block_starts,
             ..Dflash::default()
         }
     }

@@ -84,8 +84,9 @@ impl DraftMethod for Dspark {
 
     fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
         let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        let waits = self.loss().waits();
-        Ok(Arc::new(BlockFootprint::new(sizes, waits, self.block().budget(), target)?))
+        let (loss, budget) = (self.loss(), self.block().budget());
+        let footprint = BlockFootprint::new(sizes, loss.waits(), budget, target)?;
+        Ok(Arc::new(footprint.with_loss(loss.form.loss)))
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
@@ -109,12 +110,17 @@ impl DraftMethod for Dspark {
         Ok(known)
     }
 
-    fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
+    fn build(
+        &self,
+        materials: &Materials<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
         let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.mask_token_id, self.init))?;
+            block::build(materials, sizes, (self.mask_token_id, self.init), observer)?;
         let draws = self.block().draws(materials.seed);
-        Ok(Box::new(ChainObjective::new(draft, &head, self.loss(), draws).with_bend(bend)))
+        let objective = ChainObjective::new(draft, &head, self.loss(), draws.clone());
+        Ok(Box::new(objective.with_bend(bend).with_rule(self.block_starts, draws)))
     }
 }
 

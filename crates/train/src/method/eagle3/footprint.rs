@@ -251,7 +251,8 @@ mod tests {
             Eagle3Config::for_target(&target, vocabulary).expect("published layers")
         };
         let wide = config("Qwen/Qwen3-8B", 32000);
-        let small = config("HuggingFaceTB/SmolLM2-135M-Instruct", 8192).with_eagle31_norms();
+        let small = config("HuggingFaceTB/SmolLM2-135M-Instruct", 8192);
+        let small = Eagle3Config { fc_norm: true, norm_output: true, ..small };
         for (config, steps, (tokens, parts), counted) in [
             (&wide, 7, (2048, 1), 9_381_740_005),
             (&wide, 3, (8192, 4), 14_523_094_295),
