@@ -558,12 +558,17 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
     // A file alone is a report, also one of before samples were kept.
     std::fs::create_dir(shop.path("alone")).expect("folder");
     record.as_object_mut().expect("an object").remove("circumstances");
-    record["cells"][0].as_object_mut().expect("an object").remove("sample");
+    let older = record["cells"][0].as_object_mut().expect("an object");
+    older.remove("sample");
+    // Older files have the names of drafter and layout only.
+    assert_eq!(older.remove("drafter_parts"), Some(json!({"method": "glide"})));
+    assert_eq!(older.remove("shape"), Some(json!({"rule": "chain", "length": 4})));
     std::fs::write(shop.path("alone/decode.json"), record.to_string()).expect("record");
     let told = support::run(&["report", &shop.path("alone")]);
     assert!(told.status.success() && stderr(&told).is_empty(), "{}", stderr(&told));
     let alone = std::fs::read_to_string(shop.path("alone/report.html")).expect("page");
     assert!(alone.contains(&tile("Speed-up")) && !alone.contains("A sample answer"), "{alone}");
+    assert!(alone.contains("GLIDE draft; chains of 4 tokens, greedy"), "{alone}");
     std::fs::write(shop.path("run/decode.json"), "{\"version\": 1}").expect("file");
     let told = support::run(&["report", &shop.path("run")]);
     assert!(

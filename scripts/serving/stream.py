@@ -35,10 +35,11 @@ BEGINS = 4
 
 
 def rest(address, seconds):
-    """Asks nothing until a training that is due has ended, for so many seconds at most."""
-    until = time.monotonic() + seconds
+    """Asks nothing until checks and trainings that are due have ended, for so many seconds at most. A training begins soon after a check."""
+    until, waits = time.monotonic() + seconds, 0
     time.sleep(min(BEGINS, seconds))
-    while time.monotonic() < until and told(address).get("doing", "waiting") != "waiting":
+    while time.monotonic() < until and waits < 3:
+        waits = waits + 1 if told(address).get("doing", "waiting") == "waiting" else 0
         time.sleep(0.5)
 
 
@@ -87,6 +88,7 @@ def asked(name, address, prompts, arguments):
     figures = {
         "way": name, "domain": prompts[0][0], **window.figures(),
         "trainings": after.get("trainings", 0), "replaced": after.get("replaced", 0), "last": after.get("last"),
+        "learned_rests": after.get("learned_rests", False), "last_check": after.get("last_check"),
     }
     figures["better"] = figures["replaced"] != before.get("replaced", 0)
     return figures, answers
@@ -96,7 +98,7 @@ def say(row):
     news = f"; a better draft, simulated {row['last']['tau_before']:.2f} to {row['last']['tau_after']:.2f}" if row["better"] else ""
     print(
         f"  {row['way']:8} {row['from']:5} {row['domain']:12}: tau {row['tau']:.3f}, {row['tokens_per_second']:6.1f} tok/s, "
-        f"{row['ms_per_token'][50]:.1f} / {row['ms_per_token'][95]:.1f} ms a token (p50 / p95); {row['trainings']} trainings{news}",
+        f"{row['ms_per_token'][50]:.1f} / {row['ms_per_token'][95]:.1f} ms a token (p50 / p95); {row['trainings']} trainings{news}{'; the given draft proposes' if row['learned_rests'] else ''}",
         flush=True,
     )
 

@@ -131,6 +131,65 @@ fn a_draft_learns_from_what_is_answered_and_no_answer_changes() {
     assert!(fail(&["learn", "purge", &folder], 2).contains("nothing was learned there"));
 }
 
+/// Puts a draft where the first learned one lies, as learned of the draft with such a hash.
+fn learned_of(folder: &str, base: &Value, draft: &str, rests: bool) {
+    let place = Path::new(folder).join("drafts/1");
+    let _ = std::fs::remove_dir_all(&place);
+    std::fs::create_dir_all(&place).expect("folder");
+    for file in files(Path::new(draft)) {
+        std::fs::copy(&file, place.join(file.file_name().expect("name"))).expect("copied");
+    }
+    let mut state = state_of(folder);
+    state["learned"] = json!([{ "base": base, "draft": 1, "rests": rests }]);
+    std::fs::write(format!("{folder}/learning.json"), state.to_string()).expect("file");
+}
+
+fn state_of(folder: &str) -> Value {
+    let text = std::fs::read_to_string(format!("{folder}/learning.json")).expect("file");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// Whichever of the two is better on the newest answers proposes, and no answer changes by it.
+#[test]
+fn a_learned_draft_rests_while_the_given_one_is_better() {
+    let shelf = Shelf::new();
+    let (weak, first, folder) = (shelf.path("glide"), shelf.path("first"), shelf.path("learned"));
+    let server = Server::start(&shelf, &options(&weak, &first, "150"));
+    let texts = ask(&server, 0..150);
+    until("a training", || count(&server, "trainings") > 0);
+    assert_eq!(count(&server, "replaced"), 1, "{}", learning(&server));
+    drop(server);
+    // The better one is given, and the other one stands for what was learned of it.
+    let good = format!("{first}/drafts/1");
+    drop(Server::start(&shelf, &options(&good, &folder, "1000")));
+    learned_of(&folder, &state_of(&folder)["base"], &weak, false);
+    let server = Server::start(&shelf, &options(&good, &folder, "1000"));
+    assert_eq!(learning(&server)["learned_rests"], false);
+    ask(&server, 150..220);
+    until("a check", || count(&server, "checks") == 1);
+    let told = learning(&server);
+    assert_eq!((&told["learned_rests"], &told["failed"]), (&json!(true), &json!(0)), "{told}");
+    let check = &told["last_check"];
+    assert!(check["tau_given"].as_f64() > check["tau_learned"].as_f64(), "{told}");
+    assert!((server.metric("learning_learned_rests") - 1.0).abs() < 1e-9);
+    assert!(
+        server.metric("learning_check_tau_given") > server.metric("learning_check_tau_learned")
+    );
+    assert_eq!(ask(&server, 0..30), texts[..30]);
+    assert_eq!(server.post("/reload", &json!({})).ok()["draft"], "glide");
+    drop(server);
+    let server = Server::start(&shelf, &options(&good, &folder, "1000"));
+    assert_eq!(learning(&server)["learned_rests"], true);
+    drop(server);
+    // The other way round: the better one rests, and what is kept shows it.
+    learned_of(&folder, &state_of(&first)["base"], &good, true);
+    let server = Server::start(&shelf, &options(&weak, &folder, "1000"));
+    until("a check", || count(&server, "checks") == 1);
+    assert_eq!(learning(&server)["learned_rests"], false, "{}", learning(&server));
+    assert_eq!(ask(&server, 0..30), texts[..30]);
+    assert_eq!(state_of(&folder)["trainings"], json!([]));
+}
+
 /// Whoever is killed, server or training, at whatever moment: the rest goes on.
 #[cfg(target_os = "linux")]
 #[test]

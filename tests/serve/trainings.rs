@@ -119,6 +119,25 @@ fn a_draft_that_did_not_change_is_not_taken() {
     assert_eq!(told["draft"], Value::Null);
 }
 
+/// A check trains nothing; in doubt, and with too little to compare on, the draft that proposes goes on.
+#[test]
+fn a_check_of_equal_drafts_changes_nothing() {
+    let shelf = Shelf::new();
+    for (since, answers) in [(0, 64), (1, 0)] {
+        let prepared = Prepared::new(&shelf, "glide", &texts(20, 60), 5.0);
+        let place = Path::new(&prepared.folder).join("training/job.json");
+        let mut job: Value =
+            serde_json::from_str(&std::fs::read_to_string(&place).expect("job")).expect("JSON");
+        job["check"] = json!({ "draft": shelf.path("glide"), "origin": "given", "since": since });
+        std::fs::write(&place, job.to_string()).expect("file");
+        let told = prepared.run();
+        assert_eq!((&told["held_out"], &told["rows"]), (&json!(answers), &json!(0)), "{told}");
+        assert_eq!((&told["before"], &told["interval"]), (&told["after"], &json!([0.0, 0.0])));
+        assert_eq!(told["before"].as_f64() >= Some(1.0), answers > 0, "{told}");
+        assert_eq!((&told["rested"], &told["draft"]), (&json!("given"), &Value::Null));
+    }
+}
+
 /// Time in which it rests is none of its own.
 #[cfg(target_os = "linux")]
 #[test]

@@ -8,10 +8,10 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Tap, Taps, Target};
 use serde::{Deserialize, Serialize};
 
+use crate::acceptance::AcceptanceMetrics;
 use crate::decoder::{Committed, DecodeOptions, Generation, SpeculativeDecoder};
 use crate::drafter::Drafter;
 use crate::error::Result;
-use crate::metrics::AcceptanceMetrics;
 
 /// Tokens of the request that warms both sides up and is not counted.
 const WARM_UP_TOKENS: usize = 8;

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+pub mod acceptance;
 pub mod decoder;
 pub mod distribution;
 pub mod drafter;
@@ -16,7 +17,6 @@ pub mod evaluate;
 pub mod grammar;
 pub mod log_probs;
 mod match_class;
-pub mod metrics;
 pub mod pace;
 pub mod shape;
 pub mod stop;

@@ -52,6 +52,17 @@ impl MatchClass {
         self.0
     }
 
+    /// Whether so many tokens agree, and in a datastore most of several places go on alike.
+    pub(crate) fn agrees_in(self, length: usize) -> bool {
+        match self.0.checked_sub(TEXT_LENGTHS) {
+            None => Self::SHORTEST + self.0 >= length,
+            Some(store) => {
+                let is_most = store % STORE_SHARES == STORE_SHARES - 1;
+                is_most && Self::SHORTEST + store / STORE_SHARES >= length
+            }
+        }
+    }
+
     /// What is assumed of the first token before anything is measured.
     pub fn prior(self) -> f64 {
         match self.0.checked_sub(TEXT_LENGTHS).map(|store| store % STORE_SHARES) {
@@ -79,5 +90,19 @@ mod tests {
         assert_eq!(MatchClass::of_text(9), MatchClass::of_text(4));
         assert_eq!(MatchClass::of_datastore(30, 1, 1.0), MatchClass::of_datastore(6, 1, 1.0));
         assert!(MatchClass::of_datastore(2, 9, 0.1).prior() < MatchClass::of_text(2).prior());
+    }
+
+    #[test]
+    fn a_match_agrees_in_as_many_tokens_as_it_was_made_of() {
+        for length in 2..5 {
+            let of_text = MatchClass::of_text(length);
+            let of_store = |places, share| MatchClass::of_datastore(length, places, share);
+            for least in 2..6 {
+                assert_eq!(of_text.agrees_in(least), length >= least, "{length} {least}");
+                assert_eq!(of_store(9, 0.9).agrees_in(least), length >= least, "{length} {least}");
+                let is_unsure = [of_store(9, 0.3), of_store(1, 1.0)];
+                assert!(!is_unsure.iter().any(|class| class.agrees_in(least)));
+            }
+        }
     }
 }

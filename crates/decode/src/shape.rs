@@ -1,11 +1,11 @@
 //! How proposals are laid out.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{DecodeError, Result};
 
 /// Layout of a round's proposals; see [`crate::drafter::grow`] for how each grows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "rule")]
 pub enum DraftShape {
     /// One token after the other: the most likely ones, or drawn ones at a temperature.

@@ -1,6 +1,6 @@
 //! What the two halves of the server say to each other.
 
-use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::{DecodeOptions, EndReason, LogProbs, Origin};
 use longdraft_models::TargetTokenId;
 use std::sync::Arc;

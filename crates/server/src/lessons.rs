@@ -44,10 +44,25 @@ pub struct Training {
     pub replaced: bool,
 }
 
+/// What became of a comparison of the learned draft with the one that the server was given, on the newest answers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Check {
+    /// When it ended, in seconds since 1970.
+    pub at: u64,
+    /// Answers that it is made of; neither draft learned them.
+    pub answers: usize,
+    /// Tokens per pass of the target with the given draft, as these answers show.
+    pub given: f64,
+    /// The same with the learned one.
+    pub learned: f64,
+    /// 95 % interval of what the learned one has more, answer by answer.
+    pub interval: (f64, f64),
+}
+
 /// State of the learning.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Learning {
-    /// What is done: `waiting`, `training`, `paused`.
+    /// What is done: `waiting`, `training`, `checking`, `paused`.
     pub doing: &'static str,
     /// Answers that are kept.
     pub rows: usize,
@@ -59,10 +74,16 @@ pub struct Learning {
     pub trainings: usize,
     /// Candidates that were taken.
     pub replaced: usize,
-    /// Trainings that failed.
+    /// Trainings and checks that failed.
     pub failed: usize,
     /// The last training that ended.
     pub last: Option<Training>,
+    /// Whether the given draft proposes although there is a learned one.
+    pub rests: bool,
+    /// Comparisons of the learned draft with the given one since the server began.
+    pub checks: usize,
+    /// The last one.
+    pub check: Option<Check>,
 }
 
 impl Learning {
@@ -76,7 +97,14 @@ impl Learning {
                 "replaced": last.replaced,
             })
         });
+        let check = self.check.as_ref().map(|check| {
+            json!({
+                "at": check.at, "answers": check.answers, "tau_given": check.given,
+                "tau_learned": check.learned, "interval": check.interval,
+            })
+        });
         json!({
+            "learned_rests": self.rests, "checks": self.checks, "last_check": check,
             "doing": self.doing, "rows": self.rows, "dropped": self.dropped,
             "datastore_tokens": self.datastore, "trainings": self.trainings,
             "replaced": self.replaced, "failed": self.failed, "last": last,

@@ -44,7 +44,7 @@ use app::App;
 pub use pages::{Page, Pages, serve_pages};
 
 pub use drafts::{Control, Drafts, Inbox, MakeDrafter, OpenDraft, SwapError, channel};
-pub use lessons::{Board, Learning, Lessons, Served, Training};
+pub use lessons::{Board, Check, Learning, Lessons, Served, Training};
 
 /// How often it is looked whether the server is to end.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

@@ -39,8 +39,8 @@ pub(crate) struct Counts {
 
 /// State of the learning, as it is when it is asked for.
 struct LearningGauges {
-    whole: [Gauge; 6],
-    real: [Gauge<f64, AtomicU64>; 3],
+    whole: [Gauge; 8],
+    real: [Gauge<f64, AtomicU64>; 5],
 }
 
 impl LearningGauges {
@@ -52,7 +52,9 @@ impl LearningGauges {
             ("learning_datastore_tokens", "Tokens of the datastore that grows"),
             ("learning_trainings", "Trainings that ended"),
             ("learning_replaced_drafts", "Candidates that took the draft's place"),
-            ("learning_failed_trainings", "Trainings that failed"),
+            ("learning_failed_trainings", "Trainings and checks that failed"),
+            ("learning_checks", "Comparisons of the learned draft with the given one"),
+            ("learning_learned_rests", "Whether the given draft proposes although one was learned"),
         ];
         for ((name, about), gauge) in whole.into_iter().zip(&gauges.whole) {
             registry.register(name, about, gauge.clone());
@@ -61,6 +63,8 @@ impl LearningGauges {
             ("learning_last_training_seconds", "When the last training ended, since 1970"),
             ("learning_tau_before", "Tokens per pass before the last training, held out"),
             ("learning_tau_after", "The same of its candidate"),
+            ("learning_check_tau_given", "Tokens per pass with the given draft, newest answers"),
+            ("learning_check_tau_learned", "The same with the learned draft"),
         ];
         for ((name, about), gauge) in real.into_iter().zip(&gauges.real) {
             registry.register(name, about, gauge.clone());
@@ -69,16 +73,24 @@ impl LearningGauges {
     }
 
     fn set(&self, learning: &Learning) {
-        let Learning { rows, dropped, datastore, trainings, replaced, failed, .. } = *learning;
-        let whole = [rows, dropped, datastore, trainings, replaced, failed];
+        let Learning { rows, dropped, datastore, trainings, replaced, failed, checks, .. } =
+            *learning;
+        let rests = usize::from(learning.rests);
+        let whole = [rows, dropped, datastore, trainings, replaced, failed, checks, rests];
         for (gauge, value) in self.whole.iter().zip(whole) {
             gauge.set(value as i64);
         }
-        if let Some(last) = &learning.last {
-            let real = [last.at as f64, last.before, last.after];
-            for (gauge, value) in self.real.iter().zip(real) {
-                gauge.set(value);
+        let (of_trainings, of_checks) = self.real.split_at(3);
+        let set = |gauges: &[Gauge<f64, AtomicU64>], values: &[f64]| {
+            for (gauge, value) in gauges.iter().zip(values) {
+                gauge.set(*value);
             }
+        };
+        if let Some(last) = &learning.last {
+            set(of_trainings, &[last.at as f64, last.before, last.after]);
+        }
+        if let Some(check) = &learning.check {
+            set(of_checks, &[check.given, check.learned]);
         }
     }
 }

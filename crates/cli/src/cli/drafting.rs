@@ -18,11 +18,11 @@ pub(crate) struct DecodingArguments {
     /// files of Qwen3-Next, Qwen3.5, GLM-4.5 and DeepSeek-V3.
     #[arg(long, group = "draft_model")]
     pub(crate) mtp: bool,
-    /// Also propose what followed the last tokens where they stood earlier in the text: `merge`
-    /// (both in one tree) or `switch` (in the draft's place where 3 tokens agree). Works without a
-    /// draft, too.
+    /// Also propose what followed the last tokens where they stood earlier in the text: `switch` (the
+    /// default: in the draft's place where it finds much) or `merge` (both in one tree). Works without
+    /// a draft, too.
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true)]
-    #[arg(default_missing_value = "merge")]
+    #[arg(default_missing_value = "switch")]
     pub(crate) lookup: Option<LookupChoice>,
     /// Lookup also looks in the answers of these rows, best the target's own to other prompts, as `data
     /// regenerate` writes them. May be given several times.

@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         models.draft = learner.draft(&models)?.or(models.draft);
     }
     let models = Arc::new(models);
-    errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_name(&models));
+    errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_parts(&models));
     let drafters = (0..arguments.parallel).map(|_| decoding.drafter(&models));
     let engine = BatchEngine::new(&models.target, drafters.collect::<Result<_>>()?);
     let model = model(arguments, &models);

@@ -12,11 +12,11 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 use serde::{Deserialize, Serialize};
 
+use crate::acceptance::AcceptanceMetrics;
 use crate::distribution::Sampling;
 use crate::drafter::Drafter;
 use crate::error::Result;
 use crate::log_probs::LogProbs;
-use crate::metrics::AcceptanceMetrics;
 use crate::shape::DraftShape;
 use crate::tree::Origin;
 use crate::verifier::VerifyRule;
@@ -52,13 +52,23 @@ pub struct DecodeOptions {
 }
 
 /// Who decides how much is drafted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Pacing {
     /// The whole layout, every round.
     #[default]
     Fixed,
     /// Measured times and acceptance: as much of the layout as pays, plain decoding if none does.
     Measured,
+}
+
+impl std::fmt::Display for Pacing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "fixed",
+            Self::Measured => "measured",
+        })
+    }
 }
 
 impl Default for DecodeOptions {

@@ -7,11 +7,11 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::KvCache;
 
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
+use crate::acceptance::AcceptanceMetrics;
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
 use crate::grammar::{Grammar, SoFar, fitting};
 use crate::log_probs::LogProbs;
-use crate::metrics::AcceptanceMetrics;
 use crate::tree::Tree;
 use crate::verifier::{Round, Verdict, Verifier, VerifyRule};
 

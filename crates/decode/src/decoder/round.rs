@@ -8,9 +8,9 @@ use longdraft_kernels::rows::select_rows;
 use longdraft_models::target_model::{Extension, Features, Taps, Target};
 
 use super::request::Request;
+use crate::acceptance::RoundSeconds;
 use crate::drafter::Drafted;
 use crate::error::Result;
-use crate::metrics::RoundSeconds;
 use crate::pace::Pass;
 use crate::tree::Tree;
 

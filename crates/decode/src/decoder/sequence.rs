@@ -11,10 +11,10 @@ use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 use super::request::Request;
 use super::round::{Round, Step};
 use super::{Committed, DecodeOptions, EndReason, Generation, Pacing, RoundListener};
+use crate::acceptance::RoundRecord;
 use crate::drafter::{DraftContext, DraftState, Drafted, Drafter, Plan};
 use crate::error::Result;
 use crate::grammar::Grammar;
-use crate::metrics::RoundRecord;
 use crate::pace::{Mode, Pace, Pass, Proposals};
 use crate::tree::{Origin, Tree};
 

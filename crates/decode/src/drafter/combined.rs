@@ -3,7 +3,7 @@
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Features, Tap};
 
-use super::lookup::{Match, MatchClass};
+use super::lookup::Match;
 use super::{DraftContext, DraftRows, DraftState, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::{Origin, Tree};
@@ -29,7 +29,7 @@ pub struct CombinedDrafter<'a> {
 }
 
 impl<'a> CombinedDrafter<'a> {
-    /// Match of lookup in the text from which it replaces the model.
+    /// Match of lookup from which it replaces the model: tokens that agree.
     pub const LONG_MATCH: usize = 3;
 
     /// Adds lookup to a drafter.
@@ -98,8 +98,7 @@ impl Drafter for CombinedDrafter<'_> {
 /// measured, else it is long.
 fn replaces(found: &Match, worth: Option<&Worth>) -> bool {
     match worth {
-        None => (CombinedDrafter::LONG_MATCH..=MatchClass::LONGEST_IN_TEXT)
-            .any(|length| found.class == MatchClass::of_text(length)),
+        None => found.class.agrees_in(CombinedDrafter::LONG_MATCH),
         Some(worth) => found.gain(worth) >= worth.gain,
     }
 }

@@ -86,8 +86,7 @@ impl<'a> Eagle3Model<'a> {
         let aux = Tensor::cat(&self.waiting, 0)?;
         self.waiting.clear();
         if count < waiting {
-            // A copy: a view would keep the whole chunk alive.
-            self.waiting.push(aux.narrow(0, count, waiting - count)?.copy()?);
+            self.waiting.push(own_rows(&aux, count..waiting)?);
         }
         let ids: Vec<u32> =
             tokens[self.pairs + 1..=self.pairs + count].iter().map(|token| token.0).collect();
@@ -134,6 +133,11 @@ impl<'a> Eagle3Model<'a> {
     }
 }
 
+/// Rows with memory of their own: a view would keep all others alive.
+fn own_rows(tensor: &Tensor, rows: Range<usize>) -> Result<Tensor> {
+    Ok(tensor.narrow(0, rows.start, rows.len())?.force_contiguous()?)
+}
+
 /// The newest committed pair: state `[1, H]`, attention's input `[1, 2·H]`.
 struct Newest {
     state: Tensor,
@@ -156,8 +160,8 @@ impl DraftModel for Eagle3Model<'_> {
             self.pairs = kept;
             self.waiting.clear();
         } else if kept < self.pairs + self.waiting_rows()? {
-            let aux = Tensor::cat(&self.waiting, 0)?.narrow(0, 0, kept - self.pairs)?.copy()?;
-            self.waiting = vec![aux];
+            let aux = Tensor::cat(&self.waiting, 0)?;
+            self.waiting = vec![own_rows(&aux, 0..kept - self.pairs)?];
         }
         self.cache.truncate(self.pairs);
         Ok(())
@@ -218,5 +222,22 @@ impl DraftModel for Eagle3Model<'_> {
             self.states.push(fed_back.narrow(0, row, 1)?);
         }
         Ok(self.logits(&hidden)?.into_iter().map(Forecast::from).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{CpuStorage, Device, Storage};
+
+    use super::*;
+
+    #[test]
+    fn kept_rows_hold_no_others_in_memory() {
+        let all = Tensor::arange(0.0_f32, 12.0, &Device::Cpu).and_then(|all| all.reshape((6, 2)));
+        let rows = own_rows(&all.expect("tensor"), 1..3).expect("rows");
+        assert_eq!(rows.to_vec2::<f32>().expect("values"), [[2.0, 3.0], [4.0, 5.0]]);
+        let (storage, _) = rows.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else { panic!("not on the CPU") };
+        assert_eq!(values.len(), 4);
     }
 }

@@ -6,8 +6,8 @@
 //! Where several requests decode together, all wait for what one of them adds to a round: a second of it is worth
 //! what all of them decode in a second.
 
+use crate::acceptance::RoundRecord;
 use crate::drafter::{Drafted, LookedUp, LookupChances, MatchClass, Worth};
-use crate::metrics::RoundRecord;
 
 /// Plain steps whose median counts.
 const WINDOW: usize = 15;

@@ -20,8 +20,8 @@ mod costs;
 
 use std::collections::BTreeMap;
 
+use crate::acceptance::RoundRecord;
 use crate::drafter::{Drafted, LookedUp, Worth};
-use crate::metrics::RoundRecord;
 use crate::shape::DraftShape;
 
 pub use costs::{Costs, Pass, Proposals};
@@ -175,8 +175,8 @@ mod tests {
     use longdraft_models::TargetTokenId;
 
     use super::*;
+    use crate::acceptance::RoundSeconds;
     use crate::drafter::{Match, MatchClass};
-    use crate::metrics::RoundSeconds;
 
     /// What drafting costs in plain steps: each of 4 levels, or a block of 8 slots.
     #[derive(Clone, Copy)]

@@ -5,7 +5,6 @@ use std::rc::Rc;
 use candle_core::D;
 use longdraft_decode::drafter::{Eagle3Model, ModelDrafter};
 use longdraft_kernels::linear::linear;
-use longdraft_models::DraftTokenId;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
@@ -33,7 +32,7 @@ fn steps(
             let normed = draft.head_input(&hidden).expect("norm");
             let logits = linear(&normed, draft.head().expect("head"), None).expect("logits");
             let best = logits.argmax(D::Minus1).and_then(|b| b.to_vec1::<u32>()).expect("best");
-            draft.vocabulary().to_target(DraftTokenId(best[0])).expect("in the map")
+            draft.vocabulary().kept()[best[0] as usize]
         })
         .collect()
 }

@@ -16,7 +16,9 @@ use longdraft_models::draft::block::{
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
+use longdraft_models::target_model::{
+    Extension, Features, KvCache, MtpBlock, Tap, Taps, Target, TargetOptions,
+};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
@@ -26,6 +28,17 @@ pub(crate) const VOCABULARY: usize = 61;
 
 /// Families with recurrent layers.
 pub(crate) const RECURRENT: [&str; 4] = ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2"];
+
+/// Appends the nodes of a token tree.
+pub(crate) fn extend_tree(
+    target: &Target,
+    (ids, position_ids): (&[u32], &[u32]),
+    parents: &[Option<usize>],
+    cache: &mut KvCache,
+) -> longdraft_models::Result<Features> {
+    let tree = Extension { ids, position_ids, parents: Some(parents), is_text: false, cache };
+    target.extend_each(&mut [tree], &Taps::of(&[Tap::FinalHidden]))
+}
 
 /// A random target; a large deviation makes its choices vary.
 pub(crate) fn target(kind: &str, head_dim: usize, kv: (usize, usize), seed: u64) -> Target {
@@ -154,9 +167,7 @@ pub(crate) fn eagle3(target: &Target, seed: u64) -> Eagle3Draft {
     let mut config = Eagle3Config::for_target(&wide, map.draft_size()).expect("layers");
     config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
     config.initializer_range = 0.3;
-    if seed.is_multiple_of(2) {
-        config = config.with_eagle31_norms();
-    }
+    (config.fc_norm, config.norm_output) = (seed.is_multiple_of(2), seed.is_multiple_of(2));
     config.attention_window = seed.is_multiple_of(3).then_some(5);
     let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
     Eagle3Draft::initialise(&config, map, &table, seed).expect("random draft")

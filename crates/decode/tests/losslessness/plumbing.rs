@@ -9,8 +9,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Extension, KvCache, Tap, Taps};
 
 use crate::models::{
-    Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, generate, options,
-    prompt, shapes, target,
+    Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, extend_tree, generate,
+    options, prompt, shapes, target,
 };
 
 #[test]
@@ -67,7 +67,7 @@ fn check_compacted_cache(family: &str, seed: u64) {
     let rows = [tokens[10].0, 1, 2, tokens[11].0, tokens[12].0, 5];
     let parents = [None, Some(0), Some(1), Some(0), Some(3), Some(3)];
     let positions = [10, 11, 12, 11, 12, 12];
-    target.extend_tree(&rows, &positions, &parents, &mut cache, &taps).expect("tree");
+    extend_tree(&target, (&rows, &positions), &parents, &mut cache).expect("tree");
     cache.compact(10, &[0, 3, 4]).expect("path");
     assert_eq!(cache.len(), 13);
     let mut plain = target.new_cache().expect("cache");
@@ -83,7 +83,7 @@ fn check_compacted_cache(family: &str, seed: u64) {
     }
     assert!(cache.compact(10, &[0, 9]).is_err() && cache.compact(10, &[1, 0]).is_err());
     let backwards = [None, Some(2), Some(1)];
-    assert!(target.extend_tree(&[1, 2, 3], &[13, 14, 15], &backwards, &mut cache, &taps).is_err());
+    assert!(extend_tree(&target, (&[1, 2, 3], &[13, 14, 15]), &backwards, &mut cache).is_err());
     assert_eq!(cache.len(), 13);
 }
 
@@ -181,7 +181,7 @@ fn states_are_cut_where_there_is_one_and_go_on_as_if_nothing_had_been_after() {
         // Nothing else can be taken back, and no pass follows a tree without a path.
         assert!(cache.compact(4, &[0]).is_err() && cache.compact(0, &[1, 2]).is_err());
         let tree = [None, Some(0), Some(0)];
-        target.extend_tree(&[1, 2, 3], &[9, 10, 10], &tree, &mut cache, &taps).expect("tree");
+        extend_tree(&target, (&[1, 2, 3], &[9, 10, 10]), &tree, &mut cache).expect("tree");
         assert!(target.extend(&[1], &[12], &mut cache, &taps).is_err());
         assert!(cache.compact(9, &[0, 1, 2]).is_err());
         cache.compact(9, &[0, 2]).expect("a path");

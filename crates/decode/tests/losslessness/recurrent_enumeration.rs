@@ -12,6 +12,7 @@ use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 
 use crate::enumeration::{distribution_of, error};
+use crate::models::extend_tree;
 
 const WORDS: usize = 4;
 
@@ -44,7 +45,7 @@ fn logits(
             for (row, parent) in parents.iter().enumerate() {
                 positions[row] = parent.map_or(first, |parent| positions[parent] + 1);
             }
-            target.extend_tree(ids, &positions, parents, cache, &taps)
+            extend_tree(target, (ids, &positions), parents, cache)
         }
     };
     let hidden = features.expect("a pass");

@@ -2,11 +2,8 @@
 
 use longdraft_decode::{DraftShape, SpeculativeDecoder};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::target_model::{
-    Extension, KvCache, PackedSequence, Tap, Taps, Target, TargetOptions,
-};
-use longdraft_models::{TargetConfig, TargetTokenId};
-use serde_json::json;
+use longdraft_models::TargetTokenId;
+use longdraft_models::target_model::{Extension, KvCache, PackedSequence, Tap, Taps, Target};
 
 use crate::models::{
     Drafts, KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
@@ -99,9 +96,6 @@ fn rows_have_the_bits_of_one_pass_over_the_whole_text() {
             let most = [1, 7, 64, 512][rng.below(4) as usize];
             let to = (cache.len() + 1 + rng.below(most) as usize).min(TEXT);
             case.check(&mut cache, to);
-            let most = case.target.config().cache_values(cache.len().max(256), 512);
-            // Full layers grow by doubling.
-            assert!(cache.elements() <= 2 * most, "{family}: {} of {most}", cache.elements());
         }
     }
 }
@@ -203,7 +197,6 @@ fn the_last_layer_is_held_whole_for_drafts_that_read_it() {
             [k, v].map(|t| t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values"))
         };
         assert_eq!(values(&held), values(&whole), "{family}");
-        assert!(held.elements() > cache.elements(), "{family}");
     }
 }
 
@@ -290,32 +283,4 @@ fn conversations_go_on_or_are_read_anew_as_their_windows_allow() {
         assert!(reused[1] > 700 && reused[2] > reused[1] && reused[4] > 800, "{family} {reused:?}");
         assert_eq!((reused[0], reused[3]), (0, 0), "{family}");
     }
-}
-
-/// Five layers with a window of 512 to a full one, as Gemma 3, after 32,768 tokens.
-#[test]
-fn a_long_context_of_a_sliding_model_takes_a_fifth_of_a_full_cache() {
-    const CONTEXT: usize = 32_768;
-    let config = json!({
-        "model_type": "gemma3_text", "hidden_size": 16, "intermediate_size": 16,
-        "num_hidden_layers": 6, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
-        "vocab_size": VOCABULARY, "sliding_window": 512, "sliding_window_pattern": 6,
-        "max_position_embeddings": CONTEXT
-    });
-    let config = TargetConfig::from_json(&config).expect("valid configuration");
-    let target = Target::random(config, 1, &TargetOptions::default()).expect("random target");
-    let mut cache = target.new_cache().expect("cache");
-    let mut most = 0;
-    while cache.len() < CONTEXT {
-        let ids: Vec<u32> =
-            (cache.len()..cache.len() + 512).map(|i| (i % VOCABULARY) as u32).collect();
-        let positions: Vec<u32> = (cache.len() as u32..).take(512).collect();
-        target.extend(&ids, &positions, &mut cache, &Taps::of(&[])).expect("a pass");
-        most = most.max(cache.elements());
-    }
-    let (full, planned) = (6 * 2 * 8 * CONTEXT, target.config().cache_values(CONTEXT, 512));
-    assert_eq!(cache.elements(), most, "a prompt that is read in pieces takes no more");
-    assert!(cache.elements() <= planned && planned < cache.elements() + cache.elements() / 50);
-    let share = cache.elements() as f64 / full as f64;
-    assert!((0.19..0.21).contains(&share), "{share}");
 }

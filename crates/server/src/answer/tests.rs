@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use longdraft_decode::metrics::{AcceptanceMetrics, RoundRecord};
+use longdraft_decode::acceptance::{AcceptanceMetrics, RoundRecord};
 use longdraft_decode::{DecodeOptions, EndReason, LogProbs};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;

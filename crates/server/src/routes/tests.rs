@@ -3,7 +3,7 @@
 use std::thread::{self, JoinHandle};
 
 use longdraft_decode::EndReason;
-use longdraft_decode::metrics::AcceptanceMetrics;
+use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_models::TargetTokenId;
 use tokio::runtime::Runtime;
 

@@ -1,5 +1,7 @@
 //! Grammars of answers that are calls, in Lark's notation.
 
+mod tagged;
+
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Map, Value, json};
 
@@ -19,15 +21,18 @@ impl Writing<'_> {
     /// The form of an answer that calls one of these functions, or several unless `is_single`.
     ///
     /// # Errors
-    /// - the syntax has no JSON, or a schema is none of an object, or all are too large
+    /// - a schema is none of an object or cannot be written in the syntax, or all are too large
     pub(super) fn form(&self, functions: &[&Function], is_single: bool) -> Result<Form> {
         let any: Vec<String> = (0..functions.len()).map(|place| format!("f{place}")).collect();
-        let mut rules = vec![self.start(is_single)?, format!("any: {}\n", any.join(" | "))];
+        let mut rules = vec![self.start(is_single), format!("any: {}\n", any.join(" | "))];
+        if self.syntax.body == Body::Tags {
+            rules.push(tagged::text());
+        }
         for (place, function) in functions.iter().enumerate() {
-            let arguments = format!("a{place}");
-            let call = self.call(&function.name, &arguments);
-            let schema = on_one_line(&schema(function)?);
-            rules.push(format!("f{place}: {call}\n{arguments}: %json {schema}\n"));
+            rules.push(match self.syntax.body {
+                Body::Tags => tagged::call(function, place)?,
+                _ => self.json_call(function, place)?,
+            });
         }
         let grammar = rules.concat();
         if grammar.len() > LARGEST {
@@ -44,22 +49,21 @@ impl Writing<'_> {
         id.map_or_else(|| literal(marker), |id| format!("<[{id}]>"))
     }
 
+    /// The rules of a call of a function, of this number, whose arguments are JSON.
+    fn json_call(&self, function: &Function, place: usize) -> Result<String> {
+        let arguments = format!("a{place}");
+        let call = self.call(&function.name, &arguments);
+        let schema = on_one_line(&schema(function)?);
+        Ok(format!("f{place}: {call}\n{arguments}: %json {schema}\n"))
+    }
+
     /// The rules of an answer, down to `any` call.
-    fn start(&self, is_single: bool) -> Result<String> {
+    fn start(&self, is_single: bool) -> String {
         let opening = self.syntax.forced_opening();
         let begin = opening.map(|opening| self.marker(opening)).unwrap_or_default();
-        Ok(match self.syntax.body {
-            Body::Object { between, .. } => {
-                // Markers have lines of their own.
-                let line = literal("\n");
-                let end = self.syntax.closing.filter(|_| opening.is_some());
-                let end = end.map(|end| format!("{line} {}", self.marker(end)));
-                let line = if opening.is_some() { line } else { String::new() };
-                let more = between.filter(|_| !is_single).map(literal);
-                let more = more.map(|between| format!("({between} call)*")).unwrap_or_default();
-                let end = end.unwrap_or_default();
-                format!("start: call {more}\ncall: {begin} {line} any {end}\n")
-            }
+        match self.syntax.body {
+            Body::Object { between, .. } => self.marked(between, is_single),
+            Body::Tags => self.marked(Some("\n"), is_single),
             Body::List => {
                 // Some templates have a space before the list.
                 let spaced = format!("{} [", opening.unwrap_or_default());
@@ -71,12 +75,19 @@ impl Writing<'_> {
                 let more = if is_single { "" } else { "+" };
                 format!("start: call{more}\ncall: {begin} any\n")
             }
-            Body::Tags => {
-                let problem = "tool_choice: the calls of this model have arguments that are no JSON: \
-                               none can be forced, and auto leaves them to the model";
-                return Err(ApiError::field("tool_choice", problem));
-            }
-        })
+        }
+    }
+
+    /// The same of calls between markers that have lines of their own, and with what divides several.
+    fn marked(&self, between: Option<&str>, is_single: bool) -> String {
+        let (opening, line) = (self.syntax.forced_opening(), literal("\n"));
+        let begin = opening.map(|opening| format!("{} {line}", self.marker(opening)));
+        let end = self.syntax.closing.filter(|_| opening.is_some());
+        let end = end.map(|end| format!("{line} {}", self.marker(end)));
+        let more = between.filter(|_| !is_single).map(literal);
+        let more = more.map(|between| format!("({between} call)*")).unwrap_or_default();
+        let (begin, end) = (begin.unwrap_or_default(), end.unwrap_or_default());
+        format!("start: call {more}\ncall: {begin} any {end}\n")
     }
 
     /// A call of a function, with the rule of its arguments.

@@ -5,12 +5,12 @@ use serde_json::{Map, Value};
 use super::reader::Step;
 use super::{Calls, Function};
 
-const FUNCTION: &str = "<function=";
-const FUNCTION_END: &str = "</function>";
-const PARAMETER: &str = "<parameter=";
-const PARAMETER_END: &str = "</parameter>";
+pub(super) const FUNCTION: &str = "<function=";
+pub(super) const FUNCTION_END: &str = "</function>";
+pub(super) const PARAMETER: &str = "<parameter=";
+pub(super) const PARAMETER_END: &str = "</parameter>";
 /// Longest name in a tag, in bytes.
-const LONGEST_NAME: usize = 256;
+pub(super) const LONGEST_NAME: usize = 256;
 
 /// Reads a call as its text comes, each byte a bounded number of times.
 #[derive(Default)]
@@ -127,7 +127,7 @@ fn typed(text: &str, schema: Option<&Value>) -> Value {
 }
 
 /// Whether a schema says that a value may be text.
-fn may_be_text(schema: &Value) -> bool {
+pub(super) fn may_be_text(schema: &Value) -> bool {
     let is_text = |kind: &Value| kind == "string";
     let kind = match schema.get("type") {
         Some(Value::Array(kinds)) => kinds.iter().any(is_text),

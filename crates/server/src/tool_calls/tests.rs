@@ -80,6 +80,26 @@ pub(super) fn renamed(template: &str, names: &[(&str, &str)]) -> TextTokenizer {
     TextTokenizer::from_folder(folder.path()).expect("tokenizer")
 }
 
+/// The tokens of a text byte by byte, but special tokens whole.
+pub(super) fn bytes_of(tokenizer: &TextTokenizer, text: &str) -> Vec<u32> {
+    let tokens = tokenizer.token_bytes();
+    let special: Vec<(u32, String)> = tokenizer
+        .special_ids()
+        .into_iter()
+        .filter_map(|id| Some((id, tokenizer.token(id)?)))
+        .collect();
+    let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some(first) = rest.first() {
+        let found = special.iter().find(|(_, name)| rest.starts_with(name.as_bytes()));
+        let is_byte = |token: &Option<Vec<u8>>| token.as_ref().is_some_and(|own| *own == [*first]);
+        let byte = || (tokens.iter().position(is_byte).expect("a byte") as u32, 1);
+        let (id, length) = found.map_or_else(byte, |(id, name)| (*id, name.len()));
+        ids.push(id);
+        rest = &rest[length..];
+    }
+    ids
+}
+
 #[test]
 fn a_request_for_single_calls_gets_the_first_alone() {
     let tokenizer = tokenizer_with(HERMES);
@@ -141,7 +161,7 @@ fn calls_that_cannot_be_forced_are_refused() {
     let large = json!({ "type": "object", "description": "a".repeat(1 << 16) });
     for (template, tools, choice, param) in [
         ("{{ messages }}", vec![object()], Choice::Required, "tool_choice"),
-        (TAGS, vec![object()], Choice::Required, "tool_choice"),
+        (TAGS, vec![tool("a>b", None)], Choice::Required, "tools"),
         (HERMES, vec![], Choice::Required, "tool_choice"),
         (HERMES, vec![json!("now")], Choice::Required, "tool_choice"),
         (HERMES, vec![object()], Choice::Named("other".to_owned()), "tool_choice"),

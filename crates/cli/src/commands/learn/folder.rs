@@ -8,11 +8,11 @@ use std::path::Path;
 use longdraft_train::checkpoint::RunLock;
 
 use super::state::{self, STATE_FILE, State};
-use super::{store, trainer};
+use super::{process, store};
 use crate::failure::{Failure, Result};
 
 /// What a folder holds beside the rows; the last one says that it is a learner's.
-const PARTS: [&str; 4] = [state::TRAINING, state::DRAFTS, trainer::LOG_FILE, STATE_FILE];
+const PARTS: [&str; 4] = [state::TRAINING, state::DRAFTS, process::LOG_FILE, STATE_FILE];
 /// What an earlier start may have left before it wrote anything.
 const LOCK: &str = ".lock";
 

@@ -80,7 +80,9 @@ impl Keeper {
                 return None;
             }
         }
-        self.shared.fresh.fetch_add(1, Ordering::Relaxed);
+        for counter in [&self.shared.fresh, &self.shared.unchecked] {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
         if let Some(grown) = &self.grown {
             grown.add([&answer[..]]);
         }

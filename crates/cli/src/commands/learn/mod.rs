@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! server -> answers -> filter -> rows, datastore          keeper.rs, redact.rs, store.rs
-//!                                rows -> training          trainer.rs starts a process: training.rs
+//!                                rows -> training          trainer.rs starts a process (process.rs): training.rs
 //!                                candidate -> comparison -> draft, if it is better -> server
+//!                     newest rows -> check: the given draft again, if that is better -> server
 //! ```
 //!
 //! Everything lies in the folder (folder.rs): `rows/`, `drafts/N/`, `training/` while one is under way, and
@@ -13,6 +14,7 @@ mod clock;
 mod extent;
 mod folder;
 mod keeper;
+mod process;
 mod redact;
 mod rows;
 mod state;
@@ -39,7 +41,7 @@ use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use keeper::Keeper;
-use state::{Job, State, TRAINING, draft_folder};
+use state::{Job, Origin, State, TRAINING, draft_folder};
 use store::{Limits, Store};
 use trainer::Trainer;
 
@@ -134,13 +136,13 @@ impl Learner {
         }))
     }
 
-    /// The draft that was learned last, if there is one. One that cannot be opened is forgotten: the next
-    /// training begins with what proposes instead.
+    /// The draft that was learned last, if there is one and it proposes. One that cannot be opened is forgotten:
+    /// the next training begins with what proposes instead.
     ///
     /// # Errors
     /// - that cannot be written down
     pub(crate) fn draft(&mut self, models: &Models) -> Result<Option<Arc<dyn Draft>>> {
-        let Some(number) = self.state.current() else { return Ok(None) };
+        let Some(number) = self.state.proposing() else { return Ok(None) };
         let place = draft_folder(&self.folder, number);
         match DraftSource::find(&place).and_then(|source| open_draft(&source, &models.target)) {
             Ok(draft) => {
@@ -173,11 +175,17 @@ impl Learner {
         control: Control,
         (served, board): (Receiver<Served>, Arc<Board>),
     ) -> Result<Lesson> {
-        let shared =
-            Arc::new(Shared { stop: AtomicBool::new(false), fresh: AtomicUsize::new(0), board });
-        let since = Job::read(&self.folder).map_or(self.state.trained_until(), |job| job.began);
-        let fresh = store::newest(&self.folder).take_while(|row| row.at > since).count();
-        shared.fresh.store(fresh, Ordering::Relaxed);
+        let training = Job::read(&self.folder).filter(|job| job.check.is_none());
+        let since = training.map_or(self.state.trained_until(), |job| job.began);
+        let kept_since = |since| {
+            AtomicUsize::new(store::newest(&self.folder).take_while(|row| row.at > since).count())
+        };
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            fresh: kept_since(since),
+            unchecked: kept_since(self.state.known_until()),
+            board,
+        });
         let trainings = &self.state.trainings;
         let replaced = trainings.iter().filter(|outcome| outcome.draft.is_some()).count();
         shared.board.tell(|learning| {
@@ -188,6 +196,7 @@ impl Learner {
                 trainings: trainings.len(),
                 replaced,
                 last: trainings.last().map(state::Outcome::told),
+                rests: self.state.proposes() == Origin::Given,
                 ..Learning::default()
             };
         });
@@ -252,9 +261,9 @@ fn hash_of(place: &Path) -> Result<String> {
     Ok(sha256::of_text(&sums.join(" ")))
 }
 
-/// Where the draft lies that was learned last of the one that proposed first.
+/// Where the draft lies that was learned last of the one that proposed first, if it proposes.
 pub(crate) fn learned_draft(folder: &Path) -> Option<PathBuf> {
-    let number = State::read(folder)?.current()?;
+    let number = State::read(folder)?.proposing()?;
     Some(draft_folder(folder, number)).filter(|place| place.is_dir())
 }
 
@@ -264,6 +273,8 @@ struct Shared {
     stop: AtomicBool,
     /// Answers that were kept since the last training.
     fresh: AtomicUsize,
+    /// Answers that were kept since the learned draft was compared with the given one.
+    unchecked: AtomicUsize,
     board: Arc<Board>,
 }
 

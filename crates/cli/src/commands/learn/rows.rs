@@ -15,6 +15,9 @@ pub(super) const LEAST_HELD_OUT: usize = 8;
 const MOST_HELD_OUT: usize = 256;
 /// Of the newest of these, so many at least decide.
 const LEAST_JUDGED: usize = 32;
+/// Newest answers on which the learned draft is compared with the given one, at least and at most.
+pub(super) const LEAST_CHECKED: usize = 32;
+const MOST_CHECKED: usize = 64;
 /// Answers to one prompt that are learned from at a time.
 const MOST_OF_A_PROMPT: usize = 4;
 /// One prompt in so many is set aside.
@@ -25,6 +28,9 @@ const PART: u64 = 6;
 pub(super) struct Text {
     pub(super) input_ids: Vec<u32>,
     pub(super) loss_mask: Vec<u8>,
+    /// When the answer was written, in seconds since 1970.
+    #[serde(default)]
+    pub(super) at: u64,
 }
 
 /// What a training is made of.
@@ -65,7 +71,7 @@ pub(super) fn choose(newest: impl Iterator<Item = Row>, row_tokens: usize) -> Ch
     let (mut train, mut held_out) = (Taken::up_to(MOST_TOKENS), Taken::up_to(HELD_OUT_TOKENS));
     let mut taken_of: HashMap<String, usize> = HashMap::new();
     for row in newest {
-        let key = longdraft_models::sha256::of_text(&format!("{:?}", row.prompt()));
+        let key = hash_of_prompt(&row);
         let is_aside = is_held_out(&key);
         let mut texts = pieces(&row, row_tokens);
         let (kind, most) = if is_aside {
@@ -85,22 +91,47 @@ pub(super) fn choose(newest: impl Iterator<Item = Row>, row_tokens: usize) -> Ch
     Choice { train: weighted(train.texts), held_out }
 }
 
-/// Of answers to learn from, the newest ones of so many tokens, how many there are. A text that stands twice is one.
-pub(super) fn learned(newest: &[Text], tokens: usize) -> usize {
+/// Of texts to learn from, the newest ones of so many tokens.
+pub(super) fn learned(newest: &[Text], tokens: usize) -> &[Text] {
     let mut left = tokens;
     let fits = |text: &&Text| {
         let has_room = left > 0;
         left = left.saturating_sub(text.input_ids.len());
         has_room
     };
-    newest.iter().take_while(fits).collect::<HashSet<&Text>>().len()
+    &newest[..newest.iter().take_while(fits).count()]
 }
 
-/// How many of the newest answers that are set aside lie in the same stretch of time as so many that are learned, and
-/// enough of them for an interval. Older ones are of what was asked before: a draft that learned what is asked now
-/// would be judged on them.
-pub(super) fn judged(learned: usize) -> usize {
-    (learned / (PART as usize - 1)).max(LEAST_JUDGED)
+/// How many texts there are. One that stands twice is one.
+pub(super) fn different(texts: &[Text]) -> usize {
+    texts.iter().collect::<HashSet<&Text>>().len()
+}
+
+/// How many of the newest answers that are set aside are as new as those that are learned, and enough of them for an
+/// interval. Older ones are of what was asked before: a draft that learned what is asked now would be judged on them.
+pub(super) fn judged(held_out: &[Text], learned: &[Text]) -> usize {
+    let oldest = learned.iter().map(|text| text.at).min().unwrap_or_default();
+    held_out.iter().take_while(|text| text.at >= oldest).count().max(LEAST_JUDGED)
+}
+
+/// The newest answers that were kept after a moment, one to each prompt: a draft that learned from those before has
+/// not seen them.
+pub(super) fn unseen(
+    newest: impl Iterator<Item = Row>,
+    since: u64,
+    row_tokens: usize,
+) -> Vec<Text> {
+    let mut prompts = HashSet::new();
+    newest
+        .take_while(|row| row.at > since)
+        .filter(|row| prompts.insert(hash_of_prompt(row)))
+        .filter_map(|row| pieces(&row, row_tokens).into_iter().next())
+        .take(MOST_CHECKED)
+        .collect()
+}
+
+fn hash_of_prompt(row: &Row) -> String {
+    longdraft_models::sha256::of_text(&format!("{:?}", row.prompt()))
 }
 
 /// Whether a prompt of a hash is set aside: always or never.
@@ -121,7 +152,7 @@ fn pieces(row: &Row, row_tokens: usize) -> Vec<Text> {
         let before = from.min(half);
         let end = ids.len().min(from + (row_tokens - before).max(1));
         let loss_mask = [vec![0; before], vec![1; end - from]].concat();
-        texts.push(Text { input_ids: ids[from - before..end].to_vec(), loss_mask });
+        texts.push(Text { input_ids: ids[from - before..end].to_vec(), loss_mask, at: row.at });
         from = end;
     }
     texts
@@ -190,16 +221,59 @@ mod tests {
     }
 
     #[test]
-    fn drafts_are_judged_on_answers_as_new_as_those_that_are_learned() {
-        let text = |id| Text { input_ids: vec![id; 10], loss_mask: vec![1; 10] };
+    fn what_is_learned_are_the_newest_texts_of_so_many_tokens() {
+        let text = |id| Text { input_ids: vec![id; 10], loss_mask: vec![1; 10], at: 0 };
         let newest = [1, 1, 2, 3, 3, 4].map(text);
-        assert_eq!(learned(&newest, 0), 0);
-        assert_eq!(learned(&newest, 25), 2, "a text that stands twice is one");
-        assert_eq!(learned(&newest, 31), 3);
-        assert_eq!(learned(&newest, 1000), 4);
-        assert_eq!(judged(0), LEAST_JUDGED);
-        // Of 6 prompts one is set aside.
-        assert_eq!(judged(500), 100);
+        let count = |tokens| {
+            let learned = learned(&newest, tokens);
+            (learned.len(), different(learned))
+        };
+        assert_eq!(count(0), (0, 0));
+        assert_eq!(count(25), (3, 2), "a text that stands twice is one");
+        assert_eq!(count(31), (4, 3));
+        assert_eq!(count(1000), (6, 4));
+    }
+
+    /// However many answers each prompt has.
+    #[test]
+    fn drafts_are_judged_on_answers_as_new_as_those_that_are_learned() {
+        for copies in [1, 4] {
+            // Two answers a second, the newest one first.
+            let rows = (0..1200_u32).map(|number| {
+                let at = u64::from((1200 - number) / 2);
+                Row { at, ..row(number / copies * 100, 10, 30) }
+            });
+            let choice = choose(rows, 64);
+            let learned = learned(&choice.train, 600 * 40);
+            let oldest = learned.iter().map(|text| text.at).min().expect("some");
+            let count = judged(&choice.held_out, learned);
+            let as_new = choice.held_out.iter().filter(|text| text.at >= oldest).count();
+            assert_eq!(count, as_new.max(LEAST_JUDGED), "{copies}");
+            assert!(copies == 4 || count > LEAST_JUDGED, "{count}");
+            assert!(count < choice.held_out.len(), "{copies}: {count}");
+        }
+        assert_eq!(judged(&[], &[]), LEAST_JUDGED);
+    }
+
+    #[test]
+    fn a_check_takes_the_newest_answers_that_were_not_learned_one_of_a_prompt() {
+        // Two to each prompt; the second of a pair is older.
+        let rows = |count: u32| {
+            (0..count).map(move |number| Row {
+                at: u64::from(1000 - number),
+                ..row(number / 2 * 100, 10, 30)
+            })
+        };
+        let found = unseen(rows(20), 985, 64);
+        assert_eq!(
+            found.iter().map(|text| text.at).collect::<Vec<u64>>(),
+            (0..8).map(|pair| 1000 - 2 * pair).collect::<Vec<u64>>()
+        );
+        assert!(found.iter().all(|text| text.input_ids.len() == 40 && labels(text) == 30));
+        assert!(unseen(rows(20), 1000, 64).is_empty());
+        assert_eq!(unseen(rows(400), 0, 64).len(), MOST_CHECKED);
+        // Of an answer in several pieces the first one.
+        assert_eq!(unseen(std::iter::once(row(1, 10, 500)), 0, 64).len(), 1);
     }
 
     #[test]
@@ -217,7 +291,7 @@ mod tests {
 
     #[test]
     fn answers_in_which_proposals_failed_stand_twice() {
-        let text = |id| vec![Text { input_ids: vec![id; 2], loss_mask: vec![0, 1] }];
+        let text = |id| vec![Text { input_ids: vec![id; 2], loss_mask: vec![0, 1], at: 0 }];
         let rows = [0.2, 0.9, 0.1, 0.2].into_iter().zip([1, 2, 3, 4].map(text)).collect();
         let found: Vec<u32> = weighted(rows).iter().map(|text| text.input_ids[0]).collect();
         assert_eq!(found, [1, 2, 2, 3, 4]);

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use longdraft_models::weights::atomic::write_atomically;
-use longdraft_server::Training;
+use longdraft_server::{Check, Training};
 use serde::{Deserialize, Serialize};
 
-use super::rows::LEAST_HELD_OUT;
+use super::rows::{LEAST_CHECKED, LEAST_HELD_OUT};
 use super::store::now;
 use crate::failure::{Failure, Result};
 
@@ -46,6 +46,29 @@ pub(super) struct State {
 struct Learned {
     base: String,
     draft: u32,
+    /// Whether the one that `--draft` gave proposes instead, because it is better on what is asked now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    rests: bool,
+}
+
+/// Where a draft comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Origin {
+    /// `--draft` gave it.
+    Given,
+    /// It was learned.
+    Learned,
+}
+
+impl Origin {
+    /// The other one of the two that a check compares.
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Given => Self::Learned,
+            Self::Learned => Self::Given,
+        }
+    }
 }
 
 impl State {
@@ -98,6 +121,23 @@ impl State {
         self.learned.iter().find(|learned| learned.base == self.base).map(|learned| learned.draft)
     }
 
+    /// Which one proposes where both are there.
+    pub(super) fn proposes(&self) -> Origin {
+        let rests = self.learned.iter().any(|learned| learned.base == self.base && learned.rests);
+        if rests { Origin::Given } else { Origin::Learned }
+    }
+
+    /// The learned draft if it proposes.
+    pub(super) fn proposing(&self) -> Option<u32> {
+        self.current().filter(|_| self.proposes() == Origin::Learned)
+    }
+
+    /// Has that one propose.
+    fn prefer(&mut self, origin: Origin) {
+        let learned = self.learned.iter_mut().filter(|learned| learned.base == self.base);
+        learned.for_each(|learned| learned.rests = origin == Origin::Given);
+    }
+
     /// Forgets it: the one that `--draft` gave proposes again.
     pub(super) fn forget(&mut self) {
         self.learned.retain(|learned| learned.base != self.base);
@@ -118,11 +158,14 @@ impl State {
         write_json(&folder.join(STATE_FILE), self)
     }
 
-    /// Adds what a training came to.
+    /// Adds what a training or a check came to.
     pub(super) fn add(&mut self, outcome: Outcome) {
+        if let Some(origin) = outcome.prefers() {
+            return self.prefer(origin);
+        }
         if let Some(draft) = outcome.draft {
             self.forget();
-            self.learned.push(Learned { base: self.base.clone(), draft });
+            self.learned.push(Learned { base: self.base.clone(), draft, rests: false });
             let over = self.learned.len().saturating_sub(MOST_BASES);
             self.learned.drain(..over);
         }
@@ -134,6 +177,15 @@ impl State {
     /// Until when the rows of the last training were kept, in seconds since 1970.
     pub(super) fn trained_until(&self) -> u64 {
         self.trainings.last().map_or(0, |last| last.rows_at)
+    }
+
+    /// Until when the rows were kept that the learned draft knows, in seconds since 1970.
+    pub(super) fn known_until(&self) -> u64 {
+        let current = self.current();
+        let trainings = self.trainings.iter().rev();
+        let mut of_current = trainings.filter(|outcome| outcome.draft == current);
+        // One whose training is not remembered any more knows nothing newer than the last one does.
+        of_current.next().map_or_else(|| self.trained_until(), |outcome| outcome.rows_at)
     }
 
     /// A number that no draft had.
@@ -173,12 +225,29 @@ pub(super) struct Job {
     pub(super) began: u64,
     /// Processes that were started for it.
     pub(super) attempts: u32,
+    /// The draft that rests: nothing is trained, this one is compared.
+    #[serde(default)]
+    pub(super) check: Option<Resting>,
+}
+
+/// A draft that rests.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Resting {
+    pub(super) draft: PathBuf,
+    pub(super) origin: Origin,
+    /// Answers that were kept later are new to both drafts, in seconds since 1970.
+    pub(super) since: u64,
 }
 
 impl Job {
     /// The one under way in a learner's folder.
     pub(super) fn read(folder: &Path) -> Option<Self> {
         read_json(&folder.join(TRAINING).join(JOB_FILE))
+    }
+
+    /// What it is called.
+    pub(super) fn name(&self) -> &'static str {
+        if self.check.is_some() { "check" } else { "training" }
     }
 
     /// Whether its texts have been kept for longer than that.
@@ -196,7 +265,7 @@ impl Job {
     }
 }
 
-/// What a training came to.
+/// What a training came to, or a check.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Outcome {
     /// When it ended, in seconds since 1970.
@@ -208,13 +277,16 @@ pub(super) struct Outcome {
     /// Texts that it learned from, some twice, and answers that the drafts were compared on.
     pub(super) rows: usize,
     pub(super) held_out: usize,
-    /// Simulated acceptance length of the draft before and of the candidate, and the 95 % interval of the
-    /// difference.
+    /// Simulated acceptance length of the draft before and of the candidate, in a check of the one that rests, and
+    /// the 95 % interval of the difference.
     pub(super) before: f64,
     pub(super) after: f64,
     pub(super) interval: (f64, f64),
     /// The candidate's number, if it is better.
     pub(super) draft: Option<u32>,
+    /// Of a check: which draft rested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rested: Option<Origin>,
 }
 
 impl Outcome {
@@ -223,7 +295,7 @@ impl Outcome {
         read_json(&folder.join(TRAINING).join(OUTCOME_FILE))
     }
 
-    /// Ends the training.
+    /// Ends the training or the check.
     ///
     /// # Errors
     /// - there is no room
@@ -239,6 +311,21 @@ impl Outcome {
     /// Whether the candidate is better, and not by chance.
     pub(super) fn is_better(&self) -> bool {
         self.interval.0 > 0.0
+    }
+
+    /// Of a check: which draft is to propose. In doubt it is the one that did.
+    pub(super) fn prefers(&self) -> Option<Origin> {
+        self.rested.map(|rested| if self.is_better() { rested } else { rested.other() })
+    }
+
+    /// A check, as the server tells it; none if there was too little to compare on.
+    pub(super) fn told_as_check(&self) -> Option<Check> {
+        let Self { at, held_out: answers, before, after, interval: (low, high), .. } = *self;
+        let (given, learned, interval) = match self.rested? {
+            Origin::Learned => (before, after, (low, high)),
+            Origin::Given => (after, before, (-high, -low)),
+        };
+        (answers >= LEAST_CHECKED).then_some(Check { at, answers, given, learned, interval })
     }
 
     /// As the server tells it.
@@ -259,53 +346,4 @@ fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_learned_belongs_to_a_target_and_to_a_draft() {
-        let folder = tempfile::tempdir().expect("folder");
-        let open = |target: &str, base: &str| State::open(folder.path(), target, base);
-        let mut state = open("target", "draft").expect("fresh");
-        state.add(Outcome { draft: Some(3), at: 9, rows_at: 8, ..Outcome::default() });
-        state.add(Outcome { at: 12, rows_at: 11, ..Outcome::default() });
-        assert_eq!((state.current(), state.trained_until()), (Some(3), 11));
-        state.write(folder.path()).expect("written");
-        assert_eq!(open("target", "draft").expect("again"), state);
-        // Another draft begins anew, and the one before finds what it learned.
-        for base in ["", "another"] {
-            let other = open("target", base).expect("another draft");
-            assert_eq!((other.current(), other.trainings.len()), (None, 2));
-            other.write(folder.path()).expect("written");
-        }
-        assert_eq!(open("target", "draft").expect("again").current(), Some(3));
-        assert!(open("another", "draft").is_err());
-        std::fs::write(folder.path().join(STATE_FILE), "{").expect("file");
-        assert!(open("target", "draft").is_err());
-        assert_eq!(State::read(folder.path()), None);
-    }
-
-    #[test]
-    fn drafts_that_may_propose_again_are_kept_and_others_are_not() {
-        let folder = tempfile::tempdir().expect("folder");
-        let mut state = State::open(folder.path(), "target", "0").expect("fresh");
-        let taken = |number| Outcome { draft: Some(number), ..Outcome::default() };
-        for number in 1..=3 {
-            state.add(taken(number));
-        }
-        let kept = |state: &State| (0..20).filter(|n| state.keeps(*n)).collect::<Vec<u32>>();
-        assert_eq!(kept(&state), [2, 3]);
-        for base in 1..=6 {
-            state.base = base.to_string();
-            state.add(taken(3 + base));
-        }
-        assert_eq!(kept(&state), [6, 7, 8, 9]);
-        // However long ago it was taken.
-        state.base = "3".into();
-        assert_eq!(state.current(), Some(6));
-        assert_eq!(state.next_number(folder.path()), 10);
-        state.forget();
-        assert_eq!(state.current(), None);
-        assert_eq!(kept(&state), [7, 8, 9]);
-    }
-}
+mod tests;

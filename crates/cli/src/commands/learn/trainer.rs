@@ -1,19 +1,20 @@
-//! Starts trainings, lets them rest while answers are written, and has better drafts propose.
+//! Starts trainings and checks, lets them rest while answers are written, and has better drafts propose.
 //!
-//! A training is a process of its own, at the lowest priority: whatever becomes of it, the server goes on.
+//! Both are processes of their own, at the lowest priority: whatever becomes of one, the server goes on. A training
+//! makes a candidate. A check compares the learned draft with the one that `--draft` gave, on answers that came since
+//! it learned: after a change of what is asked it may be worse than where it began.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use longdraft_server::{Control, SwapError};
+use longdraft_server::{Check, Control, SwapError};
 
-use super::folder::private_file;
+use super::process::{LOG_FILE, Process};
 use super::rows::LEAST_HELD_OUT;
-use super::state::{Job, Outcome, State, TRAINING, draft_folder, drafts};
+use super::state::{Job, Origin, Outcome, Resting, State, TRAINING, draft_folder, drafts};
 use super::store::now;
 use super::{Shared, age_of};
 use crate::cli::{LearnWhen, LearningArguments};
@@ -21,8 +22,8 @@ use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
-/// What the last training said, in the learner's folder.
-pub(super) const LOG_FILE: &str = "training.log";
+/// Answers after which the learned draft is compared with the given one again.
+const CHECK_EVERY: usize = 64;
 /// How long nothing must be answered before training begins or goes on.
 const QUIET: Duration = Duration::from_secs(2);
 /// How often it is looked whether it may, and whether it has ended.
@@ -50,79 +51,6 @@ pub(super) struct Trainer {
     pub(super) not_before: Option<Instant>,
 }
 
-/// A process that trains; it ends with this.
-struct Process {
-    child: Child,
-    rests: bool,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Process {
-    /// Starts a training in a folder.
-    fn start(folder: &Path) -> std::io::Result<Self> {
-        let program = std::env::current_exe()?;
-        let log = folder.join(LOG_FILE);
-        let _ = std::fs::remove_file(&log);
-        let log = private_file(&log)?;
-        let nice = Path::new("nice");
-        let started = match Self::of(
-            nice,
-            &["-n".as_ref(), "19".as_ref(), program.as_os_str()],
-            folder,
-            &log,
-        ) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Self::of(&program, &[], folder, &log)
-            }
-            started => started,
-        };
-        Ok(Self { child: started?, rests: false })
-    }
-
-    fn of(
-        program: &Path,
-        before: &[&std::ffi::OsStr],
-        folder: &Path,
-        log: &File,
-    ) -> std::io::Result<Child> {
-        let mut command = Command::new(program);
-        command.args(before).args(["learn", "train"]).arg(folder);
-        command.args(["--threads", &rayon::current_num_threads().to_string()]);
-        // It ends when its input closes, which it does however the server ends.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(log.try_clone()?);
-        // A group of its own: signals of the terminal are for the server, and a server that is killed
-        // leaves no process that rests for ever, because the system wakes groups that lost their parent.
-        #[cfg(unix)]
-        std::os::unix::process::CommandExt::process_group(&mut command, 0);
-        command.spawn()
-    }
-
-    /// Has it rest or go on.
-    #[cfg(unix)]
-    fn rest(&mut self, rests: bool) {
-        use nix::sys::signal::{Signal, kill};
-        if rests == self.rests {
-            return;
-        }
-        let signal = if rests { Signal::SIGSTOP } else { Signal::SIGCONT };
-        if let Ok(process) = i32::try_from(self.child.id())
-            && kill(nix::unistd::Pid::from_raw(process), signal).is_ok()
-        {
-            self.rests = rests;
-        }
-    }
-
-    /// Where the system cannot have it rest, its priority has to do.
-    #[cfg(not(unix))]
-    fn rest(&mut self, _: bool) {}
-}
-
 impl Trainer {
     /// Until the server ends.
     pub(super) fn work(mut self) {
@@ -140,7 +68,7 @@ impl Trainer {
             let may = self.may_train();
             if let Some(running) = &mut process {
                 running.rest(!may);
-                let doing = if running.rests { "paused" } else { "training" };
+                let doing = if running.rests { "paused" } else { running.does };
                 self.shared.board.tell(|learning| learning.doing = doing);
                 match running.child.try_wait() {
                     Ok(None) => {}
@@ -158,10 +86,7 @@ impl Trainer {
                 // One that could not be remembered.
                 self.retry();
             } else if may && self.is_due() {
-                match self
-                    .begin()
-                    .and_then(|()| Process::start(&self.folder).map_err(Failure::work))
-                {
+                match self.start() {
                     Ok(started) => process = Some(started),
                     Err(failure) => self.give_up(failure.message()),
                 }
@@ -206,31 +131,59 @@ impl Trainer {
         self.arguments.learn_when == LearnWhen::Always || is_quiet()
     }
 
-    /// Whether enough was kept, or a training is under way.
+    /// Whether enough was kept, or something is under way.
     fn is_due(&self) -> bool {
         let enough = self.shared.fresh.load(Ordering::Relaxed) >= self.arguments.learn_rows;
-        !self.waits() && (enough || Job::read(&self.folder).is_some())
+        !self.waits() && (enough || self.is_check_due() || Job::read(&self.folder).is_some())
     }
 
-    /// Says what is to be trained, unless that goes on, and counts the attempt before it is made.
-    fn begin(&mut self) -> Result<()> {
+    /// Whether there are two drafts to compare, and answers enough since that was done.
+    fn is_check_due(&self) -> bool {
+        let has_both = self.given.is_some() && self.state.current().is_some();
+        has_both && self.shared.unchecked.load(Ordering::Relaxed) >= CHECK_EVERY
+    }
+
+    /// Says what is to be done, unless that goes on, and starts it. The attempt counts before it is made. A check
+    /// comes before a training, which begins with the draft that proposes.
+    fn start(&self) -> Result<Process> {
         let job = match Job::read(&self.folder) {
             Some(job) if job.attempts >= ATTEMPTS => {
-                return Err(Failure::work(format!("the training was ended {ATTEMPTS} times")));
+                let name = job.name();
+                return Err(Failure::work(format!("the {name} was ended {ATTEMPTS} times")));
             }
             Some(job) => job,
             None => self.fresh_job()?,
         };
-        Job { attempts: job.attempts + 1, ..job }.write(&self.folder)
+        let does = if job.check.is_some() { "checking" } else { "training" };
+        Job { attempts: job.attempts + 1, ..job }.write(&self.folder)?;
+        Process::start(&self.folder, does).map_err(Failure::work)
     }
 
-    fn fresh_job(&mut self) -> Result<Job> {
-        let draft = self.state.current().map(|number| draft_folder(&self.folder, number));
-        let draft = draft.or_else(|| self.given.clone());
-        let draft = draft.map(std::path::absolute).transpose().map_err(Failure::work)?;
+    /// Where a draft lies, if there is one of that origin.
+    fn place(&self, origin: Origin) -> Option<PathBuf> {
+        match origin {
+            Origin::Given => self.given.clone(),
+            Origin::Learned => {
+                self.state.current().map(|number| draft_folder(&self.folder, number))
+            }
+        }
+    }
+
+    fn fresh_job(&self) -> Result<Job> {
+        let proposes = self.state.proposes();
+        let absolute = |place: PathBuf| std::path::absolute(place).map_err(Failure::work);
+        let draft = self.place(proposes).or_else(|| self.given.clone());
+        let draft = draft.map(absolute).transpose()?;
+        let resting = self.place(proposes.other()).filter(|_| self.is_check_due());
+        let check = resting.map(|draft| {
+            let (origin, since) = (proposes.other(), self.state.known_until());
+            absolute(draft).map(|draft| Resting { draft, origin, since })
+        });
+        let check = check.transpose()?;
         self.remove_training();
         // What is kept from now on counts for the next one.
-        self.shared.fresh.store(0, Ordering::Relaxed);
+        let counted = if check.is_some() { &self.shared.unchecked } else { &self.shared.fresh };
+        counted.store(0, Ordering::Relaxed);
         Ok(Job {
             target: self.target.clone(),
             device: self.device.clone(),
@@ -241,6 +194,7 @@ impl Trainer {
             number: self.state.next_number(&self.folder),
             began: now(),
             attempts: 0,
+            check,
         })
     }
 
@@ -251,16 +205,17 @@ impl Trainer {
             return;
         }
         let by_signal = status.code().is_none_or(|code| code >= 128);
-        let attempts = Job::read(&self.folder).map_or(ATTEMPTS, |job| job.attempts);
+        let job = Job::read(&self.folder);
+        let attempts = job.as_ref().map_or(ATTEMPTS, |job| job.attempts);
         if by_signal && attempts < ATTEMPTS {
             self.not_before = Some(Instant::now() + PAUSE * attempts);
             return;
         }
-        let log = self.folder.join(LOG_FILE);
-        self.give_up(&format!("the training failed ({status}); it said why in {}", log.display()));
+        let (name, log) = (job.map_or("training", |job| job.name()), self.folder.join(LOG_FILE));
+        self.give_up(&format!("the {name} failed ({status}); it said why in {}", log.display()));
     }
 
-    /// Lets go of a training; the next one begins when as many answers more are kept.
+    /// Lets go of what was begun; the next one begins when as many answers more are kept.
     fn give_up(&mut self, problem: &str) {
         errln!("warning: learning: {problem}");
         self.remove_training();
@@ -270,7 +225,7 @@ impl Trainer {
         });
     }
 
-    /// Has the candidate of an ended training propose if it is better, and remembers what came of it.
+    /// Has the draft propose that an ended training or check found to be better, and remembers what came of it.
     fn take_outcome(&mut self) {
         if let Some(outcome) = Outcome::read(&self.folder) {
             let control = self.control.clone();
@@ -281,13 +236,17 @@ impl Trainer {
 
     /// The same. In this order, a kill between any two steps has the next start do it again.
     fn take(&mut self, mut outcome: Outcome) {
-        if let Some(number) = outcome.draft {
-            match self.swap(&draft_folder(&self.folder, number)) {
+        let before = self.state.proposes();
+        if let Some(place) = self.better(&outcome) {
+            match self.swap(&place) {
                 Ok(()) => {}
                 // The next server takes it.
                 Err(SwapError::Ended) => {
                     self.not_before = Some(Instant::now() + PAUSE);
                     return;
+                }
+                Err(SwapError::Refused(problem)) if outcome.prefers().is_some() => {
+                    return self.give_up(&problem);
                 }
                 Err(SwapError::Refused(problem)) => {
                     errln!("warning: learning: {problem}; the draft before it goes on");
@@ -304,15 +263,46 @@ impl Trainer {
         }
         self.state = state;
         self.not_before = None;
-        say(&outcome);
-        let told = outcome.told();
-        self.shared.board.tell(|learning| {
-            learning.trainings += 1;
-            learning.replaced += usize::from(told.replaced);
-            learning.last = Some(told);
-        });
+        if outcome.draft.is_some() {
+            // It has seen none of those that were kept while it was trained.
+            let fresh = self.shared.fresh.load(Ordering::Relaxed);
+            self.shared.unchecked.store(fresh, Ordering::Relaxed);
+        }
+        self.tell(&outcome, before);
         self.remove_training();
         self.tidy();
+    }
+
+    /// The draft that is to propose after this, if another one does.
+    fn better(&self, outcome: &Outcome) -> Option<PathBuf> {
+        match outcome.prefers() {
+            Some(origin) if origin != self.state.proposes() => self.place(origin),
+            Some(_) => None,
+            None => outcome.draft.map(|number| draft_folder(&self.folder, number)),
+        }
+    }
+
+    /// Tells what came of a training, or of a check before which a draft of that origin proposed.
+    fn tell(&self, outcome: &Outcome, before: Origin) {
+        let (proposes, board) = (self.state.proposes(), &self.shared.board);
+        board.tell(|learning| learning.rests = proposes == Origin::Given);
+        if outcome.prefers().is_none() {
+            say(outcome);
+            let told = outcome.told();
+            board.tell(|learning| {
+                learning.trainings += 1;
+                learning.replaced += usize::from(told.replaced);
+                learning.last = Some(told);
+            });
+        } else if let Some(check) = outcome.told_as_check() {
+            if proposes != before {
+                say_change(&check, proposes);
+            }
+            board.tell(|learning| {
+                learning.checks += 1;
+                learning.check = Some(check);
+            });
+        }
     }
 
     fn swap(&self, place: &Path) -> std::result::Result<(), SwapError> {
@@ -335,6 +325,21 @@ impl Trainer {
             }
         }
     }
+}
+
+/// Tells that a check has another draft propose.
+fn say_change(check: &Check, proposes: Origin) {
+    let Check { answers, given, learned, interval, .. } = check;
+    let what = match proposes {
+        Origin::Given => "the given draft proposes again",
+        Origin::Learned => "the learned draft proposes again",
+    };
+    errln!(
+        "learning: {answers} newest answers: tau {given:.3} with the given draft, {learned:.3} with the learned one \
+         [{:+.3}, {:+.3}]; {what}",
+        interval.0,
+        interval.1
+    );
 }
 
 /// Tells what a training came to.

@@ -1,5 +1,6 @@
 //! The process that trains: it reads what is kept, goes on from the draft that proposes, and tells whether
-//! the candidate is better on answers that were set aside. Killed at any moment, the next one goes on.
+//! the candidate is better on answers that were set aside. Killed at any moment, the next one goes on. A check is
+//! its last part alone: the draft that rests stands for the candidate.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,8 @@ use serde_json::{Value, json};
 use super::clock::{Budget, Clock};
 use super::extent::Extent;
 use super::folder::private_folder;
-use super::rows::{Choice, Text, choose, judged, learned};
-use super::state::{DRAFTS, Job, Outcome, TRAINING, draft_folder};
+use super::rows::{Choice, LEAST_CHECKED, Text, choose, different, judged, learned, unseen};
+use super::state::{DRAFTS, Job, Outcome, Resting, TRAINING, draft_folder};
 use super::store::{newest, now};
 use crate::commands::extract::extract;
 use crate::commands::fit::{self, TrainingSpeed};
@@ -56,21 +57,10 @@ pub(super) fn run(folder: &Path) -> Result<()> {
     let place = folder.join(TRAINING);
     let clock = Clock::start(&place).map_err(Failure::work)?;
     let setup = Setup::of(&job, &place)?;
-    let Choice { train, mut held_out } = setup.choice(folder)?;
-    let mut outcome =
-        Outcome { rows_at: job.began, held_out: held_out.len(), ..Outcome::default() };
-    if !train.is_empty() && !outcome.has_too_few() {
-        let candidate = place.join("candidate");
-        let extent = setup.extent(&clock, &train)?;
-        setup.train_candidate(&clock, extent, &candidate)?;
-        outcome.rows = learned(&train, extent.tokens);
-        held_out.truncate(judged(outcome.rows));
-        write_texts(&setup.file(JUDGED), &held_out)?;
-        setup.compare(&candidate, &mut outcome)?;
-        if outcome.is_better() {
-            keep(folder, &candidate, job.number)?;
-            outcome.draft = Some(job.number);
-        }
+    let mut outcome = Outcome { rows_at: job.began, ..Outcome::default() };
+    match &job.check {
+        Some(resting) => setup.check(folder, resting, &mut outcome)?,
+        None => setup.learn(folder, &clock, &mut outcome)?,
     }
     outcome.at = now();
     outcome.seconds = clock.worked().as_secs_f64();
@@ -108,14 +98,48 @@ impl<'a> Setup<'a> {
         Ok(Self { job, place, target, row_tokens })
     }
 
+    /// Trains a candidate, and keeps it if it is better than the draft that proposes.
+    fn learn(&self, folder: &Path, clock: &Clock, outcome: &mut Outcome) -> Result<()> {
+        let Choice { train, mut held_out } = self.choice(folder)?;
+        outcome.held_out = held_out.len();
+        if train.is_empty() || outcome.has_too_few() {
+            return Ok(());
+        }
+        let candidate = self.place.join("candidate");
+        let extent = self.extent(clock, &train)?;
+        self.train_candidate(clock, extent, &candidate)?;
+        let learned = learned(&train, extent.tokens);
+        outcome.rows = different(learned);
+        held_out.truncate(judged(&held_out, learned));
+        self.compare(&held_out, &candidate, outcome)?;
+        if outcome.is_better() {
+            keep(folder, &candidate, self.job.number)?;
+            outcome.draft = Some(self.job.number);
+        }
+        Ok(())
+    }
+
+    /// Compares the draft that rests with the one that proposes on the newest answers, which neither has learned.
+    fn check(&self, folder: &Path, resting: &Resting, outcome: &mut Outcome) -> Result<()> {
+        let answers = unseen(newest(folder), resting.since, self.row_tokens);
+        outcome.held_out = answers.len();
+        if answers.len() >= LEAST_CHECKED {
+            self.compare(&answers, &resting.draft, outcome)?;
+        }
+        outcome.rested = Some(resting.origin);
+        Ok(())
+    }
+
     /// Writes the texts to learn from and those that are set aside, the newest ones first, unless they are there.
+    /// Answers that were kept since the training was asked for count for the next one, and for checks of this one.
     fn choice(&self, folder: &Path) -> Result<Choice> {
         let (train, held_out) = (self.file("train"), self.file("held_out"));
         // The second file is written last.
         if held_out.is_file() {
             return Ok(Choice { train: read_texts(&train)?, held_out: read_texts(&held_out)? });
         }
-        let choice = choose(newest(folder), self.row_tokens);
+        let kept_before = newest(folder).filter(|row| row.at <= self.job.began);
+        let choice = choose(kept_before, self.row_tokens);
         write_texts(&train, &choice.train)?;
         write_texts(&held_out, &choice.held_out)?;
         Ok(choice)
@@ -224,8 +248,9 @@ impl<'a> Setup<'a> {
         extract(&run.join("checkpoints/last"), candidate).map(drop)
     }
 
-    /// The candidate and the draft that is there on the answers that decide, each of them a row.
-    fn compare(&self, candidate: &Path, outcome: &mut Outcome) -> Result<()> {
+    /// The candidate and the draft that proposes on the answers that decide, each of them a row.
+    fn compare(&self, answers: &[Text], candidate: &Path, outcome: &mut Outcome) -> Result<()> {
+        write_texts(&self.file(JUDGED), answers)?;
         let mut value = self.configured()?;
         value["data"]["packing"] = "none".into();
         let judged = json!([source(&self.file(JUDGED))]);

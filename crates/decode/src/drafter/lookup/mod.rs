@@ -63,9 +63,12 @@ impl Match {
         gain(self.class, self.continuation.len(), worth)
     }
 
-    /// The chance of its first token, as measured or as assumed.
-    fn chance(&self, worth: Option<&Worth>) -> f64 {
-        worth.map_or(self.class.prior(), |worth| worth.lookup.first(self.class))
+    /// What speaks for it: what it is expected to gain, as far as that is measured, and where it gains nothing the
+    /// chance of its first token, as measured or as assumed.
+    fn merit(&self, worth: Option<&Worth>) -> (f64, f64) {
+        let Some(worth) = worth else { return (0.0, self.class.prior()) };
+        let count = worthy(self.class, self.continuation.len(), Some(worth));
+        (gain(self.class, count, worth).max(0.0), worth.lookup.first(self.class))
     }
 }
 
@@ -106,9 +109,9 @@ impl LookupDrafter {
         self.watched.outcomes()
     }
 
-    /// The match in the text or in the datastore whose first token holds more often, at most `count`
-    /// tokens; where it is the same, that in the text. Of the datastore's, those that are worth their
-    /// rows, and one at least.
+    /// The match in the text or in the datastore that is expected to gain more, at most `count` tokens;
+    /// where it is the same, that in the text. Of the datastore's, those that are worth their rows, and
+    /// one at least.
     pub fn find(
         &mut self,
         tokens: &[TargetTokenId],
@@ -135,14 +138,11 @@ impl LookupDrafter {
         let in_grown = self.grown.as_ref().map(|grown| grown.find(tokens, most));
         let found = in_store.into_iter().chain(in_grown.into_iter().flatten());
         let found = found.filter(|found| !found.continuation.is_empty());
+        let is_better = |one: &Match, other: &Match| one.merit(worth) > other.merit(worth);
         let in_store =
-            found.reduce(
-                |best, other| {
-                    if other.chance(worth) > best.chance(worth) { other } else { best }
-                },
-            );
+            found.reduce(|best, other| if is_better(&other, &best) { other } else { best });
         match (in_text, in_store) {
-            (Some(text), Some(store)) if store.chance(worth) > text.chance(worth) => Some(store),
+            (Some(text), Some(store)) if is_better(&store, &text) => Some(store),
             (text, store) => text.or(store),
         }
     }
@@ -276,5 +276,13 @@ mod tests {
         let lookup = LookupChances::new(chances);
         let worth = Worth { node: 0.2, jump: 0.0, level: 0.0, calibration: 1.0, gain: 0.5, lookup };
         assert_eq!(next(&text, Some(&worth)), Some(vec![7, 8]));
+        // A first token that holds more often is not worth two that hold.
+        chances[MatchClass::of_datastore(3, 2, 1.0).index()] = [0.8, 0.1, 0.1, 0.1, 0.1, 0.1];
+        chances[MatchClass::of_text(3).index()] = [0.7; LookupChances::DEPTHS];
+        let worth = Worth { lookup: LookupChances::new(chances), ..worth };
+        assert_eq!(next(&text, Some(&worth)), Some(vec![9, 9]));
+        // Where neither is worth a row its chance decides.
+        let worth = Worth { node: 0.9, ..worth };
+        assert_eq!(next(&text, Some(&worth)), Some(vec![7]));
     }
 }

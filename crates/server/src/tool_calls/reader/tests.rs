@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 use super::super::Calls;
 use super::super::tests::{
-    ALL, HERMES, LIST, LLAMA, NAMED, SPECIAL, TAGS, Told, calls, calls_by, pieces, renamed, told,
+    ALL, HERMES, LIST, LLAMA, NAMED, SPECIAL, TAGS, Told, bytes_of, calls, calls_by, pieces,
+    renamed, told,
 };
 use crate::events::Piece;
 
@@ -213,26 +214,6 @@ fn a_large_answer_is_read_in_linear_time() {
     let blank = " \n".repeat(1 << 19);
     let (text, found) = told(&calls(HERMES), pieces(blank.split_inclusive('\n')));
     assert_eq!((text.len(), found), (blank.len(), Vec::new()));
-}
-
-/// The tokens of a text byte by byte, but special tokens whole.
-fn bytes_of(tokenizer: &TextTokenizer, text: &str) -> Vec<u32> {
-    let tokens = tokenizer.token_bytes();
-    let special: Vec<(u32, String)> = tokenizer
-        .special_ids()
-        .into_iter()
-        .filter_map(|id| Some((id, tokenizer.token(id)?)))
-        .collect();
-    let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some(first) = rest.first() {
-        let found = special.iter().find(|(_, name)| rest.starts_with(name.as_bytes()));
-        let is_byte = |token: &Option<Vec<u8>>| token.as_ref().is_some_and(|own| *own == [*first]);
-        let byte = || (tokens.iter().position(is_byte).expect("a byte") as u32, 1);
-        let (id, length) = found.map_or_else(byte, |(id, name)| (*id, name.len()));
-        ids.push(id);
-        rest = &rest[length..];
-    }
-    ids
 }
 
 /// The pieces of an answer of these tokens, as the decoder's side makes them.
