@@ -34,6 +34,7 @@ mod plan;
 mod pretrain;
 mod push;
 mod quickstart;
+mod ranks;
 mod readers;
 mod records;
 mod report;

@@ -4,9 +4,12 @@
 mod ends;
 mod layers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
+use crate::support::ranks::{
+    assert_same_numbers, checkpoint, joined, metrics, metrics_with_clocks,
+};
 use crate::support::runs::draft_bytes;
 use crate::support::{self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
 use longdraft_data::token_stream::write_shard;
@@ -25,10 +28,6 @@ const DFLASH: [&str; 5] = [
 
 const MUON: [&str; 1] = ["optimizer.matrices=muon"];
 
-fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
-    parts.concat()
-}
-
 #[track_caller]
 fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
     let output = mpirun(ranks, arguments).output().expect("mpirun starts");
@@ -36,41 +35,6 @@ fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
     let _ = std::fs::remove_dir(session_folder());
     assert!(output.status.success(), "{ranks} ranks, {arguments:?}: {}", stderr(&output));
     output
-}
-
-fn metrics_with_clocks(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
-}
-
-/// Every record without what clocks and memory decide.
-fn metrics(run: &str) -> Vec<Value> {
-    let mut records = metrics_with_clocks(run);
-    for record in &mut records {
-        for clock in ["tokens_per_second", "memory_mib", "gflops", "waited_seconds", "sent_bytes"] {
-            record.as_object_mut().map(|record| record.remove(clock));
-        }
-    }
-    records
-}
-
-/// The runs saw the same rows in the same order and came to the same numbers.
-#[track_caller]
-fn assert_same_numbers(one: &[Value], other: &[Value]) {
-    assert_eq!(one.len(), other.len());
-    for (a, b) in one.iter().zip(other) {
-        for key in ["step", "epoch", "tokens", "rows", "learned_share"] {
-            assert_eq!(a[key], b[key], "{key}: {a} {b}");
-        }
-        for key in ["loss", "grad_norm", "learning_rate"] {
-            let (Some(x), Some(y)) = (a[key].as_f64(), b[key].as_f64()) else { continue };
-            assert!((x - y).abs() <= 1e-5 * x.abs().max(1.0), "{key}: {x} {y}");
-        }
-    }
-}
-
-fn checkpoint(run: &str) -> PathBuf {
-    Path::new(run).join("checkpoints/last")
 }
 
 #[test]

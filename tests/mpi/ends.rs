@@ -1,49 +1,21 @@
 //! How jobs of several ranks end: kills, signals, silence, errors; and how they are resumed.
 
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Output, Stdio};
 
 use serde_json::Value;
 
-use super::{assert_same_numbers, checkpoint, draft_bytes, joined, metrics, succeed_on};
+use super::{draft_bytes, succeed_on};
+use crate::support::ranks::{
+    self, assert_same_numbers, checkpoint, joined, metrics, signal_after_a_save,
+};
 use crate::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout};
 
-/// Longest time in which a job must have noticed that a rank is gone.
-const SOON: Duration = Duration::from_mins(2);
-
-/// Process of a rank, as its log tells.
-fn process_of(run: &str, rank: usize) -> Option<String> {
-    let log = std::fs::read_to_string(format!("{run}/logs/rank-{rank}.log")).ok()?;
-    let (_, rest) = log.rsplit_once(", process ")?;
-    rest.split(',').next().map(str::to_owned)
-}
-
-/// Waits for a job to end; kills it and fails where it does not.
+/// Waits for a job to end.
 #[track_caller]
-fn wait(mut child: Child) -> Output {
-    let started = Instant::now();
-    while child.try_wait().expect("wait").is_none() {
-        if started.elapsed() > SOON {
-            child.kill().expect("kill");
-            panic!("the job goes on: {}", stderr(&child.wait_with_output().expect("output")));
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn wait(child: Child) -> Output {
+    let output = ranks::wait(child);
     let _ = std::fs::remove_dir(session_folder());
-    child.wait_with_output().expect("output")
-}
-
-/// Sends a rank a signal as soon as the job has saved.
-#[track_caller]
-fn signal_after_a_save(run: &str, rank: usize, signal: &str) {
-    let started = Instant::now();
-    while !checkpoint(run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let process = process_of(run, rank).expect("the rank's log");
-    let sent = Command::new("kill").args([signal, &process]).status().expect("kill");
-    assert!(sent.success(), "the run ended before it could be reached");
+    output
 }
 
 /// Starts ranks and kills one of them with SIGKILL after the first save.

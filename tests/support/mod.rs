@@ -4,6 +4,7 @@
 
 pub(crate) mod converted;
 pub(crate) mod hub;
+pub(crate) mod ranks;
 pub(crate) mod runs;
 
 use std::collections::{BTreeMap, HashMap};

@@ -88,6 +88,12 @@ pub fn main_of(words: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
+/// Names what starts this program, by which further ranks are started: a module of Python's is started by its
+/// interpreter. Without it, it is the process's own file.
+pub fn set_program(words: Vec<OsString>) {
+    recording::set_program(words);
+}
+
 /// Whether warnings alone are told on stderr, and no progress; commands decide it by their options.
 pub fn set_quiet(quiet: bool) {
     let verbosity = if quiet { terminal::Verbosity::Quiet } else { terminal::Verbosity::Normal };

@@ -1,4 +1,4 @@
-//! A command over the ranks that an MPI launcher started: who speaks, and how an error ends all.
+//! A command over several ranks, by whatever they were started: who speaks, and how an error ends all.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -7,11 +7,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use longdraft_parallel::{ParallelError, World, mpi_library};
+use longdraft_parallel::{Launch, ParallelError, World, mpi_library, set_teller};
 
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
+use crate::cli::RankArguments;
 use crate::failure::{Failure, Result};
+use crate::recording::again;
 
 /// Rank logs in a run directory.
 const LOGS: &str = "logs";
@@ -19,23 +21,67 @@ const LOGS: &str = "logs";
 /// What a rank waits before it tells of an error: what all ranks meet, the first one tells alone.
 const FIRST_SPEAKS: Duration = Duration::from_millis(1500);
 
+/// Processes that are started on one machine at most.
+const MOST_HERE: usize = 1024;
+
 /// Exit code after a panic, as Rust's own.
 const PANICKED: u8 = 101;
 
 /// For waits that last as long as another rank has work; the launcher ends a job whose rank dies.
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// Runs a command on every rank. An error of one of them is printed and ends all with its exit
-/// code; processes without a launcher are a world of one.
-pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<()> {
-    let world = World::connect().map_err(|error| match error {
+/// The ranks that a launcher started with this process, or that this one is to start.
+fn world_of(wanted: &RankArguments) -> Result<World> {
+    let failed = |error| {
+        match error {
+        ParallelError::Meeting { problem } => Failure::work(problem)
+            .hint("docs/guides/cluster.md names the variables by which ranks meet"),
         ParallelError::Ranks { problem } => Failure::usage(problem).hint(
-            "build longdraft with `--features mpi`, or start one process without the launcher",
+            "`--ranks N` starts ranks on this machine; torchrun, srun, or the variables RANK, WORLD_SIZE and \
+             MASTER_ADDR on several; MPI's launchers need a build with `--features mpi`",
         ),
         other => other.into(),
-    })?;
+    }
+    };
+    let launch = Launch::read().map_err(failed)?;
+    let (started, option) = (launch.size(), if wanted.gpus.is_some() { "gpus" } else { "ranks" });
+    let Some(count) = wanted.wanted() else { return World::of(&launch).map_err(failed) };
+    if started > 1 && started != count {
+        return Err(Failure::usage(format!(
+            "--{option} {count}, but a launcher started {started} processes"
+        ))
+        .hint(format!("leave out --{option}, or the launcher")));
+    }
+    if let Some(gpus) = wanted.gpus.filter(|_| started == 1) {
+        longdraft_models::device::require_gpus(gpus as usize)?;
+    }
+    if count > MOST_HERE {
+        return Err(Failure::usage(format!(
+            "--{option} {count} would start {count} processes here"
+        ))
+        .hint(format!("at most {MOST_HERE}; with --plan any number")));
+    }
+    let world = if started > 1 { World::of(&launch) } else { World::launch(count, &again) };
+    world.map_err(failed)
+}
+
+/// Runs a command on every rank, of those that a launcher started or those that are wanted. An error of one of them
+/// is printed and ends all with its exit code; a process alone is a world of one.
+pub(crate) fn over_ranks(
+    wanted: &RankArguments,
+    command: impl FnOnce(&World) -> Result<()>,
+) -> Result<()> {
+    set_teller(|problem, hint| {
+        Failure::work(problem).hint(hint).print();
+        crate::terminal::flush();
+    });
+    let world = world_of(wanted)?;
     if world.size() == 1 {
         return command(&world);
+    }
+    if !world.is_first() {
+        // They share a terminal with the first one, which tells what all do.
+        crate::terminal::set_quiet();
     }
     // A rank that leaves because nobody reads its output would leave the others waiting.
     crate::terminal::outlive_readers();
@@ -46,7 +92,7 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
             errln!("warning: {warning}");
         }
     }
-    // A rank that unwinds would wait in MPI's end for others, which wait for it.
+    // A rank that unwinds would wait in its end for others, which wait for it.
     let Ok(outcome) = catch_unwind(AssertUnwindSafe(|| command(&world))) else {
         world.abort(PANICKED);
     };
@@ -55,7 +101,8 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
             if !world.is_first() {
                 std::thread::sleep(FIRST_SPEAKS);
             }
-            errln!("rank {} of {} on {}:", world.rank(), world.size(), world.host());
+            let (rank, size, host) = (world.rank(), world.size(), world.host());
+            crate::terminal::print_aside(format_args!("rank {rank} of {size} on {host}:\n"));
             failure.print();
             crate::terminal::flush();
             world.abort(failure.code())
@@ -72,10 +119,16 @@ pub(crate) fn over_ranks(command: impl FnOnce(&World) -> Result<()>) -> Result<(
     }
 }
 
-/// The same for a command whose processes may also work side by side as strangers: in a build
-/// without MPI they do.
-pub(crate) fn over_ranks_or_strangers(command: impl FnOnce(&World) -> Result<()>) -> Result<()> {
-    if mpi_library().is_none() { command(&World::single()) } else { over_ranks(command) }
+/// The same for a command whose processes may also work side by side as strangers: those that MPI starts of a build
+/// without it do.
+pub(crate) fn over_ranks_or_strangers(
+    wanted: &RankArguments,
+    command: impl FnOnce(&World) -> Result<()>,
+) -> Result<()> {
+    match Launch::read() {
+        Ok(Launch::Mpi(_)) if mpi_library().is_none() => command(&World::single()),
+        _ => over_ranks(wanted, command),
+    }
 }
 
 /// Logical processors of this machine, whatever this process is bound to.

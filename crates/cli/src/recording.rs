@@ -1,6 +1,7 @@
 //! What a measurement is recorded with: what was typed, the models, the machine.
 
 use std::ffi::OsString;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -49,8 +50,38 @@ pub(crate) fn circumstances(models: &Models, seconds: f64) -> Circumstances {
 /// What was typed; nothing where another program works with this one's libraries.
 static COMMAND: OnceLock<String> = OnceLock::new();
 
+/// What was typed, as it was, this program's name first.
+static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// What starts this program, where that is not its own file.
+static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Names what starts this program: a module of Python's is started by its interpreter.
+pub(crate) fn set_program(words: Vec<OsString>) {
+    // The first one holds.
+    let _ = PROGRAM.set(words);
+}
+
+/// What was typed, to be run by another process.
+///
+/// # Errors
+/// - the system does not know where this program lies
+pub(crate) fn again() -> std::io::Result<Command> {
+    let mut command = match PROGRAM.get().and_then(|words| words.split_first()) {
+        Some((program, words)) => {
+            let mut command = Command::new(program);
+            command.args(words);
+            command
+        }
+        None => Command::new(std::env::current_exe()?),
+    };
+    command.args(WORDS.get().into_iter().flatten().skip(1));
+    Ok(command)
+}
+
 /// Keeps what was typed, this program's name first.
 pub(crate) fn set_command(words: &[OsString]) {
+    let _ = WORDS.set(words.to_vec());
     let words = words.iter().skip(1).map(|word| word.to_string_lossy().into_owned());
     let _ = COMMAND.set(command_line(words));
 }

@@ -15,6 +15,12 @@ pub enum ParallelError {
         /// What is wrong.
         problem: String,
     },
+    /// The ranks did not find each other.
+    #[error("{problem}")]
+    Meeting {
+        /// What is wrong.
+        problem: String,
+    },
     /// A configuration asks for what this number of ranks cannot do.
     #[error("{problem}")]
     Unsupported {

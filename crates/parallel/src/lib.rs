@@ -31,10 +31,12 @@ mod mpi;
 mod partition;
 mod row_groups;
 mod spread_weights;
+mod tcp;
 #[cfg(any(test, feature = "threads"))]
 pub mod threads;
 mod traffic;
 mod transport;
+mod watch;
 mod world;
 mod zero;
 
@@ -49,9 +51,10 @@ pub use error::{ParallelError, Result};
 pub use exchange::{Exchanged, exchanged_bytes};
 pub use gpus::SUMS_BY_NCCL;
 pub use gradients::Gradients;
-pub use launcher::{launched_processes, mpi_library};
+pub use launcher::{Launch, Place, mpi_library};
 pub use partition::{Partition, Run, share_of};
 pub use row_groups::RowGroups;
 pub use traffic::Traffic;
+pub use watch::set_teller;
 pub use world::{Element, World};
 pub use zero::ZeroStage;

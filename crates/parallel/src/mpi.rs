@@ -4,10 +4,8 @@
 //! that hears nothing of the others for too long ends itself, and the launcher then ends the rest:
 //! a cut link may not close its connections for a quarter of an hour.
 
-use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ::mpi::collective::{CommunicatorCollectives, Root, SystemOperation};
 use ::mpi::datatype::{Partition, PartitionMut};
@@ -16,13 +14,8 @@ use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
 use super::transport::Transport;
+use super::watch::{Watch, tell};
 use crate::error::{ParallelError, Result};
-
-/// Between two looks of the watchdog.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-/// Time of no collective.
-const IDLE: u64 = u64::MAX;
 
 /// MPI's world.
 pub(super) struct Mpi {
@@ -31,14 +24,6 @@ pub(super) struct Mpi {
     watch: Arc<Watch>,
     /// Ends MPI when dropped.
     _universe: Mutex<Universe>,
-}
-
-/// What the watchdog looks at, in milliseconds.
-struct Watch {
-    start: Instant,
-    limit: AtomicU64,
-    /// Start of the collective that runs, or [`IDLE`].
-    since: AtomicU64,
 }
 
 impl Mpi {
@@ -51,58 +36,25 @@ impl Mpi {
             return Err(fail("this MPI cannot be called from a thread of a pool"));
         }
         let world = SimpleCommunicator::world();
-        let watch = Arc::new(Watch {
-            start: Instant::now(),
-            limit: AtomicU64::new(IDLE),
-            since: AtomicU64::new(IDLE),
-        });
-        let mpi = Self {
-            rank: world.rank() as usize,
-            size: world.size() as usize,
-            watch: Arc::clone(&watch),
-            _universe: Mutex::new(universe),
-        };
-        let rank = mpi.rank;
-        std::thread::Builder::new()
-            .name("watchdog".to_owned())
-            .spawn(move || watch.guard(rank))
-            .map_err(|error| fail(&format!("cannot start a thread: {error}")))?;
-        Ok(mpi)
+        let (rank, size) = (world.rank() as usize, world.size() as usize);
+        let watch = Watch::start(move |limit| expired(rank, limit))?;
+        Ok(Self { rank, size, watch, _universe: Mutex::new(universe) })
     }
 
     /// Runs a collective under the watchdog's eyes.
     fn watched<T>(&self, collective: impl FnOnce(&SimpleCommunicator) -> T) -> T {
-        self.watch.since.store(self.watch.now(), Ordering::Relaxed);
-        let result = collective(&SimpleCommunicator::world());
-        self.watch.since.store(IDLE, Ordering::Relaxed);
-        result
+        self.watch.over(|| collective(&SimpleCommunicator::world()))
     }
 }
 
-impl Watch {
-    fn now(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
-    }
-
-    fn guard(&self, rank: usize) {
-        loop {
-            std::thread::sleep(LOOK_EVERY);
-            let (since, limit) =
-                (self.since.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
-            if since != IDLE && self.now().saturating_sub(since) > limit {
-                // Nothing can be told where stderr is gone.
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "error: rank {rank}: no answer of the other ranks for {:.0} s: a process or a \
-                     link is gone\nhint: the same command goes on from the last checkpoint; \
-                     parallel.timeout_seconds sets the wait",
-                    limit as f64 / 1000.0
-                );
-                // MPI is busy in the other thread: the launcher sees the exit and ends the rest.
-                std::process::exit(1);
-            }
-        }
-    }
+/// Ends this rank, which hears nothing of the others.
+fn expired(rank: usize, limit: Duration) {
+    let seconds = limit.as_secs_f64();
+    tell(&format!(
+        "rank {rank}: no answer of the other ranks for {seconds:.0} s: a process or a link is gone"
+    ));
+    // MPI is busy in the other thread: the launcher sees the exit and ends the rest.
+    std::process::exit(1);
 }
 
 /// MPI's counts.
@@ -165,6 +117,6 @@ impl Transport for Mpi {
     }
 
     fn set_timeout(&self, limit: Duration) {
-        self.watch.limit.store(limit.as_millis() as u64, Ordering::Relaxed);
+        self.watch.set_limit(limit);
     }
 }

@@ -5,29 +5,15 @@ use std::time::Duration;
 use candle_core::{Device, Tensor};
 
 /// The collectives that everything else is built from. Every rank calls the same ones in the same
-/// order; lengths agree where nothing else is said.
+/// order; lengths agree where nothing else is said. Where a transport has no better way they are made
+/// of messages between two ranks: blocks travel in rings, so that every rank sends and receives each
+/// block once, which is what the best all-gather needs.
 pub(super) trait Transport: Send + Sync {
     /// This process, from 0.
     fn rank(&self) -> usize;
 
     /// Processes.
     fn size(&self) -> usize;
-
-    /// Waits for all.
-    fn barrier(&self);
-
-    /// Sends one rank's bytes to all.
-    fn broadcast(&self, root: usize, bytes: &mut [u8]);
-
-    /// Everybody's bytes in the order of the ranks.
-    fn all_gather(&self, own: &[u8], all: &mut [u8]);
-
-    /// The first `send[0]` bytes go to rank 0, the next `send[1]` to rank 1 and so on; `received`
-    /// is laid out by `receive` in the same way.
-    fn all_to_all(&self, bytes: &[u8], send: &[usize], received: &mut [u8], receive: &[usize]);
-
-    /// Sums equal blocks, one a rank, in any order; a rank receives its own.
-    fn sum_blocks(&self, values: &[f32], own: &mut [f32]);
 
     /// Sends bytes to one rank and fills `received` with those of another; only these three are
     /// concerned, and each makes the call that belongs to it.
@@ -39,10 +25,83 @@ pub(super) trait Transport: Send + Sync {
     /// Ends the job when a collective takes longer.
     fn set_timeout(&self, limit: Duration);
 
+    /// Waits for all.
+    fn barrier(&self) {
+        self.all_gather(&[0], &mut vec![0; self.size()]);
+    }
+
+    /// Sends one rank's bytes to all.
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) {
+        let mut all = vec![0; bytes.len() * self.size()];
+        self.all_gather(bytes, &mut all);
+        bytes.copy_from_slice(&all[root * bytes.len()..][..bytes.len()]);
+    }
+
+    /// Everybody's bytes in the order of the ranks.
+    fn all_gather(&self, own: &[u8], all: &mut [u8]) {
+        let size = own.len();
+        all[self.rank() * size..][..size].copy_from_slice(own);
+        let mut block = own.to_vec();
+        for step in 1..self.size() {
+            let mut received = vec![0; size];
+            self.send_receive(self.next(1), &block, self.previous(1), &mut received);
+            all[self.previous(step) * size..][..size].copy_from_slice(&received);
+            block = received;
+        }
+    }
+
+    /// The first `send[0]` bytes go to rank 0, the next `send[1]` to rank 1 and so on; `received`
+    /// is laid out by `receive` in the same way.
+    fn all_to_all(&self, bytes: &[u8], send: &[usize], received: &mut [u8], receive: &[usize]) {
+        let (out, into) = (starts(send), starts(receive));
+        for step in 0..self.size() {
+            let (to, from) = (self.next(step), self.previous(step));
+            let sent = &bytes[out[to]..][..send[to]];
+            let place = &mut received[into[from]..][..receive[from]];
+            if step == 0 {
+                place.copy_from_slice(sent);
+            } else {
+                self.send_receive(to, sent, from, place);
+            }
+        }
+    }
+
+    /// Sums equal blocks, one a rank, in any order; a rank receives its own.
+    fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
+        let blocks = vec![size_of_val(own); self.size()];
+        let mut received = vec![0.0_f32; values.len()];
+        let (bytes, into) = (bytemuck::cast_slice(values), bytemuck::cast_slice_mut(&mut received));
+        self.all_to_all(bytes, &blocks, into, &blocks);
+        own.fill(0.0);
+        for values in received.chunks(own.len().max(1)) {
+            own.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+
     /// Runs what waits for other ranks in another way, under the same limit.
     fn watched(&self, work: &mut dyn FnMut()) {
         work();
     }
+
+    /// The rank `steps` after this one in the ring.
+    fn next(&self, steps: usize) -> usize {
+        (self.rank() + steps) % self.size()
+    }
+
+    /// The rank `steps` before this one in the ring.
+    fn previous(&self, steps: usize) -> usize {
+        (self.rank() + self.size() - steps) % self.size()
+    }
+}
+
+/// Where each block begins.
+fn starts(lengths: &[usize]) -> Vec<usize> {
+    let starts = lengths.iter().scan(0, |end, length| {
+        let start = *end;
+        *end += length;
+        Some(start)
+    });
+    starts.collect()
 }
 
 /// Sums of tensors between ranks that have a GPU each, where they lie.
@@ -65,22 +124,6 @@ impl Transport for Alone {
 
     fn size(&self) -> usize {
         1
-    }
-
-    fn barrier(&self) {}
-
-    fn broadcast(&self, _: usize, _: &mut [u8]) {}
-
-    fn all_gather(&self, own: &[u8], all: &mut [u8]) {
-        all.copy_from_slice(own);
-    }
-
-    fn all_to_all(&self, bytes: &[u8], _: &[usize], received: &mut [u8], _: &[usize]) {
-        received.copy_from_slice(bytes);
-    }
-
-    fn sum_blocks(&self, values: &[f32], own: &mut [f32]) {
-        own.copy_from_slice(values);
     }
 
     fn send_receive(&self, _: usize, bytes: &[u8], _: usize, received: &mut [u8]) {

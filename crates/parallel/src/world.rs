@@ -1,6 +1,7 @@
 //! The world of ranks and its collectives.
 
 use std::ops::Range;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::group::Group;
-use super::launcher::launched_processes;
+use super::launcher::Launch;
+use super::tcp::Tcp;
 use super::traffic::{Counted, Meter, Traffic};
 use super::transport::{Alone, GpuRanks, Transport};
 use crate::error::{ParallelError, Result};
@@ -52,23 +54,44 @@ impl World {
         Self::over(Arc::new(Alone))
     }
 
-    /// The processes that an MPI launcher started together; one alone without a launcher.
+    /// The processes that a launcher started together; one alone without a launcher.
     ///
     /// # Errors
-    /// - a launcher started several, but the build has no MPI
-    /// - MPI cannot be used
+    /// - as [`Self::of`] and [`Launch::read`]
     pub fn connect() -> Result<Self> {
-        match launched_processes() {
-            None => Ok(Self::single()),
+        Self::of(&Launch::read()?)
+    }
+
+    /// The processes of a launch.
+    ///
+    /// # Errors
+    /// - MPI started several, but the build has no MPI; or MPI cannot be used
+    /// - the ranks do not meet
+    pub fn of(launch: &Launch) -> Result<Self> {
+        match launch {
+            Launch::Alone => Ok(Self::single()),
+            Launch::Tcp(place) => Ok(Self::over(Arc::new(Tcp::connect(place)?))),
             #[cfg(feature = "mpi")]
-            Some(_) => Ok(Self::over(Arc::new(super::mpi::Mpi::connect()?))),
+            Launch::Mpi(_) => Ok(Self::over(Arc::new(super::mpi::Mpi::connect()?))),
             #[cfg(not(feature = "mpi"))]
-            Some(1) => Ok(Self::single()),
+            Launch::Mpi(1) => Ok(Self::single()),
             #[cfg(not(feature = "mpi"))]
-            Some(size) => Err(ParallelError::Ranks {
-                problem: format!("{size} processes were started, but this build has no MPI"),
+            Launch::Mpi(size) => Err(ParallelError::Ranks {
+                problem: format!("MPI started {size} processes, but this build has no MPI"),
             }),
         }
+    }
+
+    /// This process as the first of `ranks` on this machine, of which `command` starts the others. They come by
+    /// [`Self::connect`].
+    ///
+    /// # Errors
+    /// - they cannot be started, or end before they have come
+    pub fn launch(ranks: usize, command: &dyn Fn() -> std::io::Result<Command>) -> Result<Self> {
+        if ranks <= 1 {
+            return Ok(Self::single());
+        }
+        Ok(Self::over(Arc::new(Tcp::launch(ranks, command)?)))
     }
 
     pub(super) fn over(transport: Arc<dyn Transport>) -> Self {
@@ -320,8 +343,18 @@ fn local_rank_of(rank: usize, hosts: &[String]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tcp;
     use super::super::threads::in_threads;
-    use super::local_rank_of;
+    use super::{World, local_rank_of};
+
+    fn over_sockets<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+        tcp::tests::in_threads(size, |transport| run(World::over(transport)))
+    }
+
+    /// What each rank comes to, over threads and over sockets.
+    fn in_both<T: Send>(size: usize, run: impl Fn(World) -> T + Sync) -> [Vec<T>; 2] {
+        [in_threads(size, &run), over_sockets(size, &run)]
+    }
 
     #[test]
     fn ranks_are_counted_machine_by_machine_however_they_are_placed() {
@@ -336,8 +369,8 @@ mod tests {
 
     #[test]
     fn collectives_follow_the_order_of_the_ranks() {
-        for size in [1, 2, 3] {
-            let all = in_threads(size, |world| {
+        for (size, all) in [1, 2, 3].map(|size| {
+            let all = in_both(size, |world| {
                 let rank = world.rank();
                 let mut sums = [1.0_f64, rank as f64];
                 world.all_reduce_sum(&mut sums);
@@ -352,8 +385,10 @@ mod tests {
                 assert_eq!(world.hosts().len(), world.size());
                 (sums, largest[0], world.gather_varied(&own), texts, from_last[0])
             });
+            (size, all)
+        }) {
             let last = size - 1;
-            for (sums, largest, varied, texts, from_last) in all {
+            for (sums, largest, varied, texts, from_last) in all.into_iter().flatten() {
                 assert_eq!(sums.map(|sum| sum as usize), [size, (0..size).sum()]);
                 assert_eq!((largest, from_last), (last as u64, last as f32));
                 assert_eq!(varied, (0..size).map(|r| vec![r as u64; r]).collect::<Vec<_>>());
@@ -364,7 +399,7 @@ mod tests {
 
     #[test]
     fn groups_are_worlds_that_do_not_wait_for_each_other() {
-        let all = in_threads(6, |world| {
+        let all = in_both(6, |world| {
             let first = world.rank() / 3 * 3;
             let group = world.group(first..first + 3);
             let rank = group.rank();
@@ -385,7 +420,8 @@ mod tests {
             assert!(exchanged.sent_bytes == 16 && exchanged.seconds > 0.0, "{exchanged:?}");
             (sum[0], group.gather_varied(&vec![world.rank() as u64; rank]), ordered, last)
         });
-        for (rank, (sum, gathered, ordered, first)) in all.into_iter().enumerate() {
+        let all = all.into_iter().flat_map(|all| all.into_iter().enumerate());
+        for (rank, (sum, gathered, ordered, first)) in all {
             let base = rank / 3 * 3;
             assert_eq!(sum as usize, 3 * base + 3);
             let member = |i: usize| vec![(base + i) as u64; i];
@@ -402,13 +438,33 @@ mod tests {
         // (1e8 + 1) - 1e8 loses the 1 in f32: the order shows.
         let values = [[1e8_f32, 1.0, 2.0], [1.0, 10.0, 20.0], [-1e8, 100.0, 200.0]];
         let counts = [1, 0, 2];
-        let ordered = in_threads(3, |world| world.reduce_scatter(&values[world.rank()], &counts));
+        let ordered = in_both(3, |world| world.reduce_scatter(&values[world.rank()], &counts));
         let others =
-            in_threads(3, |world| world.reduce_scatter_by_library(&values[world.rank()], &counts));
-        for parts in [&ordered, &others] {
+            in_both(3, |world| world.reduce_scatter_by_library(&values[world.rank()], &counts));
+        for parts in ordered.iter().chain(&others) {
             assert!(parts[0].len() == 1 && parts[1].is_empty());
             assert_eq!(parts[2], [111.0, 222.0]);
         }
+        let [ordered, over_sockets] = ordered;
+        assert_eq!(ordered, over_sockets);
         assert_eq!(ordered[0], [(1e8_f32 + 1.0) + -1e8]);
+    }
+
+    #[test]
+    fn large_blocks_of_all_cross_without_waiting_for_each_other() {
+        // More than the buffers of a connection hold, from everybody to everybody.
+        let count = 3 << 20;
+        let all = over_sockets(3, |world| {
+            let own = vec![world.rank() as f32; count];
+            let gathered = world.all_gather(&own);
+            let sums = world.reduce_scatter(&gathered, &[count, count, count]);
+            let mut from_last = own;
+            world.broadcast(2, &mut from_last);
+            (gathered[0], gathered[3 * count - 1], sums[0], from_last[count - 1])
+        });
+        for (rank, (first, last, sum, from_last)) in all.into_iter().enumerate() {
+            let ranks = [first, last, sum, from_last].map(|value| value as usize);
+            assert_eq!(ranks, [0, 2, 3 * rank, 2]);
+        }
     }
 }

@@ -49,8 +49,10 @@ mod _longdraft {
 
     /// Runs a command of the command line; returns its exit code.
     #[pyfunction]
-    fn main(py: Python<'_>, words: Vec<OsString>) -> u8 {
-        py.detach(|| longdraft::main_of(words))
+    fn main(py: Python<'_>, words: Vec<OsString>) -> PyResult<u8> {
+        let python: OsString = py.import("sys")?.getattr("executable")?.extract()?;
+        longdraft::set_program(vec![python, "-m".into(), "longdraft".into()]);
+        Ok(py.detach(|| longdraft::main_of(words)))
     }
 
     /// Threads that everything computes on.

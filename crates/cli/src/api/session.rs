@@ -257,7 +257,7 @@ impl Session {
         arguments.options(0.0, options.pace)?;
         let models = models(target, draft, &arguments)?;
         arguments.drafter(&models)?;
-        let drafter = arguments.drafter_name(&models);
+        let drafter = arguments.drafter_parts(&models).to_string();
         let history = History::default();
         let (tasks, work) = channel();
         let said = Arc::clone(&history);

@@ -11,7 +11,7 @@ use longdraft_train::stage::{Ending, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 use super::error::{Result, Stop};
-use crate::cli::CaptureArguments;
+use crate::cli::{CaptureArguments, RankArguments};
 use crate::commands::capture as capturing;
 use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::recorded::{Figures, FinishedRun};
@@ -226,6 +226,7 @@ pub fn capture(
         dry_run: options.dry_run,
         verify: options.verify,
         records: options.records.clone(),
+        ranks: RankArguments::default(),
     };
     let mut progress = TrainingProgress::new(stop.0.clone(), Voice::silent()).heard_by(observer);
     let captured = capturing::capture(&World::single(), &arguments, &stage, &mut progress)?;

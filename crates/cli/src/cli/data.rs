@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use longdraft_models::DeviceChoice;
+
+use super::WeightDtype;
 
 /// What to do with data.
 #[derive(Debug, Subcommand)]
@@ -226,4 +229,10 @@ pub(crate) struct DataRegenerateArguments {
     /// Use only the first rows.
     #[arg(long)]
     pub(crate) limit: Option<usize>,
+    /// Type that the target's weights are held in.
+    #[arg(long, default_value = "stored")]
+    pub(crate) dtype: WeightDtype,
+    /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
+    #[arg(long, default_value = "auto")]
+    pub(crate) device: DeviceChoice,
 }

@@ -16,6 +16,7 @@ mod learning;
 mod manual;
 mod planning;
 mod pretraining;
+mod ranks;
 mod serving;
 mod training;
 
@@ -56,6 +57,7 @@ pub(crate) use pretraining::{
     CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
     QuantizeArguments,
 };
+pub(crate) use ranks::RankArguments;
 pub use serving::ExportDtype;
 pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
@@ -310,6 +312,17 @@ impl Command {
             Self::Push(push) => push.dry_run,
             Self::Eval(EvalCommand::Decode(decode)) => decode.output.is_none(),
             _ => false,
+        }
+    }
+
+    /// Processes that it is to start, if it is one that several share.
+    pub(crate) fn ranks_to_start(&self) -> Option<RankArguments> {
+        match self {
+            Self::Train(train) | Self::Pretrain(train) | Self::Lm(LmCommand::Train(train)) => {
+                Some(train.ranks_to_start())
+            }
+            Self::Capture(capture) => Some(capture.ranks.clone()),
+            _ => None,
         }
     }
 }

@@ -8,9 +8,6 @@ pub(crate) struct PlanArguments {
     /// loaded or written.
     #[arg(long)]
     pub(crate) plan: bool,
-    /// Ranks to plan for (default: those that were started).
-    #[arg(long, requires = "plan", value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) ranks: Option<u32>,
     /// Memory of a rank in GiB, on a GPU its own (default: what is free on this machine).
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use longdraft_models::DeviceChoice;
 use longdraft_train::stage::ResumePolicy;
 
-use super::PlanArguments;
+use super::{PlanArguments, RankArguments};
 
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
@@ -39,6 +39,9 @@ pub(crate) struct TrainArguments {
     /// rate is told. Of a curriculum, the last stage that has begun (stages.2.train.steps=300).
     #[arg(long, conflicts_with = "force_resume")]
     pub(crate) extend: bool,
+    /// Processes that train together.
+    #[command(flatten)]
+    pub(crate) ranks: RankArguments,
     /// Planning in place of training.
     #[command(flatten)]
     pub(crate) planning: PlanArguments,
@@ -66,6 +69,9 @@ pub(crate) struct CaptureArguments {
     /// DeepSpec), in place of the target's passes; `data records` writes their text.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) records: Option<PathBuf>,
+    /// Processes that fill one store.
+    #[command(flatten)]
+    pub(crate) ranks: RankArguments,
 }
 
 impl TrainArguments {
@@ -76,6 +82,11 @@ impl TrainArguments {
             (_, true) => ResumePolicy::Extend,
             _ => ResumePolicy::Strict,
         }
+    }
+
+    /// Processes to start: a plan needs none.
+    pub(crate) fn ranks_to_start(&self) -> RankArguments {
+        if self.planning.plan { RankArguments::default() } else { self.ranks.clone() }
     }
 
     /// All changes to the configuration, the last one wins.

@@ -25,7 +25,7 @@ use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
 pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
-    over_ranks_or_strangers(|world| run_on(world, arguments, json))
+    over_ranks_or_strangers(&arguments.ranks, |world| run_on(world, arguments, json))
 }
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {

@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     if works_in_steps(&arguments.command) {
         memory::keep_freed();
     }
-    let threads = arguments.threads.unwrap_or(0);
+    let threads = arguments.threads.unwrap_or_else(|| threads_of(&arguments.command));
     if let Ok(processors) = std::thread::available_parallelism()
         && threads > processors.get()
     {
@@ -88,6 +88,15 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
     let ended = rayon::scope(|_| dispatch(arguments));
     detail!("took {:.2} s", started.elapsed().as_secs_f64());
     ended
+}
+
+/// Threads of a process that shares its machine with others of the same work; 0: as many as it has cores.
+fn threads_of(command: &Command) -> usize {
+    let Some(ranks) = command.ranks_to_start() else { return 0 };
+    let launched = longdraft_parallel::Launch::read().map_or(1, |launch| launch.local_size());
+    let neighbours = if launched > 1 { launched } else { ranks.wanted().unwrap_or(1) };
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    if neighbours > 1 { (cores / neighbours).max(1) } else { 0 }
 }
 
 /// Has a file hold what is told.

@@ -12,7 +12,7 @@ pub(super) fn examine() -> Vec<Finding> {
 
 /// Judges what mpirun says, beside the library that this build calls.
 fn judge(answer: &Answer, library: Option<&str>) -> Finding {
-    let install = "only needed for several processes or machines: install Open MPI or MPICH, or \
+    let install = "only needed to start ranks by MPI (`--ranks`, torchrun and srun do without): install Open MPI or MPICH, or \
                    load the cluster's module, and see that mpirun is on the PATH";
     match answer {
         Answer::Absent => Finding::note(CHECK, "no mpirun on the PATH", install),
@@ -26,7 +26,7 @@ fn judge(answer: &Answer, library: Option<&str>) -> Finding {
             (Some(version), None) => Finding::note(
                 CHECK,
                 format!("{version}; this build is made without MPI"),
-                "only needed for several processes or machines: build longdraft with --features mpi",
+                "only needed to start ranks by MPI: build longdraft with --features mpi",
             ),
             (None, _) => Finding::note(CHECK, "mpirun is there, its version is unknown", install),
         },

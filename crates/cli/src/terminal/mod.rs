@@ -88,6 +88,11 @@ pub(crate) fn set_manners(verbosity: Verbosity, colour: ColorChoice) {
     COLOUR.store(asked, Ordering::Relaxed);
 }
 
+/// From here on nothing but results, warnings and errors is told.
+pub(crate) fn set_quiet() {
+    VERBOSITY.store(Verbosity::Quiet as u8, Ordering::Relaxed);
+}
+
 /// Whether nothing but results, warnings and errors is told.
 pub(crate) fn is_quiet() -> bool {
     VERBOSITY.load(Ordering::Relaxed) == Verbosity::Quiet as u8

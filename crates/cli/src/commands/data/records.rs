@@ -11,7 +11,7 @@ use longdraft_models::weights::atomic::write_atomically_with;
 use serde_json::json;
 
 use self::masks::Masks;
-use crate::cli::{CaptureArguments, DataRecordsArguments};
+use crate::cli::{CaptureArguments, DataRecordsArguments, RankArguments};
 use crate::commands::capture;
 use crate::failure::{Failure, Result};
 
@@ -87,6 +87,7 @@ fn capture_of(arguments: &DataRecordsArguments) -> Option<CaptureArguments> {
         dry_run: false,
         verify: false,
         records: Some(arguments.folder.clone()),
+        ranks: RankArguments::default(),
     })
 }
 

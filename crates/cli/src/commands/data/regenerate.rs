@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use longdraft_data::source::read_rows;
 use longdraft_decode::Committed;
+use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
-use longdraft_models::{DeviceChoice, TargetTokenId};
 use serde_json::json;
 
-use crate::cli::{CacheChoice, DataRegenerateArguments, WeightDtype};
+use crate::cli::{CacheChoice, DataRegenerateArguments};
 use crate::decoding::{open_target, require_draft_len};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
     let target =
-        open_target(&arguments.target, WeightDtype::Stored, CacheChoice::Auto, DeviceChoice::Cpu)?;
+        open_target(&arguments.target, arguments.dtype, CacheChoice::Auto, arguments.device)?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer = Writer {
         arguments,

@@ -38,7 +38,7 @@ const BANDWIDTH: f64 = 1.25;
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let composed = composed(arguments)?;
-    let device = arguments.device;
+    let (device, wanted) = (arguments.device, arguments.ranks.wanted());
     let arguments = &arguments.planning;
     if !world.is_first() {
         return Ok(());
@@ -48,7 +48,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
         let chosen = (device.unwrap_or(config.device), config.precision);
-        let machine = Machine::of(arguments, world.size(), chosen);
+        let machine = Machine::of(arguments, (wanted, world.size()), chosen);
         let target = target_config(&config.target)?;
         if arguments.table {
             out!("{}", sizing::markdown(&config, &target, &machine)?);
@@ -128,16 +128,18 @@ fn require_fit(too_large: usize) -> Result<()> {
 pub(crate) fn pretraining(
     world: &World,
     config: &PretrainConfig,
-    arguments: &PlanArguments,
+    arguments: &TrainArguments,
     json: bool,
 ) -> Result<()> {
     if !world.is_first() {
         return Ok(());
     }
+    let (arguments, wanted) = (&arguments.planning, arguments.ranks.wanted());
     if arguments.table {
         return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
     }
-    let machine = Machine::of(arguments, world.size(), (config.device, config.precision));
+    let ranks = (wanted, world.size());
+    let machine = Machine::of(arguments, ranks, (config.device, config.precision));
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);
@@ -212,10 +214,10 @@ pub(super) struct Machine {
 impl Machine {
     fn of(
         arguments: &PlanArguments,
-        started: usize,
+        (wanted, started): (Option<usize>, usize),
         (device, precision): (DeviceChoice, Precision),
     ) -> Self {
-        let ranks = arguments.ranks.map_or(started, |ranks| ranks as usize);
+        let ranks = wanted.unwrap_or(started);
         // A GPU that is not here can be planned for.
         let opened = device.open(0).ok();
         let named = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Metal(_));

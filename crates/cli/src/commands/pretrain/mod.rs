@@ -40,14 +40,14 @@ const ARTIFACT: &str = "model.ldq";
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
-    over_ranks(|world| run_on(world, arguments, json))
+    over_ranks(&arguments.ranks_to_start(), |world| run_on(world, arguments, json))
 }
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let policy = arguments.policy();
     let config = read_pretrain(&arguments.config, &arguments.changes())?;
     if arguments.planning.plan {
-        return plan::pretraining(world, &config, &arguments.planning, json);
+        return plan::pretraining(world, &config, arguments, json);
     }
     let voice = Voice::of(world, &config.output)?;
     let interrupts = Interrupts::listen();

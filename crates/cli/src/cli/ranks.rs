@@ -1,0 +1,22 @@
+//! Arguments of commands that several processes share.
+
+/// Processes of a command.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Several processes")]
+pub(crate) struct RankArguments {
+    /// Processes that work together on this machine; they are started, and share its cores. With --plan: processes to
+    /// plan for (default: those that a launcher started).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ranks: Option<u32>,
+    /// The same, one for each of so many NVIDIA GPUs of this machine.
+    #[arg(long, value_name = "N", conflicts_with = "ranks")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) gpus: Option<u32>,
+}
+
+impl RankArguments {
+    /// Processes that are asked for.
+    pub(crate) fn wanted(&self) -> Option<usize> {
+        self.ranks.or(self.gpus).map(|ranks| ranks as usize)
+    }
+}

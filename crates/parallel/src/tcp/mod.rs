@@ -1,0 +1,306 @@
+//! Ranks that meet over TCP: no MPI is needed, by whatever they are started.
+//!
+//! Every rank has a connection to every other one. A rank that is gone, or hangs, is named with its machine, and all
+//! end.
+
+mod children;
+mod link;
+mod rendezvous;
+
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::launcher::Place;
+use super::transport::Transport;
+use super::watch::{Watch, tell};
+use crate::error::{ParallelError, Result};
+use children::Children;
+use link::{Answer, Kind, Mail, News, Writer};
+
+/// How long a rank may take to say whom it waits for.
+const ANSWER_WITHIN: Duration = Duration::from_secs(2);
+/// How long the news that all end may take.
+const NEWS_WITHIN: Duration = Duration::from_secs(1);
+const NEWS_TRAVEL: Duration = Duration::from_millis(100);
+/// What a rank waits for itself and each one before it, until it tells what all notice: one tells, and ends the others.
+const TURN: Duration = Duration::from_millis(300);
+const LONGEST_TURN: Duration = Duration::from_secs(3);
+
+/// A world over sockets.
+pub(super) struct Tcp {
+    job: Arc<Job>,
+    watch: Arc<Watch>,
+}
+
+/// What the threads of a rank share.
+struct Job {
+    rank: usize,
+    hosts: Vec<String>,
+    mail: Arc<Mail>,
+    /// The ways to the others.
+    writers: Vec<Option<Arc<Writer>>>,
+    children: Children,
+    /// Held by the thread that ends this process: it tells why, once.
+    ends: Mutex<()>,
+}
+
+/// What is known of a rank that others wait for.
+enum Suspect {
+    /// It answers, and waits for nobody.
+    AtWork(usize),
+    Silent(usize),
+    /// Ranks that wait for each other.
+    Circle,
+    Unknown,
+}
+
+impl Tcp {
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// - they do not come, or contradict each other
+    pub(super) fn connect(place: &Place) -> Result<Self> {
+        Self::meet(place, None, Children::default())
+    }
+
+    /// Starts further processes by a command, and is their first rank.
+    ///
+    /// # Errors
+    /// - they cannot be started, or end before they have come
+    pub(super) fn launch(
+        size: usize,
+        command: &dyn Fn() -> std::io::Result<Command>,
+    ) -> Result<Self> {
+        let (place, listener, children) = children::start(size, command)?;
+        Self::meet(&place, Some(listener), children)
+    }
+
+    fn meet(place: &Place, listener: Option<TcpListener>, children: Children) -> Result<Self> {
+        let met = rendezvous::meet(place, listener, &mut || children.are_all_there())?;
+        let failed = |error: std::io::Error| ParallelError::Meeting {
+            problem: format!("cannot listen to the other ranks: {error}"),
+        };
+        let way = |stream: &Option<TcpStream>| {
+            let handle = stream.as_ref().map(TcpStream::try_clone).transpose()?;
+            Ok(handle.map(|stream| Arc::new(Writer::new(stream))))
+        };
+        let writers = met.streams.iter().map(way).collect::<std::io::Result<Vec<_>>>();
+        let job = Arc::new(Job {
+            rank: place.rank,
+            hosts: met.hosts,
+            mail: Arc::new(Mail::new(place.size)),
+            writers: writers.map_err(failed)?,
+            children,
+            ends: Mutex::new(()),
+        });
+        for (rank, stream) in met.streams.into_iter().enumerate() {
+            let (Some(stream), Some(writer)) = (stream, &job.writers[rank]) else { continue };
+            let seen = Arc::clone(&job);
+            let heard = move |news| match news {
+                News::Abort(code) => seen.children.exit(code),
+                News::Lost => seen.lost(rank),
+            };
+            link::listen(rank, stream, (&job.mail, writer), heard).map_err(failed)?;
+        }
+        let seen = Arc::clone(&job);
+        let watch = Watch::start(move |limit| seen.expired(limit))?;
+        Ok(Self { job, watch })
+    }
+}
+
+impl Job {
+    fn size(&self) -> usize {
+        self.writers.len()
+    }
+
+    /// `rank 2 on node7`.
+    fn name(&self, rank: usize) -> String {
+        format!("rank {rank} on {}", self.hosts.get(rank).map_or("", String::as_str))
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) {
+        let Some(writer) = &self.writers[to] else {
+            return self.mail.put(to, bytes.to_vec());
+        };
+        self.mail.set_waits_for(Some(to));
+        if writer.write(Kind::Data, 0, bytes).is_err() {
+            self.lost(self.mail.lost(to));
+        }
+        self.mail.set_waits_for(None);
+    }
+
+    fn receive(&self, from: usize, into: &mut [u8]) {
+        match self.mail.take(from) {
+            Ok(bytes) if bytes.len() == into.len() => into.copy_from_slice(&bytes),
+            Ok(bytes) => self.end(&format!(
+                "{} sent {} bytes where {} were due: the ranks do not run the same",
+                self.name(from),
+                bytes.len(),
+                into.len()
+            )),
+            Err(rank) => self.lost(rank),
+        }
+    }
+
+    /// Ends all, for a rank is gone.
+    fn lost(&self, rank: usize) -> ! {
+        let how = self.children.end_of(rank).unwrap_or_else(|| "its connection closed".to_owned());
+        self.end(&format!("{} is gone: {how}", self.name(rank)))
+    }
+
+    /// Ends all, for a wait took longer than it may.
+    fn expired(&self, limit: Duration) {
+        let who = match self.suspect() {
+            Suspect::AtWork(rank) => {
+                format!("{}: it works, or hangs", self.name(rank))
+            }
+            Suspect::Silent(rank) => {
+                format!(
+                    "{}: its process is stopped, or its machine or a link is gone",
+                    self.name(rank)
+                )
+            }
+            Suspect::Circle => "the other ranks: they wait for each other".to_owned(),
+            Suspect::Unknown => "the other ranks: a process or a link is gone".to_owned(),
+        };
+        self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
+    }
+
+    /// The rank that does not answer: the one waited for may wait for another itself.
+    fn suspect(&self) -> Suspect {
+        let Some(mut suspect) = self.mail.waits_for() else {
+            // It waits in another way, for all.
+            let others = (0..self.size()).filter(|rank| *rank != self.rank);
+            let silent = others.into_iter().find(|rank| self.ask(*rank).is_none());
+            return silent.map_or(Suspect::Unknown, Suspect::Silent);
+        };
+        for _ in 0..self.size() {
+            match self.ask(suspect) {
+                None => return Suspect::Silent(suspect),
+                Some(Answer::Works) => return Suspect::AtWork(suspect),
+                Some(Answer::WaitsFor(next)) if next < self.size() && next != self.rank => {
+                    suspect = next;
+                }
+                Some(Answer::WaitsFor(_)) => return Suspect::Circle,
+            }
+        }
+        Suspect::Circle
+    }
+
+    /// Whom a rank waits for, if it answers.
+    fn ask(&self, rank: usize) -> Option<Answer> {
+        let writer = self.writers[rank].as_ref()?;
+        self.mail.forget_answer(rank);
+        writer.hurry(ANSWER_WITHIN);
+        if !writer.write_within(Kind::Ask, 0, ANSWER_WITHIN) {
+            return None;
+        }
+        self.mail.answer(rank, ANSWER_WITHIN)
+    }
+
+    /// Tells why all end, and ends them.
+    fn end(&self, why: &str) -> ! {
+        let _ends = self.ends.lock();
+        // A rank that ends all says so itself, and is heard before it is missed.
+        let turn = TURN.saturating_mul(u32::try_from(self.rank + 1).unwrap_or(u32::MAX));
+        std::thread::sleep(turn.min(LONGEST_TURN));
+        tell(&format!("rank {}: {why}", self.rank));
+        self.abort(1)
+    }
+
+    fn abort(&self, code: u8) -> ! {
+        for writer in self.writers.iter().flatten() {
+            writer.hurry(NEWS_WITHIN);
+            writer.write_within(Kind::Abort, u32::from(code), NEWS_WITHIN);
+            writer.close(Shutdown::Write);
+        }
+        // What is not read yet would take the news back with it.
+        std::thread::sleep(NEWS_TRAVEL);
+        self.children.exit(code)
+    }
+}
+
+impl Transport for Tcp {
+    fn rank(&self) -> usize {
+        self.job.rank
+    }
+
+    fn size(&self) -> usize {
+        self.job.size()
+    }
+
+    fn send_receive(&self, to: usize, bytes: &[u8], from: usize, received: &mut [u8]) {
+        self.watch.over(|| {
+            self.job.send(to, bytes);
+            self.job.receive(from, received);
+        });
+    }
+
+    fn broadcast(&self, root: usize, bytes: &mut [u8]) {
+        self.watch.over(|| {
+            if root != self.rank() {
+                return self.job.receive(root, bytes);
+            }
+            for step in 1..self.size() {
+                self.job.send(self.next(step), bytes);
+            }
+        });
+    }
+
+    fn abort(&self, code: u8) -> ! {
+        self.job.abort(code)
+    }
+
+    fn set_timeout(&self, limit: Duration) {
+        self.watch.set_limit(limit);
+    }
+
+    fn watched(&self, work: &mut dyn FnMut()) {
+        self.watch.over(work);
+    }
+}
+
+impl Drop for Tcp {
+    /// Tells the others that nothing follows, and waits for the processes that this one started.
+    fn drop(&mut self) {
+        for writer in self.job.writers.iter().flatten() {
+            writer.hurry(NEWS_WITHIN);
+            writer.write_within(Kind::Bye, 0, NEWS_WITHIN);
+            writer.close(Shutdown::Write);
+        }
+        self.job.children.wait();
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Runs every rank of a job in a thread.
+    pub(in super::super) fn in_threads<T: Send>(
+        size: usize,
+        run: impl Fn(Arc<dyn Transport>) -> T + Sync,
+    ) -> Vec<T> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let place = |rank| {
+            let (address, job) = ("127.0.0.1".to_owned(), format!("test {port}"));
+            Place { rank, size, address, port, job, is_local: true, is_child: false }
+        };
+        let mut listener = Some(listener);
+        let (run, place) = (&run, &place);
+        std::thread::scope(|scope| {
+            let start = |rank| {
+                let own = if rank == 0 { listener.take() } else { None };
+                scope.spawn(move || {
+                    let tcp = Tcp::meet(&place(rank), own, Children::default()).expect("met");
+                    run(Arc::new(tcp))
+                })
+            };
+            let threads: Vec<_> = (0..size).map(start).collect();
+            threads.into_iter().map(|thread| thread.join().expect("the rank's thread")).collect()
+        })
+    }
+}

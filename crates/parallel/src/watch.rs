@@ -1,0 +1,115 @@
+//! A watchdog over the waits for other ranks.
+//!
+//! A cut link may not close its connections for a quarter of an hour, and a rank may hang: the thread that waits
+//! cannot tell, another one looks at its clock.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::error::{ParallelError, Result};
+
+/// Between two looks of the watchdog.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// Time of no collective.
+const IDLE: u64 = u64::MAX;
+
+/// What the watchdog looks at, in milliseconds.
+pub(super) struct Watch {
+    start: Instant,
+    limit: AtomicU64,
+    /// Start of the collective that runs, or [`IDLE`].
+    since: AtomicU64,
+}
+
+impl Watch {
+    /// Starts the watchdog. `expired` is called once a wait has taken longer than the limit, and is told the limit.
+    ///
+    /// # Errors
+    /// - no thread can be started
+    pub(super) fn start(expired: impl FnOnce(Duration) + Send + 'static) -> Result<Arc<Self>> {
+        let (limit, since) = (AtomicU64::new(IDLE), AtomicU64::new(IDLE));
+        let watch = Arc::new(Self { start: Instant::now(), limit, since });
+        let watched = Arc::downgrade(&watch);
+        let guard = move || {
+            while let Some(watch) = watched.upgrade() {
+                if let Some(limit) = watch.exceeded() {
+                    return expired(limit);
+                }
+                drop(watch);
+                std::thread::sleep(LOOK_EVERY);
+            }
+        };
+        let thread = std::thread::Builder::new().name("watchdog".to_owned()).spawn(guard);
+        let problem = |error| format!("cannot start a thread: {error}");
+        thread.map_err(|error| ParallelError::Ranks { problem: problem(error) })?;
+        Ok(watch)
+    }
+
+    /// Sets the longest wait.
+    pub(super) fn set_limit(&self, limit: Duration) {
+        self.limit.store(limit.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Runs a collective under the watchdog's eyes.
+    pub(super) fn over<T>(&self, collective: impl FnOnce() -> T) -> T {
+        self.since.store(self.now(), Ordering::Relaxed);
+        let result = collective();
+        self.since.store(IDLE, Ordering::Relaxed);
+        result
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+
+    /// The limit, if a wait is longer.
+    fn exceeded(&self) -> Option<Duration> {
+        let (since, limit) =
+            (self.since.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
+        let is_long = since != IDLE && self.now().saturating_sub(since) > limit;
+        is_long.then(|| Duration::from_millis(limit))
+    }
+}
+
+/// What to do where ranks are lost.
+const REMEDY: &str =
+    "the same command goes on from the last checkpoint; parallel.timeout_seconds sets the wait";
+
+static TELLER: OnceLock<fn(&str, &str)> = OnceLock::new();
+
+/// From here on `tell` is told why this process ends, and what to do about it; stderr without it.
+pub fn set_teller(tell: fn(&str, &str)) {
+    // The first one holds.
+    let _ = TELLER.set(tell);
+}
+
+/// Tells why this process ends.
+pub(super) fn tell(problem: &str) {
+    match TELLER.get() {
+        Some(tell) => tell(problem, REMEDY),
+        // Nothing can be told where stderr is gone.
+        None => drop(writeln!(std::io::stderr(), "error: {problem}\nhint: {REMEDY}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn only_a_wait_that_lasts_is_told() {
+        let (tell, told) = channel();
+        let watch = Watch::start(move |limit| tell.send(limit).expect("heard")).expect("a thread");
+        watch.set_limit(Duration::from_millis(1));
+        // Nothing waits, and a wait that ends before the first look is none.
+        watch.over(|| ());
+        assert!(told.recv_timeout(2 * LOOK_EVERY).is_err());
+        let limit = watch.over(|| told.recv_timeout(Duration::from_mins(1)).expect("expired"));
+        assert_eq!(limit, Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,226 @@
+//! Several ranks without MPI, started by `--ranks` or by launchers' variables: the same losses as one process, and how
+//! jobs end.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::ranks::{
+    SOON, assert_same_numbers, checkpoint, joined, metrics, process_of, signal_after_a_save, wait,
+};
+use crate::support::runs::draft_bytes;
+use crate::support::{Workshop, fail, last_json, longdraft, stderr, stdout, succeed};
+
+/// Starts the binary with its output kept.
+fn started(arguments: &[&str]) -> Child {
+    let mut command = longdraft(arguments);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+}
+
+#[track_caller]
+fn succeed_on(ranks: &str, arguments: &[&str]) -> Output {
+    let output = wait(started(&joined(&[arguments, &["--ranks", ranks]])));
+    assert!(output.status.success(), "{ranks} ranks, {arguments:?}: {}", stderr(&output));
+    output
+}
+
+#[test]
+fn ranks_that_it_starts_train_like_one_process() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let set = ["train.rows_per_step=4", "train.steps=5", "train.evaluate_every=5", "--json"];
+    let train = |name: &str, ranks: &str, more: &[&str]| {
+        let run = shop.path(name);
+        let place = format!("output={run}");
+        (succeed_on(ranks, &joined(&[&["train", &config, &place], &set, more])), run)
+    };
+    let (_, plain) = train("plain", "1", &[]);
+    let want = metrics(&plain);
+    for (name, ranks, more) in [
+        ("whole", "3", &[][..]),
+        ("again", "3", &[]),
+        ("library", "2", &["parallel.reduction=library", "parallel.bucket_bytes=1024"]),
+        ("spread", "2", &["parallel.zero=3"]),
+        ("rows", "2", &["parallel.sequence=2"]),
+        ("layers", "4", &["parallel.tensor=2", "parallel.zero=1"]),
+    ] {
+        let (output, run) = train(name, ranks, more);
+        assert_same_numbers(&want, &metrics(&run));
+        assert_eq!(last_json(&stdout(&output))["steps"], 5);
+        assert_eq!(stdout(&output).lines().count(), 1, "one rank answers: {}", stdout(&output));
+        let shown = stderr(&output);
+        assert!(shown.contains(&format!("{ranks} ranks on 1 host: ")), "{shown}");
+        assert!(process_of(&run, 1).is_some(), "a log a rank");
+    }
+    assert_eq!(draft_bytes(&shop.path("whole")), draft_bytes(&shop.path("again")));
+}
+
+#[test]
+fn ranks_of_a_launcher_meet_by_its_variables() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let set = ["train.rows_per_step=4", "train.steps=5"];
+    let plain = format!("output={}", shop.path("plain"));
+    succeed(&joined(&[&["train", &config, &plain], &set]));
+    // Another service has the port, as torchrun's own has.
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let of = |rank: &str, more: &[(&str, &str)]| -> Command {
+        let mut command = longdraft(&joined(&[&["train", &config], &set]));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")]);
+        command.envs([("MASTER_PORT", port.as_str()), ("TORCHELASTIC_RUN_ID", "job")]);
+        command.envs(more.iter().copied());
+        command
+    };
+    // The second comes first, and waits.
+    let second = of("1", &[]).spawn().expect("starts");
+    // A rank of another job is none of ours.
+    let mut stranger = of("1", &[("TORCHELASTIC_RUN_ID", "other")]).spawn().expect("starts");
+    let first = of("0", &[]).spawn().expect("starts");
+    for rank in [first, second] {
+        let output = wait(rank);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    stranger.kill().expect("it waits for its own job");
+    stranger.wait().expect("reap");
+    assert_same_numbers(&metrics(&shop.path("plain")), &metrics(&shop.path("run")));
+    // What contradicts is told before any work.
+    let wrong = of("2", &[]).output().expect("starts");
+    assert_eq!(wrong.status.code(), Some(2), "{}", stderr(&wrong));
+    assert!(stderr(&wrong).contains("rank 2 is not below"), "{}", stderr(&wrong));
+    let other = of("0", &[]).args(["--ranks", "3"]).output().expect("starts");
+    assert!(stderr(&other).contains("a launcher started 2 processes"), "{}", stderr(&other));
+}
+
+#[test]
+fn a_killed_rank_is_named_and_the_job_resumes_bit_for_bit() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
+    let whole = shop.path("whole");
+    let output = format!("output={whole}");
+    succeed_on("3", &joined(&[&["train", &config, &output], &set]));
+    for killed in [0, 2] {
+        let run = shop.path(&format!("killed-{killed}"));
+        let output = format!("output={run}");
+        let arguments = joined(&[&["train", &config, &output], &set]);
+        let child = started(&joined(&[&arguments, &["--ranks", "3"]]));
+        signal_after_a_save(&run, killed, "-9");
+        let ended = wait(child);
+        let text = stderr(&ended);
+        assert!(!ended.status.success(), "{text}");
+        if killed == 2 {
+            assert!(text.contains("rank 2 on ") && text.contains("signal: 9"), "{text}");
+            assert_eq!(text.matches("error: ").count(), 1, "one tells: {text}");
+        }
+        for rank in 0..3 {
+            assert_ends(&process_of(&run, rank).expect("a log a rank"));
+        }
+        let resumed = succeed_on("3", &arguments);
+        assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
+        assert_eq!(metrics(&whole), metrics(&run));
+        assert_eq!(draft_bytes(&whole), draft_bytes(&run));
+    }
+}
+
+/// A process is gone soon.
+#[track_caller]
+fn assert_ends(process: &str) {
+    let started = Instant::now();
+    let is_there = || {
+        let sent = Command::new("kill").args(["-0", process]).stderr(Stdio::null()).status();
+        sent.expect("kill").success() && !is_defunct(process)
+    };
+    while is_there() {
+        assert!(started.elapsed() < SOON, "process {process} goes on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process has ended and waits for whoever started it.
+fn is_defunct(process: &str) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && line.contains('Z'))
+}
+
+#[test]
+fn the_rank_that_hangs_is_named_also_where_others_wait_for_each_other() {
+    let shop = Workshop::of_four_layers();
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
+    let child = started(&joined(&[&["train", &config], &set, &["--ranks", "3"]]));
+    signal_after_a_save(&run, 2, "-STOP");
+    let output = wait(child);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("no answer for 8 s of rank 2 on "), "{text}");
+    assert!(text.contains("its process is stopped"), "{text}");
+    assert_ends(&process_of(&run, 2).expect("a log a rank"));
+}
+
+#[test]
+fn a_rank_that_is_asked_to_stop_lets_all_save_first() {
+    let shop = Workshop::of_four_layers();
+    let (config, run) = (shop.config(), shop.path("run"));
+    let set = ["train.steps=100000", "train.save_every=7", "--json", "--ranks", "2"];
+    let child = started(&joined(&[&["train", &config], &set]));
+    signal_after_a_save(&run, 1, "-TERM");
+    let output = wait(child);
+    assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    let out = last_json(&stdout(&output));
+    let text = std::fs::read_to_string(checkpoint(&run).join("state.json")).expect("state");
+    let state: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
+}
+
+#[test]
+fn an_error_of_one_rank_ends_all_with_its_message_and_code() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    // Only the second rank cannot write its log.
+    std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
+    let output = wait(started(&["train", &config, "--ranks", "3"]));
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    // What all ranks meet is told once.
+    let output = wait(started(&["train", &config, "train.rows_per_step=0", "--ranks", "3"]));
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.matches("error: ").count(), 1, "{text}");
+}
+
+#[test]
+fn what_cannot_be_started_is_refused() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    assert!(fail(&["train", &config, "--ranks", "2000"], 2).contains("with --plan any number"));
+    fail(&["train", &config, "--ranks", "0"], 2);
+    fail(&["train", &config, "--ranks", "2", "--gpus", "2"], 2);
+    // No machine of the tests has so many.
+    let text = fail(&["train", &config, "--gpus", "1024"], 2);
+    assert!(text.contains("cuda:1023") && text.contains("hint: "), "{text}");
+    assert!(!std::path::Path::new(&shop.path("run")).exists(), "nothing was begun");
+}
+
+#[test]
+fn ranks_that_it_starts_fill_one_store() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let place = |name: &str| format!("train.features={}", shop.path(name));
+    let (one, shared) = (place("one"), place("shared"));
+    let set = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "capture.shard_mib=1"];
+    succeed(&joined(&[&["capture", &config, &one], &set]));
+    succeed_on("2", &joined(&[&["capture", &config, &shared], &set]));
+    let train = |features: &str, name: &str| {
+        let run = shop.path(name);
+        let output = format!("output={run}");
+        succeed(&joined(&[&["train", &config, features, &output, "train.steps=3"], &set]));
+        draft_bytes(&run)
+    };
+    assert_eq!(train(&one, "of-one"), train(&shared, "of-shared"));
+}
