@@ -338,6 +338,124 @@ fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
     assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
 }
 
+/// Prompts of so many words each: pieces of the shipped books that begin at different places.
+fn long_prompts(folder: &Path, words: usize) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let books = root.join("../../assets/corpus/books-excerpt.jsonl");
+    let text = std::fs::read_to_string(books).expect("the shipped text");
+    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let text: Vec<String> =
+        rows.map(|row| row["text"].as_str().expect("text").to_owned()).collect();
+    let text = text.join(" ");
+    let all: Vec<&str> = text.split_whitespace().collect();
+    let piece = |row: usize| {
+        let from = all.iter().cycle().skip(31 * row);
+        from.take(words).copied().collect::<Vec<_>>().join(" ")
+    };
+    own_prompts(folder, (0..260).map(|row| json!({ "prompt": piece(row) })))
+}
+
+/// Arguments of a fit of long prompts.
+fn long_fit<'a>(target: &'a str, prompts: &'a str, output: &'a str) -> Vec<&'a str> {
+    let asked = ["fit", target, "--prompts", prompts, "--time", "60s", "--output", output];
+    [&asked[..], &["--max-tokens", "48", "--anyway", "--json"]].concat()
+}
+
+#[test]
+fn long_prompts_are_learned_in_stages() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let (target, prompts) = (demonstration(), long_prompts(folder.path(), 900));
+    let arguments = long_fit(&target, &prompts, &name);
+    let ended = run(&arguments);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    let told = stdout(&ended);
+    for part in ["2 stages, for rows are long", "base", "all text in whole rows"] {
+        assert!(told.contains(part), "{part} is missing: {told}");
+    }
+    let result = last_json(&told);
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    let round = &state(&output)["rounds"][0];
+    let (plan, trained) = (&round["plan"], &round["training"]["stages"]);
+    let of = |stage: &Value, key: &str| stage[key].as_f64().expect("a number");
+    let planned = plan["stages"].as_array().expect("stages");
+    let names: Vec<&str> = planned.iter().filter_map(|stage| stage["name"].as_str()).collect();
+    // The target has no chat template, so that nothing tells answers from prompts.
+    assert_eq!(names, ["base", "long"]);
+    assert_eq!(
+        (&planned[0]["row_tokens"], &planned[1]["row_tokens"]),
+        (&512.into(), &plan["row_tokens"])
+    );
+    assert!(of(&planned[1], "row_tokens") >= 2048.0, "{plan}");
+    let seconds: f64 = planned.iter().map(|stage| of(stage, "seconds")).sum();
+    assert!((seconds - of(plan, "training")).abs() < 1e-6, "{plan}");
+    assert!(of(plan, "answering") + of(plan, "training") + of(plan, "proof") <= 1.05 * 60.0);
+    // Texts are cut into the rows of the first stage, and lose nothing.
+    assert_eq!(trained[0]["data"]["row_tokens"], 512);
+    let run = output.join("training-1");
+    for file in [
+        "curriculum.json",
+        "decode.json",
+        "base/metrics.jsonl",
+        "base/checkpoints/last/state.json",
+        "long/checkpoints/last/state.json",
+    ] {
+        assert!(run.join(file).is_file(), "{file} is missing");
+    }
+    assert!(!run.join("metrics.jsonl").exists() && !run.join("held_out.json").exists());
+    let config = std::fs::read_to_string(run.join("long/config.yaml")).expect("config");
+    assert!(config.contains("base/checkpoints/last"), "it goes on from the first stage: {config}");
+    let page = std::fs::read_to_string(output.join("report.html")).expect("page");
+    let page = page.replace("&#x2f;", "/");
+    assert!(page.contains("fitted draft / base") && page.contains("fitted draft / long"));
+    assert!(output.join("draft/draft_model_weights.safetensors").is_file());
+    // The same command has nothing to do.
+    assert!(succeed(&arguments).contains("already finished"));
+}
+
+#[test]
+fn a_stage_that_diverges_leaves_the_one_before_as_it_was() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let (target, prompts) = (demonstration(), long_prompts(folder.path(), 900));
+    let arguments = long_fit(&target, &prompts, &name);
+    let mut child =
+        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let (started, run_folder) = (Instant::now(), output.join("training-1"));
+    while !run_folder.join("long").is_dir() {
+        assert!(started.elapsed() < Duration::from_mins(5), "the second stage never comes");
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before its second stage");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("kill");
+    child.wait().expect("reap");
+    let base = || std::fs::read(run_folder.join("base/metrics.jsonl")).expect("metrics");
+    let before = base();
+    std::fs::remove_dir_all(run_folder.join("long")).expect("removed");
+    // As if a rate had been chosen that is far too high for it.
+    let mut known = state(&output);
+    known["rounds"][0]["training"]["stages"][1]["schedule"]["learning_rate"] = json!(1e38);
+    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let ended = run(&arguments);
+    let told = stderr(&ended);
+    assert!(ended.status.success(), "{told}");
+    assert!(told.contains("the training diverged (in stage long, "), "{told}");
+    assert!(told.contains("[stage 1/2] base") && told.contains("already finished"), "{told}");
+    // What was finished is not trained again.
+    assert_eq!(base(), before);
+    let round = &state(&output)["rounds"][0];
+    let stages = round["training"]["stages"].as_array().expect("stages");
+    if round["lowered"] == 0 {
+        // There was no time for it.
+        assert!(told.contains("the draft of the stage before is taken"), "{told}");
+        assert_eq!(stages.len(), 1);
+    } else {
+        assert!(told.contains("it begins anew") && stages.len() == 2, "{told}");
+    }
+    let result = last_json(&stdout(&ended));
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+}
+
 #[test]
 fn what_cannot_work_is_refused_before_any_work() {
     let shop = Workshop::new();

@@ -246,9 +246,15 @@ pub(crate) fn configuration(run: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap_or_default()
 }
 
-/// What was measured of a run; texts, commands and the machine's name stay at home.
+/// What was measured of a run, or of the curriculum whose last stage it is; texts, commands and the machine's name stay at
+/// home.
 fn evaluation(run: &Path) -> Option<Value> {
-    let record = DecodeRecord::read(run).ok()?;
+    let of_curriculum = || {
+        let whole =
+            run.parent().filter(|whole| stages(whole).last().is_some_and(|last| last == run));
+        DecodeRecord::read(whole?).ok()
+    };
+    let record = DecodeRecord::read(run).ok().or_else(of_curriculum)?;
     serde_json::to_value(record.without_circumstances()).ok()
 }
 
@@ -275,5 +281,28 @@ mod tests {
         assert_eq!(DraftSource::find(&path("runs/mine")).expect("found"), extracted);
         std::fs::create_dir(path("empty")).expect("folder");
         assert!(told("empty").contains("give a run directory"), "{}", told("empty"));
+    }
+
+    #[test]
+    fn what_was_measured_of_a_curriculum_is_that_of_its_last_stage() {
+        let folder = tempfile::tempdir().expect("folder");
+        let place = |name: &str| folder.path().join(name);
+        let stages = r#"{"stages": [{"name": "a", "output": "a"}, {"name": "b", "output": "b"}]}"#;
+        std::fs::write(place("curriculum.json"), stages).expect("file");
+        ["a", "b"].iter().for_each(|name| std::fs::create_dir(place(name)).expect("folder"));
+        let record = |draft: &str| {
+            let record = serde_json::json!({
+                "version": 1, "binary_version": "1", "target": "t", "target_fingerprint": "f", "draft": draft,
+                "prompts": "p", "dtype": "stored", "threads": 1, "max_new_tokens": 8, "cells": [],
+            });
+            record.to_string()
+        };
+        let measured = |name: &str| evaluation(&place(name)).map(|found| found["draft"].clone());
+        assert_eq!(measured("b"), None);
+        std::fs::write(place("decode.json"), record("whole")).expect("file");
+        assert_eq!((measured("a"), measured("b")), (None, Some("whole".into())));
+        // Its own comes first.
+        std::fs::write(place("b/decode.json"), record("b")).expect("file");
+        assert_eq!(measured("b"), Some("b".into()));
     }
 }

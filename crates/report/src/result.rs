@@ -144,7 +144,7 @@ fn of_decoding(cell: &Cell) -> Vec<Tile> {
                 "{}; {} prompts{few}; {}",
                 range(figures.speed_up_interval),
                 figures.prompts,
-                words::way(&cell.drafter)
+                words::way(&cell.parts())
             ),
             tone: if low > 1.0 {
                 "good"
@@ -278,7 +278,7 @@ pub(super) fn sample(runs: &[Run]) -> Option<ShownSample> {
     let sample = cell.sample.as_ref()?;
     let tokens = ShownToken::of(&sample.tokens);
     Some(ShownSample {
-        way: words::way(&cell.drafter),
+        way: words::way(&cell.parts()),
         prompt: sample.prompt.clone(),
         accepted: tokens.iter().filter(|token| token.class != "own").count(),
         all: tokens.len(),

@@ -35,8 +35,10 @@ pub struct Run {
 /// One training stage.
 #[derive(Debug, Clone)]
 pub(crate) struct Stage {
-    /// Name in the curriculum; none when the run is no curriculum.
+    /// Name in the curriculum, and of the fit's round; none when the run is neither.
     pub(crate) name: Option<String>,
+    /// The fit's round that it belongs to, from 1; 0 when the run is no fit.
+    pub(crate) round: usize,
     /// What it logged.
     pub(crate) log: MetricsLog,
     /// Its configuration, when there is one.
@@ -111,26 +113,39 @@ impl Run {
         };
         run.read_decoding(folder);
         let rounds = rounds_of_fit(folder);
-        let curriculum = folder.join(CURRICULUM_FILE);
-        if !rounds.is_empty() {
-            for (number, round) in (1..).zip(&rounds) {
-                let name = format!("round {number}");
-                run.read_stage(round, (rounds.len() > 1).then_some(&name));
-                run.read_decoding(round);
-            }
-        } else if curriculum.is_file() {
-            match read_curriculum(&curriculum) {
-                Ok(entries) => {
-                    for entry in &entries {
-                        run.read_stage(&folder.join(&entry.output), Some(&entry.name));
-                    }
-                }
-                Err(problem) => run.problems.push(problem),
-            }
-        } else if folder.join(METRICS_FILE).is_file() {
-            run.read_stage(folder, None);
+        if rounds.is_empty() {
+            run.read_training(folder, (0, None));
+        }
+        for (number, round) in (1..).zip(&rounds) {
+            let name = format!("round {number}");
+            run.read_training(round, (number, (rounds.len() > 1).then_some(&name)));
+            run.read_decoding(round);
         }
         run
+    }
+
+    /// The stages of a curriculum, or the one training of a folder; of a fit's round with its number and its name.
+    fn read_training(&mut self, folder: &Path, (round, name): (usize, Option<&String>)) {
+        let curriculum = folder.join(CURRICULUM_FILE);
+        if !curriculum.is_file() {
+            if folder.join(METRICS_FILE).is_file() {
+                self.read_stage(folder, (round, name.cloned()));
+            }
+            return;
+        }
+        match read_curriculum(&curriculum) {
+            Ok(entries) => {
+                for StageEntry { name: own, output } in entries {
+                    let name = name.map_or_else(|| own.clone(), |round| format!("{round}, {own}"));
+                    let folder = folder.join(output);
+                    // A fit that is under way begins its later stages by itself.
+                    if round == 0 || folder.join(METRICS_FILE).is_file() {
+                        self.read_stage(&folder, (round, Some(name)));
+                    }
+                }
+            }
+            Err(problem) => self.problems.push(problem),
+        }
     }
 
     fn open(folder: &Path) -> std::result::Result<Self, String> {
@@ -153,7 +168,7 @@ impl Run {
     }
 
     /// A stage that has not begun is a problem, not an error: the others are worth a report.
-    fn read_stage(&mut self, folder: &Path, name: Option<&str>) {
+    fn read_stage(&mut self, folder: &Path, (round, name): (usize, Option<String>)) {
         let path = folder.join(METRICS_FILE);
         let mut log = match MetricsLog::read(&path) {
             Ok(log) => log,
@@ -169,7 +184,7 @@ impl Run {
         }
         self.note_time(&path);
         let config = self.read_config(&folder.join(CONFIG_FILE));
-        let mut stage = Stage { name: name.map(str::to_owned), log, config };
+        let mut stage = Stage { name, round, log, config };
         stage.complete_held_out_loss();
         self.stages.push(stage);
     }
@@ -253,7 +268,9 @@ fn rounds_of_fit(folder: &Path) -> Vec<PathBuf> {
     let number = |entry: std::fs::DirEntry| -> Option<(usize, PathBuf)> {
         let name = entry.file_name().into_string().ok()?;
         let number = name.strip_prefix(ROUND_PREFIX)?.parse().ok()?;
-        entry.path().join(METRICS_FILE).is_file().then(|| (number, entry.path()))
+        let has_begun =
+            [METRICS_FILE, CURRICULUM_FILE].iter().any(|name| entry.path().join(name).is_file());
+        has_begun.then(|| (number, entry.path()))
     };
     if !folder.join(FIT_FILE).is_file() {
         return Vec::new();

@@ -79,15 +79,31 @@ pub(crate) enum End {
 /// Who hears of stages as they are trained.
 pub(crate) struct Audience<'a> {
     interrupts: Interrupts,
-    before_stage: &'a mut dyn FnMut(&str),
-    /// A program that hears every event, in place of the terminal.
-    program: Option<&'a mut dyn Observer>,
+    hears: Hears<'a>,
+}
+
+enum Hears<'a> {
+    /// Somebody at a terminal, who is told the name of each stage as it starts.
+    Person(&'a mut dyn FnMut(&str)),
+    /// Somebody who hears every event, too, in place of the terminal.
+    Program(&'a mut dyn FnMut(&str), &'a mut dyn Observer),
+    /// A command.
+    Command(&'a mut dyn Follower),
+}
+
+/// A command that trains stages as a part of its work. It looks after each of them, and judges their drafts in its own way.
+pub(crate) trait Follower {
+    /// Who hears of a stage that starts.
+    ///
+    /// # Errors
+    /// - it shall not start
+    fn begin(&mut self, config: &TrainConfig, world: &World) -> Result<TrainingProgress<'_>>;
 }
 
 impl<'a> Audience<'a> {
     /// A person at a terminal; `before_stage` hears the name of each stage as it starts.
     pub(crate) fn person(before_stage: &'a mut dyn FnMut(&str)) -> Self {
-        Self { interrupts: Interrupts::listen(), before_stage, program: None }
+        Self { interrupts: Interrupts::listen(), hears: Hears::Person(before_stage) }
     }
 
     /// A program, which hears every event and may stop the stages.
@@ -96,18 +112,38 @@ impl<'a> Audience<'a> {
         before_stage: &'a mut dyn FnMut(&str),
         observer: &'a mut dyn Observer,
     ) -> Self {
-        Self { interrupts, before_stage, program: Some(observer) }
+        Self { interrupts, hears: Hears::Program(before_stage, observer) }
     }
 
-    /// For the stage of a run directory.
-    fn progress(&mut self, world: &World, output: &Path) -> Result<TrainingProgress<'_>> {
+    /// A command that stages are a part of.
+    pub(crate) fn command(interrupts: Interrupts, follower: &'a mut dyn Follower) -> Self {
+        Self { interrupts, hears: Hears::Command(follower) }
+    }
+
+    /// For a stage that starts.
+    fn begin(
+        &mut self,
+        name: &str,
+        config: &TrainConfig,
+        world: &World,
+    ) -> Result<TrainingProgress<'_>> {
         let interrupts = self.interrupts.clone();
-        Ok(match &mut self.program {
-            None => TrainingProgress::new(interrupts, Voice::of(world, output)?),
-            Some(program) => {
-                TrainingProgress::new(interrupts, Voice::silent()).heard_by(&mut **program)
+        match &mut self.hears {
+            Hears::Person(before_stage) => {
+                (**before_stage)(name);
+                Ok(TrainingProgress::new(interrupts, Voice::of(world, &config.output)?))
             }
-        })
+            Hears::Program(before_stage, program) => {
+                (**before_stage)(name);
+                Ok(TrainingProgress::new(interrupts, Voice::silent()).heard_by(&mut **program))
+            }
+            Hears::Command(follower) => follower.begin(config, world),
+        }
+    }
+
+    /// Whether the stages' drafts are compared in the end.
+    fn compares(&self) -> bool {
+        !matches!(self.hears, Hears::Command(_))
     }
 }
 
@@ -135,7 +171,7 @@ impl Stopped {
 pub(crate) struct Finished {
     /// Run directory of the last stage.
     pub(crate) last_run: PathBuf,
-    /// Every stage's draft on every stage's held-out text, as written to `held_out.json`.
+    /// Every stage's draft on every stage's held-out text, as written to `held_out.json`; nothing where a command judges.
     pub(crate) held_out: Value,
 }
 
@@ -152,7 +188,7 @@ pub(crate) fn finished(
         .then(|| done.map_or(End::OnFirstRank, End::Finished))
 }
 
-/// Trains all stages from where an earlier call stopped and compares their drafts.
+/// Trains all stages from where an earlier call stopped, and compares their drafts where the audience does not do so.
 pub(crate) fn train_all(
     output: &Path,
     stages: Vec<LocatedStage>,
@@ -164,7 +200,7 @@ pub(crate) fn train_all(
         stage.located.config.check_shared_layers(world.size())?;
     }
     if world.is_first() {
-        describe(output, &stages).write(output)?;
+        describe(output, &stages)?;
     }
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
@@ -195,9 +231,8 @@ pub(crate) fn train_all(
             (Some(_), StartFrom::Best) => "from the best draft of the stage before",
             _ => "from its own start",
         };
-        (audience.before_stage)(&name);
-        let interrupts = audience.interrupts.clone();
-        let mut progress = audience.progress(world, &config.output)?;
+        let (interrupts, compares) = (audience.interrupts.clone(), audience.compares());
+        let mut progress = audience.begin(&name, &config, world)?;
         progress.voice().say(&format!("[stage {}/{count}] {name}, {from}", index + 1));
         let run = config.output.clone();
         let resume = Resume { policy, continued_by };
@@ -206,19 +241,25 @@ pub(crate) fn train_all(
             return Ok(End::Stopped(Stopped { stage: name, failure }));
         }
         no_step &= progress.speeds.is_empty();
-        evaluators.push((name, trained.into_evaluator()?));
+        if compares {
+            evaluators.push((name, trained.into_evaluator()?));
+        }
         any_shared |= is_spread || is_shared;
         target = Some((opened_as, opened));
         before = Some(run);
     }
     train::require_extension(policy, Ending::Finished, no_step, output)?;
+    if !audience.compares() {
+        let last_run = before.unwrap_or_default();
+        return Ok(End::Finished(Finished { last_run, held_out: Value::Null }));
+    }
     // A target that is spread or shared runs on all ranks or none.
     let measured = world.is_first() || any_shared;
     let table = measured.then(|| HeldOutTable::measure(&evaluators)).transpose()?;
     let Some(table) = table.filter(|_| world.is_first()) else {
         return Ok(End::OnFirstRank);
     };
-    if audience.program.is_none() {
+    if matches!(audience.hears, Hears::Person(_)) {
         table.print();
     }
     let held_out = json!(table);
@@ -290,14 +331,14 @@ fn finished_stages(
     Some((table, found))
 }
 
-/// Names and folders of the stages, relative where they lie inside.
-fn describe(output: &Path, stages: &[LocatedStage]) -> CurriculumFile {
+/// Writes names and folders of the stages, relative where they lie inside.
+pub(crate) fn describe(output: &Path, stages: &[LocatedStage]) -> Result<()> {
     let entry = |stage: &LocatedStage| {
         let folder = &stage.located.config.output;
         let inside = folder.strip_prefix(output).unwrap_or(folder);
         StageEntry { name: stage.name.clone(), output: inside.to_path_buf() }
     };
-    CurriculumFile { stages: stages.iter().map(entry).collect() }
+    Ok(CurriculumFile { stages: stages.iter().map(entry).collect() }.write(output)?)
 }
 
 /// Every stage's draft on every stage's held-out rows.

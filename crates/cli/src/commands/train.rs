@@ -29,7 +29,7 @@ use crate::status::Waiting;
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
-    over_ranks(|world| run_on(world, arguments, json))
+    over_ranks(&arguments.ranks_to_start(), |world| run_on(world, arguments, json))
 }
 
 fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {

@@ -23,7 +23,7 @@ use serde::Deserialize;
 pub use left::Left;
 
 use super::metrics_log::{Agreement, StepRecord};
-use super::run::Run;
+use super::run::{Run, Stage};
 use super::series::{Point, smooth};
 use recent::Recent;
 
@@ -137,9 +137,22 @@ struct FitPlan {
     proof: f64,
     tau: Expected,
     speed_up: Expected,
+    stages: Vec<FitStage>,
+}
+
+/// A stage of the training, where it has some.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct FitStage {
+    seconds: f64,
 }
 
 impl FitPlan {
+    /// Seconds of the stages after so many ones.
+    fn after(&self, stages: usize) -> f64 {
+        self.stages.iter().skip(stages).map(|stage| stage.seconds).sum()
+    }
+
     /// Seconds of a phase.
     fn of(&self, phase: &str) -> Option<f64> {
         match phase {
@@ -198,7 +211,11 @@ fn live(run: &Run, recent: &Recent) -> Live {
     let pulse = pulse(run, recent, (is_finished, has_end));
     let (left_of_phase, left) = match (&fit, pulse) {
         (_, Pulse::Finished | Pulse::Stopped) => (None, None),
-        (Some(_), _) => left(&phases, work.as_ref(), recent),
+        (Some(_), _) => {
+            let planned = plan.as_ref().filter(|_| is_training);
+            let later = planned.map_or(0.0, |plan| plan.after(of_last_round(run).count()));
+            left(&phases, work.as_ref(), recent, later)
+        }
         (None, _) => {
             let left = work.as_ref().and_then(|work| of_steps(run, work));
             (left, left)
@@ -250,7 +267,7 @@ fn of_training(run: &Run) -> (Vec<Phase>, Option<Advance>) {
     let configured = |key| stage.and_then(|stage| stage.configured(&["train", key])?.as_u64());
     let (steps, tokens) = (configured("steps"), configured("tokens"));
     let taken = stage.and_then(|stage| stage.log.steps.last()).map_or(0, |step| step.step);
-    let learned = stage.map(super::run::Stage::tokens);
+    let learned = stage.map(Stage::tokens);
     let (what, done, all) = match (steps, tokens) {
         (None, Some(all)) => ("tokens", learned.unwrap_or(0), all),
         (all, _) => ("steps", taken, all.unwrap_or(0)),
@@ -278,8 +295,13 @@ fn of_steps(run: &Run, work: &Advance) -> Option<Left> {
     Left::of(&samples, work.all as f64, samples.last()?.0)
 }
 
-/// Of the phase under way, and of all from there.
-fn left(phases: &[Phase], work: Option<&Advance>, recent: &Recent) -> (Option<Left>, Option<Left>) {
+/// Of the phase under way, and of all from there; `later` are seconds of the phase after the work that is counted now.
+fn left(
+    phases: &[Phase],
+    work: Option<&Advance>,
+    recent: &Recent,
+    later: f64,
+) -> (Option<Left>, Option<Left>) {
     let Some(at) = phases.iter().position(|phase| phase.stand == Stand::Now) else {
         return (None, None);
     };
@@ -287,6 +309,7 @@ fn left(phases: &[Phase], work: Option<&Advance>, recent: &Recent) -> (Option<Le
     let planned = phase.planned.map(|seconds| Left::planned(seconds, phase.spent.unwrap_or(0.0)));
     let samples = recent.samples();
     let measured = work.and_then(|work| Left::of(samples, work.all as f64, now()));
+    let measured = measured.map(|left| left.then(Left::planned(later, 0.0)));
     let mut own = match (measured, planned) {
         // Features are made before the steps that a plan counts with them.
         (Some(_), Some(planned)) if phase.name == "training" && !recent.is_in_steps() => {
@@ -322,15 +345,25 @@ fn pulse(run: &Run, recent: &Recent, (is_finished, has_end): (bool, bool)) -> Pu
     }
 }
 
-/// A figure of the last stage's training rows by its steps, smoothed.
+/// The stages of a curriculum, or of a fit's last round.
+fn of_last_round(run: &Run) -> impl Iterator<Item = &Stage> {
+    let last = run.stages.last().map_or(0, |stage| stage.round);
+    run.stages.iter().filter(move |stage| stage.round == last)
+}
+
+/// A figure of training rows by steps, smoothed: one stage after the other.
 fn curve(run: &Run, of: fn(&Agreement) -> Option<f64>) -> Vec<(f64, f64)> {
-    let Some(stage) = run.stages.last() else { return Vec::new() };
-    let points = stage.log.steps.iter().filter_map(|step| {
-        let y = of(&step.agreement).filter(|y| y.is_finite())?;
-        Some(Point { at: step.place(), y })
-    });
-    let points: Vec<Point> = points.collect();
-    smooth(&points).iter().map(|point| (point.at.steps, point.y)).collect()
+    let (mut before, mut curve) = (0.0, Vec::new());
+    for stage in of_last_round(run) {
+        let points = stage.log.steps.iter().filter_map(|step| {
+            let y = of(&step.agreement).filter(|y| y.is_finite())?;
+            Some(Point { at: step.place(), y })
+        });
+        let points: Vec<Point> = points.collect();
+        curve.extend(smooth(&points).iter().map(|point| (before + point.at.steps, point.y)));
+        before += stage.log.end().steps;
+    }
+    curve
 }
 
 /// Agreement by position: of held-out rows, or of the last step's.

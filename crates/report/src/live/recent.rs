@@ -86,7 +86,9 @@ impl Recent {
     }
 
     fn advance(&mut self, at: f64, advance: Advance) {
-        if self.work.as_ref().is_some_and(|work| work.what != advance.what) {
+        // A stage counts its steps from the beginning.
+        let is_other = |work: &Advance| work.what != advance.what || work.done > advance.done;
+        if self.work.as_ref().is_some_and(is_other) {
             self.samples.clear();
             self.tokens.clear();
         }
@@ -156,6 +158,21 @@ mod tests {
         let mut recent = Recent::of(Path::new(""));
         lines.into_iter().for_each(|line| recent.take(line));
         recent
+    }
+
+    #[test]
+    fn a_stage_that_begins_is_measured_for_itself() {
+        let found = recent(vec![
+            line(100.0, phase("training", 1)),
+            line(110.0, progress(50, 1000)),
+            line(120.0, progress(100, 2000)),
+            line(130.0, progress(1, 50)),
+            line(132.0, progress(3, 250)),
+        ]);
+        assert_eq!(
+            (found.samples(), found.speed()),
+            (&[(130.0, 1.0), (132.0, 3.0)][..], Some(100.0))
+        );
     }
 
     #[test]

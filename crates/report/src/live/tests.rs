@@ -90,6 +90,43 @@ fn the_rounds_of_a_fit_are_stages_of_one_run() {
 }
 
 #[test]
+fn the_stages_of_a_round_follow_one_another() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let mut fit: serde_json::Value = serde_json::from_str(&state("training")).expect("JSON");
+    let seconds = |seconds: f64| json!({ "seconds": seconds });
+    fit["rounds"][0]["plan"]["stages"] = json!([seconds(120.0), seconds(50.0), seconds(30.0)]);
+    write(&folder.join("fit.json"), &fit.to_string());
+    let stages = ["base", "long", "answers"].map(|name| json!({ "name": name, "output": name }));
+    let stages = json!({ "stages": stages }).to_string();
+    write(&folder.join("training-1/curriculum.json"), &stages);
+    let step = |step: u64, loss: f64| {
+        let record = json!({ "step": step, "tokens": 512 * step, "loss": loss });
+        format!("{record}\n")
+    };
+    let base = folder.join("training-1/base/metrics.jsonl");
+    write(&base, &(step(1, 5.0) + &step(2, 4.0)));
+    assert_eq!(look(folder).loss.len(), 2);
+    let long = folder.join("training-1/long/metrics.jsonl");
+    write(&long, &(step(1, 3.0) + &step(2, 2.0)));
+    let run = Run::read(folder);
+    let names: Vec<Option<&str>> = run.stages.iter().map(|stage| stage.name.as_deref()).collect();
+    assert_eq!(names, [Some("base"), Some("long")]);
+    let steps: Vec<f64> = look(folder).loss.iter().map(|(at, _)| *at).collect();
+    assert_eq!(steps, [1.0, 2.0, 3.0, 4.0]);
+    let plan: FitState = serde_json::from_value(fit).expect("a fit");
+    let plan = plan.rounds[0].plan.as_ref().expect("a plan");
+    assert!((plan.after(1) - 80.0).abs() < 1e-9 && (plan.after(2) - 30.0).abs() < 1e-9);
+    // A further round is named with its number.
+    write(&folder.join("training-2/curriculum.json"), &stages);
+    write(&folder.join("training-2/base/metrics.jsonl"), &step(1, 1.5));
+    let run = Run::read(folder);
+    let names: Vec<Option<&str>> = run.stages.iter().map(|stage| stage.name.as_deref()).collect();
+    assert_eq!(names, [Some("round 1, base"), Some("round 1, long"), Some("round 2, base")]);
+    assert_eq!(look(folder).loss, [(1.0, 1.5)]);
+}
+
+#[test]
 fn a_run_of_train_tells_its_steps_by_its_configuration() {
     let folder = tempfile::tempdir().expect("folder");
     let folder = folder.path();

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use longdraft_models::DeviceChoice;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_records::events::Events;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,7 @@ use super::hearing::Hearing;
 use super::parting::LEAST_ANSWERS;
 use super::prompts;
 use super::state::Settings;
-use crate::cli::DataRegenerateArguments;
+use crate::cli::{DataRegenerateArguments, WeightDtype};
 use crate::commands::data::regenerate::{Answered, Reached, Writer, failures_file};
 use crate::decoding::{Models, stop_tokens};
 use crate::failure::{Failure, Result};
@@ -83,6 +84,8 @@ fn asking(
         draft_len: 4,
         batch,
         limit: None,
+        dtype: WeightDtype::Stored,
+        device: DeviceChoice::Auto,
     }
 }
 

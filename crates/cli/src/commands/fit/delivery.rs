@@ -83,7 +83,7 @@ pub(super) fn arguments(way: &Way) -> String {
     }
     match decoding.lookup {
         Some(LookupChoice::Switch) => text.push_str(" --lookup=switch"),
-        Some(LookupChoice::Merge) => text.push_str(" --lookup"),
+        Some(LookupChoice::Merge) => text.push_str(" --lookup=merge"),
         None => {}
     }
     text
@@ -207,7 +207,7 @@ fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
         |value: f64, (low, high): (f64, f64)| format!("{value:.2} ({low:.2} to {high:.2})");
     format!(
         "| {}, {}, pace {}{kind} | {} | {} | {} | {} | {equal} |\n",
-        words::way(&cell.drafter),
+        words::way(&cell.parts()),
         cell.rule,
         cell.pace,
         cell.temperature,

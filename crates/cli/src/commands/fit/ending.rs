@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_decode::Pacing;
 use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
 use longdraft_records::events::FINISHED;
 use longdraft_report::words::{self, clock};
@@ -133,8 +134,8 @@ impl Fit<'_> {
         let commands = self.commands(&record, false);
         let folder = self.ledger.folder.clone();
         for cell in &record.cells {
-            let pace = if cell.pace == "fixed" { ", every round" } else { "" };
-            let way = words::way(&cell.drafter);
+            let pace = if cell.pace == Pacing::Fixed { ", every round" } else { "" };
+            let way = words::way(&cell.parts());
             outln!("{way}{pace}: {}", delivery::figures(&cell.figures));
             for figures in delivery::kinds(cell) {
                 outln!("  {}: {}", figures.name, delivery::figures(figures));

@@ -2,17 +2,16 @@
 
 use std::path::PathBuf;
 
-use longdraft_report::words::clock;
-use longdraft_train::method::Start;
+use longdraft_train::method::{Room, Start};
 use longdraft_train::stage::ResumePolicy;
 use serde_json::Value;
 
 use super::divergence::{self, Diverged};
 use super::rules::{Candidate, Plan};
 use super::search::{self, Choice};
-use super::training::Text;
+use super::training::{Staging, Text};
 use super::trial::Trial;
-use super::{Fit, telling, training};
+use super::{Fit, following, stages, telling, training};
 use crate::failure::{Failure, Result};
 
 /// Seconds that training has at any rate.
@@ -35,21 +34,20 @@ impl Fit<'_> {
             let seconds = self.left_for_training();
             // The search ran many steps, where the plan knew a few.
             let slowness = self.ledger.round().slowness.unwrap_or(1.0);
-            let config = self.configured(candidate, (seconds, slowness), &choice)?;
+            let config = self.configured(candidate, (seconds, slowness), &choice, &[])?;
             self.ledger.round().training = Some(config);
             self.ledger.write()?;
         }
         loop {
             let config = self.ledger.round().training.clone().unwrap_or_default();
-            let left = clock(self.left_for_training());
-            errln!("[training] {} steps, {left} left for them", config["train"]["steps"]);
+            telling::training(&config, self.left_for_training());
             // A rate that was lowered is another one than its checkpoints say.
             let is_lowered = self.ledger.round().lowered > 0;
             let policy = if is_lowered { ResumePolicy::Force } else { ResumePolicy::Strict };
-            let ran = training::run(&config, policy, &self.interrupts, &self.ledger.events);
+            let ran = following::run(&config, policy, &self.interrupts, &self.ledger.events);
             let diverged = ran.map_err(|failure| self.or_stopped(failure))?;
-            let Some(diverged) = diverged else { break };
-            if !self.fall_back(candidate, &diverged)? {
+            let Some((stage, diverged)) = diverged else { break };
+            if !self.fall_back(candidate, stage, &diverged)? {
                 break;
             }
         }
@@ -71,12 +69,14 @@ impl Fit<'_> {
         before.or_else(|| self.arguments.from.clone())
     }
 
-    /// The configuration of a training within some seconds, where its steps take so many times what was measured.
+    /// The configuration of a training within some seconds, where its steps take so many times what was measured; `done`
+    /// are its stages that are over.
     fn configured(
         &mut self,
         candidate: &Candidate,
         (seconds, slowness): (f64, f64),
         choice: &Choice,
+        done: &[Value],
     ) -> Result<Value> {
         let plan = self.current_plan();
         let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
@@ -89,8 +89,12 @@ impl Fit<'_> {
         let trial = state.trial.clone().unwrap_or_default().slower(slowness);
         let place = (self.ledger.folder.as_path(), self.ledger.number());
         let chosen = (candidate, &trial, &plan, choice);
-        let before = self.predecessor();
-        training::configured(place, &state.settings, chosen, (&text, seconds), before.as_deref())
+        let (before, row_tokens) = (self.predecessor(), plan.row_tokens);
+        let room = Room { target: &self.config, seconds, row_tokens };
+        let keys = stages::keys_of_rows(candidate.method, &room, &plan.stages);
+        let staging = Staging { keys, done: done.to_vec() };
+        let (within, from) = ((&text, seconds), before.as_deref());
+        training::configured(place, &state.settings, chosen, within, from, staging)
     }
 
     /// How the training begins: what was known, or what a search finds best.
@@ -102,7 +106,8 @@ impl Fit<'_> {
             (known.init, starts) = (None, &[]);
         }
         let seconds = self.left_for_training();
-        let config = self.configured(candidate, (seconds, 1.0), &known)?;
+        let config = self.configured(candidate, (seconds, 1.0), &known, &[])?;
+        let config = training::first_stage(&config);
         let trial = self.ledger.state.trial.clone().unwrap_or_default();
         let plan = self.current_plan();
         self.search((&config, known, starts), (&plan, &trial))
@@ -137,35 +142,51 @@ impl Fit<'_> {
         Ok(choice)
     }
 
-    /// What is done about a training that diverged: it goes on at a lower rate from where it was good, or that is taken as
-    /// it is. Whether there is more to train.
-    fn fall_back(&mut self, candidate: &Candidate, diverged: &Diverged) -> Result<bool> {
-        let run = training::run_folder(&self.ledger.folder, self.ledger.number());
+    /// What is done about a training that diverged in a stage: that goes on at a lower rate from where it was good, or what
+    /// is good is taken. Whether there is more to train.
+    fn fall_back(
+        &mut self,
+        candidate: &Candidate,
+        stage: usize,
+        diverged: &Diverged,
+    ) -> Result<bool> {
+        let before = self.ledger.round().training.clone().unwrap_or_default();
+        let run = training::run_of(&before, stage);
         let good = divergence::good(&run, diverged);
         let known = self.known_choice(candidate);
         let lower = Choice { rate: LOWER * known.rate, ..known };
         let seconds = self.left_for_training();
         let slowness = self.ledger.round().slowness.unwrap_or(1.0);
-        let mut config = self.configured(candidate, (seconds, slowness), &lower)?;
-        let has_time = config["train"]["steps"].as_u64().is_some_and(|steps| steps >= FEW_STEPS);
-        let has_draft = good.is_some() || divergence::has_checkpoint(&run);
+        let done = &training::stages(&before)[..stage];
+        let mut config = self.configured(candidate, (seconds, slowness), &lower, done)?;
+        let steps = training::stage_mut(&mut config, stage)["train"]["steps"].as_u64();
+        let has_time = steps.is_some_and(|steps| steps >= FEW_STEPS);
+        // That of the stage before is one.
+        let has_draft = good.is_some() || stage > 0 || divergence::has_checkpoint(&run);
         let lowered = self.ledger.round().lowered + 1;
         let goes_on = lowered <= MOST_LOWERED && (has_time || !has_draft);
         if !goes_on && !has_draft {
             return Err(Failure::work(format!("the training diverged: {diverged}"))
                 .hint("it did so at lower learning rates, too: try another --method"));
         }
-        telling::diverged(diverged, good.as_ref(), goes_on.then_some(lower.rate));
+        let name = before["stages"][stage]["name"].as_str();
+        let next = (good.as_ref(), goes_on.then_some(lower.rate));
+        telling::diverged(name, diverged, next, stage > 0);
         if goes_on || good.is_some() {
             divergence::restore(&run, good.is_some())?;
         }
         if goes_on {
             if let Some(state) = &good {
-                divergence::go_on(&mut config, state);
+                divergence::go_on(training::stage_mut(&mut config, stage), state);
             }
             let round = self.ledger.round();
             (round.lowered, round.chosen, round.training) = (lowered, Some(lower), Some(config));
             self.ledger.write()?;
+        } else {
+            // What diverged is not the training's draft where there is a better one.
+            let mut ended = before;
+            training::end_after(&mut ended, stage + usize::from(good.is_some()))?;
+            self.ledger.round().training = Some(ended);
         }
         Ok(goes_on)
     }

@@ -104,7 +104,7 @@ mod tests {
             prompt_tokens: 10,
             plain: side(1.0),
             drafted: side(*seconds),
-            acceptance: longdraft_decode::metrics::AcceptanceMetrics::default(),
+            acceptance: longdraft_decode::acceptance::AcceptanceMetrics::default(),
             equal: None,
             divergence: None,
         };

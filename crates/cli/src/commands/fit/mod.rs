@@ -12,6 +12,7 @@ mod delivery;
 mod divergence;
 mod ending;
 mod expect;
+mod following;
 mod hearing;
 mod learning;
 mod lengths;
@@ -24,6 +25,7 @@ mod proof;
 mod rules;
 mod search;
 mod speed;
+mod stages;
 mod state;
 mod telling;
 mod training;
@@ -45,6 +47,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::screen::Screen;
 use rules::Candidate;
+use stages::Stage;
 use state::{Ledger, Round, Settings};
 
 pub(crate) use speed::{TrainingSpeed, timed};
@@ -316,6 +319,12 @@ impl Fit<'_> {
         let machine = self.ledger.state.machine.as_ref();
         let long_row = machine.map_or(of_answer as usize, |machine| machine.long_row(of_answer));
         parting::row_tokens(seconds, self.config.max_position_embeddings, long_row)
+    }
+
+    /// The stages of a training within a time; none where its rows are short.
+    fn stages(&self, seconds: f64) -> Vec<Stage> {
+        let is_chat = self.tokenizer.chat_template().is_some();
+        stages::of(self.row_tokens(seconds), parting::short_row(seconds), is_chat)
     }
 
     /// The same method set up for rows of another length.

@@ -3,11 +3,12 @@
 //! The proof has its share first, then the search, if half of the rest affords one. Of what is left, as many answers are
 //! written as can be learned from in [`EPOCHS`] passes, [`MOST_OF_A_PROMPT`] of a prompt at most. Features of rows stay in
 //! memory where they take at most [`OF_MEMORY`] of what is free, in the training as in its search; elsewhere they are made
-//! anew in every step, which takes its time.
+//! anew in every step, which takes its time. How a training of long rows is parted again stands in [`stages`].
 
 use super::answers::MOST_OF_A_PROMPT;
 use super::measure::Machine;
 use super::search;
+use super::stages::{self, OfToken, Stage};
 use super::training::evaluations;
 use super::trial::Trial;
 
@@ -42,8 +43,9 @@ pub(super) struct Budget {
     pub(super) answered: usize,
     /// Whether the draft goes on from another.
     pub(super) goes_on: bool,
-    /// Tokens of a row.
+    /// Tokens of a row, and the stages of a training of long ones.
     pub(super) row_tokens: usize,
+    pub(super) stages: Vec<Stage>,
     pub(super) free_memory: Option<u64>,
 }
 
@@ -51,6 +53,11 @@ impl Budget {
     /// Whether features of so many bytes may stay in memory.
     fn has_room(&self, bytes: u64) -> bool {
         self.free_memory.is_none_or(|free| (bytes as f64) < OF_MEMORY * free as f64)
+    }
+
+    /// Tokens of the rows that the training begins with, and the share of its tokens that it reads in them.
+    fn first(&self) -> (usize, f64) {
+        self.stages.first().map_or((self.row_tokens, 1.0), |stage| (stage.row_tokens, stage.share))
     }
 }
 
@@ -62,8 +69,12 @@ pub(super) fn of_answer(max_tokens: usize) -> f64 {
 /// Tokens of a packed row: what most prompts and answers have, so that a draft learns to read as far back as it
 /// will, and enough of short ones.
 pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usize {
-    let least = if seconds < SHORT { 512 } else { 1024 };
-    long_text.next_power_of_two().clamp(least, LONGEST_ROW).min(context)
+    long_text.next_power_of_two().clamp(short_row(seconds), LONGEST_ROW).min(context)
+}
+
+/// Tokens of a row that is as short as any.
+pub(super) fn short_row(seconds: f64) -> usize {
+    if seconds < SHORT { 512 } else { 1024 }
 }
 
 /// How a budget is parted.
@@ -77,6 +88,8 @@ pub(super) struct Parting {
     pub(super) answers: usize,
     pub(super) text_tokens: f64,
     pub(super) epochs: f64,
+    /// With their steps and seconds.
+    pub(super) stages: Vec<Stage>,
     /// Whether features stay in memory, of the search and of the training, and most bytes of them at a time.
     pub(super) search_keeps_features: bool,
     pub(super) keeps_features: bool,
@@ -87,11 +100,12 @@ impl Parting {
     /// Of a draft that may begin with so many things.
     pub(super) fn of(starts: usize, machine: &Machine, trial: &Trial, budget: &Budget) -> Self {
         let proof = proof_seconds(machine, budget);
-        let of_search = search::features(budget.row_tokens, trial);
+        let (first_row, first_share) = budget.first();
+        let of_search = search::features(first_row, trial);
         let search_keeps_features = budget.has_room(of_search);
         // Known before it is known how much of the rest trains: half of it does.
         let starts = if budget.goes_on { 0 } else { starts };
-        let cost = search::Cost::of(budget.row_tokens, trial, search_keeps_features);
+        let cost = search::Cost::of(first_row, &trial.in_rows(first_row), search_keeps_features);
         let search = match search::Size::of(0.5 * (budget.seconds - proof), cost, starts) {
             Some(size) if budget.learned <= 0.0 => size.seconds(cost),
             _ => 0.0,
@@ -100,11 +114,13 @@ impl Parting {
         let kept = Parts::of(rest, (machine, trial, budget), true);
         let of_training = (trial.features_of_token * kept.text_tokens) as u64;
         // Features of a text that is read once at most are not worth their room.
-        let keeps_features = kept.epochs > 1.0 && budget.has_room(of_training);
+        let keeps_features = kept.epochs * first_share > 1.0 && budget.has_room(of_training);
         let Parts { answers, text_tokens, answering, epochs, training } =
             if keeps_features { kept } else { Parts::of(rest, (machine, trial, budget), false) };
         let of_search = if search > 0.0 && search_keeps_features { of_search } else { 0 };
         let of_training = if keeps_features { of_training } else { 0 };
+        let text = (text_tokens, epochs);
+        let stages = stages::planned(&budget.stages, (trial, keeps_features), text, training);
         Self {
             answering,
             search,
@@ -113,6 +129,7 @@ impl Parting {
             answers,
             text_tokens,
             epochs,
+            stages,
             search_keeps_features,
             keeps_features,
             features: of_search.max(of_training),
@@ -142,8 +159,7 @@ impl Parts {
     fn of(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Self {
         let of_answer = of_answer(budget.max_tokens);
         let of_text = machine.answers_of_row() * of_answer + machine.prompt;
-        let (once, each) =
-            if keeps { (trial.capture, trial.step) } else { (0.0, trial.capture + trial.step) };
+        let OfToken { once, each } = OfToken::over(&budget.stages, trial, keeps);
         let learning = of_text * (once + EPOCHS * each);
         let affordable = rest / (machine.row(of_answer) + learning);
         let answers = (affordable as usize + budget.answered / 2)
@@ -151,7 +167,8 @@ impl Parts {
         let new = answers.saturating_sub(budget.answered) as f64;
         let text_tokens = answers as f64 * of_text;
         let answering = (new * machine.row(of_answer)).min(0.6 * rest);
-        let (_, measuring) = evaluations((text_tokens, rest - answering), budget.row_tokens, trial);
+        let (row, _) = budget.first();
+        let (_, measuring) = evaluations((text_tokens, rest - answering), row, &trial.in_rows(row));
         let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
         let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
         let training = text_tokens * (once + epochs * each) + measuring;
@@ -170,12 +187,14 @@ pub(super) fn budget(seconds: f64) -> Budget {
         answered: 0,
         goes_on: false,
         row_tokens: 1024,
+        stages: Vec::new(),
         free_memory: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::trial::LongRows;
     use super::*;
 
     fn machine() -> Machine {
@@ -219,6 +238,33 @@ mod tests {
         assert!(all <= 1.02 * 7200.0, "{all}");
         // The tokens that are learned stay about the same.
         assert!((0.8..1.25).contains(&(four.text_tokens / one.text_tokens)));
+    }
+
+    #[test]
+    fn long_rows_take_stages_and_the_time_holds() {
+        let machine = Machine { prompt: 5000.0, ..machine() };
+        let long = LongRows { short: 1024, row_tokens: 8192, step: 2e-3, capture: 1e-3 };
+        let trial = Trial { long: Some(long), ..trial() };
+        for seconds in [1800.0, 7200.0, 86400.0] {
+            let budget = Budget {
+                row_tokens: 8192,
+                stages: stages::of(8192, 1024, true),
+                ..budget(seconds)
+            };
+            let parting = Parting::of(2, &machine, &trial, &budget);
+            let of_stages: f64 = parting.stages.iter().map(|stage| stage.seconds).sum();
+            assert!((of_stages - parting.training).abs() < 1e-6 * seconds, "{seconds}");
+            let all = parting.answering + parting.search + parting.training + parting.proof;
+            assert!(all <= 1.02 * seconds && parting.stages.len() == 3, "{seconds}: {all}");
+            // A plan in whole rows alone reads fewer tokens in the same time.
+            let whole = Budget { stages: Vec::new(), ..budget };
+            let dear =
+                Trial { step: long.step, capture: long.capture, long: None, ..trial.clone() };
+            let whole = Parting::of(2, &machine, &dear, &whole);
+            let tokens = |parting: &Parting| parting.epochs * parting.text_tokens;
+            assert!(tokens(&parting) >= tokens(&whole), "{seconds}");
+            assert!(whole.stages.is_empty());
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::learning::LEAST_TRAINING;
 use super::measure::{self, Asked, Machine};
 use super::parting::{self, Budget, LEAST_ANSWERS};
 use super::rules::{Candidate, Plan};
+use super::trial::Trial;
 use super::{Fit, answers, lengths, lookup, lookup_command, proof, telling, trial};
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::available_memory;
@@ -31,7 +32,6 @@ impl Fit<'_> {
     pub(super) fn measure(&mut self) -> Result<Candidate> {
         self.ledger.begin("measure")?;
         let target = self.ledger.state.settings.target.clone();
-        let folder = self.ledger.folder.clone();
         if self.ledger.state.machine.is_none() {
             errln!("[measure] how fast this machine runs {target}");
             let machine = self.machine().map_err(|failure| self.or_stopped(failure))?;
@@ -42,19 +42,9 @@ impl Fit<'_> {
         let tried = self.ledger.state.trial.as_ref().map(|trial| trial.method.as_str());
         if tried != Some(candidate.method.name()) {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
-            let left = self.ledger.left();
-            let machine = self.ledger.state.machine.clone().unwrap_or_default();
-            let row_tokens = trial::row(self.row_tokens(left), &machine, left);
-            // As many pieces of text a token as in training.
-            let shorter = self.for_rows(&candidate, row_tokens);
-            let tried = shorter.as_ref().unwrap_or(&candidate);
-            let work = folder.join("work");
-            let places = (work.as_path(), folder.as_path());
-            let sizes = (row_tokens, machine.step());
-            let how = (sizes, self.engines.as_slice());
-            let trial = trial::measure(&target, tried, how, places, &self.interrupts);
+            let trial = self.try_out(&candidate);
             // Also where the disk is full.
-            let _ = std::fs::remove_dir_all(&work);
+            let _ = std::fs::remove_dir_all(self.ledger.folder.join("work"));
             let trial = trial.map_err(|failure| self.or_stopped(failure))?;
             self.ledger.state.trial = Some(trial);
             self.ledger.write()?;
@@ -64,6 +54,32 @@ impl Fit<'_> {
         }
         self.require_time()?;
         Ok(candidate)
+    }
+
+    /// What a draft of a method takes here, also in long rows where a training of the time that is left has some.
+    fn try_out(&mut self, candidate: &Candidate) -> Result<Trial> {
+        let target = self.ledger.state.settings.target.clone();
+        let folder = self.ledger.folder.clone();
+        let left = self.ledger.left();
+        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let (whole, stages) = (self.row_tokens(left), self.stages(left));
+        let first = stages.first().map_or(whole, |stage| stage.row_tokens);
+        let row_tokens = trial::row(first, &machine, left);
+        // As many pieces of text a token as in training.
+        let shorter = self.for_rows(candidate, row_tokens);
+        let tried = shorter.as_ref().unwrap_or(candidate);
+        let work = folder.join("work");
+        let sizes = (row_tokens, machine.step());
+        let how = (sizes, self.engines.as_slice());
+        let places = (work.as_path(), folder.as_path());
+        let mut trial = trial::measure(&target, tried, how, places, &self.interrupts)?;
+        let long = trial.long_row((row_tokens, whole), left).filter(|_| !stages.is_empty());
+        if let Some(long) = long {
+            let longer = self.for_rows(candidate, long);
+            let tried = (target.as_str(), longer.as_ref().unwrap_or(candidate));
+            trial::measure_long(&mut trial, tried, (row_tokens, long), &work, &self.interrupts)?;
+        }
+        Ok(trial)
     }
 
     /// What the target takes here.
@@ -146,6 +162,7 @@ impl Fit<'_> {
                 answered: answered.unwrap_or(0),
                 goes_on: self.arguments.from.is_some(),
                 row_tokens,
+                stages: self.stages(left),
                 free_memory: available_memory(),
                 seconds: left,
             };

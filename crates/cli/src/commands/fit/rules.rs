@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::Machine;
 use super::parting::{Budget, Parting, of_answer};
+use super::stages::Stage;
 use super::trial::Trial;
 
 /// A draft may pay if the upper end of its range is at least so many times as fast as plain decoding.
@@ -34,6 +35,9 @@ pub(super) struct Plan {
     pub(super) answer_tokens: f64,
     pub(super) epochs: f64,
     pub(super) steps: u64,
+    /// The stages of a training of long rows; `steps` are those of all. None where it has but one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) stages: Vec<Stage>,
     /// Seconds of the phases.
     pub(super) answering: f64,
     #[serde(default)]
@@ -170,6 +174,13 @@ impl Plan {
         let recipe = &candidate.recipe;
         let parting = Parting::of(recipe.starts.len(), machine, trial, budget);
         let learned = parting.epochs * parting.text_tokens;
+        let steps = if parting.stages.is_empty() {
+            (learned / budget.row_tokens as f64).ceil().max(1.0) as u64
+        } else {
+            parting.stages.iter().map(|stage| stage.steps).sum()
+        };
+        // Every stage keeps its own.
+        let checkpoints = 4 * parting.stages.len().max(1) as u64;
         let answers_of_row = machine.answers_of_row();
         let plan = Self {
             method: candidate.method.name().to_owned(),
@@ -177,7 +188,8 @@ impl Plan {
             answers: parting.answers,
             answer_tokens: parting.answers as f64 * answers_of_row * of_answer(budget.max_tokens),
             epochs: parting.epochs,
-            steps: (learned / budget.row_tokens as f64).ceil().max(1.0) as u64,
+            steps,
+            stages: parting.stages,
             answering: parting.answering,
             search: parting.search,
             search_keeps_features: parting.search_keeps_features,
@@ -185,7 +197,7 @@ impl Plan {
             proof: parting.proof,
             most: recipe.round.most,
             proposed: trial.proposed,
-            disk: 4 * trial.checkpoint + (parting.text_tokens * 16.0) as u64,
+            disk: checkpoints * trial.checkpoint + (parting.text_tokens * 16.0) as u64,
             memory: trial.memory + parting.features,
             keeps_features: parting.keeps_features,
             ..Self::default()
@@ -222,6 +234,20 @@ impl Plan {
         let draft = |n: usize| trial.draft(n, self.most);
         let costs = costs(machine, trial, &draft, self.most);
         costs.fastest(|n| 1.0 + survival.iter().take(n).sum::<f64>()).0
+    }
+
+    /// Tokens of the rows that the training begins with.
+    pub(super) fn first_row(&self) -> usize {
+        self.stages.first().map_or(self.row_tokens, |stage| stage.row_tokens)
+    }
+
+    /// Tokens of all steps.
+    pub(super) fn learned(&self) -> f64 {
+        let of = |steps: u64, row_tokens: usize| steps as f64 * row_tokens as f64;
+        if self.stages.is_empty() {
+            return of(self.steps, self.row_tokens);
+        }
+        self.stages.iter().map(|stage| of(stage.steps, stage.row_tokens)).sum()
     }
 
     /// Whether lookup alone, which needs no training, is as fast as the draft alone is expected to be.
@@ -347,6 +373,30 @@ mod tests {
             assert!(all <= 1.02 * seconds, "{seconds}: {plan:?}");
             assert!(plan.steps > 0 && plan.answers >= LEAST_ANSWERS);
         }
+    }
+
+    #[test]
+    fn a_plan_of_long_rows_tells_its_stages() {
+        let stages = super::super::stages::of(8192, 1024, true);
+        let budget = Budget { row_tokens: 8192, stages, ..budget(7200.0) };
+        let plan = Plan::new(&candidate(), &machine(0.1), &trial(), &budget);
+        assert_eq!((plan.stages.len(), plan.first_row(), plan.row_tokens), (3, 1024, 8192));
+        let steps: u64 = plan.stages.iter().map(|stage| stage.steps).sum();
+        assert!(plan.steps == steps && plan.stages.iter().all(|stage| stage.steps > 0), "{plan:?}");
+        assert!(
+            (plan.learned() / (plan.epochs * plan.answer_tokens) - 1.0).abs() < 0.2,
+            "{plan:?}"
+        );
+        let text = serde_json::to_string(&plan).expect("written");
+        let read: Plan = serde_json::from_str(&text).expect("read");
+        let names: Vec<&str> = read.stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["base", "long", "answers"]);
+        // A plan of short rows, and of an earlier version, has none.
+        let short = serde_json::to_value(Plan { steps: 3, row_tokens: 10, ..Plan::default() });
+        let short = short.expect("written");
+        assert!(short.get("stages").is_none(), "{short}");
+        let short: Plan = serde_json::from_value(short).expect("read");
+        assert!(short.stages.is_empty() && (short.learned() - 30.0).abs() < 1e-9);
     }
 
     #[test]

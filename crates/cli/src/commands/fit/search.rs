@@ -178,7 +178,7 @@ fn chosen(own: &Choice, found: &[Tried]) -> Choice {
 /// Goes on with a search from what was found; `tell` hears of every training that ended, and how many times the
 /// seconds that were planned the ones of this call took.
 ///
-/// `config` is the whole training with the choice `own`. Returns the choice that is best.
+/// `config` is the whole training with the choice `own`, or its first stage. Returns the choice that is best.
 pub(super) fn search(
     (config, own, starts): (&Value, Choice, &[Start]),
     (plan, trial): (&Plan, &Trial),
@@ -186,8 +186,8 @@ pub(super) fn search(
     mut found: Vec<Tried>,
     tell: &mut dyn FnMut(&[Tried], f64) -> Result<()>,
 ) -> Result<Choice> {
-    let keeps_features = plan.search_keeps_features;
-    let cost = Cost::of(plan.row_tokens, trial, keeps_features);
+    let (keeps_features, row) = (plan.search_keeps_features, plan.first_row());
+    let cost = Cost::of(row, &trial.in_rows(row), keeps_features);
     let Some(size) = Size::planned(plan.search, cost, starts.len()) else { return Ok(own) };
     let planned = size.seconds(cost) / size.trainings.max(1) as f64;
     let (started, before) = (Instant::now(), found.len());

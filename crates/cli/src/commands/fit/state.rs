@@ -107,7 +107,7 @@ impl State {
         while before > 0 {
             let round = self.kept(before);
             let plan = self.rounds[round - 1].plan.as_ref();
-            tokens += plan.map_or(0.0, |plan| plan.steps as f64 * plan.row_tokens as f64);
+            tokens += plan.map_or(0.0, Plan::learned);
             before = round - 1;
         }
         tokens

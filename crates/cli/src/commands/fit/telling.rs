@@ -13,6 +13,8 @@ use super::measure::Machine;
 use super::prompts::Split;
 use super::rules::{Plan, WORTH};
 use super::search::{Choice, Tried};
+use super::stages::Stage;
+use super::training;
 use super::trial::Trial;
 
 /// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
@@ -92,6 +94,14 @@ pub(super) fn plan(plan: &Plan, (machine, trial): (&Machine, &Trial), free: Opti
         plan.most,
         1e3 * trial.seconds
     );
+    if let Some(long) = trial.long {
+        errln!(
+            "[measure] in rows of {} tokens training learns {:.0} tok/s, features are made at {:.0}",
+            long.row_tokens,
+            1.0 / long.step.max(1e-9),
+            1.0 / long.capture.max(1e-9)
+        );
+    }
     outln!("plan: a draft of method {}, chains of {}", plan.method, plan.draft_len);
     if let Some(size) = plan.proposed {
         outln!("  proposes the {size} most frequent tokens");
@@ -120,17 +130,46 @@ fn phases(plan: &Plan) {
             clock(plan.search)
         );
     }
-    outln!(
-        "  training  {:>8}  {} steps of {} tokens, {:.1} times over the answers, features {}",
-        clock(plan.training),
-        plan.steps,
-        plan.row_tokens,
-        plan.epochs,
-        if plan.keeps_features { "kept in memory" } else { "made anew" }
-    );
+    let features = if plan.keeps_features { "kept in memory" } else { "made anew" };
+    if plan.stages.is_empty() {
+        outln!(
+            "  training  {:>8}  {} steps of {} tokens, {:.1} times over the answers, features {features}",
+            clock(plan.training),
+            plan.steps,
+            plan.row_tokens,
+            plan.epochs
+        );
+    } else {
+        outln!(
+            "  training  {:>8}  {} stages, for rows are long; {:.1} times over the answers in all",
+            clock(plan.training),
+            plan.stages.len(),
+            plan.epochs
+        );
+        for (index, stage) in plan.stages.iter().enumerate() {
+            let features = if index == 0 { features } else { "made anew" };
+            self::stage(stage, index, features);
+        }
+    }
     outln!(
         "  proof     {:>8}  with and without the draft, on prompts that were set aside",
         clock(plan.proof)
+    );
+}
+
+/// A stage of the training with its time.
+fn stage(stage: &Stage, index: usize, features: &str) {
+    let learned = match (index, stage.answers_only) {
+        (0, _) => "all text in short rows",
+        (_, false) => "all text in whole rows",
+        (_, true) => "the answers in whole rows",
+    };
+    outln!(
+        "    {:<8}{:>8}  {learned}: {} steps of {} tokens, features {features}",
+        stage.name,
+        clock(stage.seconds),
+        stage.steps,
+        stage.row_tokens
     );
 }
 
@@ -191,12 +230,24 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
     outln!("to train all the same, add --anyway");
 }
 
-/// What is done about a training that diverged: it goes on at a lower rate, from its good checkpoint if there is one, or
-/// is taken as it is.
+/// The steps that a training has, and the seconds that are left for them.
+pub(super) fn training(config: &Value, seconds: f64) {
+    let steps = |stage: &Value| format!("{} steps", stage["train"]["steps"]);
+    let of_stage = |stage: &Value| match stage["name"].as_str() {
+        Some(name) => format!("{name} {}", steps(stage)),
+        None => steps(stage),
+    };
+    let all: Vec<String> = training::stages(config).iter().map(of_stage).collect();
+    errln!("[training] {}, {} left for them", all.join(", "), clock(seconds));
+}
+
+/// What is done about a training that diverged, in a stage if it has some: it goes on at a lower rate, from its good
+/// checkpoint if there is one, or what there is of it is taken.
 pub(super) fn diverged(
+    stage: Option<&str>,
     diverged: &Diverged,
-    good: Option<&CheckpointState>,
-    lower_rate: Option<f64>,
+    (good, lower_rate): (Option<&CheckpointState>, Option<f64>),
+    has_before: bool,
 ) {
     let next = match (good.map(|state| state.step), lower_rate) {
         (Some(step), Some(rate)) => {
@@ -204,12 +255,14 @@ pub(super) fn diverged(
         }
         (None, Some(rate)) => format!("it begins anew at a lower learning rate, {rate:.2e}"),
         (Some(step), None) => format!("the draft of step {step} is taken, which was good"),
+        (None, None) if has_before => "the draft of the stage before is taken".to_owned(),
         (None, None) => {
             "no time or lower rate is left, and it is taken as it is: the proof shows its worth"
                 .to_owned()
         }
     };
-    errln!("note: the training diverged ({diverged}): {next}");
+    let stage = stage.map_or_else(String::new, |name| format!("in stage {name}, "));
+    errln!("note: the training diverged ({stage}{diverged}): {next}");
 }
 
 /// Which of two drafts is kept, the one of the newer round first.

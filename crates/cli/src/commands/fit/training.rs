@@ -1,32 +1,28 @@
-//! The training of a round: its configuration, fixed before its first step, and the run.
+//! The training of a round: its configuration, fixed before its first step.
 
 use std::path::{Path, PathBuf};
 
-use longdraft_configuration::{parse_stages, recheck};
+use longdraft_configuration::{Composed, parse, parse_stages, recheck};
 use longdraft_models::DeviceChoice;
 use longdraft_models::draft::DraftKind;
 use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
-use longdraft_records::events::Events;
 use longdraft_train::checkpoint::{read_state, saved_draft};
 use longdraft_train::method::Method;
-use longdraft_train::stage::{Ending, Observer, ResumePolicy, Stage};
+use longdraft_train::stage::{Observer, ResumePolicy, Stage};
 use serde_json::{Map, Value, json};
 
 use super::answers::training_file;
-use super::divergence::{Diverged, Watch};
 use super::parting::MOST_EPOCHS;
 use super::rules::{Candidate, Plan};
 use super::search::Choice;
+use super::stages::OfToken;
 use super::state::Settings;
 use super::trial::Trial;
-use crate::commands::train::{self, Resume};
+use crate::commands::{curriculum, train};
 use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
-use crate::interrupts::Interrupts;
-use crate::progress::TrainingProgress;
-use crate::ranks::Voice;
 
 /// Share of the rows that are held out, most of them, how often they are measured at most, and share of the time that
 /// this may take: the draft is proved on prompts, these only show its way.
@@ -40,6 +36,9 @@ const MEASURING: f64 = 0.08;
 pub(super) const OF_ROW: f64 = 4.0;
 /// Over the planned time, after which training ends wherever it stands.
 const GRACE: f64 = 1.3;
+/// Minutes that a training has at any rate, and a stage of one.
+const LEAST_MINUTES: f64 = 0.2;
+const LEAST_OF_STAGE: f64 = 0.1;
 /// Prompt tokens of an answer's, from which prompts are not learned.
 const LONG_PROMPTS: f64 = 1.0;
 
@@ -95,13 +94,23 @@ pub(super) struct Text {
     pub(super) is_chat: bool,
 }
 
-/// The configuration of a round with the time that is left for it.
+/// What only stages need.
+#[derive(Default)]
+pub(super) struct Staging {
+    /// Keys of the draft that go with the rows of each.
+    pub(super) keys: Vec<Map<String, Value>>,
+    /// Those that are over, as they were trained.
+    pub(super) done: Vec<Value>,
+}
+
+/// The configuration of a round with the time that is left for it: of one training, or of stages.
 pub(super) fn configured(
     (folder, round): (&Path, usize),
     settings: &Settings,
     (candidate, trial, plan, choice): (&Candidate, &Trial, &Plan, &Choice),
     (text, seconds): (&Text, f64),
     from: Option<&Path>,
+    staging: Staging,
 ) -> Result<Value> {
     let mut draft = candidate.recipe.draft.clone();
     match (from, &choice.init) {
@@ -113,47 +122,161 @@ pub(super) fn configured(
         (None, None) => {}
     }
     draft.insert("method".into(), candidate.method.name().into());
-    // What answers came to, in place of what was planned.
-    let rows = (text.tokens / plan.row_tokens as f64).max(1.0);
-    let (evaluations, measuring) = evaluations((text.tokens, seconds), plan.row_tokens, trial);
-    // Features are made once where they are kept, else for every step.
-    let capture = text.tokens * trial.capture;
-    let (once, each) = if plan.keeps_features { (capture, 0.0) } else { (0.0, trial.capture) };
-    let others = once + measuring;
-    let of_step = plan.row_tokens as f64 * (trial.step + each);
-    let steps = ((seconds - others) / of_step).min(MOST_EPOCHS * rows).max(1.0) as usize;
-    let template = if text.is_chat {
-        json!({ "kind": "messages" })
-    } else {
-        json!({ "kind": "raw", "fields": ["text"] })
-    };
-    let long = prompt_share(&training_file(folder)) > LONG_PROMPTS;
-    let learn = if long && text.is_chat { "assistant" } else { "all" };
-    Ok(json!({
+    let mut config = json!({
         "target": settings.target,
         "output": run_folder(folder, round),
         "precision": train::as_served(DeviceChoice::Auto)?,
         "draft": draft,
         "teacher": candidate.recipe.teacher,
-        "data": {
-            "train": [{ "path": training_file(folder), "template": template, "learn": learn }],
-            "held_out_rows": held_out_rows(rows),
-            "row_tokens": plan.row_tokens,
-            "anchor": { "enabled": false },
-        },
-        "schedule": { "learning_rate": choice.rate, "warmup_ratio": 0.05 },
-        "train": {
-            "rows_per_step": 1, "steps": steps, "seed": settings.seed,
-            "features": if plan.keeps_features { "memory" } else { "online" },
-            "save_minutes": 2, "evaluate_every": steps.div_ceil(evaluations),
-            "max_minutes": (GRACE * seconds / 60.0).max(0.2),
-        },
-    }))
+    });
+    let path = training_file(folder);
+    let about = (settings, path.as_path(), text);
+    if plan.stages.is_empty() {
+        let is_long = prompt_share(&path) > LONG_PROMPTS;
+        let part = Part {
+            row_tokens: plan.row_tokens,
+            seconds,
+            share: 1.0,
+            answers_only: is_long && text.is_chat,
+            keeps_features: plan.keeps_features,
+            rate: choice.rate,
+            trial: trial.clone(),
+            after: None,
+        };
+        extend(&mut config, part.keys(about));
+    } else {
+        config["stages"] = staged((trial, plan, choice), about, seconds, staging);
+    }
+    Ok(config)
+}
+
+/// The stages of a training: those that are over as they were, and those that are to come with their parts of the time.
+fn staged(
+    (trial, plan, choice): (&Trial, &Plan, &Choice),
+    about: (&Settings, &Path, &Text),
+    seconds: f64,
+    staging: Staging,
+) -> Value {
+    let Staging { keys, done: mut stages } = staging;
+    let first = stages.len();
+    let to_come = plan.stages.iter().enumerate().skip(first);
+    let planned: f64 = to_come.clone().map(|(_, stage)| stage.seconds).sum();
+    for (index, stage) in to_come {
+        let part = Part {
+            row_tokens: stage.row_tokens,
+            seconds: seconds * stage.seconds / planned.max(1e-9),
+            share: stage.share,
+            answers_only: stage.answers_only,
+            keeps_features: plan.keeps_features && index == 0,
+            rate: stage.rate * choice.rate,
+            trial: trial.in_rows(stage.row_tokens),
+            after: Some(index),
+        };
+        let mut value = json!({ "name": stage.name });
+        if let Some(keys) = keys.get(index).filter(|keys| !keys.is_empty()) {
+            value["draft"] = json!(keys);
+        }
+        extend(&mut value, part.keys(about));
+        stages.push(value);
+    }
+    Value::Array(stages)
+}
+
+fn extend(value: &mut Value, keys: Value) {
+    if let (Some(all), Value::Object(keys)) = (value.as_object_mut(), keys) {
+        all.extend(keys);
+    }
+}
+
+/// A training, or a stage of one.
+struct Part {
+    row_tokens: usize,
+    seconds: f64,
+    /// Share of all passes over the text that it may make.
+    share: f64,
+    answers_only: bool,
+    keeps_features: bool,
+    rate: f64,
+    /// In such rows.
+    trial: Trial,
+    /// The number of stages before it, where it is a stage.
+    after: Option<usize>,
+}
+
+impl Part {
+    /// Keys of its configuration.
+    fn keys(&self, (settings, path, text): (&Settings, &Path, &Text)) -> Value {
+        let (row_tokens, trial) = (self.row_tokens, &self.trial);
+        // What answers came to, in place of what was planned.
+        let rows = (text.tokens / row_tokens as f64).max(1.0);
+        let (held_out, evaluations, measuring) = self.held_out(rows);
+        let OfToken { once, each } = OfToken::of(trial, self.keeps_features);
+        let others = text.tokens * once + measuring;
+        let steps = (self.seconds - others) / (row_tokens as f64 * each);
+        let steps = steps.min(MOST_EPOCHS * self.share * rows).max(1.0) as usize;
+        let minutes = if self.after.is_some() { LEAST_OF_STAGE } else { LEAST_MINUTES };
+        json!({
+            "data": {
+                "train": [self.source(settings, path, text)],
+                "held_out_rows": held_out,
+                "row_tokens": row_tokens,
+                "anchor": { "enabled": false },
+            },
+            "schedule": { "learning_rate": self.rate, "warmup_ratio": 0.05 },
+            "train": {
+                "rows_per_step": 1, "steps": steps, "seed": settings.seed,
+                "features": if self.keeps_features { "memory" } else { "online" },
+                "save_minutes": 2, "evaluate_every": steps.div_ceil(evaluations),
+                "max_minutes": (GRACE * self.seconds / 60.0).max(minutes),
+            },
+        })
+    }
+
+    fn source(&self, settings: &Settings, path: &Path, text: &Text) -> Value {
+        let template = if text.is_chat {
+            json!({ "kind": "messages" })
+        } else {
+            json!({ "kind": "raw", "fields": ["text"] })
+        };
+        let learn = if self.answers_only { "assistant" } else { "all" };
+        let mut source = json!({ "path": path, "template": template, "learn": learn });
+        if self.answers_only && self.after.is_some() {
+            // An answer stands in one row with the end of its prompt.
+            let of_answer = settings.max_tokens.min(self.row_tokens / 2);
+            source["max_prompt_tokens"] = json!(self.row_tokens - of_answer);
+            source["prompt_overflow"] = json!("truncate_left");
+        }
+        source
+    }
+
+    /// Held-out rows, how often they are measured, and the seconds that this takes. Long rows are held out only as far as
+    /// they can be measured in a stage's time.
+    fn held_out(&self, rows: f64) -> (usize, usize, f64) {
+        let mut held_out = held_out_rows(rows);
+        if self.after.is_some_and(|before| before > 0) {
+            let of_row = of_evaluation(1, self.row_tokens, &self.trial);
+            held_out = held_out.min((MEASURING * self.seconds / of_row.max(1e-9)) as usize);
+        }
+        let of_one = of_evaluation(held_out, self.row_tokens, &self.trial);
+        let (count, seconds) = repeated(of_one, self.seconds);
+        (held_out, count, seconds)
+    }
 }
 
 /// Rows of a text that show how the training goes; none of a text that has hardly more.
 fn held_out_rows(rows: f64) -> usize {
     if rows < FEW_ROWS { 0 } else { (rows as usize / HELD_OUT_PART).clamp(1, MOST_HELD_OUT) }
+}
+
+/// Seconds in which held-out rows are measured once.
+fn of_evaluation(rows: usize, row_tokens: usize, trial: &Trial) -> f64 {
+    (rows * row_tokens) as f64 * (trial.capture + OF_ROW * trial.step)
+}
+
+/// How often what takes so long is measured in some seconds, and what that takes of them.
+fn repeated(of_one: f64, seconds: f64) -> (usize, f64) {
+    let count = ((MEASURING * seconds / of_one.max(1e-9)) as usize).clamp(1, EVALUATIONS);
+    (count, count as f64 * of_one)
 }
 
 /// How often a training over a text measures its held-out rows in some seconds, and what that takes of them.
@@ -162,10 +285,51 @@ pub(super) fn evaluations(
     row_tokens: usize,
     trial: &Trial,
 ) -> (usize, f64) {
-    let tokens = (held_out_rows(text_tokens / row_tokens as f64) * row_tokens) as f64;
-    let of_one = tokens * (trial.capture + OF_ROW * trial.step);
-    let count = ((MEASURING * seconds / of_one.max(1e-9)) as usize).clamp(1, EVALUATIONS);
-    (count, count as f64 * of_one)
+    let rows = held_out_rows(text_tokens / row_tokens as f64);
+    repeated(of_evaluation(rows, row_tokens, trial), seconds)
+}
+
+/// The first stage of a training as one of its own.
+pub(super) fn first_stage(config: &Value) -> Value {
+    let mut config = config.clone();
+    let stages = config.as_object_mut().and_then(|keys| keys.remove("stages"));
+    let stage = stages.as_ref().and_then(|stages| stages.get(0)).and_then(Value::as_object);
+    for (key, value) in stage.into_iter().flatten() {
+        match key.as_str() {
+            "name" => {}
+            "draft" => extend(&mut config["draft"], value.clone()),
+            _ => config[key.as_str()] = value.clone(),
+        }
+    }
+    config
+}
+
+/// The stages of a training; itself where it has none.
+pub(super) fn stages(config: &Value) -> &[Value] {
+    config["stages"].as_array().map_or(std::slice::from_ref(config), Vec::as_slice)
+}
+
+/// One of them, to be changed.
+pub(super) fn stage_mut(config: &mut Value, stage: usize) -> &mut Value {
+    if config.get("stages").is_some() { &mut config["stages"][stage] } else { config }
+}
+
+/// The run directory of a stage, or of a training that has none.
+pub(super) fn run_of(config: &Value, stage: usize) -> PathBuf {
+    let output = Path::new(config["output"].as_str().unwrap_or_default());
+    let name = config["stages"][stage]["name"].as_str();
+    name.map_or_else(|| output.to_path_buf(), |name| output.join(name))
+}
+
+/// Leaves away what would come after some stages: the draft of the last of these is the training's.
+pub(super) fn end_after(config: &mut Value, count: usize) -> Result<()> {
+    let stages = config.get_mut("stages").and_then(Value::as_array_mut);
+    let Some(stages) = stages else { return Ok(()) };
+    stages.truncate(count.max(1));
+    match parse(&config.to_string(), "fit", &[])? {
+        Composed::Curriculum { output, stages } => curriculum::describe(&output, &stages),
+        Composed::Stage(_) => Ok(()),
+    }
 }
 
 /// Letters of prompts over those of answers.
@@ -191,32 +355,5 @@ pub(super) fn prepared(config: &Value, observer: &mut dyn Observer) -> Result<St
     Ok(Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, observer)?)
 }
 
-/// Trains a round from where it stands; says how it diverged, if it did.
-pub(super) fn run(
-    config: &Value,
-    policy: ResumePolicy,
-    interrupts: &Interrupts,
-    events: &Events,
-) -> Result<Option<Diverged>> {
-    let mut stages = parse_stages(&config.to_string(), "fit", &[])?;
-    let stage = stages.pop().ok_or_else(|| Failure::work("no stage"))?;
-    let (config, world) = (stage.located.config, World::single());
-    let target = train::open_target(&config, &world)?;
-    let voice = Voice::of(&world, &config.output)?;
-    let mut watch = Watch::of(&config);
-    let mut progress = TrainingProgress::new(interrupts.clone(), voice).heard_by(&mut watch);
-    progress.events = events.clone();
-    // A row may hold nothing but a long prompt.
-    progress.allows_empty_steps = true;
-    let resume = Resume { policy, continued_by: None };
-    // The stage, which holds the run directory, ends here.
-    let ran = train::train(config, &target, &resume, &world, &mut progress);
-    let ran = ran.map(|(ending, _)| ending);
-    drop(progress);
-    match ran {
-        Err(failure) if failure.is_divergence() => Ok(watch.found(false)),
-        Err(failure) => Err(failure),
-        Ok(Ending::Stopped) if interrupts.asked() => Err(interrupts.failure()),
-        Ok(_) => Ok(watch.found(true)),
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,12 @@ use crate::interrupts::Interrupts;
 const ROW_SHARE: f64 = 5e-4;
 const ROW_SECONDS: f64 = 0.5;
 const LEAST_ROW: usize = 128;
+/// The trial of long rows may take this share of the budget, and at least so many seconds. It reads and learns so many
+/// rows, of documents whose tokens have so many letters: they fill a row.
+const LONG_SHARE: f64 = 0.01;
+const LONG_SECONDS: f64 = 3.0;
+const LONG_ROWS: f64 = 4.0;
+const LETTERS: usize = 5;
 /// Prompts of short decodings with a draft.
 const PROMPTS: usize = 3;
 /// Tokens of answers with a draft: as many as [`PATIENCE`] allows, that texts are as long as in use.
@@ -60,9 +66,44 @@ pub(super) struct Trial {
     pub(super) checkpoint: u64,
     pub(super) memory: u64,
     pub(super) features_of_token: f64,
+    /// What a token takes in long rows, where the training has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) long: Option<LongRows>,
+}
+
+/// What a token takes in long rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct LongRows {
+    /// Tokens of the other rows of the trial, and of these.
+    pub(super) short: usize,
+    pub(super) row_tokens: usize,
+    /// Seconds of a token of training, and of the features of one.
+    pub(super) step: f64,
+    pub(super) capture: f64,
 }
 
 impl Trial {
+    /// The same in rows of so many tokens: a token reads what stands before it, so that it takes longer by as much as its
+    /// row is longer.
+    pub(super) fn in_rows(&self, row_tokens: usize) -> Self {
+        let Some(long) = self.long else { return self.clone() };
+        let beyond = |tokens: usize| tokens.saturating_sub(long.short) as f64;
+        let way = beyond(row_tokens) / beyond(long.row_tokens).max(1.0);
+        let at =
+            |short: f64, measured: f64| (short + way * (measured - short)).max(short.min(measured));
+        let (step, capture) = (at(self.step, long.step), at(self.capture, long.capture));
+        Self { step, capture, long: None, ..self.clone() }
+    }
+
+    /// Tokens of the long rows of a trial for a budget of some seconds, where its other rows have `short`; `None` where
+    /// what can be afforded is hardly longer.
+    pub(super) fn long_row(&self, (short, whole): (usize, usize), budget: f64) -> Option<usize> {
+        let seconds = (LONG_SHARE * budget).max(LONG_SECONDS);
+        let of_token = LONG_ROWS * (self.step + self.capture);
+        let row = ((seconds / of_token.max(1e-12)) as usize).min(whole);
+        (row >= 2 * short).then_some(row)
+    }
+
     /// Seconds of the draft in a round of `n` proposals, of `most`.
     pub(super) fn draft(&self, n: usize, most: usize) -> f64 {
         let share = if self.is_one_block { 1.0 } else { n as f64 / most.max(1) as f64 };
@@ -72,7 +113,17 @@ impl Trial {
     /// The same where a training takes `times` the seconds.
     pub(super) fn slower(&self, times: f64) -> Self {
         let times = times.clamp(1.0 / MOST_SLOWNESS, MOST_SLOWNESS);
-        Self { step: self.step * times, capture: self.capture * times, ..self.clone() }
+        let slower = |long: LongRows| LongRows {
+            step: long.step * times,
+            capture: long.capture * times,
+            ..long
+        };
+        Self {
+            step: self.step * times,
+            capture: self.capture * times,
+            long: self.long.map(slower),
+            ..self.clone()
+        }
     }
 
     /// Times that passes take in rounds what they take alone, of rounds of `most` proposals.
@@ -167,7 +218,46 @@ pub(super) fn measure(
         checkpoint,
         memory,
         features_of_token,
+        long: None,
     })
+}
+
+/// Trains for a few steps in long rows, too; `work` is there.
+pub(super) fn measure_long(
+    trial: &mut Trial,
+    (target, candidate): (&str, &Candidate),
+    (short, row_tokens): (usize, usize),
+    work: &Path,
+    interrupts: &Interrupts,
+) -> Result<()> {
+    let text = work.join("long.jsonl");
+    let texts: Vec<String> = prompts::shipped().iter().map(prompts::Asked::text).collect();
+    let lines = documents(&texts, LETTERS * row_tokens).into_iter();
+    let lines: String = lines.map(|text| format!("{}\n", json!({ "text": text }))).collect();
+    std::fs::write(&text, lines)
+        .map_err(|error| Failure::work(format!("{}: {error}", text.display())))?;
+    let precision = train::as_served(DeviceChoice::Auto)?;
+    let run = work.join("long");
+    let config = trial_config((target, precision), candidate, row_tokens, (&text, &run));
+    let TrainingSpeed { step, capture, memory, .. } = timed(&config, interrupts)?;
+    trial.long = Some(LongRows { short, row_tokens, step, capture });
+    trial.memory = trial.memory.max(memory);
+    Ok(())
+}
+
+/// Texts, as many together as have so many letters.
+fn documents(texts: &[String], letters: usize) -> Vec<String> {
+    let mut documents: Vec<String> = Vec::new();
+    for text in texts {
+        match documents.last_mut() {
+            Some(last) if last.len() < letters => {
+                last.push('\n');
+                last.push_str(text);
+            }
+            _ => documents.push(text.clone()),
+        }
+    }
+    documents
 }
 
 /// Refuses a run's draft that an engine does not compute.
@@ -221,6 +311,44 @@ mod tests {
         assert_eq!((of(5000.0, 60.0), of(600.0, 60.0), of(20.0, 60.0)), (1024, 300, 128));
         assert_eq!((of(600.0, 7200.0), of(200.0, 7200.0)), (1024, 720));
         assert_eq!(row(64, &Machine { prefill: 1.0, ..Machine::default() }, 60.0), 64);
+    }
+
+    #[test]
+    fn a_token_takes_longer_in_longer_rows() {
+        let long = LongRows { short: 1024, row_tokens: 3072, step: 3e-3, capture: 2e-3 };
+        let trial = Trial { step: 1e-3, capture: 2e-3, long: Some(long), ..Trial::default() };
+        let of = |row_tokens: usize| trial.in_rows(row_tokens).step * 1e3;
+        for (row_tokens, expected) in
+            [(512, 1.0), (1024, 1.0), (2048, 2.0), (3072, 3.0), (5120, 5.0)]
+        {
+            assert!((of(row_tokens) - expected).abs() < 1e-9, "{row_tokens}: {}", of(row_tokens));
+        }
+        assert!((trial.in_rows(5120).capture - 2e-3).abs() < 1e-12);
+        // What disturbed the short rows makes no row take nothing.
+        let disturbed = Trial { step: 5e-3, ..trial.clone() };
+        assert!((disturbed.in_rows(1 << 20).step - 3e-3).abs() < 1e-12);
+        assert!((trial.slower(2.0).in_rows(3072).step - 6e-3).abs() < 1e-12);
+        // An earlier version measured no long rows.
+        let without = Trial { long: None, ..trial };
+        assert_eq!(without.in_rows(8192), without);
+    }
+
+    #[test]
+    fn long_rows_are_tried_as_far_as_they_can_be_afforded() {
+        let trial = Trial { step: 1e-3, capture: 5e-4, ..Trial::default() };
+        let of = |budget| trial.long_row((1024, 8192), budget);
+        // Four rows take 6 ms a token.
+        assert_eq!((of(86400.0), of(600.0)), (Some(8192), None));
+        assert!(of(1440.0).is_some_and(|row| (2398..=2401).contains(&row)), "{:?}", of(1440.0));
+        assert_eq!(trial.long_row((512, 2048), 3600.0), Some(2048));
+    }
+
+    #[test]
+    fn documents_of_a_trial_fill_its_rows() {
+        let texts: Vec<String> = (0..10).map(|i| format!("{i}234")).collect();
+        let found = documents(&texts, 12);
+        assert_eq!(found[0], "0234\n1234\n2234");
+        assert!(found[..3].iter().all(|text| text.len() >= 12) && found.len() == 4);
     }
 
     #[test]
