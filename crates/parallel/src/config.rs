@@ -24,7 +24,7 @@ pub enum Reduction {
     Auto,
     /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
     RankOrder,
-    /// Whatever the library finds fastest: NCCL's as with `auto`, else MPI's.
+    /// Whatever the library finds fastest: NCCL's as with `auto`, else MPI's. Over TCP it is the order of the ranks.
     Library,
 }
 

@@ -173,7 +173,7 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
     Train(TrainArguments),
-    /// Write the target's features to `train.features`, so that `train` runs without the target;
+    /// Write the target's features to `train.features`, so that `train` runs without the target's layers;
     /// says first how much that is. Several processes share the work; a killed one goes on.
     ///
     /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features

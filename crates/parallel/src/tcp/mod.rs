@@ -4,6 +4,7 @@
 //! end.
 
 mod children;
+mod greeting;
 mod link;
 mod rendezvous;
 

@@ -32,7 +32,7 @@ pub trait Footprint: Debug + Send + Sync {
     /// Teacher of the loss.
     fn teacher(&self) -> TeacherKind;
 
-    /// How far after a row its teachers may stand.
+    /// How far after a token its teachers may stand.
     fn ahead(&self) -> usize {
         0
     }
