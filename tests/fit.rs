@@ -451,6 +451,9 @@ fn a_stage_that_diverges_leaves_the_one_before_as_it_was() {
         assert_eq!(stages.len(), 1);
     } else {
         assert!(told.contains("it begins anew") && stages.len() == 2, "{told}");
+        // The rate that is told is the stage's own.
+        let rate = stages[1]["schedule"]["learning_rate"].as_f64().expect("a rate");
+        assert!(told.contains(&format!("a lower learning rate, {rate:.2e}")), "{told}");
     }
     let result = last_json(&stdout(&ended));
     assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));

@@ -159,8 +159,9 @@ impl Fit<'_> {
         let slowness = self.ledger.round().slowness.unwrap_or(1.0);
         let done = &training::stages(&before)[..stage];
         let mut config = self.configured(candidate, (seconds, slowness), &lower, done)?;
-        let steps = training::stage_mut(&mut config, stage)["train"]["steps"].as_u64();
-        let has_time = steps.is_some_and(|steps| steps >= FEW_STEPS);
+        let own = &training::stages(&config)[stage];
+        let has_time = own["train"]["steps"].as_u64().is_some_and(|steps| steps >= FEW_STEPS);
+        let rate = own["schedule"]["learning_rate"].as_f64();
         // That of the stage before is one.
         let has_draft = good.is_some() || stage > 0 || divergence::has_checkpoint(&run);
         let lowered = self.ledger.round().lowered + 1;
@@ -170,7 +171,7 @@ impl Fit<'_> {
                 .hint("it did so at lower learning rates, too: try another --method"));
         }
         let name = before["stages"][stage]["name"].as_str();
-        let next = (good.as_ref(), goes_on.then_some(lower.rate));
+        let next = (good.as_ref(), rate.filter(|_| goes_on));
         telling::diverged(name, diverged, next, stage > 0);
         if goes_on || good.is_some() {
             divergence::restore(&run, good.is_some())?;

@@ -27,8 +27,8 @@ use crate::interrupts::Interrupts;
 const ROW_SHARE: f64 = 5e-4;
 const ROW_SECONDS: f64 = 0.5;
 const LEAST_ROW: usize = 128;
-/// The trial of long rows may take this share of the budget, and at least so many seconds. It reads and learns so many
-/// rows, of documents whose tokens have so many letters: they fill a row.
+/// The trial of long rows may take this share of the budget, and at least so many seconds, by the time of so many
+/// rows: those that are timed and one in reserve. Tokens of its documents have so many letters: they fill a row.
 const LONG_SHARE: f64 = 0.01;
 const LONG_SECONDS: f64 = 3.0;
 const LONG_ROWS: f64 = 4.0;

@@ -175,15 +175,17 @@ impl Learner {
         control: Control,
         (served, board): (Receiver<Served>, Arc<Board>),
     ) -> Result<Lesson> {
-        let training = Job::read(&self.folder).filter(|job| job.check.is_none());
-        let since = training.map_or(self.state.trained_until(), |job| job.began);
+        let job = Job::read(&self.folder);
+        let began = |is_check: bool| {
+            job.as_ref().filter(|job| job.check.is_some() == is_check).map(|job| job.began)
+        };
         let kept_since = |since| {
             AtomicUsize::new(store::newest(&self.folder).take_while(|row| row.at > since).count())
         };
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
-            fresh: kept_since(since),
-            unchecked: kept_since(self.state.known_until()),
+            fresh: kept_since(began(false).unwrap_or_else(|| self.state.trained_until())),
+            unchecked: kept_since(began(true).unwrap_or_else(|| self.state.known_until())),
             board,
         });
         let trainings = &self.state.trainings;
@@ -273,7 +275,7 @@ struct Shared {
     stop: AtomicBool,
     /// Answers that were kept since the last training.
     fresh: AtomicUsize,
-    /// Answers that were kept since the learned draft was compared with the given one.
+    /// Answers that were kept since both drafts were compared; after a start, since the learned draft learned.
     unchecked: AtomicUsize,
     board: Arc<Board>,
 }

@@ -18,7 +18,8 @@ use longdraft_kernels::rows::select_rows;
 use super::slot_loss::SlotLoss;
 use crate::footprint::F32;
 
-/// Logits that exist at the same time: 240 to 512 MiB with what is made of them.
+/// Logits that exist at the same time: 240 MiB with what is made of them, of `jsd` 704. A chain and a bend add to it
+/// ([`chunk_bytes`]).
 const CHUNK_VALUES: usize = 1 << 22;
 
 /// Bytes of a chunk of `rows` rows at most, with the gradients of their states, `width` values a row, and for a part
