@@ -11,11 +11,13 @@ from .steps import Step
 HERE = pathlib.Path(__file__).resolve().parent
 SHAPE = "llama3.1-8b"
 SMALL = "smollm2-135m"
+# Targets of block drafts: one 2048 wide, one 4096.
+NARROW, WIDE = "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-8B"
 # Kernels that take most of the time of a step.
 KERNELS = ("attention_forward", "attention_backward_queries", "attention_backward_keys", "cross_entropy_rows")
 
 # Drafts that are trained from carried features; configurations and stores lie in a folder of the bundle.
-METHODS = ("glide", "eagle3")
+METHODS = ("glide", "eagle3", "dflash")
 STORE = "{}-store"
 
 
@@ -71,12 +73,18 @@ def call1(place):
 def call2(place):
     glide = ("--shape", SHAPE, "--tokens", "32768")
     small = ("--shape", SMALL, "--tokens", "1024")
+    # A row as it is published: 512 blocks of 16 slots. Features are drawn, as a store would give them.
+    blocks = ("--tokens", "3072", "--blocks", "512", "--block-size", "16", "--slot-decay", "7")
+    dflash = lambda shape, layers: place.bench("dflash", "--shape", shape, "--draft-layers", layers, *blocks)
     beside = lambda name, command, ceiling: Step(name, command, ceiling, "figures", decisive=False)
     return [
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         Step("glide", place.bench("glide --soft", *glide, "--documents", "1,8"), 150, "figures"),
         Step("eagle3", place.bench("eagle3", "--shape", SHAPE, "--tokens", "4096,16384,32768"), 150, "figures"),
         Step("capture", place.bench("capture", "--shape", SHAPE, "--tokens", "4096"), 60, "figures"),
+        Step("dflash", dflash(NARROW, "2"), 60, "figures"),
+        Step("dflash_8b", dflash(WIDE, "5"), 60, "figures"),
+        beside("pytorch_attention", place.pytorch("attention"), 35),
         # Compiling takes most of these; the lengths that matter most come first.
         beside("pytorch_glide", place.pytorch("glide", "--soft", *glide, "--documents", "1,8", "--compile"), 130),
         beside("pytorch_eagle3", place.pytorch("eagle3", "--shape", SHAPE, "--tokens", "4096,32768,16384", "--attention", "flex",
@@ -98,13 +106,15 @@ def call3(place):
         f"profile_{kernel}", ["ncu", "--clock-control", "none", "--set", "full", "--target-processes", "all", "--kernel-name",
                               kernel, "--launch-count", "2", *work], 120, "text", needs="ncu")
     # Two layers of the target show what each takes, as in a pass of 32. EAGLE-3's features are drawn; to capture them takes eight.
-    few = ("--shape", SHAPE, "--warm-ups", "2", "--steps", "5", "--trace")
-    trace = lambda what, *arguments: Step(f"trace_{what.split()[0]}", place.bench(what, *few, *arguments), 60, "figures")
+    few = ("--warm-ups", "2", "--steps", "5", "--trace")
+    trace = lambda what, *arguments, shape=SHAPE: Step(
+        f"trace_{what.split()[0]}", place.bench(what, "--shape", shape, *few, *arguments), 60, "figures")
     return [
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         Step("plain", work, 60, "figures"),
         trace("glide --soft", "--layers", "2", "--tokens", "16384"),
         trace("eagle3", "--tokens", "4096,16384"),
+        trace("dflash", "--tokens", "3072", "--blocks", "512", "--block-size", "16", shape=NARROW),
         trace("capture", "--layers", "8", "--tokens", "4096"),
         trace("decode", "--layers", "2", "--rows", "1,8", "--context", "2048"),
         *[profile(kernel) for kernel in KERNELS],
@@ -138,3 +148,26 @@ def call4(place):
 
 
 PLANS = {"call1": call1, "call2": call2, "call3": call3, "call4": call4}
+
+
+def all_steps(place):
+    """Every step by its name. Plans may share a step, but no two steps have one name."""
+    found = {}
+    for plan in PLANS.values():
+        for step in plan(place):
+            if found.setdefault(step.name, step) != step:
+                raise ValueError(f"two steps are called {step.name}")
+    return found
+
+
+def chosen(place, names):
+    """The steps of these names, in this order.
+
+    Raises ValueError if a name is unknown or comes twice."""
+    known = all_steps(place)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no step is called `{name}`: take {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"`{name}` is there more than once")
+    return [known[name] for name in names]

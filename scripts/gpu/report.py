@@ -5,16 +5,22 @@ import json
 import os
 import pathlib
 import tarfile
+from collections import Counter
 
 from .steps import SKIPPED, TIMED_OUT, output
 
 # What of a step's output goes into the archive, in bytes from its beginning and its end.
 HEAD, TAIL = 256 << 10, 768 << 10
+# Lines of `compute-sanitizer` that are no findings.
+SANITIZER = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "Target application returned")
 # Ops of a trace that the table names.
 TRACED = 16
 # What makes two lines of figures the same work.
 WORK = ("case", "shape", "layers", "tokens", "documents", "soft", "cached", "llm_loss", "online", "draft_vocab_size", "method",
-        "context", "sequences")
+        "context", "sequences", "draft_layers", "blocks", "dtype")
+
+# PyTorch's names of types, and ours.
+DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 
 
 def json_lines(text):
@@ -42,6 +48,12 @@ def name_of(line):
     return "?" if first is None else " ".join(str(part) for part in (first, line.get("shape"), line.get("products")) if part)
 
 
+def maker_of(line):
+    """What comes before a figure that is not ours."""
+    ours = line.get("impl", "longdraft") == "longdraft"
+    return "" if ours else " ".join(["PyTorch", *([line["backend"]] if "backend" in line else []), ""])
+
+
 def last(code, out, _):
     lines = json_lines(out)
     return {**(lines[-1] if lines else {}), "pass": code == 0 and bool(lines)}
@@ -51,11 +63,26 @@ def text(code, out, _):
     return {"lines": len(out.splitlines()), "pass": code == 0}
 
 
+def findings(text):
+    """What `compute-sanitizer` found, each with where it was, and how often."""
+    found = []
+    for line in text.splitlines():
+        words = line.removeprefix("========= ")
+        if words == line or not words.strip():
+            continue
+        if words.startswith("    at ") and found:
+            found[-1] += f" {words.strip()}"
+        elif not words.startswith(" "):
+            found.append(words)
+    return dict(Counter(words for words in found if not words.startswith(SANITIZER)))
+
+
 def checks(code, out, _):
     """Lines of named checks, each of which says whether it `passed`."""
     lines = [line for line in json_lines(out) if "passed" in line and name_of(line) != "?"]
     failed = [line for line in lines if line["passed"] is not True]
-    return {"checks": len(lines), "failed": failed[:50], "pass": code == 0 and bool(lines) and not failed}
+    reached = name_of(lines[-1]) if lines else None
+    return {"checks": len(lines), "failed": failed, "reached": reached, "findings": findings(out), "pass": code == 0 and bool(lines) and not failed}
 
 
 def parity(code, out, _):
@@ -69,7 +96,7 @@ def parity(code, out, _):
             known = worst.get(case["kind"], 0.0)
             worst[case["kind"]] = None if share is None or known is None else max(known, share)
     failed = {case["case"]: case.get("error", {}).get("message") or
-              [check["name"] for check in case.get("checks", []) if not check["pass"]] for case in cases if not case["pass"]}
+              [check for check in case.get("checks", []) if not check["pass"]] for case in cases if not case["pass"]}
     return {"cases": len(cases), "failed": failed, "largest_share_of_tolerance": worst, "pass": code == 0 and bool(cases)}
 
 
@@ -177,6 +204,7 @@ def summarise(folder, plan):
 
 def work_of(line):
     """What a line of figures measured, without who did it. PyTorch's programs leave switches out that they do not have."""
+    line = {**line, "dtype": DTYPES.get(line.get("dtype"), line.get("dtype"))}
     return tuple((key, line[key]) for key in WORK if line.get(key) not in (None, False, ""))
 
 
@@ -185,7 +213,7 @@ def label(work):
     for key, value in work:
         if value is True:
             parts.append(key)
-        elif key in ("case", "shape"):
+        elif key in ("case", "shape", "dtype"):
             parts.append(str(value))
         elif key == "documents" and value == 1:
             pass
@@ -197,7 +225,9 @@ def label(work):
 def show(value):
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def rows_of(rows):
@@ -205,20 +235,23 @@ def rows_of(rows):
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
+def result_of(part):
+    """How a step ended, in few words."""
+    if "skipped" in part:
+        return f"skipped: {part['skipped']}"
+    if "lacks" in part:
+        return f"FAIL: this build has no command {part['lacks']}"
+    if part.get("timed_out"):
+        return "FAIL: out of time"
+    counts = [f"{part[key]} {key}" for key in ("checks", "cases") if key in part]
+    failed = [f"{len(part['failed'])} failed"] if part.get("failed") else []
+    return ", ".join(["pass" if part["pass"] else "FAIL", *counts, *failed])
+
+
 def steps_table(report):
     rows = [("step", "exit", "seconds", "result")]
     for name, part in report["steps"].items():
-        if "skipped" in part:
-            result = f"skipped: {part['skipped']}"
-        elif "lacks" in part:
-            result = f"FAIL: this build has no command {part['lacks']}"
-        elif part.get("timed_out"):
-            result = "FAIL: out of time"
-        else:
-            counts = [f"{part[key]} {key}" for key in ("checks", "cases") if key in part]
-            failed = [f"{len(part['failed'])} failed"] if part.get("failed") else []
-            result = ", ".join(["pass" if part["pass"] else "FAIL", *counts, *failed])
-        rows.append((name, show(part["code"]), show(part.get("seconds")), result))
+        rows.append((name, show(part["code"]), show(part.get("seconds")), result_of(part)))
     return rows_of(rows)
 
 
@@ -286,7 +319,7 @@ def other_figures(report):
             if "tokens_per_s" in line or name_of(line) == "?":
                 continue
             numbers = {key: value for key, value in line.items() if isinstance(value, (int, float)) and value is not True}
-            rows.append((name_of(line), ", ".join(f"{key} {show(value)}" for key, value in numbers.items())))
+            rows.append((maker_of(line) + name_of(line), ", ".join(f"{key} {show(value)}" for key, value in numbers.items())))
     return rows_of(rows) if len(rows) > 1 else []
 
 

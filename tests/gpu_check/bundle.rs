@@ -89,10 +89,12 @@ fn a_bundle_holds_all_that_a_call_needs() {
     for name in [
         "longdraft",
         "baselines/pytorch_glide.py",
+        "baselines/pytorch_attention.py",
         "cases/tests/mixtral/meta.json",
         "training/glide.yaml",
         "training/demonstration.gguf",
         "training/eagle3-store/index.json",
+        "training/dflash-store/index.json",
         "bundle.json",
     ] {
         assert!(unpacked.join(name).is_file(), "{name}");

@@ -23,7 +23,7 @@ esac
 [ "${mode:-ok}" = ok ] || exit 9
 case $key in
   doctor) echo '{"can_work":true}';;
-  kernel-check) echo '{"name":"rms_norm","shape":"8x4","passed":true}'; echo '{"name":"attention","shape":"T 9","products":"bf16","passed":true,"tflop_s":99.5}'; echo '{"checks":2,"passed":2,"pass":true}';;
+  kernel-check) echo '{"name":"rms_norm","shape":"8x4","passed":true}'; echo '{"name":"attention","shape":"T 9","products":"bf16","passed":true,"tflops":99.5}'; echo '{"checks":2,"passed":2,"pass":true}';;
   parity) echo '{"case":"a","kind":"glide","pass":true,"checks":[{"name":"loss","error":5e-5,"tolerance":1e-4,"pass":true}]}';;
   store) folder=${2%.yaml}-store; mkdir $folder $folder/claims; echo '{}' > $folder/index.json;;
   train)
@@ -46,6 +46,7 @@ esac
 const PYTHON: &str = r#"#!/bin/sh
 case $1 in
   *glide.py) echo '{"impl":"pytorch-2","case":"glide","shape":"8b","tokens":4096,"soft":true,"tokens_per_s":100.0,"peak_device_mib":9,"attention":"sdpa","compile":true}';;
+  *attention.py) echo '{"impl":"pytorch-2","name":"attention","shape":"T 4096","products":"bf16","backend":"flash","ms":0.5,"tflops":300.0}';;
   *) echo '{"what":"probe"}';;
 esac
 "#;
@@ -94,10 +95,15 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// `gpu-check` on this machine.
+    /// `gpu-check` on this machine, with a plan.
     pub(crate) fn command(&self, plan: &str, modes: &[(&str, &str)]) -> Command {
+        self.command_of(["--plan", plan], modes)
+    }
+
+    /// The same with another choice of steps.
+    pub(crate) fn command_of(&self, steps: [&str; 2], modes: &[(&str, &str)]) -> Command {
         let mut command = Command::new("python3");
-        command.arg(root().join("scripts/gpu-check")).args(["--plan", plan]);
+        command.arg(root().join("scripts/gpu-check")).args(steps);
         for (name, file) in [
             ("--longdraft", "longdraft"),
             ("--python", "python"),

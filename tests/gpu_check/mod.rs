@@ -4,14 +4,15 @@
 mod bundle;
 mod machine;
 mod recorded;
+mod summary;
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use machine::{Machine, python, read_json, root, text};
+use machine::{Machine, python, read_json, text};
 
 #[test]
 fn all_plans_run_and_come_back_in_one_file() {
@@ -21,7 +22,7 @@ fn all_plans_run_and_come_back_in_one_file() {
     for (plan, rows) in [
         (
             "call1",
-            ["| kernels_small | 0 |", "pass, 2 checks |", "| attention T 9 bf16 | tflop_s 99.5 |"],
+            ["| kernels_small | 0 |", "pass, 2 checks |", "| attention T 9 bf16 | tflops 99.5 |"],
         ),
         (
             "call2",
@@ -43,7 +44,7 @@ fn all_plans_run_and_come_back_in_one_file() {
             "call4",
             [
                 "| quickstart_f32 | 0 |",
-                "| train_eagle3_cpu | 0 |",
+                "| train_dflash_cpu | 0 |",
                 "| decode 8b 4096 tokens soft |",
             ],
         ),
@@ -62,13 +63,42 @@ fn all_plans_run_and_come_back_in_one_file() {
         for row in rows {
             assert!(table.contains(row), "{row} not in {table}");
         }
-        // Report, table and steps; three files a step; curves of seven.
-        assert!(names.len() <= 3 + 3 * steps.len() + 7, "{names:?}");
+        // Report, table and steps; three files a step; curves of nine.
+        assert!(names.len() <= 3 + 3 * steps.len() + 9, "{names:?}");
         assert!(names.iter().all(|name| !name.contains("scratch")), "{names:?}");
         let left = std::fs::read_dir(machine.path("results")).expect("results");
         let left = left.map(|entry| entry.expect("entry").file_name());
         assert!(left.into_iter().all(|name| !name.to_string_lossy().contains("scratch")));
     }
+}
+
+#[test]
+fn steps_of_all_plans_are_chosen_by_name() {
+    if !python() {
+        return;
+    }
+    let machine = Machine::new();
+    let only = |names: &str| machine.command_of(["--only", names], &[]).output().expect("python");
+    let output = only("dflash,gpu,train_dflash,kernels_small");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let (_, steps) = machine.archived("steps.json");
+    let steps: Value = serde_json::from_str(&steps).expect("JSON");
+    let ran: Vec<_> =
+        steps["steps"].as_array().expect("steps").iter().map(|s| &s["name"]).collect();
+    assert_eq!(ran, ["dflash", "gpu", "train_dflash", "kernels_small"]);
+    let report = read_json(&machine.path("results/gpu-check.json"));
+    assert_eq!((&report["pass"], &report["plan"]), (&true.into(), &"only".into()));
+    for (names, says) in [
+        ("gpu,dflsh", "no step is called `dflsh`: take machine, gpu, doctor"),
+        ("", "no step is called ``: take machine"),
+        ("gpu,dflash,gpu", "`gpu` is there more than once"),
+    ] {
+        let output = only(names);
+        assert_eq!(output.status.code(), Some(2), "{names}");
+        assert!(text(&output).contains(says), "{says} not in {}", text(&output));
+    }
+    let mut both = machine.command("call1", &[]);
+    assert_eq!(both.args(["--only", "gpu"]).output().expect("python").status.code(), Some(2));
 }
 
 #[test]
@@ -100,7 +130,9 @@ fn training_from_a_carried_store_is_compared_where_the_cpu_came_to() {
         (&0.into(), &124.into())
     );
     assert_eq!(steps["train_eagle3"]["held_out_loss"], 5.5);
-    for (name, run) in [("train_glide", "glide"), ("train_eagle3", "eagle3")] {
+    for (name, run) in
+        [("train_glide", "glide"), ("train_eagle3", "eagle3"), ("train_dflash", "dflash")]
+    {
         let curve = &steps[name]["loss_beside_cpu"][format!("{run}-metrics.jsonl")];
         assert_eq!((&curve["steps"], &curve["largest"]), (&2.into(), &0.5.into()), "{curve}");
         assert_eq!(curve["losses"], json!([[1, 7, 14], [2, 6, 12]]));
@@ -174,7 +206,7 @@ fn the_budget_holds_and_what_it_leaves_out_is_named() {
     assert!(seconds <= 16.0, "{seconds} s of 16");
     let skipped = steps.values().filter(|step| step["skipped"] == "no time left").count();
     assert!(skipped > 0 && steps["glide"]["code"] == 124, "{report}");
-    assert_eq!(steps.len(), 12);
+    assert_eq!(steps.len(), 15);
 }
 
 #[test]
@@ -271,52 +303,4 @@ fn what_is_not_there_is_said() {
     let output = command.arg("--longdraft").arg("no/such/program").output().expect("python");
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("scripts/gpu-bundle"), "{}", text(&output));
-}
-
-/// A folder of results as a plan leaves it, read again.
-fn summarise(reader: &str, code: i32, out: &str) -> (Output, Value) {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let write = |name: &str, text: &str| {
-        std::fs::write(folder.path().join(name), text).expect("a file");
-    };
-    write("one.out", out);
-    write("one.err", "");
-    let step = json!({"name": "one", "reader": reader, "code": code, "decisive": true});
-    write("steps.json", &json!({ "steps": [step] }).to_string());
-    let mut command = Command::new("python3");
-    command.arg(root().join("scripts/gpu-check")).arg("--summarise").arg(folder.path());
-    let output = command.output().expect("python");
-    (output, read_json(&folder.path().join("gpu-check.json")))
-}
-
-#[test]
-fn reference_cases_are_judged_by_their_worst_error() {
-    if !python() {
-        return;
-    }
-    let case = |name: &str, error: Option<f64>| {
-        let pass = error.is_some_and(|error| error <= 1e-4);
-        let check = json!({"name": "loss", "error": error, "tolerance": 1e-4, "pass": pass});
-        json!({"case": name, "kind": "glide", "pass": pass, "checks": [check]}).to_string()
-    };
-    let lines = [case("a", Some(5e-5)), case("b", Some(2e-5))].join("\n");
-    let (output, report) = summarise("parity", 0, &format!("{lines}\n{{\"cases\":2}}\n"));
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    let share = &report["steps"]["one"]["largest_share_of_tolerance"]["glide"];
-    assert!((share.as_f64().expect("a number") - 0.5).abs() < 1e-9);
-    // An error that is no number, and a case that could not be run.
-    let broken = json!({"case": "c", "pass": false, "error": {"message": "no file"}}).to_string();
-    let lines = [case("a", Some(1e-5)), case("b", None), broken].join("\n");
-    let (output, report) = summarise("parity", 1, &lines);
-    assert_eq!(output.status.code(), Some(1));
-    let part = &report["steps"]["one"];
-    assert_eq!(part["failed"], json!({"b": ["loss"], "c": "no file"}));
-    assert_eq!(part["largest_share_of_tolerance"]["glide"], Value::Null);
-    // Nothing was computed; and what is read is not what was meant.
-    assert_eq!(summarise("parity", 0, "").0.status.code(), Some(1));
-    let (_, report) = summarise("parity", 0, "{\"case\":\"a\",\"checks\":[{}]}");
-    assert!(report["steps"]["one"]["unreadable"].is_string(), "{report}");
-    // A kernel that is wrong, though the program ended well.
-    let (output, report) = summarise("checks", 0, "{\"name\":\"rope\",\"passed\":false}");
-    assert_eq!((output.status.code(), &report["steps"]["one"]["pass"]), (Some(1), &false.into()));
 }
