@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp3, Layout, MetalStorage, Result, Shape, Storage, Tensor, bail,
+    CpuStorage, CudaStorage, CustomOp3, Device, InplaceOp1, Layout, MetalStorage, Result, Shape,
+    Storage, Tensor, bail,
 };
 
 /// Values, at most, that exist at a time of an intermediate result such as logits or scores.
@@ -34,29 +35,99 @@ pub fn differentiable(
         return Ok(result);
     }
     // The storage is taken over whole, so it must begin with the result.
-    let result = if result.layout().start_offset() == 0 && result.is_contiguous() {
-        result
-    } else {
-        result.force_contiguous()?
-    };
-    let [a, b, c] = arguments;
-    let op = Node { name, result: Mutex::new(Some(result.detach())), backward };
-    a.apply_op3(b, c, op)
+    let result = if begins_its_storage(&result) { result } else { result.force_contiguous()? };
+    let storage = copied(&result)?;
+    node(name, arguments, (storage, result.shape().clone()), backward)
+}
+
+/// The same of a new result: no other tensor has its values, so they are taken over without a copy.
+///
+/// # Errors
+/// - as [`differentiable`]
+pub(crate) fn differentiable_new(
+    name: &'static str,
+    arguments: [&Tensor; 3],
+    result: Tensor,
+    backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    if !begins_its_storage(&result) || matches!(result.device(), Device::Metal(_)) {
+        return differentiable(name, arguments, result, backward);
+    }
+    if !arguments.iter().any(|argument| argument.track_op()) {
+        return Ok(result);
+    }
+    let take = Take::default();
+    result.inplace_op1(&take)?;
+    let taken = take.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(storage) = taken else { bail!("{name}: its result was taken before") };
+    node(name, arguments, (storage, result.shape().clone()), backward)
+}
+
+fn begins_its_storage(result: &Tensor) -> bool {
+    result.layout().start_offset() == 0 && result.is_contiguous()
+}
+
+fn copied(result: &Tensor) -> Result<Storage> {
+    let (storage, layout) = result.storage_and_layout();
+    Ok(match &*storage {
+        Storage::Cpu(storage) => Storage::Cpu(storage.try_clone(layout)?),
+        Storage::Cuda(storage) => Storage::Cuda(storage.try_clone(layout)?),
+        Storage::Metal(storage) => Storage::Metal(storage.try_clone(layout)?),
+    })
+}
+
+fn node(
+    name: &'static str,
+    [a, b, c]: [&Tensor; 3],
+    result: (Storage, Shape),
+    backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    a.apply_op3(b, c, Node { name, result: Mutex::new(Some(result)), backward })
+}
+
+/// Takes a tensor's values and leaves none.
+#[derive(Default)]
+struct Take(Mutex<Option<Storage>>);
+
+impl Take {
+    fn keep(&self, storage: Storage) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(storage);
+    }
+}
+
+impl InplaceOp1 for Take {
+    fn name(&self) -> &'static str {
+        "take"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        self.keep(Storage::Cpu(std::mem::replace(storage, CpuStorage::U8(Vec::new()))));
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        let device = storage.device.clone();
+        // SAFETY: nobody reads the value.
+        let empty = unsafe { device.alloc::<u8>(1) }?;
+        let empty = CudaStorage::wrap_cuda_slice(empty, device);
+        self.keep(Storage::Cuda(std::mem::replace(storage, empty)));
+        Ok(())
+    }
 }
 
 struct Node<F> {
     name: &'static str,
     /// Until the forward pass has taken it.
-    result: Mutex<Option<Tensor>>,
+    result: Mutex<Option<(Storage, Shape)>>,
     backward: F,
 }
 
 impl<F> Node<F> {
-    fn take<S>(&self, copy: impl FnOnce(&Storage, &Layout) -> Result<S>) -> Result<(S, Shape)> {
+    fn take(&self) -> Result<(Storage, Shape)> {
         let taken = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(result) = taken else { bail!("{}: its result was taken before", self.name) };
-        let (storage, layout) = result.storage_and_layout();
-        Ok((copy(&storage, layout)?, layout.shape().clone()))
+        Ok(result)
     }
 
     fn elsewhere<S>(&self) -> Result<S> {
@@ -78,10 +149,10 @@ impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
         _: &CpuStorage,
         _: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        self.take(|storage, layout| match storage {
-            Storage::Cpu(storage) => storage.try_clone(layout),
+        match self.take()? {
+            (Storage::Cpu(storage), shape) => Ok((storage, shape)),
             _ => self.elsewhere(),
-        })
+        }
     }
 
     fn cuda_fwd(
@@ -93,10 +164,10 @@ impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
         _: &CudaStorage,
         _: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        self.take(|storage, layout| match storage {
-            Storage::Cuda(storage) => storage.try_clone(layout),
+        match self.take()? {
+            (Storage::Cuda(storage), shape) => Ok((storage, shape)),
             _ => self.elsewhere(),
-        })
+        }
     }
 
     fn metal_fwd(
@@ -108,10 +179,10 @@ impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
         _: &MetalStorage,
         _: &Layout,
     ) -> Result<(MetalStorage, Shape)> {
-        self.take(|storage, layout| match storage {
-            Storage::Metal(storage) => storage.try_clone(layout),
+        match self.take()? {
+            (Storage::Metal(storage), shape) => Ok((storage, shape)),
             _ => self.elsewhere(),
-        })
+        }
     }
 
     fn bwd(
@@ -145,6 +216,15 @@ mod tests {
         assert_close("forward", &out, &(x.as_tensor() * &y)?, 0.0);
         let grads = out.sqr()?.sum_all()?.backward()?;
         let want = (x.as_tensor() * &y)?.sqr()?.sum_all()?.backward()?;
+        assert_close("x", grads.get(&x).expect("own"), want.get(&x).expect("plain"), 1e-6);
+        let product = (x.detach() * &y)?;
+        let other = y.clone();
+        let own =
+            differentiable_new("product", [x.as_tensor(), &y, &y], product, move |gradient| {
+                Ok([Some((gradient * &other)?), None, None])
+            })?;
+        assert_close("forward", &own, &(x.as_tensor() * &y)?, 0.0);
+        let grads = own.sqr()?.sum_all()?.backward()?;
         assert_close("x", grads.get(&x).expect("own"), want.get(&x).expect("plain"), 1e-6);
         let frozen = differentiable("none", [&y, &y, &y], y.clone(), |_| Ok([None, None, None]))?;
         assert!(!frozen.track_op());

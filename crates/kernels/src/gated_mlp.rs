@@ -5,14 +5,18 @@
 //! `h = silu(z) ∘ u`: `dWd = gᵀ h`, `dh = g Wd`, `(dz, du)` as in [`crate::swiglu`],
 //! `dx = dz Wg + du Wu`, `dWg = dzᵀ x`, `dWu = duᵀ x`, `dr = g`.
 
-use candle_core::{Result, Shape, Tensor, bail};
+use candle_core::{DType, Result, Shape, Tensor, bail};
 
-use crate::composed::Gradients;
+use crate::backward::add_product_to;
+use crate::composed::{Gradients, differentiable_new};
+use crate::cuda::product::{add_product, product};
+use crate::cuda::{self, takes};
 use crate::dispatch::fused;
+use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::linear::{
-    Weight, linear, linear_onto, product_nn_into, product_nt_into, reference as linear_reference,
-    weight_gradient, with_weight,
+    Weight, factor_type, linear, linear_onto, product_nn_into, product_nt_into,
+    reference as linear_reference, weight_gradient, with_weight,
 };
 use crate::storage::{values_like, with_f32};
 use crate::swiglu::{self, swiglu};
@@ -59,12 +63,61 @@ impl GatedMlp<'_> {
 pub fn gated_mlp_onto(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Tensor> {
     mlp.check(residual, x)?;
     if !fused(&[residual, x]) {
-        let gated = swiglu(&linear(x, mlp.gate, None)?, &linear(x, mlp.up, None)?)?;
+        let gated = match gated_on_gpu(x, mlp)? {
+            Some(gated) => gated,
+            None => swiglu(&linear(x, mlp.gate, None)?, &linear(x, mlp.up, None)?)?,
+        };
         return linear_onto(residual, &gated, mlp.down, None);
     }
     let (gate, up) = (mlp.gate.contiguous()?, mlp.up.contiguous()?);
     let both = x.contiguous()?.apply_op3(&gate, &up, Fused(GateAndUp))?;
     both.apply_op3(&mlp.down.contiguous()?, &residual.contiguous()?, Fused(GatedDown))
+}
+
+/// `silu(Wg x) ∘ Wu x` on a GPU as one node of the graph: `x` and the gradients of both projections are turned
+/// into factors once, and no gradient of a projection is added to zeros. `None` where nothing trains, or where
+/// it is no case for the kernels.
+fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
+    let weights = [mlp.gate, mlp.up];
+    let want = [x, mlp.gate, mlp.up].map(Tensor::track_op);
+    let factors = factor_type(x, mlp.gate);
+    let alike = factors == factor_type(x, mlp.up) && matches!(factors, DType::F32 | DType::BF16);
+    if !want.contains(&true) || !alike || x.elem_count() == 0 || !takes(&[x]) {
+        return Ok(None);
+    }
+    let as_factor = move |t: &Tensor| as_factor(t, factors);
+    let of_weight = move |weight: &Tensor| match kept_factor(weight, factors)? {
+        Some(kept) => Ok(kept),
+        None => as_factor(weight),
+    };
+    let input = as_factor(x)?;
+    let projected = |weight: &Tensor| product(&input, &of_weight(weight)?.t()?);
+    let (gate, up) = (projected(mlp.gate)?, projected(mlp.up)?);
+    let out = cuda::rows::swiglu(&gate, &up)?;
+    let (kept, weights) = (x.detach(), weights.map(Tensor::clone));
+    let node = differentiable_new("gated", [x, mlp.gate, mlp.up], out, move |gradient| {
+        let [dz, du] = cuda::rows::swiglu_gradients(&gate, &up, gradient, factors)?;
+        let dx = if want[0] {
+            let dx = product(&dz, &of_weight(&weights[0])?)?;
+            add_product(&dx, &du, &of_weight(&weights[1])?)?;
+            Some(dx)
+        } else {
+            None
+        };
+        if !want[1] && !want[2] {
+            return Ok([dx, None, None]);
+        }
+        let input = as_factor(&kept)?;
+        let of = |weight: &Tensor, gradient: &Tensor, wanted: bool| -> Result<Option<Tensor>> {
+            let turned = gradient.t()?;
+            if !wanted || add_product_to(weight, &turned, &input)? {
+                return Ok(None);
+            }
+            product(&turned, &input)?.to_dtype(weight.dtype()).map(Some)
+        };
+        Ok([dx, of(&weights[0], &dz, want[1])?, of(&weights[1], &du, want[2])?])
+    });
+    node.map(Some)
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -171,6 +224,8 @@ mod tests {
     use candle_core::{DType, Var};
 
     use super::*;
+    use crate::cuda::emulator::emulated;
+    use crate::dispatch::with_half_products;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     /// Residual, input, gate, up, down; the result is one wider than the input.
@@ -200,6 +255,60 @@ mod tests {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpus_node_matches_the_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, width, inner) in [(11, 1, 1, 1), (12, 3, 7, 17), (13, 70, 24, 36)] {
+            let mut noise = Noise::new(seed);
+            let arguments = arguments(&mut noise, rows, width, inner);
+            let direction = noise.tensor(&[rows, width + 1]);
+            let mlp = weights(&arguments);
+            let plain = reference(&arguments[0], &arguments[1], &mlp)?;
+            let want = (&plain * &direction)?.sum_all()?.backward()?;
+            let compare = |(forward, gradient): (f64, f64)| -> Result<()> {
+                let own = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
+                assert_close("forward", &own, &plain, forward);
+                let loss = (&own * &direction)?.sum_all()?;
+                // Gradients of weights come from the node, or are summed beside it.
+                for own in [loss.backward()?, crate::backward::backward(&loss)?] {
+                    for (name, var) in
+                        ["residual", "x", "gate", "up", "down"].iter().zip(&arguments)
+                    {
+                        let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+                        assert_close(name, a, b, gradient);
+                    }
+                }
+                Ok(())
+            };
+            emulated(|| compare((1e-6, 1e-5)))?;
+            emulated(|| with_half_products(|| compare((2e-2, 3e-2))))?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpus_node_gives_a_gradient_to_what_trains_alone() -> Result<()> {
+        let mut noise = Noise::new(14);
+        let arguments = arguments(&mut noise, 5, 8, 12);
+        for trained in 0..arguments.len() {
+            let given: Vec<Tensor> = arguments
+                .iter()
+                .enumerate()
+                .map(|(i, var)| if i == trained { var.as_tensor().clone() } else { var.detach() })
+                .collect();
+            let mlp = GatedMlp { gate: &given[2], up: &given[3], down: &given[4] };
+            let loss = || gated_mlp_onto(&given[0], &given[1], &mlp)?.sqr()?.sum_all();
+            let own = emulated(|| loss()?.backward())?;
+            let want = loss()?.backward()?;
+            for (i, var) in arguments.iter().enumerate() {
+                assert_eq!(own.get(var).is_some(), i == trained, "argument {i}");
+            }
+            let var = &arguments[trained];
+            let (own, want) = (own.get(var).expect("own"), want.get(var).expect("cpu"));
+            assert_close("trained", own, want, 1e-5);
         }
         Ok(())
     }

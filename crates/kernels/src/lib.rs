@@ -16,6 +16,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod backward;
 pub mod bend;
 pub mod block_convolution;
 pub mod channel_scale;
@@ -23,6 +24,7 @@ pub mod check;
 pub mod chosen_products;
 pub mod dispatch;
 pub mod experts;
+pub mod factors;
 pub mod gated_mlp;
 pub mod geglu;
 pub mod linear;
@@ -56,6 +58,7 @@ mod sums;
 struct Readme;
 
 pub use composed::{Gradients, differentiable};
+pub use cuda::collectives;
 pub use cuda::device;
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;

@@ -10,10 +10,12 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, Ten
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::composed::{FULL_ROWS, Gradients, differentiable};
+use crate::backward::add_product_to;
+use crate::composed::{FULL_ROWS, Gradients, differentiable_new};
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
 use crate::cuda::product::product;
 use crate::dispatch::{Products, fused, products_of};
+use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
 use crate::storage::{values_like, with_f32};
@@ -212,8 +214,11 @@ fn product_in(
     if rows == 0 {
         return no_rows(x, weight);
     }
-    let as_factor = move |t: &Tensor| t.detach().to_dtype(factors)?.contiguous();
-    let known = known_factor(weight);
+    let as_factor = move |t: &Tensor| as_factor(t, factors);
+    let known = match known_factor(weight) {
+        None => kept_factor(weight, factors)?,
+        known => known,
+    };
     let weight_factor = move |weight: &Tensor| known.clone().map_or_else(|| as_factor(weight), Ok);
     let (want_x, want_weight) = (x.track_op(), weight.track_op());
     if let Some([out]) = few_rows(x, &[(weight, OnGpu::bias(bias))])? {
@@ -226,18 +231,24 @@ fn product_in(
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
     let out = out.to_dtype(x.dtype())?;
     let (kept_x, kept_weight) = (x.detach(), weight.detach());
-    let out = differentiable("linear", [x, weight, weight], out, move |g| {
+    let variable = (want_weight && weight.is_variable()).then(|| weight.clone());
+    let out = differentiable_new("linear", [x, weight, weight], out, move |g| {
         let g = as_factor(g)?;
         let dx = if want_x {
             Some(product(&g, &weight_factor(&kept_weight)?)?.to_dtype(kept_x.dtype())?)
         } else {
             None
         };
-        let dw = if want_weight {
-            Some(product(&g.t()?, &as_factor(&kept_x)?)?.to_dtype(kept_weight.dtype())?)
-        } else {
-            None
-        };
+        if !want_weight {
+            return Ok([dx, None, None]);
+        }
+        let (turned, x) = (g.t()?, as_factor(&kept_x)?);
+        if let Some(variable) = &variable
+            && add_product_to(variable, &turned, &x)?
+        {
+            return Ok([dx, None, None]);
+        }
+        let dw = Some(product(&turned, &x)?.to_dtype(kept_weight.dtype())?);
         Ok([dx, dw, None])
     })?;
     with_bias(out, bias)

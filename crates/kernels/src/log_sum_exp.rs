@@ -11,8 +11,11 @@ use rayon::prelude::*;
 
 use crate::bend::Bend;
 use crate::composed::CHUNK_VALUES;
+use crate::cuda::takes;
 use crate::dispatch::fused;
+use crate::factors::as_of_type;
 use crate::linear::linear;
+use crate::linear_cross_entropy::log_sum_exp_of_rows;
 use crate::simd::{exp_in_place, max_of};
 use crate::storage::{host_f64, with_f32};
 
@@ -92,12 +95,33 @@ pub fn composed(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
 fn composed_bent(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
     let rows = hidden.dim(0)?;
     let chunk_rows = (CHUNK_VALUES / head.dim(0)?.max(1)).max(1);
+    let whole = matches!(head.dtype(), DType::F32 | DType::BF16) && head.dim(0)? > 0;
+    if rows > 0 && whole && takes(&[hidden]) {
+        return on_gpu(hidden, head, bend, chunk_rows);
+    }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(chunk_rows) {
         let part = hidden.narrow(0, first, chunk_rows.min(rows - first))?;
         let chunk = reference_bent(&part, head, bend)?;
         summary.log_sum_exp.extend(chunk.log_sum_exp);
         summary.argmax.extend(chunk.argmax);
+    }
+    Ok(summary)
+}
+
+/// The same by a kernel; the device is waited for once.
+fn on_gpu(hidden: &Tensor, head: &Tensor, bend: Bend, chunk_rows: usize) -> Result<HeadSummary> {
+    let rows = hidden.dim(0)?;
+    let mut parts = Vec::new();
+    for first in (0..rows).step_by(chunk_rows) {
+        let part = hidden.narrow(0, first, chunk_rows.min(rows - first))?;
+        let logits = bend.of(crate::linear::composed(&part.detach(), &head.detach(), None)?)?;
+        parts.push(log_sum_exp_of_rows(&logits, head.dtype() == DType::BF16)?);
+    }
+    let mut summary = HeadSummary::default();
+    for row in Tensor::cat(&parts, 0)?.flatten_all()?.to_vec1::<f32>()?.chunks_exact(2) {
+        summary.log_sum_exp.push(f64::from(row[0]));
+        summary.argmax.push(row[1] as u32);
     }
     Ok(summary)
 }
@@ -119,14 +143,6 @@ fn reference_bent(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSumm
         log_sum_exp: host_f64(&logits.log_sum_exp(D::Minus1)?)?,
         argmax: logits.argmax(D::Minus1)?.to_vec1()?,
     })
-}
-
-/// Values rounded to a 16-bit type and widened again; as they are for other types.
-pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
-    match dtype {
-        DType::BF16 | DType::F16 => values.to_dtype(dtype)?.to_dtype(values.dtype()),
-        _ => Ok(values.clone()),
-    }
 }
 
 fn summary_of_row(z: &[f32]) -> (f64, u32) {
@@ -156,6 +172,7 @@ mod tests {
     use candle_core::Device;
 
     use super::*;
+    use crate::cuda::emulator::emulated;
     use crate::test_support::Noise;
 
     #[test]
@@ -172,6 +189,30 @@ mod tests {
             assert_eq!(fused.log_sum_exp.len(), rows);
             assert_eq!(composed(&hidden, &head)?, plain);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn the_kernel_finds_the_same_as_plain_ops() -> Result<()> {
+        let mut noise = Noise::new(5);
+        for (rows, width, vocabulary) in [(1, 3, 1), (5, 8, 17), (3, 6, 33), (2, 4, 5000)] {
+            let (hidden, head) = (noise.tensor(&[rows, width]), noise.tensor(&[vocabulary, width]));
+            for head in [(&head * 9.0)?, head.to_dtype(DType::BF16)?, head.to_dtype(DType::F16)?] {
+                let own = emulated(|| linear_log_sum_exp(&hidden, &head))?;
+                let plain = reference(&hidden, &head)?;
+                assert_eq!(own.argmax, plain.argmax);
+                assert_eq!(own.log_sum_exp.len(), rows);
+                for (a, b) in own.log_sum_exp.iter().zip(&plain.log_sum_exp) {
+                    assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
+                }
+            }
+        }
+        // A tie once it is rounded.
+        let hidden = Tensor::new(&[[1.0_f32, 0.001]], &Device::Cpu)?;
+        let head = Tensor::new(&[[1.0_f32, 0.0], [1.0, 1.0]], &Device::Cpu)?;
+        let argmax = |head: &Tensor| emulated(|| linear_log_sum_exp(&hidden, head));
+        assert_eq!(argmax(&head)?.argmax, [1]);
+        assert_eq!(argmax(&head.to_dtype(DType::BF16)?)?.argmax, [0]);
         Ok(())
     }
 

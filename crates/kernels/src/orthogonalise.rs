@@ -75,8 +75,9 @@ pub fn orthogonalise_on(
     (rows, columns): (usize, usize),
     rule: Rule,
 ) -> Result<Vec<f32>> {
-    let host = Tensor::zeros(0, DType::F32, device)?;
-    if fused(&[&host]) || matrix.is_empty() {
+    // Asked of a tensor without values on the host: a GPU without memory pools gives none to no bytes.
+    let host = Tensor::zeros(0, DType::F32, &Device::Cpu)?;
+    if (device.is_cpu() && fused(&[&host])) || matrix.is_empty() {
         return Ok(orthogonalise(matrix, rows, columns, rule));
     }
     reference(&Tensor::from_slice(matrix, (rows, columns), device)?, rule)?.flatten_all()?.to_vec1()

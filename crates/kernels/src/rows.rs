@@ -6,8 +6,10 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use crate::composed::differentiable;
+use crate::composed::differentiable_new;
 use crate::cuda;
+use crate::cuda::rows::some_rows;
+use crate::settings::composed_only;
 use crate::sums::Sums;
 
 /// The rows `ids` of `x`, `[T, ...]` → `[R, ...]`; gradients flow into them.
@@ -22,17 +24,27 @@ pub fn select_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
         shape[0] = 0;
         return Tensor::zeros(shape, x.dtype(), x.device());
     }
-    let at = Tensor::from_slice(ids, ids.len(), x.device())?;
     // candle's own gradient adds the rows one after the other.
-    if !x.track_op() || !cuda::takes(&[x]) {
-        return x.index_select(&at, 0);
+    if x.track_op() && !cuda::takes(&[x]) {
+        return rows_by_ops(x, ids);
     }
-    let rows = x.dim(0)?;
-    let back = Sums::by_id(ids, rows)?;
-    let out = x.detach().index_select(&at, 0)?;
-    differentiable("select_rows", [x; 3], out, move |gradient| {
+    let by_kernel = cuda::runs_on(x.device()) && !composed_only();
+    let own = if by_kernel { some_rows(&x.detach(), ids)? } else { None };
+    let out = match own {
+        Some(rows) => rows,
+        None => rows_by_ops(&x.detach(), ids)?,
+    };
+    if !x.track_op() {
+        return Ok(out);
+    }
+    let back = Sums::by_id(ids, x.dim(0)?)?;
+    differentiable_new("select_rows", [x; 3], out, move |gradient| {
         Ok([Some(cuda::rows::sum_rows(gradient, None, &back)?), None, None])
     })
+}
+
+fn rows_by_ops(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
+    x.index_select(&Tensor::from_slice(ids, ids.len(), x.device())?, 0)
 }
 
 /// `[rows, ...]` in which row `ids[i]` holds row `i` of `x`, `[R, ...]`; several at one place are added in
@@ -55,8 +67,28 @@ pub fn scatter_rows(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
     }
     let out = cuda::rows::sum_rows(&x.detach(), None, &sums)?;
     let ids = ids.to_vec();
-    differentiable("scatter_rows", [x; 3], out, move |gradient| {
+    differentiable_new("scatter_rows", [x; 3], out, move |gradient| {
         Ok([Some(select_rows(gradient, &ids)?), None, None])
+    })
+}
+
+/// The columns of both side by side, `[R, A]` and `[R, B]` → `[R, A + B]`.
+///
+/// # Errors
+/// - the rows are not equally many, or the device has no memory
+pub fn beside(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let ((rows, left), (_, right)) = (a.dims2()?, b.dims2()?);
+    if rows == 0 || !cuda::takes(&[a, b]) {
+        return Tensor::cat(&[a, b], 1);
+    }
+    let out = Tensor::cat(&[a.detach(), b.detach()], 1)?;
+    let want = [a.track_op(), b.track_op()];
+    // candle's own gradients are views of columns, which its sums read value by value.
+    differentiable_new("beside", [a, b, b], out, move |gradient| {
+        let of = |from: usize, columns: usize, wanted: bool| {
+            wanted.then(|| cuda::rows::some_columns(gradient, from, columns)).transpose()
+        };
+        Ok([of(0, left, want[0])?, of(left, right, want[1])?, None])
     })
 }
 
@@ -104,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::emulator::emulated;
-    use crate::test_support::{Noise, gradcheck};
+    use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
     fn rows_come_in_the_order_of_their_ids() -> Result<()> {
@@ -123,6 +155,53 @@ mod tests {
         // A kernel's result would hang on what it was computed from.
         let variable = Var::zeros((3, 2), DType::F32, &Device::Cpu)?;
         assert!(!select_rows(variable.as_tensor(), &[])?.track_op());
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpu_gives_the_same_rows_of_every_type_and_width() -> Result<()> {
+        let mut noise = Noise::new(2);
+        for shape in [vec![9, 8], vec![9, 3], vec![5, 2, 12], vec![300, 4]] {
+            let rows = shape[0] as u32;
+            let ids: Vec<u32> = (0..40).map(|i| (i * 7 + 3) % rows).collect();
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                let x = noise.tensor(&shape).to_dtype(dtype)?;
+                let part = x.narrow(0, 1, shape[0] - 1)?;
+                let inside: Vec<u32> = ids.iter().map(|id| id % (rows - 1)).collect();
+                for (x, ids) in [(&x, &ids), (&part, &inside)] {
+                    let (own, want) = (emulated(|| select_rows(x, ids))?, select_rows(x, ids)?);
+                    assert_eq!(own.dtype(), dtype);
+                    let wide = |t: &Tensor| t.to_dtype(DType::F32);
+                    assert_close("rows", &wide(&own)?, &wide(&want)?, 0.0);
+                }
+                assert!(emulated(|| select_rows(&x, &[rows])).is_err());
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn columns_beside_each_other_give_each_its_gradient() -> Result<()> {
+        let mut noise = Noise::new(3);
+        for (rows, left, right) in [(3, 4, 8), (5, 3, 4), (70, 12, 12), (1, 1, 1)] {
+            let (a, b) = (noise.var(&[rows, left]), noise.var(&[rows, right]));
+            let direction = noise.tensor(&[rows, left + right]);
+            let run = |a: &Tensor, b: &Tensor| {
+                let both = beside(a, b)?;
+                let loss = (&both * &direction)?.sum_all()?;
+                Ok::<_, candle_core::Error>((both.detach(), loss.backward()?))
+            };
+            let (plain, want) = run(&a, &b)?;
+            let (own, got) = emulated(|| run(&a, &b))?;
+            assert_close("beside", &own, &plain, 0.0);
+            for var in [&a, &b] {
+                let (got, want) = (got.get(var).expect("own"), want.get(var).expect("plain"));
+                assert_close("gradient", got, want, 0.0);
+            }
+            let (_, alone) = emulated(|| run(&a.detach(), &b))?;
+            assert!(alone.get(&a).is_none() && alone.get(&b).is_some());
+        }
+        assert!(emulated(|| beside(&noise.tensor(&[2, 3]), &noise.tensor(&[3, 3]))).is_err());
         Ok(())
     }
 

@@ -181,7 +181,7 @@ impl FromStr for DeviceChoice {
             ("cpu", Ok(None)) => Ok(Self::Cpu),
             ("cuda", Ok(index)) => Ok(Self::Cuda(index.unwrap_or(0))),
             ("metal", Ok(index)) => Ok(Self::Metal(index.unwrap_or(0))),
-            _ => Err(format!("`{text}` is no device: auto, cpu, cuda:0 or metal:0")),
+            _ => Err(format!("`{text}` is not a device: auto, cpu, cuda:0 or metal:0")),
         }
     }
 }

@@ -18,8 +18,8 @@ const WAIT_SECONDS: u64 = 365 * 24 * 3600;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// NCCL's where every rank has a GPU of its own and updates all weights (`parallel.zero: 0`, AdamW),
-    /// whose gradients then stay there; else the order of the ranks.
+    /// NCCL's where every rank has a GPU of its own: for what ranks share of rows and layers, and for gradients if
+    /// every rank updates all weights (`parallel.zero: 0`, AdamW). Else the order of the ranks.
     #[default]
     Auto,
     /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.

@@ -1,16 +1,15 @@
 //! Gradients of all ranks into one update.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use candle_core::{Device, Shape, Tensor};
 use longdraft_kernels::adamw::{BLOCK, square_sums};
+use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_models::draft::Parameter;
 
 use super::exchange::Exchange;
 use super::gpus::{self, Gpus};
 use super::spread_weights::SpreadWeights;
-use super::transport::GpuRanks;
 use super::{Gradients, ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
 use crate::error::Result;
 
@@ -27,8 +26,6 @@ pub struct DataParallel {
     is_sharded: bool,
     bucket: usize,
     reduction: Reduction,
-    /// Longest wait for the other ranks' GPUs.
-    timeout: Duration,
 }
 
 impl DataParallel {
@@ -79,7 +76,6 @@ impl DataParallel {
             is_sharded,
             bucket: config.bucket_bytes / size_of::<f32>(),
             reduction: config.reduction,
-            timeout: config.timeout(),
         }
     }
 
@@ -185,23 +181,21 @@ impl DataParallel {
     }
 
     /// The ranks' GPUs where every rank updates everything and the order of the sums is free.
-    fn summing_gpus(&self) -> Option<&dyn GpuRanks> {
+    fn summing_gpus(&self) -> Option<&dyn DeviceRanks> {
         let free = self.reduction != Reduction::RankOrder && !self.is_sharded;
         self.world.gpus().filter(|_| free)
     }
 
     fn reduce_on(
         &self,
-        gpus: &dyn GpuRanks,
+        gpus: &dyn DeviceRanks,
         gradients: &Gradients,
         reached: &[u64],
     ) -> Result<Gradients> {
         let known = || (0..reached.len()).filter(|index| reached[*index] > 0);
         let own = known().map(|index| gradients.on(&gpus.device(), index, &self.shapes[index]));
         let own = own.collect::<Result<Vec<_>>>()?;
-        // What this rank has left to do is not the others' time.
-        gpus.device().synchronize()?;
-        let mut sums = self.world.watched(|| gpus.sum(&own, self.timeout))?.into_iter();
+        let mut sums = gpus.all_reduce(&own)?.into_iter();
         let sums = reached.iter().map(|reached| if *reached > 0 { sums.next() } else { None });
         Ok(Gradients::from_tensors(sums.collect()))
     }

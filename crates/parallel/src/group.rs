@@ -46,7 +46,8 @@ impl Transport for Group {
         self.world.set_timeout(limit);
     }
 
-    fn watched(&self, work: &mut dyn FnMut()) {
-        self.world.watched(work);
+    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
+        let among: Vec<usize> = among.iter().map(|rank| self.members[*rank]).collect();
+        self.world.watched(&among, work);
     }
 }

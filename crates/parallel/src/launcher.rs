@@ -65,9 +65,8 @@ impl Launch {
         // A shell on a terminal has the variables of the job step that it runs in.
         let is_shell =
             std::env::var_os("SLURM_PTY_PORT").is_some() && std::io::stdin().is_terminal();
-        let read = |name: &str| {
-            std::env::var(name).ok().filter(|_| !(is_shell && name.starts_with("SLURM_")))
-        };
+        let read =
+            |name: &str| variable(name).filter(|_| !(is_shell && name.starts_with("SLURM_")));
         Self::of(read, cfg!(feature = "mpi"))
     }
 
@@ -107,14 +106,15 @@ impl Launch {
     /// Processes on this machine, this one among them, that a launcher says it started; 1 where none says so.
     pub fn local_size(&self) -> usize {
         match self {
-            Self::Tcp(_) => of_variable("LOCAL_WORLD_SIZE").filter(|count| *count > 0).unwrap_or(1),
+            Self::Tcp(_) => Variables(&variable).number("LOCAL_WORLD_SIZE").map_or(1, |n| n.max(1)),
             _ => 1,
         }
     }
 }
 
-fn of_variable(name: &str) -> Option<usize> {
-    std::env::var(name).ok()?.trim().parse().ok()
+/// A variable of this process.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 struct Variables<'a, F>(&'a F);

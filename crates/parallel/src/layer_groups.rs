@@ -95,8 +95,8 @@ mod tests {
         let error = check(8, 8).expect_err("eight of four heads");
         assert_eq!(
             error,
-            "`parallel.tensor: 8` does not divide the target's layers: `num_key_value_heads` = 4 is no \
-             multiple of 8 (it may be 1, 2, 4)"
+            "`parallel.tensor: 8` does not divide the target's layers: `num_key_value_heads` = 4 is not \
+             a multiple of 8 (it may be 1, 2, 4)"
         );
     }
 

@@ -37,6 +37,7 @@ pub mod threads;
 mod traffic;
 mod transport;
 mod watch;
+mod watched;
 mod world;
 mod zero;
 
@@ -49,7 +50,7 @@ pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;
 pub use error::{ParallelError, Result};
 pub use exchange::{Exchanged, exchanged_bytes};
-pub use gpus::SUMS_BY_NCCL;
+pub use gpus::{SUMS_BY_NCCL, TargetRanks};
 pub use gradients::Gradients;
 pub use launcher::{Launch, Place, mpi_library};
 pub use partition::{Partition, Run, share_of};

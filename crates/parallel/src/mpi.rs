@@ -112,7 +112,7 @@ impl Transport for Mpi {
         SimpleCommunicator::world().abort(i32::from(code))
     }
 
-    fn watched(&self, work: &mut dyn FnMut()) {
+    fn watched(&self, _: &[usize], work: &mut dyn FnMut()) {
         self.watched(|_| work());
     }
 

@@ -9,9 +9,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use candle_core::Device;
 use longdraft_data::Batch;
 use longdraft_models::target_model::{Ranks, RowPart};
 
+use super::gpus::summing;
 use super::{ParallelConfig, World, share_of};
 use crate::error::{ParallelError, Result};
 
@@ -52,6 +54,21 @@ impl RowGroups {
             index,
             count: ranks / size,
         })
+    }
+
+    /// The same, which exchange what they share of a row on their GPUs where each rank has one of its own and the order
+    /// of sums is free; else, if there are GPUs, with a remark on what keeps them from it. All ranks call it, with
+    /// their devices.
+    ///
+    /// # Errors
+    /// - the GPUs do not reach each other
+    pub fn with_gpus(
+        self,
+        device: &Device,
+        config: &ParallelConfig,
+    ) -> Result<(Self, Option<String>)> {
+        let (group, remark) = summing(&self.group, device, config)?;
+        Ok((Self { group, ..self }, remark))
     }
 
     /// Groups.

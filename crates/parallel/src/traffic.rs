@@ -35,6 +35,10 @@ pub(super) struct Meter {
 }
 
 impl Meter {
+    pub(super) fn add_sent(&self, bytes: usize) {
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     pub(super) fn read(&self) -> Traffic {
         Traffic {
             sent_bytes: self.sent_bytes.load(Ordering::Relaxed),
@@ -59,7 +63,7 @@ impl Counted {
         let started = Instant::now();
         collective(self.transport.as_ref());
         let nanoseconds = started.elapsed().as_nanos() as u64;
-        self.meter.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.meter.add_sent(bytes);
         self.meter.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
@@ -113,7 +117,7 @@ impl Transport for Counted {
         self.transport.set_timeout(limit);
     }
 
-    fn watched(&self, work: &mut dyn FnMut()) {
-        self.count(0, |transport| transport.watched(work));
+    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
+        self.count(0, |transport| transport.watched(among, work));
     }
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use candle_core::{Device, Tensor};
-
 /// The collectives that everything else is built from. Every rank calls the same ones in the same
 /// order; lengths agree where nothing else is said. Where a transport has no better way they are made
 /// of messages between two ranks: blocks travel in rings, so that every rank sends and receives each
@@ -78,8 +76,9 @@ pub(super) trait Transport: Send + Sync {
         }
     }
 
-    /// Runs what waits for other ranks in another way, under the same limit.
-    fn watched(&self, work: &mut dyn FnMut()) {
+    /// Runs what waits for some ranks in another way, under the same limit.
+    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
+        let _ = among;
         work();
     }
 
@@ -104,14 +103,12 @@ fn starts(lengths: &[usize]) -> Vec<usize> {
     starts.collect()
 }
 
-/// Sums of tensors between ranks that have a GPU each, where they lie.
-pub(super) trait GpuRanks: Send + Sync {
-    /// This rank's GPU.
-    fn device(&self) -> Device;
-
-    /// Sums of everybody's f32 tensors, the same bits on every rank; all pass the same shapes in the
-    /// same order. An error if the others do not answer within `limit`.
-    fn sum(&self, tensors: &[Tensor], limit: Duration) -> candle_core::Result<Vec<Tensor>>;
+/// Runs what waits for all ranks in another way than a transport's collectives, under the same limit.
+pub(super) fn watched<T>(transport: &dyn Transport, work: impl FnOnce() -> T) -> T {
+    let all: Vec<usize> = (0..transport.size()).collect();
+    let (mut work, mut result) = (Some(work), None);
+    transport.watched(&all, &mut || result = work.take().map(|work| work()));
+    result.expect("every transport runs the work once")
 }
 
 /// A world of one.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Pod;
+use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_models::target_model::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -14,7 +15,8 @@ use super::group::Group;
 use super::launcher::Launch;
 use super::tcp::Tcp;
 use super::traffic::{Counted, Meter, Traffic};
-use super::transport::{Alone, GpuRanks, Transport};
+use super::transport::{Alone, Transport};
+use super::watched::Watched;
 use crate::error::{ParallelError, Result};
 
 /// Numbers that ranks reduce: f32, f64, u64.
@@ -38,8 +40,8 @@ pub struct World {
     transport: Arc<dyn Transport>,
     meter: Arc<Meter>,
     hosts: Arc<[String]>,
-    /// The ranks' GPUs, if they sum there.
-    gpus: Option<Arc<dyn GpuRanks>>,
+    /// The ranks' GPUs, if they exchange tensors there.
+    gpus: Option<Arc<Watched>>,
 }
 
 impl std::fmt::Debug for World {
@@ -110,7 +112,7 @@ impl World {
         world
     }
 
-    /// Some ranks as a world of their own; each of `members`, ascending, calls it.
+    /// Some ranks as a world of their own; each of `members`, ascending, calls it. All of them keep their GPUs.
     ///
     /// # Panics
     /// - this process is not one of them
@@ -119,19 +121,31 @@ impl World {
         if members.len() == 1 && self.size() > 1 {
             return Self::single();
         }
+        let gpus = self.gpus.clone().filter(|_| members.len() == self.size());
         let group = Group::new(Arc::clone(&self.transport), members.collect());
         // The world counts what its groups exchange.
-        Self::named(Arc::new(group), Arc::clone(&self.meter))
+        Self { gpus, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
     }
 
-    /// The same ranks, which sum tensors where they lie.
-    pub(super) fn over_gpus(&self, gpus: Arc<dyn GpuRanks>) -> Self {
-        Self { gpus: Some(gpus), ..self.clone() }
+    /// The same ranks, which exchange tensors where they lie.
+    pub(super) fn over_gpus(&self, gpus: Arc<dyn DeviceRanks>) -> Self {
+        let (transport, meter) = (Arc::clone(&self.transport), Arc::clone(&self.meter));
+        self.over_watched(Watched::new(gpus, transport, Some(meter)))
     }
 
-    /// The ranks' GPUs, if they sum there.
-    pub(super) fn gpus(&self) -> Option<&dyn GpuRanks> {
-        self.gpus.as_deref()
+    /// The same over devices that exchange tensors by this world.
+    #[cfg(any(test, feature = "threads"))]
+    pub(super) fn over_itself(&self, gpus: Arc<dyn DeviceRanks>) -> Self {
+        self.over_watched(Watched::new(gpus, Arc::clone(&self.transport), None))
+    }
+
+    fn over_watched(&self, gpus: Watched) -> Self {
+        Self { gpus: Some(Arc::new(gpus)), ..self.clone() }
+    }
+
+    /// The ranks' GPUs, if they exchange tensors there.
+    pub(super) fn gpus(&self) -> Option<&dyn DeviceRanks> {
+        self.gpus.as_deref().map(|gpus| gpus as &dyn DeviceRanks)
     }
 
     /// This process, from 0.
@@ -176,10 +190,9 @@ impl World {
     }
 
     /// Runs what waits for other ranks in another way than the collectives, under the same limit.
+    #[cfg(feature = "nccl")]
     pub(super) fn watched<T>(&self, work: impl FnOnce() -> T) -> T {
-        let (mut work, mut result) = (Some(work), None);
-        self.transport.watched(&mut || result = work.take().map(|work| work()));
-        result.expect("every transport runs the work once")
+        super::transport::watched(self.transport.as_ref(), work)
     }
 
     /// Ends all ranks with an exit code.
@@ -334,6 +347,10 @@ impl Ranks for World {
 
     fn sum_parts(&self, values: &[f32], counts: &[usize]) -> Vec<f32> {
         self.reduce_scatter(values, counts)
+    }
+
+    fn devices(&self) -> Option<&dyn DeviceRanks> {
+        self.gpus()
     }
 }
 

@@ -11,7 +11,7 @@ use crate::operations::{self, Speed};
 use crate::optimizer::Parameters;
 use crate::place::{
     COPIES, DRAFT, GATHERED_DRAFT, GATHERED_TARGET, Item, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM,
-    Place, STATE, SUMS, TARGET, UPDATE,
+    Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
 };
 use crate::target::{self, ForwardPass};
 use crate::workload::Workload;
@@ -142,6 +142,9 @@ impl Workload {
             let gathered = (GATHERED_TARGET, learning);
             phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
         }
+        // An accelerator multiplies in bf16 where it holds the target so: weights are turned once a step.
+        let turned = self.layout.is_accelerator() && self.layout.target_value_bytes == 2;
+        let factors = if turned { parameters.weight_bytes().max(whole) / 2 } else { 0 };
         let common = |more: [(&'static str, u64); 3]| {
             let mut parts = vec![
                 (GATHERED_DRAFT, whole),
@@ -149,6 +152,7 @@ impl Workload {
                 ("features", held),
                 ("activations", row.activations),
                 ("results of rows", row.results),
+                ("weights as products take them", factors),
             ];
             parts.extend(more);
             parts
@@ -176,12 +180,13 @@ impl Workload {
     }
 
     /// What is there all the time.
-    fn resident(&self, row: &RowMemory, parameters: &Parameters) -> [(&'static str, u64); 7] {
+    fn resident(&self, row: &RowMemory, parameters: &Parameters) -> [(&'static str, u64); 8] {
         let accelerated = self.layout.is_accelerator() && self.features.store().is_some();
         [
             (PROGRAM, PROCESS + if parameters.ranks > 1 { MESSAGES } else { 0 }),
             (ON_THEIR_WAY, if accelerated { self.record_bytes() + PAGE_LOCKED } else { 0 }),
-            (TARGET, self.target_bytes()),
+            (TARGET, self.whole_target_bytes()),
+            (SPREAD_TARGET, self.spread_target_bytes()),
             ("rows of the target's head", self.kept_head_bytes()),
             (DRAFT, parameters.weight_bytes()),
             (STATE, parameters.state_bytes()),
@@ -200,16 +205,19 @@ impl Workload {
         self.zero == ZeroStage::Weights && self.layout.ranks > 1
     }
 
-    /// Bytes of the target's weights that a rank always holds; under ZeRO-3 a part of them, and
-    /// embedding and head if the draft keeps them.
-    fn target_bytes(&self) -> u64 {
-        let all = self.layers_bytes(self.layers);
-        if !self.is_spread() {
-            return all;
+    /// Bytes of the target's weights that a rank holds whole; under ZeRO-3 embedding and head, if the draft keeps them.
+    fn whole_target_bytes(&self) -> u64 {
+        match (self.is_spread(), self.draft.keeps_ends()) {
+            (false, _) => self.layers_bytes(self.layers),
+            (true, true) => self.layers_bytes(Layers::None),
+            (true, false) => 0,
         }
+    }
+
+    /// Bytes of the part of a spread target that a rank always holds.
+    fn spread_target_bytes(&self) -> u64 {
         let shards = self.layout.ranks as u64;
-        let ends = if self.draft.keeps_ends() { self.layers_bytes(Layers::None) } else { 0 };
-        all.div_ceil(shards) + ends
+        if self.is_spread() { self.layers_bytes(self.layers).div_ceil(shards) } else { 0 }
     }
 
     /// Bytes of a spread target that a rank puts together: two layers, of which one is gathered

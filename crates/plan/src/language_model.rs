@@ -207,9 +207,7 @@ mod tests {
             [(baseline, 3_236_701_188), (partial, 3_820_233_732), (llama, 2_327_521_284_u64)]
         {
             let memory = row_memory(&config, &row);
-            let at_end = memory.left + memory.weight_gradients;
-            let more = memory.chunks.max(memory.backward).max(at_end);
-            let bytes = memory.activations + memory.results + more;
+            let bytes = memory.peak();
             let off = bytes as f64 / counted as f64 - 1.0;
             assert!(off.abs() < 0.1, "{bytes} of {counted} bytes: {memory:?}");
         }

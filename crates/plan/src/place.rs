@@ -7,8 +7,10 @@ use crate::layout::Layout;
 
 /// Code, runtime, thread stacks.
 pub(crate) const PROGRAM: &str = "program";
-/// What a rank holds of the target's weights.
+/// What a rank holds of the target's weights whole.
 pub(crate) const TARGET: &str = "target weights";
+/// Its part of those that are spread over the ranks.
+pub(crate) const SPREAD_TARGET: &str = "spread target weights";
 /// What it holds of the draft's.
 pub(crate) const DRAFT: &str = "draft weights";
 /// What it gathers of the target's.
@@ -55,7 +57,7 @@ pub struct Item {
 impl Item {
     /// Whether it is weights that models compute with, held or gathered.
     pub fn is_weights(&self) -> bool {
-        matches!(self.name, TARGET | DRAFT | GATHERED_TARGET | GATHERED_DRAFT)
+        matches!(self.name, TARGET | SPREAD_TARGET | DRAFT | GATHERED_TARGET | GATHERED_DRAFT)
     }
 }
 
@@ -64,22 +66,21 @@ impl Item {
 pub(crate) struct Places {
     on_accelerator: bool,
     updates_on_host: bool,
+    /// Whether a spread target is gathered from main memory.
+    gathers_on_host: bool,
 }
 
 impl Places {
     /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several whose
-    /// sums NCCL makes there.
+    /// sums NCCL makes there. A spread target lies where it is gathered; that sums nothing.
     pub(crate) fn of(layout: &Layout, updates: Updates) -> Self {
-        let by_nccl = match updates.reduction {
-            Reduction::Library => true,
-            // Of GPUs that may be elsewhere, only the build is known.
-            Reduction::Auto => longdraft_parallel::SUMS_BY_NCCL,
-            Reduction::RankOrder => false,
-        };
+        // Of GPUs that may be elsewhere, only the build is known.
+        let has_nccl = longdraft_parallel::SUMS_BY_NCCL || updates.reduction == Reduction::Library;
+        let by_nccl = has_nccl && updates.reduction != Reduction::RankOrder;
         let one_or_nccl = layout.ranks == 1 || updates.zero == ZeroStage::Replicated && by_nccl;
         let on_accelerator = layout.is_accelerator();
         let stays = one_or_nccl && !updates.by_muon && !updates.state_in_file;
-        Self { on_accelerator, updates_on_host: !stays }
+        Self { on_accelerator, updates_on_host: !stays, gathers_on_host: !has_nccl }
     }
 
     /// Where models and activations lie, whose peak a plan is about.
@@ -97,6 +98,7 @@ impl Places {
         match name {
             PROGRAM | COPIES | ON_THEIR_WAY | AVERAGES => Place::Host,
             STATE | SUMS | UPDATE if self.updates_on_host => Place::Host,
+            SPREAD_TARGET if self.gathers_on_host => Place::Host,
             _ => self.main(),
         }
     }
@@ -114,8 +116,10 @@ pub(crate) struct Updates {
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
+    use longdraft_parallel::SUMS_BY_NCCL;
     use longdraft_train::config::TrainConfig;
 
+    use super::{GATHERED_TARGET, Place, SPREAD_TARGET};
     use crate::{Layout, Workload};
 
     #[test]
@@ -139,6 +143,28 @@ mod tests {
             // The update's own term has a name that ends in `weights`, too.
             assert!(held > 0 && weights("update") == held, "ZeRO {zero}");
             assert_eq!(weights("backward") > held, gathers, "ZeRO {zero}");
+        }
+    }
+
+    #[test]
+    fn a_spread_target_lies_where_it_is_gathered() {
+        for (reduction, by_nccl) in [("auto", SUMS_BY_NCCL), ("library", true)] {
+            let config = serde_json::json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "draft": { "method": "glide" }, "parallel": { "zero": 3, "reduction": reduction },
+            });
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let layout = Layout { target_value_bytes: 2, ..Layout::of(8, 0) };
+            let workload = Workload::new(&config, target, layout).expect("sizes that fit");
+            let phases = workload.estimate().phases;
+            let item =
+                |name: &str| phases[0].items.iter().find(|item| item.name == name).expect("a term");
+            let (part, layers) = (item(SPREAD_TARGET), item(GATHERED_TARGET));
+            let place = if by_nccl { Place::Accelerator } else { Place::Host };
+            assert_eq!((part.place, layers.place), (place, Place::Accelerator), "{reduction}");
+            // An eighth of 16 GB.
+            assert!((1_800_000_000..2_200_000_000).contains(&part.bytes), "{}", part.bytes);
         }
     }
 }

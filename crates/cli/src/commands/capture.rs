@@ -8,7 +8,7 @@ use longdraft_configuration::{
 use longdraft_features::store::Estimate;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::target_model::{Layers, Target, TargetOptions};
-use longdraft_parallel::World;
+use longdraft_parallel::{ParallelConfig, World};
 use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::cli::CaptureArguments;
 use crate::commands::data::require_folder;
-use crate::commands::train::placed;
+use crate::commands::train::{placed, shared};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -92,8 +92,10 @@ pub(crate) fn capture(
     arguments.records.as_deref().map(require_folder).transpose()?;
     // Records take the place of its passes.
     let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
-    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
-    let target = TargetOptions { layers, tensor, ..placed(config, world)? };
+    // Every rank, or group of them, runs whole passes.
+    let parallel = ParallelConfig { zero: 0, ..config.parallel.clone() };
+    let target = shared(placed(config, world)?, &parallel, world)?;
+    let target = TargetOptions { layers, ..target };
     let target = Arc::new(Target::open(&config.target, &target)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use longdraft_configuration::LocatedStage;
 use longdraft_models::target_model::{Layers, Target};
 use longdraft_models::{DeviceChoice, Precision};
-use longdraft_parallel::World;
+use longdraft_parallel::{Reduction, World};
 use longdraft_train::checkpoint::LAST;
 use longdraft_train::checkpoint::{CurriculumFile, StageEntry, StartFrom};
 use longdraft_train::config::TrainConfig;
@@ -30,6 +30,9 @@ struct OpenedAs {
     is_spread: bool,
     ranks_a_row: usize,
     ranks_a_layer: usize,
+    /// What the ranks that hold it exchange by, and for how long they wait.
+    reduction: Reduction,
+    timeout_seconds: u64,
     device: DeviceChoice,
     precision: Precision,
 }
@@ -219,6 +222,8 @@ pub(crate) fn train_all(
             is_spread,
             ranks_a_row: config.parallel.sequence,
             ranks_a_layer: config.parallel.tensor,
+            reduction: config.parallel.reduction,
+            timeout_seconds: config.parallel.timeout_seconds,
             device: config.device,
             precision: config.precision,
         };

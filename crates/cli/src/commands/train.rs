@@ -7,7 +7,7 @@ use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, r
 use longdraft_models::device::name_of;
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{DeviceChoice, Precision};
-use longdraft_parallel::{Traffic, World};
+use longdraft_parallel::{ParallelConfig, TargetRanks, Traffic, World};
 use longdraft_records::{CONFIG_FILE, median};
 use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
@@ -159,14 +159,28 @@ pub(crate) fn require_extension(
 /// Opens the target of a stage: with stored features without its layers, but for the last one where
 /// the draft starts from it; under ZeRO-3, and where ranks share its layers, every rank its part.
 pub(crate) fn open_target(config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
-    let spread = config.parallel.spreads_weights(world).then(|| Arc::new(world.clone()) as _);
     // Ranks that share rows exchange keys and values during a pass.
     let gather_ahead = config.parallel.sequence == 1;
-    let layers = config.needed_layers();
-    let tensor = config.parallel.tensor_group(world)?.map(|group| group.as_ranks());
-    let options = TargetOptions { layers, spread, gather_ahead, tensor, ..placed(config, world)? };
+    let options = shared(placed(config, world)?, &config.parallel, world)?;
+    let options = TargetOptions { layers: config.needed_layers(), gather_ahead, ..options };
     let _waiting = Waiting::start("opening the target");
     Ok(Arc::new(Target::open(&config.target, &options)?))
+}
+
+/// The same options for a target that the ranks hold together. What keeps their GPUs from exchanging tensors is told
+/// once.
+pub(crate) fn shared(
+    options: TargetOptions,
+    parallel: &ParallelConfig,
+    world: &World,
+) -> Result<TargetOptions> {
+    // Ranks meet while it is opened.
+    world.set_timeout(parallel.timeout());
+    let TargetRanks { spread, tensor, remark } = parallel.target_ranks(world, &options.device)?;
+    if let Some(remark) = remark.filter(|_| world.is_first()) {
+        errln!("warning: {remark}");
+    }
+    Ok(TargetOptions { spread, tensor, ..options })
 }
 
 /// Device and type of a stage's target; the process's products follow them.

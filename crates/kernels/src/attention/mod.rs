@@ -33,7 +33,7 @@ use crate::storage::{values_like, with_each_f32};
 
 pub use composed::composed;
 #[cfg(all(test, feature = "cuda"))]
-pub(crate) use gpu::program;
+pub(crate) use gpu::{Way, programs};
 pub use keys::{is_quantisable, quantised_keys};
 pub use ranges::{Delays, KeyRanges, Reach};
 pub use reference::reference;

@@ -250,12 +250,6 @@ impl KeyRanges {
         self.end.iter().copied().chain(singles).max().unwrap_or(0) as usize
     }
 
-    /// Most places that a query's keys take: those of its range from 0 on, then its single keys.
-    pub(super) fn max_end_in_order(&self) -> usize {
-        let places = |t| self.of(t).end + self.singles_of(t).len();
-        (0..self.queries()).map(places).max().unwrap_or(0)
-    }
-
     /// The queries that see each single key, ascending: `(key, query)` sorted by key.
     pub(super) fn singles_by_key(&self) -> Vec<(u32, u32)> {
         // By counting: where the pairs of each key begin.

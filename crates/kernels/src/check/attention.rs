@@ -13,12 +13,14 @@ use crate::rows::select_rows;
 /// Queries in parts of keys: scores are neither equal nor all about one key.
 const QUERY_SCALE: f64 = 3.0;
 
-/// Largest errors of trained attention with f32 and bf16 products. Where a query sees few keys, its
-/// gradient is what rounded products leave of a cancellation.
-const SINGLE: f64 = 3e-5;
+/// Largest errors of trained attention with f32 and bf16 products. Tensor cores cut off sums of f32 terms. Where a
+/// query sees few keys, its gradient is what rounded products leave of a cancellation.
+const SINGLE: f64 = 5e-5;
 const HALF: f64 = 5e-2;
 const FEW_KEYS: usize = 16;
 const HALF_OF_FEW: f64 = 0.2;
+/// The same where some rows alone are compared: a key's gradient is the sum of few.
+const HALF_OF_SOME: f64 = 0.1;
 
 /// Which keys queries see.
 #[derive(Debug, Clone, Copy)]
@@ -164,7 +166,12 @@ impl Call {
             let q = chosen(t[0].clone(), rows.as_deref())?;
             only(reference(&q, &t[1], &t[2], &seen))
         });
-        case.within(SINGLE, if tokens < FEW_KEYS { HALF_OF_FEW } else { HALF })
+        let half = match self.sampled {
+            _ if tokens < FEW_KEYS => HALF_OF_FEW,
+            Some(_) => HALF_OF_SOME,
+            None => HALF,
+        };
+        case.within(SINGLE, half)
     }
 
     /// First, last, and those between at about equal distances.
@@ -269,7 +276,8 @@ pub(super) fn bent(size: Size) -> Vec<Case> {
             only(frozen_attention(&t[0], &t[1], &t[2], &ranges, scores))
         };
         Case::new(shape, inputs, op, move |t| only(plain_bent(t, &seen, softcap, has_sinks)))
-            .within(SINGLE, HALF)
+            // Its f32 factors may be rounded to 10 bits on a device, not to bf16.
+            .within(SINGLE, 5e-3)
     };
     up_to(size, &BENT).map(case).collect()
 }

@@ -59,7 +59,7 @@ const OPS: [Op; 34] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
-    plain("attention_bent", attention::bent),
+    multiplies("attention_bent", attention::bent),
     multiplies("linear", products::linear_training),
     multiplies("linear_onto", products::onto),
     multiplies("linear_exact", products::exact),

@@ -4,6 +4,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, Output, frozen, only};
+use super::compare::on_host;
 use crate::recurrence::{
     Convolution, DeltaRows, DeltaSizes, DeltaState, Walk, causal_convolution, gated_delta_rule,
     reference,
@@ -33,7 +34,7 @@ const DELTA: [(Size, (DeltaSizes, usize)); 8] = [
 ];
 
 fn values(tensor: &Tensor) -> Result<Vec<f32>> {
-    tensor.to_device(&Device::Cpu)?.flatten_all()?.to_vec1()
+    on_host(tensor)?.flatten_all()?.to_vec1()
 }
 
 /// From numbers between −1 and 1 to gates between 0 and 1.

@@ -227,7 +227,9 @@ mod of_nvrtc {
         let name = CString::new(format!("{}.cu", program.name)).map_err(Error::wrap)?;
         let handle = result::create_program(&text, Some(&name)).map_err(Error::wrap)?;
         let handle = Handle(handle);
-        let target = format!("--gpu-architecture={architecture}");
+        // Such code runs on no later architecture; it is called by a letter.
+        let letter = if program.for_one_architecture { "a" } else { "" };
+        let target = format!("--gpu-architecture={architecture}{letter}");
         let options: Vec<&str> = options.iter().copied().chain([target.as_str()]).collect();
         // SAFETY: the program was created above and is given back after its last use.
         let compiled = unsafe { result::compile_program(handle.0, &options) };

@@ -1,9 +1,10 @@
 // What all kernels share: products of 16-bit tiles on tensor cores, sums over a warp and a block.
 // NVRTC compiles this text before a kernel's own; no headers are needed. Tests compile the same text
-// for the CPU, where emulator.h supplies threads, barriers and the two instructions below.
+// for the CPU, where emulator.h supplies threads, barriers and the instructions below.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
+typedef unsigned long long u64;
 
 #ifndef EMULATED
 #define METHOD __device__ __forceinline__
@@ -36,6 +37,42 @@ DEVICE void mma(float d[4], const u32 a[4], const u32 b[2]) {
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Begins to copy 8 values to a block's memory, or writes 8 zeros there. Both places are multiples of 16 bytes.
+DEVICE void copy_ahead(u16 *to, const u16 *from, bool some) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                 "r"(some ? 16 : 0));
+}
+
+// What was begun so far is one group.
+DEVICE void end_copies() { asm volatile("cp.async.commit_group;"); }
+
+// Waits until at most so many of this thread's newest groups are under way.
+template <int GROUPS> DEVICE void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory"); }
+
+// Four tiles of 8 x 8 values in a block's memory. Lanes 0.., 8.., 16.. and 24.. say where their rows begin. Lane l gets
+// of each tile the pair of row l / 4 and columns 2 (l % 4)...
+DEVICE void load_tiles(u32 tiles[4], const u16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                 : "r"(shared_address(row)));
+}
+
+// The same of turned tiles: lane l gets the pair of rows 2 (l % 4).. and column l / 4.
+DEVICE void load_turned_tiles(u32 tiles[4], const u16 *row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+                 : "r"(shared_address(row)));
+}
+
+// 2 to the power of a number, with some 2^-22.
+DEVICE float power_of_two(float exponent) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
 }
 #endif
 

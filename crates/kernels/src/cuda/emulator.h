@@ -182,6 +182,39 @@ static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     }
 }
 
+// Copies are there at once: a missing wait does not show.
+static inline void copy_ahead(uint16_t *to, const uint16_t *from, bool some) {
+    if (some) std::memcpy(to, from, 16);
+    else std::memset(to, 0, 16);
+}
+static inline void end_copies() {}
+template <int GROUPS> static inline void wait_for_copies() {}
+
+static inline void load_tiles(uint32_t tiles[4], const uint16_t *row) {
+    auto *warp = emulator::laid_out();
+    unsigned lane = emulator::current % 32;
+    std::memcpy(warp[lane], &row, sizeof row);
+    emulator::wait_for_warp();
+    for (unsigned i = 0; i < 4; i++) {
+        const uint16_t *from;
+        std::memcpy(&from, warp[8 * i + lane / 4], sizeof from);
+        std::memcpy(&tiles[i], from + lane % 4 * 2, 4);
+    }
+}
+static inline void load_turned_tiles(uint32_t tiles[4], const uint16_t *row) {
+    auto *warp = emulator::laid_out();
+    unsigned lane = emulator::current % 32;
+    std::memcpy(warp[lane], &row, sizeof row);
+    emulator::wait_for_warp();
+    for (unsigned i = 0; i < 4; i++) {
+        const uint16_t *low, *high;
+        std::memcpy(&low, warp[8 * i + lane % 4 * 2], sizeof low);
+        std::memcpy(&high, warp[8 * i + lane % 4 * 2 + 1], sizeof high);
+        tiles[i] = low[lane / 4] | uint32_t(high[lane / 4]) << 16;
+    }
+}
+static inline float power_of_two(float exponent) { return std::exp2(exponent); }
+
 template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 
-use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
+use half::bf16;
 
 use super::{Argument, Launch, Program};
 
@@ -66,7 +67,36 @@ fn compile(source: &Path, built: &Path) -> Result<()> {
 
 type Start = unsafe extern "C" fn(*const u32, u32, u32, *mut *mut c_void);
 
-pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
+/// A result whose values show if they are never written.
+enum Made {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Made {
+    fn new(dtype: DType, count: usize) -> Self {
+        match dtype {
+            DType::BF16 => Self::Bf16(vec![bf16::NAN; count]),
+            _ => Self::F32(vec![f32::NAN; count]),
+        }
+    }
+
+    fn address(&mut self) -> u64 {
+        match self {
+            Self::F32(values) => values.as_mut_ptr().addr() as u64,
+            Self::Bf16(values) => values.as_mut_ptr().addr() as u64,
+        }
+    }
+
+    fn tensor(self, shape: &Shape) -> Result<Tensor> {
+        match self {
+            Self::F32(values) => Tensor::from_vec(values, shape, &candle_core::Device::Cpu),
+            Self::Bf16(values) => Tensor::from_vec(values, shape, &candle_core::Device::Cpu),
+        }
+    }
+}
+
+pub(super) fn run(launch: &Launch<'_>, types: &[DType]) -> Result<Vec<Tensor>> {
     if launch.grid.contains(&0) || launch.threads == 0 {
         bail!("{}: a driver refuses to start a kernel without blocks", launch.kernel);
     }
@@ -108,10 +138,10 @@ pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
             Argument::F32(value) => u64::from(value.to_bits()),
         });
     }
-    // A value that is never written shows.
-    let mut results: Vec<Vec<f32>> =
-        launch.results.iter().map(|shape| vec![f32::NAN; shape.elem_count()]).collect();
-    values.extend(results.iter_mut().map(|result| result.as_mut_ptr().addr() as u64));
+    let shapes = launch.results.iter();
+    let mut results: Vec<Made> =
+        shapes.zip(types).map(|(shape, of)| Made::new(*of, shape.elem_count())).collect();
+    values.extend(results.iter_mut().map(Made::address));
     let mut pointers: Vec<*mut c_void> =
         values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
     let grid = launch.grid.map(|blocks| blocks as u32);
@@ -120,6 +150,6 @@ pub(super) fn run(launch: &Launch<'_>) -> Result<Vec<Tensor>> {
     unsafe {
         start(grid.as_ptr(), launch.threads as u32, launch.memory as u32, pointers.as_mut_ptr());
     }
-    let tensor = |(values, shape)| Tensor::from_vec(values, shape, &candle_core::Device::Cpu);
-    results.into_iter().zip(launch.results.iter().cloned()).map(tensor).collect()
+    let made = results.into_iter().zip(launch.results);
+    made.map(|(result, shape)| result.tensor(shape)).collect()
 }

@@ -1,6 +1,6 @@
 //! Starting a kernel on a device.
 
-use candle_core::{Device, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 use super::Program;
 #[cfg(any(test, feature = "emulate-cuda"))]
@@ -64,8 +64,8 @@ pub(crate) struct Launch<'a> {
     /// Bytes of dynamic memory a block.
     pub(crate) memory: usize,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// Shapes of the kernel's last arguments: new f32 tensors, which it writes whole or which nobody
-    /// reads.
+    /// Shapes of the kernel's last arguments: new tensors, of f32 if [`run`](Self::run) starts it, which it
+    /// writes whole or which nobody reads.
     pub(crate) results: &'a [Shape],
 }
 
@@ -76,6 +76,18 @@ impl Launch<'_> {
     /// - an argument is not contiguous, of another type, or on another device
     /// - the kernel cannot be compiled or started, or there is no memory for the results
     pub(crate) fn run(&self, device: &Device) -> Result<Vec<Tensor>> {
+        self.run_as(device, &vec![DType::F32; self.results.len()])
+    }
+
+    /// The same with results of `types`, each f32 or bf16.
+    ///
+    /// # Errors
+    /// - as [`run`](Self::run), or there is not such a type a result
+    pub(crate) fn run_as(&self, device: &Device, types: &[DType]) -> Result<Vec<Tensor>> {
+        let known = types.iter().all(|of| matches!(of, DType::F32 | DType::BF16));
+        if types.len() != self.results.len() || !known {
+            bail!("{}: {types:?} for {} results", self.kernel, self.results.len());
+        }
         for argument in self.arguments {
             if let Argument::Tensor(tensor) = argument
                 && !tensor.is_contiguous()
@@ -85,14 +97,16 @@ impl Launch<'_> {
         }
         self.check_counts()?;
         if self.grid.contains(&0) {
-            let empty = |shape: &Shape| Tensor::zeros(shape, candle_core::DType::F32, device);
-            return self.results.iter().map(empty).collect();
+            let results = self.results.iter().zip(types);
+            return results.map(|(shape, of)| Tensor::zeros(shape, *of, device)).collect();
         }
         match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => on_cuda::run(self, cuda),
+            Device::Cuda(cuda) => on_cuda::run(self, types, cuda),
             #[cfg(any(test, feature = "emulate-cuda"))]
-            Device::Cpu => trace::on_host(|| self.kernel.to_owned(), || super::emulator::run(self)),
+            Device::Cpu => {
+                trace::on_host(|| self.kernel.to_owned(), || super::emulator::run(self, types))
+            }
             other => {
                 bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
             }
@@ -126,7 +140,9 @@ mod on_cuda {
         CudaSlice, CudaView, LaunchConfig, PushKernelArg,
     };
     use candle_core::op::BackpropOp;
-    use candle_core::{CudaDevice, CudaStorage, DType, Error, Result, Storage, Tensor, bail};
+    use candle_core::{
+        CudaDevice, CudaStorage, DType, Error, Result, Shape, Storage, Tensor, bail,
+    };
 
     use super::super::code::function;
     use super::super::trace::on_stream;
@@ -158,7 +174,39 @@ mod on_cuda {
         Number(f32),
     }
 
-    pub(super) fn run(launch: &Launch<'_>, device: &CudaDevice) -> Result<Vec<Tensor>> {
+    /// A new result.
+    enum Made {
+        F32(CudaSlice<f32>),
+        Bf16(CudaSlice<half::bf16>),
+    }
+
+    impl Made {
+        /// With whatever values its memory has.
+        fn new(dtype: DType, count: usize, device: &CudaDevice) -> Result<Self> {
+            // SAFETY: the values are not read before the kernel, started behind this, has written them all,
+            // or not at all; both are ordered by the device's stream.
+            unsafe {
+                Ok(match dtype {
+                    DType::BF16 => Self::Bf16(device.alloc::<half::bf16>(count)?),
+                    _ => Self::F32(device.alloc::<f32>(count)?),
+                })
+            }
+        }
+
+        fn tensor(self, shape: &Shape, device: &CudaDevice) -> Tensor {
+            let storage = match self {
+                Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+                Self::Bf16(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+            };
+            Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+        }
+    }
+
+    pub(super) fn run(
+        launch: &Launch<'_>,
+        types: &[DType],
+        device: &CudaDevice,
+    ) -> Result<Vec<Tensor>> {
         let function = function(launch.program, launch.kernel, launch.memory, device)?;
         let stream = device.cuda_stream();
         let held: Vec<_> = launch
@@ -193,11 +241,9 @@ mod on_cuda {
                 (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
             });
         }
-        let mut results: Vec<CudaSlice<f32>> = Vec::with_capacity(launch.results.len());
-        for shape in launch.results {
-            // SAFETY: the values are not read before the kernel, started below, has written them all,
-            // or not at all; both are ordered by the device's stream.
-            results.push(unsafe { device.alloc::<f32>(shape.elem_count().max(1)) }?);
+        let mut results = Vec::with_capacity(launch.results.len());
+        for (shape, of) in launch.results.iter().zip(types) {
+            results.push(Made::new(*of, shape.elem_count().max(1), device)?);
         }
         let mut start = stream.launch_builder(&function);
         for argument in &passed {
@@ -210,7 +256,10 @@ mod on_cuda {
             };
         }
         for result in &mut results {
-            start.arg(result);
+            match result {
+                Made::F32(values) => start.arg(values),
+                Made::Bf16(values) => start.arg(values),
+            };
         }
         let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
         let config = LaunchConfig {
@@ -227,11 +276,8 @@ mod on_cuda {
                 unsafe { start.launch(config) }.map_err(Error::wrap)
             },
         )?;
-        let tensor = |(slice, shape): (CudaSlice<f32>, &candle_core::Shape)| {
-            let storage = CudaStorage::wrap_cuda_slice(slice, device.clone());
-            Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
-        };
-        Ok(results.into_iter().zip(launch.results).map(tensor).collect())
+        let made = results.into_iter().zip(launch.results);
+        Ok(made.map(|(result, shape)| result.tensor(shape, device)).collect())
     }
 }
 

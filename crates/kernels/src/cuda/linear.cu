@@ -1,9 +1,19 @@
 // Products of few rows: out [R, O] = x [R, I] Wᵀ + addend for W [O, I] in f32 or bf16, I even, of up to three
-// matrices with the same x. Every weight is read once for ROWS rows, 16 bytes at a time where I and where the
-// matrix lies allow it, and a row is summed alike whatever is beside it.
+// matrices with the same x. Every weight is read once for a block's rows, 16 bytes at a time where I and where the
+// matrix lies allow it, and a row is summed alike whatever is beside it, and however large the blocks are.
+//
+// bf16 weights that are read so are multiplied on tensor cores with x in three bf16 terms, which add up to it.
 
+// Rows that are summed at once.
 #define ROWS 8
-#define OUTPUTS 4
+// Outputs of a block, or of each of its tiles.
+#define OUTPUTS 16
+// Warps of a block: with f32, and with bf16.
+#define WARPS_F32 4
+#define WARPS_BF16 8
+// Neighbouring inputs that a warp multiplies at a time.
+#define SPAN 64
+#define TERMS 3
 
 // What a thread reads at once.
 struct __align__(16) Quad {
@@ -19,6 +29,11 @@ struct Product {
     const float *addend;
     u32 kind, outputs;
     float *out;
+    METHOD void put(float sum, u32 row, u32 output) const {
+        size_t at = (size_t)row * outputs + output;
+        if (kind != NO_ADDEND) sum += addend[kind == BIAS ? output : at];
+        out[at] = sum;
+    }
 };
 
 // COUNT neighbouring values: 2, or 8 that begin at a multiple of 16 bytes.
@@ -55,28 +70,28 @@ DEVICE void read(float values[COUNT], const u16 *from) {
     }
 }
 
-// A warp's OUTPUTS columns of `count` rows, at most MOST, by reads of STEP values.
-template <class WEIGHT, int MOST, int STEP>
+// A warp's COUNT columns of `count` rows, at most MOST, by reads of STEP values.
+template <class WEIGHT, int COUNT, int MOST, int STEP>
 DEVICE void columns(const float *x, const Product<WEIGHT> &product, u32 row, u32 count, u32 inputs, u32 first) {
     int lane = threadIdx.x % 32;
     u32 outputs = product.outputs;
     x += (size_t)row * inputs;
-    float sums[MOST][OUTPUTS];
+    float sums[MOST][COUNT];
 #pragma unroll
     for (int r = 0; r < MOST; r++)
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) sums[r][o] = 0.0f;
+        for (int o = 0; o < COUNT; o++) sums[r][o] = 0.0f;
     for (u32 i = STEP * lane; i < inputs; i += 32 * STEP) {
-        float weights[OUTPUTS][STEP];
+        float weights[COUNT][STEP];
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++)
+        for (int o = 0; o < COUNT; o++)
             read<STEP>(weights[o], product.w + (size_t)min(first + o, outputs - 1) * inputs + i);
 #pragma unroll
         for (int r = 0; r < MOST; r++) {
             float own[STEP];
             read<STEP>(own, x + (size_t)min((u32)r, count - 1) * inputs + i);
 #pragma unroll
-            for (int o = 0; o < OUTPUTS; o++)
+            for (int o = 0; o < COUNT; o++)
 #pragma unroll
                 for (int e = 0; e < STEP; e++) sums[r][o] = fmaf(own[e], weights[o][e], sums[r][o]);
         }
@@ -84,69 +99,220 @@ DEVICE void columns(const float *x, const Product<WEIGHT> &product, u32 row, u32
 #pragma unroll
     for (int r = 0; r < MOST; r++)
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; o++) {
+        for (int o = 0; o < COUNT; o++) {
             float sum = warp_sum(sums[r][o]);
-            if (lane != 0 || r >= count || first + o >= outputs) continue;
-            size_t at = (size_t)(row + r) * outputs + first + o;
-            if (product.kind != NO_ADDEND) sum += product.addend[product.kind == BIAS ? first + o : at];
-            product.out[at] = sum;
+            if (lane == 0 && r < count && first + o < outputs) product.put(sum, row + r, first + o);
         }
 }
 
-template <class WEIGHT, int STEP>
+// A block's columns from `first` on, of `count` rows.
+template <class WEIGHT, int WARPS, int TILES, int STEP>
 DEVICE void columns_of(const float *x, const Product<WEIGHT> &product, u32 row, u32 count, u32 inputs, u32 first) {
-    if (count == 1)
-        columns<WEIGHT, 1, STEP>(x, product, row, count, inputs, first);
-    else if (count <= 4)
-        columns<WEIGHT, 4, STEP>(x, product, row, count, inputs, first);
-    else
-        columns<WEIGHT, ROWS, STEP>(x, product, row, count, inputs, first);
+    const int own = TILES * OUTPUTS / WARPS;
+    first += threadIdx.x / 32 * own;
+    for (u32 done = 0; done < count; done += ROWS) {
+        u32 some = min(count - done, (u32)ROWS);
+        if (some == 1)
+            columns<WEIGHT, own, 1, STEP>(x, product, row + done, some, inputs, first);
+        else if (some <= 4)
+            columns<WEIGHT, own, 4, STEP>(x, product, row + done, some, inputs, first);
+        else
+            columns<WEIGHT, own, ROWS, STEP>(x, product, row + done, some, inputs, first);
+    }
 }
 
-// Grid: blocks of columns, those of one matrix after those of the other; ROWS rows each.
-template <class WEIGHT, int COUNT>
+#ifdef EMULATED
+DEVICE Quad read_once(const u16 *from) { return *(const Quad *)from; }
+#else
+// Leaves the first cache to what is read again.
+DEVICE Quad read_once(const u16 *from) {
+    Quad all;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(all.a), "=r"(all.b), "=r"(all.c), "=r"(all.d)
+        : "l"(from));
+    return all;
+}
+#endif
+
+// Splits 8 values into bf16 terms that add up to them.
+DEVICE void split(u32 terms[TERMS][4], const float values[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float low = values[2 * i], high = values[2 * i + 1];
+#pragma unroll
+        for (int term = 0; term < TERMS; term++) {
+            u32 both = pack(low, high);
+            terms[term][i] = both;
+            low -= unpack_low(both);
+            high -= unpack_high(both);
+        }
+    }
+}
+
+// What a warp has of a step for one tile: the neighbouring 8 of SPAN inputs that a lane has in either half, for
+// outputs g and g + 8.
+struct Weights {
+    Quad low[2], high[2];
+};
+
+// d = the products of a tile's weights with ROWS rows of x, whose terms have the same inputs. Small terms come first.
+DEVICE void multiply(float d[4], const Weights &w, const u32 x[2][TERMS][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[i] = 0.0f;
+#pragma unroll
+    for (int term = TERMS - 1; term >= 0; term--)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            // Inputs may take any place in a product that they have in both factors.
+            u32 first[4] = {w.low[half].a, w.high[half].a, w.low[half].b, w.high[half].b};
+            u32 second[4] = {w.low[half].c, w.high[half].c, w.low[half].d, w.high[half].d};
+            mma(d, first, x[half][term]);
+            mma(d, second, x[half][term] + 2);
+        }
+}
+
+// A block's TILES tiles of outputs from `first` on, for `count` of GROUPS times ROWS rows. Warps take spans of inputs
+// in turn and add up their own in order, and the block adds up the warps.
+template <int TILES, int GROUPS>
+DEVICE void tiles_of(const float *x, const Product<u16> &product, u32 row, u32 count, u32 inputs, u32 first) {
+    __shared__ float of_warps[WARPS_BF16][GROUPS * TILES * 128];
+    // Spans whose weights are on their way together.
+    const int ahead = 4 / TILES;
+    const u32 stride = WARPS_BF16 * SPAN;
+    int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
+    const u16 *low[TILES], *high[TILES];
+    float sums[GROUPS][TILES][4];
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        u32 output = first + OUTPUTS * tile + g;
+        low[tile] = product.w + (size_t)min(output, product.outputs - 1) * inputs;
+        high[tile] = product.w + (size_t)min(output + 8, product.outputs - 1) * inputs;
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sums[group][tile][i] = 0.0f;
+    }
+    x += (size_t)row * inputs;
+#pragma unroll 1
+    for (u32 from = warp * SPAN; from < inputs; from += ahead * stride) {
+        Weights weights[ahead][TILES];
+#pragma unroll
+        for (int step = 0; step < ahead; step++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 at = from + step * stride + 32 * half + 8 * t;
+                // Past the end x is 0.
+                at = at < inputs ? at : 0;
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++) {
+                    weights[step][tile].low[half] = read_once(low[tile] + at);
+                    weights[step][tile].high[half] = read_once(high[tile] + at);
+                }
+            }
+#pragma unroll
+        for (int step = 0; step < ahead; step++)
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++) {
+                u32 terms[2][TERMS][4];
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    u32 at = from + step * stride + 32 * half + 8 * t, own = group * ROWS + g;
+                    float values[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+                    if (own < count && at < inputs) read<8>(values, x + (size_t)own * inputs + at);
+                    split(terms[half], values);
+                }
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++) {
+                    float d[4];
+                    multiply(d, weights[step][tile], terms);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sums[group][tile][i] += d[i];
+                }
+            }
+    }
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                of_warps[warp][((group * TILES + tile) * 4 + i) * 32 + lane] = sums[group][tile][i];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < GROUPS * TILES * 128; i += 32 * WARPS_BF16) {
+        u32 output = i % (TILES * OUTPUTS), own = i / (TILES * OUTPUTS), tile = output / OUTPUTS;
+        if (own >= count || first + output >= product.outputs) continue;
+        u32 value = (output % OUTPUTS / 8) * 2 + own % 2, of_lane = output % 8 * 4 + own % ROWS / 2;
+        u32 place = ((own / ROWS * TILES + tile) * 4 + value) * 32 + of_lane;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS_BF16; w++) sum += of_warps[w][place];
+        product.put(sum, row + own, first + output);
+    }
+}
+
+// What a block computes of one matrix. x begins at a multiple of 16 bytes: what a row is summed like hangs on the
+// matrix alone.
+template <int TILES, int GROUPS>
+DEVICE void block_of(const float *x, const Product<float> &product, u32 row, u32 count, u32 inputs, u32 first) {
+    if (inputs % 8 == 0 && (size_t)product.w % 16 == 0)
+        columns_of<float, WARPS_F32, TILES, 8>(x, product, row, count, inputs, first);
+    else
+        columns_of<float, WARPS_F32, TILES, 2>(x, product, row, count, inputs, first);
+}
+template <int TILES, int GROUPS>
+DEVICE void block_of(const float *x, const Product<u16> &product, u32 row, u32 count, u32 inputs, u32 first) {
+    if (inputs % 8 == 0 && (size_t)product.w % 16 == 0)
+        tiles_of<TILES, GROUPS>(x, product, row, count, inputs, first);
+    else
+        columns_of<u16, WARPS_BF16, TILES, 2>(x, product, row, count, inputs, first);
+}
+
+// Grid: blocks of outputs, those of one matrix after those of the other, and for each of them blocks of rows.
+template <int TILES, int GROUPS, class WEIGHT, int COUNT>
 DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u32 rows, u32 inputs) {
-    u32 group = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y * ROWS;
-    u32 count = min(rows - row, (u32)ROWS);
+    const u32 own = TILES * OUTPUTS, most = GROUPS * ROWS;
+    u32 of_rows = (rows + most - 1) / most, block = blockIdx.x / of_rows, row = blockIdx.x % of_rows * most;
+    Product<WEIGHT> product = products[0];
+    bool found = false;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        u32 groups = (products[i].outputs + OUTPUTS - 1) / OUTPUTS;
-        if (group < groups) {
-            // x begins at a multiple of 16 bytes: what a row is summed like hangs on the matrix alone.
-            if (inputs % 8 == 0 && (size_t)products[i].w % 16 == 0)
-                columns_of<WEIGHT, 8>(x, products[i], row, count, inputs, group * OUTPUTS);
-            else
-                columns_of<WEIGHT, 2>(x, products[i], row, count, inputs, group * OUTPUTS);
-            return;
-        }
-        group -= groups;
+        u32 blocks = (products[i].outputs + own - 1) / own;
+        if (found) continue;
+        product = products[i];
+        found = block < blocks;
+        if (!found) block -= blocks;
     }
+    if (found) block_of<TILES, GROUPS>(x, product, row, min(rows - row, most), inputs, block * own);
 }
 
 #define MATRIX(i) const WEIGHT *w##i, const float *addend##i, u32 kind##i, u32 outputs##i
 #define PRODUCT(i) {w##i, addend##i, kind##i, outputs##i, out##i}
-#define FEW_ROWS(name)                                                                                            \
-    extern "C" __global__ void name##_1(const float *x, u32 rows, u32 inputs, MATRIX(0), float *out0) {            \
-        Product<WEIGHT> products[1] = {PRODUCT(0)};                                                               \
-        few_rows(x, products, rows, inputs);                                                                      \
-    }                                                                                                             \
-    KERNEL(name##_1)                                                                                              \
-    extern "C" __global__ void name##_2(const float *x, u32 rows, u32 inputs, MATRIX(0), MATRIX(1), float *out0,   \
-                                        float *out1) {                                                            \
-        Product<WEIGHT> products[2] = {PRODUCT(0), PRODUCT(1)};                                                   \
-        few_rows(x, products, rows, inputs);                                                                      \
-    }                                                                                                             \
-    KERNEL(name##_2)                                                                                              \
-    extern "C" __global__ void name##_3(const float *x, u32 rows, u32 inputs, MATRIX(0), MATRIX(1), MATRIX(2),     \
-                                        float *out0, float *out1, float *out2) {                                  \
-        Product<WEIGHT> products[3] = {PRODUCT(0), PRODUCT(1), PRODUCT(2)};                                       \
-        few_rows(x, products, rows, inputs);                                                                      \
-    }                                                                                                             \
+#define FEW_ROWS(name, warps, blocks, tiles, groups)                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * warps, blocks)                                            \
+    name##_1(const float *x, u32 rows, u32 inputs, MATRIX(0), float *out0) {                                    \
+        Product<WEIGHT> products[1] = {PRODUCT(0)};                                                             \
+        few_rows<tiles, groups>(x, products, rows, inputs);                                                     \
+    }                                                                                                           \
+    KERNEL(name##_1)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * warps, blocks)                                            \
+    name##_2(const float *x, u32 rows, u32 inputs, MATRIX(0), MATRIX(1), float *out0, float *out1) {            \
+        Product<WEIGHT> products[2] = {PRODUCT(0), PRODUCT(1)};                                                 \
+        few_rows<tiles, groups>(x, products, rows, inputs);                                                     \
+    }                                                                                                           \
+    KERNEL(name##_2)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * warps, blocks)                                            \
+    name##_3(const float *x, u32 rows, u32 inputs, MATRIX(0), MATRIX(1), MATRIX(2), float *out0, float *out1,   \
+             float *out2) {                                                                                     \
+        Product<WEIGHT> products[3] = {PRODUCT(0), PRODUCT(1), PRODUCT(2)};                                     \
+        few_rows<tiles, groups>(x, products, rows, inputs);                                                     \
+    }                                                                                                           \
     KERNEL(name##_3)
 
 #define WEIGHT float
-FEW_ROWS(few_rows_f32)
+FEW_ROWS(few_rows_f32, WARPS_F32, 3, 1, 1)
 #undef WEIGHT
 #define WEIGHT u16
-FEW_ROWS(few_rows_bf16)
+FEW_ROWS(few_rows_bf16, WARPS_BF16, 2, 1, 1)
+FEW_ROWS(few_rows_bf16_wide, WARPS_BF16, 2, 2, 1)
+FEW_ROWS(few_rows_bf16_tall, WARPS_BF16, 2, 2, 4)
 #undef WEIGHT

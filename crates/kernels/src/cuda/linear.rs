@@ -5,16 +5,47 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, exactly, takes};
+use super::{Argument, Launch, Program, aligned, exactly, takes};
 use crate::composed::FULL_ROWS;
 
 static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("linear", include_str!("linear.cu"), &[]));
 
-const THREADS: usize = 128;
-/// Rows and columns that a warp computes: `ROWS` and `OUTPUTS` of the kernels.
+/// Outputs of a tile: `OUTPUTS` of the kernels.
+const TILE: usize = 16;
+/// Rows that are summed at once: `ROWS` of the kernels.
 const ROWS: usize = 8;
-const OUTPUTS: usize = 4;
+
+/// What blocks of a kernel compute. A row's bits are the same with all of one type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Blocks {
+    kernel: &'static str,
+    threads: usize,
+    outputs: usize,
+    rows: usize,
+}
+
+impl Blocks {
+    const F32: Self = Self { kernel: "few_rows_f32", threads: 128, outputs: TILE, rows: ROWS };
+    const BF16: Self = Self { kernel: "few_rows_bf16", threads: 256, outputs: TILE, rows: ROWS };
+    /// With half of the reads of `x`, which count where it has several rows.
+    const WIDE: Self = Self { kernel: "few_rows_bf16_wide", outputs: 2 * TILE, ..Self::BF16 };
+    /// With a quarter of the reads of weights.
+    const TALL: Self = Self { kernel: "few_rows_bf16_tall", rows: 4 * ROWS, ..Self::WIDE };
+    /// Outputs of which blocks of two tiles occupy a device.
+    const MANY: usize = 4096;
+
+    /// The fastest for a start with so many rows and outputs; `None` for other types.
+    fn of(dtype: DType, rows: usize, outputs: usize) -> Option<Self> {
+        match dtype {
+            DType::F32 => Some(Self::F32),
+            DType::BF16 if rows > ROWS => Some(Self::TALL),
+            DType::BF16 if rows > ROWS / 2 && outputs >= Self::MANY => Some(Self::WIDE),
+            DType::BF16 => Some(Self::BF16),
+            _ => None,
+        }
+    }
+}
 
 /// What is added to a product.
 #[derive(Clone, Copy)]
@@ -76,10 +107,9 @@ pub(crate) fn each_row<const N: usize>(
     let addends = maps.iter().filter_map(|(_, addend)| addend.tensor());
     let mut all = maps.iter().map(|(weight, _)| *weight).chain(addends).chain([x]);
     let dtype = maps.first().map(|(weight, _)| weight.dtype());
-    let kernel = match dtype {
-        Some(DType::F32) => "few_rows_f32",
-        Some(DType::BF16) => "few_rows_bf16",
-        _ => return Ok(None),
+    let outputs = maps.iter().map(|(weight, _)| weight.dim(0)).sum::<Result<usize>>()?;
+    let Some(blocks) = dtype.and_then(|dtype| Blocks::of(dtype, rows, outputs)) else {
+        return Ok(None);
     };
     let fits = |(weight, addend): &(&Tensor, Addend<'_>)| {
         weight.is_contiguous()
@@ -96,11 +126,9 @@ pub(crate) fn each_row<const N: usize>(
     {
         return Ok(None);
     }
-    let x = x.contiguous()?;
-    // The kernel reads 4 values at a time.
-    let x = if x.layout().start_offset().is_multiple_of(4) { x } else { x.force_contiguous()? };
+    let x = aligned(x)?;
     let mut arguments: Vec<Argument<'_>> = vec![(&x).into(), rows.into(), inputs.into()];
-    let (mut results, mut groups) = (Vec::new(), 0);
+    let (mut results, mut columns) = (Vec::new(), 0);
     for (weight, addend) in maps {
         let outputs = weight.dim(0)?;
         let added = addend.tensor().unwrap_or(&x);
@@ -108,13 +136,13 @@ pub(crate) fn each_row<const N: usize>(
             [(*weight).into(), added.into(), addend.kind().into(), outputs.into()];
         arguments.extend(own);
         results.push(Shape::from((rows, outputs)));
-        groups += outputs.div_ceil(OUTPUTS);
+        columns += outputs.div_ceil(blocks.outputs);
     }
     let launch = Launch {
         program: &PROGRAM,
-        kernel: &format!("{kernel}_{N}"),
-        grid: [groups.div_ceil(THREADS / 32), rows.div_ceil(ROWS), 1],
-        threads: THREADS,
+        kernel: &format!("{}_{N}", blocks.kernel),
+        grid: [columns * rows.div_ceil(blocks.rows), 1, 1],
+        threads: blocks.threads,
         memory: 0,
         arguments: &arguments,
         results: &results,
@@ -127,6 +155,7 @@ mod tests {
     use candle_core::{DType, Result, Tensor};
 
     use super::super::emulator::emulated;
+    use super::Blocks;
     use crate::linear::{linear, linear_onto};
     use crate::matrix::{Matrix, linear_each};
     use crate::test_support::{Noise, assert_close};
@@ -134,7 +163,9 @@ mod tests {
     #[test]
     fn few_rows_match_the_cpu_and_have_the_bits_that_they_have_alone() -> Result<()> {
         let mut noise = Noise::new(7);
-        for (rows, inputs, outputs) in [(1, 2, 1), (3, 130, 5), (8, 64, 33), (21, 96, 40)] {
+        for (rows, inputs, outputs) in
+            [(1, 2, 1), (3, 130, 5), (8, 64, 33), (21, 96, 40), (9, 1080, 17), (5, 8, 4097)]
+        {
             let (x, weight) = (noise.tensor(&[rows, inputs]), noise.tensor(&[outputs, inputs]));
             let bias = noise.tensor(&[outputs]);
             for dtype in [DType::F32, DType::BF16] {
@@ -153,6 +184,17 @@ mod tests {
             }
         }
         Ok(())
+    }
+
+    #[test]
+    fn blocks_grow_with_the_rows() {
+        let of = |dtype, rows, outputs| Blocks::of(dtype, rows, outputs);
+        assert_eq!(of(DType::BF16, 1, 1 << 17), Some(Blocks::BF16));
+        assert_eq!(of(DType::BF16, 8, 4095), Some(Blocks::BF16));
+        assert_eq!(of(DType::BF16, 5, 4096), Some(Blocks::WIDE));
+        assert_eq!(of(DType::BF16, 9, 16), Some(Blocks::TALL));
+        assert_eq!(of(DType::F32, 9, 4096), Some(Blocks::F32));
+        assert_eq!(of(DType::F16, 1, 16), None);
     }
 
     /// A matrix that does not begin at a multiple of 16 bytes is read by pairs; rows that do not are copied.

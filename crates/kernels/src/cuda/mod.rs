@@ -6,6 +6,7 @@
 
 #[cfg(any(test, feature = "cuda"))]
 mod code;
+pub mod collectives;
 pub mod device;
 #[cfg(any(test, feature = "emulate-cuda"))]
 pub(crate) mod emulator;
@@ -52,6 +53,16 @@ pub(crate) fn emulated() -> bool {
     return false;
 }
 
+/// Whether a device multiplies by groups of warps: compute capability 9.0 and no other. The emulator does.
+pub(crate) fn has_warp_groups(device: &Device) -> bool {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => launch::capability(device).is_ok_and(|found| found == (9, 0)),
+        Device::Cpu => emulated(),
+        _ => false,
+    }
+}
+
 /// Bytes of dynamic memory that a block may ask for.
 ///
 /// # Errors
@@ -81,6 +92,16 @@ pub(crate) fn upload<T: candle_core::WithDType>(values: &[T], device: &Device) -
 pub(crate) fn exactly<const N: usize>(results: Vec<Tensor>) -> Result<[Tensor; N]> {
     let found = results.len();
     results.try_into().map_err(|_| candle_core::Error::msg(format!("{N} results, found {found}")))
+}
+
+/// Contiguous values that begin where a kernel may read four of them at once.
+///
+/// # Errors
+/// - the device has no memory for a copy
+pub(crate) fn aligned(values: &Tensor) -> Result<Tensor> {
+    let values = values.contiguous()?;
+    let fits = values.layout().start_offset().is_multiple_of(4);
+    if fits { Ok(values) } else { values.force_contiguous() }
 }
 
 #[cfg(all(test, feature = "cuda"))]

@@ -1,9 +1,10 @@
 //! Products of matrices whose sums and results are f32, whatever their factors are: candle's round the
 //! result of bf16 factors to bf16, and those of f32 factors to TF32 where that is allowed.
 
-#[cfg(any(test, feature = "cuda"))]
 use candle_core::Layout;
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Result, Storage, Tensor, bail,
+};
 
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::{emulated, trace::on_host};
@@ -25,6 +26,53 @@ pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         #[cfg(any(test, feature = "emulate-cuda"))]
         Device::Cpu if emulated() => on_host(|| name(a, b), || composed(a, b, narrow)),
         _ => composed(a, b, narrow),
+    }
+}
+
+/// Adds `a b` to `sum`, a whole `[M, N]` matrix of f32 that is no factor, in place: whoever else holds its values
+/// sees the new ones.
+///
+/// # Errors
+/// - as [`product`], or `sum` is no such matrix
+pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    let ((rows, inner), (b_rows, columns)) = (a.dims2()?, b.dims2()?);
+    let whole = sum.is_contiguous() && sum.layout().start_offset() == 0;
+    let fits = inner == b_rows && a.dtype() == b.dtype() && sum.dims() == [rows, columns];
+    if !whole || !fits || sum.dtype() != DType::F32 {
+        bail!("product of {a:?} and {b:?} added to {sum:?}");
+    }
+    sum.inplace_op1(&Onto { a, b })
+}
+
+/// Adds the product of its factors to what is there.
+struct Onto<'a> {
+    a: &'a Tensor,
+    b: &'a Tensor,
+}
+
+impl InplaceOp1 for Onto<'_> {
+    fn name(&self) -> &'static str {
+        "add_product"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        let out = product(self.a, self.b)?;
+        let (out, _) = out.storage_and_layout();
+        let (CpuStorage::F32(sum), Storage::Cpu(CpuStorage::F32(out))) = (storage, &*out) else {
+            bail!("add_product: values of f32 expected")
+        };
+        sum.iter_mut().zip(out).for_each(|(sum, value)| *sum += value);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
+        on_cuda::add(self.a, self.b, storage)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
+        bail!("add_product: built without CUDA")
     }
 }
 
@@ -80,7 +128,7 @@ mod on_cuda {
 
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
-    use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr, DevicePtrMut};
+    use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut};
     use candle_core::op::BackpropOp;
     use candle_core::{
         CudaDevice, CudaStorage, DType, Error, Layout, Result, Storage, Tensor, bail,
@@ -105,15 +153,35 @@ mod on_cuda {
         if rows * inner * columns == 0 {
             return Tensor::zeros((rows, columns), DType::F32, a.device());
         }
+        // SAFETY: the library, started below, writes all values in the order of the device's stream.
+        let mut out = unsafe { device.alloc::<f32>(rows * columns) }?;
+        multiply(a, b, (&mut out, 0.0), device)?;
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
+        Ok(Tensor::from_storage(storage, (rows, columns), BackpropOp::none(), false))
+    }
+
+    /// Adds `a b` to a matrix of its size.
+    pub(super) fn add(a: &Tensor, b: &Tensor, sum: &mut CudaStorage) -> Result<()> {
+        if a.elem_count() * b.elem_count() == 0 {
+            return Ok(());
+        }
+        let device = sum.device.clone();
+        multiply(a, b, (sum.as_cuda_slice_mut::<f32>()?, 1.0), &device)
+    }
+
+    /// `out`, times a number, plus `a b`.
+    fn multiply(
+        a: &Tensor,
+        b: &Tensor,
+        out: (&mut CudaSlice<f32>, f32),
+        device: &CudaDevice,
+    ) -> Result<()> {
         let ((a, of_a), (b, of_b)) = (readable(a)?, readable(b)?);
-        match a.dtype() {
-            DType::BF16 => {
-                of_type::<bf16>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_16BF, device)
-            }
-            DType::F16 => {
-                of_type::<f16>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_16F, device)
-            }
-            _ => of_type::<f32>((&a, of_a), (&b, of_b), sys::cudaDataType_t::CUDA_R_32F, device),
+        let (a, b) = ((&a, of_a), (&b, of_b));
+        match a.0.dtype() {
+            DType::BF16 => of_type::<bf16>(a, b, sys::cudaDataType_t::CUDA_R_16BF, out, device),
+            DType::F16 => of_type::<f16>(a, b, sys::cudaDataType_t::CUDA_R_16F, out, device),
+            _ => of_type::<f32>(a, b, sys::cudaDataType_t::CUDA_R_32F, out, device),
         }
     }
 
@@ -121,55 +189,50 @@ mod on_cuda {
         (a, of_a): (&Tensor, Factor),
         (b, of_b): (&Tensor, Factor),
         kind: sys::cudaDataType_t,
+        (out, kept): (&mut CudaSlice<f32>, f32),
         device: &CudaDevice,
-    ) -> Result<Tensor> {
+    ) -> Result<()> {
         let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
         let number = |count: usize| c_int::try_from(count).map_err(Error::wrap);
         let ((a_storage, a_layout), (b_storage, b_layout)) =
             (a.storage_and_layout(), b.storage_and_layout());
         let stream = device.cuda_stream();
-        // SAFETY: the library, started below, writes all values in the order of the device's stream.
-        let mut out = unsafe { device.alloc::<f32>(rows * columns) }?;
-        let (one, zero) = (1.0_f32, 0.0_f32);
-        {
-            let a_at = values::<T>(&a_storage, a_layout)?;
-            let b_at = values::<T>(&b_storage, b_layout)?;
-            let (a_at, _a) = a_at.device_ptr(&stream);
-            let (b_at, _b) = b_at.device_ptr(&stream);
-            let (out_at, _out) = out.device_ptr_mut(&stream);
-            stream.context().bind_to_thread().map_err(Error::wrap)?;
-            let start = || {
-                // SAFETY: the three matrices are as large as the numbers say, which `Factor::of` has from their
-                // layouts, and live as long as work in the device's stream needs them.
-                unsafe {
-                    gemm_ex(
-                        *device.cublas_handle().handle(),
-                        operation(of_b),
-                        operation(of_a),
-                        number(columns)?,
-                        number(rows)?,
-                        number(inner)?,
-                        (&raw const one).cast(),
-                        b_at as *const c_void,
-                        kind,
-                        number(of_b.leading)?,
-                        a_at as *const c_void,
-                        kind,
-                        number(of_a.leading)?,
-                        (&raw const zero).cast(),
-                        out_at as *mut c_void,
-                        sys::cudaDataType_t::CUDA_R_32F,
-                        number(columns)?,
-                        sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
-                        sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
-                    )
-                }
-                .map_err(Error::wrap)
-            };
-            on_stream(&stream, || name(a, b), start)?;
-        }
-        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
-        Ok(Tensor::from_storage(storage, (rows, columns), BackpropOp::none(), false))
+        let one = 1.0_f32;
+        let a_at = values::<T>(&a_storage, a_layout)?;
+        let b_at = values::<T>(&b_storage, b_layout)?;
+        let (a_at, _a) = a_at.device_ptr(&stream);
+        let (b_at, _b) = b_at.device_ptr(&stream);
+        let (out_at, _out) = out.device_ptr_mut(&stream);
+        stream.context().bind_to_thread().map_err(Error::wrap)?;
+        let start = || {
+            // SAFETY: the three matrices are as large as the numbers say, which `Factor::of` has from their
+            // layouts, and live as long as work in the device's stream needs them.
+            unsafe {
+                gemm_ex(
+                    *device.cublas_handle().handle(),
+                    operation(of_b),
+                    operation(of_a),
+                    number(columns)?,
+                    number(rows)?,
+                    number(inner)?,
+                    (&raw const one).cast(),
+                    b_at as *const c_void,
+                    kind,
+                    number(of_b.leading)?,
+                    a_at as *const c_void,
+                    kind,
+                    number(of_a.leading)?,
+                    (&raw const kept).cast(),
+                    out_at as *mut c_void,
+                    sys::cudaDataType_t::CUDA_R_32F,
+                    number(columns)?,
+                    sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+                    sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
+                )
+            }
+            .map_err(Error::wrap)
+        };
+        on_stream(&stream, || name(a, b), start)
     }
 
     /// The library computes the turned result, outᵀ = bᵀ aᵀ: what it finds turned is right.
@@ -263,6 +326,25 @@ mod tests {
         }
         let scattered = noise.tensor(&[3, 4, 2]).narrow(2, 0, 1)?.squeeze(2)?;
         assert_eq!(Factor::of(scattered.layout()), None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_product_is_added_to_what_is_there() -> Result<()> {
+        let mut noise = Noise::new(33);
+        let sum = noise.tensor(&[7, 5]);
+        for dtype in [DType::F32, DType::BF16] {
+            let (a, b) = (noise.tensor(&[9, 7]).t()?, noise.tensor(&[9, 5]));
+            let (a, b) = (a.to_dtype(dtype)?, b.to_dtype(dtype)?);
+            let want = (&sum + product(&a, &b)?)?;
+            add_product(&sum, &a, &b)?;
+            assert_close("sum", &sum, &want, 1e-6);
+        }
+        let (a, b) = (noise.tensor(&[7, 3]), noise.tensor(&[3, 5]));
+        assert!(add_product(&sum.t()?, &b.t()?, &a.t()?).is_err(), "turned");
+        assert!(add_product(&sum.narrow(0, 1, 6)?, &a.narrow(0, 0, 6)?, &b).is_err(), "a part");
+        assert!(add_product(&sum, &a, &b.t()?).is_err());
+        assert!(add_product(&sum, &a, &b.to_dtype(DType::BF16)?).is_err());
         Ok(())
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::LazyLock;
 
-use candle_core::{Result, Shape, Tensor};
+use candle_core::{DType, Device, Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, exactly, upload};
-use crate::composed::differentiable;
+use super::{Argument, Launch, Program, aligned, exactly, upload};
+use crate::composed::differentiable_new;
 use crate::sums::Sums;
 
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
@@ -15,6 +15,17 @@ static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("rows", include_str!("rows.cu"), &[]));
 
 const THREADS: usize = 256;
+/// Values of a row that a thread of a norm keeps: `4 * HELD` of the kernels.
+const HELD: usize = 16;
+const WARP: usize = 32;
+/// Most threads of a block.
+const MOST_THREADS: usize = 1024;
+/// So many pieces of rows, or more, are not copied by one start.
+const MOST_COPIED: usize = 1 << 31;
+/// Values that a thread rounds.
+const ROUNDED: usize = 8;
+/// Values that a thread gates or copies.
+const EACH: usize = 4;
 /// Rows of which a block sums a weight's gradient.
 const ROWS_EACH: usize = 128;
 
@@ -32,20 +43,39 @@ fn run(
 
 /// [`crate::rms_norm::rms_norm`] of `[.., H]`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let (x, weight) = (aligned(x)?, aligned(weight)?);
     let hidden = weight.elem_count();
     let rows = x.elem_count() / hidden.max(1);
-    let arguments = [(&x).into(), (&weight).into(), hidden.into(), eps.into()];
-    let [out] = exactly(run("rms_norm", [rows, 1, 1], &arguments, &[x.shape().clone()], &x)?)?;
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "rms_norm",
+        grid: [rows, 1, 1],
+        threads: threads_of_row(hidden),
+        memory: 0,
+        arguments: &[(&x).into(), (&weight).into(), hidden.into(), eps.into()],
+        results: &[x.shape().clone()],
+    };
+    let [out] = exactly(launch.run(x.device())?)?;
     let (of_x, of_weight) = (x.detach(), weight.detach());
     let want = [x.track_op(), weight.track_op()];
-    differentiable("rms_norm", [&x, &weight, &weight], out, move |gradient| {
-        let gradient = gradient.contiguous()?;
-        let arguments: [Argument<'_>; 5] =
-            [(&of_x).into(), (&of_weight).into(), (&gradient).into(), hidden.into(), eps.into()];
-        let shapes = [of_x.shape().clone(), Shape::from(rows)];
-        let results = run("rms_norm_backward", [rows, 1, 1], &arguments, &shapes, &of_x)?;
-        let [dx, inverse] = exactly(results)?;
+    differentiable_new("rms_norm", [&x, &weight, &weight], out, move |gradient| {
+        let gradient = aligned(gradient)?;
+        let launch = Launch {
+            program: &PROGRAM,
+            kernel: "rms_norm_backward",
+            grid: [rows, 1, 1],
+            threads: threads_of_row(hidden),
+            memory: 0,
+            arguments: &[
+                (&of_x).into(),
+                (&of_weight).into(),
+                (&gradient).into(),
+                hidden.into(),
+                eps.into(),
+            ],
+            results: &[of_x.shape().clone(), Shape::from(rows)],
+        };
+        let [dx, inverse] = exactly(launch.run(of_x.device())?)?;
         let dw = if want[1] {
             let rows_each = ROWS_EACH.max(rows.div_ceil(MOST_PIECES));
             let pieces = rows.div_ceil(rows_each);
@@ -68,12 +98,34 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
     })
 }
 
+/// Threads of a norm's block, each of which keeps [`HELD`] values of a row.
+fn threads_of_row(hidden: usize) -> usize {
+    hidden.div_ceil(HELD).next_multiple_of(WARP).clamp(WARP, MOST_THREADS)
+}
+
+/// [`crate::rope::Rope::table`] made on a device: cos and sin, `[T, R/2]` each, of some positions and frequencies.
+pub(crate) fn rope_table(
+    positions: &[u32],
+    frequencies: &[f32],
+    amplitude: f32,
+    device: &Device,
+) -> Result<[Tensor; 2]> {
+    let half = frequencies.len();
+    let values = positions.len() * half;
+    let (at, frequencies) = (upload(positions, device)?, upload(frequencies, device)?);
+    let arguments: [Argument<'_>; 5] =
+        [(&at).into(), (&frequencies).into(), values.into(), half.into(), Argument::F32(amplitude)];
+    let shape = Shape::from((positions.len(), half));
+    let grid = [values.div_ceil(THREADS), 1, 1];
+    exactly(run("rope_table", grid, &arguments, &[shape.clone(), shape], &at)?)
+}
+
 /// [`crate::rope::rope`] of `[T, N, D]`.
 pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (cos, sin) = (cos.contiguous()?, sin.contiguous()?);
     let out = rotated(&x, &cos, &sin, 1.0)?;
-    differentiable("rope", [&x; 3], out, move |gradient| {
+    differentiable_new("rope", [&x; 3], out, move |gradient| {
         Ok([Some(rotated(&gradient.contiguous()?, &cos, &sin, -1.0)?), None, None])
     })
 }
@@ -99,18 +151,96 @@ fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, sign: f64) -> Result<Tensor> 
 pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (gate, up) = (gate.contiguous()?, up.contiguous()?);
     let count = gate.elem_count();
-    let grid = [count.div_ceil(THREADS), 1, 1];
+    let grid = [count.div_ceil(EACH * THREADS), 1, 1];
     let arguments = [(&gate).into(), (&up).into(), count.into()];
     let [out] = exactly(run("swiglu", grid, &arguments, &[gate.shape().clone()], &gate)?)?;
     let (of_gate, of_up) = (gate.detach(), up.detach());
-    differentiable("swiglu", [&gate, &up, &up], out, move |gradient| {
-        let gradient = gradient.contiguous()?;
-        let arguments: [Argument<'_>; 4] =
-            [(&of_gate).into(), (&of_up).into(), (&gradient).into(), count.into()];
-        let shapes = [of_gate.shape().clone(), of_gate.shape().clone()];
-        let [d_gate, d_up] = exactly(run("swiglu_backward", grid, &arguments, &shapes, &of_gate)?)?;
+    differentiable_new("swiglu", [&gate, &up, &up], out, move |gradient| {
+        let [d_gate, d_up] = swiglu_gradients(&of_gate, &of_up, gradient, DType::F32)?;
         Ok([Some(d_gate), Some(d_up), None])
     })
+}
+
+/// Gradients of both arguments of [`swiglu`], which lie in order, in f32 or bf16.
+pub(crate) fn swiglu_gradients(
+    gate: &Tensor,
+    up: &Tensor,
+    gradient: &Tensor,
+    dtype: DType,
+) -> Result<[Tensor; 2]> {
+    let gradient = gradient.contiguous()?;
+    let count = gate.elem_count();
+    let half = dtype == DType::BF16;
+    let arguments: [Argument<'_>; 5] =
+        [gate.into(), up.into(), (&gradient).into(), count.into(), half.into()];
+    let shape = gate.shape().clone();
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "swiglu_backward",
+        grid: [count.div_ceil(EACH * THREADS), 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &arguments,
+        results: &[shape.clone(), shape],
+    };
+    exactly(launch.run_as(gate.device(), &[dtype, dtype])?)
+}
+
+/// The rows `ids` of `x`, `[T, ..]`, without a gradient; `None` if rows are no multiples of 16 bytes, an id
+/// lies outside, or it is no case for the kernel otherwise.
+pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
+    let (dtype, [of, rest @ ..]) = (x.dtype(), x.dims()) else { return Ok(None) };
+    let width: usize = rest.iter().product();
+    let (in_16, bytes) = (16 / dtype.size_in_bytes().max(1), width * dtype.size_in_bytes());
+    let count = ids.len() * (bytes / 16);
+    let lies_well = x.is_contiguous() && x.layout().start_offset().is_multiple_of(in_16.max(1));
+    let fits = matches!(dtype, DType::F32 | DType::BF16) && bytes.is_multiple_of(16);
+    let inside = ids.iter().all(|id| (*id as usize) < *of);
+    if !(fits && lies_well && inside && (1..MOST_COPIED).contains(&count)) {
+        return Ok(None);
+    }
+    let at = upload(ids, x.device())?;
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "some_rows",
+        grid: [count.div_ceil(THREADS), 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &[x.into(), (&at).into(), (bytes / 16).into(), count.into()],
+        results: &[Shape::from([&[ids.len()], rest].concat())],
+    };
+    let [out] = exactly(launch.run_as(x.device(), &[dtype])?)?;
+    Ok(Some(out))
+}
+
+/// Values in bf16.
+pub(crate) fn to_halves(x: &Tensor) -> Result<Tensor> {
+    let x = aligned(x)?;
+    let count = x.elem_count();
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "to_halves",
+        grid: [count.div_ceil(ROUNDED * THREADS), 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &[(&x).into(), count.into()],
+        results: &[x.shape().clone()],
+    };
+    let [out] = exactly(launch.run_as(x.device(), &[DType::BF16])?)?;
+    Ok(out)
+}
+
+/// Columns `from` to `from + columns` of `[R, width]` values.
+pub(crate) fn some_columns(x: &Tensor, from: usize, columns: usize) -> Result<Tensor> {
+    let x = aligned(x)?;
+    let (rows, width) = x.dims2()?;
+    let count = rows * columns;
+    let arguments: [Argument<'_>; 5] =
+        [(&x).into(), width.into(), from.into(), columns.into(), count.into()];
+    let grid = [count.div_ceil(EACH * THREADS), 1, 1];
+    let [out] =
+        exactly(run("some_columns", grid, &arguments, &[Shape::from((rows, columns))], &x)?)?;
+    Ok(out)
 }
 
 /// Sums of rows of `x`, each added to its row of `base`, without a gradient.
@@ -139,9 +269,10 @@ pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{Device, Result, Tensor, Var};
+    use candle_core::{DType, Device, Result, Tensor, Var};
 
     use super::super::emulator::emulated;
+    use super::{HELD, MOST_THREADS};
     use crate::rms_norm::rms_norm;
     use crate::rope::{Rope, RopeScaling, rope};
     use crate::swiglu::swiglu;
@@ -168,13 +299,39 @@ mod tests {
 
     #[test]
     fn norms_match_the_cpu() -> Result<()> {
-        for (seed, shape) in [(1, vec![1, 1]), (2, vec![3, 2, 48]), (3, vec![140, 321])] {
+        for (seed, shape) in [
+            (1, vec![1, 1]),
+            (2, vec![3, 2, 48]),
+            (3, vec![140, 321]),
+            // Wider than what a block's threads keep.
+            (4, vec![1, HELD * MOST_THREADS + 36]),
+        ] {
             let mut noise = Noise::new(seed);
             let (x, w) = (noise.var(&shape), noise.var(&shape[shape.len() - 1..]));
             assert_same(|| rms_norm(&x, &w, 1e-5), &[&x, &w])?;
             // Where only one trains.
             assert_same(|| rms_norm(&x, &w.detach(), 1e-5), &[&x])?;
             assert_same(|| rms_norm(&x.detach(), &w, 1e-5), &[&w])?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_normed_row_has_the_bits_that_it_has_alone_at_any_place() -> Result<()> {
+        let mut noise = Noise::new(5);
+        for hidden in [48, 321, 1000] {
+            let (x, w) = (noise.tensor(&[5, hidden]), noise.tensor(&[hidden]));
+            let all = emulated(|| rms_norm(&x, &w, 1e-5))?.to_vec2::<f32>()?;
+            for (i, of_all) in all.iter().enumerate() {
+                let row = x.narrow(0, i, 1)?;
+                // At a place that is no multiple of 16 bytes.
+                let shifted = Tensor::cat(&[&noise.tensor(&[1]), &row.flatten_all()?], 0)?;
+                let shifted = shifted.narrow(0, 1, hidden)?.reshape((1, hidden))?;
+                for one in [row, shifted] {
+                    let alone = emulated(|| rms_norm(&one, &w, 1e-5))?.to_vec2::<f32>()?;
+                    assert_eq!(&alone[0], of_all, "row {i} of {hidden} values");
+                }
+            }
         }
         Ok(())
     }
@@ -194,12 +351,47 @@ mod tests {
     }
 
     #[test]
+    fn values_are_rounded_as_elsewhere() -> Result<()> {
+        let mut noise = Noise::new(12);
+        for shape in [[1, 1], [3, 5], [40, 64], [33, 129]] {
+            let x = (noise.tensor(&shape) * 7.0)?;
+            // Halfway between two bf16 values.
+            let x = Tensor::cat(&[&x, &(x.ones_like()? * (1.0 + 1.0 / 256.0))?], 0)?;
+            let (own, want) = (emulated(|| super::to_halves(&x))?, x.to_dtype(DType::BF16)?);
+            assert_eq!(own.dtype(), DType::BF16);
+            let wide = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec2::<f32>();
+            assert_eq!(wide(&own)?, wide(&want)?);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tables_of_angles_match_the_cpu() -> Result<()> {
+        let positions: Vec<u32> = (0..70).map(|t| t * t * 31).collect();
+        let rope = Rope::new(80, 1e4, RopeScaling::None)?.amplified(1.25);
+        let table = |positions: &[u32]| rope.table(positions, &Device::Cpu);
+        let (own, plain) = (emulated(|| table(&positions))?, table(&positions)?);
+        assert_close("cos", own.cos(), plain.cos(), 1e-7);
+        assert_close("sin", own.sin(), plain.sin(), 1e-7);
+        // The longest wave comes last, the shortest first; both start at 1 and 0.
+        let first = |of: &Tensor, row: usize| of.to_vec2::<f32>().map(|rows| rows[row].clone());
+        assert_eq!(first(own.cos(), 0)?, [1.25; 40]);
+        assert_eq!(first(own.sin(), 0)?, [0.0; 40]);
+        assert!((first(own.sin(), 1)?[0] - 1.25 * 31_f32.sin()).abs() < 1e-6);
+        assert_eq!(emulated(|| table(&[]))?.cos().dims(), [0, 40]);
+        Ok(())
+    }
+
+    #[test]
     fn gates_match_the_cpu_at_extremes_also() -> Result<()> {
         let mut noise = Noise::new(9);
-        let (gate, up) = (noise.var(&[40, 300]), noise.var(&[40, 300]));
-        for factor in [1.0, 8.0, 500.0] {
-            let op = || swiglu(&(gate.as_tensor() * factor)?, &up);
-            assert_same(op, &[&gate, &up])?;
+        // Whole groups of values that a thread takes, and a part of one.
+        for shape in [[40, 300], [7, 39]] {
+            let (gate, up) = (noise.var(&shape), noise.var(&shape));
+            for factor in [1.0, 8.0, 500.0] {
+                let op = || swiglu(&(gate.as_tensor() * factor)?, &up);
+                assert_same(op, &[&gate, &up])?;
+            }
         }
         Ok(())
     }

@@ -4,14 +4,14 @@ use candle_core::Result;
 
 use super::Program;
 use super::code::{Architecture, compile, on_large_stack};
-use crate::attention::program as attention;
+use crate::attention::{Way, programs as attention};
 
 /// Compute capabilities, with the dynamic memory that a block may have there.
 const GPUS: [(i32, usize); 3] = [(80, 163 << 10), (90, 227 << 10), (100, 227 << 10)];
 
 /// Bytes that a kernel may move out of its registers: in wide heads two sums of a tile alone fill them.
 const fn spill_limit(head_dim: usize) -> usize {
-    if head_dim > 128 { 1280 } else { 64 }
+    if head_dim > 128 { 1280 } else { 192 }
 }
 
 /// What the assembler says of a kernel.
@@ -54,7 +54,7 @@ fn the_assemblers_words_are_understood() {
 }
 
 /// Every program that a run may need, with the width of its heads.
-fn programs(memory: usize) -> Vec<(Program, usize)> {
+fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
     let mut all = vec![
         (Program::new("rows", include_str!("rows.cu"), &[]), 0),
         (Program::new("linear", include_str!("linear.cu"), &[]), 0),
@@ -69,9 +69,12 @@ fn programs(memory: usize) -> Vec<(Program, usize)> {
             0,
         ),
     ];
+    let groups = (capability == 90).then_some(Way::Groups);
+    let ways: Vec<Way> =
+        [Way::Terms(1), Way::Terms(3), Way::Pipelined].into_iter().chain(groups).collect();
     for head_dim in [64, 80, 96, 128, 256] {
-        for terms in [1, 3] {
-            all.extend(attention(head_dim, terms, memory).map(|program| (program, head_dim)));
+        for way in &ways {
+            all.extend(attention(*way, head_dim, memory).into_iter().map(|p| (p, head_dim)));
         }
     }
     all
@@ -82,7 +85,7 @@ fn programs(memory: usize) -> Vec<(Program, usize)> {
 fn every_program_becomes_code_for_every_supported_gpu() -> Result<()> {
     let mut too_many = Vec::new();
     for (gpu, memory) in GPUS {
-        for (program, head_dim) in programs(memory) {
+        for (program, head_dim) in programs(gpu, memory) {
             let options = ["--ptxas-options=-v"];
             let compiled = on_large_stack(|| compile(&program, Architecture::Real(gpu), &options))?;
             assert!(compiled.code.starts_with(b"\x7fELF"), "{}", program.name);

@@ -4,8 +4,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Result, bail};
 
-/// Between two looks, at first and at most.
+/// Between two looks, at first and at most. Between them it is a part of the time so far: short waits are not made
+/// much longer, and long ones take no processor.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+const PART: u32 = 8;
 
 /// Waits until `is_done`, looking at `failure` beside.
 ///
@@ -16,20 +18,20 @@ pub(super) fn until(
     mut failure: impl FnMut() -> Option<String>,
     limit: Duration,
 ) -> Result<()> {
-    let (started, (mut pause, longest)) = (Instant::now(), LOOK_EVERY);
+    let (started, (shortest, longest)) = (Instant::now(), LOOK_EVERY);
     while !is_done()? {
         if let Some(failure) = failure() {
             bail!("{failure}");
         }
-        if started.elapsed() >= limit {
+        let elapsed = started.elapsed();
+        if elapsed >= limit {
             bail!(
                 "no answer of the other ranks for {:.0} s: a process or a link is gone \
                  (parallel.timeout_seconds sets the wait)",
                 limit.as_secs_f64()
             );
         }
-        std::thread::sleep(pause);
-        pause = (2 * pause).min(longest);
+        std::thread::sleep((elapsed / PART).clamp(shortest, longest));
     }
     Ok(())
 }

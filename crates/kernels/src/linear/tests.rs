@@ -3,6 +3,7 @@ use candle_core::Var;
 use super::*;
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
+use crate::factors::with_factors;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 #[test]
@@ -213,4 +214,24 @@ fn half_products_are_sums_of_f32() -> Result<()> {
         assert_close(name, own, want, 1e-6);
     }
     Ok(())
+}
+
+#[test]
+fn kept_factors_give_the_same_bits() -> Result<()> {
+    let mut noise = Noise::new(72);
+    let (x, w) = (noise.var(&[70, 12]), noise.var(&[12, 12]));
+    let step = || -> Result<_> {
+        let out = linear(&linear(&x, &w, None)?, &w, None)?;
+        let gradients = out.sqr()?.sum_all()?.backward()?;
+        let of = |variable| gradients.get(variable).cloned().expect("a gradient");
+        Ok([out.detach(), of(x.as_tensor()), of(w.as_tensor())])
+    };
+    emulated(|| {
+        with_half_products(|| {
+            for (own, plain) in with_factors(step)?.iter().zip(&step()?) {
+                assert_close("step", own, plain, 0.0);
+            }
+            Ok(())
+        })
+    })
 }

@@ -28,6 +28,9 @@ pub fn composed(inputs: &Inputs<'_>) -> Result<Output> {
 /// The same with at most so many logits at a time.
 pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
+    if gpu::learns(inputs) {
+        return gpu::in_chunks(logits, inputs);
+    }
     let order = order_by_teacher(inputs);
     let mut products = vec![(inputs.hidden, inputs.head)];
     products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
@@ -94,8 +97,7 @@ pub(super) fn in_chunks(
     let trained = [hidden, head, second];
     let loss_sum = differentiable("linear_cross_entropy", trained, loss, move |gradient| {
         let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
-            let scale = |own: &Tensor| own.broadcast_mul(&gradient.to_dtype(own.dtype())?);
-            own.as_ref().map(scale).transpose()
+            own.as_ref().map(|own| gpu::scaled(own, gradient)).transpose()
         };
         Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
     })?;
@@ -245,7 +247,7 @@ fn indices(rows: &[u32], like: &Tensor) -> Result<Tensor> {
 }
 
 /// Where every row went.
-fn inverse(order: &[u32]) -> Vec<u32> {
+pub(super) fn inverse(order: &[u32]) -> Vec<u32> {
     let mut places = vec![0; order.len()];
     for (place, &row) in (0..).zip(order) {
         places[row as usize] = place;
@@ -254,7 +256,7 @@ fn inverse(order: &[u32]) -> Vec<u32> {
 }
 
 /// The arguments of some rows.
-struct Part<'a> {
+pub(super) struct Part<'a> {
     labels: Vec<u32>,
     label_weights: Option<Vec<f32>>,
     soft: SoftPart<'a>,
@@ -302,7 +304,7 @@ fn chosen<T: Copy>(values: &[T], rows: &[u32], width: usize) -> Vec<T> {
 }
 
 impl<'a> Part<'a> {
-    fn of(inputs: &Inputs<'a>, rows: &[u32]) -> Result<Self> {
+    pub(super) fn of(inputs: &Inputs<'a>, rows: &[u32]) -> Result<Self> {
         let soft = match inputs.soft {
             SoftTargets::TopK { ids, log_probs, k, .. } => {
                 SoftPart::TopK(inputs.soft, chosen(ids, rows, k), chosen(log_probs, rows, k))
@@ -321,7 +323,11 @@ impl<'a> Part<'a> {
         Ok(Self { labels: chosen(inputs.labels, rows, 1), label_weights, soft, teacher })
     }
 
-    fn inputs<'b>(&'b self, products: &[(&'b Tensor, &'b Tensor)], soft_weight: f64) -> Inputs<'b> {
+    pub(super) fn inputs<'b>(
+        &'b self,
+        products: &[(&'b Tensor, &'b Tensor)],
+        soft_weight: f64,
+    ) -> Inputs<'b> {
         let soft = match &self.soft {
             SoftPart::Same(same) => *same,
             SoftPart::TopK(SoftTargets::TopK { k, tail, .. }, ids, log_probs) => {

@@ -1,20 +1,25 @@
-//! The loss of some rows on an NVIDIA GPU: the products are the library's, one kernel turns a row
-//! of logits into loss, statistics and gradient.
+//! The loss on an NVIDIA GPU: the products are the library's, one kernel turns a row of logits into loss,
+//! statistics and gradient.
 
 use std::sync::LazyLock;
 
-use candle_core::{Result, Shape, Tensor};
+use candle_core::{DType, Result, Shape, Tensor, bail};
 
+use super::composed::{Part, inverse};
 use super::reference::logits;
+use super::teacher::order_by_teacher;
 use super::top_k::best_of;
 use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Tail, Teacher,
     Weighted,
 };
+use crate::backward::add_to;
 use crate::composed::differentiable;
-use crate::cuda::{Argument, Launch, Program, exactly, upload};
-use crate::linear::composed as linear;
-use crate::log_sum_exp::as_of_type;
+use crate::cuda::product::{add_product, product};
+use crate::cuda::{Argument, Launch, Program, exactly, takes, upload};
+use crate::factors::{as_factor, as_of_type, kept_factor};
+use crate::linear::{composed as linear, factor_type};
+use crate::rows::select_rows;
 
 static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("cross_entropy", include_str!("gpu.cu"), &[]));
@@ -22,6 +27,8 @@ static PROGRAM: LazyLock<Program> =
 const THREADS: usize = 512;
 /// Numbers of a row: `STATISTICS` of the kernel.
 const STATISTICS: usize = 7;
+/// Values that a thread scales.
+const SCALED: usize = 4;
 
 /// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a
 /// backward pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed
@@ -34,14 +41,191 @@ pub(super) fn output(inputs: &Inputs<'_>) -> Result<Output> {
     let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
     let teacher =
         inputs.teacher.map(|teacher| TeacherLogits::new(&teacher, weighted)).transpose()?;
-    let (gradient, statistics) = start(inputs, &logits, teacher.as_ref())?;
-    let statistics = statistics.to_vec2::<f32>()?;
-    let loss: f64 = statistics.iter().map(|row| f64::from(row[6])).sum();
-    let loss = Tensor::new(loss as f32, logits.device())?;
+    let wanted = logits.track_op().then_some(DType::F32);
+    let (gradient, statistics) = start(inputs, &logits, teacher.as_ref(), wanted)?;
+    let statistics = numbers(&statistics)?;
+    let loss = Tensor::new(loss_of(&statistics), logits.device())?;
     let loss_sum = differentiable("cross_entropy_rows", [&logits; 3], loss, move |_| {
         Ok([Some(gradient.clone()), None, None])
     })?;
     Ok(Output { loss_sum, rows: row_statistics(inputs, &statistics) })
+}
+
+/// The kernel's numbers of a row.
+type Numbers = [f32; STATISTICS];
+
+fn numbers(statistics: &Tensor) -> Result<Vec<Numbers>> {
+    let all = statistics.flatten_all()?.to_vec1::<f32>()?;
+    let rows = all.chunks_exact(STATISTICS);
+    Ok(rows.map(|row| std::array::from_fn(|i| row[i])).collect())
+}
+
+fn loss_of(statistics: &[Numbers]) -> f32 {
+    statistics.iter().map(|row| f64::from(row[6])).sum::<f64>() as f32
+}
+
+/// Whether [`in_chunks`] computes the loss: something trains, and logits are plain products.
+pub(super) fn learns(inputs: &Inputs<'_>) -> bool {
+    let plain = inputs.bend.is_plain() && inputs.teacher_bend.is_plain();
+    let trains = inputs.hidden.track_op() || inputs.head.track_op();
+    trains
+        && plain
+        && inputs.low_rank.is_none()
+        && !inputs.labels.is_empty()
+        && takes(&[inputs.hidden])
+}
+
+/// The loss with its gradients, in chunks of at most so many logits: without a graph, and with one wait for
+/// the device.
+///
+/// # Errors
+/// - as [`super::linear_cross_entropy`]
+pub(super) fn in_chunks(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
+    let Inputs { hidden, head, .. } = *inputs;
+    let count = hidden.dim(0)?;
+    let order = order_by_teacher(inputs);
+    let all = order.clone().unwrap_or_else(|| (0..count as u32).collect());
+    let Sums { d_hidden, d_head, statistics } = sums(logits, inputs, (&all, order.is_some()))?;
+    let d_hidden = match (d_hidden, &order) {
+        (Some(rows), Some(order)) => Some(select_rows(&rows, &inverse(order))?),
+        (rows, _) => rows,
+    };
+    let mut of_rows = vec![[0.0; STATISTICS]; count];
+    for (row, numbers) in all.iter().zip(numbers(&statistics)?) {
+        of_rows[*row as usize] = numbers;
+    }
+    let loss = Tensor::new(loss_of(&of_rows), hidden.device())?;
+    let (head_type, variable) = (head.dtype(), head.clone());
+    let loss_sum = differentiable("linear_cross_entropy", [hidden, head, head], loss, move |g| {
+        let dh = d_hidden.as_ref().map(|own| scaled(own, g)).transpose()?;
+        let Some(own) = &d_head else { return Ok([dh, None, None]) };
+        if add_to(&variable, |sum| scaled_onto(sum, own, g))? {
+            return Ok([dh, None, None]);
+        }
+        Ok([dh, Some(scaled(own, g)?.to_dtype(head_type)?), None])
+    })?;
+    Ok(Output { loss_sum, rows: row_statistics(inputs, &of_rows) })
+}
+
+/// What the chunks come to.
+struct Sums {
+    /// In the order of the chunks, if it is asked for.
+    d_hidden: Option<Tensor>,
+    d_head: Option<Tensor>,
+    /// `[R, STATISTICS]` in the order of the chunks.
+    statistics: Tensor,
+}
+
+/// Runs all rows in the order given, which may not be that of the hidden states. A chunk's gradient of the
+/// head is added to that of the chunks before it by its product.
+fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) -> Result<Sums> {
+    let Inputs { hidden, head, .. } = *inputs;
+    let factors = factor_type(hidden, head);
+    let states = as_factor(hidden, factors)?;
+    let states = if reordered { select_rows(&states, all)? } else { states };
+    let weight = match kept_factor(head, factors)? {
+        Some(kept) => kept,
+        None => as_factor(head, factors)?,
+    };
+    let (mut d_hidden, mut d_head, mut statistics) = (Vec::new(), None, Vec::new());
+    let step = (logits / head.dim(0)?.max(1)).max(1);
+    for (first, rows) in (0..).step_by(step).zip(all.chunks(step)) {
+        let states = states.narrow(0, first, rows.len())?;
+        let (gradient, of_rows) = chunk(inputs, rows, (&states, &weight))?;
+        statistics.push(of_rows);
+        if hidden.track_op() {
+            d_hidden.push(product(&gradient, &weight)?);
+        }
+        if head.track_op() {
+            let turned = gradient.t()?;
+            match &d_head {
+                Some(sum) => add_product(sum, &turned, &states)?,
+                None => d_head = Some(product(&turned, &states)?),
+            }
+        }
+    }
+    let d_hidden = if hidden.track_op() { Some(Tensor::cat(&d_hidden, 0)?) } else { None };
+    Ok(Sums { d_hidden, d_head, statistics: Tensor::cat(&statistics, 0)? })
+}
+
+/// Gradient of some rows' logits in the type of the factors, and the rows' statistics.
+fn chunk(
+    inputs: &Inputs<'_>,
+    rows: &[u32],
+    (states, weight): (&Tensor, &Tensor),
+) -> Result<(Tensor, Tensor)> {
+    let part = Part::of(inputs, rows)?;
+    let part = part.inputs(&[(states, weight)], inputs.soft_weight);
+    let logits = product(states, &weight.t()?)?;
+    let weighted = matches!(part.soft, SoftTargets::Weighted(_));
+    let teacher = part.teacher.map(|teacher| TeacherLogits::new(&teacher, weighted)).transpose()?;
+    // The kernel writes no f16, and needs f32 for sums of entries.
+    let entries = matches!(part.soft, SoftTargets::TopK { .. } | SoftTargets::Sparse(..));
+    let half = states.dtype() == DType::BF16 && !entries;
+    let written = if half { DType::BF16 } else { DType::F32 };
+    let (gradient, statistics) = start(&part, &logits, teacher.as_ref(), Some(written))?;
+    Ok((gradient.to_dtype(states.dtype())?, statistics))
+}
+
+/// `values` times a scalar on their device.
+///
+/// # Errors
+/// - the shapes do not fit, or the device fails
+pub(super) fn scaled(values: &Tensor, scalar: &Tensor) -> Result<Tensor> {
+    scaled_onto(None, values, scalar)
+}
+
+/// The same added to `base`, of the shape of `values`.
+fn scaled_onto(base: Option<&Tensor>, values: &Tensor, scalar: &Tensor) -> Result<Tensor> {
+    let count = values.elem_count();
+    let lies_well = |t: &Tensor| takes(&[t]) && t.is_contiguous() && t.dims() == values.dims();
+    let all = base.into_iter().chain([values]).all(lies_well);
+    if !all || !takes(&[scalar]) || count > u32::MAX as usize {
+        let own = values.broadcast_mul(&scalar.to_dtype(values.dtype())?)?;
+        return base.map_or_else(|| Ok(own.clone()), |base| base + &own);
+    }
+    let scalar = scalar.contiguous()?;
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "scale",
+        grid: [count.div_ceil(SCALED * THREADS), 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &[
+            values.into(),
+            base.unwrap_or(values).into(),
+            (&scalar).into(),
+            count.into(),
+            base.is_some().into(),
+        ],
+        results: &[values.shape().clone()],
+    };
+    let [out] = exactly(launch.run(values.device())?)?;
+    Ok(out)
+}
+
+/// `log Σ e^z` and the most likely token of every row of logits `[R, V]`, rounded to bf16 before if asked for:
+/// `[R, 2]`, still on the device.
+///
+/// # Errors
+/// - the kernel cannot be compiled or started
+pub(crate) fn log_sum_exp(logits: &Tensor, rounded: bool) -> Result<Tensor> {
+    let (rows, vocabulary) = logits.dims2()?;
+    if vocabulary == 0 {
+        bail!("log_sum_exp: logits of {:?}", logits.shape());
+    }
+    let logits = logits.contiguous()?;
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "log_sum_exp_rows",
+        grid: [rows, 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &[(&logits).into(), vocabulary.into(), rounded.into()],
+        results: &[Shape::from((rows, 2))],
+    };
+    let [out] = exactly(launch.run(logits.device())?)?;
+    Ok(out)
 }
 
 /// A teacher's logits, each row once, and which of them every row has.
@@ -120,11 +304,12 @@ impl Entries {
     }
 }
 
-/// Gradient `[R, V]`, of use if the logits are tracked, and statistics `[R, STATISTICS]`.
+/// Gradient `[R, V]` in the type that is wanted, of no use if none is, and statistics `[R, STATISTICS]`.
 fn start(
     inputs: &Inputs<'_>,
     logits: &Tensor,
     teacher: Option<&TeacherLogits>,
+    wanted: Option<DType>,
 ) -> Result<(Tensor, Tensor)> {
     let (rows, vocabulary) = logits.dims2()?;
     let device = logits.device();
@@ -162,7 +347,8 @@ fn start(
     let of_labels: Vec<f32> = (0..rows).map(|row| inputs.label_weight(row) as f32).collect();
     let of_labels = floats(&of_labels)?;
     let (of_soft, of_rejection) = (floats(&cross_entropy)?, floats(&rejection)?);
-    let arguments: [Argument<'_>; 22] = [
+    let written = wanted.unwrap_or(DType::F32);
+    let arguments: [Argument<'_>; 23] = [
         logits.into(),
         teacher.map_or(logits, |teacher| &teacher.logits).into(),
         (&teacher_of).into(),
@@ -184,9 +370,10 @@ fn start(
         entries.bucket.into(),
         (form == Rejection::Log).into(),
         inputs.soft_weight.into(),
-        logits.track_op().into(),
+        wanted.is_some().into(),
+        (written == DType::BF16).into(),
     ];
-    let needs_room = logits.track_op() || soft == 2;
+    let needs_room = wanted.is_some() || soft == 2;
     let room = if needs_room { Shape::from((rows, vocabulary)) } else { Shape::from(1) };
     let shapes = [room, Shape::from((rows, STATISTICS))];
     let launch = Launch {
@@ -198,11 +385,11 @@ fn start(
         arguments: &arguments,
         results: &shapes,
     };
-    let [gradient, statistics] = exactly(launch.run(device)?)?;
+    let [gradient, statistics] = exactly(launch.run_as(device, &[written, DType::F32])?)?;
     Ok((gradient, statistics))
 }
 
-fn row_statistics(inputs: &Inputs<'_>, rows: &[Vec<f32>]) -> RowStatistics {
+fn row_statistics(inputs: &Inputs<'_>, rows: &[Numbers]) -> RowStatistics {
     let mut all = RowStatistics::default();
     for (index, row) in rows.iter().enumerate() {
         let [hard, soft, by_teacher, by_entries] = [row[0], row[1], row[2], row[3]].map(f64::from);

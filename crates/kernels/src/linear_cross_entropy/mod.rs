@@ -42,6 +42,8 @@ use candle_core::{Result, Tensor, bail};
 use crate::bend::Bend;
 use crate::composed::differentiable;
 
+pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
+
 pub use composed::composed;
 pub use fused::chunk_rows;
 pub use reference::reference;
@@ -310,8 +312,10 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
         }
         (SoftTargets::Weighted(weighted), _) => weighted.check(rows)?,
         (SoftTargets::TopK { ids, log_probs, k, .. }, _) => {
-            if ids.len() != rows * k || log_probs.len() != rows * k {
-                bail!("linear_cross_entropy: [{rows}, {k}] top-k entries expected");
+            if k == 0 || ids.len() != rows * k || log_probs.len() != rows * k {
+                bail!(
+                    "linear_cross_entropy: [{rows}, {k}] top-k entries expected, of one or more a row"
+                );
             }
             if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
                 bail!("linear_cross_entropy: id {id} outside the vocabulary of {vocabulary}");

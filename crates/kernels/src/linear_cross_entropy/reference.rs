@@ -2,8 +2,8 @@
 
 use candle_core::{D, DType, Result, Tensor};
 
+use crate::factors::as_of_type;
 use crate::linear::composed as linear;
-use crate::log_sum_exp::as_of_type;
 use crate::storage::{from_f64, host_f64};
 
 use super::{

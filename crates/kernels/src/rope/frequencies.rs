@@ -1,8 +1,11 @@
 //! Frequencies of a model, and how they are stretched.
 
 use candle_core::{Device, Result, Tensor, bail};
+use rayon::prelude::*;
 
 use super::RopeTable;
+use crate::cuda::rows::rope_table;
+use crate::cuda::runs_on;
 
 /// How the base frequencies are stretched for contexts beyond the pretraining length.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -145,15 +148,21 @@ impl Rope {
     /// - the tensors cannot be made on `device`
     pub fn table(&self, position_ids: &[u32], device: &Device) -> Result<RopeTable> {
         let half = self.inv_freq.len();
-        let mut cos = Vec::with_capacity(position_ids.len() * half);
-        let mut sin = Vec::with_capacity(position_ids.len() * half);
-        for &position in position_ids {
-            for &frequency in &self.inv_freq {
-                let angle = f64::from(position as f32 * frequency);
-                cos.push(angle.cos() as f32 * self.amplitude);
-                sin.push(angle.sin() as f32 * self.amplitude);
-            }
+        let values = position_ids.len() * half;
+        // Uploading a table made here would wait for all that the device was given before.
+        if values > 0 && runs_on(device) {
+            let [cos, sin] = rope_table(position_ids, &self.inv_freq, self.amplitude, device)?;
+            return Ok(RopeTable { cos, sin, interleaved: self.interleaved });
         }
+        let (mut cos, mut sin) = (vec![0.0; values], vec![0.0; values]);
+        let rows = cos.par_chunks_mut(half.max(1)).zip(sin.par_chunks_mut(half.max(1)));
+        rows.zip(position_ids).for_each(|((cos, sin), &position)| {
+            for ((cos, sin), &frequency) in cos.iter_mut().zip(sin).zip(&self.inv_freq) {
+                let angle = f64::from(position as f32 * frequency);
+                *cos = angle.cos() as f32 * self.amplitude;
+                *sin = angle.sin() as f32 * self.amplitude;
+            }
+        });
         let shape = (position_ids.len(), half);
         Ok(RopeTable {
             cos: Tensor::from_vec(cos, shape, device)?,

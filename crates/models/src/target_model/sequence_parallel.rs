@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_kernels::differentiable;
 
 use super::spread::Ranks;
@@ -39,6 +40,21 @@ impl RowPart {
         self.tokens * rank / size..self.tokens * (rank + 1) / size
     }
 
+    /// Tokens of the longest part.
+    fn longest(&self) -> usize {
+        self.tokens.div_ceil(self.ranks.size())
+    }
+
+    /// A part's rows and zeros up to as many as the longest part has.
+    fn filled_up(&self, rows: &Tensor) -> candle_core::Result<Tensor> {
+        rows.pad_with_zeros(0, 0, self.longest() - rows.dim(0)?)
+    }
+
+    /// The ranks' devices, where these exchange such tensors themselves.
+    fn devices(&self, tensor: &Tensor) -> Option<&dyn DeviceRanks> {
+        self.ranks.devices().filter(|devices| devices.takes(tensor))
+    }
+
     /// The visible keys of this rank's tokens.
     pub(super) fn ranges(&self, whole: &KeyRanges) -> KeyRanges {
         let rows: Vec<u32> = self.rows().map(|row| row as u32).collect();
@@ -58,8 +74,8 @@ impl RowPart {
     }
 
     /// Everybody's rows of `[t, K, D]` in f32, one part after the other: `[T, K, D]`, in the gradient
-    /// graph of the own rows: what all ranks' losses ask of them is summed in the order of the ranks.
-    /// Then every rank walks back through it, or the others wait.
+    /// graph of the own rows: what all ranks' losses ask of them is summed in the order of the ranks, or where
+    /// devices exchange tensors, in theirs. Then every rank walks back through it, or the others wait.
     ///
     /// # Errors
     /// - the rows are not three-dimensional, or there is no memory for all of them
@@ -75,6 +91,15 @@ impl RowPart {
     /// This rank's rows of everybody's `[T, K, D]`, summed.
     fn sum_own(&self, all: &Tensor) -> candle_core::Result<Tensor> {
         let (_, heads, head_dim) = all.dims3()?;
+        if let Some(devices) = self.devices(all) {
+            let blocks = (0..self.ranks.size()).map(|rank| {
+                let rows = self.rows_of(rank);
+                self.filled_up(&all.narrow(0, rows.start, rows.len())?)
+            });
+            let blocks = Tensor::stack(&blocks.collect::<candle_core::Result<Vec<_>>>()?, 0)?;
+            let own = devices.reduce_scatter(&blocks.to_dtype(DType::F32)?)?;
+            return own.narrow(0, 0, self.rows().len());
+        }
         let width = heads * head_dim;
         let values: Vec<f32> = all.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         let counts = (0..self.ranks.size()).map(|rank| self.rows_of(rank).len() * width);
@@ -88,7 +113,10 @@ impl RowPart {
     /// - the rows are no matrix
     pub fn with_rows_behind(&self, own: &Tensor, count: usize) -> Result<Tensor> {
         let (rows, width) = own.dims2()?;
-        let lead = count.min(self.tokens.div_ceil(self.ranks.size()));
+        let lead = count.min(self.longest());
+        if let Some(devices) = self.devices(own).filter(|_| lead > 0) {
+            return self.with_rows_on(devices, own, (count, lead));
+        }
         let first = own.narrow(0, 0, lead.min(rows))?.to_dtype(DType::F32)?;
         let mut values: Vec<f32> = first.flatten_all()?.to_vec1()?;
         values.resize(lead * width, 0.0);
@@ -110,6 +138,29 @@ impl RowPart {
         Ok(Tensor::cat(&[own, later], 0)?)
     }
 
+    /// The same on the devices; `lead` rows of every rank are gathered.
+    fn with_rows_on(
+        &self,
+        devices: &dyn DeviceRanks,
+        own: &Tensor,
+        (count, lead): (usize, usize),
+    ) -> Result<Tensor> {
+        let own = own.detach();
+        let rows = own.dim(0)?.min(lead);
+        let first = own.narrow(0, 0, rows)?.pad_with_zeros(0, 0, lead - rows)?;
+        let all = devices.all_gather(&[first])?;
+        let mut parts = vec![own];
+        let mut wanted = count.min(self.tokens - self.rows().end);
+        for rank in self.ranks.rank() + 1..self.ranks.size() {
+            let taken = wanted.min(self.rows_of(rank).len()).min(lead);
+            if taken > 0 {
+                parts.push(all[0].get(rank)?.narrow(0, 0, taken)?);
+            }
+            wanted -= taken;
+        }
+        Ok(Tensor::cat(&parts, 0)?.to_dtype(DType::F32)?)
+    }
+
     /// Sums of everybody's values, in the order of the ranks.
     pub fn sum(&self, values: &[f64]) -> Vec<f64> {
         let mut all = vec![0.0_f64; values.len() * self.ranks.size()];
@@ -124,8 +175,15 @@ impl RowPart {
     /// Everybody's rows of `[t, K, D]` in f32, one part after the other.
     fn gathered(&self, own: &Tensor) -> Result<Tensor> {
         let (_, heads, head_dim) = own.dims3()?;
+        if let Some(devices) = self.devices(own) {
+            let all = devices.all_gather(&[self.filled_up(&own.detach())?])?;
+            let parts = (0..self.ranks.size())
+                .map(|rank| all[0].get(rank)?.narrow(0, 0, self.rows_of(rank).len()));
+            let parts = parts.collect::<candle_core::Result<Vec<_>>>()?;
+            return Ok(Tensor::cat(&parts, 0)?.to_dtype(DType::F32)?);
+        }
         let width = heads * head_dim;
-        let longest = self.tokens.div_ceil(self.ranks.size());
+        let longest = self.longest();
         let mut values: Vec<f32> = own.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         values.resize(longest * width, 0.0);
         let mut all = vec![0.0_f32; longest * width * self.ranks.size()];

@@ -138,16 +138,26 @@ enum Ended {
 pub(super) enum Answer {
     Works,
     WaitsFor(usize),
+    /// For several at once, in another way than by frames.
+    WaitsForSeveral,
 }
 
 impl Answer {
     /// In a frame: one more than the rank that is waited for, 0 for none.
-    fn number(waits_for: Option<usize>) -> u32 {
-        waits_for.map_or(0, |rank| rank as u32 + 1)
+    fn number(self) -> u32 {
+        match self {
+            Self::Works => 0,
+            Self::WaitsFor(rank) => rank as u32 + 1,
+            Self::WaitsForSeveral => u32::MAX,
+        }
     }
 
     fn of(number: u32) -> Self {
-        (number as usize).checked_sub(1).map_or(Self::Works, Self::WaitsFor)
+        match number {
+            0 => Self::Works,
+            u32::MAX => Self::WaitsForSeveral,
+            number => Self::WaitsFor(number as usize - 1),
+        }
     }
 }
 
@@ -155,8 +165,10 @@ struct State {
     /// What came, by peer.
     data: Vec<VecDeque<Vec<u8>>>,
     ended: Vec<Option<Ended>>,
-    /// The rank that this one waits for.
-    waits_for: Option<usize>,
+    /// What this rank does.
+    does: Answer,
+    /// The ranks of which it waits for several.
+    several: Vec<usize>,
     /// The last answer of each peer: whom it waits for.
     answers: Vec<Option<Answer>>,
 }
@@ -170,7 +182,8 @@ pub(super) struct Mail {
 impl Mail {
     pub(super) fn new(size: usize) -> Self {
         let (data, ended) = (vec![VecDeque::new(); size], vec![None; size]);
-        let state = State { data, ended, waits_for: None, answers: vec![None; size] };
+        let (does, several, answers) = (Answer::Works, Vec::new(), vec![None; size]);
+        let state = State { data, ended, does, several, answers };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -189,7 +202,7 @@ impl Mail {
     /// work cannot end.
     pub(super) fn take(&self, peer: usize) -> Result<Vec<u8>, usize> {
         let mut state = lock(&self.state);
-        state.waits_for = Some(peer);
+        state.does = Answer::WaitsFor(peer);
         let taken = loop {
             if let Some(data) = state.data[peer].pop_front() {
                 break Ok(data);
@@ -199,18 +212,30 @@ impl Mail {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        state.waits_for = None;
+        state.does = Answer::Works;
         taken
     }
 
-    /// Tells whom this rank waits for while it writes.
-    pub(super) fn set_waits_for(&self, peer: Option<usize>) {
-        lock(&self.state).waits_for = peer;
+    /// Tells what this rank does while it takes nothing.
+    pub(super) fn set(&self, does: Answer) {
+        lock(&self.state).does = does;
     }
 
-    /// Whom this rank waits for.
-    pub(super) fn waits_for(&self) -> Option<usize> {
-        lock(&self.state).waits_for
+    /// Tells that this rank waits for several.
+    pub(super) fn set_waits_for(&self, several: &[usize]) {
+        let mut state = lock(&self.state);
+        state.does = Answer::WaitsForSeveral;
+        state.several = several.to_vec();
+    }
+
+    /// What this rank does.
+    pub(super) fn does(&self) -> Answer {
+        lock(&self.state).does
+    }
+
+    /// The ranks of which it waits for several.
+    pub(super) fn several(&self) -> Vec<usize> {
+        lock(&self.state).several.clone()
     }
 
     /// The rank that is to blame where a peer cannot be written to.
@@ -246,8 +271,7 @@ impl Mail {
                     heard(News::Abort(u8::try_from(code).unwrap_or(1)));
                 }
                 Ok(Some((Kind::Ask, ..))) => {
-                    let number = Answer::number(self.waits_for());
-                    writer.write_within(Kind::Answer, number, ANSWER_WITHIN);
+                    writer.write_within(Kind::Answer, self.does().number(), ANSWER_WITHIN);
                 }
                 Ok(Some((Kind::Answer, number, _))) => self.change(|state| {
                     state.answers[peer] = Some(Answer::of(number));
@@ -374,8 +398,10 @@ mod tests {
             one.answer(1, Duration::from_secs(9))
         };
         assert_eq!(ask(), Some(Answer::Works));
-        other.set_waits_for(Some(2));
+        other.set(Answer::WaitsFor(2));
         assert_eq!(ask(), Some(Answer::WaitsFor(2)));
+        other.set_waits_for(&[0, 2]);
+        assert_eq!((ask(), other.several()), (Some(Answer::WaitsForSeveral), vec![0, 2]));
     }
 
     #[test]

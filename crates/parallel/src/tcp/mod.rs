@@ -125,11 +125,11 @@ impl Job {
         let Some(writer) = &self.writers[to] else {
             return self.mail.put(to, bytes.to_vec());
         };
-        self.mail.set_waits_for(Some(to));
+        self.mail.set(Answer::WaitsFor(to));
         if writer.write(Kind::Data, 0, bytes).is_err() {
             self.lost(self.mail.lost(to));
         }
-        self.mail.set_waits_for(None);
+        self.mail.set(Answer::Works);
     }
 
     fn receive(&self, from: usize, into: &mut [u8]) {
@@ -171,11 +171,8 @@ impl Job {
 
     /// The rank that does not answer: the one waited for may wait for another itself.
     fn suspect(&self) -> Suspect {
-        let Some(mut suspect) = self.mail.waits_for() else {
-            // It waits in another way, for all.
-            let others = (0..self.size()).filter(|rank| *rank != self.rank);
-            let silent = others.into_iter().find(|rank| self.ask(*rank).is_none());
-            return silent.map_or(Suspect::Unknown, Suspect::Silent);
+        let Answer::WaitsFor(mut suspect) = self.mail.does() else {
+            return self.suspect_of(&self.mail.several());
         };
         for _ in 0..self.size() {
             match self.ask(suspect) {
@@ -185,9 +182,24 @@ impl Job {
                     suspect = next;
                 }
                 Some(Answer::WaitsFor(_)) => return Suspect::Circle,
+                Some(Answer::WaitsForSeveral) => {
+                    return self.suspect_of(&(0..self.size()).collect::<Vec<_>>());
+                }
             }
         }
         Suspect::Circle
+    }
+
+    /// The rank that does not come where several are waited for at once: one that waits for nobody.
+    fn suspect_of(&self, several: &[usize]) -> Suspect {
+        for rank in several.iter().copied().filter(|rank| *rank != self.rank) {
+            match self.ask(rank) {
+                None => return Suspect::Silent(rank),
+                Some(Answer::Works) => return Suspect::AtWork(rank),
+                Some(Answer::WaitsFor(_) | Answer::WaitsForSeveral) => {}
+            }
+        }
+        Suspect::Unknown
     }
 
     /// Whom a rank waits for, if it answers.
@@ -258,8 +270,12 @@ impl Transport for Tcp {
         self.watch.set_limit(limit);
     }
 
-    fn watched(&self, work: &mut dyn FnMut()) {
-        self.watch.over(work);
+    fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
+        self.watch.over(|| {
+            self.job.mail.set_waits_for(among);
+            work();
+            self.job.mail.set(Answer::Works);
+        });
     }
 }
 
@@ -277,6 +293,9 @@ impl Drop for Tcp {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::Barrier;
+
+    use super::super::group::Group;
     use super::*;
 
     /// Runs every rank of a job in a thread.
@@ -284,6 +303,10 @@ pub(super) mod tests {
         size: usize,
         run: impl Fn(Arc<dyn Transport>) -> T + Sync,
     ) -> Vec<T> {
+        of_tcp(size, |tcp| run(Arc::new(tcp)))
+    }
+
+    fn of_tcp<T: Send>(size: usize, run: impl Fn(Tcp) -> T + Sync) -> Vec<T> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let place = |rank| {
@@ -297,11 +320,48 @@ pub(super) mod tests {
                 let own = if rank == 0 { listener.take() } else { None };
                 scope.spawn(move || {
                     let tcp = Tcp::meet(&place(rank), own, Children::default()).expect("met");
-                    run(Arc::new(tcp))
+                    run(tcp)
                 })
             };
             let threads: Vec<_> = (0..size).map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("the rank's thread")).collect()
         })
+    }
+
+    #[test]
+    fn of_ranks_that_wait_for_several_the_one_that_does_not_come_is_named() {
+        // Ranks 0 and 1 wait for 0 to 2, where 2 is at work; 3 belongs to nobody, and is at work, too.
+        let (waits, asked) = (Barrier::new(4), Barrier::new(4));
+        let suspects = of_tcp(4, |tcp| {
+            let mut suspect = None;
+            let mut wait = || {
+                waits.wait();
+                suspect = (tcp.rank() < 2).then(|| tcp.job.suspect());
+                asked.wait();
+            };
+            if tcp.rank() < 2 {
+                tcp.watched(&[0, 1, 2], &mut wait);
+                assert_eq!(tcp.job.mail.does(), Answer::Works);
+            } else {
+                wait();
+            }
+            suspect
+        });
+        let named: Vec<_> = suspects.into_iter().flatten().collect();
+        assert!(matches!(named[..], [Suspect::AtWork(2), Suspect::AtWork(2)]));
+    }
+
+    #[test]
+    fn a_group_waits_for_its_own_members() {
+        of_tcp(4, |tcp| {
+            let tcp = Arc::new(tcp);
+            if tcp.rank() % 2 == 0 {
+                return;
+            }
+            let group = Group::new(Arc::clone(&tcp) as Arc<dyn Transport>, vec![1, 3]);
+            let mut several = Vec::new();
+            group.watched(&[0, 1], &mut || several = tcp.job.mail.several());
+            assert_eq!(several, [1, 3]);
+        });
     }
 }

@@ -87,7 +87,7 @@ impl<'a> Case<'a> {
     pub(super) fn token_ids(&self, name: &str) -> Result<Vec<u32>> {
         let id = |value: i64| {
             let id = u32::try_from(value).ok().filter(|id| (*id as usize) < self.config.vocab_size);
-            id.ok_or_else(|| self.malformed(format!("`{name}`: {value} is no token")))
+            id.ok_or_else(|| self.malformed(format!("`{name}`: {value} is not a token")))
         };
         self.integers(name)?.into_iter().map(id).collect()
     }
@@ -198,7 +198,7 @@ impl<'a> Case<'a> {
 fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<BlockConfig> {
     let size = |name: &str, dimension: usize| {
         let shape = file.shape(name).filter(|shape| shape.len() == 2);
-        let missing = || malformed(folder, format!("`{name}` is no matrix"));
+        let missing = || malformed(folder, format!("`{name}` is not a matrix"));
         shape.map(|shape| shape[dimension]).ok_or_else(missing)
     };
     let is_layer =
@@ -257,7 +257,7 @@ fn count_embeddings(value: &mut Value) {
 fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
     let rows = |name: &str| -> Result<[usize; 2]> {
         let shape = file.shape(name).and_then(|shape| shape.try_into().ok());
-        shape.ok_or_else(|| malformed(folder, format!("`{name}` is no matrix")))
+        shape.ok_or_else(|| malformed(folder, format!("`{name}` is not a matrix")))
     };
     let ([count, tokens], [other, blocks]) = (rows("in.input_ids")?, rows("in.anchors")?);
     let same = count == other && rows("in.loss_mask")? == [count, tokens];
@@ -272,7 +272,7 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
     let (keep, mask) = (flags("in.keep")?, flags("in.loss_mask")?);
     let index = |value: i64, most: usize| {
         let fits = usize::try_from(value).ok().filter(|value| *value < most);
-        fits.ok_or_else(|| malformed(folder, format!("{value} is no id or anchor")))
+        fits.ok_or_else(|| malformed(folder, format!("{value} is not an id or anchor")))
     };
     let row = |row: usize| -> Result<Row> {
         let of_tokens: Range<usize> = row * tokens..(row + 1) * tokens;

@@ -7,6 +7,8 @@ mod selector;
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_parallel::Gradients;
@@ -28,8 +30,10 @@ pub(super) fn run(
     let case = Case::open(folder, meta, place)?;
     let mut report = CaseReport::new(name, kind);
     let objective = case.objective()?;
-    let draft: &BlockDraft =
-        objective.draft().of_kind().ok_or_else(|| case.malformed("its draft is no block draft"))?;
+    let draft: &BlockDraft = objective
+        .draft()
+        .of_kind()
+        .ok_or_else(|| case.malformed("its draft is not a block draft"))?;
     let width = case.config.block_size * case.config.hidden_size;
     let wanted = case.tensor("out.hidden")?.reshape(((), width))?;
     for (index, row) in case.rows.iter().enumerate() {
@@ -90,11 +94,15 @@ fn step(case: &Case<'_>, objective: &dyn Objective) -> Result<(DraftMetrics, Gra
         totals[own.0] += own.1;
     }
     for ((batch, features), prepared) in rows().zip(&prepared) {
-        let share = objective.share(batch, features, prepared, &totals, true)?;
-        metrics.merge(&share.metrics);
-        if let Some(loss) = share.loss {
-            gradients.add(parameters, &loss.backward()?)?;
-        }
+        // As a step of training does it.
+        let own = with_factors(|| -> Result<_> {
+            let share = objective.share(batch, features, prepared, &totals, true)?;
+            if let Some(loss) = share.loss {
+                gradients.add(parameters, &backward(&loss)?)?;
+            }
+            Ok(share.metrics)
+        })?;
+        metrics.merge(&own);
     }
     Ok((metrics, gradients))
 }

@@ -93,7 +93,7 @@ impl<'a> Case<'a> {
             let mask = self.record_integers(record, "loss_mask")?;
             for id in ids {
                 let id = u32::try_from(id)
-                    .map_err(|_| malformed(self.folder, format!("token {id} is no id")))?;
+                    .map_err(|_| malformed(self.folder, format!("token {id} is not an id")))?;
                 batch.ids.push(id);
             }
             batch.position_ids.extend(0..length as u32);

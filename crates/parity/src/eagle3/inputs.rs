@@ -187,7 +187,7 @@ pub(super) fn check_capture(
         return Ok(());
     };
     if name.contains(['/', '\\']) {
-        return Err(malformed(case.folder, format!("`target_file` = {name} is no file name")));
+        return Err(malformed(case.folder, format!("`target_file` = {name} is not a file name")));
     }
     let config = TargetConfig::from_json(&case.meta["target_config"])
         .map_err(|problems| malformed(case.folder, format!("target_config: {problems}")))?;

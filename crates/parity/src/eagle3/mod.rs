@@ -8,6 +8,8 @@ use std::path::Path;
 
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_models::draft::Draft;
 use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
@@ -54,7 +56,7 @@ fn run_mode(
     check_step(case, &label, mode, (&objective, &metrics, &gradients), report)?;
     if let Some(file) = mode["grads_file"].as_str() {
         if file.contains(['/', '\\']) {
-            let problem = format!("`grads_file` = {file} is no file name");
+            let problem = format!("`grads_file` = {file} is not a file name");
             return Err(malformed(case.folder, problem));
         }
         let trained = (objective.eagle3().parameters(), &gradients);
@@ -104,13 +106,17 @@ fn step(
 ) -> Result<(Eagle3Metrics, Gradients)> {
     let plan = objective.plan(batch, features)?;
     let denominators = objective.denominators(&plan);
-    let outcome = objective.evaluate(batch, features, &plan, &denominators, true)?;
     let parameters = objective.eagle3().parameters();
     let mut gradients = Gradients::new(parameters);
-    if let Some(loss) = outcome.loss {
-        gradients.add(parameters, &loss.backward()?)?;
-    }
-    Ok((outcome.metrics, gradients))
+    // As a step of training does it.
+    let metrics = with_factors(|| -> Result<_> {
+        let outcome = objective.evaluate(batch, features, &plan, &denominators, true)?;
+        if let Some(loss) = outcome.loss {
+            gradients.add(parameters, &backward(&loss)?)?;
+        }
+        Ok(outcome.metrics)
+    })?;
+    Ok((metrics, gradients))
 }
 
 /// Loss, gradient norm and metrics of one step.

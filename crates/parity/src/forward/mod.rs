@@ -74,7 +74,8 @@ pub(super) fn run(
     )?;
     check_gguf_tensors(folder, &weights, &mut report)?;
     let prompts = read_json(&folder.join("prompts.json"))?;
-    let prompts = prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json: no list"))?;
+    let prompts =
+        prompts.as_array().ok_or_else(|| malformed(folder, "prompts.json is not a list"))?;
     let speaks = folder.join("tokenizer.json").is_file()
         || prompts.iter().any(|prompt| prompt["text"].is_string());
     let tokenizer = if speaks {

@@ -3,6 +3,8 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, sequence_of};
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::target_model::{Tap, Taps, Target};
@@ -47,14 +49,17 @@ pub(super) fn run_step(
         if index == 0 {
             check_activations(case, objective, (batch, delays), &features, (micro, report))?;
         }
-        let result = objective.loss((batch, delays), &features, true)?;
+        // As a step of training does it.
+        let own = with_factors(|| -> Result<_> {
+            let result = objective.loss((batch, delays), &features, true)?;
+            if let Some(numerator) = result.numerator {
+                gradients.add(parameters, &backward(&(numerator / total as f64)?)?)?;
+            }
+            Ok(result.metrics)
+        })?;
         let weight = objective_config(case).soft_weight;
-        loss += (1.0 - weight) * result.metrics.hard_sum + weight * result.metrics.soft_sum;
-        metrics.merge(&result.metrics);
-        if let Some(numerator) = result.numerator {
-            let scaled = (numerator / total as f64)?;
-            gradients.add(parameters, &scaled.backward()?)?;
-        }
+        loss += (1.0 - weight) * own.hard_sum + weight * own.soft_sum;
+        metrics.merge(&own);
     }
     Ok(Outcome {
         loss: loss / total as f64,

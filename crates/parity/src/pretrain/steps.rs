@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::token_stream::{Loader, Position, Sequential, TokenStream};
+use longdraft_kernels::backward::backward;
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -13,7 +14,7 @@ use serde_json::Value;
 use super::case::Case;
 use crate::error::Result;
 use crate::training::steps;
-use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, note, relative};
+use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, note, on_host, relative};
 
 const LOSS: f64 = 3e-6;
 const LOGITS: f64 = 1e-5;
@@ -61,7 +62,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
             let output = model.cross_entropy(&hidden, &targets)?;
             let share = 1.0 / (ids.len() * case.micro_batches) as f64;
             loss += output.rows.hard.iter().sum::<f64>() * share;
-            gradients.add(parameters, &(output.loss_sum * share)?.backward()?)?;
+            gradients.add(parameters, &backward(&(output.loss_sum * share)?)?)?;
         }
         let error = (loss - number_of(case, step, "loss")?).abs();
         report.check(label("loss"), error, place.allowed(LOSS, ROUNDED.loss));
@@ -231,7 +232,7 @@ fn share_beyond(a: &Tensor, b: &Tensor, tolerance: f64) -> Result<f64> {
     if a.dims() != b.dims() {
         return Ok(1.0);
     }
-    let difference: Vec<f32> = (a - b)?.abs()?.flatten_all()?.to_vec1()?;
+    let difference: Vec<f32> = (on_host(a)? - on_host(b)?)?.abs()?.flatten_all()?.to_vec1()?;
     let far = difference.iter().filter(|value| f64::from(**value) > tolerance).count();
     Ok(far as f64 / difference.len().max(1) as f64)
 }

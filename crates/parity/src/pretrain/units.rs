@@ -24,7 +24,7 @@ const POINTS: u32 = 400_000;
 pub(crate) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport> {
     let file = meta["expected"].as_str().unwrap_or("units.json");
     if Path::new(file).components().count() != 1 || file.starts_with("..") {
-        return Err(malformed(folder, format!("`{file}` is no file name")));
+        return Err(malformed(folder, format!("`{file}` is not a file name")));
     }
     let text = std::fs::read_to_string(folder.join(file))
         .map_err(|error| malformed(folder, format!("{file}: {error}")))?;

@@ -9,6 +9,8 @@ use std::time::Instant;
 use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
 };
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::{DataParallel, Gradients, share_of};
 use longdraft_rules::Checked;
@@ -249,11 +251,15 @@ impl Pretraining {
             } else {
                 self.layouts.of(&self.config.model, (sequence, to - from), rope_length)?
             };
-            let hidden = self.model.hidden(&batch.inputs, layout)?;
-            let output = self.model.cross_entropy(&hidden, &batch.targets)?;
             let share = 1.0 / (sequence * all) as f64;
-            loss += output.rows.hard.iter().sum::<f64>() * share;
-            gradients.add(parameters, &(output.loss_sum * share)?.backward()?)?;
+            let (hard, own) = with_factors(|| -> Result<_> {
+                let hidden = self.model.hidden(&batch.inputs, layout)?;
+                let output = self.model.cross_entropy(&hidden, &batch.targets)?;
+                let hard = output.rows.hard.iter().sum::<f64>();
+                Ok((hard, backward(&(output.loss_sum * share)?)?))
+            })?;
+            loss += hard * share;
+            gradients.add(parameters, &own)?;
         }
         Ok((gradients, loss, position))
     }

@@ -1,4 +1,5 @@
 //! What ranks do together comes to what one process does.
 
+mod devices;
 mod targets;
 mod tensor;

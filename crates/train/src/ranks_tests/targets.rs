@@ -16,7 +16,7 @@ use longdraft_models::target_model::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
-use longdraft_parallel::threads::in_threads;
+use longdraft_parallel::threads::{in_threads, with_gpus};
 use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 use serde_json::{Value, json};
 
@@ -30,6 +30,11 @@ use crate::method::eagle3::{
 };
 use crate::method::glide::{GlideObjective, GlideObjectiveConfig};
 use crate::objective::{Objective, SoftTargetKind, TailKind};
+
+/// Ranks that exchange tensors in main memory, or as if on a GPU each.
+pub(super) fn exchanging(world: World, on_gpus: bool) -> World {
+    if on_gpus { with_gpus(&world) } else { world }
+}
 
 fn config(more: &Value) -> TargetConfig {
     let mut config = json!({
@@ -99,8 +104,9 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
             let head = target.hold_ends().and_then(|ends| ends.head()).expect("head");
             head.to_dtype(DType::F32).and_then(|head| head.to_vec2::<f32>()).expect("values")
         };
-        for ranks in [1, 2, 3] {
+        for (ranks, on_gpus) in [(1, false), (2, false), (3, false), (2, true), (3, true)] {
             let all = in_threads(ranks, |world| {
+                let world = exchanging(world, on_gpus);
                 let target = target(&config, options.clone(), Some(&world));
                 assert_eq!(target.fingerprint(), whole.fingerprint());
                 // Five passes over the ranks: some make fewer than others.
@@ -132,7 +138,8 @@ fn zero_3_target_has_the_bits_of_a_whole_one() {
                 assert_eq!(last, want);
                 for (row, taps, got) in seen {
                     let features = whole.forward(&sequence(row), &taps).expect("features");
-                    assert_eq!(got, bits(&features), "{ranks} ranks, row {row}, {taps:?}");
+                    let what = format!("{ranks} ranks, GPUs: {on_gpus}, row {row}, {taps:?}");
+                    assert_eq!(got, bits(&features), "{what}");
                 }
             }
         }
@@ -199,8 +206,9 @@ fn mpi_parts_of_a_row_have_the_bits_of_the_whole() {
     let batch = packed(23);
     for taps in all_taps() {
         let want = whole.forward(&sequence_of(&batch), &taps).expect("features");
-        for ranks in [2, 3, 4] {
+        for (ranks, on_gpus) in [(2, false), (3, false), (4, false), (2, true), (4, true)] {
             let parts = in_threads(ranks, |world| {
+                let world = exchanging(world, on_gpus);
                 // With and without a target that is spread as well.
                 let part = groups(&world, ranks).part_of(23).expect("part");
                 [None, Some(&world)].map(|spread| {
@@ -213,7 +221,7 @@ fn mpi_parts_of_a_row_have_the_bits_of_the_whole() {
             for (rows, got) in parts.into_iter().flatten() {
                 let mut own = want.rows(rows).expect("rows");
                 own.last_kv = want.last_kv.clone();
-                assert_eq!(bits(&got), bits(&own), "{ranks} ranks, {taps:?}");
+                assert_eq!(bits(&got), bits(&own), "{ranks} ranks, GPUs: {on_gpus}, {taps:?}");
             }
         }
     }
@@ -255,8 +263,9 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
         one_sided.learned.retain(|token| *token < 5);
         for batch in [packed(23), packed(3), one_sided] {
             let (loss, gradients) = glide_step(&World::single(), &batch, soft);
-            for ranks in [2, 4] {
-                for (sum, sums) in in_threads(ranks, |world| glide_step(&world, &batch, soft)) {
+            for (ranks, on_gpus) in [(2, false), (4, false), (4, true)] {
+                let step = |world| glide_step(&exchanging(world, on_gpus), &batch, soft);
+                for (sum, sums) in in_threads(ranks, step) {
                     assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
                     let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
                     for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
@@ -341,8 +350,8 @@ fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
 fn parts_learn_like_the_whole(step: impl Fn(&World) -> (f64, Vec<Vec<f32>>) + Sync) -> f64 {
     let (loss, gradients) = step(&World::single());
     let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
-    for ranks in [2, 4] {
-        for (sum, sums) in in_threads(ranks, |world| step(&world)) {
+    for (ranks, on_gpus) in [(2, false), (4, false), (4, true)] {
+        for (sum, sums) in in_threads(ranks, |world| step(&exchanging(world, on_gpus))) {
             assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
             assert_eq!(gradients.len(), sums.len());
             for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {

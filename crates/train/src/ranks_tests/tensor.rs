@@ -272,7 +272,11 @@ fn what_shared_layers_cannot_do_is_an_error() {
         let target = Target::random(sizes.clone(), 5, &shared_by(&world));
         target.err().map(|error| error.to_string()).unwrap_or_default()
     });
-    assert!(errors[0].contains("`num_key_value_heads` = 4 is no multiple of 3"), "{}", errors[0]);
+    assert!(
+        errors[0].contains("`num_key_value_heads` = 4 is not a multiple of 3"),
+        "{}",
+        errors[0]
+    );
     in_threads(2, |world| {
         let spread = TargetOptions { spread: Some(world.as_ranks()), ..shared_by(&world) };
         assert!(Target::random(sizes.clone(), 5, &spread).is_err(), "cut twice");

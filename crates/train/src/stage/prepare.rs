@@ -49,6 +49,7 @@ impl Stage {
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
         let groups = RowGroups::new(world, &config.parallel)?;
+        let (groups, apart) = groups.with_gpus(target.device(), &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
@@ -75,8 +76,8 @@ impl Stage {
         let parameters = objective.draft().parameters();
         let parallel = config.optimizer.spread(world, &config.parallel, parameters);
         let (parallel, remark) = parallel.with_gpus(target.device(), &config.parallel)?;
-        if let Some(remark) = remark {
-            observer.on_event(Event::Warning(&remark));
+        for remark in apart.iter().chain(&remark) {
+            observer.on_event(Event::Warning(remark));
         }
         warn_of_idle_ranks(&config, world, &groups, observer);
         let steps = total_steps(&config, &train);

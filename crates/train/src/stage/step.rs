@@ -9,6 +9,8 @@ use longdraft_data::batch::DrawEpochs;
 use longdraft_features::{
     BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
 };
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target_model::{RowPart, Tap, Taps};
@@ -204,7 +206,8 @@ impl Stage {
             let _ends = target.hold_ends()?;
             self.gather_draft()?;
             if let (Some(batch), Some(held)) = (batches.get(round), round_held) {
-                self.learn(batch, &held, denominators, (&mut gradients, &mut metrics))?;
+                let sums = (&mut gradients, &mut metrics);
+                with_factors(|| self.learn(batch, &held, denominators, sums))?;
             }
             self.release_draft()?;
         }
@@ -236,7 +239,7 @@ impl Stage {
             });
         }
         if let Some(loss) = share.loss {
-            gradients.add(self.objective.draft().parameters(), &loss.backward()?)?;
+            gradients.add(self.objective.draft().parameters(), &backward(&loss)?)?;
         }
         Ok(())
     }

@@ -2,6 +2,8 @@
 //! blocks, whose weights decay, over one document that is supervised everywhere.
 
 use longdraft_features::{BatchFeatures, run_target};
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
 use longdraft_models::target_model::Target;
@@ -104,10 +106,13 @@ fn steps(
         };
         let prepared = objective.prepare(&batch, &features)?;
         let denominators = &prepared.denominators;
-        let share = objective.share(&batch, &features, &prepared, denominators, true)?;
-        let loss = share.loss.ok_or_else(|| Failure::work("no slot is learned"))?;
-        let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, &loss.backward()?)?;
+        let (loss, gradients) = with_factors(|| -> Result<_> {
+            let share = objective.share(&batch, &features, &prepared, denominators, true)?;
+            let loss = share.loss.ok_or_else(|| Failure::work("no slot is learned"))?;
+            let mut gradients = Gradients::new(parameters);
+            gradients.add(parameters, &backward(&loss)?)?;
+            Ok((loss, gradients))
+        })?;
         optimizer.step(parameters, &gradients, LEARNING_RATE)?;
         Ok(Some(loss.detach()))
     })

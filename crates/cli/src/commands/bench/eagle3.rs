@@ -3,6 +3,8 @@
 
 use candle_core::{Device, Tensor};
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::Target;
@@ -113,10 +115,13 @@ fn steps(
         };
         let plan = objective.plan(&batch, &features)?;
         let denominators = objective.denominators(&plan);
-        let outcome = objective.evaluate(&batch, &features, &plan, &denominators, true)?;
-        let loss = outcome.loss.ok_or_else(|| Failure::work("no row is learned"))?;
-        let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, &loss.backward()?)?;
+        let (loss, gradients) = with_factors(|| -> Result<_> {
+            let outcome = objective.evaluate(&batch, &features, &plan, &denominators, true)?;
+            let loss = outcome.loss.ok_or_else(|| Failure::work("no row is learned"))?;
+            let mut gradients = Gradients::new(parameters);
+            gradients.add(parameters, &backward(&loss)?)?;
+            Ok((loss, gradients))
+        })?;
         optimizer.step(parameters, &gradients, LEARNING_RATE)?;
         Ok(Some(loss.detach()))
     })

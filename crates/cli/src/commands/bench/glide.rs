@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
+use longdraft_kernels::backward::backward;
+use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft};
@@ -66,11 +68,14 @@ fn steps(
                 None if arguments.llm_loss => with_own_loss(target, &batch)?,
                 None => run_target(target, &batch, None, &objective.needs())?,
             };
-            let loss = objective.loss((&batch, &vec![DELAY; tokens]), &features, true)?;
-            let sum = loss.numerator.ok_or_else(|| Failure::work("no row is learned"))?;
-            let mean = (sum / loss.denominator as f64)?;
-            let mut gradients = Gradients::new(&parameters);
-            gradients.add(&parameters, &mean.backward()?)?;
+            let (mean, gradients) = with_factors(|| -> Result<_> {
+                let loss = objective.loss((&batch, &vec![DELAY; tokens]), &features, true)?;
+                let sum = loss.numerator.ok_or_else(|| Failure::work("no row is learned"))?;
+                let mean = (sum / loss.denominator as f64)?;
+                let mut gradients = Gradients::new(&parameters);
+                gradients.add(&parameters, &backward(&mean)?)?;
+                Ok((mean, gradients))
+            })?;
             optimizer.step(&parameters, &gradients, LEARNING_RATE)?;
             kept = arguments.cached.then_some(features);
             Ok(Some(mean.detach()))

@@ -346,8 +346,10 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
         let neighbours = world.hosts().iter().filter(|host| *host == world.host()).count().max(1);
         ("memory", available_memory().map(|free| loaded + free / neighbours as u64))
     } else {
-        let is_loaded = |name| matches!(name, "target weights" | "draft weights");
-        let loaded = estimate.peak().items.iter().filter(|item| is_loaded(item.name));
+        let held = ["target weights", "spread target weights", "draft weights"];
+        let loaded = estimate.peak().items.iter();
+        let loaded =
+            loaded.filter(|item| held.contains(&item.name) && item.place == estimate.place);
         let loaded: u64 = loaded.map(|item| item.bytes).sum();
         ("the GPU's memory", free_memory(device).map(|free| loaded + free))
     };

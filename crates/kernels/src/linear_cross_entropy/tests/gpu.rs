@@ -98,6 +98,56 @@ fn rows_that_share_a_teacher_match_the_cpu() -> Result<()> {
 }
 
 #[test]
+fn chunks_of_rows_that_share_teachers_match_the_cpu() -> Result<()> {
+    let case = Case::random(9, 14, 6, 40, 4);
+    let of: Vec<u32> = (0..14).map(|row| row * 5 % 14 / 3).collect();
+    for soft in ["full", "log", "bucket"] {
+        let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
+        let teacher =
+            inputs.teacher.map(|teacher| super::super::Teacher { rows: Some(&of), ..teacher });
+        let inputs = Inputs { teacher, ..inputs };
+        // Three rows at a time.
+        let own = emulated(|| composed_within(3 * 40, &inputs))?;
+        assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn products_of_halves_give_the_same_up_to_their_digits() -> Result<()> {
+    for vocabulary in [64, 67] {
+        let case = Case::random(23, 30, 16, vocabulary, 8);
+        for soft in ["none", "full", "bucket", "renormalise"] {
+            let inputs = case.inputs(case.hidden.as_tensor(), soft, soft != "none");
+            let halves =
+                || with_half_products(|| linear_cross_entropy(&inputs)?.loss_sum.backward());
+            let own = emulated(halves)?;
+            let exact = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+            for variable in [&case.hidden, &case.head] {
+                let (own, exact) =
+                    (own.get(variable).expect("own"), exact.get(variable).expect("cpu"));
+                let error = relative_error(own, exact);
+                assert!((1e-5..5e-2).contains(&error), "{soft} {vocabulary}: {error:.1e}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A draft that is sure of a wrong token, and one that is sure of the right one.
+#[test]
+fn large_logits_keep_their_digits() -> Result<()> {
+    let case = Case::random(24, 12, 8, 96, 4);
+    let hidden = (case.hidden.as_tensor() * 12.0)?;
+    for (soft, teacher) in [("none", false), ("full", true)] {
+        let inputs = case.inputs(&hidden, soft, teacher);
+        let own = emulated(|| linear_cross_entropy(&inputs))?;
+        assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn gradients_of_chunks_are_not_rounded_to_halves_before_they_are_added() -> Result<()> {
     let vocabulary = 300;
     let case = Case::random(22, 60, 16, vocabulary, 8);

@@ -1,10 +1,11 @@
-//! A rank's part of one matrix, as its bytes lie in memory.
+//! A rank's part of one matrix: values on its device, or bytes as they lie in memory.
 
 use std::sync::Arc;
 
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
+use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::transfer::upload_ahead;
 
@@ -21,19 +22,32 @@ enum Form {
     Quantised { format: BlockFormat, outputs: usize, inputs: usize },
 }
 
-/// `1/N` of a matrix's bytes.
+/// `1/N` of a matrix, filled up with zeros.
+#[derive(Debug)]
+enum Part {
+    /// Values on the device, which are gathered there.
+    Values(Tensor),
+    /// Bytes of every piece.
+    Bytes(Vec<u8>),
+}
+
+/// A rank's part of a matrix.
 #[derive(Debug)]
 pub(super) struct Slice {
     form: Form,
     /// Bytes of the whole.
     whole: usize,
-    /// This rank's part of every piece, the last one filled up with zeros.
-    own: Vec<u8>,
+    own: Part,
 }
 
 impl Slice {
     /// This rank's part.
     pub(super) fn of(matrix: &Matrix, ranks: &dyn Ranks) -> Result<Self> {
+        if let (Matrix::Dense(tensor), Some(devices)) = (matrix, ranks.devices())
+            && devices.takes(tensor)
+        {
+            return Self::on_device(tensor, devices);
+        }
         let (form, whole, own) = match matrix {
             Matrix::Quantised(matrix) => {
                 let (format, outputs, inputs) = matrix.layout();
@@ -53,22 +67,65 @@ impl Slice {
                 (Form::Dense { dtype, shape, device }, whole, own)
             }
         };
-        Ok(Self { form, whole, own })
+        Ok(Self { form, whole, own: Part::Bytes(own) })
+    }
+
+    fn on_device(tensor: &Tensor, devices: &dyn DeviceRanks) -> Result<Self> {
+        let (dtype, shape, device) =
+            (tensor.dtype(), tensor.dims().to_vec(), tensor.device().clone());
+        let (flat, whole) = (tensor.flatten_all()?, tensor.elem_count());
+        let part = whole.div_ceil(devices.size());
+        let start = (part * devices.rank()).min(whole);
+        let own = match part.min(whole - start) {
+            0 => Tensor::zeros(part, dtype, &device)?,
+            // A copy: the whole is let go of.
+            count => {
+                let own = flat.narrow(0, start, count)?.force_contiguous()?;
+                own.pad_with_zeros(0, 0, part - count)?
+            }
+        };
+        let form = Form::Dense { dtype, shape, device };
+        Ok(Self { form, whole: whole * dtype.size_in_bytes(), own: Part::Values(own) })
+    }
+
+    /// The values of this rank's part, if they lie on its device.
+    pub(super) fn values(&self) -> Option<&Tensor> {
+        match &self.own {
+            Part::Values(values) => Some(values),
+            Part::Bytes(_) => None,
+        }
+    }
+
+    /// The whole matrix of everybody's values `[N, ..]`.
+    pub(super) fn whole_of(&self, all: &Tensor) -> Result<Matrix> {
+        let Form::Dense { dtype, shape, .. } = &self.form else {
+            return Err(unsupported(all.dtype()));
+        };
+        let values = all.flatten_all()?.narrow(0, 0, self.whole / dtype.size_in_bytes())?;
+        Ok(Matrix::Dense(values.reshape(shape.as_slice())?))
     }
 
     /// The whole matrix; all ranks call it.
     pub(super) fn gather(&self, ranks: &dyn Ranks) -> Result<Matrix> {
+        let own = match (&self.own, ranks.devices()) {
+            (Part::Bytes(own), _) => own,
+            (Part::Values(own), Some(devices)) => {
+                let all = devices.all_gather(std::slice::from_ref(own))?;
+                return self.whole_of(&all[0]);
+            }
+            (Part::Values(own), None) => return Err(unsupported(own.dtype())),
+        };
         match &self.form {
             Form::Quantised { format, outputs, inputs } => {
-                let bytes = self.collect::<u8>(ranks);
+                let bytes = self.collect::<u8>(own, ranks);
                 let matrix = QuantisedMatrix::from_side_by_side(*format, *outputs, *inputs, bytes)?;
                 Ok(Matrix::Quantised(Arc::new(matrix)))
             }
             Form::Dense { dtype, shape, device } => {
                 let tensor = match dtype {
-                    DType::F32 => self.tensor::<f32>(shape, ranks)?,
-                    DType::BF16 => self.tensor::<bf16>(shape, ranks)?,
-                    DType::F16 => self.tensor::<f16>(shape, ranks)?,
+                    DType::F32 => self.tensor::<f32>(own, shape, ranks)?,
+                    DType::BF16 => self.tensor::<bf16>(own, shape, ranks)?,
+                    DType::F16 => self.tensor::<f16>(own, shape, ranks)?,
                     other => return Err(unsupported(*other)),
                 };
                 // The next layer's weights come beside the kernels of the one before.
@@ -77,18 +134,23 @@ impl Slice {
         }
     }
 
-    fn tensor<T: WithDType + Pod>(&self, shape: &[usize], ranks: &dyn Ranks) -> Result<Tensor> {
-        Ok(Tensor::from_vec(self.collect::<T>(ranks), shape, &Device::Cpu)?)
+    fn tensor<T: WithDType + Pod>(
+        &self,
+        own: &[u8],
+        shape: &[usize],
+        ranks: &dyn Ranks,
+    ) -> Result<Tensor> {
+        Ok(Tensor::from_vec(self.collect::<T>(own, ranks), shape, &Device::Cpu)?)
     }
 
     /// The values, gathered where they stay.
-    fn collect<T: Pod>(&self, ranks: &dyn Ranks) -> Vec<T> {
-        let padded = self.own.len() * ranks.size();
+    fn collect<T: Pod>(&self, own: &[u8], ranks: &dyn Ranks) -> Vec<T> {
+        let padded = own.len() * ranks.size();
         let mut values = vec![T::zeroed(); padded.div_ceil(size_of::<T>())];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
         let step = piece_of_a_rank(ranks);
         let wholes = bytes[..padded].chunks_mut(step * ranks.size());
-        for (own, all) in self.own.chunks(step).zip(wholes) {
+        for (own, all) in own.chunks(step).zip(wholes) {
             ranks.all_gather(own, all);
         }
         values.truncate(self.whole / size_of::<T>());

@@ -10,9 +10,9 @@
 //!
 //! Outputs that one rank makes are inputs of the same rank, so that a layer needs two sums over the ranks:
 //! after `o` and after `down` (Megatron-LM: Shoeybi et al. 2019, <https://arxiv.org/abs/1909.08053>).
-//! Sums run in the order of the ranks and all of them go on from the same bits. The first rank adds the
-//! residual stream and the biases of `o` and `down`. Norms, routers, embedding table and head are whole
-//! everywhere. Every expert of a mixture is cut like an MLP.
+//! Sums run in the order of the ranks, or that of their devices where these exchange tensors themselves. All
+//! ranks go on from the same bits. The first rank adds the residual stream and the biases of `o` and `down`.
+//! Norms, routers, embedding table and head are whole everywhere. Every expert of a mixture is cut like an MLP.
 //!
 //! A pass is a collective: the ranks run each other's rows in turn ([`super::Target::forward`]). Differs
 //! from one rank by the rounding of sums in f32.
@@ -117,9 +117,15 @@ impl LayerShare {
         self.sum(part)
     }
 
-    /// Everybody's tensors of one shape, summed in f32 in the order of the ranks, on all of them.
+    /// Everybody's tensors of one shape, summed in f32, on all of them: in the order of the ranks, or where devices
+    /// exchange tensors, in theirs.
     pub(super) fn sum(&self, part: Tensor) -> Result<Tensor> {
         let Some(ranks) = &self.ranks else { return Ok(part) };
+        if let Some(devices) = ranks.devices().filter(|devices| devices.takes(&part)) {
+            let dtype = part.dtype();
+            let sums = devices.all_reduce(&[part.to_dtype(DType::F32)?])?;
+            return Ok(sums[0].to_dtype(dtype)?);
+        }
         let (shape, dtype, device) = (part.shape().clone(), part.dtype(), part.device().clone());
         let values: Vec<f32> = part.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         drop(part);
@@ -130,6 +136,11 @@ impl LayerShare {
     /// Everybody's tensors of one shape side by side along `dim`, on all ranks.
     pub(super) fn whole(&self, part: &Tensor, dim: usize) -> Result<Tensor> {
         let Some(ranks) = &self.ranks else { return Ok(part.clone()) };
+        if let Some(devices) = ranks.devices().filter(|devices| devices.takes(part)) {
+            let all = devices.all_gather(std::slice::from_ref(part))?;
+            let parts = (0..ranks.size()).map(|rank| all[0].get(rank));
+            return Ok(Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, dim)?);
+        }
         let own: Vec<f32> = part.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
         let mut all = vec![0.0_f32; own.len() * ranks.size()];
         ranks.all_gather(bytemuck::cast_slice(&own), bytemuck::cast_slice_mut(&mut all));

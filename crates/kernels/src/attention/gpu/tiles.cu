@@ -4,7 +4,7 @@
 // A tile's rows are (token, query head) pairs that share a key-value head, token by token. Factors are
 // bf16 with TERMS = 1; with TERMS = 3 every f32 is the sum of three bf16 and six of the nine products
 // are added, which leaves some 2^-24. Keys are cut at fixed places and a row's sums run over keys in
-// order, so its bits depend on nothing but what it sees.
+// order, so its bits depend on nothing but what it sees. Single keys beside the ranges are rows.cu's.
 
 #define WARPS 4
 #define TILE (16 * WARPS)
@@ -33,17 +33,8 @@ DEVICE void lay_down(u32 *at, u32 plane, float low, float high) {
     }
 }
 
-// The keys of one query in the order that it sees them: its range, then its single keys.
-struct InOrder {
-    Rows rows;
-    const u32 *singles;
-    u32 end;
-    METHOD const float *at(u32 i) const { return rows.at(i < end ? i : singles[i - end]); }
-};
-
 // `count` rows from `first`, those from `end` on as zeros, as [count, STRIDE].
-template <class SOURCE>
-DEVICE void load(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
+DEVICE void load(u16 *tile, int count, const Rows &rows, u32 first, u32 end) {
     for (int i = threadIdx.x; i < count * (DIM / 2); i += blockDim.x) {
         int row = i / (DIM / 2), dim = i % (DIM / 2) * 2;
         float low = 0.0f, high = 0.0f;
@@ -59,8 +50,7 @@ DEVICE void load(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
 // The same transposed, as [DIM, count + 8], for a multiple of 8 rows. A warp takes 8 dimensions of 4 pairs of
 // rows: it reads whole sectors, and as a row of the tile is 4, 12 or 20 banks after the one before, modulo 32,
 // its writes fall into all banks.
-template <class SOURCE>
-DEVICE void load_transposed(u16 *tile, int count, const SOURCE &rows, u32 first, u32 end) {
+DEVICE void load_transposed(u16 *tile, int count, const Rows &rows, u32 first, u32 end) {
     int stride = count + 8;
     for (int i = threadIdx.x; i < count / 2 * DIM; i += blockDim.x) {
         int group = i / 32, row = (group / (DIM / 8) * 4 + i % 32 / 8) * 2, dim = group % (DIM / 8) * 8 + i % 8;
@@ -158,59 +148,30 @@ DEVICE void add_products(float d[HEAD_TILES][4], const float s[INNER / 8][4], co
     }
 }
 
-// What a query sees.
-struct Visible {
-    const u32 *start, *end, *singles, *singles_end;
-    // Single keys in order lie after the range, as if they were the cache's next ones.
-    u32 has_singles, in_order;
-    METHOD u32 singles_from(u32 token) const { return has_singles && token ? singles_end[token - 1] : 0; }
-    METHOD u32 singles_until(u32 token) const { return has_singles ? singles_end[token] : 0; }
-    METHOD u32 until(u32 token) const {
-        return end[token] + (in_order ? singles_until(token) - singles_from(token) : 0);
-    }
-};
-
-// The smallest start and the largest end among a tile's rows, and the smallest end of their ranges.
-DEVICE void hull(u32 bounds[3], const Visible &visible, u32 first, u32 rows, u32 group) {
-    __shared__ u32 starts[TILE], ends[TILE], range_ends[TILE];
+// The smallest start and the largest end among the ranges of a tile's rows.
+DEVICE void hull(u32 bounds[2], const u32 *start, const u32 *end, u32 first, u32 rows, u32 group) {
+    __shared__ u32 starts[TILE], ends[TILE];
     if (threadIdx.x < TILE) {
-        u32 row = first + threadIdx.x, start = 0xffffffffu, end = 0, range_end = 0xffffffffu;
-        if (row < rows && visible.start[row / group] < visible.until(row / group)) {
-            start = visible.start[row / group];
-            end = visible.until(row / group);
-            range_end = visible.end[row / group];
+        u32 row = first + threadIdx.x, from = 0xffffffffu, until = 0;
+        if (row < rows && start[row / group] < end[row / group]) {
+            from = start[row / group];
+            until = end[row / group];
         }
-        starts[threadIdx.x] = start;
-        ends[threadIdx.x] = end;
-        range_ends[threadIdx.x] = range_end;
+        starts[threadIdx.x] = from;
+        ends[threadIdx.x] = until;
     }
     __syncthreads();
-    bounds[0] = bounds[2] = 0xffffffffu;
+    bounds[0] = 0xffffffffu;
     bounds[1] = 0;
     for (int i = 0; i < TILE; i++) {
         bounds[0] = min(bounds[0], starts[i]);
         bounds[1] = max(bounds[1], ends[i]);
-        bounds[2] = min(bounds[2], range_ends[i]);
     }
 }
 
 DEVICE float over_four(float value) {
     value += __shfl_xor_sync(EVERY_LANE, value, 1);
     return value + __shfl_xor_sync(EVERY_LANE, value, 2);
-}
-
-// The dot product of two heads, a quarter of it by each of the four lanes of a row.
-DEVICE float dot(const float *a, const float *b) {
-    float sum = 0.0f;
-    if (a && b)
-        for (int i = threadIdx.x % 4; i < HEAD_DIM; i += 4) sum = fmaf(a[i], b[i], sum);
-    return over_four(sum);
-}
-
-// Most single keys that a row of this warp sees.
-DEVICE u32 most_singles(const u32 count[2]) {
-    float most = warp_max((float)max(count[0], count[1]));
-    return (u32)most;
 }
 
 // One step of the online softmax for the two rows of a thread: scores of the keys from `key` on become
@@ -253,30 +214,19 @@ DEVICE void softmax_step(float s[FORWARD_KEYS / 8][4], float o[HEAD_TILES][4], f
     }
 }
 
-// Grid: tiles of rows, key-value heads, pieces of `piece` keys (one piece: all keys). With several
-// pieces `out` is [pieces, Tq, N, D], not divided by the totals, and `softmax` [pieces, Tq, N, 2] the
-// largest score and total; with one they are the result and the log-sum-exp [Tq, N]. With `in_order` a
-// query's single keys take the places after its range, so that a token of a tree has the bits that it
-// has in a chain.
+// Grid: tiles of rows, key-value heads.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-attention_forward(const float *q, const float *k, const float *v, const u32 *start, const u32 *end,
-                  const u32 *singles, const u32 *singles_end, u32 has_singles, u32 in_order, u32 queries,
-                  u32 keys, u32 heads, u32 kv_heads, u32 piece, float scale, float *out, float *softmax) {
+attention_forward(const float *q, const float *k, const float *v, const u32 *start, const u32 *end, u32 has_singles,
+                  u32 queries, u32 keys, u32 heads, u32 kv_heads, float scale, float *out, float *lse) {
     DYNAMIC_SHARED(u16, memory);
     u16 *q_tile = memory, *k_tile = q_tile + PLAIN_SIZE(TILE), *v_tile = k_tile + PLAIN_SIZE(FORWARD_KEYS);
     u32 head = blockIdx.y, group = heads / kv_heads, rows = queries * group, first = blockIdx.x * TILE;
-    Visible visible = {start, end, singles, singles_end, has_singles, in_order};
     Rows of_q = {q, heads, head * group, group}, of_k = {k, kv_heads, head, 1}, of_v = {v, kv_heads, head, 1};
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = threadIdx.x / 32 * 16;
 
     load(q_tile, TILE, of_q, first, rows);
-    u32 bounds[3];
-    hull(bounds, visible, first, rows, group);
-    u32 from = max(bounds[0] / FORWARD_KEYS * FORWARD_KEYS, blockIdx.z * piece);
-    u32 until = gridDim.z > 1 ? min(bounds[1], (blockIdx.z + 1) * piece) : bounds[1];
-    // From here on rows do not see the same keys at the same places.
-    u32 apart = in_order ? bounds[2] / FORWARD_KEYS * FORWARD_KEYS : until;
-    u32 first_token = first / group, last_token = (min(first + TILE, rows) - 1) / group;
+    u32 bounds[2];
+    hull(bounds, start, end, first, rows, group);
 
     u32 row[2], low[2], high[2];
     float most[2] = {-INFINITY, -INFINITY}, total[2] = {0.0f, 0.0f};
@@ -285,86 +235,32 @@ attention_forward(const float *q, const float *k, const float *v, const u32 *sta
     for (int i = 0; i < 2; i++) {
         row[i] = first + warp_row + g + 8 * i;
         low[i] = row[i] < rows ? start[row[i] / group] : 0;
-        high[i] = row[i] < rows ? visible.until(row[i] / group) : 0;
+        high[i] = row[i] < rows ? end[row[i] / group] : 0;
     }
 #pragma unroll
     for (int j = 0; j < HEAD_TILES; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) o[j][i] = 0.0f;
 
-    for (u32 key = from; key < until; key += FORWARD_KEYS) {
-        bool own = key >= apart;
-        for (u32 token = first_token; token <= (own ? last_token : first_token); token++) {
-            if (own && key >= visible.until(token)) continue;
-            __syncthreads();
-            if (own) {
-                const u32 *path = singles + visible.singles_from(token);
-                u32 seen = visible.until(token), range_end = end[token];
-                load(k_tile, FORWARD_KEYS, InOrder{of_k, path, range_end}, key, seen);
-                load_transposed(v_tile, FORWARD_KEYS, InOrder{of_v, path, range_end}, key, seen);
-            } else {
-                load(k_tile, FORWARD_KEYS, of_k, key, keys);
-                load_transposed(v_tile, FORWARD_KEYS, of_v, key, keys);
-            }
-            __syncthreads();
-            u32 warp_first = first + warp_row;
-            if (own && (warp_first >= (token + 1) * group || warp_first + 16 <= token * group)) continue;
-            float s[FORWARD_KEYS / 8][4];
-            products<FORWARD_KEYS>(s, q_tile, TILE, warp_row, k_tile);
-            u32 seen_until[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) seen_until[i] = own && row[i] / group != token ? 0 : high[i];
-            softmax_step(s, o, most, total, low, seen_until, key, scale);
-            add_products<FORWARD_KEYS>(o, s, v_tile);
-        }
-    }
-
-    // Single keys that are not in order, one at a time beside the range, in the first piece.
-    u32 next[2], count[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        bool some = row[i] < rows && blockIdx.z == 0;
-        next[i] = some ? visible.singles_from(row[i] / group) : 0;
-        count[i] = some ? visible.singles_until(row[i] / group) - next[i] : 0;
-    }
-    u32 turns = has_singles && !in_order ? most_singles(count) : 0;
-    for (u32 turn = 0; turn < turns; turn++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            bool some = turn < count[i];
-            u32 key = some ? singles[next[i] + turn] : 0;
-            float score = dot(some ? of_q.at(row[i]) : 0, of_k.at(key)) * scale;
-            if (!some) continue;
-            float largest = fmaxf(most[i], score), shrink = expf(most[i] - largest), weight = expf(score - largest);
-            most[i] = largest;
-            total[i] = total[i] * shrink + weight;
-            const float *value = of_v.at(key);
-#pragma unroll
-            for (int j = 0; j < HEAD_TILES; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int dim = 8 * j + 2 * t + e;
-                    float own = dim < HEAD_DIM ? value[dim] : 0.0f;
-                    o[j][2 * i + e] = o[j][2 * i + e] * shrink + weight * own;
-                }
-        }
+    for (u32 key = bounds[0] / FORWARD_KEYS * FORWARD_KEYS; key < bounds[1]; key += FORWARD_KEYS) {
+        __syncthreads();
+        load(k_tile, FORWARD_KEYS, of_k, key, keys);
+        load_transposed(v_tile, FORWARD_KEYS, of_v, key, keys);
+        __syncthreads();
+        float s[FORWARD_KEYS / 8][4];
+        products<FORWARD_KEYS>(s, q_tile, TILE, warp_row, k_tile);
+        softmax_step(s, o, most, total, low, high, key, scale);
+        add_products<FORWARD_KEYS>(o, s, v_tile);
     }
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row[i] >= rows) continue;
         size_t at = (size_t)(row[i] / group) * heads + head * group + row[i] % group;
-        float factor = 1.0f;
-        if (gridDim.z > 1) {
-            at += (size_t)blockIdx.z * queries * heads;
-            if (t == 0) {
-                softmax[2 * at] = most[i];
-                softmax[2 * at + 1] = total[i];
-            }
-        } else {
-            factor = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
-            if (t == 0) softmax[at] = total[i] > 0.0f ? most[i] + logf(total[i]) : 0.0f;
-        }
+        float factor = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
+        // Single keys are still to come.
+        float nothing = has_singles ? -INFINITY : 0.0f;
+        if (t == 0) lse[at] = total[i] > 0.0f ? most[i] + logf(total[i]) : nothing;
 #pragma unroll
         for (int j = 0; j < HEAD_TILES; j++)
 #pragma unroll
@@ -376,58 +272,23 @@ attention_forward(const float *q, const float *k, const float *v, const u32 *sta
 }
 KERNEL(attention_forward)
 
-// Joins the pieces of [Tq, N] rows: a block a row, a thread a dimension.
-extern "C" __global__ void attention_join(const float *parts, const float *softmax, u32 pieces, u32 rows, float *out) {
-    u32 row = blockIdx.x;
-    float largest = -INFINITY, total = 0.0f;
-    for (u32 i = 0; i < pieces; i++) largest = fmaxf(largest, softmax[2 * ((size_t)i * rows + row)]);
-    for (int dim = threadIdx.x; dim < HEAD_DIM; dim += blockDim.x) {
-        float sum = 0.0f;
-        total = 0.0f;
-        for (u32 i = 0; i < pieces; i++) {
-            size_t at = (size_t)i * rows + row;
-            // Pieces that a row does not see are left out, so their number changes no bit.
-            if (softmax[2 * at + 1] == 0.0f) continue;
-            float weight = expf(softmax[2 * at] - largest);
-            total += softmax[2 * at + 1] * weight;
-            sum += parts[at * HEAD_DIM + dim] * weight;
-        }
-        out[(size_t)row * HEAD_DIM + dim] = total > 0.0f ? sum * (1.0f / total) : 0.0f;
-    }
-}
-KERNEL(attention_join)
-
-// rowsum(dO ∘ O) of every row, a warp each.
-extern "C" __global__ void attention_delta(const float *out, const float *gradient, u32 rows, float *delta) {
-    u32 row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
-    float sum = 0.0f;
-    if (row < rows)
-        for (int i = threadIdx.x % 32; i < HEAD_DIM; i += 32)
-            sum = fmaf(out[(size_t)row * HEAD_DIM + i], gradient[(size_t)row * HEAD_DIM + i], sum);
-    sum = warp_sum(sum);
-    if (row < rows && threadIdx.x % 32 == 0) delta[row] = sum;
-}
-KERNEL(attention_delta)
-
 // dQ. Grid: tiles of rows, key-value heads.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_backward_queries(const float *q, const float *k, const float *v, const float *gradient, const float *lse,
-                           const float *delta, const u32 *start, const u32 *end, const u32 *singles,
-                           const u32 *singles_end, u32 has_singles, u32 queries, u32 keys, u32 heads, u32 kv_heads,
-                           float scale, float *dq) {
+                           const float *delta, const u32 *start, const u32 *end, u32 queries, u32 keys, u32 heads,
+                           u32 kv_heads, float scale, float *dq) {
     DYNAMIC_SHARED(u16, memory);
     u16 *q_tile = memory, *g_tile = q_tile + PLAIN_SIZE(TILE), *k_tile = g_tile + PLAIN_SIZE(TILE);
     u16 *v_tile = k_tile + PLAIN_SIZE(BACKWARD_INNER), *k_across = v_tile + PLAIN_SIZE(BACKWARD_INNER);
     u32 head = blockIdx.y, group = heads / kv_heads, rows = queries * group, first = blockIdx.x * TILE;
-    Visible visible = {start, end, singles, singles_end, has_singles, 0};
     Rows of_q = {q, heads, head * group, group}, of_g = {gradient, heads, head * group, group};
     Rows of_k = {k, kv_heads, head, 1}, of_v = {v, kv_heads, head, 1};
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp_row = threadIdx.x / 32 * 16;
 
     load(q_tile, TILE, of_q, first, rows);
     load(g_tile, TILE, of_g, first, rows);
-    u32 bounds[3];
-    hull(bounds, visible, first, rows, group);
+    u32 bounds[2];
+    hull(bounds, start, end, first, rows, group);
 
     u32 row[2], low[2], high[2];
     size_t at[2];
@@ -469,33 +330,6 @@ attention_backward_queries(const float *q, const float *k, const float *v, const
         add_products<BACKWARD_INNER>(sum, s, k_across);
     }
 
-    u32 next[2], count[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        next[i] = row[i] < rows ? visible.singles_from(row[i] / group) : 0;
-        count[i] = row[i] < rows ? visible.singles_until(row[i] / group) - next[i] : 0;
-    }
-    u32 turns = has_singles ? most_singles(count) : 0;
-    for (u32 turn = 0; turn < turns; turn++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            bool some = turn < count[i];
-            u32 key = some ? singles[next[i] + turn] : 0;
-            float score = dot(some ? of_q.at(row[i]) : 0, of_k.at(key)) * scale;
-            float through = dot(some ? of_g.at(row[i]) : 0, of_v.at(key));
-            if (!some) continue;
-            float slope = expf(score - own_lse[i]) * (through - own_delta[i]);
-            const float *of_key = of_k.at(key);
-#pragma unroll
-            for (int j = 0; j < HEAD_TILES; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int dim = 8 * j + 2 * t + e;
-                    if (dim < HEAD_DIM) sum[j][2 * i + e] = fmaf(slope, of_key[dim], sum[j][2 * i + e]);
-                }
-        }
-    }
-
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (row[i] >= rows) continue;
@@ -510,54 +344,9 @@ attention_backward_queries(const float *q, const float *k, const float *v, const
 }
 KERNEL(attention_backward_queries)
 
-// dK and dV of single keys, [singles, K, D] each. Grid: distinct single keys, key-value heads; a warp
-// each. Key `single[i]` is seen by the queries `seen_by` from `seen_from[i]` to `seen_from[i + 1]`.
-extern "C" __global__ void attention_backward_singles(const float *q, const float *k, const float *v,
-                                                      const float *gradient, const float *lse, const float *delta,
-                                                      const u32 *single, const u32 *seen_from, const u32 *seen_by,
-                                                      u32 heads, u32 kv_heads, float scale, float *dk, float *dv) {
-    const int OWN = (HEAD_DIM + 31) / 32;
-    u32 head = blockIdx.y, group = heads / kv_heads;
-    int lane = threadIdx.x;
-    size_t of_key = ((size_t)single[blockIdx.x] * kv_heads + head) * HEAD_DIM;
-    float sum_k[OWN], sum_v[OWN];
-#pragma unroll
-    for (int i = 0; i < OWN; i++) sum_k[i] = sum_v[i] = 0.0f;
-    for (u32 turn = seen_from[blockIdx.x]; turn < seen_from[blockIdx.x + 1]; turn++)
-        for (u32 n = head * group; n < (head + 1) * group; n++) {
-            size_t row = (size_t)seen_by[turn] * heads + n;
-            float score = 0.0f, through = 0.0f;
-#pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                int dim = 32 * i + lane;
-                if (dim >= HEAD_DIM) continue;
-                score = fmaf(q[row * HEAD_DIM + dim], k[of_key + dim], score);
-                through = fmaf(gradient[row * HEAD_DIM + dim], v[of_key + dim], through);
-            }
-            float weight = expf(warp_sum(score) * scale - lse[row]);
-            float slope = weight * (warp_sum(through) - delta[row]) * scale;
-#pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                int dim = 32 * i + lane;
-                if (dim >= HEAD_DIM) continue;
-                sum_k[i] = fmaf(slope, q[row * HEAD_DIM + dim], sum_k[i]);
-                sum_v[i] = fmaf(weight, gradient[row * HEAD_DIM + dim], sum_v[i]);
-            }
-        }
-    size_t at = ((size_t)blockIdx.x * kv_heads + head) * HEAD_DIM;
-#pragma unroll
-    for (int i = 0; i < OWN; i++) {
-        int dim = 32 * i + lane;
-        if (dim >= HEAD_DIM) continue;
-        dk[at + dim] = sum_k[i];
-        dv[at + dim] = sum_v[i];
-    }
-}
-KERNEL(attention_backward_singles)
-
 // dK and dV. Grid: tiles of keys, key-value heads. `from` and `until` are the first query that may see a
 // tile's keys by its range and the one after the last; `slot` is a key's place in the results of
-// attention_backward_singles, or NOWHERE.
+// attention_singles_backward_keys, or NOWHERE.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 attention_backward_keys(const float *q, const float *k, const float *v, const float *gradient, const float *lse,
                         const float *delta, const u32 *start, const u32 *end, const u32 *from, const u32 *until,

@@ -1,0 +1,168 @@
+//! Attention of few queries without gradients, as decoding has it: pieces of keys beside one another, then their
+//! sum. All values are f32.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use candle_core::{Result, Shape, Tensor};
+
+use super::super::{Dims, KeyRanges, TILE_KEYS};
+use super::tables::Tables;
+use crate::cuda::{Argument, Launch, Program, aligned, exactly};
+
+/// Threads of a block of [`PIECE`] keys: `THREADS` of the kernels.
+const THREADS: usize = 256;
+/// Keys of a piece, as the kernels cut them.
+const PIECE: usize = 128;
+const _: () = assert!(TILE_KEYS.is_multiple_of(PIECE), "dropped tiles would move the pieces");
+/// The widest heads.
+const WIDEST: usize = 512;
+const WARP: usize = 32;
+
+/// The program for one width of heads.
+pub(super) fn program(head_dim: usize) -> Program {
+    Program::new("attention_few", include_str!("few.cu"), &[("HEAD_DIM", head_dim)])
+}
+
+/// The same for later calls of the process.
+fn program_of(head_dim: usize) -> Arc<Program> {
+    static KNOWN: Mutex<Option<HashMap<usize, Arc<Program>>>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    Arc::clone(known.entry(head_dim).or_insert_with(|| Arc::new(program(head_dim))))
+}
+
+/// Rows that a block computes at most: `ROWS` of the kernels.
+fn most_rows(head_dim: usize) -> usize {
+    let lanes_of_a_key = match head_dim {
+        0..=128 => 8,
+        129..=256 => 16,
+        _ => 32,
+    };
+    256 / lanes_of_a_key
+}
+
+/// Pieces that some query sees.
+#[derive(Debug, PartialEq, Eq)]
+struct Pieces {
+    first: usize,
+    count: usize,
+    /// In so many of them, from the first on, a place is the same key for all queries.
+    together: usize,
+}
+
+impl Pieces {
+    fn of(ranges: &KeyRanges) -> Self {
+        let places = |t: usize| {
+            let range = ranges.of(t);
+            range.start..range.end + ranges.singles_of(t).len()
+        };
+        let seeing = || (0..ranges.queries()).filter(|&t| !places(t).is_empty());
+        let first = seeing().map(|t| places(t).start / PIECE).min().unwrap_or(0);
+        let end = seeing().map(|t| places(t).end.div_ceil(PIECE)).max().unwrap_or(1);
+        let has_singles = seeing().any(|t| !ranges.singles_of(t).is_empty());
+        let apart = has_singles.then(|| seeing().map(|t| ranges.of(t).end / PIECE).min()).flatten();
+        let together = apart.unwrap_or(end).min(end) - first;
+        Self { first, count: end - first, together }
+    }
+}
+
+/// As [`super::attention`], without gradients; single keys are in order after the ranges. `None` where a head
+/// is too wide.
+///
+/// # Errors
+/// - the device has no memory, or the kernels cannot be compiled
+pub(super) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+) -> Result<Option<Tensor>> {
+    let dims = Dims::new(q.shape(), k.shape())?;
+    if dims.head_dim == 0 || dims.head_dim > WIDEST {
+        return Ok(None);
+    }
+    let program = program_of(dims.head_dim);
+    let [q, k, v] = [aligned(&q.detach())?, aligned(&k.detach())?, aligned(&v.detach())?];
+    let pieces = Pieces::of(ranges);
+    let (parts, softmax) = parts(&program, [&q, &k, &v], dims, ranges, &pieces)?;
+    let arguments = [(&parts).into(), (&softmax).into(), pieces.count.into()];
+    let launch = Launch {
+        program: &program,
+        kernel: "attention_few_join",
+        grid: [q.dim(0)? * dims.heads, 1, 1],
+        threads: dims.head_dim.next_multiple_of(WARP),
+        memory: 0,
+        arguments: &arguments,
+        results: &[q.shape().clone()],
+    };
+    let [out] = exactly(launch.run(q.device())?)?;
+    Ok(Some(out))
+}
+
+/// Sums of every row over every piece, `[Tq · N · pieces, D]`, with the largest score and the total.
+fn parts(
+    program: &Program,
+    [q, k, v]: [&Tensor; 3],
+    dims: Dims,
+    ranges: &Arc<KeyRanges>,
+    pieces: &Pieces,
+) -> Result<(Tensor, Tensor)> {
+    let (queries, keys) = (q.dim(0)?, k.dim(0)?);
+    let tables = Tables::of(ranges, None, q.device())?;
+    let arguments: [Argument<'_>; 16] = [
+        q.into(),
+        k.into(),
+        v.into(),
+        (&tables.start).into(),
+        (&tables.end).into(),
+        (&tables.singles).into(),
+        (&tables.singles_end).into(),
+        tables.has_singles.into(),
+        queries.into(),
+        keys.into(),
+        dims.heads.into(),
+        dims.kv_heads.into(),
+        pieces.first.into(),
+        pieces.together.into(),
+        pieces.count.into(),
+        Argument::F32(dims.scale()),
+    ];
+    let most = most_rows(dims.head_dim);
+    let together = pieces.together * (queries * dims.group()).div_ceil(most);
+    let apart = (pieces.count - pieces.together) * queries * dims.group().div_ceil(most);
+    let all = queries * dims.heads * pieces.count;
+    let launch = Launch {
+        program,
+        kernel: "attention_few",
+        grid: [together + apart, dims.kv_heads, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &arguments,
+        results: &[Shape::from((all, dims.head_dim)), Shape::from((all, 2))],
+    };
+    let [parts, softmax] = exactly(launch.run(q.device())?)?;
+    Ok((parts, softmax))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Delays, Reach};
+    use super::*;
+
+    #[test]
+    fn pieces_begin_with_the_first_seen_and_stay_together_until_paths_part() {
+        let chain = KeyRanges::appended(300, 4);
+        assert_eq!(Pieces::of(&chain), Pieces { first: 0, count: 3, together: 3 });
+        let window = KeyRanges::appended_in(300, 4, Reach::Window(40));
+        assert_eq!(Pieces::of(&window), Pieces { first: 2, count: 1, together: 1 });
+        let parents = [None, Some(0), Some(0), Some(2)];
+        let tree = KeyRanges::tree(2 * PIECE - 2, &parents);
+        assert_eq!(Pieces::of(&tree), Pieces { first: 0, count: 3, together: 1 });
+        // Queries that see nothing do not count.
+        let padded = KeyRanges::packed(&[-1, -1], None, Delays::Same(0));
+        assert_eq!(Pieces::of(&padded), Pieces { first: 0, count: 1, together: 1 });
+        let late = KeyRanges::of_each([0..0, 5 * PIECE..5 * PIECE + 1]);
+        assert_eq!(Pieces::of(&late), Pieces { first: 5, count: 1, together: 1 });
+    }
+}

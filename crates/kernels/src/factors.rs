@@ -1,0 +1,103 @@
+//! Weights as products multiply them, kept for a step of learning in which they do not change.
+//!
+//! Where products take 16-bit factors, a weight that trains in f32 is turned into 16 bits before each of them.
+//! A step that uses it seven times forward and seven times backward turns it once within [`with_factors`].
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use candle_core::{DType, Result, Tensor, TensorId};
+
+use crate::cuda::rows::to_halves;
+use crate::cuda::takes;
+
+type Factors = HashMap<(TensorId, DType), Tensor>;
+
+thread_local! {
+    /// Those that the step so far has needed.
+    static KEPT: RefCell<Option<Factors>> = const { RefCell::new(None) };
+}
+
+/// Runs `f`, the forward and backward pass of a step. No variable may get other values meanwhile: factors of
+/// those that products read are kept until `f` ends, half the bytes of the weights themselves.
+pub fn with_factors<R>(f: impl FnOnce() -> R) -> R {
+    struct Forget;
+    impl Drop for Forget {
+        fn drop(&mut self) {
+            KEPT.set(None);
+        }
+    }
+    if KEPT.with_borrow(Option::is_some) {
+        return f();
+    }
+    KEPT.set(Some(Factors::new()));
+    let _forget = Forget;
+    f()
+}
+
+/// `weight` as products of `factors` multiply it, if it is kept: a variable of another type within
+/// [`with_factors`].
+///
+/// # Errors
+/// - the device has no memory for it
+pub(crate) fn kept_factor(weight: &Tensor, factors: DType) -> Result<Option<Tensor>> {
+    if !weight.is_variable() || weight.dtype() == factors {
+        return Ok(None);
+    }
+    let key = (weight.id(), factors);
+    let known = KEPT.with_borrow(|kept| kept.as_ref().map(|kept| kept.get(&key).cloned()));
+    let Some(known) = known else { return Ok(None) };
+    if known.is_some() {
+        return Ok(known);
+    }
+    let factor = as_factor(weight, factors)?;
+    KEPT.with_borrow_mut(|kept| kept.as_mut().map(|kept| kept.insert(key, factor.clone())));
+    Ok(Some(factor))
+}
+
+/// Values as products of a type multiply them, without their graph.
+pub(crate) fn as_factor(values: &Tensor, factors: DType) -> Result<Tensor> {
+    let by_kernel = factors == DType::BF16 && values.is_contiguous() && takes(&[values]);
+    let values = values.detach();
+    if by_kernel && (1..MOST_ROUNDED).contains(&values.elem_count()) {
+        return to_halves(&values);
+    }
+    values.to_dtype(factors)?.contiguous()
+}
+
+/// So many values, or more, are not rounded by one start.
+const MOST_ROUNDED: usize = 1 << 31;
+
+/// Values rounded to a 16-bit type and widened again; as they are for other types.
+pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
+    match dtype {
+        DType::BF16 | DType::F16 => values.to_dtype(dtype)?.to_dtype(values.dtype()),
+        _ => Ok(values.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{Noise, assert_close};
+
+    #[test]
+    fn a_weight_is_turned_once_and_anew_after_a_step() -> Result<()> {
+        let w = Noise::new(71).var(&[5, 4]);
+        with_factors(|| -> Result<()> {
+            let first = kept_factor(&w, DType::BF16)?.expect("kept");
+            assert_eq!(first.dtype(), DType::BF16);
+            let again = with_factors(|| kept_factor(&w, DType::BF16))?.expect("kept");
+            assert_eq!(first.id(), again.id());
+            assert_ne!(first.id(), kept_factor(&w, DType::F16)?.expect("kept").id());
+            assert!(kept_factor(&w, DType::F32)?.is_none(), "it is a factor as it is");
+            assert!(kept_factor(&w.detach(), DType::BF16)?.is_none(), "no variable");
+            Ok(())
+        })?;
+        assert!(kept_factor(&w, DType::BF16)?.is_none(), "no step");
+        w.set(&(w.as_tensor() * 2.0)?)?;
+        let doubled = with_factors(|| kept_factor(&w, DType::BF16))?.expect("kept");
+        assert_close("new values", &doubled.to_dtype(DType::F32)?, &w, 1e-2);
+        Ok(())
+    }
+}

@@ -1,0 +1,112 @@
+//! Ranks whose devices exchange tensors come to what those do that exchange them in main memory.
+
+use candle_core::{DType, Device, Tensor, Var};
+use longdraft_models::target_model::{Features, RowPart, Tap, Taps, Target, TargetOptions};
+use longdraft_models::{LayerId, TargetConfig};
+use longdraft_parallel::World;
+use longdraft_parallel::threads::in_threads;
+use serde_json::json;
+
+use super::targets::{all_taps, exchanging, sequence};
+
+fn config() -> TargetConfig {
+    let config = json!({
+        "model_type": "llama", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8,
+        "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+    });
+    TargetConfig::from_json(&config).expect("configuration")
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    let tensor = tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all());
+    tensor.and_then(|t| t.to_vec1()).expect("values")
+}
+
+fn values_of(features: &Features) -> Vec<Vec<f32>> {
+    let kv = features.last_kv.iter().flat_map(|kv| [&kv.k, &kv.v]);
+    kv.chain(features.hidden.values()).chain(&features.final_hidden).map(values).collect()
+}
+
+/// What each rank has of its own row, whose length is another on every rank; the last one has none.
+fn shared_layers(ranks: usize, on_gpus: bool, dtype: DType, taps: &Taps) -> Vec<Vec<Vec<f32>>> {
+    let config = config();
+    in_threads(ranks, |world| {
+        let world = exchanging(world, on_gpus);
+        let tensor = Some(world.as_ranks());
+        let options = TargetOptions { tensor, dtype, ..TargetOptions::default() };
+        let target = Target::random(config.clone(), 5, &options).expect("target");
+        if world.rank() + 1 == ranks {
+            target.join_forward(taps).expect("joined");
+            return Vec::new();
+        }
+        values_of(&target.forward(&sequence(world.rank()), taps).expect("features"))
+    })
+}
+
+#[test]
+fn shared_layers_are_summed_alike_on_devices() {
+    for taps in all_taps() {
+        for (ranks, dtype) in [(2, DType::F32), (4, DType::F32), (2, DType::BF16)] {
+            // The stand-in sums in the order of the ranks, too.
+            let [host, devices] =
+                [false, true].map(|on_gpus| shared_layers(ranks, on_gpus, dtype, &taps));
+            assert!(!host[0].is_empty());
+            assert_eq!(host, devices, "{ranks} ranks, {dtype:?}, {taps:?}");
+        }
+    }
+}
+
+/// A part's gathered rows, the gradient of its own ones, and the rows behind them.
+fn gathered(world: &World, tokens: usize, behind: usize) -> [Vec<f32>; 3] {
+    let part = RowPart::of(&world.as_ranks(), tokens);
+    let rows = part.rows();
+    let all = Tensor::arange(0.0_f32, 6.0 * tokens as f32, &Device::Cpu).expect("values");
+    let all = all.reshape((tokens, 2, 3)).expect("rows");
+    let own = all.narrow(0, rows.start, rows.len()).expect("own rows");
+    let variable = Var::from_tensor(&own).expect("variable");
+    let whole = part.gather(variable.as_tensor()).expect("gathered");
+    // Every rank asks for something else.
+    let weights = all.affine(0.01, world.rank() as f64).expect("weights");
+    let loss = (&whole * weights).and_then(|product| product.sum_all()).expect("loss");
+    let gradients = loss.backward().expect("backward");
+    let gradient = gradients.get(variable.as_tensor()).expect("a gradient");
+    let flat = own.flatten_from(1).expect("a matrix");
+    let behind = part.with_rows_behind(&flat, behind).expect("rows behind");
+    [&whole, gradient, &behind].map(values)
+}
+
+#[test]
+fn parts_of_rows_are_gathered_and_summed_alike_on_devices() {
+    for (ranks, tokens) in [(2, 6), (2, 7), (3, 7), (4, 4), (4, 11)] {
+        for behind in [0, 1, 3, 20] {
+            let [host, devices] = [false, true].map(|on_gpus| {
+                in_threads(ranks, |world| gathered(&exchanging(world, on_gpus), tokens, behind))
+            });
+            assert_eq!(host[0][0].len(), 6 * tokens);
+            assert_eq!(host, devices, "{ranks} ranks, {tokens} tokens, {behind} behind");
+        }
+    }
+}
+
+#[test]
+fn spread_layers_are_gathered_alike_ahead_or_when_they_are_due() {
+    let config = config();
+    let taps = Taps::of(&[Tap::Hidden(LayerId(1))]);
+    in_threads(3, |world| {
+        let world = exchanging(world, true);
+        let spread = Some(world.as_ranks());
+        for (dtype, gather_ahead) in [(DType::F32, true), (DType::BF16, true), (DType::F32, false)]
+        {
+            let options = TargetOptions { dtype, gather_ahead, ..TargetOptions::default() };
+            let whole = Target::random(config.clone(), 5, &options).expect("target");
+            let options = TargetOptions { spread: spread.clone(), ..options };
+            let target = Target::random(config.clone(), 5, &options).expect("target");
+            let run = |target: &Target| {
+                values_of(&target.forward(&sequence(0), &taps).expect("features"))
+            };
+            assert_eq!(run(&target), run(&whole), "{dtype:?}, ahead: {gather_ahead}");
+        }
+    });
+}
