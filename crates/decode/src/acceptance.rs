@@ -26,7 +26,7 @@ pub struct RoundRecord {
 /// Where a round's time went.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct RoundSeconds {
-    /// Drafting.
+    /// Drafting; of passes that requests share, the part of this one.
     pub draft: f64,
     /// The target's pass with its head.
     pub verify: f64,

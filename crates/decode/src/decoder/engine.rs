@@ -1,10 +1,11 @@
 //! Several requests in one pass of the target, each with its own acceptance; they join and leave
 //! between any two rounds.
 //!
-//! Every round each request that decodes proposes, the target runs all trees at once, and each request
-//! commits what it accepted. Prompts are read in pieces beside that: in large ones while nobody
-//! decodes, in small ones else, so that nobody waits long. Outputs are those of each request alone: a
-//! row's bits do not depend on the rows beside it, and draws are keyed by request.
+//! Every round the requests that decode propose together, in passes over their draft that they share. The
+//! target runs all trees at once, and each request commits what it accepted. Prompts are read in pieces
+//! beside that: in large ones while nobody decodes, in small ones else, so that nobody waits long. Outputs
+//! are those of each request alone: a row's bits do not depend on the rows beside it, and draws are keyed
+//! by request.
 
 mod sharing;
 
@@ -14,6 +15,7 @@ use longdraft_kernels::threads::awake;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Tap, Taps, Target};
 
+use super::proposing::{Part, propose};
 use super::request::Request;
 use super::round::{Round, run_target};
 use super::sequence::Sequence;
@@ -223,40 +225,38 @@ impl<'a> BatchEngine<'a> {
         let running = self.places.iter().filter_map(|place| place.running.as_ref());
         let together = running.filter(|running| running.request.unread() == 0).count();
         let reads = self.reads(if together > 0 { READ_BESIDE } else { READ_ALONE });
-        let mut parts = Vec::with_capacity(self.places.len());
+        let mut parts: Vec<Part<'_, '_>> = Vec::with_capacity(self.places.len());
         for (Place { sequence, running, .. }, reads) in self.places.iter_mut().zip(reads) {
-            let Some(running) = running else { continue };
-            let round = match running.request.unread() {
-                0 => {
-                    let pace = self.paces.of(together);
-                    match sequence.propose(self.target, &mut running.request, pace) {
-                        Ok(round) => round,
-                        // Its grammar is its own: the others go on.
-                        Err(error @ DecodeError::Grammar(_)) => {
-                            running.error = Some(error);
-                            continue;
-                        }
-                        Err(error) => return Err(error),
+            let Some(Running { key, request, error }) = running else { continue };
+            let (round, wish) = match request.unread() {
+                0 => match sequence.begin_round(request, self.paces.of(together)) {
+                    Ok(wish) => (Round::of_tree(request.plain()), Some(wish)),
+                    // Its grammar is its own: the others go on.
+                    Err(broken @ DecodeError::Grammar(_)) => {
+                        *error = Some(broken);
+                        continue;
                     }
-                }
+                    Err(error) => return Err(error),
+                },
                 _ if reads == 0 => continue,
-                _ => Round::of_prompt(reads),
+                _ => (Round::of_prompt(reads), None),
             };
-            parts.push((sequence, running, round));
+            parts.push(Part { key: *key, sequence, request, error, round, wish });
         }
+        propose(self.target, &mut parts, self.paces.of(together))?;
+        parts.retain(|part| part.error.is_none());
         if parts.is_empty() {
             return Ok(());
         }
         let mut rows: Vec<(&mut Request, &mut Round)> =
-            parts.iter_mut().map(|(_, running, round)| (&mut running.request, round)).collect();
+            parts.iter_mut().map(|part| (&mut *part.request, &mut part.round)).collect();
         let pass = run_target(self.target, &mut rows, &self.taps)?;
         if let Some(pass) = &pass {
             self.paces.of(together).add_pass(pass);
         }
-        for (sequence, running, round) in parts {
-            let Running { key, request, error } = running;
+        for Part { key, sequence, request, error, round, .. } in parts {
             let mut of_request =
-                |committed, log_probs: Option<&LogProbs>| listener(*key, committed, log_probs);
+                |committed, log_probs: Option<&LogProbs>| listener(key, committed, log_probs);
             let learns = pass.as_ref().map(|pass| (self.paces.of(together), pass));
             *error = sequence.settle(request, (round, learns), &mut of_request).err();
         }

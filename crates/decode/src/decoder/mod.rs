@@ -2,6 +2,7 @@
 //! engine runs them, [`BatchEngine`]; on it stands [`SpeculativeDecoder`] for one request at a time.
 
 mod engine;
+mod proposing;
 mod request;
 mod round;
 mod sequence;

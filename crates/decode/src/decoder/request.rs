@@ -114,6 +114,11 @@ impl Request {
         self.tokens[self.tokens.len() - 1]
     }
 
+    /// No proposals below the root.
+    pub(super) fn plain(&self) -> Tree {
+        Tree::new(self.root())
+    }
+
     /// Judges a tree below the root by the logits `[rows, V]` of its rows.
     pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
         let round = self.round_key();

@@ -49,6 +49,11 @@ impl Round {
         }
     }
 
+    /// Judges a tree that nothing was drafted for.
+    pub(super) fn of_tree(tree: Tree) -> Self {
+        Self::new(Step::Judge { tree, drafted: Drafted::Nothing })
+    }
+
     /// Reads `tokens` more of the prompt.
     pub(super) fn of_prompt(tokens: usize) -> Self {
         Self::new(Step::Read(tokens))

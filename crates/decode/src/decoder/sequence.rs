@@ -12,14 +12,33 @@ use super::request::Request;
 use super::round::{Round, Step};
 use super::{Committed, DecodeOptions, EndReason, Generation, Pacing, RoundListener};
 use crate::acceptance::RoundRecord;
-use crate::drafter::{DraftContext, DraftState, Drafted, Drafter, Plan};
+use crate::distribution::Sampling;
+use crate::drafter::{DraftState, Drafter, Worth};
 use crate::error::Result;
 use crate::grammar::Grammar;
 use crate::pace::{Mode, Pace, Pass, Proposals};
+use crate::shape::DraftShape;
 use crate::tree::{Origin, Tree};
 
 /// Tokens that a grammar forces which are proposed at a time.
 const MOST_FORCED: usize = 16;
+
+/// What a request wants to propose in a round.
+pub(super) struct Wish {
+    /// What its grammar leaves no choice about.
+    pub(super) forced: Vec<TargetTokenId>,
+    /// What is drafted, if anything.
+    pub(super) layout: Option<Layout>,
+}
+
+/// How a draft proposes.
+pub(super) struct Layout {
+    pub(super) shape: DraftShape,
+    pub(super) sampling: Sampling,
+    pub(super) worth: Option<Worth>,
+    /// Whether proposals that take time of their own are wanted.
+    pub(super) paid: bool,
+}
 
 pub(super) struct Sequence<'a> {
     drafter: Option<Box<dyn Drafter + 'a>>,
@@ -124,80 +143,46 @@ impl<'a> Sequence<'a> {
         Ok(cache)
     }
 
-    /// Begins a round; `pace` is that of the requests that decode together.
-    pub(super) fn propose(
-        &mut self,
-        target: &Target,
-        request: &mut Request,
-        pace: &mut Pace,
-    ) -> Result<Round> {
-        request.rounds += 1;
-        let started = Instant::now();
-        let mode = match (&self.drafter, request.options.pacing) {
-            (None, _) => Mode::Plain,
-            (Some(_), Pacing::Fixed) => Mode::Draft,
-            (Some(_), Pacing::Measured) => pace.mode(),
-        };
-        let forced = request.forced(request.room().min(MOST_FORCED))?;
-        // What a draft could add to a long run is not worth its time.
-        let are_enough = !forced.is_empty() && forced.len() >= request.options.shape.depth();
-        let (tree, drafted) = match mode {
-            _ if are_enough => (Tree::new(request.root()), Drafted::Nothing),
-            Mode::Plain => (Tree::new(request.root()), Drafted::Nothing),
-            Mode::Free | Mode::Draft => self.draft(target, request, mode == Mode::Draft, pace)?,
-        };
-        let mut tree = request.fitting(tree)?;
-        tree.insert_forced(&forced);
-        // Looking up takes no time to speak of.
-        let is_paid = drafted != Drafted::Nothing;
-        let draft = if is_paid { started.elapsed().as_secs_f64() } else { 0.0 };
-        let mut round = Round::new(Step::Judge { tree, drafted });
-        round.seconds.draft = draft;
-        // What drafting is worth shows where a draft proposes alone.
-        round.is_measured = forced.is_empty();
-        Ok(round)
+    /// What drafts here.
+    pub(super) fn drafter(&mut self) -> Option<&mut (dyn Drafter + 'a)> {
+        self.drafter.as_deref_mut()
     }
 
-    /// Proposals, and what a draft model ran for them; without one unless they are `paid`.
-    fn draft(
-        &mut self,
-        target: &Target,
-        request: &mut Request,
-        paid: bool,
-        pace: &mut Pace,
-    ) -> Result<(Tree, Drafted)> {
-        let room = request.room();
-        let Some(drafter) = self.drafter.as_mut().filter(|_| room > 0) else {
-            return Ok((Tree::new(request.root()), Drafted::Nothing));
+    /// Begins a round of a request that decodes; `pace` is that of all who decode together.
+    ///
+    /// # Errors
+    /// - the answer cannot follow its grammar any further
+    pub(super) fn begin_round(&mut self, request: &mut Request, pace: &mut Pace) -> Result<Wish> {
+        request.rounds += 1;
+        let forced = request.forced(request.room().min(MOST_FORCED))?;
+        let layout = self.layout(request, forced.len(), pace);
+        Ok(Wish { forced, layout })
+    }
+
+    /// What is drafted beside so many `forced` tokens.
+    fn layout(&mut self, request: &Request, forced: usize, pace: &mut Pace) -> Option<Layout> {
+        let drafter = self.drafter.as_mut()?;
+        let (options, room) = (&request.options, request.room());
+        let is_paced = options.pacing == Pacing::Measured;
+        let mode = if is_paced {
+            let shares = drafter.model().is_some_and(|model| model.shared().is_some());
+            pace.mode(shares)
+        } else {
+            Mode::Draft
         };
-        let drawn = request.draws_proposals();
-        let mut shape = request.options.shape.cut(room);
-        let mut worth = None;
-        if request.options.pacing == Pacing::Measured {
-            // A confidence tells round by round how deep to draw; else what held on average.
-            if drawn && !drafter.tells_confidence() {
-                shape = pace.cut(&shape);
-            }
-            worth = pace.worth();
+        // What a draft could add to a long run is not worth its time.
+        let are_enough = forced > 0 && forced >= options.shape.depth();
+        if mode == Mode::Plain || are_enough || room == 0 {
+            return None;
         }
-        let sampling = request.options.sampling.for_drafts(request.generated());
-        let context = DraftContext { target, cache: &request.cache, tokens: &request.tokens };
-        let mut plan = Plan {
-            shape: &shape,
-            drawn,
-            sampling: &sampling,
-            round: request.rounds,
-            draws: &mut request.draws,
-            worth,
-            confidence_threshold: request.options.confidence_threshold,
-            paid,
-            drafted: Drafted::Nothing,
-            looked_up: Vec::new(),
-        };
-        let tree = drafter.propose(context, &mut plan)?;
-        let Plan { drafted, looked_up, .. } = plan;
-        looked_up.into_iter().for_each(|outcome| pace.add_lookup(outcome));
-        Ok((tree, drafted))
+        let mut shape = options.shape.cut(room);
+        // A confidence tells round by round how deep to draw; else what held on average.
+        if is_paced && request.draws_proposals() && !drafter.tells_confidence() {
+            shape = pace.cut(&shape);
+        }
+        let worth = if is_paced { pace.worth() } else { None };
+        let sampling = options.sampling.for_drafts(request.generated()).into_owned();
+        Some(Layout { shape, sampling, worth, paid: mode == Mode::Draft })
     }
 
     /// Ends a round that the target has run: what it read, or verdict, cache, committed tokens and

@@ -3,8 +3,10 @@
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Features, Tap};
 
+use super::grow::Growth;
 use super::lookup::Match;
-use super::{DraftContext, DraftRows, DraftState, Drafter, LookupDrafter, Plan, Worth};
+use super::together::propose_alone;
+use super::{DraftContext, DraftModel, DraftRows, DraftState, Drafter, LookupDrafter, Plan, Worth};
 use crate::error::Result;
 use crate::tree::{Origin, Tree};
 
@@ -26,6 +28,8 @@ pub struct CombinedDrafter<'a> {
     model: Box<dyn Drafter + 'a>,
     lookup: LookupDrafter,
     combination: Combination,
+    /// What lookup adds to the tree that grows.
+    found: Option<Match>,
 }
 
 impl<'a> CombinedDrafter<'a> {
@@ -38,7 +42,7 @@ impl<'a> CombinedDrafter<'a> {
         lookup: LookupDrafter,
         combination: Combination,
     ) -> Self {
-        Self { model, lookup, combination }
+        Self { model, lookup, combination, found: None }
     }
 }
 
@@ -73,6 +77,10 @@ impl Drafter for CombinedDrafter<'_> {
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        propose_alone(self, context, plan)
+    }
+
+    fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
         let worth = plan.worth.as_ref();
         let found = self.lookup.find(context.tokens, plan.shape.depth(), worth);
         plan.looked_up = self.lookup.outcomes();
@@ -81,16 +89,25 @@ impl Drafter for CombinedDrafter<'_> {
         let alone = found
             .as_ref()
             .is_some_and(|found| self.combination == Combination::Switch && replaces(found, worth));
-        let mut tree = if plan.paid && !alone {
-            self.model.propose(context, plan)?
-        } else {
-            Tree::new(context.tokens[context.tokens.len() - 1])
-        };
         let merged = self.combination == Combination::Merge;
-        if let Some(found) = found.filter(|_| merged || alone || !plan.paid) {
+        self.found = found.filter(|_| merged || alone || !plan.paid);
+        if plan.paid && !alone {
+            self.model.start(context, plan)
+        } else {
+            Ok(Growth::whole(Tree::new(context.tokens[context.tokens.len() - 1])))
+        }
+    }
+
+    fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        self.model.model()
+    }
+
+    fn finish(&mut self, growth: Growth) -> Tree {
+        let mut tree = self.model.finish(growth);
+        if let Some(found) = self.found.take() {
             tree.insert_chain(&found.continuation, Origin::Lookup);
         }
-        Ok(tree)
+        tree
     }
 }
 

@@ -11,21 +11,20 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::rope::RopeTable;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::eagle3::Eagle3Draft;
-use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::draft::{Draft, Seen, VocabularyMap};
 use longdraft_models::target_model::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::held::{AnyDraft, Held};
-use super::model::Readings;
+use super::model::{Readings, turns_of};
+use super::waiting::Waiting;
 use super::{
-    DraftContext, DraftModel, DraftRows, DraftState, Drafter, Forecast, ModelDrafter, Reading,
-    ReducedHead,
+    Asked, Beside, DraftModel, DraftRows, DraftState, Drafter, Forecast, ModelDrafter, ReducedHead,
+    Shared, Turn,
 };
 use crate::error::{DecodeError, Result};
-
-/// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
-const MOST_WAITING: usize = 128;
 
 /// A drafter, if this is an EAGLE-3 draft. It has a head of its own.
 pub(super) fn drafter<'a>(
@@ -40,12 +39,17 @@ pub(super) fn drafter<'a>(
 /// An EAGLE-3 draft at decoding.
 pub struct Eagle3Model<'a> {
     draft: Held<'a, Eagle3Draft>,
+    own: Own,
+}
+
+/// What one request has of its own.
+struct Own {
     /// Keys and values of committed pairs, then of this round's readings.
     cache: KvCache,
     /// Committed pairs in the cache.
     pairs: usize,
     /// Features `[T, 3·Ht]` of the tokens from `pairs` on.
-    waiting: Vec<Tensor>,
+    waiting: Waiting,
     /// What the newest pair and the readings hand on, `[1, H]` each.
     states: Vec<Tensor>,
     readings: Readings,
@@ -60,88 +64,175 @@ impl<'a> Eagle3Model<'a> {
         let draft = draft.into();
         let config = draft.config();
         let cache = KvCache::new(1, config.num_key_value_heads, config.head_dim, target.device())?;
-        Ok(Self {
-            draft,
-            cache,
-            pairs: 0,
-            waiting: Vec::new(),
-            states: Vec::new(),
-            readings: Readings::default(),
-        })
+        let (waiting, states, readings) = (Waiting::default(), Vec::new(), Readings::default());
+        Ok(Self { draft, own: Own { cache, pairs: 0, waiting, states, readings } })
+    }
+}
+
+impl Own {
+    /// Takes the waiting pairs whose token is known, if there are some.
+    fn known(&mut self, tokens: &[TargetTokenId]) -> Result<Option<Known>> {
+        let count = self.waiting.rows()?.min((tokens.len() - 1).saturating_sub(self.pairs));
+        let Some(aux) = self.waiting.take(count)? else { return Ok(None) };
+        let tokens = &tokens[self.pairs + 1..=self.pairs + count];
+        let ids = tokens.iter().map(|token| token.0).collect();
+        Ok(Some(Known { aux: aux.contiguous()?, ids }))
     }
 
-    fn waiting_rows(&self) -> Result<usize> {
-        let rows = self.waiting.iter().map(|aux| aux.dim(0));
-        Ok(rows.sum::<candle_core::Result<usize>>()?)
-    }
-
-    /// Reads the waiting pairs whose token is known; returns attention's input and states of the
-    /// last one.
-    fn absorb(&mut self, tokens: &[TargetTokenId]) -> Result<Option<Newest>> {
-        let waiting = self.waiting_rows()?;
-        let count = waiting.min((tokens.len() - 1).saturating_sub(self.pairs));
-        if count == 0 {
-            return Ok(None);
-        }
-        let aux = Tensor::cat(&self.waiting, 0)?;
-        self.waiting.clear();
-        if count < waiting {
-            self.waiting.push(own_rows(&aux, count..waiting)?);
-        }
-        let ids: Vec<u32> =
-            tokens[self.pairs + 1..=self.pairs + count].iter().map(|token| token.0).collect();
-        let state = self.draft.fuse(&aux.narrow(0, 0, count)?.contiguous()?)?;
-        let input = self.draft.attention_input(&self.draft.embed(&ids)?, &state)?;
-        let positions = self.pairs as u32..(self.pairs + count) as u32;
-        let table = self.table(&positions.collect::<Vec<_>>())?;
-        self.cache.truncate(self.pairs);
-        self.append(&self.draft.key_values(&input, &table)?)?;
-        self.pairs += count;
-        let last = |tensor: &Tensor| tensor.narrow(0, count - 1, 1)?.contiguous();
-        Ok(Some(Newest { state: last(&state)?, input: last(&input)? }))
-    }
-
-    fn append(&mut self, new: &KeyValues) -> Result<()> {
-        let rows = new.k.dim(0)?;
-        self.cache.reserve(rows)?;
-        self.cache.append(0, &new.k, &new.v)?;
-        self.cache.commit(rows);
+    /// Appends some rows of a pass to the cache.
+    fn append(&mut self, keys: &KeyValues, rows: Range<usize>) -> Result<()> {
+        let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
+        self.cache.reserve(rows.len())?;
+        self.cache.append(0, &of(&keys.k)?, &of(&keys.v)?)?;
+        self.cache.commit(rows.len());
         Ok(())
     }
 
-    fn keys(&self) -> Result<KeyValues> {
-        let (k, v) = self.cache.last_layer()?;
-        Ok(KeyValues { k, v })
-    }
-
-    fn table(&self, positions: &[u32]) -> Result<longdraft_kernels::rope::RopeTable> {
-        let length = positions.iter().max().map_or(1, |last| last + 1);
-        Ok(self.draft.rope_table(positions, &vec![length; positions.len()])?)
-    }
-
     /// Committed pairs that the newest one and all that is drafted after it see.
-    fn visible(&self) -> Range<usize> {
+    fn visible(&self, draft: &Eagle3Draft) -> Range<usize> {
         let newest = self.pairs - 1;
-        let first = self.draft.config().attention_window.map_or(0, |w| newest.saturating_sub(w));
+        let first = draft.config().attention_window.map_or(0, |w| newest.saturating_sub(w));
         first..self.pairs
     }
 
-    fn logits(&self, hidden: &Tensor) -> Result<Vec<Vec<f32>>> {
-        // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
-        let input = self.draft.head_input(hidden)?.detach();
-        Ok(self.draft.head_matrix()?.linear(&input, None)?.to_vec2()?)
+    /// What rows see of the committed pairs, and of readings by their numbers.
+    fn seen(&self, draft: &Eagle3Draft, paths: Vec<Vec<u32>>) -> Result<Seen> {
+        let own = |path: Vec<u32>| path.iter().map(|i| i + self.pairs as u32).collect();
+        let ranges = KeyRanges::shared(&self.visible(draft), paths.len());
+        let ranges = Arc::new(ranges.with_singles(paths.into_iter().map(own)));
+        let (k, v) = self.cache.last_layer()?;
+        Ok(Seen { keys: KeyValues { k, v }, ranges })
     }
 }
 
-/// Rows with memory of their own: a view would keep all others alive.
-fn own_rows(tensor: &Tensor, rows: Range<usize>) -> Result<Tensor> {
-    Ok(tensor.narrow(0, rows.start, rows.len())?.force_contiguous()?)
+/// Committed pairs to be read: features `[T, 3·Ht]` and tokens.
+struct Known {
+    aux: Tensor,
+    ids: Vec<u32>,
 }
 
-/// The newest committed pair: state `[1, H]`, attention's input `[1, 2·H]`.
-struct Newest {
+/// Rows of several requests, one request after the other: states `[T, H]`, attention's input `[T, 2·H]`.
+struct Rows {
     state: Tensor,
     input: Tensor,
+}
+
+/// Angles of rows at the positions of several requests.
+fn angles(draft: &Eagle3Draft, positions: &[Vec<u32>]) -> Result<RopeTable> {
+    let of_request = |positions: &Vec<u32>| -> Result<RopeTable> {
+        let length = positions.iter().max().map_or(1, |last| last + 1);
+        Ok(draft.rope_table(positions, &vec![length; positions.len()])?)
+    };
+    let tables = positions.iter().map(of_request).collect::<Result<Vec<_>>>()?;
+    Ok(RopeTable::concatenated(&tables)?)
+}
+
+/// Reads committed pairs of several requests; the last one of each.
+fn absorb(draft: &Eagle3Draft, requests: &mut [(&mut Own, Known)]) -> Result<Rows> {
+    let aux: Vec<&Tensor> = requests.iter().map(|(_, known)| &known.aux).collect();
+    let state = draft.fuse(&Tensor::cat(&aux, 0)?)?;
+    let ids: Vec<u32> = requests.iter().flat_map(|(_, known)| known.ids.clone()).collect();
+    let input = draft.attention_input(&draft.embed(&ids)?, &state)?;
+    let positions = requests.iter().map(|(own, known)| -> Vec<u32> {
+        (own.pairs as u32..(own.pairs + known.ids.len()) as u32).collect()
+    });
+    let table = angles(draft, &positions.collect::<Vec<_>>())?;
+    let keys = draft.key_values(&input, &table)?;
+    let (mut first, mut last) = (0, Vec::with_capacity(requests.len()));
+    for (own, known) in requests {
+        let rows = known.ids.len();
+        own.cache.truncate(own.pairs);
+        own.append(&keys, first..first + rows)?;
+        own.pairs += rows;
+        first += rows;
+        last.push(first - 1);
+    }
+    let of_last = |tensor: &Tensor| -> Result<Tensor> {
+        let rows = last.iter().map(|row| tensor.narrow(0, *row, 1));
+        Ok(Tensor::cat(&rows.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+    };
+    Ok(Rows { state: of_last(&state)?, input: of_last(&input)? })
+}
+
+/// What follows the roots of several requests.
+fn read_roots(
+    draft: &Eagle3Draft,
+    turns: &mut [(&mut Own, Turn<'_>)],
+) -> Result<Vec<Vec<Forecast>>> {
+    let mut known = Vec::with_capacity(turns.len());
+    for (own, turn) in turns.iter_mut() {
+        own.readings.clear();
+        own.states.clear();
+        let tokens = turn.context.tokens;
+        let lacks = DecodeError::Features { seen: own.pairs, root: tokens.len() - 1 };
+        let new = own.known(tokens)?.ok_or(lacks)?;
+        known.push((&mut **own, new));
+    }
+    let newest = absorb(draft, &mut known)?;
+    let (mut positions, mut seen) = (Vec::new(), Vec::with_capacity(turns.len()));
+    for (own, turn) in turns.iter() {
+        let root = turn.context.tokens.len() - 1;
+        if own.pairs != root {
+            return Err(DecodeError::Features { seen: own.pairs, root });
+        }
+        positions.push(vec![root as u32 - 1]);
+        seen.push(own.seen(draft, vec![Vec::new()])?);
+    }
+    finish(draft, turns, (&newest, &angles(draft, &positions)?), &seen)
+}
+
+/// What follows the tokens of a level of several requests.
+fn read_levels(
+    draft: &Eagle3Draft,
+    turns: &mut [(&mut Own, Turn<'_>)],
+) -> Result<Vec<Vec<Forecast>>> {
+    let (mut ids, mut states) = (Vec::new(), Vec::new());
+    let (mut positions, mut paths) = (Vec::new(), Vec::new());
+    for (own, turn) in turns.iter_mut() {
+        let level = turn.readings();
+        let (_, of_level) = own.readings.add(level);
+        let depth = of_level.first().map_or(0, Vec::len);
+        positions.push(vec![(own.pairs - 1 + depth) as u32; level.len()]);
+        ids.extend(level.iter().map(|reading| reading.token.0));
+        states.extend(level.iter().map(|reading| own.states[reading.parent].clone()));
+        paths.push(of_level);
+    }
+    let state = Tensor::cat(&states, 0)?;
+    let input = draft.attention_input(&draft.embed(&ids)?, &state)?;
+    let table = angles(draft, &positions)?;
+    let keys = draft.key_values(&input, &table)?;
+    let (mut first, mut seen) = (0, Vec::with_capacity(turns.len()));
+    for ((own, _), paths) in turns.iter_mut().zip(paths) {
+        own.append(&keys, first..first + paths.len())?;
+        first += paths.len();
+        seen.push(own.seen(draft, paths)?);
+    }
+    finish(draft, turns, (&Rows { state, input }, &table), &seen)
+}
+
+/// The layer and the head over rows of several requests, which hand on their states.
+fn finish(
+    draft: &Eagle3Draft,
+    turns: &mut [(&mut Own, Turn<'_>)],
+    (rows, table): (&Rows, &RopeTable),
+    seen: &[Seen],
+) -> Result<Vec<Vec<Forecast>>> {
+    let hidden = draft.layer(&rows.state, &rows.input, table, seen)?;
+    let fed_back = draft.fed_back(&hidden)?;
+    // Nothing trains here: a head of quantised blocks takes no input that carries a gradient.
+    let input = draft.head_input(&hidden)?.detach();
+    let logits = draft.head_matrix()?.linear(&input, None)?.to_vec2::<f32>()?;
+    let (mut row, mut logits) = (0, logits.into_iter());
+    let mut said = Vec::with_capacity(turns.len());
+    for ((own, _), seen) in turns.iter_mut().zip(seen) {
+        let count = seen.ranges.queries();
+        for at in row..row + count {
+            own.states.push(fed_back.narrow(0, at, 1)?);
+        }
+        row += count;
+        said.push(logits.by_ref().take(count).map(Forecast::from).collect());
+    }
+    Ok(said)
 }
 
 impl DraftModel for Eagle3Model<'_> {
@@ -154,90 +245,48 @@ impl DraftModel for Eagle3Model<'_> {
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        self.states.clear();
-        self.readings.clear();
-        if kept <= self.pairs {
-            self.pairs = kept;
-            self.waiting.clear();
-        } else if kept < self.pairs + self.waiting_rows()? {
-            let aux = Tensor::cat(&self.waiting, 0)?;
-            self.waiting = vec![own_rows(&aux, 0..kept - self.pairs)?];
-        }
-        self.cache.truncate(self.pairs);
+        let own = &mut self.own;
+        own.states.clear();
+        own.readings.clear();
+        own.pairs = own.pairs.min(kept);
+        own.waiting.keep(kept - own.pairs)?;
+        own.cache.truncate(own.pairs);
         Ok(())
     }
 
     fn state(&self) -> DraftState<'_> {
-        DraftState::Rows(DraftRows::new(&*self.draft, &self.cache, self.pairs, &self.waiting))
+        let Own { cache, pairs, waiting, .. } = &self.own;
+        DraftState::Rows(DraftRows::new(&*self.draft, cache, *pairs, waiting.features()))
     }
 
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        (self.pairs, self.waiting) = rows.copy_to(&mut self.cache, tokens)?;
+        let own = &mut self.own;
+        let (pairs, waiting) = rows.copy_to(&mut own.cache, tokens)?;
+        (own.pairs, own.waiting) = (pairs, waiting.into());
         Ok(())
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        self.waiting.push(features.hidden_of(&self.draft.config().target_layers)?);
-        if self.waiting_rows()? > MOST_WAITING {
-            self.states.clear();
-            self.absorb(tokens)?;
+        let Self { draft, own } = self;
+        if own.waiting.push(features.hidden_of(&draft.config().target_layers)?)? {
+            own.states.clear();
+            if let Some(known) = own.known(tokens)? {
+                absorb(draft, &mut [(own, known)])?;
+            }
         }
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _room: usize) -> Result<Forecast> {
-        self.readings.clear();
-        let newest = self.absorb(context.tokens)?;
-        let root = context.tokens.len() - 1;
-        let Some(newest) = newest.filter(|_| self.pairs == root) else {
-            return Err(DecodeError::Features { seen: self.pairs, root });
-        };
-        let table = self.table(&[root as u32 - 1])?;
-        let ranges = Arc::new(KeyRanges::shared(&self.visible(), 1));
-        let Newest { state, input } = &newest;
-        let hidden = self.draft.layer(state, input, &table, &self.keys()?, &ranges)?;
-        self.states = vec![self.draft.fed_back(&hidden)?];
-        Ok(self.logits(&hidden)?.pop().unwrap_or_default().into())
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        Some(Shared::new(&*self.draft, None, &mut self.own))
     }
 
-    fn read(&mut self, _context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        let first = self.readings.len();
-        level.iter().for_each(|reading| self.readings.push(*reading));
-        let paths: Vec<Vec<u32>> =
-            (first..first + level.len()).map(|reading| self.readings.path(reading)).collect();
-        let depth = paths.first().map_or(0, Vec::len);
-        let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
-        let states: Vec<&Tensor> = level.iter().map(|r| &self.states[r.parent]).collect();
-        let state = Tensor::cat(&states, 0)?;
-        let input = self.draft.attention_input(&self.draft.embed(&ids)?, &state)?;
-        let position = (self.pairs - 1 + depth) as u32;
-        let table = self.table(&vec![position; ids.len()])?;
-        self.append(&self.draft.key_values(&input, &table)?)?;
-        let own = |path: Vec<u32>| path.iter().map(|i| i + self.pairs as u32).collect();
-        let ranges =
-            KeyRanges::shared(&self.visible(), ids.len()).with_singles(paths.into_iter().map(own));
-        let hidden = self.draft.layer(&state, &input, &table, &self.keys()?, &Arc::new(ranges))?;
-        let fed_back = self.draft.fed_back(&hidden)?;
-        for row in 0..ids.len() {
-            self.states.push(fed_back.narrow(0, row, 1)?);
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let Self { draft, own } = self;
+        let mut turns = turns_of(own, turn, beside)?;
+        match turn.asked {
+            Asked::Root { .. } => read_roots(draft, &mut turns),
+            Asked::After { .. } => read_levels(draft, &mut turns),
         }
-        Ok(self.logits(&hidden)?.into_iter().map(Forecast::from).collect())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use candle_core::{CpuStorage, Device, Storage};
-
-    use super::*;
-
-    #[test]
-    fn kept_rows_hold_no_others_in_memory() {
-        let all = Tensor::arange(0.0_f32, 12.0, &Device::Cpu).and_then(|all| all.reshape((6, 2)));
-        let rows = own_rows(&all.expect("tensor"), 1..3).expect("rows");
-        assert_eq!(rows.to_vec2::<f32>().expect("values"), [[2.0, 3.0], [4.0, 5.0]]);
-        let (storage, _) = rows.storage_and_layout();
-        let Storage::Cpu(CpuStorage::F32(values)) = &*storage else { panic!("not on the CPU") };
-        assert_eq!(values.len(), 4);
     }
 }

@@ -4,22 +4,25 @@
 //! target's keys `0..n`, so its delay is exactly `d`, as in training. Its own keys depend on token
 //! and position only: those of accepted tokens are made anew when the next round begins.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
-use longdraft_models::draft::VocabularyMap;
-use longdraft_models::draft::glide::{CrossContext, GlideDraft};
+use longdraft_kernels::rope::RopeTable;
+use longdraft_models::draft::glide::GlideDraft;
+use longdraft_models::draft::{Seen, VocabularyMap};
 use longdraft_models::target_model::{KeyValues, Target};
 
 use super::held::{AnyDraft, Held};
-use super::model::Readings;
+use super::model::{Readings, turns_of};
 use super::reduced_head::head_logits;
 use super::window::DraftWindow;
 use super::{
-    DraftContext, DraftModel, DraftState, Drafter, Forecast, ModelDrafter, Reading, ReducedHead,
+    Asked, Beside, DraftContext, DraftModel, DraftState, Drafter, Forecast, ModelDrafter,
+    ReducedHead, Shared, Turn,
 };
-use crate::error::Result;
+use crate::error::{DecodeError, Result};
 
 /// A drafter, if this is a GLIDE layer.
 pub(super) fn drafter<'a>(
@@ -39,8 +42,13 @@ pub(super) fn drafter<'a>(
 /// A GLIDE layer at decoding.
 pub struct GlideModel<'a> {
     draft: Held<'a, GlideDraft>,
-    window: DraftWindow,
     head: Option<Arc<ReducedHead>>,
+    own: Own,
+}
+
+/// What one request has of its own.
+struct Own {
+    window: DraftWindow,
     readings: Readings,
     /// The window's keys, oldest first, then those of this round's readings.
     buffer: Option<KeyValues>,
@@ -60,7 +68,8 @@ impl<'a> GlideModel<'a> {
             config.head_dim,
             target.device(),
         )?;
-        Ok(Self { draft, window, head: None, readings: Readings::default(), buffer: None })
+        let own = Own { window, readings: Readings::default(), buffer: None };
+        Ok(Self { draft, head: None, own })
     }
 
     /// Proposes only the tokens of a reduced head.
@@ -69,68 +78,166 @@ impl<'a> GlideModel<'a> {
         self.head = Some(head);
         self
     }
+}
 
-    /// Keys and values of tokens at `positions`.
-    fn self_kv(
-        &self,
-        context: DraftContext<'_>,
-        ids: &[u32],
-        positions: &[u32],
-    ) -> Result<KeyValues> {
-        let target = context.target;
-        let table = target.rope_for(context.cache).table(positions, target.device())?;
-        Ok(self.draft.self_kv(&target.hold_ends()?.embed(ids)?, &table)?)
-    }
-
-    /// Brings the window up to the root.
-    fn catch_up(&mut self, context: DraftContext<'_>) -> Result<()> {
-        let known = context.tokens.len();
+impl Own {
+    /// Which tokens the window lacks of a text.
+    fn lacks(&mut self, known: usize) -> Range<usize> {
         let oldest = known.saturating_sub(self.window.slots());
         if self.window.held().end < oldest {
             self.window.restart_at(oldest);
         }
-        let first = self.window.held().end;
-        if first < known {
-            let ids: Vec<u32> = context.tokens[first..].iter().map(|token| token.0).collect();
-            let positions: Vec<u32> = (first as u32..known as u32).collect();
-            self.window.push(&self.self_kv(context, &ids, &positions)?)?;
+        self.window.held().end..known
+    }
+
+    /// Index of the tokens of a level.
+    fn position(&self, depth: usize) -> u32 {
+        (self.window.held().end - 1 + depth) as u32
+    }
+
+    /// What tokens of a level see of the draft's own keys: the visible part of the window, and of the readings their
+    /// `paths`.
+    fn seen(&self, depth: usize, paths: Vec<Vec<u32>>) -> Result<Seen> {
+        let unread = || DecodeError::Shape("a level was asked for before the root".to_owned());
+        let keys = self.buffer.clone().ok_or_else(unread)?;
+        let held = self.window.held();
+        // The oldest token that a query of this level still sees.
+        let oldest = (held.end + depth).saturating_sub(self.window.slots()).max(held.start);
+        let visible = (oldest.min(held.end) - held.start)..held.len();
+        let skipped = oldest.saturating_sub(held.end);
+        let ranges = KeyRanges::shared(&visible, paths.len());
+        let ranges = ranges.with_singles(paths.into_iter().map(|path| {
+            path[skipped.min(path.len())..].iter().map(|i| i + held.len() as u32).collect()
+        }));
+        Ok(Seen { keys, ranges: Arc::new(ranges) })
+    }
+}
+
+/// Tokens of one request in a pass.
+struct Tokens<'t> {
+    context: DraftContext<'t>,
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+}
+
+/// Embeddings `[T, H]` and angles of the tokens of several requests, one request after the other.
+fn inputs(requests: &[Tokens<'_>]) -> Result<(Tensor, RopeTable)> {
+    let none = || DecodeError::Shape("a pass without requests".to_owned());
+    let target = requests.first().ok_or_else(none)?.context.target;
+    let ids: Vec<u32> = requests.iter().flat_map(|tokens| tokens.ids.clone()).collect();
+    let table = |tokens: &Tokens<'_>| {
+        target.rope_for(tokens.context.cache).table(&tokens.positions, target.device())
+    };
+    let tables = requests.iter().map(table).collect::<candle_core::Result<Vec<_>>>()?;
+    Ok((target.hold_ends()?.embed(&ids)?, RopeTable::concatenated(&tables)?))
+}
+
+/// What all requests read.
+#[derive(Clone, Copy)]
+struct Network<'n> {
+    draft: &'n GlideDraft,
+    head: Option<&'n ReducedHead>,
+}
+
+impl Network<'_> {
+    /// Brings the windows of several requests up to their roots.
+    fn catch_up(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<()> {
+        let (mut windows, mut requests) = (Vec::new(), Vec::new());
+        for (own, turn) in turns.iter_mut() {
+            let (context, lacks) = (turn.context, own.lacks(turn.context.tokens.len()));
+            if lacks.is_empty() {
+                continue;
+            }
+            let ids = context.tokens[lacks.clone()].iter().map(|token| token.0).collect();
+            let positions = (lacks.start as u32..lacks.end as u32).collect();
+            requests.push(Tokens { context, ids, positions });
+            windows.push((&mut own.window, lacks.len()));
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let (embeddings, table) = inputs(&requests)?;
+        let keys = self.draft.self_kv(&embeddings, &table)?;
+        let mut first = 0;
+        for (window, count) in windows {
+            window.push(&rows(&keys, first..first + count)?)?;
+            first += count;
         }
         Ok(())
     }
 
-    /// Logits of tokens at `positions`, all at one level; `paths` are places of the buffer beside
-    /// the visible part of the window.
-    fn logits(
-        &self,
-        context: DraftContext<'_>,
-        ids: &[u32],
-        depth: usize,
-        paths: Vec<Vec<u32>>,
-    ) -> Result<Vec<Vec<f32>>> {
-        let target = context.target;
-        let Some(buffer) = &self.buffer else { return Ok(Vec::new()) };
-        let (k, v) = context.cache.last_layer()?;
-        let verified = k.dim(0)?;
-        let last_kv = KeyValues { k, v };
-        let cross = KeyRanges::shared(&(0..verified), ids.len());
-        let cross = CrossContext { last_kv: &last_kv, ranges: Arc::new(cross) };
-        let held = self.window.held();
-        let newest = held.end - 1 + depth;
-        // The oldest token that a query at `newest` still sees.
-        let oldest = (newest + 1).saturating_sub(self.window.slots()).max(held.start);
-        let visible = (oldest.min(held.end) - held.start)..held.len();
-        let skipped = oldest.saturating_sub(held.end);
-        let paths = paths.into_iter().map(|path| {
-            path[skipped.min(path.len())..].iter().map(|i| i + held.len() as u32).collect()
-        });
-        let own = Arc::new(KeyRanges::shared(&visible, ids.len()).with_singles(paths));
-        let position = newest as u32;
-        let table =
-            target.rope_for(context.cache).table(&vec![position; ids.len()], target.device())?;
-        let embeddings = target.hold_ends()?.embed(ids)?;
-        let hidden = self.draft.forward_cached(&embeddings, &table, buffer, &own, &cross)?;
-        Ok(head_logits(self.head.as_deref(), target, &hidden)?.to_vec2()?)
+    /// What follows the roots of several requests.
+    fn read_roots(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<Vec<Vec<Forecast>>> {
+        self.catch_up(turns)?;
+        let (mut requests, mut paths) = (Vec::new(), Vec::new());
+        for (own, turn) in turns.iter_mut() {
+            let room = if let Asked::Root { room, .. } = turn.asked { room } else { 0 };
+            own.readings.clear();
+            own.buffer = Some(own.window.unrolled(room)?);
+            let context = turn.context;
+            let ids = vec![context.tokens[context.tokens.len() - 1].0];
+            requests.push(Tokens { context, ids, positions: vec![own.position(0)] });
+            paths.push(vec![Vec::new()]);
+        }
+        self.forecasts(turns, &inputs(&requests)?, paths)
     }
+
+    /// What follows the tokens of a level of several requests.
+    fn read_levels(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<Vec<Vec<Forecast>>> {
+        let (mut requests, mut places, mut paths) = (Vec::new(), Vec::new(), Vec::new());
+        for (own, turn) in turns.iter_mut() {
+            let (context, level) = (turn.context, turn.readings());
+            let (first, of_level) = own.readings.add(level);
+            let depth = of_level.first().map_or(0, Vec::len);
+            let ids = level.iter().map(|reading| reading.token.0).collect();
+            requests.push(Tokens {
+                context,
+                ids,
+                positions: vec![own.position(depth); level.len()],
+            });
+            places.push(own.window.held().len() + first);
+            paths.push(of_level);
+        }
+        let (embeddings, table) = inputs(&requests)?;
+        let keys = self.draft.self_kv(&embeddings, &table)?;
+        let mut first = 0;
+        for (((own, _), place), paths) in turns.iter().zip(places).zip(&paths) {
+            if let Some(buffer) = &own.buffer {
+                put(buffer, place, &rows(&keys, first..first + paths.len())?)?;
+            }
+            first += paths.len();
+        }
+        self.forecasts(turns, &(embeddings, table), paths)
+    }
+
+    /// What follows tokens of several requests, of which `paths` are the readings that each of them sees.
+    fn forecasts(
+        self,
+        turns: &[(&mut Own, Turn<'_>)],
+        (embeddings, table): &(Tensor, RopeTable),
+        paths: Vec<Vec<Vec<u32>>>,
+    ) -> Result<Vec<Vec<Forecast>>> {
+        let Some((_, first)) = turns.first() else { return Ok(Vec::new()) };
+        let target = first.context.target;
+        let counts: Vec<usize> = paths.iter().map(Vec::len).collect();
+        let (mut seen, mut of_target) = (Vec::new(), Vec::new());
+        for ((own, turn), paths) in turns.iter().zip(paths) {
+            let (k, v) = turn.context.cache.last_layer()?;
+            let verified = KeyRanges::shared(&(0..k.dim(0)?), paths.len());
+            of_target.push(Seen { keys: KeyValues { k, v }, ranges: Arc::new(verified) });
+            seen.push(own.seen(paths.first().map_or(0, Vec::len), paths)?);
+        }
+        let hidden = self.draft.forward_each(embeddings, table, (&seen, &of_target))?;
+        let logits = head_logits(self.head, target, &hidden)?.to_vec2::<f32>()?;
+        let mut forecasts = logits.into_iter().map(Forecast::from);
+        Ok(counts.into_iter().map(|count| forecasts.by_ref().take(count).collect()).collect())
+    }
+}
+
+/// Some rows of keys and values.
+fn rows(keys: &KeyValues, rows: Range<usize>) -> Result<KeyValues> {
+    let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
+    Ok(KeyValues { k: of(&keys.k)?, v: of(&keys.v)? })
 }
 
 /// Writes keys and values into a buffer at row `at`.
@@ -152,7 +259,7 @@ impl DraftModel for GlideModel<'_> {
 
     fn begin(&mut self, _kept: usize) -> Result<()> {
         // The window is cheap to fill again, and may hold tokens that were taken back.
-        self.window.restart_at(0);
+        self.own.window.restart_at(0);
         Ok(())
     }
 
@@ -160,29 +267,17 @@ impl DraftModel for GlideModel<'_> {
         DraftState::Nothing
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Forecast> {
-        self.catch_up(context)?;
-        self.readings.clear();
-        self.buffer = Some(self.window.unrolled(room)?);
-        let root = context.tokens[context.tokens.len() - 1].0;
-        let mut logits = self.logits(context, &[root], 0, vec![Vec::new()])?;
-        Ok(logits.pop().unwrap_or_default().into())
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        Some(Shared::new(&*self.draft, self.head.as_ref(), &mut self.own))
     }
 
-    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        let first = self.readings.len();
-        level.iter().for_each(|reading| self.readings.push(*reading));
-        let paths: Vec<Vec<u32>> =
-            (first..first + level.len()).map(|reading| self.readings.path(reading)).collect();
-        let depth = paths.first().map_or(0, Vec::len);
-        let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
-        let held = self.window.held();
-        let position = (held.end - 1 + depth) as u32;
-        let kv = self.self_kv(context, &ids, &vec![position; ids.len()])?;
-        if let Some(buffer) = &self.buffer {
-            put(buffer, held.len() + first, &kv)?;
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let Self { draft, head, own } = self;
+        let network = Network { draft, head: head.as_deref() };
+        let mut turns = turns_of(own, turn, beside)?;
+        match turn.asked {
+            Asked::Root { .. } => network.read_roots(&mut turns),
+            Asked::After { .. } => network.read_levels(&mut turns),
         }
-        let logits = self.logits(context, &ids, depth, paths)?;
-        Ok(logits.into_iter().map(Forecast::from).collect())
     }
 }

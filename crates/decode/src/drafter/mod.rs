@@ -11,6 +11,8 @@ mod model;
 mod mtp;
 mod reduced_head;
 mod state;
+mod together;
+mod waiting;
 mod window;
 
 use std::sync::Arc;
@@ -24,6 +26,8 @@ use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::Tree;
 
+use grow::Growth;
+
 pub use block::{BlockDraftModel, BlockDrafter, BlockModel, Chosen};
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
@@ -32,10 +36,13 @@ pub use held::{AnyDraft, Held};
 pub use lookup::{
     Datastore, GrownDatastore, LookedUp, LookupChances, LookupDrafter, Match, MatchClass,
 };
-pub use model::{DraftModel, Forecast, Logits, ModelDrafter, Reading};
+pub use model::{
+    Asked, Beside, DraftModel, Forecast, Logits, ModelDrafter, Reading, Shared, Turn, turns_of,
+};
 pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
 pub use state::{DraftRows, DraftState};
+pub use together::{Proposal, propose_each};
 pub use window::DraftWindow;
 
 /// Opens a method's drafts for decoding; `None` of a draft of another method. A reduced head limits
@@ -189,4 +196,23 @@ pub trait Drafter {
     /// # Errors
     /// - the draft cannot run
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree>;
+
+    /// Begins a proposal beside those of other requests ([`propose_each`]): a tree that grows by what
+    /// [`Self::model`] says. By default it is proposed at once.
+    ///
+    /// # Errors
+    /// - the draft cannot run
+    fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
+        Ok(Growth::whole(self.propose(context, plan)?))
+    }
+
+    /// What reads for trees that [`Self::start`] began.
+    fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        None
+    }
+
+    /// The proposals of a tree that has grown.
+    fn finish(&mut self, growth: Growth) -> Tree {
+        growth.into_tree()
+    }
 }

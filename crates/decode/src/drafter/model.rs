@@ -1,13 +1,16 @@
 //! Draft models as drafters: what a model computes stands apart from how trees grow.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
-use super::{DraftContext, DraftRows, DraftState, Drafter, Plan, grow};
-use crate::error::Result;
+use super::grow::Growth;
+use super::together::propose_alone;
+use super::{DraftContext, DraftRows, DraftState, Drafter, Plan, ReducedHead};
+use crate::error::{DecodeError, Result};
 use crate::tree::Tree;
 
 /// A proposed token that the draft reads to propose what follows it.
@@ -17,6 +20,105 @@ pub struct Reading {
     pub token: TargetTokenId,
     /// What it follows: 0 is the root, i the i-th token that was read since.
     pub parent: usize,
+    /// Its place among those that were asked for before it together, counted from 0.
+    pub after: usize,
+}
+
+/// What a draft is asked for.
+#[derive(Debug, Clone, Copy)]
+pub enum Asked<'t> {
+    /// What follows the root. What was read in the round before is forgotten.
+    Root {
+        /// Levels of tokens that are proposed at most.
+        depth: usize,
+        /// Readings that follow at most, unless they are free.
+        room: usize,
+    },
+    /// What follows each of the tokens of a level; they count as read, in order, after those of earlier levels.
+    After {
+        /// Which level, 1 being that of the tokens after the root.
+        level: usize,
+        /// Its tokens.
+        readings: &'t [Reading],
+    },
+}
+
+impl Asked<'_> {
+    /// The level of the tokens after which is asked, 0 being the root.
+    pub fn level(&self) -> usize {
+        match self {
+            Self::Root { .. } => 0,
+            Self::After { level, .. } => *level,
+        }
+    }
+}
+
+/// A request's turn in a pass over a draft.
+#[derive(Clone, Copy)]
+pub struct Turn<'t> {
+    /// Its text.
+    pub context: DraftContext<'t>,
+    /// What it asks for.
+    pub asked: Asked<'t>,
+}
+
+impl<'t> Turn<'t> {
+    /// The tokens after which is asked; none of them is the root.
+    pub(super) fn readings(&self) -> &'t [Reading] {
+        match self.asked {
+            Asked::Root { .. } => &[],
+            Asked::After { readings, .. } => readings,
+        }
+    }
+}
+
+/// A request's part of a model whose draft other requests read, too.
+pub struct Shared<'m> {
+    /// Where lies what all of them read, which tells it from other drafts and heads.
+    network: [usize; 2],
+    own: &'m mut dyn Any,
+}
+
+impl<'m> Shared<'m> {
+    /// What is the request's `own`, of a model that reads `draft` and, where it has one, a reduced head.
+    pub fn new<D, O: Any>(draft: &D, head: Option<&Arc<ReducedHead>>, own: &'m mut O) -> Self {
+        let head = head.map_or(0, |head| Arc::as_ptr(head).addr());
+        Self { network: [std::ptr::from_ref(draft).addr(), head], own }
+    }
+
+    pub(super) fn network(&self) -> [usize; 2] {
+        self.network
+    }
+
+    /// The same request with its turn in another one's pass.
+    pub(super) fn beside(self, turn: Turn<'m>) -> Beside<'m> {
+        Beside { own: self.own, turn }
+    }
+}
+
+/// A request beside the one that reads: its part of a model of the same kind and draft, and its turn.
+pub struct Beside<'t> {
+    own: &'t mut dyn Any,
+    turn: Turn<'t>,
+}
+
+/// The turns of all requests of a pass with what each has of its own: that which reads, then those beside it.
+///
+/// # Errors
+/// - one of them is of another kind of model
+pub fn turns_of<'t, O: Any>(
+    own: &'t mut O,
+    turn: Turn<'t>,
+    beside: &'t mut [Beside<'_>],
+) -> Result<Vec<(&'t mut O, Turn<'t>)>> {
+    let mut turns = vec![(own, turn)];
+    for other in beside {
+        let own = other.own.downcast_mut().ok_or_else(|| {
+            DecodeError::Shape("a pass is shared with a draft of another kind".to_owned())
+        })?;
+        turns.push((own, other.turn));
+    }
+    Ok(turns)
 }
 
 /// Logits of the token after a node.
@@ -102,18 +204,18 @@ pub trait DraftModel {
         Ok(())
     }
 
-    /// What follows the root; forgets what was read in the round before. At most `room` readings
-    /// follow, unless they are free.
-    ///
-    /// # Errors
-    /// - the draft cannot run
-    fn read_root(&mut self, context: DraftContext<'_>, room: usize) -> Result<Forecast>;
+    /// What of it is the request's own, if other requests can be beside it in [`Self::read`].
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        None
+    }
 
-    /// What follows each of `level`; they count as read, in order, after those of earlier calls.
+    /// What follows the tokens that are asked for, in their order: those of this request, then those of each
+    /// request `beside` it, which asks for the same level. All of them are read in passes over the draft that they
+    /// share, and each hears what it would hear alone, on a CPU to the bit.
     ///
     /// # Errors
     /// - the draft cannot run
-    fn read(&mut self, context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>>;
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>>;
 }
 
 /// Drafts chains and trees with a model.
@@ -154,10 +256,15 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
-        if !plan.paid {
-            return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
-        }
-        grow::grow(&mut self.model, context, plan)
+        propose_alone(self, context, plan)
+    }
+
+    fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
+        Ok(Growth::planned(context, plan, plan.shape.clone()))
+    }
+
+    fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        Some(&mut self.model)
     }
 }
 
@@ -173,16 +280,15 @@ impl Readings {
         self.parents.clear();
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.parents.len()
-    }
-
-    pub(super) fn push(&mut self, reading: Reading) {
-        self.parents.push(reading.parent);
+    /// Adds the readings of a level: the number of the first of them, and the paths of all.
+    pub(super) fn add(&mut self, level: &[Reading]) -> (usize, Vec<Vec<u32>>) {
+        let first = self.parents.len();
+        self.parents.extend(level.iter().map(|reading| reading.parent));
+        (first, (first..self.parents.len()).map(|reading| self.path(reading)).collect())
     }
 
     /// Readings from the first below the root to `reading` itself, counted from 0.
-    pub(super) fn path(&self, reading: usize) -> Vec<u32> {
+    fn path(&self, reading: usize) -> Vec<u32> {
         let mut path = vec![reading as u32];
         let mut at = reading;
         while let Some(parent) = self.parents[at].checked_sub(1) {

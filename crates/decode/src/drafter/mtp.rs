@@ -13,25 +13,30 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, KvCache, MtpBlock, Pairs, Tap, Target};
 
-use super::model::Readings;
+use super::model::{Readings, turns_of};
 use super::reduced_head::head_logits;
-use super::{DraftContext, DraftModel, DraftRows, DraftState, Forecast, Reading, ReducedHead};
+use super::waiting::Waiting;
+use super::{
+    Asked, Beside, DraftModel, DraftRows, DraftState, Forecast, ReducedHead, Shared, Turn,
+};
 use crate::error::{DecodeError, Result};
-
-/// Pairs that wait for drafting at most; more are read at once, so that memory stays small.
-const MOST_WAITING: usize = 128;
 
 /// A block at decoding, for one request at a time.
 pub struct MtpModel<'a> {
     block: &'a MtpBlock,
     target: &'a Target,
     head: Option<Arc<ReducedHead>>,
+    own: Own,
+}
+
+/// What one request has of its own.
+struct Own {
     /// Keys and values of committed pairs, then of this round's readings.
     cache: KvCache,
     /// Committed pairs in the cache.
     pairs: usize,
     /// Final states `[T, H]` of the tokens from `pairs` on.
-    waiting: Vec<Tensor>,
+    waiting: Waiting,
     /// What the newest pair and the readings hand on, `[1, H]` each.
     states: Vec<Tensor>,
     readings: Readings,
@@ -47,72 +52,157 @@ impl<'a> MtpModel<'a> {
         target: &'a Target,
         head: Option<&Arc<ReducedHead>>,
     ) -> Result<Self> {
-        Ok(Self {
-            block,
-            target,
-            head: head.map(Arc::clone),
+        let own = Own {
             cache: block.new_cache(target)?,
             pairs: 0,
-            waiting: Vec::new(),
+            waiting: Waiting::default(),
             states: Vec::new(),
             readings: Readings::default(),
-        })
+        };
+        Ok(Self { block, target, head: head.map(Arc::clone), own })
     }
 
-    fn waiting_rows(&self) -> Result<usize> {
-        let rows = self.waiting.iter().map(|states| states.dim(0));
-        Ok(rows.sum::<candle_core::Result<usize>>()?)
-    }
-
-    /// Reads the waiting pairs whose token is known, but for the last `left` of them; the state of the next one,
-    /// `[1, H]`, if one is left.
-    fn absorb(&mut self, tokens: &[TargetTokenId], left: usize) -> Result<Option<Tensor>> {
-        self.cache.truncate(self.pairs);
-        let waiting = self.waiting_rows()?;
-        let known = waiting.min((tokens.len() - 1).saturating_sub(self.pairs));
-        let count = known.saturating_sub(left);
-        if waiting == 0 {
-            return Ok(None);
-        }
-        let states = Tensor::cat(&self.waiting, 0)?;
-        if count > 0 {
-            let ids = ids(&tokens[self.pairs + 1..=self.pairs + count]);
-            let position_ids: Vec<u32> = (self.pairs as u32..(self.pairs + count) as u32).collect();
-            let read = states.narrow(0, 0, count)?;
-            let pairs = Pairs { ids: &ids, states: &read, position_ids: &position_ids };
-            self.block.read(self.target, pairs, &mut self.cache)?;
-            self.pairs += count;
-        }
-        self.waiting.clear();
-        if count < waiting {
-            // A copy: a view would keep the whole chunk alive.
-            self.waiting.push(states.narrow(0, count, waiting - count)?.force_contiguous()?);
-        }
-        Ok(if count < known { Some(states.narrow(0, count, 1)?.force_contiguous()?) } else { None })
-    }
-
-    /// Runs pairs at one position that see the cache and their own `paths` of readings.
-    fn step(
-        &mut self,
-        (ids, states): (&[u32], &Tensor),
-        position: usize,
-        paths: impl IntoIterator<Item = Vec<u32>>,
-    ) -> Result<Vec<Forecast>> {
-        let own = |path: Vec<u32>| path.iter().map(|i| i + self.pairs as u32).collect();
-        let ranges = KeyRanges::shared(&(0..self.pairs), ids.len());
-        let ranges = ranges.with_singles(paths.into_iter().map(own));
-        let pairs = Pairs { ids, states, position_ids: &vec![position as u32; ids.len()] };
-        let stepped = self.block.step(self.target, pairs, ranges, &mut self.cache)?;
-        for row in 0..ids.len() {
-            self.states.push(stepped.handed_on.narrow(0, row, 1)?);
-        }
-        let logits = head_logits(self.head.as_deref(), self.target, &stepped.head_input)?;
-        Ok(logits.to_vec2::<f32>()?.into_iter().map(Forecast::from).collect())
+    fn parts(&mut self) -> (Network<'_>, &mut Own) {
+        let Self { block, target, head, own } = self;
+        (Network { block, target, head: head.as_deref() }, own)
     }
 }
 
-fn ids(tokens: &[TargetTokenId]) -> Vec<u32> {
-    tokens.iter().map(|token| token.0).collect()
+/// Pairs of one request in a pass.
+struct Level {
+    ids: Vec<u32>,
+    states: Tensor,
+    positions: Vec<u32>,
+    /// The readings that each sees.
+    paths: Vec<Vec<u32>>,
+}
+
+impl Own {
+    /// Takes the waiting pairs whose token is known, but for the last of them, which waits on: these, if there are
+    /// some, and the state of that one, `[1, H]`.
+    fn known(&mut self, tokens: &[TargetTokenId]) -> Result<(Option<Level>, Option<Tensor>)> {
+        self.cache.truncate(self.pairs);
+        let known = self.waiting.rows()?.min((tokens.len() - 1).saturating_sub(self.pairs));
+        let Some(count) = known.checked_sub(1) else { return Ok((None, None)) };
+        let states = self.waiting.take(count)?;
+        let newest = Tensor::cat(self.waiting.features(), 0)?.narrow(0, 0, 1)?;
+        let ids = tokens[self.pairs + 1..=self.pairs + count].iter().map(|token| token.0);
+        let read = states.map(|states| Level {
+            ids: ids.collect(),
+            states,
+            positions: (self.pairs as u32..(self.pairs + count) as u32).collect(),
+            paths: Vec::new(),
+        });
+        Ok((read, Some(newest.force_contiguous()?)))
+    }
+}
+
+/// What all requests read.
+#[derive(Clone, Copy)]
+struct Network<'n> {
+    block: &'n MtpBlock,
+    target: &'n Target,
+    head: Option<&'n ReducedHead>,
+}
+
+impl Network<'_> {
+    /// Runs `pass` over the pairs of several requests, one request after the other.
+    fn with_pairs<R>(
+        levels: &[&Level],
+        pass: impl FnOnce(Pairs<'_>) -> longdraft_models::Result<R>,
+    ) -> Result<R> {
+        let ids: Vec<u32> = levels.iter().flat_map(|level| level.ids.clone()).collect();
+        let position_ids: Vec<u32> =
+            levels.iter().flat_map(|level| level.positions.clone()).collect();
+        let states: Vec<&Tensor> = levels.iter().map(|level| &level.states).collect();
+        let states = &Tensor::cat(&states, 0)?;
+        Ok(pass(Pairs { ids: &ids, states, position_ids: &position_ids })?)
+    }
+
+    /// Reads committed pairs of several requests.
+    fn absorb(self, requests: &mut [(&mut Own, Level)]) -> Result<()> {
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let (mut levels, mut sequences) = (Vec::new(), Vec::new());
+        for (own, level) in requests {
+            own.pairs += level.ids.len();
+            levels.push(&*level);
+            sequences.push((level.ids.len(), &mut own.cache));
+        }
+        Self::with_pairs(&levels, |pairs| self.block.read_each(self.target, pairs, &mut sequences))
+    }
+
+    /// What follows the roots of several requests.
+    fn read_roots(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<Vec<Vec<Forecast>>> {
+        let (mut read, mut newest) = (Vec::new(), Vec::with_capacity(turns.len()));
+        for (own, turn) in turns.iter_mut() {
+            own.readings.clear();
+            own.states.clear();
+            let (tokens, pairs) = (turn.context.tokens, own.pairs);
+            let root = tokens.len() - 1;
+            let (level, state) = own.known(tokens)?;
+            let count = level.as_ref().map_or(0, |level| level.ids.len());
+            let Some(states) = state.filter(|_| pairs + count + 1 == root) else {
+                return Err(DecodeError::Features { seen: pairs + count, root });
+            };
+            own.waiting.keep(0)?;
+            let (ids, positions) = (vec![tokens[root].0], vec![root as u32 - 1]);
+            newest.push(Level { ids, states, positions, paths: vec![vec![0]] });
+            if let Some(level) = level {
+                read.push((&mut **own, level));
+            }
+        }
+        self.absorb(&mut read)?;
+        let said = self.step(turns, &newest)?;
+        turns.iter_mut().for_each(|(own, _)| own.pairs += 1);
+        Ok(said)
+    }
+
+    /// What follows the tokens of a level of several requests.
+    fn read_levels(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<Vec<Vec<Forecast>>> {
+        let mut levels = Vec::with_capacity(turns.len());
+        for (own, turn) in turns.iter_mut() {
+            let level = turn.readings();
+            let (_, paths) = own.readings.add(level);
+            let position = own.pairs - 1 + paths.first().map_or(0, Vec::len);
+            let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
+            let states: Vec<&Tensor> = level.iter().map(|r| &own.states[r.parent]).collect();
+            let states = Tensor::cat(&states, 0)?;
+            levels.push(Level { positions: vec![position as u32; ids.len()], ids, states, paths });
+        }
+        self.step(turns, &levels)
+    }
+
+    /// Runs pairs of several requests that see their caches and their own paths of readings.
+    fn step(
+        self,
+        turns: &mut [(&mut Own, Turn<'_>)],
+        levels: &[Level],
+    ) -> Result<Vec<Vec<Forecast>>> {
+        let mut sequences = Vec::with_capacity(turns.len());
+        for ((own, _), level) in turns.iter_mut().zip(levels) {
+            let pairs = own.pairs as u32;
+            let path = |path: &Vec<u32>| path.iter().map(|i| i + pairs).collect();
+            let ranges = KeyRanges::shared(&(0..own.pairs), level.ids.len());
+            let ranges = ranges.with_singles(level.paths.iter().map(path));
+            sequences.push((ranges, &mut own.cache));
+        }
+        let stepped = Self::with_pairs(&levels.iter().collect::<Vec<_>>(), |pairs| {
+            self.block.step_each(self.target, pairs, &mut sequences)
+        })?;
+        let logits = head_logits(self.head, self.target, &stepped.head_input)?;
+        let mut forecasts = logits.to_vec2::<f32>()?.into_iter().map(Forecast::from);
+        let (mut row, mut said) = (0, Vec::with_capacity(turns.len()));
+        for ((own, _), level) in turns.iter_mut().zip(levels) {
+            for at in row..row + level.ids.len() {
+                own.states.push(stepped.handed_on.narrow(0, at, 1)?);
+            }
+            row += level.ids.len();
+            said.push(forecasts.by_ref().take(level.ids.len()).collect());
+        }
+        Ok(said)
+    }
 }
 
 impl DraftModel for MtpModel<'_> {
@@ -125,61 +215,48 @@ impl DraftModel for MtpModel<'_> {
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        self.states.clear();
-        self.readings.clear();
-        if kept <= self.pairs {
-            self.pairs = kept;
-            self.waiting.clear();
-        } else if kept < self.pairs + self.waiting_rows()? {
-            let states = Tensor::cat(&self.waiting, 0)?;
-            self.waiting = vec![states.narrow(0, 0, kept - self.pairs)?.force_contiguous()?];
-        }
-        self.cache.truncate(self.pairs);
+        let own = &mut self.own;
+        own.states.clear();
+        own.readings.clear();
+        own.pairs = own.pairs.min(kept);
+        own.waiting.keep(kept - own.pairs)?;
+        own.cache.truncate(own.pairs);
         Ok(())
     }
 
     fn state(&self) -> DraftState<'_> {
-        DraftState::Rows(DraftRows::new(self.block, &self.cache, self.pairs, &self.waiting))
+        let Own { cache, pairs, waiting, .. } = &self.own;
+        DraftState::Rows(DraftRows::new(self.block, cache, *pairs, waiting.features()))
     }
 
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        (self.pairs, self.waiting) = rows.copy_to(&mut self.cache, tokens)?;
+        let own = &mut self.own;
+        let (pairs, waiting) = rows.copy_to(&mut own.cache, tokens)?;
+        (own.pairs, own.waiting) = (pairs, waiting.into());
         Ok(())
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        self.waiting.push(features.final_hidden()?.clone());
-        if self.waiting_rows()? > MOST_WAITING {
-            self.states.clear();
-            self.absorb(tokens, 1)?;
+        let (network, own) = self.parts();
+        if own.waiting.push(features.final_hidden()?.clone())? {
+            own.states.clear();
+            if let (Some(level), _) = own.known(tokens)? {
+                network.absorb(&mut [(own, level)])?;
+            }
         }
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _room: usize) -> Result<Forecast> {
-        self.readings.clear();
-        self.states.clear();
-        let newest = self.absorb(context.tokens, 1)?;
-        let root = context.tokens.len() - 1;
-        let Some(newest) = newest.filter(|_| self.pairs + 1 == root) else {
-            return Err(DecodeError::Features { seen: self.pairs, root });
-        };
-        self.waiting.clear();
-        let ids = [context.tokens[root].0];
-        let mut forecast = self.step((&ids, &newest), root - 1, [vec![0]])?;
-        self.pairs += 1;
-        Ok(forecast.pop().unwrap_or_else(|| Vec::new().into()))
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        Some(Shared::new(self.block, self.head.as_ref(), &mut self.own))
     }
 
-    fn read(&mut self, _context: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        let first = self.readings.len();
-        level.iter().for_each(|reading| self.readings.push(*reading));
-        let paths: Vec<Vec<u32>> =
-            (first..first + level.len()).map(|reading| self.readings.path(reading)).collect();
-        let depth = paths.first().map_or(0, Vec::len);
-        let ids: Vec<u32> = level.iter().map(|reading| reading.token.0).collect();
-        let states: Vec<&Tensor> = level.iter().map(|r| &self.states[r.parent]).collect();
-        let states = Tensor::cat(&states, 0)?;
-        self.step((&ids, &states), self.pairs - 1 + depth, paths)
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let (network, own) = self.parts();
+        let mut turns = turns_of(own, turn, beside)?;
+        match turn.asked {
+            Asked::Root { .. } => network.read_roots(&mut turns),
+            Asked::After { .. } => network.read_levels(&mut turns),
+        }
     }
 }

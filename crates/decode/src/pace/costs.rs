@@ -90,7 +90,7 @@ pub struct Costs {
     steps: Fading,
     /// Time of a pass with proposals: means of their number, time, number², number · time.
     passes: [Fading; 4],
-    /// Time of a pass of the draft model.
+    /// Time of a pass of the draft model; where requests share it, the part of each.
     drafting: Fading,
     /// Whether such a pass covers a whole block: another level of it takes no time.
     is_block: bool,

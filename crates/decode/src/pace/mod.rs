@@ -8,13 +8,15 @@
 //! out; every token that is decoded without it pays in a little. It drafts while there is something in
 //! the account, and tries again when a trial's worth has come together. So a draft that never pays costs
 //! three steps and then at most one in a hundred, over all requests, whatever their lengths. Of several requests that
-//! decode together one tries the draft, until it is seen to pay.
+//! decode together one tries the draft, until it is seen to pay; where they share its passes all of them try, for one
+//! alone would pay for what serves all.
 //! After a trial that failed, tokens of the same request pay in half as much. Lookup goes on meanwhile:
 //! its time is that of its rows. A row that is not worth its measured chance is left out. That chance is also known of
 //! what was left out, for the next tokens show whether it was right.
 //!
 //! Requests that decode together wait for one another: what one of them adds to a round costs all of them. So the
-//! more there are, the surer a proposal must be.
+//! more there are, the surer a proposal must be. Of a pass over the draft that several share, each has added its part
+//! of the time.
 
 mod costs;
 
@@ -117,15 +119,15 @@ impl Pace {
         self.costs.worth()
     }
 
-    /// What a request does in the next round.
-    pub fn mode(&mut self) -> Mode {
+    /// What a request does in the next round, whose draft shares its passes with those of others or not.
+    pub fn mode(&mut self, shares: bool) -> Mode {
         let measure = self.costs.plain.len() < FIRST_STEPS || self.since_plain >= REMEASURE;
         match (measure, self.rests) {
             (true, _) => Mode::Plain,
             (false, true) => Mode::Free,
             (false, false) if self.on_trial => Mode::Free,
             (false, false) => {
-                self.on_trial = !self.pays;
+                self.on_trial = !self.pays && !shares;
                 Mode::Draft
             }
         }
@@ -159,11 +161,13 @@ impl Pace {
             self.account += self.costs.gain(plain, (round, pass));
             if self.account >= FIRST_BUDGET {
                 // It pays: whatever failed before is over.
-                self.pays = true;
+                (self.rests, self.pays) = (false, true);
                 self.earned = EARNED;
             } else if self.account <= 0.0 {
+                if !self.rests {
+                    self.earned = (0.5 * self.earned).max(LEAST_EARNED);
+                }
                 (self.rests, self.pays) = (true, false);
-                self.earned = (0.5 * self.earned).max(LEAST_EARNED);
             }
         }
         self.account = self.account.min(FIRST_BUDGET);
@@ -212,7 +216,7 @@ mod tests {
         let mut pace = Pace::default();
         let (mut done, mut time, mut depths) = (0, 0.0, Vec::new());
         while done < tokens {
-            let mode = pace.mode();
+            let mode = pace.mode(false);
             let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
             let mut proposals = Proposals::default();
             record.seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
@@ -371,7 +375,7 @@ mod tests {
                 let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
                 let mut proposals = Proposals::default();
                 let holds = if (number + request) % one_in == 0 { good } else { 0 };
-                let mode = pace.mode();
+                let mode = pace.mode(false);
                 if mode != Mode::Plain {
                     let found = Match { class, continuation: vec![TargetTokenId(1); 6] };
                     let kept = found.worthy(pace.worth().as_ref()).continuation.len();
@@ -450,5 +454,53 @@ mod tests {
         assert!(alone.1 > 0.9 && alone.0 > 1.2, "{alone:?}");
         assert!(among.1 < 0.1 && among.0 > 0.97, "{among:?}");
         assert!(sure.1 > 0.9 && sure.0 > 1.05, "{sure:?}");
+    }
+
+    /// Decodes where `together` decode, all alike, with a chain of 4 whose first `accepted` tokens hold. Its levels
+    /// take `draft` plain steps, for all in passes that they share, or for each. A row takes a hundredth of a step.
+    /// Tokens of each for a plain step's time.
+    fn draft_together(together: usize, accepted: usize, draft: f64, shares: bool) -> f64 {
+        let mut paces = Paces::default();
+        let (mut tokens, mut seconds) = (0, 0.0);
+        for _ in 0..400 {
+            let pace = paces.of(together);
+            let modes: Vec<Mode> = (0..together).map(|_| pace.mode(shares)).collect();
+            let drafting = modes.iter().filter(|mode| **mode == Mode::Draft).count();
+            let parts = if shares { drafting.max(1) } else { 1 };
+            let pass = Pass { seconds: 1.0 + 0.01 * (4 * drafting) as f64, nodes: 4 * drafting };
+            pace.add_pass(&pass);
+            seconds += pass.seconds + draft * drafting as f64 / parts as f64;
+            for mode in modes {
+                let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
+                let mut proposals = Proposals::default();
+                if mode == Mode::Draft {
+                    (record.depth, record.nodes, record.accepted) = (4, 4, accepted);
+                    record.committed = accepted + 1;
+                    record.seconds.draft = draft / parts as f64;
+                    proposals.drafted = Drafted::Levels(4);
+                }
+                tokens += record.committed;
+                pace.add((&record, &pass), &proposals);
+            }
+        }
+        tokens as f64 / (together as f64 * seconds)
+    }
+
+    #[test]
+    fn a_draft_whose_passes_are_shared_pays_where_it_would_not_for_each() {
+        for together in [2, 4, 8] {
+            let [shared, of_each] =
+                [true, false].map(|shares| draft_together(together, 2, 0.9, shares));
+            assert!(shared > 1.1, "{together}: {shared}");
+            assert!(together < 4 || (0.95..1.0).contains(&of_each), "{together}: {of_each}");
+        }
+    }
+
+    #[test]
+    fn a_useless_draft_costs_little_where_its_passes_are_shared() {
+        for (together, draft) in [(2, 0.3), (8, 0.3), (8, 1.0), (16, 2.0)] {
+            let speed = draft_together(together, 0, draft, true);
+            assert!(speed > 0.97, "{together} {draft}: {speed}");
+        }
     }
 }

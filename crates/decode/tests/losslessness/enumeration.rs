@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use longdraft_decode::distribution::normalise;
 use longdraft_decode::drafter::{
-    DraftContext, DraftModel, Drafted, Forecast, LookupChances, MatchClass, Plan, Reading, Worth,
-    grow,
+    Asked, Beside, DraftContext, DraftModel, Drafted, Drafter, Forecast, LookupChances, MatchClass,
+    ModelDrafter, Plan, Turn, Worth, grow,
 };
 use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::grammar::{Grammar, SoFar};
@@ -133,20 +133,19 @@ impl DraftModel for TableModel {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
-        self.text = context.tokens.iter().map(|token| token.0).collect();
-        self.read = vec![self.text.clone()];
-        Ok(self.forecast(&self.text))
-    }
-
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        let forecasts = level.iter().map(|reading| {
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let Asked::After { readings, .. } = turn.asked else {
+            self.text = turn.context.tokens.iter().map(|token| token.0).collect();
+            self.read = vec![self.text.clone()];
+            return Ok(vec![vec![self.forecast(&self.text)]]);
+        };
+        let forecasts = readings.iter().map(|reading| {
             let mut text = self.read[reading.parent].clone();
             text.push(reading.token.0);
             self.read.push(text.clone());
             self.forecast(&text)
         });
-        Ok(forecasts.collect())
+        Ok(vec![forecasts.collect()])
     }
 }
 
@@ -179,7 +178,7 @@ impl Case {
             let (text, read) = (Vec::new(), Vec::new());
             let (table, map) = (self.draft, self.map.clone());
             let confidence = self.confidence.is_some();
-            let mut model = TableModel { table, confidence, map, text, read };
+            let model = TableModel { table, confidence, map, text, read };
             let mut plan = Plan {
                 shape: &self.shape,
                 drawn: self.rule == VerifyRule::Ratio,
@@ -192,7 +191,7 @@ impl Case {
                 drafted: Drafted::Nothing,
                 looked_up: Vec::new(),
             };
-            let mut tree = grow::grow(&mut model, context, &mut plan).expect("tree");
+            let mut tree = ModelDrafter::new(model).propose(context, &mut plan).expect("tree");
             if let Some(lookup) = &self.lookup {
                 let chain: Vec<TargetTokenId> = lookup.iter().map(|t| TargetTokenId(*t)).collect();
                 tree.insert_chain(&chain, Origin::Lookup);

@@ -19,4 +19,5 @@ mod plumbing;
 mod recurrent_enumeration;
 mod sharing;
 mod statistics;
+mod together;
 mod windows;

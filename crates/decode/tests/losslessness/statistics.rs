@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_decode::drafter::{
-    Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, Forecast, LookupDrafter,
-    ModelDrafter, Plan, Reading,
+    Asked, Beside, Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, Forecast,
+    LookupDrafter, ModelDrafter, Plan, Turn,
 };
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
@@ -59,12 +59,12 @@ impl DraftModel for Bigrams<'_> {
         Ok(())
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
-        Ok(self.after(context.tokens[context.tokens.len() - 1].0).into())
-    }
-
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        Ok(level.iter().map(|reading| self.after(reading.token.0).into()).collect())
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let tokens: Vec<u32> = match turn.asked {
+            Asked::Root { .. } => turn.context.tokens.iter().rev().take(1).map(|t| t.0).collect(),
+            Asked::After { readings, .. } => readings.iter().map(|read| read.token.0).collect(),
+        };
+        Ok(vec![tokens.into_iter().map(|token| self.after(token).into()).collect()])
     }
 }
 

@@ -12,6 +12,7 @@ mod init;
 mod keys;
 pub mod kinds;
 mod quantised;
+mod seen;
 mod speculators;
 pub mod vocabulary;
 mod weights;
@@ -28,6 +29,7 @@ use crate::weights::TensorRole;
 pub use files::TOKEN_COUNTS_FILE;
 pub use init::Init;
 pub use kinds::{DraftKind, open_draft};
+pub use seen::Seen;
 pub use vocabulary::{Coverage, Ties, TokenCounts, VocabularyMap};
 pub use weights::DraftWeights;
 

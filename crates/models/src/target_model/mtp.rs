@@ -205,10 +205,29 @@ impl MtpBlock {
     /// # Errors
     /// - a token lies outside of the vocabulary, or lengths differ
     pub fn read(&self, target: &Target, pairs: Pairs<'_>, cache: &mut KvCache) -> Result<()> {
+        self.read_each(target, pairs, &mut [(pairs.ids.len(), cache)])
+    }
+
+    /// The same of pairs of several sequences, one after the other: so many of each, and its cache. Their bits do
+    /// not depend on the sequences beside their own.
+    ///
+    /// # Errors
+    /// - as [`Self::read`], or there are fewer pairs
+    pub fn read_each(
+        &self,
+        target: &Target,
+        pairs: Pairs<'_>,
+        sequences: &mut [(usize, &mut KvCache)],
+    ) -> Result<()> {
         let (_, heads) = self.project(target, pairs)?;
-        cache.reserve(pairs.ids.len())?;
-        cache.append(0, &heads.k, &heads.v)?;
-        cache.commit(pairs.ids.len());
+        let mut first = 0;
+        for (rows, cache) in sequences {
+            let of = |tensor: &Tensor| tensor.narrow(0, first, *rows);
+            cache.reserve(*rows)?;
+            cache.append(0, &of(&heads.k)?, &of(&heads.v)?)?;
+            cache.commit(*rows);
+            first += *rows;
+        }
         Ok(())
     }
 
@@ -223,15 +242,33 @@ impl MtpBlock {
         ranges: KeyRanges,
         cache: &mut KvCache,
     ) -> Result<Stepped> {
+        self.step_each(target, pairs, &mut [(ranges, cache)])
+    }
+
+    /// The same of pairs of several sequences, one after the other: the keys that those of each see, and its cache.
+    /// Their bits do not depend on the sequences beside their own.
+    ///
+    /// # Errors
+    /// - as [`Self::read`], or there is not a query for every pair
+    pub fn step_each(
+        &self,
+        target: &Target,
+        pairs: Pairs<'_>,
+        sequences: &mut [(KeyRanges, &mut KvCache)],
+    ) -> Result<Stepped> {
         let (hidden, heads) = self.project(target, pairs)?;
-        let rows = pairs.ids.len();
-        cache.reserve(rows)?;
-        let visible = Visible::full(ranges);
-        let appended = Appended { cache: &mut *cache, visible, rows, is_text: false };
-        let mut context = Context::Cached(vec![appended]);
+        let mut appended = Vec::with_capacity(sequences.len());
+        for (ranges, cache) in sequences.iter_mut() {
+            let (rows, visible) = (ranges.queries(), Visible::full(ranges.clone()));
+            cache.reserve(rows)?;
+            appended.push(Appended { cache, visible, rows, is_text: false });
+        }
+        let mut context = Context::Cached(appended);
         let hidden = self.layer.finish(&hidden, Some(&heads), 0, &mut context)?;
         drop(context);
-        cache.commit(rows);
+        for (ranges, cache) in sequences {
+            cache.commit(ranges.queries());
+        }
         let hidden = self.layer.end.apply(hidden, None)?;
         let head_input = rms_norm(&hidden, &self.head_norm, self.config.rms_norm_eps)?;
         let handed_on = if self.hands_on_normed { head_input.clone() } else { hidden };

@@ -28,38 +28,49 @@ impl Chained {
         Self { states, logits: products, carried: None }
     }
 
-    /// As [`super::BlockModel::forecasts`]; `output` is the chain's matrix for the tokens of a reduced
-    /// head, `[Vd, r]`. One product with the matrix serves all of `before`.
+    /// As [`super::BlockModel::forecasts`], of a slot of each of several requests with the tokens before it; `output`
+    /// is the chain's matrix for the tokens of a reduced head, `[Vd, r]`. One product with the matrix serves all.
     pub(super) fn forecasts(
-        &mut self,
-        (chain, output): (Chain<'_>, Option<&Tensor>),
+        requests: &mut [(&mut Self, &[Chosen])],
         slot: usize,
-        before: &[Chosen],
-    ) -> Result<Vec<Forecast>> {
-        let of_head = self.logits.get(slot).ok_or_else(|| beyond(slot))?;
-        let tokens: Vec<u32> = before.iter().map(|chosen| chosen.token.0).collect();
+        (chain, output): (Chain<'_>, Option<&Tensor>),
+    ) -> Result<Vec<Vec<Forecast>>> {
+        let (mut tokens, mut states, mut carried) = (Vec::new(), Vec::new(), Vec::new());
+        for (own, before) in requests.iter_mut() {
+            own.logits.get(slot).ok_or_else(|| beyond(slot))?;
+            tokens.extend(before.iter().map(|chosen| chosen.token.0));
+            states.push(repeated(&own.states, slot, before.len())?);
+            if let Some(state) = own.carried.take().filter(|_| slot > 0) {
+                let rows: Vec<u32> = before.iter().map(|chosen| chosen.after as u32).collect();
+                carried.push(select_rows(&state, &rows)?);
+            }
+        }
+        let states = Tensor::cat(&states, 0)?;
+        let carried = if carried.is_empty() { None } else { Some(Tensor::cat(&carried, 0)?) };
         let embedded = chain.embed(&tokens)?.ok_or_else(|| beyond(slot))?.detach();
-        let states = repeated(&self.states, slot, before.len())?;
-        let carried = self.carried.take().filter(|_| slot > 0);
-        let carried = carried.map(|carried| {
-            let rows: Vec<u32> = before.iter().map(|chosen| chosen.after as u32).collect();
-            select_rows(&carried, &rows)
-        });
-        let step = chain.step(carried.transpose()?.as_ref(), &states, &embedded)?;
-        self.carried = step.state.map(|state| state.detach());
+        let step = chain.step(carried.as_ref(), &states, &embedded)?;
+        let state = step.state.map(|state| state.detach());
         let mixed = step.mixed.detach();
         let sums = match output {
             Some(output) => linear(&mixed, output, None)?,
             None => chain.logits(&mixed)?,
         };
-        let mut sums: Vec<Vec<f32>> = sums.detach().to_vec2()?;
-        for sum in &mut sums {
-            sum.iter_mut().zip(of_head).for_each(|(sum, logit)| *sum += logit);
-        }
+        let mut sums = sums.detach().to_vec2::<f32>()?.into_iter();
         let confidence = confidences(chain, &states, Some(&embedded))?;
         let mut confidence = confidence.into_iter().flatten();
-        let forecast = |sum| Forecast { confidence: confidence.next(), ..Forecast::from(sum) };
-        Ok(sums.into_iter().map(forecast).collect())
+        let (mut first, mut all) = (0, Vec::with_capacity(requests.len()));
+        for (own, before) in requests {
+            let rows = |state: &Tensor| state.narrow(0, first, before.len());
+            own.carried = state.as_ref().map(rows).transpose()?;
+            first += before.len();
+            let of_head = &own.logits[slot];
+            let forecasts = sums.by_ref().take(before.len()).map(|mut sum| {
+                sum.iter_mut().zip(of_head).for_each(|(sum, logit)| *sum += logit);
+                Forecast { confidence: confidence.next(), ..Forecast::from(sum) }
+            });
+            all.push(forecasts.collect());
+        }
+        Ok(all)
     }
 }
 

@@ -11,11 +11,13 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
+use super::grow::Growth;
+use super::together::propose_alone;
 use super::{
-    DraftContext, DraftModel, DraftRows, DraftState, Drafted, Drafter, Forecast, Plan, Reading,
-    grow,
+    Asked, Beside, DraftContext, DraftModel, DraftRows, DraftState, Drafter, Forecast, Plan,
+    Shared, Turn,
 };
-use crate::error::{DecodeError, Result};
+use crate::error::Result;
 use crate::tree::Tree;
 
 pub use model::BlockDraftModel;
@@ -89,85 +91,95 @@ pub trait BlockModel {
     /// # Errors
     /// - the pass has no such slot
     fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>>;
+
+    /// As [`DraftModel::shared`].
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        None
+    }
+
+    /// As [`DraftModel::read`]: what the slot of a level says, after the pass where that is the first one. By default
+    /// no other request is beside.
+    ///
+    /// # Errors
+    /// - as [`Self::run`] and [`Self::forecasts`]
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let _ = beside;
+        if let Asked::Root { depth, .. } = turn.asked {
+            self.run(turn.context, depth)?;
+        }
+        Ok(vec![self.forecasts(turn.asked.level(), &turn.chosen())?])
+    }
+}
+
+impl Turn<'_> {
+    /// The tokens that the slot which is asked for follows.
+    pub(super) fn chosen(&self) -> Vec<Chosen> {
+        let tokens = self.context.tokens;
+        match self.asked {
+            Asked::Root { .. } => vec![Chosen { token: tokens[tokens.len() - 1], after: 0 }],
+            Asked::After { readings, .. } => {
+                readings.iter().map(|r| Chosen { token: r.token, after: r.after }).collect()
+            }
+        }
+    }
 }
 
 /// Drafts chains and trees with a block model.
 pub struct BlockDrafter<M> {
-    model: M,
+    levels: Levels<M>,
 }
 
 impl<M: BlockModel> BlockDrafter<M> {
     /// A drafter for one request at a time.
     pub fn new(model: M) -> Self {
-        Self { model }
+        Self { levels: Levels(model) }
     }
 }
 
 impl<M: BlockModel> Drafter for BlockDrafter<M> {
     fn taps(&self) -> Vec<Tap> {
-        self.model.taps()
+        self.levels.0.taps()
     }
 
     fn tells_confidence(&self) -> bool {
-        self.model.tells_confidence()
+        self.levels.0.tells_confidence()
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        self.model.begin(kept)
+        self.levels.0.begin(kept)
     }
 
     fn state(&self) -> DraftState<'_> {
-        self.model.state()
+        self.levels.0.state()
     }
 
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        self.model.take_over(rows, tokens)
+        self.levels.0.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        self.model.observe(tokens, features)
+        self.levels.0.observe(tokens, features)
     }
 
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
-        let shape = plan.shape.cut(self.model.block_len());
-        if !plan.paid || shape.depth() == 0 {
-            return Ok(Tree::new(context.tokens[context.tokens.len() - 1]));
-        }
-        let (model, depth) = (&mut self.model, shape.depth());
-        let mut levels = Levels { model, depth, slot: 0, first: 0, count: 0 };
-        let mut cut = Plan {
-            shape: &shape,
-            drawn: plan.drawn,
-            sampling: plan.sampling,
-            round: plan.round,
-            draws: &mut *plan.draws,
-            worth: plan.worth,
-            confidence_threshold: plan.confidence_threshold,
-            paid: true,
-            drafted: Drafted::Nothing,
-            looked_up: Vec::new(),
-        };
-        let tree = grow::grow(&mut levels, context, &mut cut)?;
-        plan.drafted = Drafted::Block;
-        Ok(tree)
+        propose_alone(self, context, plan)
+    }
+
+    fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
+        Ok(Growth::planned(context, plan, plan.shape.cut(self.levels.0.block_len())))
+    }
+
+    fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        Some(&mut self.levels)
     }
 }
 
 /// A block handed out level by level.
-struct Levels<'m, M> {
-    model: &'m mut M,
-    depth: usize,
-    /// The slot of the newest level.
-    slot: usize,
-    /// Number of the first token of that level among all that were read, the root being 0.
-    first: usize,
-    /// Tokens of that level.
-    count: usize,
-}
+struct Levels<M>(M);
 
-impl<M: BlockModel> DraftModel for Levels<'_, M> {
+impl<M: BlockModel> DraftModel for Levels<M> {
     fn vocabulary(&self) -> Option<&VocabularyMap> {
-        self.model.vocabulary()
+        self.0.vocabulary()
     }
 
     fn reads_are_free(&self) -> bool {
@@ -175,28 +187,14 @@ impl<M: BlockModel> DraftModel for Levels<'_, M> {
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        self.model.begin(kept)
+        self.0.begin(kept)
     }
 
-    fn read_root(&mut self, context: DraftContext<'_>, _: usize) -> Result<Forecast> {
-        self.model.run(context, self.depth)?;
-        (self.slot, self.first, self.count) = (0, 0, 1);
-        let root = Chosen { token: context.tokens[context.tokens.len() - 1], after: 0 };
-        let none = || DecodeError::Shape("a pass says nothing of its first slot".to_owned());
-        self.model.forecasts(0, &[root])?.pop().ok_or_else(none)
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        self.0.shared()
     }
 
-    fn read(&mut self, _: DraftContext<'_>, level: &[Reading]) -> Result<Vec<Forecast>> {
-        let first = self.first;
-        let before = level.iter().map(|Reading { token, parent }| {
-            let after = parent.checked_sub(first).filter(|after| *after < self.count);
-            let problem =
-                || DecodeError::Shape("a token follows none of the slot before".to_owned());
-            Ok(Chosen { token: *token, after: after.ok_or_else(problem)? })
-        });
-        let before = before.collect::<Result<Vec<_>>>()?;
-        self.slot += 1;
-        (self.first, self.count) = (first + self.count, before.len());
-        self.model.forecasts(self.slot, &before)
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        self.0.read(turn, beside)
     }
 }

@@ -12,137 +12,181 @@ use std::sync::Arc;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 
-use self::score::{Candidate, Expandable, Likelihood, Scored, best, chance_of, score};
-use super::{DraftContext, DraftModel, Drafted, Logits, Plan, Reading, Worth};
+use self::score::{Candidate, Expandable, Likelihood, best, chance_of, score};
+use super::{Asked, DraftContext, DraftModel, Drafted, Forecast, Logits, Plan, Reading, Worth};
 use crate::distribution::normalise;
 use crate::draws::{Place, Purpose};
-use crate::error::Result;
+use crate::error::{DecodeError, Result};
 use crate::shape::DraftShape;
 use crate::tree::{Origin, Tree};
 
-/// Grows the tree that the plan asks for.
-///
-/// # Errors
-/// - the draft cannot run, or its logits are not numbers
-pub fn grow(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    plan: &mut Plan<'_>,
-) -> Result<Tree> {
-    let root = context.tokens[context.tokens.len() - 1];
-    if plan.shape.depth() == 0 {
-        return Ok(Tree::new(root));
-    }
-    let shape = plan.shape.clone();
-    let tree = match &shape {
-        DraftShape::Chain { length } if plan.drawn => {
-            drawn(model, context, plan, &vec![1; *length])
-        }
-        DraftShape::Sampled { children } if plan.drawn => drawn(model, context, plan, children),
-        DraftShape::Chain { length } => {
-            certain(model, context, plan, *length, &mut |_, nodes| best(nodes, 1, 1))
-        }
-        DraftShape::Static { widths } => {
-            let level =
-                &mut |level: usize, nodes: &[Scored]| best(nodes, widths[level], widths[level]);
-            certain(model, context, plan, widths.len(), level)
-        }
-        DraftShape::Sampled { children } => {
-            let level = &mut |level: usize, nodes: &[Scored]| {
-                best(nodes, children[level], nodes.len() * children[level])
-            };
-            certain(model, context, plan, children.len(), level)
-        }
-        DraftShape::Dynamic { width, depth, budget } => {
-            dynamic(model, context, plan, (*width, *depth, *budget))
-        }
-    }?;
-    plan.drafted = Drafted::Levels(tree.depth().max(1));
-    Ok(tree)
+/// A tree that grows: what is said after its newest nodes is asked for, and decides about their children.
+pub struct Growth {
+    tree: Tree,
+    shape: DraftShape,
+    /// Whether nothing more is asked for.
+    is_grown: bool,
+    /// The level of the nodes that are asked for; the root's is 0.
+    level: usize,
+    /// These nodes: their rows, and how likely they are.
+    nodes: Vec<(usize, Likelihood)>,
+    /// The same as readings, none of the root.
+    readings: Vec<Reading>,
+    /// Number of the first of them among all that were read; the root's is 0.
+    first: usize,
 }
 
-/// Children of a level by scored nodes.
-type ChooseLevel<'f> = dyn FnMut(usize, &[Scored]) -> Vec<Candidate> + 'f;
+impl Growth {
+    /// A root below which a layout grows.
+    pub fn new(root: TargetTokenId, shape: DraftShape) -> Self {
+        Self {
+            tree: Tree::new(root),
+            is_grown: shape.depth() == 0,
+            shape,
+            level: 0,
+            nodes: vec![(0, Likelihood::CERTAIN)],
+            readings: Vec::new(),
+            first: 0,
+        }
+    }
 
-/// Certain trees level by level: every chosen node is part of the tree and is read.
-fn certain(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    plan: &Plan<'_>,
-    depth: usize,
-    choose: &mut ChooseLevel<'_>,
-) -> Result<Tree> {
-    let most = widest(plan.shape);
-    let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
-    let mut nodes = vec![root(model, context, plan)?];
-    let mut read = 0;
-    for level in 0..depth {
-        let scored = score(model, &nodes, most, plan.confidence_threshold);
-        let mut chosen = choose(level, &scored);
+    /// A tree that has grown already.
+    pub fn whole(tree: Tree) -> Self {
+        let shape = DraftShape::Chain { length: 0 };
+        Self { tree, ..Self::new(TargetTokenId(0), shape) }
+    }
+
+    /// A layout below the root of a text, or nothing if the plan wants none that takes time.
+    pub(super) fn planned(context: DraftContext<'_>, plan: &Plan<'_>, shape: DraftShape) -> Self {
+        let root = context.tokens[context.tokens.len() - 1];
+        if plan.paid { Self::new(root, shape) } else { Self::whole(Tree::new(root)) }
+    }
+
+    /// What a model is to read next; `None` of a tree that has grown.
+    pub fn asked(&self) -> Option<Asked<'_>> {
+        match self.level {
+            _ if self.is_grown => None,
+            0 => Some(Asked::Root { depth: self.shape.depth(), room: self.shape.most_read() }),
+            level => Some(Asked::After { level, readings: &self.readings }),
+        }
+    }
+
+    /// The proposals.
+    pub fn into_tree(self) -> Tree {
+        match self.shape {
+            DraftShape::Dynamic { budget, .. } => self.tree.best(budget),
+            _ => self.tree,
+        }
+    }
+
+    /// Adds the next level from what `model` said after the nodes that were asked for.
+    ///
+    /// # Errors
+    /// - it did not say something after each of them
+    pub fn add(
+        &mut self,
+        model: &dyn DraftModel,
+        vocabulary: usize,
+        plan: &mut Plan<'_>,
+        forecasts: Vec<Forecast>,
+    ) -> Result<()> {
+        let (said, asked) = (forecasts.len(), self.nodes.len());
+        if said != asked {
+            let problem = format!("a draft said what follows {said} tokens, and not {asked}");
+            return Err(DecodeError::Shape(problem));
+        }
+        let nodes = self.nodes.drain(..).zip(forecasts);
+        let nodes: Vec<Expandable> =
+            nodes.map(|((row, path), forecast)| Expandable { row, path, forecast }).collect();
+        let draws = plan.drawn
+            && matches!(self.shape, DraftShape::Chain { .. } | DraftShape::Sampled { .. });
+        let (chosen, rows) = if draws {
+            self.drawn(model, vocabulary, plan, &nodes)
+        } else if let DraftShape::Dynamic { width, budget, .. } = self.shape {
+            self.dynamic(model, plan, &nodes, (width, budget))
+        } else {
+            self.certain(model, plan, &nodes)
+        };
+        let may_go_on = draws || another_level(plan.worth.as_ref(), &chosen);
+        let passes = self.level + 1;
+        plan.drafted =
+            if model.reads_are_free() { Drafted::Block } else { Drafted::Levels(passes) };
+        self.is_grown = chosen.is_empty() || passes == self.shape.depth() || !may_go_on;
+        let first = self.first;
+        let reading = |c: &Candidate| Reading { token: c.token, parent: first + c.of, after: c.of };
+        self.readings = chosen.iter().map(reading).collect();
+        self.nodes = rows.into_iter().zip(chosen.iter().map(|candidate| candidate.path)).collect();
+        self.first += nodes.len();
+        self.level = passes;
+        Ok(())
+    }
+
+    /// Children of one level: every chosen node is part of the tree and is read.
+    fn certain(
+        &mut self,
+        model: &dyn DraftModel,
+        plan: &Plan<'_>,
+        nodes: &[Expandable],
+    ) -> (Vec<Candidate>, Vec<usize>) {
+        let scored = score(model, nodes, widest(&self.shape), plan.confidence_threshold);
+        let (each, count) = match &self.shape {
+            DraftShape::Static { widths } => (widths[self.level], widths[self.level]),
+            DraftShape::Sampled { children } => {
+                (children[self.level], nodes.len() * children[self.level])
+            }
+            _ => (1, 1),
+        };
+        let mut chosen = best(&scored, each, count);
         chosen.retain(|candidate| pays(plan, candidate));
-        let rows = add(&mut tree, &nodes, &chosen);
-        if chosen.is_empty() || level + 1 == depth || !another_level(plan.worth.as_ref(), &chosen) {
-            break;
-        }
-        nodes = read_level(model, context, &nodes, &chosen, &rows, &mut read)?;
+        let rows = add(&mut self.tree, nodes, &chosen);
+        (chosen, rows)
     }
-    Ok(tree)
-}
 
-/// Expands the best `width` nodes of a level to `width` children each and keeps the best `budget`
-/// of all of them. Where reading is free, every node is expanded that can be among the best, to all
-/// children that can: the tree then holds the `budget` most likely paths of at most `depth` tokens.
-fn dynamic(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    plan: &Plan<'_>,
-    (width, depth, budget): (usize, usize, usize),
-) -> Result<Tree> {
-    let is_free = model.reads_are_free();
-    let each = if is_free { budget } else { width };
-    let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
-    let mut nodes = vec![root(model, context, plan)?];
-    let mut read = 0;
-    for level in 0..depth {
-        let scored = score(model, &nodes, each, plan.confidence_threshold);
+    /// Expands the best `width` nodes of a level to `width` children each; of all of them the best `budget` are kept
+    /// in the end. Where reading is free, every node is expanded that can be among the best, to all children that
+    /// can: the tree then holds the `budget` most likely paths.
+    fn dynamic(
+        &mut self,
+        model: &dyn DraftModel,
+        plan: &Plan<'_>,
+        nodes: &[Expandable],
+        (width, budget): (usize, usize),
+    ) -> (Vec<Candidate>, Vec<usize>) {
+        let is_free = model.reads_are_free();
+        let each = if is_free { budget } else { width };
+        let scored = score(model, nodes, each, plan.confidence_threshold);
         let mut all = best(&scored, each, if is_free { budget } else { usize::MAX });
         all.retain(|candidate| pays(plan, candidate));
         if is_free {
             // Paths never grow likelier: what comes after so many others leads to nothing.
             let among_best = |(place, candidate): &(usize, &Candidate)| {
                 let least = candidate.path.log_prob;
-                let before = tree.nodes().iter().filter(|node| node.log_prob >= least).count();
+                let before = self.tree.nodes().iter().filter(|node| node.log_prob >= least).count();
                 before + place < budget
             };
             let kept = all.iter().enumerate().take_while(among_best).count();
             all.truncate(kept);
         }
-        let rows = add(&mut tree, &nodes, &all);
-        let frontier = &all[..if is_free { all.len() } else { width.min(all.len()) }];
-        if frontier.is_empty()
-            || level + 1 == depth
-            || !another_level(plan.worth.as_ref(), frontier)
-        {
-            break;
+        let rows = add(&mut self.tree, nodes, &all);
+        if !is_free {
+            all.truncate(width);
         }
-        nodes = read_level(model, context, &nodes, frontier, &rows, &mut read)?;
+        (all, rows)
     }
-    Ok(tree.best(budget))
-}
 
-/// Trees of drawn children, `children[d]` of each node of level d, without replacement. A node has
-/// none where the draft's confidence, which no child has a part in, is too low.
-fn drawn(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    plan: &mut Plan<'_>,
-    children: &[usize],
-) -> Result<Tree> {
-    let vocabulary = context.target.config().vocab_size;
-    let mut tree = Tree::new(context.tokens[context.tokens.len() - 1]);
-    let mut nodes = vec![root(model, context, plan)?];
-    let mut read = 0;
-    for (level, &count) in children.iter().enumerate() {
+    /// Drawn children of one level, without replacement. A node has none where the draft's confidence, which no
+    /// child has a part in, is too low.
+    fn drawn(
+        &mut self,
+        model: &dyn DraftModel,
+        vocabulary: usize,
+        plan: &mut Plan<'_>,
+        nodes: &[Expandable],
+    ) -> (Vec<Candidate>, Vec<usize>) {
+        let count = match &self.shape {
+            DraftShape::Sampled { children } => children[self.level],
+            _ => 1,
+        };
         let (mut chosen, mut rows) = (Vec::new(), Vec::new());
         for (of, node) in nodes.iter().enumerate() {
             let confidence = node.forecast.confidence;
@@ -159,24 +203,20 @@ fn drawn(
             for (place, token) in drawn.iter().enumerate() {
                 let own = probability(token);
                 let log_prob = node.path.log_prob + own.ln() as f32;
-                let row = tree.push_drawn(node.row, *token, log_prob);
+                let row = self.tree.push_drawn(node.row, *token, log_prob);
                 // A token's own probability is no chance that it is kept.
                 let chance = confidence.map_or(1.0, |_| chance_of(confidence, place, own, first));
                 let path = Likelihood { log_prob, chance: node.path.chance * chance };
                 if confidence.is_some() {
-                    tree.set_chance(row, path.chance);
+                    self.tree.set_chance(row, path.chance);
                 }
                 rows.push(row);
                 chosen.push(Candidate { of, token: *token, path });
             }
-            tree.set_distribution(node.row, Arc::new(distribution));
+            self.tree.set_distribution(node.row, Arc::new(distribution));
         }
-        if chosen.is_empty() || level + 1 == children.len() {
-            break;
-        }
-        nodes = read_level(model, context, &nodes, &chosen, &rows, &mut read)?;
+        (chosen, rows)
     }
-    Ok(tree)
 }
 
 /// Whether children are drawn after a node of this confidence.
@@ -236,39 +276,6 @@ fn another_level(worth: Option<&Worth>, frontier: &[Candidate]) -> bool {
         let reached: f64 = frontier.iter().map(|c| worth.expected(c.path.chance)).sum();
         reached.min(1.0) >= worth.level
     })
-}
-
-fn root(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    plan: &Plan<'_>,
-) -> Result<Expandable> {
-    let forecast = model.read_root(context, plan.shape.most_read())?;
-    Ok(Expandable { row: 0, reading: 0, path: Likelihood::CERTAIN, forecast })
-}
-
-/// Reads chosen nodes, of which `rows` begins with the rows.
-fn read_level(
-    model: &mut dyn DraftModel,
-    context: DraftContext<'_>,
-    nodes: &[Expandable],
-    chosen: &[Candidate],
-    rows: &[usize],
-    read: &mut usize,
-) -> Result<Vec<Expandable>> {
-    let readings: Vec<Reading> =
-        chosen.iter().map(|c| Reading { token: c.token, parent: nodes[c.of].reading }).collect();
-    let forecasts = model.read(context, &readings)?;
-    let level = chosen.iter().zip(rows).zip(forecasts).enumerate();
-    let level = level.map(|(i, ((candidate, &row), forecast))| Expandable {
-        row,
-        reading: *read + i + 1,
-        path: candidate.path,
-        forecast,
-    });
-    let level: Vec<Expandable> = level.collect();
-    *read += level.len();
-    Ok(level)
 }
 
 /// Children that one node can have in a level at most.

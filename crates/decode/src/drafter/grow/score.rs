@@ -26,8 +26,6 @@ impl Likelihood {
 pub(super) struct Expandable {
     /// Row in the tree.
     pub(super) row: usize,
-    /// Number of the reading, 0 for the root.
-    pub(super) reading: usize,
     pub(super) path: Likelihood,
     pub(super) forecast: Forecast,
 }

@@ -1,7 +1,8 @@
 //! Forward pass: keys and values of the context, then blocks over them.
 
+use std::sync::Arc;
+
 use candle_core::{DType, Tensor};
-use longdraft_kernels::attention::attention;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
 use serde_json::Value;
@@ -10,12 +11,13 @@ use super::config::BlockConfig;
 use super::convolution::Convolution;
 use super::files::architecture_of;
 use super::mask::Visible;
+use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
 use crate::target_model::{KeyValues, KvCache, Tap};
 
-/// A layer's keys and values of the context, followed by the blocks' own.
-type Join<'a> = dyn Fn(usize, KeyValues) -> Result<KeyValues> + 'a;
+/// What the slots' queries of a layer find in the context, and in the blocks' own keys and values.
+type Attend<'a> = dyn Fn(usize, &Tensor, KeyValues) -> Result<Tensor> + 'a;
 
 /// The network that all block drafts share, with the tensors of their heads.
 pub struct BlockDraft {
@@ -96,50 +98,63 @@ impl BlockDraft {
         context: &[KeyValues],
         visible: &Visible,
     ) -> Result<Tensor> {
-        let join = |layer: usize, own: KeyValues| {
+        let attend = |layer: usize, q: &Tensor, own: KeyValues| {
             let Some(KeyValues { k, v }) = context.get(layer) else {
                 let problem =
                     format!("the context of {} layers has no layer {layer}", context.len());
                 return Err(candle_core::Error::Msg(problem).into());
             };
             let (k, v) = (Tensor::cat(&[k, &own.k], 0)?, Tensor::cat(&[v, &own.v], 0)?);
-            Ok(KeyValues { k, v })
+            attention_each(q, &[self.seen(layer, KeyValues { k, v }, visible)])
         };
-        self.forward(ids, positions, &join, visible)
+        self.forward(ids, positions, &attend, visible.slots())
     }
 
-    /// The same over the tokens of a cache: the blocks' own keys are written after them, and not
-    /// committed. No key of the context is copied.
+    /// The same of one block each of several sequences, over the tokens of their caches: a block's own keys are
+    /// written after these, and not committed. No key of the context is copied. A slot's bits do not depend on the
+    /// sequences beside its own.
+    ///
+    /// # Shapes
+    /// - `ids`, `positions`: `[R]`, all blocks of as many slots; every `visible` of one block → `[R, H]`
     ///
     /// # Errors
-    /// - as [`Self::blocks`]; the device has no memory for a larger cache
-    pub fn blocks_cached(
+    /// - as [`Self::blocks`]; the device has no memory for larger caches
+    pub fn blocks_each(
         &self,
         ids: &[u32],
         positions: &[u32],
-        cache: &mut KvCache,
-        visible: &Visible,
+        sequences: &mut [(&mut KvCache, Visible)],
     ) -> Result<Tensor> {
-        cache.reserve(ids.len())?;
-        let cache = &*cache;
-        let join = |layer: usize, own: KeyValues| {
-            let (k, v) = cache.append(layer, &own.k, &own.v)?;
-            Ok(KeyValues { k, v })
+        let slots = sequences.first().map_or(0, |(_, visible)| visible.slots());
+        for (cache, _) in sequences.iter_mut() {
+            cache.reserve(slots)?;
+        }
+        let attend = |layer: usize, q: &Tensor, own: KeyValues| {
+            let mut seen = Vec::with_capacity(sequences.len());
+            for (block, (cache, visible)) in sequences.iter().enumerate() {
+                let of_block = |tensor: &Tensor| tensor.narrow(0, block * slots, slots);
+                let (k, v) = cache.append(layer, &of_block(&own.k)?, &of_block(&own.v)?)?;
+                seen.push(self.seen(layer, KeyValues { k, v }, visible));
+            }
+            attention_each(q, &seen)
         };
-        self.forward(ids, positions, &join, visible)
+        self.forward(ids, positions, &attend, slots)
+    }
+
+    fn seen(&self, layer: usize, keys: KeyValues, visible: &Visible) -> Seen {
+        Seen { keys, ranges: Arc::clone(visible.of(self.config.layers[layer])) }
     }
 
     fn forward(
         &self,
         ids: &[u32],
         positions: &[u32],
-        join: &Join<'_>,
-        visible: &Visible,
+        attend: &Attend<'_>,
+        slots: usize,
     ) -> Result<Tensor> {
-        let slots = visible.slots();
         if positions.len() != ids.len() || slots == 0 || !ids.len().is_multiple_of(slots) {
             return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
-                "{} ids at {} positions are no blocks of {slots} slots",
+                "{} ids at {} positions are not blocks of {slots} slots",
                 ids.len(),
                 positions.len()
             ))));
@@ -147,7 +162,7 @@ impl BlockDraft {
         let mut x = self.embed(ids)?;
         let table = self.rope.table(positions, self.embedding.device())?;
         for layer in 0..self.config.layers.len() {
-            x = self.layer(layer, &x, &table, (join, visible))?;
+            x = self.layer(layer, &x, &table, (attend, slots))?;
         }
         self.weights.norm(&x, "norm")
     }
@@ -179,21 +194,21 @@ impl BlockDraft {
         layer: usize,
         x: &Tensor,
         table: &RopeTable,
-        (join, visible): (&Join<'_>, &Visible),
+        (attend, slots): (&Attend<'_>, usize),
     ) -> Result<Tensor> {
         let name = format!("layers.{layer}");
         let z = self.weights.norm(x, &format!("{name}.input_layernorm"))?;
-        let x = match self.convolution(&format!("{name}.attention_conv"), &z, visible)? {
-            None => (x + self.attention(layer, &z, table, (join, visible))?)?,
+        let x = match self.convolution(&format!("{name}.attention_conv"), &z, slots)? {
+            None => (x + self.attention(layer, &z, table, attend)?)?,
             Some(convolution) => {
                 let input = convolution.apply(&z, 0)?;
-                let out = self.attention(layer, &input, table, (join, visible))?;
+                let out = self.attention(layer, &input, table, attend)?;
                 (x + convolution.apply(&out, 1)?)?
             }
         };
         let z = self.weights.norm(&x, &format!("{name}.post_attention_layernorm"))?;
         let mlp = format!("{name}.mlp");
-        match self.convolution(&format!("{name}.mlp_conv"), &z, visible)? {
+        match self.convolution(&format!("{name}.mlp_conv"), &z, slots)? {
             None => self.weights.mlp_onto(&x, &z, &mlp),
             Some(convolution) => {
                 let out = self.weights.mlp(&convolution.apply(&z, 0)?, &mlp)?;
@@ -206,9 +221,9 @@ impl BlockDraft {
         &self,
         module: &str,
         z: &Tensor,
-        visible: &Visible,
+        slots: usize,
     ) -> Result<Option<Convolution<'_>>> {
-        let make = |_| Convolution::new(&self.weights, module, (z, visible.slots()));
+        let make = |_| Convolution::new(&self.weights, module, (z, slots));
         self.config.convolution.map(make).transpose()
     }
 
@@ -217,14 +232,13 @@ impl BlockDraft {
         layer: usize,
         input: &Tensor,
         table: &RopeTable,
-        (join, visible): (&Join<'_>, &Visible),
+        attend: &Attend<'_>,
     ) -> Result<Tensor> {
         let module = format!("layers.{layer}.self_attn");
         let (heads, size) = (self.config.num_attention_heads, self.config.head_dim);
         let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
         let q = rope(&self.weights.norm(&q, &format!("{module}.q_norm"))?, table)?;
-        let KeyValues { k, v } = join(layer, self.key_values(layer, input, table)?)?;
-        let attended = attention(&q, &k, &v, visible.of(self.config.layers[layer]))?;
+        let attended = attend(layer, &q, self.key_values(layer, input, table)?)?;
         let attended = attended.reshape((input.dim(0)?, self.config.query_size()))?;
         self.weights.project(&attended, &format!("{module}.o_proj"))
     }

@@ -1,14 +1,13 @@
 //! The layer's parts, on any rows.
 
 use candle_core::{DType, Tensor};
-use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::linear::linear_onto;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
-use longdraft_kernels::rows::select_rows;
-use std::sync::Arc;
+use longdraft_kernels::rows::{beside, select_rows};
 
 use super::config::Eagle3Config;
+use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
 use crate::target_model::{KeyValues, Tap};
@@ -145,7 +144,7 @@ impl Eagle3Draft {
     pub fn attention_input(&self, embeddings: &Tensor, state: &Tensor) -> Result<Tensor> {
         let embeddings = self.norm(embeddings, "midlayer.input_layernorm")?;
         let state = self.norm(state, "midlayer.hidden_norm")?;
-        Ok(Tensor::cat(&[embeddings, state], 1)?)
+        Ok(beside(&embeddings, &state)?)
     }
 
     /// Rotated keys, and values.
@@ -161,11 +160,11 @@ impl Eagle3Draft {
         Ok(KeyValues { k, v: self.heads(input, "v_proj", kv_heads)? })
     }
 
-    /// Attention and MLP on top of the states that the input was made of.
+    /// Attention and MLP on top of the states that the input was made of. A row's bits do not depend on the
+    /// sequences beside its own.
     ///
     /// # Shapes
-    /// - `state`: `[T, H]`, `input`: `[T, 2·H]`, keys and values `[S, K, D]`, ranges over `T` queries
-    ///   and `S` keys → `[T, H]`
+    /// - `state`: `[T, H]`, `input`: `[T, 2·H]`, `T` rows of all `sequences`, one after the other → `[T, H]`
     ///
     /// # Errors
     /// - shapes do not fit
@@ -174,11 +173,10 @@ impl Eagle3Draft {
         state: &Tensor,
         input: &Tensor,
         table: &RopeTable,
-        keys: &KeyValues,
-        ranges: &Arc<KeyRanges>,
+        sequences: &[Seen],
     ) -> Result<Tensor> {
         let q = rope(&self.heads(input, "q_proj", self.config.num_attention_heads)?, table)?;
-        let attended = attention(&q, &keys.k, &keys.v, ranges)?;
+        let attended = attention_each(&q, sequences)?;
         let attended = attended.reshape((state.dim(0)?, self.config.query_size()))?;
         let start = if self.config.norm_before_residual {
             self.norm(state, "midlayer.hidden_norm")?

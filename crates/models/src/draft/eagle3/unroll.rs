@@ -16,6 +16,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::rows::select_rows;
 
 use super::model::Eagle3Draft;
+use crate::draft::Seen;
 use crate::error::{ModelError, Result};
 use crate::target_model::{KeyValues, PackedSequence, RowPart};
 
@@ -140,7 +141,8 @@ impl<'a> TestTimeSteps<'a> {
         self.values.push(keys.v.clone());
         let ranges = self.context.select(rows);
         let (state, input) = (select(&self.state, at)?, select(&input, at)?);
-        self.draft.layer(&state, &input, &self.table(rows)?, &keys, &Arc::new(ranges))
+        let seen = Seen { keys, ranges: Arc::new(ranges) };
+        self.draft.layer(&state, &input, &self.table(rows)?, &[seen])
     }
 
     /// Takes no step, but gives the ranks that share the row the keys and values that theirs attend
@@ -178,7 +180,7 @@ impl<'a> TestTimeSteps<'a> {
         self.values.push(own.v);
         let keys = KeyValues { k: Tensor::cat(&self.keys, 0)?, v: Tensor::cat(&self.values, 0)? };
         let ranges = self.context.select(rows).with_singles(self.own_columns(rows)?);
-        self.draft.layer(&state, &input, &table, &keys, &Arc::new(ranges))
+        self.draft.layer(&state, &input, &table, &[Seen { keys, ranges: Arc::new(ranges) }])
     }
 
     /// Every row's keys of its own later steps.

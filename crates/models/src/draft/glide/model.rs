@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::Tensor;
-use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::attention::KeyRanges;
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 
 use super::config::{FinalNorm, GlideConfig};
+use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
 use crate::target_model::{KeyValues, Tap};
@@ -22,6 +23,12 @@ pub struct CrossContext<'a> {
     pub last_kv: &'a KeyValues,
     /// Keys up to `t − δ_t` of the token's document.
     pub ranges: Arc<KeyRanges>,
+}
+
+impl CrossContext<'_> {
+    fn seen(&self) -> [Seen; 1] {
+        [Seen { keys: self.last_kv.clone(), ranges: Arc::clone(&self.ranges) }]
+    }
 }
 
 /// The trainable layer.
@@ -120,12 +127,12 @@ impl GlideDraft {
     ) -> Result<Tensor> {
         let normed = self.norm(embeddings, "input_layernorm")?;
         trace.push(("input_layernorm", normed.clone()));
-        let own = self.kv_of(&normed, table)?;
-        self.finish(embeddings, &normed, table, (&own, self_ranges), cross, trace)
+        let keys = self.kv_of(&normed, table)?;
+        let own = [Seen { keys, ranges: Arc::clone(self_ranges) }];
+        self.finish((embeddings, &normed), table, (&own, &cross.seen()), trace)
     }
 
-    /// The layer for tokens whose self-attention keys lie in a cache that already holds their
-    /// own: the decoding step.
+    /// The layer for tokens whose self-attention keys are there already, their own among them.
     ///
     /// # Shapes
     /// - `embeddings`: `[T, H]`, `keys`: `[S, K, D]`, ranges over `T` queries and `S` keys → `[T, H]`
@@ -140,30 +147,46 @@ impl GlideDraft {
         self_ranges: &Arc<KeyRanges>,
         cross: &CrossContext<'_>,
     ) -> Result<Tensor> {
+        let own = [Seen { keys: keys.clone(), ranges: Arc::clone(self_ranges) }];
+        self.forward_each(embeddings, table, (&own, &cross.seen()))
+    }
+
+    /// The same for tokens of several sequences, one after the other: the decoding step. A token's bits do not
+    /// depend on the sequences beside its own.
+    ///
+    /// # Shapes
+    /// - `embeddings`: `[T, H]`, `T` tokens of all sequences; what each sequence sees of its own keys, and of the
+    ///   target's → `[T, H]`
+    ///
+    /// # Errors
+    /// - shapes do not fit
+    pub fn forward_each(
+        &self,
+        embeddings: &Tensor,
+        table: &RopeTable,
+        seen: (&[Seen], &[Seen]),
+    ) -> Result<Tensor> {
         let normed = self.norm(embeddings, "input_layernorm")?;
-        self.finish(embeddings, &normed, table, (keys, self_ranges), cross, &mut Vec::new())
+        self.finish((embeddings, &normed), table, seen, &mut Vec::new())
     }
 
     fn finish(
         &self,
-        embeddings: &Tensor,
-        normed: &Tensor,
+        (embeddings, normed): (&Tensor, &Tensor),
         table: &RopeTable,
-        (keys, self_ranges): (&KeyValues, &Arc<KeyRanges>),
-        cross: &CrossContext<'_>,
+        (own, cross): (&[Seen], &[Seen]),
         trace: &mut Trace,
     ) -> Result<Tensor> {
         let heads = self.config.num_attention_heads;
         let q = rope(&self.heads(normed, "self_attn.q_proj", heads)?, table)?;
-        let attended = self.output(&attention(&q, &keys.k, &keys.v, self_ranges)?, "self_attn")?;
+        let attended = self.output(&attention_each(&q, own)?, "self_attn")?;
         trace.push(("self_attn", attended.clone()));
         let h1 = (embeddings + attended)?;
 
         let normed = self.norm(&h1, "post_self_attention_layernorm")?;
         trace.push(("post_self_attention_layernorm", normed.clone()));
         let q = rope(&self.heads(&normed, "cross_attn.q_proj", heads)?, table)?;
-        let KeyValues { k, v } = cross.last_kv;
-        let attended = self.output(&attention(&q, k, v, &cross.ranges)?, "cross_attn")?;
+        let attended = self.output(&attention_each(&q, cross)?, "cross_attn")?;
         trace.push(("cross_attn", attended.clone()));
         let h2 = (h1 + attended)?;
 

@@ -1,0 +1,227 @@
+//! Requests that draft together: each proposes what it would propose alone, in passes that they share.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use longdraft_decode::drafter::grow::Growth;
+use longdraft_decode::drafter::{
+    Beside, DraftContext, DraftModel, DraftRows, DraftState, Drafter, Forecast, Plan, Proposal,
+    Shared, Turn, propose_each,
+};
+use longdraft_decode::{
+    BatchEngine, DecodeOptions, DraftShape, Generation, Result, Sampling, Tree,
+};
+use longdraft_kernels::random::CounterRng;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::target_model::{Features, Tap};
+
+use crate::batch::Job;
+use crate::engine::goes_on;
+use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
+
+/// The level of every pass over a draft, and the requests in it.
+type Passes = Rc<RefCell<Vec<(usize, usize)>>>;
+
+/// A drafter that notes the passes over its draft.
+struct Counting<'a> {
+    inner: Box<dyn Drafter + 'a>,
+    vocabulary: Option<VocabularyMap>,
+    is_free: bool,
+    passes: Passes,
+}
+
+impl<'a> Counting<'a> {
+    fn new(mut inner: Box<dyn Drafter + 'a>, passes: &Passes) -> Self {
+        let model = inner.model().expect("a model");
+        let (vocabulary, is_free) = (model.vocabulary().cloned(), model.reads_are_free());
+        Self { inner, vocabulary, is_free, passes: Rc::clone(passes) }
+    }
+}
+
+impl Drafter for Counting<'_> {
+    fn taps(&self) -> Vec<Tap> {
+        self.inner.taps()
+    }
+
+    fn reads_last_layer(&self) -> bool {
+        self.inner.reads_last_layer()
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.inner.begin(kept)
+    }
+
+    fn state(&self) -> DraftState<'_> {
+        self.inner.state()
+    }
+
+    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
+        self.inner.take_over(rows, tokens)
+    }
+
+    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
+        self.inner.observe(tokens, features)
+    }
+
+    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
+        let alone = Proposal { drafter: self, context, plan, seconds: 0.0 };
+        Ok(propose_each(&mut [alone])?.remove(0))
+    }
+
+    fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
+        self.inner.start(context, plan)
+    }
+
+    fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        Some(self)
+    }
+
+    fn finish(&mut self, growth: Growth) -> Tree {
+        self.inner.finish(growth)
+    }
+}
+
+impl DraftModel for Counting<'_> {
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        self.vocabulary.as_ref()
+    }
+
+    fn reads_are_free(&self) -> bool {
+        self.is_free
+    }
+
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        self.inner.begin(kept)
+    }
+
+    fn shared(&mut self) -> Option<Shared<'_>> {
+        self.inner.model()?.shared()
+    }
+
+    fn read(&mut self, turn: Turn<'_>, beside: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        self.passes.borrow_mut().push((turn.asked.level(), 1 + beside.len()));
+        self.inner.model().expect("a model").read(turn, beside)
+    }
+}
+
+/// Requests of different lengths and layouts.
+fn jobs(seed: u64, temperature: f64) -> Vec<Job> {
+    let shapes = shapes();
+    let job = |index: usize| {
+        let options = DecodeOptions {
+            shape: shapes[(seed as usize + 3 * index) % shapes.len()].clone(),
+            sampling: Sampling::at(temperature),
+            seed,
+            request: vec![index as u64],
+            confidence_threshold: if index.is_multiple_of(2) { 0.3 } else { 0.0 },
+            ..options(3 + 4 * index)
+        };
+        Job { prompt: prompt(2 + 23 * index, seed + index as u64), options }
+    };
+    (0..6).map(job).collect()
+}
+
+/// What does not depend on time: tokens, levels and nodes that were proposed, and those that were accepted.
+fn outcome(of: &Generation) -> (&[TargetTokenId], usize, usize, usize) {
+    (&of.tokens, of.metrics.drafted, of.metrics.nodes, of.metrics.accepted)
+}
+
+#[test]
+fn each_proposes_what_it_would_alone_whoever_comes_and_goes() {
+    for (seed, kind) in (0..).zip(KINDS) {
+        let target = target(["qwen3", "llama", "qwen2"][seed as usize % 3], 16, (2, 2), seed);
+        let drafts = Drafts::new(&target, seed);
+        for temperature in [0.0, 0.9] {
+            let jobs = jobs(seed, temperature);
+            let alone = jobs.iter().map(|job| {
+                let drafter = Some(drafter(kind, &target, &drafts));
+                generate(&target, drafter, &job.prompt, &job.options)
+            });
+            let alone: Vec<Generation> = alone.collect();
+            for places in [1, 2, 5] {
+                let drafter = || Some(drafter(kind, &target, &drafts));
+                let drafters = (0..places).map(|_| drafter()).collect();
+                let mut engine = BatchEngine::new(&target, drafters);
+                let mut rng = CounterRng::new(seed, "arrivals", &[places as u64]);
+                let (mut waiting, mut gone) = ((0..jobs.len()).collect::<Vec<_>>(), 0);
+                while gone < jobs.len() {
+                    while engine.has_room() && !waiting.is_empty() && rng.below(3) > 0 {
+                        let key = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
+                        engine.join(key, &jobs[key].prompt, &jobs[key].options).expect("joined");
+                    }
+                    let key = rng.below(jobs.len() as u64) as usize;
+                    if rng.below(9) == 0
+                        && let Some(left) = engine.leave(key)
+                    {
+                        assert!(alone[key].tokens.starts_with(&left.tokens), "{kind:?} {key}");
+                        gone += 1;
+                    }
+                    for (key, found) in engine.round(&mut goes_on).expect("round") {
+                        let found = found.expect("generation");
+                        let (found, alone) = (outcome(&found), outcome(&alone[key]));
+                        assert_eq!(found, alone, "{kind:?} {key} of {places} at {temperature}");
+                        gone += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn as_many_passes_run_as_the_longest_needs() {
+    let target = target("qwen3", 16, (2, 2), 6);
+    let drafts = Drafts::new(&target, 6);
+    let lengths = [1, 3, 5, 2, 4];
+    let levels = [Kind::Glide, Kind::GlideReduced, Kind::Eagle3, Kind::MergedEagle3, Kind::Mtp];
+    let blocks = [Kind::Dflash, Kind::Dflash2Reduced, Kind::Dspark, Kind::MergedDspark];
+    for (temperature, kind) in [0.0, 0.8].into_iter().cycle().zip(levels.into_iter().chain(blocks))
+    {
+        for count in [1, 2, 5] {
+            let passes = Passes::default();
+            let drafter = || Counting::new(drafter(kind, &target, &drafts), &passes);
+            let places =
+                (0..count).map(|_| Some(Box::new(drafter()) as Box<dyn Drafter + '_>)).collect();
+            let mut engine = BatchEngine::new(&target, places);
+            for (key, length) in lengths[..count].iter().enumerate() {
+                let options = DecodeOptions {
+                    shape: DraftShape::Chain { length: *length },
+                    sampling: Sampling::at(temperature),
+                    ..options(30)
+                };
+                engine.join(key, &prompt(5 + key, key as u64), &options).expect("joined");
+            }
+            engine.round(&mut goes_on).expect("prompts are read");
+            assert!(passes.borrow().is_empty(), "{kind:?}");
+            engine.round(&mut goes_on).expect("round");
+            let longest = lengths[..count].iter().max().expect("some");
+            let in_level = |level: usize| lengths[..count].iter().filter(|l| **l > level).count();
+            let wanted: Vec<_> = (0..*longest).map(|level| (level, in_level(level))).collect();
+            assert_eq!(*passes.borrow(), wanted, "{kind:?} of {count}");
+        }
+    }
+}
+
+#[test]
+fn drafts_that_differ_share_no_pass() {
+    let target = target("qwen3", 16, (2, 2), 1);
+    let (one, other) = (Drafts::new(&target, 1), Drafts::new(&target, 2));
+    let passes = Passes::default();
+    let kinds = [Kind::Glide, Kind::GlideReduced, Kind::Eagle3, Kind::Dflash, Kind::Mtp];
+    let of = |drafts| kinds.map(|kind| Counting::new(drafter(kind, &target, drafts), &passes));
+    let drafters = of(&one).into_iter().chain(of(&other));
+    let places: Vec<Option<Box<dyn Drafter + '_>>> =
+        drafters.map(|drafter| Some(Box::new(drafter) as Box<dyn Drafter + '_>)).collect();
+    let count = places.len();
+    let mut engine = BatchEngine::new(&target, places);
+    for key in 0..count {
+        engine.join(key, &prompt(5 + key, 1), &options(9)).expect("joined");
+    }
+    for _ in 0..2 {
+        engine.round(&mut goes_on).expect("round");
+    }
+    let passes = passes.borrow();
+    assert_eq!(passes.iter().filter(|(level, _)| *level == 0).count(), count);
+    assert!(passes.iter().all(|(_, requests)| *requests == 1), "{passes:?}");
+}
