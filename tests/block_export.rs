@@ -213,7 +213,7 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
     );
     refused(
         &["draft.method=dspark", "draft.markov_rank=0", "draft.confidence=false"],
-        &[("llamacpp", "rank 0 is none")],
+        &[("llamacpp", "rank 0 has none")],
     );
     // 6 · 7 candidates in a width of 32.
     let wide = ["draft.conv_group_size=8", "draft.selector_rank=6", "draft.selector_top_k=6"];

@@ -270,7 +270,7 @@ fn lines_with_a_slash_are_commands_of_a_conversation() {
     let (after, told) = said("hm\n/help\n/save it\n/clear\nhello\n/quit\nmore\n");
     assert_eq!(after["tokens"], first["tokens"], "nothing else was said: {told}");
     assert_eq!(told.matches("tokens after a prompt").count(), 2);
-    assert!(told.contains("/system TEXT") && told.contains("/save is no command"), "{told}");
+    assert!(told.contains("/system TEXT") && told.contains("/save is not a command"), "{told}");
     let (other, _) = said("/system be brief\nhello\n");
     let with =
         last_json(&stdout(&fed(&[&common[..], &["--system", "be brief"]].concat(), "hello\n")));
@@ -339,9 +339,9 @@ fn wrong_use_is_explained() {
         (&["--draft", &glide, "--prompt", "a", "--draft-len", "0"], "drafts nothing"),
         (
             &["--no-draft", "--prompt", "a", "--stop-token", "<nothing>"],
-            "is no token of the target",
+            "is not a token of the target",
         ),
-        (&["--no-draft", "--prompt", "a", "--stop-token", "258"], "is no token of the target"),
+        (&["--no-draft", "--prompt", "a", "--stop-token", "258"], "is not a token of the target"),
         (&["--no-draft", "--prompt", "a", "--temperature", "-1"], "temperature of -1"),
         (&["--no-draft", "--prompt", "a", "--seed", "-1"], "-1"),
         (&["--no-draft", "--prompt", "a", "--top-p", "0"], "top-p of 0"),

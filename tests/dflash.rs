@@ -388,18 +388,13 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
 
     // The list says the same as its short form, and other kinds are another network.
     let from = format!("draft.from={}", shop.path("export-llamacpp/draft-f32.gguf"));
-    let listed = |kinds: &str, name: &str| {
-        let kinds = format!("draft.layer_types=[{kinds}]");
-        let output = format!("output={}", shop.path(name));
-        let more = ["draft.layers=3", "draft.sliding_window=6", &kinds, &from, &output];
-        longdraft(&arguments(&config, &[&more[..], &["train.steps=1"]].concat()))
-            .output()
-            .expect("a run")
-    };
-    let same = listed(&format!("{slides},{slides},{full}"), "same");
-    assert!(same.status.success(), "{}", String::from_utf8_lossy(&same.stderr));
-    let other = listed(&format!("{full},{slides},{full}"), "other");
-    let text = String::from_utf8_lossy(&other.stderr).into_owned();
+    let listed = ["draft.layers=3", "draft.sliding_window=6", "train.steps=1", &from];
+    let kinds = format!("draft.layer_types=[{slides},{slides},{full}]");
+    let output = format!("output={}", shop.path("same"));
+    succeed(&arguments(&config, &[&listed[..], &[&kinds, &output]].concat()));
+    let kinds = format!("draft.layer_types=[{full},{slides},{full}]");
+    let output = format!("output={}", shop.path("other"));
+    let text = fail(&arguments(&config, &[&listed[..], &[&kinds, &output]].concat()), 2);
     assert!(text.contains("layers (and whether they are causal)"), "{text}");
 }
 

@@ -95,7 +95,7 @@ fn the_same_draft_gives_the_same_bytes_and_folders_of_others_stay() {
     assert!(text.contains("was not written by an export"), "{text}");
     assert!(shop.target.join("model.safetensors").is_file());
     let text = fail(&["export", &shop.path("run"), "--to", "tensorrt", "-o", &folder], 2);
-    assert!(text.contains("`tensorrt` is no profile") && text.contains("llamacpp-hf"), "{text}");
+    assert!(text.contains("`tensorrt` is not a profile") && text.contains("llamacpp-hf"), "{text}");
 }
 
 #[test]

@@ -35,6 +35,20 @@ fn output_of(folder: &tempfile::TempDir) -> (PathBuf, String) {
     (output, name)
 }
 
+/// Runs the binary, and kills it as soon as a part of its work begins.
+fn killed_when(arguments: &[&str], part: &str, begins: impl Fn() -> bool) {
+    let mut child =
+        longdraft(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+    let started = Instant::now();
+    while !begins() {
+        assert!(started.elapsed() < Duration::from_mins(5), "{part} never begins");
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before {part}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().expect("kill");
+    child.wait().expect("reap");
+}
+
 #[test]
 fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     let folder = tempfile::tempdir().expect("tempdir");
@@ -309,16 +323,7 @@ fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
         "--anyway",
         "--json",
     ];
-    let mut child =
-        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
-    let started = Instant::now();
-    while !state(&output)["rounds"][0]["training"].is_object() {
-        assert!(started.elapsed() < Duration::from_mins(5), "the training never comes");
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before its training");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+    killed_when(&arguments, "the training", || state(&output)["rounds"][0]["training"].is_object());
     let _ = std::fs::remove_dir_all(output.join("training-1"));
     // As if it had been found best.
     let mut known = state(&output);
@@ -370,7 +375,7 @@ fn long_prompts_are_learned_in_stages() {
     let ended = run(&arguments);
     assert!(ended.status.success(), "{}", stderr(&ended));
     let told = stdout(&ended);
-    for part in ["2 stages, for rows are long", "base", "all text in whole rows"] {
+    for part in ["2 stages, because rows are long", "base", "all text in whole rows"] {
         assert!(told.contains(part), "{part} is missing: {told}");
     }
     let result = last_json(&told);
@@ -419,16 +424,8 @@ fn a_stage_that_diverges_leaves_the_one_before_as_it_was() {
     let (output, name) = output_of(&folder);
     let (target, prompts) = (demonstration(), long_prompts(folder.path(), 900));
     let arguments = long_fit(&target, &prompts, &name);
-    let mut child =
-        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
-    let (started, run_folder) = (Instant::now(), output.join("training-1"));
-    while !run_folder.join("long").is_dir() {
-        assert!(started.elapsed() < Duration::from_mins(5), "the second stage never comes");
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before its second stage");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+    let run_folder = output.join("training-1");
+    killed_when(&arguments, "the second stage", || run_folder.join("long").is_dir());
     let base = || std::fs::read(run_folder.join("base/metrics.jsonl")).expect("metrics");
     let before = base();
     std::fs::remove_dir_all(run_folder.join("long")).expect("removed");
@@ -472,7 +469,7 @@ fn what_cannot_work_is_refused_before_any_work() {
         (&["--prompts", &empty], "there is no prompt in it"),
         (&["--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (&["--time", "5s"], "at least 10s"),
-        (&["--time", "soon"], "is no time"),
+        (&["--time", "soon"], "is not a time"),
         (&["--for", "tensorrt"], "is not an engine"),
         (&["--method", "medusa"], "is not a method"),
         (&["--max-tokens", "0"], "--max-tokens"),
@@ -592,16 +589,7 @@ fn a_full_disk_is_told_and_the_same_command_goes_on() {
     assert!(told.contains("[measure]") && !told.contains("panicked"), "{told}");
     assert!(!output.join("work").exists() && !output.join("training-1").exists());
     // The disk fills up while the target answers.
-    let mut child =
-        longdraft(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
-    let started = Instant::now();
-    while state(&output)["phase"] != "answers" {
-        assert!(started.elapsed() < Duration::from_mins(5), "answers never come");
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before its answers");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+    killed_when(&arguments, "answering", || state(&output)["phase"] == "answers");
     let ended = on_a_full_disk(48, &arguments);
     let told = stderr(&ended);
     assert_eq!(ended.status.code(), Some(1), "{told}");

@@ -130,7 +130,7 @@ fn malformed_eagle3_cases_are_exit_2_without_a_panic() {
         (|meta| meta["record_lengths"][0] = 18.into(), "values"),
         (|meta| meta["objective"]["lk_type"] = "beta".into(), "`lk_type` is unknown"),
         (|meta| meta["default_mode"][0]["mask_rule"] = "all".into(), "`mask_rule` is unknown"),
-        (|meta| meta["default_mode"][0]["grads_file"] = "../x".into(), "no file name"),
+        (|meta| meta["default_mode"][0]["grads_file"] = "../x".into(), "is not a file name"),
         (|meta| meta["draft_config"]["num_key_value_heads"] = 2.into(), "does not divide"),
         (|meta| meta["steps"][0]["acc"] = serde_json::json!([0.0]), "`acc` has 1 values"),
         (|meta| meta["steps"][0]["lr"] = Value::Null, "no `lr`"),

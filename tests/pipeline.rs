@@ -288,7 +288,7 @@ fn wrong_use_is_exit_2_with_a_remedy() {
     std::fs::write(&rows, "{\"text\": \"fine\"}\n{\"text\": 3}\n").expect("rows");
     let sources = format!("data.train=[{{path: {rows}}}]");
     let text = fail(&["train", &shop.config(), &sources, "data.max_bad_rows=0"], 1);
-    assert!(text.contains("bad.jsonl:2: field `text` is no string"), "{text}");
+    assert!(text.contains("bad.jsonl:2: field `text` is not a string"), "{text}");
     assert!(text.contains("1 of 2 rows") && text.contains("hint: "), "{text}");
     let aside = std::fs::read_to_string(shop.path("run/quarantine.jsonl")).expect("quarantine");
     assert!(aside.contains("\"origin\":\"bad.jsonl:2\""), "{aside}");

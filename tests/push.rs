@@ -286,7 +286,7 @@ fn stray_files_stay_here_and_the_dry_run_names_them() {
         (".export.99.writing", "is hidden"),
         ("config.json.99.tmp", "is unfinished"),
         ("more", "is a folder"),
-        ("notes.txt", "is no part of the export"),
+        ("notes.txt", "is not a part of the export"),
     ];
     #[cfg(unix)]
     std::os::unix::fs::symlink(shop.path("train.yaml"), folder.join("link.json")).expect("link");

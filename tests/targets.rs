@@ -535,8 +535,8 @@ fn sizes_that_no_file_holds_are_refused_before_anything_is_made_of_them() {
     for (key, value, part) in [
         ("llama.block_count", Gguf::U32(1 << 24), "is not between 1 and 4096"),
         ("llama.block_count", Gguf::U32(4000), "= 4000, but only 20 tensors are there"),
-        ("general.alignment", Gguf::U32(0), "`general.alignment` = U32(0) is no alignment"),
-        ("general.alignment", Gguf::U32(33), "`general.alignment` = U32(33) is no alignment"),
+        ("general.alignment", Gguf::U32(0), "`general.alignment` = U32(0) is not an alignment"),
+        ("general.alignment", Gguf::U32(33), "`general.alignment` = U32(33) is not an alignment"),
     ] {
         let bytes = gguf_bytes_with(GgmlDType::F32, &[(key, value)]);
         std::fs::write(&file, bytes).expect("write");

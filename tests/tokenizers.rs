@@ -108,8 +108,8 @@ fn hostile_keys_of_tokenizers_are_told() {
             "unknown tokenizer model `no-such` (known: gpt2, llama, gemma4)",
         ),
         (("merges", list(&["ab"])), "merge `ab` has no space"),
-        (("merges", list(&["no such"])), "no tokenizer"),
-        (("merges", Gguf::Array(vec![Gguf::U32(7)])), "holds something that is no string"),
+        (("merges", list(&["no such"])), "not a tokenizer"),
+        (("merges", Gguf::Array(vec![Gguf::U32(7)])), "holds something that is not a string"),
         (("tokens", list(&[])), "`tokenizer.ggml.tokens` is empty"),
     ] {
         let keys = [

@@ -32,7 +32,7 @@ fn mpi_ranks_that_cannot_share_layers_are_refused() {
         (
             4,
             vec!["parallel.tensor=4"],
-            "`num_key_value_heads` = 2 is no multiple of 4 (it may be 1, 2)",
+            "`num_key_value_heads` = 2 is not a multiple of 4 (it may be 1, 2)",
         ),
         (2, vec![tensor, &store], "set `parallel.tensor: 1`"),
     ] {

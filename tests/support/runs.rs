@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::ranks::metrics_with_clocks;
 use super::{Workshop, last_json, succeed};
 
 /// Bytes of the draft in a run's newest checkpoint.
@@ -32,9 +33,7 @@ pub(crate) fn trained_alike_from_a_store(shop: &Workshop, options: &[&str]) -> S
 
 /// Every record of a run without what clocks and memory decide.
 pub(crate) fn metrics(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    let mut records: Vec<Value> =
-        text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect();
+    let mut records = metrics_with_clocks(run);
     for record in &mut records {
         for clock in ["tokens_per_second", "memory_mib"] {
             record.as_object_mut().map(|record| record.remove(clock));

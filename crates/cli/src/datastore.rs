@@ -61,7 +61,7 @@ fn answers(mut row: Row, vocabulary: usize) -> Result<Vec<Text>> {
         Example::Tokens { ids, .. } => match ids.iter().find(|id| **id as usize >= vocabulary) {
             None => vec![Text::Tokens(ids)],
             Some(id) => {
-                let problem = format!("token {id} is none of the target's {vocabulary}");
+                let problem = format!("token {id} is not one of the target's {vocabulary}");
                 return Err(row.problem(problem).into());
             }
         },

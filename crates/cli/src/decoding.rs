@@ -152,7 +152,8 @@ impl DecodingArguments {
         let shape = self.shape();
         shape.check()?;
         if !(confidence_threshold >= 0.0 && confidence_threshold.is_finite()) {
-            let problem = format!("--confidence-threshold {confidence_threshold} is no chance");
+            let problem =
+                format!("--confidence-threshold {confidence_threshold} is not a probability");
             return Err(Failure::usage(problem).hint("give a number from 0 (off) to 1"));
         }
         Ok(DecodeOptions {
@@ -359,7 +360,7 @@ pub(crate) fn stops(
         let vocabulary = target.config().vocab_size;
         let by_id = token.parse().ok().filter(|id: &u32| (*id as usize) < vocabulary);
         by_name.or(by_id).map(TargetTokenId).ok_or_else(|| {
-            Failure::usage(format!("`{token}` is no token of the target"))
+            Failure::usage(format!("`{token}` is not a token of the target"))
                 .hint("give a token as the tokenizer writes it, or its id; --stop takes any text")
         })
     });

@@ -24,6 +24,10 @@ const FIRST_SPEAKS: Duration = Duration::from_millis(1500);
 /// Processes that are started on one machine at most.
 const MOST_HERE: usize = 1024;
 
+/// How ranks are started.
+const WAYS_TO_START: &str = "`--ranks N` starts ranks on this machine; torchrun, srun, or the variables RANK, \
+    WORLD_SIZE and MASTER_ADDR on several; MPI's launchers need a build with `--features mpi`";
+
 /// Exit code after a panic, as Rust's own.
 const PANICKED: u8 = 101;
 
@@ -32,16 +36,11 @@ pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// The ranks that a launcher started with this process, or that this one is to start.
 fn world_of(wanted: &RankArguments) -> Result<World> {
-    let failed = |error| {
-        match error {
+    let failed = |error| match error {
         ParallelError::Meeting { problem } => Failure::work(problem)
             .hint("docs/guides/cluster.md names the variables by which ranks meet"),
-        ParallelError::Ranks { problem } => Failure::usage(problem).hint(
-            "`--ranks N` starts ranks on this machine; torchrun, srun, or the variables RANK, WORLD_SIZE and \
-             MASTER_ADDR on several; MPI's launchers need a build with `--features mpi`",
-        ),
+        ParallelError::Ranks { problem } => Failure::usage(problem).hint(WAYS_TO_START),
         other => other.into(),
-    }
     };
     let launch = Launch::read().map_err(failed)?;
     let (started, option) = (launch.size(), if wanted.gpus.is_some() { "gpus" } else { "ranks" });

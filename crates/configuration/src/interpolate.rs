@@ -135,7 +135,7 @@ impl Resolver<'_> {
                 Tree::Scalar(Value::String(value)) => out.push_str(&value),
                 Tree::Scalar(Value::Null) => out.push_str("null"),
                 Tree::Scalar(value) => out.push_str(&value.to_string()),
-                _ => return Err(format!("`${{{reference}}}` is no single value")),
+                _ => return Err(format!("`${{{reference}}}` is not a single value")),
             }
             rest = &rest[start + 3 + end..];
         }

@@ -169,9 +169,9 @@ fn message_of(value: Value) -> Result<Map<String, Value>, String> {
         Some(Value::Array(parts)) => {
             let texts: Option<Vec<&str>> =
                 parts.iter().map(|part| part.get("text").and_then(Value::as_str)).collect();
-            texts.ok_or("`content` has a part that is no text")?.concat()
+            texts.ok_or("`content` has a part that is not text")?.concat()
         }
-        Some(other) => return Err(format!("`content` is no text but {}", short(&other))),
+        Some(other) => return Err(format!("`content` is not text but {}", short(&other))),
         None if calls || message.contains_key("reasoning_content") => String::new(),
         None => return Err("`content` is missing".to_owned()),
     };
@@ -179,7 +179,7 @@ fn message_of(value: Value) -> Result<Map<String, Value>, String> {
     if let Some(reasoning) = message.get("reasoning_content")
         && !reasoning.is_string()
     {
-        return Err(format!("`reasoning_content` is no text but {}", short(reasoning)));
+        return Err(format!("`reasoning_content` is not text but {}", short(reasoning)));
     }
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
         for call in calls {
@@ -243,7 +243,7 @@ mod tests {
         fails(json!([{"role": "user", "content": "a"}, {"content": "b"}]), "message 2: `role`");
         fails(json!([{"role": "oracle", "content": "b"}]), "unknown role \"oracle\"");
         fails(json!([{"role": "user"}]), "`content` is missing");
-        fails(json!([{"role": "user", "content": [{"type": "image"}]}]), "no text");
+        fails(json!([{"role": "user", "content": [{"type": "image"}]}]), "not text");
         fails(json!([{"role": "assistant", "tool_calls": [{}]}]), "no `name`");
         let problem = Conversation::from_sharegpt(&json!([{"from": "moon", "value": "x"}]));
         assert!(problem.expect_err("unknown").contains("unknown speaker `moon`"));

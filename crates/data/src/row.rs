@@ -26,7 +26,7 @@ impl Row {
         match self.value(field)? {
             Value::String(text) => Ok(text),
             other => {
-                Err(self.problem(format!("field `{field}` is no string but {}", short(other))))
+                Err(self.problem(format!("field `{field}` is not a string but {}", short(other))))
             }
         }
     }

@@ -112,6 +112,13 @@ impl BatchFeatures {
         self.part.as_ref().map(RowPart::rows)
     }
 
+    /// The rows of the states of every token at which `tokens` of the whole row stand: states of a part of a row
+    /// begin with its own first token.
+    pub fn state_rows(&self, tokens: &[u32]) -> Vec<u32> {
+        let first = self.tokens().map_or(0, |own| own.start as u32);
+        tokens.iter().map(|token| token - first).collect()
+    }
+
     /// What a rank that runs `part` of a row keeps of the whole row's features.
     fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
         let Some(part) = part else { return Ok(self) };

@@ -4,6 +4,7 @@
 //! answer that is being written. Losses stand in `metrics.jsonl`, what is done in the state of the
 //! command. Nothing goes on from it, so that a disk which is full for it alone stops no work.
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -17,10 +18,6 @@ use crate::decode::SampleToken;
 
 /// Name of the file in a run's folder.
 pub const EVENTS_FILE: &str = "events.jsonl";
-/// The phases of a fit in their order.
-pub const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
-/// That of a fit which has nothing to do.
-pub const FINISHED: &str = "finished";
 
 /// Seconds between two events of a kind: few where the work is long, so that the file stays small.
 const SOON: f64 = 1.0;
@@ -33,14 +30,51 @@ const LONGEST: usize = 1 << 16;
 const ANSWER_LETTERS: usize = 600;
 const PROMPT_LETTERS: usize = 240;
 
+/// The phases of a fit in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FitPhase {
+    /// The machine is measured.
+    Measure,
+    /// The target answers prompts.
+    Answers,
+    /// The draft is trained.
+    Training,
+    /// Held-out prompts prove the draft.
+    Proof,
+    /// The draft is handed over.
+    Delivery,
+    /// There is nothing more to do.
+    Finished,
+}
+
+impl FitPhase {
+    /// Those that have work.
+    pub const WITH_WORK: [Self; 5] =
+        [Self::Measure, Self::Answers, Self::Training, Self::Proof, Self::Delivery];
+}
+
+impl fmt::Display for FitPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Measure => "measure",
+            Self::Answers => "answers",
+            Self::Training => "training",
+            Self::Proof => "proof",
+            Self::Delivery => "delivery",
+            Self::Finished => "finished",
+        })
+    }
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// A phase of a round begins, or goes on.
     Phase {
-        /// One of [`PHASES`].
-        phase: String,
+        /// One of [`FitPhase::WITH_WORK`].
+        phase: FitPhase,
         /// From 1.
         round: usize,
     },
@@ -162,9 +196,9 @@ impl Events {
     }
 
     /// A phase begins.
-    pub fn phase(&mut self, phase: &str, round: usize) {
+    pub fn phase(&mut self, phase: FitPhase, round: usize) {
         (self.began, self.told) = (Instant::now(), [None; 2]);
-        self.write(Event::Phase { phase: phase.to_owned(), round });
+        self.write(Event::Phase { phase, round });
     }
 
     /// Tells how far the work has come, now and then and at its end.
@@ -250,11 +284,11 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn phases(lines: &[Line]) -> Vec<&str> {
+    fn phases(lines: &[Line]) -> Vec<FitPhase> {
         let mut found = Vec::new();
         for line in lines {
-            if let Event::Phase { phase, .. } = &line.event {
-                found.push(phase.as_str());
+            if let Event::Phase { phase, .. } = line.event {
+                found.push(phase);
             }
         }
         found
@@ -267,21 +301,21 @@ mod tests {
         let mut reader = Reader::of(folder.path());
         assert_eq!(reader.more(), (Vec::new(), false));
         let mut events = Events::open(folder.path()).expect("opened");
-        events.phase("answers", 1);
+        events.phase(FitPhase::Answers, 1);
         events.progress(Advance { done: 1, all: 9, ..Advance::default() });
         // Not due yet.
         events.progress(Advance { done: 2, all: 9, ..Advance::default() });
         events.progress(Advance { done: 9, all: 9, ..Advance::default() });
         let (lines, anew) = reader.more();
-        assert_eq!((phases(&lines), lines.len(), anew), (vec!["answers"], 3, false));
+        assert_eq!((phases(&lines), lines.len(), anew), (vec![FitPhase::Answers], 3, false));
         assert_eq!(reader.more().0, Vec::new());
         let text = std::fs::read_to_string(&path).expect("events");
         std::fs::write(&path, format!("{text}not json\n{{\"at\": 1, \"event\": \"ph"))
             .expect("torn");
         assert_eq!(reader.more().0, Vec::new());
         let mut events = Events::open(folder.path()).expect("opened");
-        events.phase("training", 1);
-        assert_eq!(phases(&reader.more().0), ["training"]);
+        events.phase(FitPhase::Training, 1);
+        assert_eq!(phases(&reader.more().0), [FitPhase::Training]);
         // Written anew.
         std::fs::write(&path, "{\"at\": 1, \"event\": \"stopped\"}\n").expect("another");
         let (lines, anew) = reader.more();
@@ -304,7 +338,18 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let events = Events::open(&folder.path().join("absent"));
         let mut events = events.unwrap_or_else(|_| Events::none());
-        events.phase("answers", 1);
+        events.phase(FitPhase::Answers, 1);
         events.answer(|| panic!("nobody asks"));
+    }
+
+    #[test]
+    fn files_name_a_phase_as_people_do() {
+        for phase in FitPhase::WITH_WORK.into_iter().chain([FitPhase::Finished]) {
+            let event = Event::Phase { phase, round: 2 };
+            let text = format!(r#"{{"event":"phase","phase":"{phase}","round":2}}"#);
+            assert_eq!(serde_json::to_string(&event).expect("text"), text);
+            assert_eq!(serde_json::from_str::<Event>(&text).expect("an event"), event);
+        }
+        assert!(FitPhase::WITH_WORK.is_sorted() && FitPhase::Delivery < FitPhase::Finished);
     }
 }

@@ -122,7 +122,7 @@ pub enum ServeError {
     #[error("the server cannot start: {0}")]
     Start(#[from] std::io::Error),
     /// An origin that cannot stand in a header.
-    #[error("`{0}` is no origin: give one like http://localhost:3000, or *")]
+    #[error("`{0}` is not an origin: give one like http://localhost:3000, or *")]
     Origin(String),
 }
 

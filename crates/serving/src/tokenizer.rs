@@ -88,7 +88,7 @@ pub(crate) fn from_folder(
 
 /// Every id's token and type; ids without one are unused.
 fn tokens(json: &Json, vocabulary: usize) -> Result<(Vec<String>, Vec<i32>), String> {
-    let listed = json["model"]["vocab"].as_object().ok_or("the vocabulary is no table")?;
+    let listed = json["model"]["vocab"].as_object().ok_or("the vocabulary is not a table")?;
     let mut tokens: Vec<String> = (0..vocabulary).map(|id| format!("[PAD{id}]")).collect();
     let mut types = vec![UNUSED; vocabulary];
     let mut put = |id: &Json, token: &str, kind: i32| {

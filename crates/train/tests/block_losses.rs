@@ -1,19 +1,17 @@
 //! Losses of block drafts beside plain ops: every distance, weight, divisor and label.
 
+mod blocks;
+
 use candle_core::backprop::GradStore;
-use candle_core::{D, DType, Device, Result, Tensor, Var};
+use candle_core::{D, Device, Result, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
-use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
-use longdraft_models::LayerId;
-use longdraft_models::config::RopeParameters;
 use longdraft_models::draft::Parameter;
 use longdraft_models::draft::block::{
     Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes, Visible,
 };
-use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_train::loss::Share;
 use longdraft_train::method::block::{
@@ -22,6 +20,8 @@ use longdraft_train::method::block::{
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
 use longdraft_train::objective::{Objective, TeacherDistribution};
+
+use blocks::{batch, random};
 
 /// Where the blocks of the two documents begin, with the first token of their document.
 const ANCHORS: [(usize, usize); 2] = [(3, 0), (12, 9)];
@@ -39,37 +39,10 @@ const ALL: [SlotLoss; 9] = [
     SlotLoss::Renyi,
 ];
 
+/// A draft of which the second layer slides.
 fn toy() -> BlockConfig {
-    BlockConfig {
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_attention_heads: 2,
-        num_key_value_heads: 1,
-        head_dim: 8,
-        vocab_size: 30,
-        rms_norm_eps: 1e-6,
-        rope: RopeParameters::plain(1e4),
-        max_position_embeddings: 64,
-        attention_bias: false,
-        layers: vec![LayerKind::Full, LayerKind::Sliding],
-        sliding_window: Some(3),
-        is_causal: None,
-        block_size: 4,
-        mask_token_id: 29,
-        target_layers: vec![LayerId(1), LayerId(2)],
-        num_target_layers: 4,
-        convolution: None,
-        selector: None,
-        chain: None,
-        bend: Bend::default(),
-        initializer_range: 0.3,
-    }
-}
-
-fn random(shape: (usize, usize), seed: u64) -> Tensor {
-    let spec = longdraft_models::weights::TensorSpec::new("noise.matrix", &[shape.0, shape.1]);
-    let source = MemorySource::random(&[spec], 1.0, seed).expect("values");
-    source.load("noise.matrix", DType::F32).expect("there")
+    let layers = vec![LayerKind::Full, LayerKind::Sliding];
+    BlockConfig { layers, sliding_window: Some(3), is_causal: None, ..blocks::toy() }
 }
 
 /// What a row is learned from.
@@ -83,13 +56,7 @@ struct Row {
 impl Row {
     /// Two documents of 9 and 11 tokens, of which the first two are not learned.
     fn new() -> Self {
-        let mut batch = Batch::default();
-        for (document, length) in [9, 11].into_iter().enumerate() {
-            batch.ids.extend((0..length).map(|t| ((7 * t + document) % 29) as u32));
-            batch.position_ids.extend(0..length as u32);
-            batch.document_ids.extend(vec![document as i32; length]);
-            batch.loss_mask.extend((0..length).map(|t| t > 1));
-        }
+        let batch = batch(&[9, 11]);
         let (states, teacher, head) =
             (random((20, 32), 5), random((20, 16), 6), random((30, 16), 3));
         Self { batch, states, teacher, head }

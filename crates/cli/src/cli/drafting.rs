@@ -164,7 +164,8 @@ pub enum PaceChoice {
 pub(crate) fn parse_tree(text: &str) -> Result<DraftShape, String> {
     let (rule, sizes) = text.split_once(':').map_or((text, None), |(rule, s)| (rule, Some(s)));
     let numbers = |sizes: &str| -> Result<Vec<usize>, String> {
-        let number = |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is no number"));
+        let number =
+            |part: &str| part.trim().parse().map_err(|_| format!("`{part}` is not a number"));
         sizes.split(',').map(number).collect()
     };
     let shape = match (rule, sizes.map(numbers).transpose()?) {
@@ -200,7 +201,7 @@ mod tests {
         for (wrong, says) in [
             ("wide", "expected static"),
             ("sampled", "expected static"),
-            ("static:4,x", "`x` is no number"),
+            ("static:4,x", "`x` is not a number"),
             ("static:4,0", "at least 1 node"),
             ("dynamic:3", "WIDTH,DEPTH,BUDGET"),
         ] {

@@ -73,7 +73,7 @@ pub(crate) struct WatchArguments {
 
 /// Seconds of `2h`, `1h30m`, `90s`; a plain number is minutes no more than hours, so it is refused.
 pub(crate) fn parse_time(text: &str) -> Result<f64, String> {
-    let wrong = || format!("`{text}` is no time: write 90s, 30m, 2h, 1h30m or 1d");
+    let wrong = || format!("`{text}` is not a time: write 90s, 30m, 2h, 1h30m or 1d");
     let (mut seconds, mut number) = (0.0, String::new());
     for letter in text.trim().chars() {
         let unit = match letter {

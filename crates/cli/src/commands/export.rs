@@ -109,7 +109,7 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
 pub(super) fn profile_named(name: &str) -> Result<Profile> {
     Profile::parse(name).ok_or_else(|| {
         let known = Profile::ALL.map(Profile::name).join(", ");
-        Failure::usage(format!("`{name}` is no profile")).hint(format!("profiles: {known}"))
+        Failure::usage(format!("`{name}` is not a profile")).hint(format!("profiles: {known}"))
     })
 }
 

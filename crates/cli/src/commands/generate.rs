@@ -149,7 +149,7 @@ impl Writer<'_> {
                     }
                 }
                 Line::Unknown(name) => errln!(
-                    "/{name} is no command: /help lists them, and a line that begins with // is said \
+                    "/{name} is not a command: /help lists them, and a line that begins with // is said \
                      with one /"
                 ),
             }

@@ -107,6 +107,16 @@ fn log(path: &Path) -> Result<()> {
     })
 }
 
+/// Removes a folder with what it holds, if it is there.
+fn remove_folder(folder: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::work(format!("{}: {error}", folder.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Starts this process's threads; 0 are as many as it has cores.
 pub(crate) fn start_threads(threads: usize) -> Result<()> {
     rayon::ThreadPoolBuilder::new()

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 /// Checks the folder, then sends it in one commit.
 pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
     if !is_repository(&arguments.repo) {
-        return Err(Failure::usage(format!("`{}` is no repository", arguments.repo))
+        return Err(Failure::usage(format!("`{}` is not a repository", arguments.repo))
             .hint("repositories are written ORG/REPO"));
     }
     let manifest = manifest(arguments)?;
@@ -119,7 +119,7 @@ fn manifest(arguments: &PushArguments) -> Result<Manifest> {
     if let [first, ..] = &exports(&arguments.folder)[..]
         && *first != arguments.folder
     {
-        let problem = format!("{} holds exports and is none itself", arguments.folder.display());
+        let problem = format!("{} holds exports and is not one itself", arguments.folder.display());
         return Err(
             Failure::usage(problem).hint(format!("send one of them, such as {}", first.display()))
         );

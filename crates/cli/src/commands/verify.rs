@@ -200,14 +200,16 @@ fn compare_decoding(
         let generation = decoder.generate(&prompt, &options, &mut go_on)?;
         Ok(generation.metrics.acceptance_length())
     };
-    let exported = models.draft.as_ref().ok_or_else(|| Failure::work("the export is no draft"))?;
+    let exported =
+        models.draft.as_ref().ok_or_else(|| Failure::work("the export is not a draft"))?;
     Ok((tau(own.as_ref())?, tau(exported.as_ref())?))
 }
 
 /// Ids, features and logits of an export on a real text.
 fn record(file: &Path, folder: &Path, target: &str) -> Result<()> {
     let (_, models) = open(folder, target)?;
-    let draft = models.draft.as_deref().ok_or_else(|| Failure::work("the export is no draft"))?;
+    let draft =
+        models.draft.as_deref().ok_or_else(|| Failure::work("the export is not a draft"))?;
     let ids: Vec<u32> = encode_text(TEXT, &models.tokenizer, &models.target)?
         .into_iter()
         .map(|TargetTokenId(id)| id)

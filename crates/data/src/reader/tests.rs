@@ -115,7 +115,7 @@ fn bad_rows_are_set_aside_with_place_and_text_and_the_rest_is_used() {
     assert_eq!(documents.len(), 1);
     assert_eq!((report.rows, report.bad, report.too_short, report.documents), (4, 2, 1, 1));
     assert_eq!((bad[0].origin.as_str(), bad[0].raw.as_str()), ("rows.jsonl:2", "{broken"));
-    assert!(bad[1].problem.contains("field `text` is no string"), "{}", bad[1].problem);
+    assert!(bad[1].problem.contains("field `text` is not a string"), "{}", bad[1].problem);
     assert_eq!(report.remarks().len(), 2);
 }
 
@@ -130,7 +130,7 @@ fn most_of_the_first_rows_decide_the_format_and_others_are_malformed() {
         assert_eq!(shown(&documents[0]), "<user>a|<assistant>[b|]");
     }
     let error = read(json!({"path": ""}), &[r#"{"text": 3}"#]).expect_err("no format");
-    assert!(error.to_string().contains("field `text` is no string but 3"), "{error}");
+    assert!(error.to_string().contains("field `text` is not a string but 3"), "{error}");
 }
 
 #[test]

@@ -166,6 +166,6 @@ mod tests {
         fails(r#"[{"kind": "map", "fields": {"x": "a.c"}}]"#, "nothing at `a.c`");
         fails(r#"[{"kind": "map", "fields": {"x": "n"}}]"#, "nothing at `n`");
         fails(r#"[{"kind": "concat", "fields": ["x", "y"], "to": "z"}]"#, "none of the fields");
-        fails(r#"[{"kind": "concat", "fields": ["a"], "to": "z"}]"#, "no string");
+        fails(r#"[{"kind": "concat", "fields": ["a"], "to": "z"}]"#, "is not a string");
     }
 }

@@ -142,7 +142,7 @@ mod tests {
         let message = first.text("body").expect_err("missing").to_string();
         assert!(message.ends_with(":1: field `body` is missing (there are `text`)"), "{message}");
         let number = rows[1].as_ref().expect("row").text("text").expect_err("no string");
-        assert!(number.to_string().contains(":3: field `text` is no string"));
+        assert!(number.to_string().contains(":3: field `text` is not a string"));
         assert!(rows[2].as_ref().expect_err("array").to_string().contains(":4: a JSON object"));
         assert!(rows[3].as_ref().expect_err("broken").to_string().contains(":5: not JSON"));
     }

@@ -129,13 +129,13 @@ fn unrecognised(fields: &Map<String, Value>) -> String {
                     "field `{name}` holds turns with neither `role` nor `from`: {first}"
                 );
             }
-            Some(other) => return format!("field `{name}` is no list but {}", short(other)),
+            Some(other) => return format!("field `{name}` is not a list but {}", short(other)),
         }
     }
     for name in TEXTS {
         match fields.get(name) {
             None | Some(Value::Null | Value::String(_)) => {}
-            Some(other) => return format!("field `{name}` is no string but {}", short(other)),
+            Some(other) => return format!("field `{name}` is not a string but {}", short(other)),
         }
     }
     let names: Vec<&str> = fields.keys().map(String::as_str).collect();
@@ -206,8 +206,8 @@ mod tests {
             Template::detect(&fields, None).expect_err("unknown")
         };
         assert!(problem(r#"{"colour": "red"}"#).contains("the fields `colour`"));
-        assert_eq!(problem(r#"{"text": 3}"#), "field `text` is no string but 3");
-        assert_eq!(problem(r#"{"messages": "a"}"#), "field `messages` is no list but \"a\"");
+        assert_eq!(problem(r#"{"text": 3}"#), "field `text` is not a string but 3");
+        assert_eq!(problem(r#"{"messages": "a"}"#), "field `messages` is not a list but \"a\"");
         assert_eq!(problem(r#"{"messages": []}"#), "field `messages` is an empty list");
         assert!(problem(r#"{"conversations": [{"x": 1}]}"#).contains("neither `role` nor `from`"));
         // An answer without anything before it.

@@ -124,7 +124,9 @@ fn prompt_and_completion(row: &Row, prompt: &str, completion: &str) -> Result<Va
         Value::Array(list) => Ok(list.clone()),
         other => {
             let found = short(other);
-            Err(row.problem(format!("field `{field}` is no text and no list of messages: {found}")))
+            Err(row.problem(format!(
+                "field `{field}` is neither text nor a list of messages: {found}"
+            )))
         }
     };
     let answer = messages(completion, "assistant")?;
@@ -150,7 +152,7 @@ fn pairs<'a>(row: &'a Row, texts: &str, summaries: &str) -> Result<Vec<(&'a str,
                     })
                 })
                 .collect(),
-            other => Err(row.problem(format!("field `{field}` is no text but {}", short(other)))),
+            other => Err(row.problem(format!("field `{field}` is not text but {}", short(other)))),
         }
     };
     let (left, right) = (list(texts)?, list(summaries)?);
@@ -167,13 +169,13 @@ fn pairs<'a>(row: &'a Row, texts: &str, summaries: &str) -> Result<Vec<(&'a str,
 fn tokens(row: &Row, ids: &str, loss_mask: &str) -> Result<Example> {
     let list = |field: &str| match row.value(field)? {
         Value::Array(list) => Ok(list),
-        other => Err(row.problem(format!("field `{field}` is no list but {}", short(other)))),
+        other => Err(row.problem(format!("field `{field}` is not a list but {}", short(other)))),
     };
     let ids = list(ids)?
         .iter()
         .map(|value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-            id.ok_or_else(|| row.problem(format!("{} is no token id", short(value))))
+            id.ok_or_else(|| row.problem(format!("{} is not a token id", short(value))))
         })
         .collect::<Result<Vec<u32>>>()?;
     let loss_mask = match row.fields.get(loss_mask) {
@@ -183,7 +185,7 @@ fn tokens(row: &Row, ids: &str, loss_mask: &str) -> Result<Example> {
             .map(|value| match (value.as_bool(), value.as_u64()) {
                 (Some(learned), _) => Ok(learned),
                 (_, Some(number @ 0..=1)) => Ok(number == 1),
-                _ => Err(row.problem(format!("{} is no mask value (0 or 1)", short(value)))),
+                _ => Err(row.problem(format!("{} is not a mask value (0 or 1)", short(value)))),
             })
             .collect::<Result<_>>()?,
     };

@@ -194,7 +194,7 @@ impl Cache {
             // Padding may stand after the document, nowhere else.
             let ones = if tokens == at { part.iter().take_while(|m| **m == 1).count() } else { 0 };
             if part[ones..].iter().any(|mask| *mask != 0) {
-                let text = "`attention_mask` is no run of ones and one of zeros after it";
+                let text = "`attention_mask` is not a run of ones and then one of zeros";
                 return Err(FeatureError::store(self.place(index), text));
             }
             tokens += ones as u64;

@@ -209,7 +209,7 @@ impl Record {
         let kept = &self.teacher_tokens;
         let ascending = kept.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || kept.last().is_some_and(|last| *last as usize >= tokens) {
-            return Err(format!("`teacher_rows` are no ascending places of {tokens} tokens"));
+            return Err(format!("`teacher_rows` are not ascending places of {tokens} tokens"));
         }
         if let Some(hidden) = &self.final_hidden
             && (hidden.rank() != 2 || hidden.dims()[0] != kept.len())

@@ -54,7 +54,7 @@ impl<'a> Keys<'a> {
     /// A whole number from 1, if there is one; what is wrong with another is told.
     pub(super) fn whole(&mut self, key: &str) -> Option<usize> {
         let fits = |x: f64| x.fract() == 0.0 && (1.0..=limits::CONTEXT as f64).contains(&x);
-        self.checked(key, "is no whole number from 1", fits).map(|x| x as usize)
+        self.checked(key, "is not a whole number from 1", fits).map(|x| x as usize)
     }
 
     fn checked(&mut self, key: &str, wrong: &str, fits: impl Fn(f64) -> bool) -> Option<f64> {
@@ -126,7 +126,7 @@ impl<'a> Keys<'a> {
         if turning > head_dim || !turning.is_multiple_of(2) {
             let prefix = self.prefix;
             self.problems.push(format!(
-                "`{prefix}.rope.dimension_count` = {turning} is no even part of a head of {head_dim}"
+                "`{prefix}.rope.dimension_count` = {turning} is not an even part of a head of {head_dim}"
             ));
         }
         Some(turning).filter(|turning| *turning < head_dim)
@@ -152,7 +152,7 @@ impl<'a> Keys<'a> {
     pub(super) fn size(&mut self, key: &str) -> usize {
         self.number(key).filter(|x| *x >= 0.0).map_or_else(
             || {
-                self.problems.push(format!("`{}.{key}` is missing or no number", self.prefix));
+                self.problems.push(format!("`{}.{key}` is missing or not a number", self.prefix));
                 1
             },
             |x| x as usize,

@@ -84,7 +84,7 @@ impl<'a> Keys<'a> {
             list.iter().map(|number| number.as_f64().map(|number| number as f32)).collect()
         });
         if numbers.is_none() {
-            self.problems.push(format!("`{key}` is no list of numbers"));
+            self.problems.push(format!("`{key}` is not a list of numbers"));
         }
         numbers
     }
@@ -96,7 +96,7 @@ impl<'a> Keys<'a> {
         let flags =
             listed.as_array().and_then(|list| list.iter().map(one).collect::<Option<Vec<_>>>());
         let Some(flags) = flags else {
-            self.problems.push(format!("`{key}` is no list of flags"));
+            self.problems.push(format!("`{key}` is not a list of flags"));
             return None;
         };
         if flags.len() < layers {
@@ -154,7 +154,7 @@ impl<'a> Keys<'a> {
     ) -> Option<Vec<T>> {
         let listed = self.present("layer_types")?;
         let Some(listed) = listed.as_array() else {
-            self.problems.push("`layer_types` is no list");
+            self.problems.push("`layer_types` is not a list");
             return None;
         };
         if listed.len() != layers {
@@ -230,7 +230,7 @@ impl<'a> Keys<'a> {
         let sizes = value.as_array().and_then(|list| {
             list.iter().map(|size| size.as_u64().map(|size| size as usize)).collect()
         });
-        let message = format!("`{key}` = {value} is no list of whole numbers");
+        let message = format!("`{key}` = {value} is not a list of whole numbers");
         sizes.unwrap_or_else(|| {
             self.problems.push(message);
             Vec::new()

@@ -17,7 +17,7 @@ impl TargetConfig {
         }
         let undivided = self.shared_sizes().into_iter().filter(|(_, size)| !fits(*size, ranks));
         let told =
-            undivided.map(|(key, size)| format!("`{key}` = {size} is no multiple of {ranks}"));
+            undivided.map(|(key, size)| format!("`{key}` = {size} is not a multiple of {ranks}"));
         let whole = (ranks > 1 && self.qk_norm() == QkNorm::Whole)
             .then(|| "norms over all of the queries and keys are not shared by ranks".to_owned());
         told.chain(whole).collect()
@@ -70,7 +70,7 @@ mod tests {
         assert!(config.sharing_problems(4).is_empty());
         assert_eq!(
             config.sharing_problems(8),
-            ["`moe_intermediate_size` = 12 is no multiple of 8"]
+            ["`moe_intermediate_size` = 12 is not a multiple of 8"]
         );
         assert_eq!(config.sharing_problems(5).len(), 4);
         assert_eq!(config.sharing_problems(0).len(), 4);

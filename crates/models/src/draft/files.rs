@@ -124,7 +124,7 @@ fn open_file(file: &Path) -> Result<Box<dyn WeightSource>> {
         Some("safetensors") | None => Box::new(SafetensorsSource::open_file(file)?),
         Some(_) if !file.exists() => Box::new(SafetensorsSource::open_file(file)?),
         Some(_) => {
-            let problem = "no draft: these are .safetensors, .pth, .pt, .bin or .gguf files";
+            let problem = "not a draft: these are .safetensors, .pth, .pt, .bin or .gguf files";
             return Err(ModelError::unrecognised(file, problem));
         }
     })

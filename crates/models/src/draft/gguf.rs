@@ -75,7 +75,7 @@ impl DraftGguf {
     ) -> usize {
         let found = self.number(name).filter(|x| *x >= 1.0).map(|x| x as usize);
         found.or(default).unwrap_or_else(|| {
-            problems.push(format!("`{}` is missing or no size", self.key(name)));
+            problems.push(format!("`{}` is missing or not a size", self.key(name)));
             1
         })
     }

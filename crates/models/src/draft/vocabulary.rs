@@ -248,7 +248,7 @@ impl TokenCounts {
             entries.push(known.ok_or_else(|| {
                 let size = self.counts.len();
                 let problem =
-                    format!("line {number}: `{line}` is no token of {size} with its count");
+                    format!("line {number}: `{line}` is not a token of {size} with its count");
                 ModelError::invalid(Path::new("token counts"), problem)
             })?);
         }

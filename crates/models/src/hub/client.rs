@@ -110,7 +110,7 @@ impl Repository {
         };
         if !is_repository(id) || !is_revision(revision) {
             let revision = printable(revision, &[]);
-            return Err(fail(format!("no repository and revision: `{revision}`")));
+            return Err(fail(format!("not a repository and revision: `{revision}`")));
         }
         let endpoint = Endpoint::find(variables).map_err(|error| fail(error.to_string()))?;
         let login = Login::find(variables).map_err(|error| fail(error.to_string()))?;

@@ -87,7 +87,7 @@ fn strings(header: &Header, key: &str) -> Result<Vec<String>, String> {
     };
     let text = |item: &GgufValue| match item {
         GgufValue::String(text) => Ok(text.clone()),
-        _ => Err(format!("`tokenizer.ggml.{key}` holds something that is no string")),
+        _ => Err(format!("`tokenizer.ggml.{key}` holds something that is not a string")),
     };
     items.iter().map(text).collect()
 }

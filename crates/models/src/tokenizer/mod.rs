@@ -101,7 +101,7 @@ impl TextTokenizer {
         let path = folder.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(ModelError::io(&path))?;
         let inner = checked::from_json(bytes)
-            .map_err(|problem| ModelError::invalid(&path, format!("no tokenizer: {problem}")))?;
+            .map_err(|problem| ModelError::invalid(&path, format!("not a tokenizer: {problem}")))?;
         let config = optional_json(&folder.join("tokenizer_config.json"))?;
         let chat_template = ChatTemplate::from_config(&config, &templates(folder, &config)?)?;
         let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
@@ -119,7 +119,7 @@ impl TextTokenizer {
     pub fn from_gguf(header: &Header, path: &Path) -> Result<Self> {
         gguf::read(header)
             .map(|tokenizer| tokenizer.of_file(path))
-            .map_err(|problem| ModelError::invalid(path, format!("no tokenizer: {problem}")))
+            .map_err(|problem| ModelError::invalid(path, format!("not a tokenizer: {problem}")))
     }
 
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use longdraft_records::FIT_FILE;
-use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FINISHED, PHASES, now};
+use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FitPhase, now};
 use serde::Deserialize;
 
 pub use left::Left;
@@ -46,8 +46,8 @@ pub enum Stand {
 /// A phase of a fit, or the training of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Phase {
-    /// One of [`PHASES`].
-    pub name: &'static str,
+    /// One of [`FitPhase::WITH_WORK`].
+    pub name: FitPhase,
     /// Where it stands.
     pub stand: Stand,
     /// Seconds that it took so far.
@@ -118,7 +118,7 @@ pub struct Live {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct FitState {
-    phase: String,
+    phase: Option<FitPhase>,
     rounds: Vec<FitRound>,
 }
 
@@ -154,12 +154,12 @@ impl FitPlan {
     }
 
     /// Seconds of a phase.
-    fn of(&self, phase: &str) -> Option<f64> {
+    fn of(&self, phase: FitPhase) -> Option<f64> {
         match phase {
-            "answers" => Some(self.answering),
-            "training" => Some(self.search + self.training),
-            "proof" => Some(self.proof),
-            _ => None,
+            FitPhase::Answers => Some(self.answering),
+            FitPhase::Training => Some(self.search + self.training),
+            FitPhase::Proof => Some(self.proof),
+            FitPhase::Measure | FitPhase::Delivery | FitPhase::Finished => None,
         }
     }
 }
@@ -204,8 +204,8 @@ fn live(run: &Run, recent: &Recent) -> Live {
         Some(fit) => (phases(fit, plan.as_ref(), recent), recent.work.clone()),
         None => of_training(run),
     };
-    let is_training =
-        phases.iter().any(|phase| phase.name == "training" && phase.stand == Stand::Now);
+    let is_training = |phase: &Phase| phase.name == FitPhase::Training && phase.stand == Stand::Now;
+    let is_training = phases.iter().any(is_training);
     let is_finished = phases.iter().all(|phase| phase.stand == Stand::Done);
     let has_end = fit.is_some() || work.as_ref().is_none_or(|work| work.all > 0);
     let pulse = pulse(run, recent, (is_finished, has_end));
@@ -245,20 +245,17 @@ fn live(run: &Run, recent: &Recent) -> Live {
 }
 
 fn phases(fit: &FitState, plan: Option<&FitPlan>, recent: &Recent) -> Vec<Phase> {
-    let current = PHASES.iter().position(|name| *name == fit.phase);
-    let is_finished = fit.phase == FINISHED;
-    let phase = |(index, name): (usize, &&'static str)| Phase {
+    let phase = |name: FitPhase| Phase {
         name,
-        stand: match current {
-            _ if is_finished => Stand::Done,
-            Some(current) if index < current => Stand::Done,
-            Some(current) if index == current => Stand::Now,
+        stand: match fit.phase {
+            Some(current) if name < current => Stand::Done,
+            Some(current) if name == current => Stand::Now,
             _ => Stand::ToCome,
         },
         spent: recent.spent(name),
         planned: plan.and_then(|plan| plan.of(name)),
     };
-    PHASES.iter().enumerate().map(phase).collect()
+    FitPhase::WITH_WORK.into_iter().map(phase).collect()
 }
 
 /// A run of `train` is one phase; its steps or tokens in all stand in its configuration, if at all.
@@ -280,7 +277,7 @@ fn of_training(run: &Run) -> (Vec<Phase>, Option<Advance>) {
     };
     let spent = stage.map(|stage| stage.log.seconds());
     let work = Advance { what: what.to_owned(), done, all, tokens: learned, at_most: None };
-    let training = Phase { name: "training", stand, spent, planned: None };
+    let training = Phase { name: FitPhase::Training, stand, spent, planned: None };
     (vec![training], (taken > 0).then_some(work))
 }
 
@@ -312,7 +309,7 @@ fn left(
     let measured = measured.map(|left| left.then(Left::planned(later, 0.0)));
     let mut own = match (measured, planned) {
         // Features are made before the steps that a plan counts with them.
-        (Some(_), Some(planned)) if phase.name == "training" && !recent.is_in_steps() => {
+        (Some(_), Some(planned)) if phase.name == FitPhase::Training && !recent.is_in_steps() => {
             Some(planned)
         }
         (measured, planned) => measured.or(planned),

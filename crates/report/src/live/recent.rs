@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use longdraft_records::events::{Advance, Answer, Event, Line, PHASES, Reader};
+use longdraft_records::events::{Advance, Answer, Event, FitPhase, Line, Reader};
 
 /// Samples that are kept.
 const KEPT: usize = 512;
@@ -14,8 +14,8 @@ const OF_SPEED: usize = 12;
 #[derive(Debug)]
 pub(super) struct Recent {
     reader: Reader,
-    phase: Option<(String, usize)>,
-    spent: BTreeMap<String, f64>,
+    phase: Option<(FitPhase, usize)>,
+    spent: BTreeMap<FitPhase, f64>,
     pub(super) work: Option<Advance>,
     /// When the work had come how far.
     samples: Vec<(f64, f64)>,
@@ -60,10 +60,10 @@ impl Recent {
         }
         let passed = (at - self.last_at).max(0.0);
         let is_new = matches!(&event, Event::Phase { phase, .. }
-            if self.phase.as_ref().is_none_or(|(known, _)| position(phase) <= position(known)));
+            if self.phase.is_none_or(|(known, _)| *phase <= known));
         // Between a kill and the next call no phase is under way.
-        if let (Some((phase, _)), false) = (&self.phase, is_new || self.is_stopped) {
-            *self.spent.entry(phase.clone()).or_default() += passed;
+        if let (Some((phase, _)), false) = (self.phase, is_new || self.is_stopped) {
+            *self.spent.entry(phase).or_default() += passed;
         }
         (self.last_at, self.is_stopped) = (at, false);
         self.memory_mib = memory_mib.or(self.memory_mib);
@@ -75,8 +75,8 @@ impl Recent {
         }
     }
 
-    fn begin(&mut self, phase: String, round: usize) {
-        if self.phase.as_ref().is_some_and(|(_, known)| *known != round) {
+    fn begin(&mut self, phase: FitPhase, round: usize) {
+        if self.phase.is_some_and(|(_, known)| known != round) {
             self.spent.clear();
         }
         self.phase = Some((phase, round));
@@ -120,8 +120,8 @@ impl Recent {
     }
 
     /// Seconds that a phase took, as far as events tell.
-    pub(super) fn spent(&self, phase: &str) -> Option<f64> {
-        self.spent.get(phase).copied()
+    pub(super) fn spent(&self, phase: FitPhase) -> Option<f64> {
+        self.spent.get(&phase).copied()
     }
 }
 
@@ -132,21 +132,17 @@ fn keep(samples: &mut Vec<(f64, f64)>, sample: (f64, f64)) {
     samples.push(sample);
 }
 
-/// Where a phase stands among all.
-fn position(phase: &str) -> usize {
-    PHASES.iter().position(|name| *name == phase).unwrap_or(usize::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::FitPhase::{Answers, Measure, Training};
     use super::*;
 
     fn line(at: f64, event: Event) -> Line {
         Line { at, memory_mib: Some(at), event }
     }
 
-    fn phase(name: &str, round: usize) -> Event {
-        Event::Phase { phase: name.to_owned(), round }
+    fn phase(phase: FitPhase, round: usize) -> Event {
+        Event::Phase { phase, round }
     }
 
     fn progress(done: usize, tokens: u64) -> Event {
@@ -163,7 +159,7 @@ mod tests {
     #[test]
     fn a_stage_that_begins_is_measured_for_itself() {
         let found = recent(vec![
-            line(100.0, phase("training", 1)),
+            line(100.0, phase(Training, 1)),
             line(110.0, progress(50, 1000)),
             line(120.0, progress(100, 2000)),
             line(130.0, progress(1, 50)),
@@ -178,27 +174,27 @@ mod tests {
     #[test]
     fn pauses_between_calls_are_no_work() {
         let mut lines = vec![
-            line(100.0, phase("measure", 1)),
-            line(110.0, phase("answers", 1)),
+            line(100.0, phase(Measure, 1)),
+            line(110.0, phase(Answers, 1)),
             line(115.0, progress(3, 100)),
             // Killed; an hour later.
-            line(4000.0, phase("measure", 1)),
-            line(4001.0, phase("answers", 1)),
+            line(4000.0, phase(Measure, 1)),
+            line(4001.0, phase(Answers, 1)),
             line(4005.0, progress(6, 50)),
             line(4006.0, progress(9, 150)),
         ];
         let recent_of = |lines: &[Line]| recent(lines.to_vec());
         let found = recent_of(&lines);
-        assert_eq!((found.spent("measure"), found.spent("answers")), (Some(11.0), Some(10.0)));
+        assert_eq!((found.spent(Measure), found.spent(Answers)), (Some(11.0), Some(10.0)));
         assert_eq!((found.speed(), found.samples().len()), (Some(100.0), 2));
         assert_eq!((found.memory_mib, found.at_most()), (Some(4006.0), Some(50.0)));
         lines.push(line(4007.0, Event::Stopped));
         assert!(recent_of(&lines).is_stopped);
         // Another day, with more time.
-        lines.push(line(90_000.0, phase("measure", 2)));
-        lines.push(line(90_002.0, phase("answers", 2)));
+        lines.push(line(90_000.0, phase(Measure, 2)));
+        lines.push(line(90_002.0, phase(Answers, 2)));
         let found = recent_of(&lines);
-        assert_eq!((found.spent("measure"), found.spent("answers")), (Some(2.0), None));
+        assert_eq!((found.spent(Measure), found.spent(Answers)), (Some(2.0), None));
         assert!(!found.is_stopped && found.work.is_none());
     }
 }

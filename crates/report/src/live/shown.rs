@@ -1,5 +1,6 @@
 //! A run as it goes, as the page shows it.
 
+use longdraft_records::events::FitPhase;
 use serde::Serialize;
 
 use super::{Live, Phase, Pulse, Stand};
@@ -26,7 +27,7 @@ pub(crate) struct Shown {
 
 #[derive(Debug, Serialize)]
 struct ShownPhase {
-    name: &'static str,
+    name: FitPhase,
     class: &'static str,
     time: String,
 }

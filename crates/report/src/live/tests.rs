@@ -35,7 +35,7 @@ fn a_fit_is_shown_as_far_as_it_is_there() {
 
     write(&folder.join("fit.json"), &state("answers"));
     let mut events = Events::open(folder).expect("opened");
-    events.phase("answers", 1);
+    events.phase(FitPhase::Answers, 1);
     let advance = |done| Advance {
         what: "prompts".to_owned(),
         done,

@@ -1,5 +1,7 @@
 //! A run as it goes, in words: the same on the page and on the terminal.
 
+use longdraft_records::events::FitPhase;
+
 use super::{Left, Live, Pulse, Stand};
 use crate::words::{about, clock};
 
@@ -22,12 +24,12 @@ impl Live {
         let what = match (self.pulse, now.map(|phase| phase.name)) {
             (Pulse::Finished, _) => "Finished",
             (Pulse::Stopped, _) => "Stopped",
-            (_, Some("measure")) => "Measuring this machine",
-            (_, Some("answers")) => "The target answers prompts",
-            (_, Some("training")) => "The draft is trained",
-            (_, Some("proof")) => "Held-out prompts prove the draft",
-            (_, Some("delivery")) => "The draft is handed over",
-            _ => "Nothing has begun yet",
+            (_, Some(FitPhase::Measure)) => "Measuring this machine",
+            (_, Some(FitPhase::Answers)) => "The target answers prompts",
+            (_, Some(FitPhase::Training)) => "The draft is trained",
+            (_, Some(FitPhase::Proof)) => "Held-out prompts prove the draft",
+            (_, Some(FitPhase::Delivery)) => "The draft is handed over",
+            (_, Some(FitPhase::Finished) | None) => "Nothing has begun yet",
         };
         match self.left {
             Some(left) => format!("{what}, about {} left", about(left.seconds)),

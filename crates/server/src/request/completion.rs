@@ -49,7 +49,7 @@ impl Prompt {
         };
         let of_ids = |ids: &Vec<u32>| match ids.iter().find(|id| **id as usize >= model.vocabulary)
         {
-            Some(id) => Err(ApiError::field("prompt", format!("prompt: {id} is no token id"))),
+            Some(id) => Err(ApiError::field("prompt", format!("prompt: {id} is not a token id"))),
             None => Ok(ids.iter().map(|id| TargetTokenId(*id)).collect()),
         };
         let count = match self {

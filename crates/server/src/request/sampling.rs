@@ -133,7 +133,8 @@ impl SamplingRequest {
         let wrong = |message: String| ApiError::field("logit_bias", message);
         let bias = self.logit_bias.iter().flatten().map(|(id, bias)| {
             let token = id.parse().ok().filter(|id| (*id as usize) < vocabulary);
-            let token = token.ok_or_else(|| wrong(format!("logit_bias: `{id}` is no token id")))?;
+            let token =
+                token.ok_or_else(|| wrong(format!("logit_bias: `{id}` is not a token id")))?;
             if !(-BIAS..=BIAS).contains(bias) {
                 return Err(wrong(format!("logit_bias is -{BIAS} to {BIAS}, not {bias}")));
             }

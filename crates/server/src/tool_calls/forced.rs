@@ -115,7 +115,7 @@ fn literal(text: &str) -> String {
 fn schema(function: &Function) -> Result<Value> {
     let wrong = || {
         let problem =
-            format!("tools: the parameters of `{}` are no object's schema", function.name);
+            format!("tools: the parameters of `{}` are not an object's schema", function.name);
         ApiError::field("tools", problem)
     };
     let mut schema: Map<String, Value> = match &function.parameters {

@@ -105,7 +105,7 @@ fn parse(
     for name in twice {
         faults.push(format!("tensor `{name}` is there twice in the header"));
     }
-    let entries = value.as_object().ok_or("the header is no table")?;
+    let entries = value.as_object().ok_or("the header is not a table")?;
     let data = 8 + length;
     let mut tensors = Vec::new();
     for (name, entry) in entries.iter().filter(|(name, _)| *name != "__metadata__") {

@@ -169,7 +169,7 @@ fn rest(folder: &Path, above: &str, names: &[&str], out: &mut Vec<LeftOut>) -> R
             } else if name == CARD {
                 "the card is made from the manifest instead"
             } else {
-                "is no part of the export"
+                "is not a part of the export"
             };
             out.push(LeftOut { name: printable(&name, &[]), reason });
         }

@@ -92,9 +92,7 @@ pub(crate) mod tests {
     /// Holds what a row takes at most, on an accelerator, to what was counted tensor by tensor over both passes.
     #[track_caller]
     pub(crate) fn assert_peak(memory: &RowMemory, counted: u64) {
-        let at_end = memory.left + memory.weight_gradients;
-        let more = memory.chunks.max(memory.backward).max(at_end);
-        let bytes = memory.activations + memory.results + more;
+        let bytes = memory.peak();
         let off = bytes as f64 / counted as f64 - 1.0;
         assert!(off.abs() < 0.1 && memory.packed == 0, "{bytes} of {counted} bytes: {memory:?}");
     }

@@ -68,3 +68,11 @@ pub struct RowMemory {
     /// Gradients of all weights that it trains.
     pub weight_gradients: u64,
 }
+
+impl RowMemory {
+    /// What it holds at most at the same time, packed operands apart.
+    pub fn peak(&self) -> u64 {
+        let at_end = self.left + self.weight_gradients;
+        self.activations + self.results + self.chunks.max(self.backward).max(at_end)
+    }
+}

@@ -200,9 +200,9 @@ impl RowMetrics {
         self.total().simulated_acceptance_length(Rate::Top1, self.gamma)
     }
 
-    /// 95 % bootstrap interval of it over rows (percentile method, fixed seed).
+    /// 95 % interval of it over rows, as [`bootstrap_interval`].
     pub fn interval(&self) -> (f64, f64) {
-        percentiles(self.rows.len(), |draws| self.length_of(draws))
+        bootstrap_interval(self.rows.len(), |draws| self.length_of(draws))
     }
 
     /// How much longer than another draft's on the same rows, with the 95 % bootstrap interval of
@@ -211,7 +211,7 @@ impl RowMetrics {
         let rows = self.rows.len().min(other.rows.len());
         let gain = |draws: &[usize]| self.length_of(draws) - other.length_of(draws);
         let all: Vec<usize> = (0..rows).collect();
-        (gain(&all), percentiles(rows, gain))
+        (gain(&all), bootstrap_interval(rows, gain))
     }
 
     fn length_of(&self, rows: &[usize]) -> f64 {
@@ -226,8 +226,9 @@ impl RowMetrics {
     }
 }
 
-/// The middle 95 % of a figure over resampled rows; zeros without rows.
-fn percentiles(rows: usize, figure: impl Fn(&[usize]) -> f64) -> (f64, f64) {
+/// 95 % bootstrap interval of a figure over rows, or whatever else is drawn anew (percentile method, fixed seed); zeros
+/// without rows.
+pub fn bootstrap_interval(rows: usize, figure: impl Fn(&[usize]) -> f64) -> (f64, f64) {
     if rows == 0 {
         return (0.0, 0.0);
     }

@@ -145,7 +145,7 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     }
     let start = u32::from(START_OF_DOCUMENT);
     if tokenizer.token(start).is_none() || !tokenizer.is_special(start) {
-        let problem = "token 1 of the tokenizer is no special token: documents begin with it";
+        let problem = "token 1 of the tokenizer is not a special token: documents begin with it";
         return Err(Failure::usage(problem).hint("train one with `longdraft data tokenizer`"));
     }
     create_folder(&arguments.output)?;

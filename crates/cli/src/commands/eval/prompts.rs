@@ -248,7 +248,7 @@ impl<R: Reader> Encoder<'_, R> {
     /// One prompt a turn.
     fn turns(&self, name: &str, row: &Row, category: &str) -> Result<Vec<R::Prompt>> {
         let turns = row.value("turns")?.as_array().filter(|turns| !turns.is_empty());
-        let turns = turns.ok_or_else(|| row.problem("`turns` is no list of texts"))?;
+        let turns = turns.ok_or_else(|| row.problem("`turns` is not a list of texts"))?;
         let mut messages = Vec::new();
         let mut prompts = Vec::new();
         for (index, turn) in turns.iter().enumerate() {

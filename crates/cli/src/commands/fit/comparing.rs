@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use longdraft_decode::evaluate::Prompt;
 use longdraft_decode::{DecodeOptions, SpeculativeDecoder};
-use longdraft_kernels::random::CounterRng;
+use longdraft_train::stage::bootstrap_interval;
 
 use super::proof::{Way, held_out};
 use super::state::Settings;
@@ -23,8 +23,6 @@ use crate::interrupts::Interrupts;
 /// Share of the proof's time that it takes, and prompts at least.
 pub(super) const SHARE: f64 = 0.2;
 const LEAST_PROMPTS: usize = 4;
-/// Draws with replacement for an interval.
-const RESAMPLES: usize = 1000;
 
 /// Tokens and passes of an answer.
 type Answer = (usize, usize);
@@ -47,18 +45,10 @@ impl Compared {
             let (tokens, passes) = each.fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
             if passes > 0.0 { tokens / passes } else { 1.0 }
         };
-        let count = answers.len();
-        let all: Vec<usize> = (0..count).collect();
-        let mut random = CounterRng::new(0, "two drafts", &[count as u64]);
-        let mut gain = || {
-            let draws: Vec<usize> =
-                (0..count).map(|_| random.below(count as u64) as usize).collect();
-            tau(0, &draws) - tau(1, &draws)
-        };
-        let mut gains: Vec<f64> = (0..RESAMPLES).map(|_| gain()).collect();
-        gains.sort_by(f64::total_cmp);
-        let interval = (gains[RESAMPLES / 40], gains[RESAMPLES - 1 - RESAMPLES / 40]);
-        Self { prompts: count, tau: [tau(0, &all), tau(1, &all)], interval }
+        let all: Vec<usize> = (0..answers.len()).collect();
+        let gain = |draws: &[usize]| tau(0, draws) - tau(1, draws);
+        let interval = bootstrap_interval(answers.len(), gain);
+        Self { prompts: answers.len(), tau: [tau(0, &all), tau(1, &all)], interval }
     }
 
     /// What the newer draft gains, in tokens a pass.

@@ -20,6 +20,7 @@ use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Event, Observer};
 use serde_json::{Value, json};
 
+use crate::commands::remove_folder;
 use crate::failure::{Failure, Result};
 
 /// Steps whose mean loss is looked at, and the multiple of an earlier one that they do not reach by chance.
@@ -108,7 +109,7 @@ impl Watch {
             self.well.push(step);
         } else {
             self.tell(format!(
-                "held-out rows lose {loss:.2} after step {step}, and the first step lost {first:.2}"
+                "the held-out loss is {loss:.2} after step {step}, and the first step's loss was {first:.2}"
             ));
         }
     }
@@ -174,29 +175,19 @@ pub(super) fn has_checkpoint(run: &Path) -> bool {
 pub(super) fn restore(run: &Path, is_good: bool) -> Result<()> {
     let folder = run.join(CHECKPOINTS);
     if !is_good {
-        return removed(&folder);
+        return remove_folder(&folder);
     }
     let copy = folder.join(COPY);
     let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", copy.display()));
-    removed(&copy)?;
+    remove_folder(&copy)?;
     std::fs::create_dir_all(&copy).map_err(fail)?;
     for entry in std::fs::read_dir(folder.join(BEST)).map_err(fail)? {
         let file = entry.map_err(fail)?;
         std::fs::copy(file.path(), copy.join(file.file_name())).map_err(fail)?;
     }
-    removed(&folder.join(PREVIOUS))?;
-    removed(&folder.join(LAST))?;
+    remove_folder(&folder.join(PREVIOUS))?;
+    remove_folder(&folder.join(LAST))?;
     std::fs::rename(&copy, folder.join(LAST)).map_err(fail)
-}
-
-/// Takes away a folder, if it is there.
-fn removed(folder: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::work(format!("{}: {error}", folder.display())))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Makes a configuration of a training that begins one that goes on from a checkpoint: its steps and minutes come on top of

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_decode::Pacing;
 use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
-use longdraft_records::events::FINISHED;
+use longdraft_records::events::FitPhase;
 use longdraft_report::words::{self, clock};
 use longdraft_train::checkpoint::Wanted;
 use serde_json::json;
@@ -63,7 +63,7 @@ impl Fit<'_> {
         if self.ledger.round().proved {
             return Ok(());
         }
-        self.ledger.begin("proof")?;
+        self.ledger.begin(FitPhase::Proof)?;
         self.keep_the_better()?;
         let (folder, run) = (self.ledger.folder.clone(), self.kept_run());
         delivery::extract_draft(&folder, &run)?;
@@ -100,7 +100,7 @@ impl Fit<'_> {
 
     /// Card, exports, page.
     pub(super) fn deliver(&mut self) -> Result<()> {
-        self.ledger.begin("delivery")?;
+        self.ledger.begin(FitPhase::Delivery)?;
         let record = self.record()?;
         let commands = self.commands(&record, true);
         let (folder, run) = (self.ledger.folder.clone(), self.kept_run());
@@ -124,7 +124,7 @@ impl Fit<'_> {
         delivery::export_all(&folder, &run, (&settings, name), &self.engines, chain)?;
         report::write_page(&folder)?;
         self.ledger.round().delivered = true;
-        FINISHED.clone_into(&mut self.ledger.state.phase);
+        self.ledger.state.phase = FitPhase::Finished;
         self.ledger.write()
     }
 
@@ -144,7 +144,7 @@ impl Fit<'_> {
         let best = proof::best(&record, false).map(|(_, cell)| cell);
         if best.is_none_or(|cell| cell.figures.speed_up_interval.0 < 1.0) {
             outln!(
-                "no way is surely faster than plain decoding yet: more --time adds to this draft"
+                "nothing is surely faster than plain decoding yet: more --time adds to this draft"
             );
         }
         outln!("use the fastest:\n  {}\n  {}", commands[0], commands[1]);

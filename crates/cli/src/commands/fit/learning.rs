@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use longdraft_records::events::FitPhase;
 use longdraft_train::method::{Room, Start};
 use longdraft_train::stage::ResumePolicy;
 use serde_json::Value;
@@ -28,13 +29,10 @@ impl Fit<'_> {
         if self.ledger.round().trained {
             return Ok(());
         }
-        self.ledger.begin("training")?;
+        self.ledger.begin(FitPhase::Training)?;
         if self.ledger.round().training.is_none() {
             let choice = self.beginning(candidate)?;
-            let seconds = self.left_for_training();
-            // The search ran many steps, where the plan knew a few.
-            let slowness = self.ledger.round().slowness.unwrap_or(1.0);
-            let config = self.configured(candidate, (seconds, slowness), &choice, &[])?;
+            let config = self.configured(candidate, &choice, &[])?;
             self.ledger.round().training = Some(config);
             self.ledger.write()?;
         }
@@ -69,16 +67,16 @@ impl Fit<'_> {
         before.or_else(|| self.arguments.from.clone())
     }
 
-    /// The configuration of a training within some seconds, where its steps take so many times what was measured; `done`
-    /// are its stages that are over.
+    /// The configuration of a training within the time that is left; `done` are its stages that are over.
     fn configured(
         &mut self,
         candidate: &Candidate,
-        (seconds, slowness): (f64, f64),
         choice: &Choice,
         done: &[Value],
     ) -> Result<Value> {
-        let plan = self.current_plan();
+        let (plan, seconds) = (self.current_plan(), self.left_for_training());
+        // The search ran many steps, where the plan knew a few.
+        let slowness = self.ledger.round().slowness.unwrap_or(1.0);
         let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
         let state = &self.ledger.state;
         let prompt = state.machine.as_ref().map_or(0.0, |machine| machine.prompt);
@@ -105,9 +103,7 @@ impl Fit<'_> {
             // It has begun.
             (known.init, starts) = (None, &[]);
         }
-        let seconds = self.left_for_training();
-        let config = self.configured(candidate, (seconds, 1.0), &known, &[])?;
-        let config = training::first_stage(&config);
+        let config = training::first_stage(&self.configured(candidate, &known, &[])?);
         let trial = self.ledger.state.trial.clone().unwrap_or_default();
         let plan = self.current_plan();
         self.search((&config, known, starts), (&plan, &trial))
@@ -155,10 +151,7 @@ impl Fit<'_> {
         let good = divergence::good(&run, diverged);
         let known = self.known_choice(candidate);
         let lower = Choice { rate: LOWER * known.rate, ..known };
-        let seconds = self.left_for_training();
-        let slowness = self.ledger.round().slowness.unwrap_or(1.0);
-        let done = &training::stages(&before)[..stage];
-        let mut config = self.configured(candidate, (seconds, slowness), &lower, done)?;
+        let mut config = self.configured(candidate, &lower, &training::stages(&before)[..stage])?;
         let own = &training::stages(&config)[stage];
         let has_time = own["train"]["steps"].as_u64().is_some_and(|steps| steps >= FEW_STEPS);
         let rate = own["schedule"]["learning_rate"].as_f64();

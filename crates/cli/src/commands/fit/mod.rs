@@ -192,7 +192,7 @@ fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
             errln!("going on in the phase `{phase}` of {folder}");
             let given = given(ledger);
             if arguments.time < given - LEAST_MORE {
-                errln!("note: what has begun keeps the {} that it was given", clock(given));
+                errln!("note: what has begun keeps its time of {}", clock(given));
             }
             Ok(())
         }
@@ -299,10 +299,10 @@ impl Fit<'_> {
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());
         if found.is_empty() {
             let engines: Vec<&str> = self.engines.iter().map(|profile| profile.name()).collect();
-            let of =
-                wanted.map_or("no method".to_owned(), |name| format!("method {name} is none that"));
+            let what = wanted
+                .map_or("no method fits".to_owned(), |name| format!("method {name} does not fit"));
             return Err(Failure::usage(format!(
-                "{of} fits this target ({} layers) and what --for asks for ({})",
+                "{what} this target ({} layers) and what --for asks for ({})",
                 self.config.num_hidden_layers,
                 engines.join(", ")
             ))

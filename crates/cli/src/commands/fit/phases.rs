@@ -1,6 +1,7 @@
 //! The phases of a fit up to the training, each of which can be repeated.
 
 use longdraft_models::disk::{free_bytes, readable_bytes};
+use longdraft_records::events::FitPhase;
 use longdraft_report::words::clock;
 use serde_json::json;
 
@@ -30,7 +31,7 @@ fn in_seconds(seconds: f64) -> String {
 impl Fit<'_> {
     /// Measures what an earlier call did not; returns the method that is taken.
     pub(super) fn measure(&mut self) -> Result<Candidate> {
-        self.ledger.begin("measure")?;
+        self.ledger.begin(FitPhase::Measure)?;
         let target = self.ledger.state.settings.target.clone();
         if self.ledger.state.machine.is_none() {
             errln!("[measure] how fast this machine runs {target}");
@@ -234,7 +235,7 @@ impl Fit<'_> {
             return Ok(());
         }
         let earlier = *self.ledger.round().answering.get_or_insert(0.0);
-        self.ledger.begin("answers")?;
+        self.ledger.begin(FitPhase::Answers)?;
         let plan = self.current_plan();
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();

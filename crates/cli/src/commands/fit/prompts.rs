@@ -322,7 +322,7 @@ impl Parts {
         let other = [training, held_out].into_iter().find(|path| path.exists());
         match other.filter(|_| !folder.join(STATE_FILE).exists()) {
             Some(path) => Err(Failure::usage(format!(
-                "{}: stands where this fit would write its prompts, and is of no earlier one",
+                "{}: this fit would write its prompts there, and no earlier fit wrote this file",
                 path.display()
             ))
             .hint("give another --output")),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use longdraft_models::weights::atomic::write_atomically;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
-use longdraft_records::events::{EVENTS_FILE, Events};
+use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +36,8 @@ pub(super) struct Settings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     version: u32,
-    /// Name of the phase under way, for people who look into the file.
-    pub(super) phase: String,
+    /// The phase under way, for people who look into the file.
+    pub(super) phase: FitPhase,
     pub(super) settings: Settings,
     pub(super) split: Split,
     pub(super) machine: Option<Machine>,
@@ -137,7 +137,7 @@ impl Ledger {
             Ok(text) => read(&path, &text, settings)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => State {
                 version: VERSION,
-                phase: "measure".to_owned(),
+                phase: FitPhase::Measure,
                 settings: settings.clone(),
                 split: split.clone(),
                 machine: None,
@@ -197,8 +197,8 @@ impl Ledger {
     }
 
     /// Begins a phase.
-    pub(super) fn begin(&mut self, phase: &str) -> Result<()> {
-        phase.clone_into(&mut self.state.phase);
+    pub(super) fn begin(&mut self, phase: FitPhase) -> Result<()> {
+        self.state.phase = phase;
         self.events.phase(phase, self.number());
         self.write()
     }
@@ -217,7 +217,7 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
     let state: State =
         serde_json::from_str(text).map_err(|error| wrong(format!("unreadable: {error}")))?;
     if state.version != VERSION {
-        return Err(wrong(format!("layout {} of another version", state.version)));
+        return Err(wrong(format!("another version wrote it (layout {})", state.version)));
     }
     let (old, new) = (&state.settings, settings);
     // The same weights may lie elsewhere now.
@@ -254,7 +254,7 @@ mod tests {
         });
         State {
             version: VERSION,
-            phase: "measure".to_owned(),
+            phase: FitPhase::Measure,
             settings: Settings {
                 target: String::new(),
                 fingerprint: String::new(),

@@ -24,7 +24,7 @@ const DEAR: f64 = 1.6;
 pub(super) fn prompts(split: &Split) {
     let Split { source, training, shipped, held_out, general, duplicates, unusable, alike } = split;
     let added = if *shipped > 0 {
-        format!(", and {shipped} that the program carries, for there are few")
+        format!(", and {shipped} that the program carries, because there are few")
     } else {
         String::new()
     };
@@ -125,10 +125,7 @@ fn phases(plan: &Plan) {
         plan.answer_tokens / 1e3
     );
     if plan.search > 0.0 {
-        outln!(
-            "  start     {:>8}  short trainings: with what it is best to begin",
-            clock(plan.search)
-        );
+        outln!("  start     {:>8}  short trainings, to find how best to begin", clock(plan.search));
     }
     let features = if plan.keeps_features { "kept in memory" } else { "made anew" };
     if plan.stages.is_empty() {
@@ -141,7 +138,7 @@ fn phases(plan: &Plan) {
         );
     } else {
         outln!(
-            "  training  {:>8}  {} stages, for rows are long; {:.1} times over the answers in all",
+            "  training  {:>8}  {} stages, because rows are long; {:.1} times over the answers in all",
             clock(plan.training),
             plan.stages.len(),
             plan.epochs
@@ -180,13 +177,13 @@ fn expected(plan: &Plan, machine: &Machine) {
     });
     outln!(
         "expected: tau {}, {} times as fast as plain decoding, both at measured pace{full}. Few drafts were measured so \
-         far, all of one small target: the range is a guess from them, and is measured in the end",
+         far, all of one small target: the range is a guess from them, which the proof replaces",
         range(plan.tau),
         range(plan.speed_up)
     );
     let Some((lookup, both)) = machine.lookup_range().zip(plan.with_lookup) else { return };
     outln!(
-        "with prompt lookup beside it, which alone brings {} here: {} times",
+        "with prompt lookup beside it, which alone is {} times as fast here: {} times",
         measured(lookup),
         range(both)
     );
@@ -254,10 +251,10 @@ pub(super) fn diverged(
             format!("it goes on from step {step} at a lower learning rate, {rate:.2e}")
         }
         (None, Some(rate)) => format!("it begins anew at a lower learning rate, {rate:.2e}"),
-        (Some(step), None) => format!("the draft of step {step} is taken, which was good"),
+        (Some(step), None) => format!("the draft of step {step}, which was good, is taken"),
         (None, None) if has_before => "the draft of the stage before is taken".to_owned(),
         (None, None) => {
-            "no time or lower rate is left, and it is taken as it is: the proof shows its worth"
+            "no time or lower rate is left, so it is taken as it is: the proof shows its worth"
                 .to_owned()
         }
     };
@@ -296,8 +293,8 @@ pub(super) fn cleaned(cleaned: &Cleaned) {
     );
     if *keeps_endless {
         errln!(
-            "warning: {endless} answers repeat themselves without an end, and there are hardly others: the draft learns them, \
-             which says little about real use"
+            "warning: {endless} answers repeat themselves endlessly, and there are few others: the draft learns them, which \
+             says little about real use"
         );
     }
     if cut * 2 > kept + endless {

@@ -67,7 +67,7 @@ pub(super) fn purge(folder: &Path) -> Result<usize> {
             .hint("give the folder of `longdraft serve --learn DIR`"));
     }
     if State::read(folder).is_none() {
-        return Err(Failure::usage(format!("{}: this is no learner's file", place.display()))
+        return Err(Failure::usage(format!("{}: this is not a learner's file", place.display()))
             .hint(
                 "nothing was removed: if server and learner wrote it, remove the folder yourself",
             ));

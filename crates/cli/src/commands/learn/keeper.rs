@@ -101,7 +101,7 @@ impl Keeper {
         };
         let Some(found) = redact(program, &text) else {
             let program = program.display().to_string();
-            self.tell(&format!("{program} failed with an answer, which is not kept"));
+            self.tell(&format!("{program} failed on an answer, which is not kept"));
             return None;
         };
         if found == text {

@@ -37,6 +37,7 @@ use longdraft_train::checkpoint::{RunLock, draft_file};
 use longdraft_train::method::Method;
 
 use crate::cli::{LearnCommand, LearningArguments, ServeArguments};
+use crate::commands::remove_folder;
 use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
@@ -113,9 +114,7 @@ impl Learner {
         let is_useless = |job: Job| job.base != state.base() || job.is_older_than(age);
         if Job::read(folder).is_some_and(is_useless) {
             // What comes of it goes on from another draft, or its texts are too old to be kept.
-            let training = folder.join(TRAINING);
-            std::fs::remove_dir_all(&training)
-                .map_err(|error| Failure::work(format!("{}: {error}", training.display())))?;
+            remove_folder(&folder.join(TRAINING))?;
         }
         let limits = Limits { bytes: learning.learn_size.saturating_mul(1 << 20), age };
         let store = Store::open(folder, limits)?;

@@ -102,7 +102,7 @@ impl State {
         let state: Self =
             serde_json::from_str(&text).map_err(|error| wrong(format!("unreadable: {error}")))?;
         if state.version != VERSION {
-            return Err(wrong(format!("layout {} of another version", state.version)));
+            return Err(wrong(format!("another version wrote it (layout {})", state.version)));
         }
         if state.target != target {
             return Err(wrong("this was learned for another target".to_owned()));
@@ -116,15 +116,19 @@ impl State {
         &self.base
     }
 
-    /// The draft that was learned last of that one, if one was better.
+    /// What was learned of that one, if a draft was better.
+    fn own(&self) -> Option<&Learned> {
+        self.learned.iter().find(|learned| learned.base == self.base)
+    }
+
+    /// The draft that was learned last of it.
     pub(super) fn current(&self) -> Option<u32> {
-        self.learned.iter().find(|learned| learned.base == self.base).map(|learned| learned.draft)
+        self.own().map(|learned| learned.draft)
     }
 
     /// Which one proposes where both are there.
     pub(super) fn proposes(&self) -> Origin {
-        let rests = self.learned.iter().any(|learned| learned.base == self.base && learned.rests);
-        if rests { Origin::Given } else { Origin::Learned }
+        if self.own().is_some_and(|own| own.rests) { Origin::Given } else { Origin::Learned }
     }
 
     /// The learned draft if it proposes.

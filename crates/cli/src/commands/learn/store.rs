@@ -11,7 +11,8 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{private_file, private_folder};
-use crate::failure::{Failure, Result};
+use crate::commands::remove_folder;
+use crate::failure::Result;
 
 /// Folder of the rows.
 const ROWS: &str = "rows";
@@ -215,12 +216,7 @@ pub(super) fn newest(folder: &Path) -> impl Iterator<Item = Row> + use<> {
 pub(super) fn remove(folder: &Path) -> Result<usize> {
     let folder = folder.join(ROWS);
     let rows = numbers(&folder).into_iter().map(|number| lines(&path(&folder, number))).sum();
-    match std::fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::work(format!("{}: {error}", folder.display())))
-        }
-        _ => Ok(rows),
-    }
+    remove_folder(&folder).map(|()| rows)
 }
 
 fn path(folder: &Path, number: u64) -> PathBuf {

@@ -257,7 +257,7 @@ impl Trainer {
         let mut state = self.state.clone();
         state.add(outcome.clone());
         if let Err(failure) = state.write(&self.folder) {
-            errln!("warning: learning: {}; it is tried again", failure.message());
+            errln!("warning: learning: {}; it will be tried again", failure.message());
             self.not_before = Some(Instant::now() + PAUSE);
             return;
         }

@@ -24,6 +24,7 @@ use super::state::{DRAFTS, Job, Outcome, Resting, TRAINING, draft_folder};
 use super::store::{newest, now};
 use crate::commands::extract::extract;
 use crate::commands::fit::{self, TrainingSpeed};
+use crate::commands::remove_folder;
 use crate::commands::train::{self, Resume};
 use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
@@ -310,8 +311,6 @@ fn keep(folder: &Path, candidate: &Path, number: u32) -> Result<()> {
     let place: PathBuf = draft_folder(folder, number);
     let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", place.display()));
     // One of a training that was killed before it could tell.
-    if place.is_dir() {
-        std::fs::remove_dir_all(&place).map_err(fail)?;
-    }
+    remove_folder(&place)?;
     std::fs::rename(candidate, &place).map_err(fail)
 }

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::found::{Found, State};
 use crate::cli::RunsDeleteArguments;
+use crate::commands::remove_folder;
 use crate::failure::{Failure, Result};
 
 /// Deletes after a question; nothing is deleted if one of the folders is refused.
@@ -50,7 +51,7 @@ fn require_run(path: &Path) -> Result<Found> {
         return Err(refused("this process works in it").hint("call it from another folder"));
     }
     let Some(run) = Found::at(path) else {
-        return Err(refused("is no run directory")
+        return Err(refused("is not a run directory")
             .hint("`longdraft runs list FOLDER` lists them; other folders are left alone"));
     };
     if path.join(".git").exists() {
@@ -83,6 +84,5 @@ fn remove(folder: &Path) -> Result<()> {
         .map(PathBuf::as_path)
         .chain([folder]);
     let _held = held.map(RunLock::acquire).collect::<std::result::Result<Vec<_>, _>>()?;
-    std::fs::remove_dir_all(folder)
-        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))
+    remove_folder(folder)
 }

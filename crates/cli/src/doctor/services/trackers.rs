@@ -79,7 +79,7 @@ fn mlflow(variables: Variables<'_>, reach: impl Fn(&str) -> Result<u16, String>)
     if !(address.starts_with("http://") || address.starts_with("https://")) {
         return Finding::note(
             MLFLOW,
-            format!("MLFLOW_TRACKING_URI is {shown}, which is no server"),
+            format!("MLFLOW_TRACKING_URI is {shown}, which is not a server"),
             "only servers can be logged to: `mlflow server` serves such a store over http",
         );
     }

@@ -1,7 +1,7 @@
 //! Pictures at several sizes, as text: `UPDATE_PICTURES=1` writes them anew, then look at them.
 
 use longdraft_records::decode::SampleToken;
-use longdraft_records::events::{Advance, Answer, PHASES};
+use longdraft_records::events::{Advance, Answer, FitPhase};
 use longdraft_report::Expected;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -9,7 +9,7 @@ use ratatui::backend::TestBackend;
 use super::*;
 
 fn phases(now: usize) -> Vec<Phase> {
-    let phase = |(index, name): (usize, &&'static str)| Phase {
+    let phase = |(index, name): (usize, FitPhase)| Phase {
         name,
         stand: match index.cmp(&now) {
             std::cmp::Ordering::Less => Stand::Done,
@@ -19,7 +19,7 @@ fn phases(now: usize) -> Vec<Phase> {
         spent: (index <= now).then_some(61.0 * (index + 1) as f64),
         planned: (1..4).contains(&index).then_some(300.0),
     };
-    PHASES.iter().enumerate().map(phase).collect()
+    FitPhase::WITH_WORK.into_iter().enumerate().map(phase).collect()
 }
 
 fn token(text: &str, proposed_by: Option<Origin>) -> SampleToken {

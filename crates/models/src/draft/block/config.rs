@@ -191,7 +191,7 @@ impl BlockConfig {
         }
         if self.mask_token_id as usize >= self.vocab_size {
             problems.push(format!(
-                "`mask_token_id` = {} is no row of a table of {} tokens",
+                "`mask_token_id` = {} is not a row of a table of {} tokens",
                 self.mask_token_id, self.vocab_size
             ));
         }

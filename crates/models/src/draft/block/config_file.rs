@@ -309,7 +309,7 @@ fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<Layer
         Some(kinds) if kinds.len() == count => kinds,
         _ => {
             let problem =
-                format!("`layer_types` is no list of {count} times `{FULL}` or `{SLIDING}`");
+                format!("`layer_types` is not a list of {count} times `{FULL}` or `{SLIDING}`");
             keys.problems.push(problem);
             vec![LayerKind::Full; count]
         }
@@ -330,7 +330,7 @@ fn layer_ids(keys: &mut Keys<'_>, target_layers: usize, layers: usize) -> Vec<La
     let ids: Option<Vec<LayerId>> = listed.as_array().and_then(|ids| ids.iter().map(id).collect());
     ids.unwrap_or_else(|| {
         let reason = no_embeddings(listed.as_array().is_some_and(|ids| ids.contains(&json!(-1))));
-        let problem = format!("`{TARGET_LAYERS}` = {listed} is no list of layers{reason}");
+        let problem = format!("`{TARGET_LAYERS}` = {listed} is not a list of layers{reason}");
         keys.problems.push(problem);
         vec![LayerId(0)]
     })

@@ -220,7 +220,8 @@ impl GgufBlockSource {
         if config.target_layers.is_empty() {
             let found = self.header().integers(&key);
             let reason = no_embeddings(found.as_ref().is_some_and(|ids| ids.contains(&0)));
-            let told = format!("`{key}` = {found:?} is no list of layers, counted from 1{reason}");
+            let told =
+                format!("`{key}` = {found:?} is not a list of layers, counted from 1{reason}");
             problems.push(told);
         }
     }
@@ -241,8 +242,10 @@ impl GgufBlockSource {
             pattern.and_then(|values| values.iter().map(slides).collect());
         match kinds {
             Some(kinds) if kinds.len() == config.layers.len() => config.layers = kinds,
-            _ => problems
-                .push(format!("`{key}` is no list of {} times true or false", config.layers.len())),
+            _ => problems.push(format!(
+                "`{key}` is not a list of {} times true or false",
+                config.layers.len()
+            )),
         }
     }
 

@@ -74,7 +74,7 @@ fn set_layers(flat: &mut Map<String, Value>, problems: &mut Problems) {
             let reason =
                 no_embeddings(listed.as_array().is_some_and(|ids| ids.contains(&json!(0))));
             let told =
-                format!("`{ENTERED_LAYERS}` = {listed} are no layers, counted from 1{reason}");
+                format!("`{ENTERED_LAYERS}` = {listed} are not layers, counted from 1{reason}");
             problems.push(told);
         }
         None => problems.push(format!("`{ENTERED_LAYERS}` is missing")),

@@ -163,7 +163,7 @@ impl GgufDraftSource {
         let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
         let rows = tensor.shape.first().copied().unwrap_or(1);
         if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
-            let problem = format!("`{published}`: {rows} rows are no heads of {head_dim}");
+            let problem = format!("`{published}`: {rows} rows are not whole heads of {head_dim}");
             return Err(ModelError::invalid(self.0.path(), problem));
         }
         let mut order = vec![0_u32; rows];

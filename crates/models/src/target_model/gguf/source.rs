@@ -167,7 +167,7 @@ impl GgufSource {
             self.header.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
         let element = tensor.element;
         if element.weight_name().is_none() {
-            return Err(invalid(format!("tensor `{name}` is {element:?}, no weight")));
+            return Err(invalid(format!("tensor `{name}` is {element:?}, which is not a weight")));
         }
         let mut bytes = tensor.bytes.clone();
         let dims = part.dims(&tensor.shape);
@@ -252,7 +252,7 @@ impl GgufSource {
                     let start = bytes.start + first * row_bytes;
                     let raw = file.read(start..start + count * row_bytes)?;
                     let values = element.widen(&raw);
-                    values.ok_or_else(|| invalid(format!("{element:?} is no weight")))
+                    values.ok_or_else(|| invalid(format!("{element:?} is not a weight")))
                 })
                 .collect::<Result<_>>()?;
             for (&first, chunk) in starts.iter().zip(&chunks) {

@@ -191,7 +191,7 @@ impl Header {
             Some(value) => match value.to_u32().map(|n| n as usize) {
                 Ok(n) if n.is_power_of_two() && (8..=1 << 20).contains(&n) => n,
                 _ => {
-                    problems.push(format!("`general.alignment` = {value:?} is no alignment"));
+                    problems.push(format!("`general.alignment` = {value:?} is not an alignment"));
                     ALIGNMENT
                 }
             },
@@ -287,7 +287,7 @@ impl Entry {
             return Err(format!("of shape {shape_of:?} does not consist of blocks of {block}"));
         }
         if !offset.is_multiple_of(alignment as u64) {
-            return Err(format!("starts at {offset}, no multiple of {alignment}"));
+            return Err(format!("starts at {offset}, which is not a multiple of {alignment}"));
         }
         let range = usize::try_from(offset).ok().and_then(|offset| {
             let start = data.checked_add(offset)?;

@@ -90,7 +90,7 @@ impl Value {
 
     fn usize(&self) -> Result<usize, String> {
         match self {
-            Self::Int(n) => usize::try_from(*n).map_err(|_| format!("{n} is no size")),
+            Self::Int(n) => usize::try_from(*n).map_err(|_| format!("{n} is not a size")),
             other => Err(format!("a size was expected, found {}", other.kind())),
         }
     }
@@ -309,7 +309,7 @@ impl<'a> Machine<'a> {
 
     fn append(&mut self, new: Vec<Value>) -> Result<(), String> {
         let Value::Sequence(mut items, depth) = self.pop()? else {
-            return Err("items are appended to something that is no list".into());
+            return Err("items are appended to something that is not a list".into());
         };
         let depth = new.iter().map(|item| 1 + item.depth()).fold(depth, usize::max);
         if depth > MAX_DEPTH {
@@ -331,7 +331,7 @@ impl<'a> Machine<'a> {
 
     fn set_items(&mut self, flat: Vec<Value>) -> Result<(), String> {
         let Value::Dict(mut entries, mut depth) = self.pop()? else {
-            return Err("items are set on something that is no dict".into());
+            return Err("items are set on something that is not a dict".into());
         };
         if !flat.len().is_multiple_of(2) {
             return Err("a key has no value".into());
@@ -357,14 +357,14 @@ fn persistent(id: &Value) -> Result<Value, String> {
             let class = class.strip_prefix("torch.").unwrap_or(class);
             Ok(Value::Storage(Storage { class: Rc::from(class), key: Rc::clone(key) }))
         }
-        _ => Err("a persistent id is no tensor storage".into()),
+        _ => Err("a persistent id is not a tensor storage".into()),
     }
 }
 
 /// The calls that a state dict needs; everything else is refused.
 fn call(function: &Value, arguments: &Value) -> Result<Value, String> {
     let Value::Global(name) = function else {
-        return Err("something that is no function is called".into());
+        return Err("something that is not a function is called".into());
     };
     let arguments = arguments.items()?;
     match (&**name, arguments) {

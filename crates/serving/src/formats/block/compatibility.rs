@@ -123,7 +123,7 @@ fn gguf(fit: &mut Fit, config: &BlockConfig) {
     if let Some(chain) = config.chain {
         fit.refuse(
             chain.rank > 0,
-            "llama.cpp proposes from slot 0 on with a head alone: rank 0 is none",
+            "llama.cpp proposes from slot 0 on with a head alone, and rank 0 has none",
         );
         fit.refuse(
             chain.confidence != Some(false),

@@ -47,7 +47,7 @@ impl BlockStarts {
     /// These tokens, ascending, for blocks of `slots` slots.
     fn of(self, batch: &Batch, slots: usize) -> Vec<usize> {
         let tokens = batch.ids.len();
-        let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
+        let supervised = |t: &usize| is_supervised(batch, *t);
         match self {
             Self::Followed => candidates(batch),
             Self::WholeBlocks => {
@@ -84,8 +84,8 @@ impl BlockDraws {
     /// The same among the tokens of a rule, for blocks of so many slots.
     pub fn among(&self, batch: &Batch, (rule, slots): (BlockStarts, usize)) -> Vec<usize> {
         let mut candidates = rule.of(batch, slots);
-        let supervised = |t: &usize| batch.loss_mask[*t] && batch.document_ids[*t] >= 0;
-        let asked = self.budget.of((0..batch.ids.len()).filter(supervised).count());
+        let supervised = (0..batch.ids.len()).filter(|t| is_supervised(batch, *t)).count();
+        let asked = self.budget.of(supervised);
         let blocks = rule.most(asked, candidates.len());
         if candidates.len() > blocks {
             let key = [batch.epoch, batch.row as u64];
@@ -265,6 +265,11 @@ pub(in crate::method) fn give_keys(
 pub(super) fn candidates(batch: &Batch) -> Vec<usize> {
     let may = |t: &usize| batch.loss_mask[*t] && is_learned(batch, *t, t + 1);
     (0..batch.ids.len()).filter(may).collect()
+}
+
+/// Whether the loss counts the token at `t`, which is not padding.
+fn is_supervised(batch: &Batch, t: usize) -> bool {
+    batch.loss_mask[t] && batch.document_ids[t] >= 0
 }
 
 /// Whether a block that begins at `start` learns the token at `place`.

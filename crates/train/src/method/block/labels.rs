@@ -40,10 +40,8 @@ impl Slots {
         tokens.dedup();
         let likely: Vec<Option<u32>> = match &features.teacher {
             TeacherFeatures::EveryToken { hidden } => {
-                // States of a part of a row begin with its own first token.
-                let first = features.tokens().map_or(0, |rows| rows.start as u32);
-                let at: Vec<u32> = tokens.iter().map(|token| token - first).collect();
-                let best = bent_top_k(&select_rows(hidden, &at)?, head, 1, bend)?;
+                let hidden = select_rows(hidden, &features.state_rows(&tokens))?;
+                let best = bent_top_k(&hidden, head, 1, bend)?;
                 best.ids.into_iter().map(Some).collect()
             }
             TeacherFeatures::TopK { entries, k, .. } => {

@@ -24,7 +24,7 @@ pub(super) use measure::replay;
 pub(super) use recipe::recipe;
 pub(super) use slot_loss::{Factors, Terms};
 pub(super) use teacher::against_whole;
-pub(super) use weights::reach;
+pub(super) use weights::{divisor, reach};
 
 pub use attention::{BlockAttention, LayerType};
 pub use blocks::{BlockBudget, BlockDraws, BlockStarts};

@@ -18,7 +18,7 @@ use super::loss::BlockLoss;
 use super::selected::{Hits, Selected, SelectorLoss};
 use super::slot_loss::{Factors, Terms};
 use super::teacher::{SoftLoss, against_labels, teacher_tokens};
-use super::weights::SlotWeights;
+use super::weights::divisor;
 use crate::error::Result;
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
@@ -326,10 +326,9 @@ impl Objective for BlockObjective {
         let read = if stops { states.detach() } else { states };
         let selected = self.select(&read, slots)?;
         let metrics = self.of_step(self.metrics(plan, (&rows, &factors), selected.as_ref())?);
-        let divisor = |part: usize| denominators.get(part).copied().filter(|d| *d > 0.0);
-        let mut loss = (loss_sum / divisor(0).unwrap_or(1.0))?;
+        let mut loss = (loss_sum / divisor(denominators, 0))?;
         if let (Some((hits, Some(selected))), Some(part)) = (&selected, self.loss.selector) {
-            let factor = self.selector_weight(part) / divisor(1).unwrap_or(1.0);
+            let factor = self.selector_weight(part) / divisor(denominators, 1);
             let weights: Vec<f64> =
                 hits.rows.iter().map(|row| factor * weights[*row as usize]).collect();
             let weights = Tensor::from_vec(weights, selected.losses.dims(), read.device())?;
@@ -359,12 +358,7 @@ impl Objective for BlockObjective {
                 .replace(&format!("× {text}"), &format!("× {label}")),
         };
         let slots = format!("slots 1 to {} of drawn blocks", self.draft_len());
-        let weights = match self.loss.weights {
-            SlotWeights::Decay => format!("; weights fall by 1/e every {} slots", self.loss.decay),
-            SlotWeights::Uniform => String::new(),
-            SlotWeights::Dpard => format!("; D-PARD weights, α = {}", self.loss.alpha),
-            _ => format!("; D-PACE weights, α = {}", self.loss.alpha),
-        };
+        let weights = self.loss.weights.in_words((self.loss.decay, self.loss.alpha));
         let selector = match self.loss.selector {
             Some(part) => format!("; plus {} × the selector's loss", part.weight),
             None => String::new(),

@@ -101,12 +101,9 @@ impl SoftLoss {
             let label_weights = Some(terms.label.as_slice());
             Ok(linear_cross_entropy(&Inputs { label_weights, soft, soft_weight: 1.0, ..*labels })?)
         };
-        // States of a part of a row begin with its own first token.
-        let first = features.tokens().map_or(0, |rows| rows.start as u32);
-        let from_first = |tokens: &[u32]| tokens.iter().map(|t| t - first).collect::<Vec<u32>>();
         match (&features.teacher, self.distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
-                let rows = from_first(&slots.teachers());
+                let rows = features.state_rows(&slots.teachers());
                 against_whole(labels, Teacher { hidden, rows: Some(&rows), head }, terms)
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
@@ -114,7 +111,7 @@ impl SoftLoss {
                 tokens.sort_unstable();
                 tokens.dedup();
                 let k = k.min(head.dim(0)?);
-                let hidden = select_rows(hidden, &from_first(&tokens))?;
+                let hidden = select_rows(hidden, &features.state_rows(&tokens))?;
                 sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)
             }
             (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {

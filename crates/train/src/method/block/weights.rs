@@ -59,7 +59,24 @@ impl Divisor {
     }
 }
 
+/// What a part of the loss is divided by, of those of a whole step.
+pub(in crate::method) fn divisor(denominators: &[f64], part: usize) -> f64 {
+    denominators.get(part).copied().filter(|divisor| *divisor > 0.0).unwrap_or(1.0)
+}
+
 impl SlotWeights {
+    /// The end of a phrase about a loss, with the numbers that belong to the weights.
+    pub(in crate::method) fn in_words(self, (decay, alpha): (f64, f64)) -> String {
+        match self {
+            Self::Decay => format!("; weights fall by 1/e every {decay} slots"),
+            Self::Uniform => String::new(),
+            Self::Dpard => format!("; D-PARD weights, α = {alpha}"),
+            Self::Dpace | Self::DpaceConfidence | Self::DpaceContinuation => {
+                format!("; D-PACE weights, α = {alpha}")
+            }
+        }
+    }
+
     /// Whether they depend on the draft.
     pub(in crate::method) fn look_at_the_draft(self) -> bool {
         !matches!(self, Self::Decay | Self::Uniform)

@@ -143,7 +143,7 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         rules.require(
             ids.iter().all(|id| *id >= 0),
             "draft.target_layers",
-            format!("names what is no layer: {NO_EMBEDDINGS}"),
+            format!("names what is not a layer: {NO_EMBEDDINGS}"),
         );
     }
     draft.attention.check(&mut rules, draft.layers);
@@ -268,7 +268,7 @@ mod tests {
             (json!({ "dpace_alpha": 0.5 }), "`draft.dpace_alpha` belongs to"),
             (
                 json!({ "target_layers": [-1, 3] }),
-                "`draft.target_layers` names what is no layer: layer -1 is the output of the embeddings",
+                "`draft.target_layers` names what is not a layer: layer -1 is the output of the embeddings",
             ),
         ] {
             let told = told(&of(keys));

@@ -58,12 +58,7 @@ impl ChainLoss {
     /// The loss of some slots, in words.
     pub(super) fn in_words(&self, slots: &str) -> String {
         let Self { hard, distance, confidence, decay, alpha, .. } = self;
-        let weights = match self.weights {
-            SlotWeights::Decay => format!("; weights fall by 1/e every {decay} slots"),
-            SlotWeights::Uniform => String::new(),
-            SlotWeights::Dpard => format!("; D-PARD weights, α = {alpha}"),
-            _ => format!("; D-PACE weights, α = {alpha}"),
-        };
+        let weights = self.weights.in_words((*decay, *alpha));
         let held = match self.form.loss {
             SlotLoss::L1 => "distance to the target".to_owned(),
             SlotLoss::Ce => "target".to_owned(),

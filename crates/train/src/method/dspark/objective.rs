@@ -26,8 +26,8 @@ use super::loss::ChainLoss;
 use crate::error::Result;
 use crate::loss::Share;
 use crate::method::block::{
-    Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, against_whole, context, give_keys,
-    reach, replay,
+    Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, against_whole, context, divisor,
+    give_keys, reach, replay,
 };
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
@@ -158,9 +158,7 @@ impl ChainObjective {
         let TeacherFeatures::EveryToken { hidden } = &features.teacher else {
             return Err(untapped("the teacher at every token").into());
         };
-        // States of a part of a row begin with its own first token.
-        let first = features.tokens().map_or(0, |rows| rows.start as u32);
-        let rows: Vec<u32> = slots.teachers().iter().map(|t| t - first).collect();
+        let rows = features.state_rows(&slots.teachers());
         let teacher = Teacher { hidden, rows: Some(&rows), head: &self.head };
         against_whole(&pass.labels(&self.head, slots).bent(self.bend), teacher, terms)
     }
@@ -281,11 +279,6 @@ impl Plan {
     fn metrics_of_nothing(&self) -> DraftMetrics {
         DraftMetrics { parts: vec![self.part(0.0)], ..DraftMetrics::default() }
     }
-}
-
-/// What a part of the loss is divided by.
-fn divisor(denominators: &[f64], part: usize) -> f64 {
-    denominators.get(part).copied().filter(|divisor| *divisor > 0.0).unwrap_or(1.0)
 }
 
 /// `Σ w BCE(σ(ĉ), α)` of logits `[S]`; α takes no gradient.

@@ -27,7 +27,8 @@ pub(crate) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, Strin
     }
     if let Some(Value::Array(turns)) = row.fields.get("turns") {
         let texts: Option<Vec<&str>> = turns.iter().map(Value::as_str).collect();
-        let texts = texts.filter(|texts| !texts.is_empty()).ok_or("`turns` is no list of texts")?;
+        let texts =
+            texts.filter(|texts| !texts.is_empty()).ok_or("`turns` is not a list of texts")?;
         let turns: Vec<(&str, &str)> = texts.into_iter().map(|text| ("user", text)).collect();
         return Ok(Prompts::Turns(Conversation::of(&turns)));
     }
@@ -99,6 +100,8 @@ mod tests {
         assert!(one(r#"{"text": "t"}"#).contains("no prompt"));
         assert!(one(r#"{"messages": [{"role": "tool", "content": "t"}]}"#).contains("tools"));
         assert_eq!(asked(r#"{"text": "t"}"#, Some("text")).expect("usable"), ["user:t"]);
-        assert!(asked(r#"{"text": 3}"#, Some("text")).expect_err("number").contains("no string"));
+        assert!(
+            asked(r#"{"text": 3}"#, Some("text")).expect_err("number").contains("is not a string")
+        );
     }
 }

@@ -154,7 +154,7 @@ fn layer_heads(
                 Some(whole) => *size = whole as usize,
                 None if value.is_null() => {}
                 None => problems
-                    .push(format!("`{BY_LAYER}.{layer}.{key}` = {value} is no whole number")),
+                    .push(format!("`{BY_LAYER}.{layer}.{key}` = {value} is not a whole number")),
             }
         }
         heads

@@ -191,9 +191,9 @@ fn what_nested_folders_may_hold_beside_is_refused() {
         (
             "aux_hidden_state_layer_ids",
             json!([0, 4]),
-            "are no layers, counted from 1: layer -1 is the output",
+            "are not layers, counted from 1: layer -1 is the output",
         ),
-        ("aux_hidden_state_layer_ids", json!([2.5, 4]), "= [2.5,4] are no layers, counted from 1"),
+        ("aux_hidden_state_layer_ids", json!([2.5, 4]), "= [2.5,4] are not layers, counted from 1"),
         ("aux_hidden_state_layer_ids", Value::Null, "`aux_hidden_state_layer_ids` is missing"),
         ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
         ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
@@ -239,7 +239,7 @@ fn a_list_that_names_the_embeddings_is_refused_with_the_reason() {
         let mut value = toy().to_json(NAME);
         value[OWN]["target_layer_ids"] = ids;
         let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
-        assert!(text.contains("is no list of layers"), "{text}");
+        assert!(text.contains("is not a list of layers"), "{text}");
         assert_eq!(text.contains("layer -1 is the output of the embeddings"), is_told, "{text}");
     }
 }

@@ -157,8 +157,7 @@ impl Eagle3Objective {
             let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
             let log_sum_exp = teacher_tokens.iter().map(of).collect();
             let hidden = teacher_hidden(features)?.clone();
-            let first = features.tokens().map_or(0, |own| own.start as u32);
-            let rows = teacher_tokens.iter().map(|token| token - first).collect();
+            let rows = features.state_rows(&teacher_tokens);
             RowTeacher::Whole { hidden, rows, log_sum_exp }
         };
         Ok(Steps::Rows(HeadRows { normed, teacher }))
