@@ -37,6 +37,7 @@ pub fn differentiable(
     // The storage is taken over whole, so it must begin with the result.
     let result = if begins_its_storage(&result) { result } else { result.force_contiguous()? };
     let storage = copied(&result)?;
+    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient);
     node(name, arguments, (storage, result.shape().clone()), backward)
 }
 
@@ -50,8 +51,23 @@ pub(crate) fn differentiable_new(
     result: Tensor,
     backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient);
+    differentiable_by_result(name, arguments, result, backward)
+}
+
+/// The same where `backward` reads the result, too, as its first argument.
+///
+/// # Errors
+/// - as [`differentiable`]
+pub(crate) fn differentiable_by_result(
+    name: &'static str,
+    arguments: [&Tensor; 3],
+    result: Tensor,
+    backward: impl Fn(&Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+) -> Result<Tensor> {
     if !begins_its_storage(&result) || matches!(result.device(), Device::Metal(_)) {
-        return differentiable(name, arguments, result, backward);
+        let own = result.clone();
+        return differentiable(name, arguments, result, move |gradient| backward(&own, gradient));
     }
     if !arguments.iter().any(|argument| argument.track_op()) {
         return Ok(result);
@@ -80,7 +96,7 @@ fn node(
     name: &'static str,
     [a, b, c]: [&Tensor; 3],
     result: (Storage, Shape),
-    backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     a.apply_op3(b, c, Node { name, result: Mutex::new(Some(result)), backward })
 }
@@ -135,7 +151,7 @@ impl<F> Node<F> {
     }
 }
 
-impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
+impl<F: Fn(&Tensor, &Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -190,10 +206,10 @@ impl<F: Fn(&Tensor) -> Result<Gradients>> CustomOp3 for Node<F> {
         _: &Tensor,
         _: &Tensor,
         _: &Tensor,
-        _result: &Tensor,
+        result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        Ok((self.backward)(gradient)?.into())
+        Ok((self.backward)(&result.detach(), gradient)?.into())
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{Device, Result, Shape, Tensor};
 
 use super::{Dims, KeyRanges};
-use crate::composed::{FULL_ROWS, differentiable};
+use crate::composed::{FULL_ROWS, differentiable_by_result};
 use crate::cuda::{Argument, block_memory, has_warp_groups};
 use crate::dispatch::{Products, products_of};
 use beside::Beside;
@@ -83,9 +83,8 @@ pub(super) fn attention_of(
     let Some(call) = Call::new(way, [q, k, v], ranges)? else { return Ok(None) };
     let (out, log_sum_exp) = call.forward()?;
     let wanted = [q.track_op(), k.track_op() || v.track_op()];
-    let result = out.clone();
-    differentiable("attention", [q, k, v], out, move |gradient| {
-        call.backward(&result, &log_sum_exp, &gradient.contiguous()?, wanted)
+    differentiable_by_result("attention", [q, k, v], out, move |out, gradient| {
+        call.backward(out, &log_sum_exp, &gradient.contiguous()?, wanted)
     })
     .map(Some)
 }

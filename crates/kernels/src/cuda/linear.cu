@@ -308,11 +308,17 @@ DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u
     }                                                                                                           \
     KERNEL(name##_3)
 
+// Each kind of blocks is a program of its own, because compiling all of them takes several seconds. KIND says which.
+#if KIND == 0
 #define WEIGHT float
 FEW_ROWS(few_rows_f32, WARPS_F32, 3, 1, 1)
-#undef WEIGHT
+#else
 #define WEIGHT u16
+#if KIND == 1
 FEW_ROWS(few_rows_bf16, WARPS_BF16, 2, 1, 1)
+#elif KIND == 2
 FEW_ROWS(few_rows_bf16_wide, WARPS_BF16, 2, 2, 1)
+#else
 FEW_ROWS(few_rows_bf16_tall, WARPS_BF16, 2, 2, 4)
-#undef WEIGHT
+#endif
+#endif

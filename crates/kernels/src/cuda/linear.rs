@@ -8,8 +8,16 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::{Argument, Launch, Program, aligned, exactly, takes};
 use crate::composed::FULL_ROWS;
 
-static PROGRAM: LazyLock<Program> =
-    LazyLock::new(|| Program::new("linear", include_str!("linear.cu"), &[]));
+/// A program for each kind of blocks, so that none is compiled that a run does not need.
+static PROGRAMS: LazyLock<[Program; KINDS]> = LazyLock::new(|| std::array::from_fn(program));
+
+/// `KIND` of the kernels is less.
+pub(super) const KINDS: usize = 4;
+
+/// The program of one kind of blocks.
+pub(super) fn program(kind: usize) -> Program {
+    Program::new("linear", include_str!("linear.cu"), &[("KIND", kind)])
+}
 
 /// Outputs of a tile: `OUTPUTS` of the kernels.
 const TILE: usize = 16;
@@ -19,6 +27,8 @@ const ROWS: usize = 8;
 /// What blocks of a kernel compute. A row's bits are the same with all of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Blocks {
+    /// `KIND` of the kernels.
+    kind: usize,
     kernel: &'static str,
     threads: usize,
     outputs: usize,
@@ -26,12 +36,15 @@ struct Blocks {
 }
 
 impl Blocks {
-    const F32: Self = Self { kernel: "few_rows_f32", threads: 128, outputs: TILE, rows: ROWS };
-    const BF16: Self = Self { kernel: "few_rows_bf16", threads: 256, outputs: TILE, rows: ROWS };
+    const F32: Self =
+        Self { kind: 0, kernel: "few_rows_f32", threads: 128, outputs: TILE, rows: ROWS };
+    const BF16: Self =
+        Self { kind: 1, kernel: "few_rows_bf16", threads: 256, outputs: TILE, rows: ROWS };
     /// With half of the reads of `x`, which count where it has several rows.
-    const WIDE: Self = Self { kernel: "few_rows_bf16_wide", outputs: 2 * TILE, ..Self::BF16 };
+    const WIDE: Self =
+        Self { kind: 2, kernel: "few_rows_bf16_wide", outputs: 2 * TILE, ..Self::BF16 };
     /// With a quarter of the reads of weights.
-    const TALL: Self = Self { kernel: "few_rows_bf16_tall", rows: 4 * ROWS, ..Self::WIDE };
+    const TALL: Self = Self { kind: 3, kernel: "few_rows_bf16_tall", rows: 4 * ROWS, ..Self::WIDE };
     /// Outputs of which blocks of two tiles occupy a device.
     const MANY: usize = 4096;
 
@@ -139,7 +152,7 @@ pub(crate) fn each_row<const N: usize>(
         columns += outputs.div_ceil(blocks.outputs);
     }
     let launch = Launch {
-        program: &PROGRAM,
+        program: &PROGRAMS[blocks.kind],
         kernel: &format!("{}_{N}", blocks.kernel),
         grid: [columns * rows.div_ceil(blocks.rows), 1, 1],
         threads: blocks.threads,

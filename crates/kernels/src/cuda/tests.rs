@@ -2,8 +2,8 @@
 
 use candle_core::Result;
 
-use super::Program;
 use super::code::{Architecture, compile, on_large_stack};
+use super::{Program, linear};
 use crate::attention::{Way, programs as attention};
 
 /// Compute capabilities, with the dynamic memory that a block may have there.
@@ -11,7 +11,7 @@ const GPUS: [(i32, usize); 3] = [(80, 163 << 10), (90, 227 << 10), (100, 227 << 
 
 /// Bytes that a kernel may move out of its registers: in wide heads two sums of a tile alone fill them.
 const fn spill_limit(head_dim: usize) -> usize {
-    if head_dim > 128 { 1280 } else { 192 }
+    if head_dim > 128 { 1280 } else { 256 }
 }
 
 /// What the assembler says of a kernel.
@@ -57,7 +57,6 @@ fn the_assemblers_words_are_understood() {
 fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
     let mut all = vec![
         (Program::new("rows", include_str!("rows.cu"), &[]), 0),
-        (Program::new("linear", include_str!("linear.cu"), &[]), 0),
         (Program::new("adamw", include_str!("../adamw/gpu.cu"), &[]), 0),
         (Program::new("cross_entropy", include_str!("../linear_cross_entropy/gpu.cu"), &[]), 0),
         (
@@ -69,6 +68,7 @@ fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
             0,
         ),
     ];
+    all.extend((0..linear::KINDS).map(|kind| (linear::program(kind), 0)));
     let groups = (capability == 90).then_some(Way::Groups);
     let ways: Vec<Way> =
         [Way::Terms(1), Way::Terms(3), Way::Pipelined].into_iter().chain(groups).collect();
