@@ -317,7 +317,7 @@ pub fn run_target(
         TeacherKind::EveryToken | TeacherKind::EveryTokenTopK(_) => {
             let own = features.final_hidden()?;
             let hidden = match part {
-                Some(part) => part.with_rows_behind(own, needs.ahead)?,
+                Some(part) => part.with_rows_after(own, needs.ahead)?,
                 None => own.clone(),
             };
             TeacherFeatures::EveryToken { hidden }

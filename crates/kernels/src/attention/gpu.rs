@@ -11,13 +11,14 @@ mod half;
 pub(super) mod tables;
 mod tiles;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Device, Result, Shape, Tensor};
+use candle_core::{Device, Result, Shape, Tensor, bail};
 
 use super::{Dims, KeyRanges};
 use crate::composed::{FULL_ROWS, differentiable_by_result};
-use crate::cuda::{Argument, block_memory, has_warp_groups};
+use crate::cuda::{Argument, Program, block_memory, has_warp_groups};
 use crate::dispatch::{Products, products_of};
 use beside::Beside;
 use tables::Tables;
@@ -121,7 +122,7 @@ impl Kernels {
     }
 
     #[cfg(all(test, feature = "cuda"))]
-    fn into_program(self) -> crate::cuda::Program {
+    fn into_program(self) -> Program {
         match self {
             Self::Tiles(kernels) => kernels.program,
             Self::Half(kernels) => kernels.program,
@@ -132,7 +133,7 @@ impl Kernels {
 /// The programs for one width of heads where blocks have so much memory, to compile them without a device:
 /// that of a way, if it takes such heads, and what all ways have beside it.
 #[cfg(all(test, feature = "cuda"))]
-pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<crate::cuda::Program> {
+pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Program> {
     let takes = way.takes(head_dim);
     let own = takes.then(|| Kernels::new(way, head_dim, memory)).flatten();
     let beside = [beside::program(head_dim), few::program(head_dim)];
@@ -213,6 +214,37 @@ impl Call {
         Ok([dq, Some(dk), Some(dv)])
     }
 
+    /// What the kernels of gradients of keys are given: `factors` are queries, keys, values and the gradient of the
+    /// result as they multiply them, `singles` the gradients of single keys.
+    fn arguments_of_keys<'a>(
+        &'a self,
+        [q, k, v, gradient]: [&'a Tensor; 4],
+        through: &Through<'a>,
+        [singles_dk, singles_dv]: &'a [Tensor; 2],
+    ) -> Result<[Argument<'a>; 18]> {
+        let Some(seen_by) = &self.tables.seen_by else { bail!("attention: frozen keys") };
+        Ok([
+            q.into(),
+            k.into(),
+            v.into(),
+            gradient.into(),
+            through.log_sum_exp.into(),
+            through.delta.into(),
+            (&self.tables.start).into(),
+            (&self.tables.end).into(),
+            (&seen_by.from).into(),
+            (&seen_by.until).into(),
+            (&seen_by.slot).into(),
+            singles_dk.into(),
+            singles_dv.into(),
+            self.tables.has_singles.into(),
+            self.keys.into(),
+            self.dims.heads.into(),
+            self.dims.kv_heads.into(),
+            self.scale(),
+        ])
+    }
+
     fn of_queries(&self, beside: &Beside<'_>, through: &Through<'_>) -> Result<Tensor> {
         let dq = match &*self.kernels {
             Kernels::Tiles(tiles) => tiles.of_queries(self, through)?,
@@ -220,6 +252,15 @@ impl Call {
         };
         if self.tables.has_singles { beside.of_queries(through, &dq) } else { Ok(dq) }
     }
+}
+
+/// Programs by the width of heads.
+type Programs = Mutex<BTreeMap<usize, Arc<Program>>>;
+
+/// The program for one width of heads, made once in a process.
+fn of_width(known: &Programs, head_dim: usize, program: fn(usize) -> Program) -> Arc<Program> {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(known.entry(head_dim).or_insert_with(|| Arc::new(program(head_dim))))
 }
 
 /// What comes back to the backward pass.

@@ -183,7 +183,7 @@ mod on_cuda {
     impl Made {
         /// With whatever values its memory has.
         fn new(dtype: DType, count: usize, device: &CudaDevice) -> Result<Self> {
-            // SAFETY: the values are not read before the kernel, started behind this, has written them all,
+            // SAFETY: the values are not read before the kernel, started after this, has written them all,
             // or not at all; both are ordered by the device's stream.
             unsafe {
                 Ok(match dtype {

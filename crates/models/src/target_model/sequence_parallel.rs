@@ -111,7 +111,7 @@ impl RowPart {
     ///
     /// # Errors
     /// - the rows are no matrix
-    pub fn with_rows_behind(&self, own: &Tensor, count: usize) -> Result<Tensor> {
+    pub fn with_rows_after(&self, own: &Tensor, count: usize) -> Result<Tensor> {
         let (rows, width) = own.dims2()?;
         let lead = count.min(self.longest());
         if let Some(devices) = self.devices(own).filter(|_| lead > 0) {

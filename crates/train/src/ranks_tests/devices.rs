@@ -58,8 +58,8 @@ fn shared_layers_are_summed_alike_on_devices() {
     }
 }
 
-/// A part's gathered rows, the gradient of its own ones, and the rows behind them.
-fn gathered(world: &World, tokens: usize, behind: usize) -> [Vec<f32>; 3] {
+/// A part's gathered rows, the gradient of its own ones, and the rows after them.
+fn gathered(world: &World, tokens: usize, after: usize) -> [Vec<f32>; 3] {
     let part = RowPart::of(&world.as_ranks(), tokens);
     let rows = part.rows();
     let all = Tensor::arange(0.0_f32, 6.0 * tokens as f32, &Device::Cpu).expect("values");
@@ -73,19 +73,19 @@ fn gathered(world: &World, tokens: usize, behind: usize) -> [Vec<f32>; 3] {
     let gradients = loss.backward().expect("backward");
     let gradient = gradients.get(variable.as_tensor()).expect("a gradient");
     let flat = own.flatten_from(1).expect("a matrix");
-    let behind = part.with_rows_behind(&flat, behind).expect("rows behind");
-    [&whole, gradient, &behind].map(values)
+    let after = part.with_rows_after(&flat, after).expect("rows after");
+    [&whole, gradient, &after].map(values)
 }
 
 #[test]
 fn parts_of_rows_are_gathered_and_summed_alike_on_devices() {
     for (ranks, tokens) in [(2, 6), (2, 7), (3, 7), (4, 4), (4, 11)] {
-        for behind in [0, 1, 3, 20] {
+        for after in [0, 1, 3, 20] {
             let [host, devices] = [false, true].map(|on_gpus| {
-                in_threads(ranks, |world| gathered(&exchanging(world, on_gpus), tokens, behind))
+                in_threads(ranks, |world| gathered(&exchanging(world, on_gpus), tokens, after))
             });
             assert_eq!(host[0][0].len(), 6 * tokens);
-            assert_eq!(host, devices, "{ranks} ranks, {tokens} tokens, {behind} behind");
+            assert_eq!(host, devices, "{ranks} ranks, {tokens} tokens, {after} after");
         }
     }
 }

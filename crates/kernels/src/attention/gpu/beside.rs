@@ -1,12 +1,12 @@
 //! What attention computes beside ranges of keys, whatever the way: single keys, and the products of a result and
 //! its gradient.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
-use super::{Call, Through, result_shapes};
+use super::{Call, Programs, Through, of_width, result_shapes};
 use crate::cuda::{Argument, Launch, Program, exactly};
 
 const THREADS: usize = 128;
@@ -24,12 +24,8 @@ pub(super) struct Beside<'a> {
 
 impl<'a> Beside<'a> {
     pub(super) fn of(call: &'a Call) -> Self {
-        static KNOWN: Mutex<Option<HashMap<usize, Arc<Program>>>> = Mutex::new(None);
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let head_dim = call.dims.head_dim;
-        let known = known.get_or_insert_default();
-        let program = known.entry(head_dim).or_insert_with(|| Arc::new(program(head_dim)));
-        Self { program: Arc::clone(program), call }
+        static KNOWN: Programs = Programs::new(BTreeMap::new());
+        Self { program: of_width(&KNOWN, call.dims.head_dim, program), call }
     }
 
     fn run(

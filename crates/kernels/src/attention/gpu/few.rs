@@ -1,13 +1,14 @@
 //! Attention of few queries without gradients, as decoding has it: pieces of keys beside one another, then their
 //! sum. All values are f32.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{Result, Shape, Tensor};
 
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::tables::Tables;
+use super::{Programs, of_width};
 use crate::cuda::{Argument, Launch, Program, aligned, exactly};
 
 /// Threads of a block of [`PIECE`] keys: `THREADS` of the kernels.
@@ -19,17 +20,11 @@ const _: () = assert!(TILE_KEYS.is_multiple_of(PIECE), "dropped tiles would move
 const WIDEST: usize = 512;
 const WARP: usize = 32;
 
+static KNOWN: Programs = Programs::new(BTreeMap::new());
+
 /// The program for one width of heads.
 pub(super) fn program(head_dim: usize) -> Program {
     Program::new("attention_few", include_str!("few.cu"), &[("HEAD_DIM", head_dim)])
-}
-
-/// The same for later calls of the process.
-fn program_of(head_dim: usize) -> Arc<Program> {
-    static KNOWN: Mutex<Option<HashMap<usize, Arc<Program>>>> = Mutex::new(None);
-    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = known.get_or_insert_default();
-    Arc::clone(known.entry(head_dim).or_insert_with(|| Arc::new(program(head_dim))))
 }
 
 /// Rows that a block computes at most: `ROWS` of the kernels.
@@ -82,7 +77,7 @@ pub(super) fn attention(
     if dims.head_dim == 0 || dims.head_dim > WIDEST {
         return Ok(None);
     }
-    let program = program_of(dims.head_dim);
+    let program = of_width(&KNOWN, dims.head_dim, program);
     let [q, k, v] = [aligned(&q.detach())?, aligned(&k.detach())?, aligned(&v.detach())?];
     let pieces = Pieces::of(ranges);
     let (parts, softmax) = parts(&program, [&q, &k, &v], dims, ranges, &pieces)?;

@@ -1,7 +1,7 @@
 //! Ranges of keys with bf16 factors: by warps ([`Kernels::pipelined`]) or by groups of warps ([`Kernels::groups`]).
 //! Both have the same kernels with tiles of their own sizes.
 
-use candle_core::{DType, Result, Shape, Tensor, bail};
+use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{Call, Through, result_shapes};
 use crate::cuda::{Argument, Launch, Program, exactly};
@@ -134,30 +134,10 @@ impl Kernels {
         &self,
         call: &Call,
         through: &Through<'_>,
-        [singles_dk, singles_dv]: &[Tensor; 2],
+        singles: &[Tensor; 2],
     ) -> Result<[Tensor; 2]> {
-        let Some(seen_by) = &call.tables.seen_by else { bail!("attention: frozen keys") };
         let [q, k, v, gradient] = halves([&call.q, &call.k, &call.v, through.gradient])?;
-        let arguments: [Argument<'_>; 18] = [
-            (&q).into(),
-            (&k).into(),
-            (&v).into(),
-            (&gradient).into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&call.tables.start).into(),
-            (&call.tables.end).into(),
-            (&seen_by.from).into(),
-            (&seen_by.until).into(),
-            (&seen_by.slot).into(),
-            singles_dk.into(),
-            singles_dv.into(),
-            call.tables.has_singles.into(),
-            call.keys.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-        ];
+        let arguments = call.arguments_of_keys([&q, &k, &v, &gradient], through, singles)?;
         let blocks = (call.keys.div_ceil(OWN), KEYS_THREADS, self.keys);
         let shapes = [call.k.shape().clone(), call.k.shape().clone()];
         exactly(self.run(call, "attention_half_backward_keys", blocks, &arguments, &shapes)?)

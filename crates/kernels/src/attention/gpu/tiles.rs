@@ -1,6 +1,6 @@
 //! Ranges of keys with factors in bf16 terms, 64 rows a block.
 
-use candle_core::{Result, Shape, Tensor, bail};
+use candle_core::{Result, Shape, Tensor};
 
 use super::{Call, TILE, Through, result_shapes};
 use crate::cuda::{Argument, Launch, Program, exactly};
@@ -119,29 +119,13 @@ impl Kernels {
         &self,
         call: &Call,
         through: &Through<'_>,
-        [singles_dk, singles_dv]: &[Tensor; 2],
+        singles: &[Tensor; 2],
     ) -> Result<[Tensor; 2]> {
-        let Some(seen_by) = &call.tables.seen_by else { bail!("attention: frozen keys") };
-        let arguments: [Argument<'_>; 18] = [
-            (&call.q).into(),
-            (&call.k).into(),
-            (&call.v).into(),
-            through.gradient.into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&call.tables.start).into(),
-            (&call.tables.end).into(),
-            (&seen_by.from).into(),
-            (&seen_by.until).into(),
-            (&seen_by.slot).into(),
-            singles_dk.into(),
-            singles_dv.into(),
-            call.tables.has_singles.into(),
-            call.keys.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-        ];
+        let arguments = call.arguments_of_keys(
+            [&call.q, &call.k, &call.v, through.gradient],
+            through,
+            singles,
+        )?;
         let blocks = ([call.keys.div_ceil(TILE), call.dims.kv_heads, 1], self.keys);
         let shapes = [call.k.shape().clone(), call.k.shape().clone()];
         exactly(self.run(call, "attention_backward_keys", blocks, &arguments, &shapes)?)
