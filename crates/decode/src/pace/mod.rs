@@ -5,7 +5,8 @@
 //!
 //! A round's *gain* is what plain decoding of its tokens would have taken then, less its time. A draft
 //! model has an account in plain steps. Gains of its rounds are paid in, up to a limit; losses are taken
-//! out; every token that is decoded without it pays in a little. It drafts while there is something in
+//! out; every token that is decoded without it pays in a little. Of several requests in a round the mean counts, so
+//! that the bad luck of some does not end what pays for all. It drafts while there is something in
 //! the account, and tries again when a trial's worth has come together. So a draft that never pays costs
 //! three steps and then at most one in a hundred, over all requests, whatever their lengths. Of several requests that
 //! decode together one tries the draft, until it is seen to pay; where they share its passes all of them try, for one
@@ -87,6 +88,22 @@ pub struct Pace {
     on_trial: bool,
     /// Rounds with proposals since the last plain step.
     since_plain: usize,
+    /// The round that is being learned from.
+    round: Round,
+}
+
+/// What the requests of a round brought, before it is booked.
+#[derive(Debug, Clone, Copy, Default)]
+struct Round {
+    /// They share the passes of the draft: where one tries it, all do.
+    shares: bool,
+    requests: usize,
+    /// Those whose draft ran.
+    drafted: usize,
+    /// Plain steps that these gained, in all.
+    gained: f64,
+    /// Tokens of the others.
+    undrafted_tokens: usize,
 }
 
 impl Default for Pace {
@@ -99,6 +116,7 @@ impl Default for Pace {
             pays: false,
             on_trial: false,
             since_plain: 0,
+            round: Round::default(),
         }
     }
 }
@@ -121,6 +139,8 @@ impl Pace {
 
     /// What a request does in the next round, whose draft shares its passes with those of others or not.
     pub fn mode(&mut self, shares: bool) -> Mode {
+        self.book_round();
+        self.round.shares = shares;
         let measure = self.costs.plain.len() < FIRST_STEPS || self.since_plain >= REMEASURE;
         match (measure, self.rests) {
             (true, _) => Mode::Plain,
@@ -145,6 +165,7 @@ impl Pace {
 
     /// Learns from the pass of a round.
     pub fn add_pass(&mut self, pass: &Pass) {
+        self.book_round();
         self.costs.add_pass(pass);
         self.since_plain = if pass.nodes == 0 { 0 } else { self.since_plain + 1 };
         self.on_trial = false;
@@ -154,11 +175,29 @@ impl Pace {
     pub fn add(&mut self, (round, pass): (&RoundRecord, &Pass), proposals: &Proposals) {
         self.costs.add((round, pass), proposals);
         let Some(plain) = self.costs.plain() else { return };
+        self.round.requests += 1;
         if proposals.drafted == Drafted::Nothing {
-            self.account += self.earned * round.committed as f64;
+            self.round.undrafted_tokens += round.committed;
+        } else {
+            self.round.drafted += 1;
+            self.round.gained += self.costs.gain(plain, (round, pass));
+        }
+    }
+
+    /// Books the last round, once all of its requests are known.
+    fn book_round(&mut self) {
+        if self.round.requests == 0 {
+            return;
+        }
+        let Round { shares, requests, drafted, gained, undrafted_tokens } =
+            std::mem::take(&mut self.round);
+        // A trial of all takes as many plain steps as one of a single request, and comes as often.
+        let trying = if shares { requests } else { 1 };
+        self.account += self.earned * undrafted_tokens as f64 / trying as f64;
+        if drafted == 0 {
             self.rests &= self.account < TRIAL_BUDGET;
         } else {
-            self.account += self.costs.gain(plain, (round, pass));
+            self.account += gained / drafted as f64;
             if self.account >= FIRST_BUDGET {
                 // It pays: whatever failed before is over.
                 (self.rests, self.pays) = (false, true);
@@ -456,13 +495,19 @@ mod tests {
         assert!(sure.1 > 0.9 && sure.0 > 1.05, "{sure:?}");
     }
 
-    /// Decodes where `together` decode, all alike, with a chain of 4 whose first `accepted` tokens hold. Its levels
+    /// Decodes where `together` decode with a chain of 4, of which `accepted(request)` tokens hold. Its levels
     /// take `draft` plain steps, for all in passes that they share, or for each. A row takes a hundredth of a step.
-    /// Tokens of each for a plain step's time.
-    fn draft_together(together: usize, accepted: usize, draft: f64, shares: bool) -> f64 {
+    /// Tokens of each for a plain step's time, and the share of rounds that drafted.
+    fn draft_together(
+        together: usize,
+        accepted: impl Fn(usize) -> usize,
+        draft: f64,
+        shares: bool,
+    ) -> (f64, f64) {
         let mut paces = Paces::default();
-        let (mut tokens, mut seconds) = (0, 0.0);
-        for _ in 0..400 {
+        let (mut tokens, mut seconds, mut drafted) = (0, 0.0, 0);
+        let rounds = 400;
+        for _ in 0..rounds {
             let pace = paces.of(together);
             let modes: Vec<Mode> = (0..together).map(|_| pace.mode(shares)).collect();
             let drafting = modes.iter().filter(|mode| **mode == Mode::Draft).count();
@@ -470,12 +515,13 @@ mod tests {
             let pass = Pass { seconds: 1.0 + 0.01 * (4 * drafting) as f64, nodes: 4 * drafting };
             pace.add_pass(&pass);
             seconds += pass.seconds + draft * drafting as f64 / parts as f64;
-            for mode in modes {
+            drafted += usize::from(drafting > 0);
+            for (request, mode) in modes.into_iter().enumerate() {
                 let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
                 let mut proposals = Proposals::default();
                 if mode == Mode::Draft {
-                    (record.depth, record.nodes, record.accepted) = (4, 4, accepted);
-                    record.committed = accepted + 1;
+                    (record.depth, record.nodes, record.accepted) = (4, 4, accepted(request));
+                    record.committed = record.accepted + 1;
                     record.seconds.draft = draft / parts as f64;
                     proposals.drafted = Drafted::Levels(4);
                 }
@@ -483,14 +529,14 @@ mod tests {
                 pace.add((&record, &pass), &proposals);
             }
         }
-        tokens as f64 / (together as f64 * seconds)
+        (tokens as f64 / (together as f64 * seconds), drafted as f64 / f64::from(rounds))
     }
 
     #[test]
     fn a_draft_whose_passes_are_shared_pays_where_it_would_not_for_each() {
         for together in [2, 4, 8] {
             let [shared, of_each] =
-                [true, false].map(|shares| draft_together(together, 2, 0.9, shares));
+                [true, false].map(|shares| draft_together(together, |_| 2, 0.9, shares).0);
             assert!(shared > 1.1, "{together}: {shared}");
             assert!(together < 4 || (0.95..1.0).contains(&of_each), "{together}: {of_each}");
         }
@@ -499,8 +545,17 @@ mod tests {
     #[test]
     fn a_useless_draft_costs_little_where_its_passes_are_shared() {
         for (together, draft) in [(2, 0.3), (8, 0.3), (8, 1.0), (16, 2.0)] {
-            let speed = draft_together(together, 0, draft, true);
+            let (speed, _) = draft_together(together, |_| 0, draft, true);
             assert!(speed > 0.97, "{together} {draft}: {speed}");
+        }
+    }
+
+    #[test]
+    fn a_shared_draft_that_pays_goes_on_though_some_requests_lose() {
+        // The lucky ones first, then the others.
+        for accepted in [[4, 4, 4, 4, 0, 0, 0, 0], [0, 0, 0, 0, 4, 4, 4, 4]] {
+            let (speed, drafted) = draft_together(8, |request| accepted[request], 0.5, true);
+            assert!(speed > 1.5 && drafted > 0.9, "{accepted:?}: {speed} {drafted}");
         }
     }
 }
