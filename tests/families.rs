@@ -605,6 +605,24 @@ fn drafts_of_every_method_train_and_decode_on_every_family() {
 }
 
 #[test]
+fn drafts_of_every_method_train_and_decode_on_states_latent_rows_and_shared_keys() {
+    for config in [
+        windowed("gemma3_text"),
+        recurrent("qwen3_5_text", false),
+        recurrent("qwen3_next", true),
+        recurrent("lfm2", false),
+        gemma4(false),
+        latent(),
+    ] {
+        // GLIDE, the first method, reads keys, of which latent rows have none.
+        let unread = usize::from(config["kv_lora_rank"].is_u64());
+        for options in methods().into_iter().skip(unread) {
+            check_method(&config, &options, false);
+        }
+    }
+}
+
+#[test]
 fn what_a_store_holds_of_families_and_soft_capped_logits_trains_alike() {
     let methods = methods();
     for (family, method) in

@@ -1,8 +1,8 @@
 //! Blocks of tokens that a model proposes in one pass.
 
 use longdraft_decode::drafter::{
-    BlockDrafter, BlockModel, Chosen, DraftContext, Drafted, Drafter, Forecast, LookupChances,
-    MatchClass, Plan, Worth,
+    BlockDrafter, BlockModel, Chosen, DraftContext, Drafted, Drafter, Forecast, Logits,
+    LookupChances, MatchClass, Plan, Worth,
 };
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Pacing, Result, Sampling, Tree, VerifyRule};
@@ -178,7 +178,12 @@ impl BlockModel for Small {
     }
 }
 
-fn proposed(model: Small, shape: &DraftShape, drawn: bool, worth: Option<&Worth>) -> Tree {
+fn proposed(
+    model: impl BlockModel,
+    shape: &DraftShape,
+    drawn: bool,
+    worth: Option<&Worth>,
+) -> Tree {
     let target = target("llama", 16, (1, 1), 72);
     let (cache, tokens) = (target.new_cache().expect("cache"), prompt(3, 72));
     let mut plan = Plan {
@@ -195,6 +200,46 @@ fn proposed(model: Small, shape: &DraftShape, drawn: bool, worth: Option<&Worth>
     };
     let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
     BlockDrafter::new(model).propose(context, &mut plan).expect("proposals")
+}
+
+/// Candidates of a slot, the likeliest before a selector first, with what the selector makes of them.
+struct Candidates(Vec<(u32, f32)>);
+
+impl BlockModel for Candidates {
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        None
+    }
+
+    fn block_len(&self) -> usize {
+        1
+    }
+
+    fn begin(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn run(&mut self, _: DraftContext<'_>, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn forecasts(&mut self, _: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+        let (columns, values) = self.0.iter().copied().unzip();
+        let forecast = Forecast { logits: Logits::Some { columns, values }, confidence: None };
+        Ok(vec![forecast; before.len()])
+    }
+}
+
+#[test]
+fn equal_candidates_are_proposed_in_their_order() {
+    for (candidates, wanted) in [
+        ([(4, 0.5), (3, 1.0), (1, 1.0)], 3),
+        ([(4, 1.0), (3, 1.0), (1, 1.0)], 4),
+        ([(4, 0.5), (3, 1.0), (1, 1.5)], 1),
+    ] {
+        let model = Candidates(candidates.to_vec());
+        let tree = proposed(model, &DraftShape::Chain { length: 1 }, false, None);
+        assert_eq!(tree.nodes()[0].token, TargetTokenId(wanted), "{candidates:?}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod noted;
 mod pacing;
 mod plumbing;
 mod recurrent_enumeration;
+mod shared_keys;
 mod sharing;
 mod statistics;
 mod together;

@@ -262,6 +262,11 @@ impl Parts {
     /// # Errors
     /// - as [`RopeParameters::build`]
     pub fn build_rope(&self, rope: &RopeParameters, head_dim: usize) -> Result<Rope> {
+        // Unweighted norms stand after the embedding and take a factor on cos and sin away.
+        let rope = match self.qk_norm {
+            QkNorm::Unweighted => &rope.of_unit_length(),
+            _ => rope,
+        };
         let rope = rope.build(self.turning(head_dim))?.within(head_dim)?;
         Ok(if self.rotary.neighbours { rope.of_neighbours() } else { rope })
     }
@@ -327,6 +332,8 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_kernels::rope::RopeScaling;
+
     use super::*;
 
     #[test]
@@ -338,6 +345,26 @@ mod tests {
         assert!((growth.at(39) - (1.0 + 0.5 * 4.0_f32.ln())).abs() < 1e-6);
         let later = QueryGrowth { offset: 1, ..growth };
         assert!((later.at(9) - growth.at(10)).abs() < 1e-7);
+    }
+
+    #[test]
+    fn norms_after_the_embedding_take_its_factor_away() {
+        let scaling = |attention_factor| RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            original_context: 64.0,
+            attention_factor,
+            truncate: true,
+        };
+        let rope = |qk_norm, factor| {
+            let stretched =
+                RopeParameters { scaling: scaling(factor), ..RopeParameters::plain(1e4) };
+            let parts = Parts { qk_norm, ..Parts::default() };
+            parts.build_rope(&stretched, 16).expect("frequencies")
+        };
+        assert_eq!(rope(QkNorm::Unweighted, 1.5), rope(QkNorm::None, 1.0));
+        assert_ne!(rope(QkNorm::PerHead, 1.5), rope(QkNorm::PerHead, 1.0));
     }
 
     #[test]

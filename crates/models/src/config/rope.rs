@@ -65,6 +65,15 @@ impl RopeParameters {
         }
     }
 
+    /// The same without a factor on cos and sin.
+    pub(super) fn of_unit_length(&self) -> Self {
+        let mut same = self.clone();
+        if let RopeScaling::Yarn { attention_factor, .. } = &mut same.scaling {
+            *attention_factor = 1.0;
+        }
+        same
+    }
+
     /// From `rope_theta` and [`rotary_keys`], whose base wins; 10 000 if neither says one.
     pub(crate) fn from_json(
         config: &Value,
