@@ -396,6 +396,34 @@ fn the_tables_of_the_documentation_are_what_their_commands_print() {
     }
 }
 
+/// Peaks that a GPU took stand in docs/results/gpu.md, below the commands that plan the same rows.
+#[test]
+fn plans_of_gpus_say_what_one_took() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text =
+        std::fs::read_to_string(root.join("docs/results/gpu.md")).expect("docs/results/gpu.md");
+    let text = text.replace("\\\n", " ");
+    let commands = text.lines().filter(|line| line.starts_with("longdraft train"));
+    let commands = commands.filter(|line| line.contains("--ranks 1 --device cuda:0"));
+    let commands: Vec<&str> = commands.collect();
+    let table = text.lines().skip_while(|line| !line.starts_with("| step | planned, GiB"));
+    let table = table.skip(2).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<&str>> = table.map(|line| line.split(" | ").collect()).collect();
+    assert!(commands.len() >= 4 && commands.len() == rows.len(), "{commands:?} {rows:?}");
+    for (command, row) in commands.iter().zip(&rows) {
+        let [_, planned, taken] = row[..] else { panic!("three columns: {row:?}") };
+        let taken: f64 = taken.trim_end_matches(" |").parse().expect("a number");
+        let arguments: Vec<&str> = command.split_whitespace().skip(1).chain(["--json"]).collect();
+        let output = longdraft(&arguments).current_dir(&root).output().expect("the binary starts");
+        assert!(output.status.success(), "{}", stderr(&output));
+        let bytes = last_json(&stdout(&output))["stages"][0]["bytes"].as_f64().expect("bytes");
+        let gib = bytes / f64::from(1 << 30);
+        assert_eq!(format!("{gib:.1}"), planned, "`{command}`");
+        let off = gib / taken - 1.0;
+        assert!(off.abs() <= 0.05, "`{command}`: {gib:.1} GiB planned, {taken} GiB taken");
+    }
+}
+
 /// Two ranks: memory of the first one, and bytes that it sends.
 #[cfg(feature = "mpi")]
 #[test]

@@ -142,8 +142,8 @@ impl Workload {
             let gathered = (GATHERED_TARGET, learning);
             phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
         }
-        // An accelerator multiplies in bf16 where it holds the target so: weights are turned once a step.
-        let turned = self.layout.is_accelerator() && self.layout.target_value_bytes == 2;
+        // Products of 16 bits read weights that are turned once a step.
+        let turned = self.layout.has_half_products();
         let factors = if turned { parameters.weight_bytes().max(whole) / 2 } else { 0 };
         let common = |more: [(&'static str, u64); 3]| {
             let mut parts = vec![
@@ -160,7 +160,12 @@ impl Workload {
         let summed = ("gradients of rows before", summed);
         let chunks = ("chunks of the loss", row.chunks);
         let backward = ("gradients under way", row.backward);
-        let added = parameters.gradient_bytes();
+        // A CPU copies them. On an accelerator they stay where they are, or are added to those before one by one.
+        let added = match (self.layout.is_accelerator(), summed.1) {
+            (false, _) => parameters.gradient_bytes(),
+            (true, 0) => 0,
+            (true, _) => parameters.largest_tensor_bytes(),
+        };
         let left = [("gradients under way", row.left), summed, ("gradients", added)];
         phases.push(phase("forward", common([chunks, summed, ("", 0)])));
         phases.push(phase("backward", common([backward, summed, ("", 0)])));
@@ -172,7 +177,7 @@ impl Workload {
             let reduction = (SUMS, parameters.reduction_bytes());
             phases.push(phase("reduction", vec![("features", waiting), gradients, reduction]));
         }
-        let update = (UPDATE, parameters.update_bytes());
+        let update = (UPDATE, parameters.update_bytes(places.updates_on_accelerator()));
         phases.push(phase("update", vec![("features", waiting), update]));
         let copies = (COPIES, parameters.checkpoint_bytes());
         phases.push(phase("checkpoint", vec![("features", waiting), copies]));
@@ -312,5 +317,36 @@ impl Workload {
             operations::of_target(&self.target, &specs, self.row_tokens)
         };
         of_target + self.draft.operations(&row, self.row_tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+    use longdraft_train::config::TrainConfig;
+
+    use crate::{Layout, Workload};
+
+    #[test]
+    fn an_accelerator_adds_gradients_where_they_are() {
+        let gradients = |rows: usize, threads: usize| {
+            let config = serde_json::json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "draft": { "method": "glide" }, "train": { "rows_per_step": rows },
+            });
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let workload =
+                Workload::new(&config, target, Layout::of(1, threads)).expect("sizes that fit");
+            let phases = workload.estimate().phases;
+            let phase = phases.iter().find(|phase| phase.name == "gradients").expect("a phase");
+            let items = phase.items.iter();
+            items.filter(|item| item.name == "gradients").map(|item| item.bytes).sum::<u64>()
+        };
+        let all = gradients(1, 1);
+        assert_eq!((gradients(2, 1), gradients(1, 0)), (all, 0));
+        // The sum of the largest matrix, beside both of its terms.
+        assert_eq!(gradients(2, 0), 4 * 4096 * 12288);
+        assert!(all > 800_000_000, "{all}");
     }
 }

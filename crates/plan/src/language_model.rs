@@ -2,7 +2,7 @@
 
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
 use longdraft_pretrain::PretrainConfig;
-use longdraft_train::footprint::loss::{chunk_bytes, row_bytes};
+use longdraft_train::footprint::loss::{Against, chunk_bytes, row_bytes};
 use longdraft_train::footprint::{ALL_PASSES, F32, Layer, Row, RowMemory, tensor_values};
 
 use crate::communication;
@@ -20,6 +20,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         parts: 1,
         teacher_logits: false,
         threads,
+        half_products: threads == 0 && config.precision.frozen_bytes(true) == 2,
     };
     let memory = row_memory(&config.model, &row);
     let parameters = parameters(config, &memory, ranks);
@@ -51,7 +52,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         let reduction = (SUMS, parameters.reduction_bytes());
         phases.push(phase("reduction", &[("gradients", parameters.gradient_bytes()), reduction]));
     }
-    let update = (UPDATE, parameters.update_bytes());
+    let update = (UPDATE, parameters.update_bytes(places.updates_on_accelerator()));
     phases.push(phase("update", &[update, ("updates of matrices", updates)]));
     phases.push(phase("checkpoint", &[(COPIES, parameters.checkpoint_bytes())]));
     let per_token = config.model.training_operations_per_token(sequence);
@@ -134,6 +135,7 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     let specs = tensor_specs(config);
     let (layers, trained) = (config.num_hidden_layers as u64, tensor_values(&specs));
     let more = if config.is_llama() { 0 } else { baseline_values(config, &layer) };
+    let more = more + if row.is_accelerator() { composed_values(config, &layer) } else { 0 };
     // A baseline norms the embeddings; a layer that has a skip adds it.
     let of_skips = if config.is_llama() { 0 } else { 1 + config.encoder_layers() as u64 };
     let of_token = [
@@ -145,25 +147,50 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     ];
     // The head's gradient waits.
     let kept = row.tokens * of_token.iter().sum::<u64>() + vocabulary * width + 1;
-    // The first layer comes last: all weights but its own and an embedding of its own have gradients. Those of a
-    // baseline's normed embeddings wait for all layers; its MLP has no gate.
     let embedding = if config.tie_word_embeddings { 0 } else { vocabulary * width };
-    let (mixed, gate) = if config.is_llama() { (0, 0) } else { (width, layer.inner) };
-    let later = trained - embedding;
-    let in_mlp = later.saturating_sub(layer.matrices()) + layer.mlp_gradients(row.tokens)
-        - row.tokens * gate;
-    let in_attention = later.saturating_sub(layer.projections())
-        + layer.attention_gradients(row.tokens, row.tokens);
+    // Gradients of a baseline's normed embeddings wait for all layers.
+    let mixed = if config.is_llama() { 0 } else { row.tokens * width };
+    let under_way = mixed + gradients(config, &layer, row, trained - embedding);
     let of_head = (row.chunk(vocabulary), width, vocabulary);
     RowMemory {
         activations: F32 * kept,
-        chunks: chunk_bytes(row, width, vocabulary, false),
-        backward: F32 * (row.tokens * mixed + in_mlp.max(in_attention)).max(trained),
+        chunks: chunk_bytes(row, width, vocabulary, Against::Labels),
+        backward: F32 * under_way.max(trained),
         left: F32 * trained,
         results: row_bytes(row.learned),
         packed: layer.packed_bytes(row, row.tokens).max(row.packed_bytes(&ALL_PASSES, &[of_head])),
         weight_gradients: F32 * trained,
     }
+}
+
+/// Gradients under way, at most. The first layer comes last: of all `later` weights only its own have none. A
+/// baseline's MLP has no gate.
+fn gradients(config: &LanguageModelConfig, layer: &Layer, row: &Row, later: u64) -> u64 {
+    let tokens = row.tokens;
+    let all_but = |matrices: u64| later.saturating_sub(matrices);
+    if !row.is_accelerator() {
+        let gate = if config.is_llama() { 0 } else { layer.inner };
+        let in_mlp = all_but(layer.matrices()) + layer.mlp_gradients(tokens) - tokens * gate;
+        let in_attention = all_but(layer.projections()) + layer.attention_gradients(tokens, tokens);
+        return in_mlp.max(in_attention);
+    }
+    let of_mlp = if config.is_llama() {
+        layer.gated_onto_gradients(tokens)
+    } else {
+        // Of the residual, and of five of the rectifier's steps.
+        tokens * (layer.width + 5 * layer.inner)
+    };
+    let in_mlp = all_but(layer.matrices()) + layer.width * layer.inner + of_mlp;
+    let in_attention = all_but(layer.projections()) + layer.attended_gradients(tokens, tokens, 0);
+    let in_queries = all_but(layer.read * layer.query) + layer.queried_gradients(tokens);
+    in_mlp.max(in_attention).max(in_queries)
+}
+
+/// Kept of a token in a layer on an accelerator, whose ops are not fused: of a Llama's MLP its product, and its
+/// output before the sum; of the baseline's the rectifier's four steps before the square, and of the mix and both
+/// branches what is scaled before the sum.
+fn composed_values(config: &LanguageModelConfig, layer: &Layer) -> u64 {
+    if config.is_llama() { layer.gated_onto_values() } else { 4 * layer.inner + 3 * layer.width }
 }
 
 /// Kept of a token in a layer of the baseline beside what a Llama's keeps.
@@ -190,6 +217,31 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_gpu_keeps_what_a_cpu_forms_again() {
+        let baseline = LanguageModelConfig::default();
+        let llama =
+            LanguageModelConfig { architecture: DecoderArchitecture::Llama, ..baseline.clone() };
+        for (config, inner, width) in [(llama, 1, 1), (baseline, 4, 3)] {
+            let on = |threads| {
+                let row = Row {
+                    tokens: 512,
+                    learned: 512,
+                    parts: 1,
+                    teacher_logits: false,
+                    threads,
+                    half_products: false,
+                };
+                row_memory(&config, &row)
+            };
+            let more = inner * config.mlp_width() + width * config.hidden_size;
+            let more = 4 * 512 * config.num_hidden_layers * more;
+            let (cpu, gpu) = (on(1), on(0));
+            assert_eq!(gpu.activations - cpu.activations, more as u64);
+            assert!(cpu.packed > 0 && gpu.packed == 0, "{gpu:?} {cpu:?}");
+        }
+    }
+
     /// Counted tensor by tensor over both passes.
     #[test]
     fn a_micro_batch_takes_what_its_tensors_take_together() {
@@ -201,8 +253,9 @@ mod tests {
             architecture: DecoderArchitecture::Llama,
             ..LanguageModelConfig::default()
         };
-        let (tokens, parts) = (8192, 1);
-        let row = Row { tokens, learned: tokens, parts, teacher_logits: false, threads: 0 };
+        let (tokens, parts, threads, half_products) = (8192, 1, 1, false);
+        let row =
+            Row { tokens, learned: tokens, parts, teacher_logits: false, threads, half_products };
         for (config, counted) in
             [(baseline, 3_236_701_188), (partial, 3_820_233_732), (llama, 2_327_521_284_u64)]
         {

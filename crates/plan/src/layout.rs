@@ -25,4 +25,9 @@ impl Layout {
     pub(crate) fn is_accelerator(&self) -> bool {
         self.threads == 0
     }
+
+    /// Whether products take factors of 16 bits: an accelerator's, where it holds the target so.
+    pub(crate) fn has_half_products(&self) -> bool {
+        self.is_accelerator() && self.target_value_bytes == 2
+    }
 }

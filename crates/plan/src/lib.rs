@@ -2,8 +2,9 @@
 //!
 //! Everything follows from the configuration and the target's sizes. Each term is a function whose
 //! docstring holds its formula; [`Workload::estimate`] says which of them are alive together. Memory is that of
-//! the CPU path in f32, the resident set of a rank; tests hold it against measured runs. On an
-//! accelerator the same terms lie in its own memory but for those of [`Place::Host`].
+//! the CPU path in f32, the resident set of a rank, or of the path of accelerators, with what its tensors take; tests
+//! hold both against measured runs. On an accelerator the terms lie in its own memory but for those of
+//! [`Place::Host`].
 //!
 //! ```text
 //! TrainConfig, TargetConfig, Layout -> Workload -> Estimate { phases of terms, bytes sent, operations }

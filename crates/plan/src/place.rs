@@ -88,6 +88,11 @@ impl Places {
         if self.on_accelerator { Place::Accelerator } else { Place::Host }
     }
 
+    /// Whether the optimizer works where models lie, and that is an accelerator.
+    pub(crate) fn updates_on_accelerator(self) -> bool {
+        self.on_accelerator && !self.updates_on_host
+    }
+
     /// Terms that are not nothing, with their places.
     pub(crate) fn items(self, terms: impl IntoIterator<Item = (&'static str, u64)>) -> Vec<Item> {
         let some = terms.into_iter().filter(|(_, bytes)| *bytes > 0);

@@ -105,6 +105,7 @@ impl Workload {
                 TeacherKind::Full | TeacherKind::EveryToken
             ),
             threads: self.layout.threads,
+            half_products: self.layout.has_half_products(),
         }
     }
 

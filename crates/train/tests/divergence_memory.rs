@@ -81,7 +81,9 @@ fn planned(loss: SlotLoss, chained: bool) -> usize {
     };
     let footprint = method.footprint(&TeacherConfig::default(), &target()).expect("sizes that fit");
     let tokens = TOKENS as u64;
-    let row = Row { tokens, learned: tokens, parts: 1, teacher_logits: true, threads: 1 };
+    let (threads, half_products) = (1, false);
+    let row =
+        Row { tokens, learned: tokens, parts: 1, teacher_logits: true, threads, half_products };
     footprint.row_memory(&row).chunks as usize
 }
 

@@ -2,15 +2,90 @@
 
 use super::{F32, Row};
 
-/// Bytes of a chunk of `c` rows: the draft's logits and, with a whole teacher, the teacher's,
+/// Bytes of a value of 16 bits.
+const HALF: u64 = 2;
+
+/// What the logits of a chunk are held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Against {
+    /// A token a row.
+    Labels,
+    /// Some tokens a row, with their probabilities.
+    Entries,
+    /// A teacher's logits, of which every row has its own.
+    Teacher,
+    /// A teacher's logits as its head's type rounds them; rows that share a teacher stand side by side.
+    SharedTeacher,
+}
+
+impl Against {
+    /// Whether a teacher's logits are formed.
+    pub fn has_teacher(self) -> bool {
+        matches!(self, Self::Teacher | Self::SharedTeacher)
+    }
+}
+
+/// Bytes of the loss while a chunk of `c` rows is there: the draft's logits and, with a whole teacher, the teacher's,
 /// `4 c V` each, and the gradients of their states, `4 c H`.
-pub fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, teacher: bool) -> u64 {
-    let distributions = if teacher { 2 } else { 1 };
+pub fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, against: Against) -> u64 {
+    if row.is_accelerator() {
+        return on_accelerator(row, width, vocabulary, against);
+    }
+    let distributions = if against.has_teacher() { 2 } else { 1 };
     F32 * row.chunk(vocabulary) * (distributions * vocabulary + width)
+}
+
+/// The same on an accelerator. It forms the gradient of a chunk's logits beside them, in the type of the products'
+/// factors; from entries in f32 first. A teacher's rounded logits exist in both types beside those before. All
+/// states are there as factors, in the order of their teachers once more. Gradients of the chunks' states are
+/// joined in the end, `4 R H`.
+fn on_accelerator(row: &Row, width: u64, vocabulary: u64, against: Against) -> u64 {
+    let (factor, copies) = if row.half_products { (HALF, 1) } else { (F32, 0) };
+    let of_logit = match against {
+        Against::Labels => F32 + factor,
+        Against::Entries => 2 * F32 + copies * HALF,
+        Against::Teacher => 2 * F32 + factor,
+        Against::SharedTeacher => 2 * F32 + factor.max(copies * (HALF + F32)),
+    };
+    let ordered = u64::from(against == Against::SharedTeacher);
+    let states = row.learned * width;
+    let chunk = row.chunk(vocabulary) * vocabulary * of_logit;
+    (copies + ordered) * factor * states + chunk.max(F32 * states)
 }
 
 /// Bytes of the results and factors of `rows` rows, numbers that are no tensors: 40 in results, 25
 /// in statistics, 40 in plans, factors, labels and normalisers.
 pub fn row_bytes(rows: u64) -> u64 {
     (40 + 25 + 40) * rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{on_cpu, on_gpu};
+    use super::*;
+
+    #[test]
+    fn an_accelerator_holds_the_gradients_of_a_chunks_logits() {
+        let (width, vocabulary) = (64, 1 << 16);
+        let bytes = |row: &Row, against| chunk_bytes(row, width, vocabulary, against);
+        let (cpu, gpu) = (on_cpu(4096, 1), on_gpu(4096));
+        let single = Row { half_products: false, ..gpu };
+        let (states, logits) = (4096 * 64, 1 << 25);
+        assert_eq!(gpu.chunk(vocabulary), 512);
+        let of_cpu = 4 * cpu.chunk(vocabulary) * (2 * vocabulary + width);
+        assert_eq!(bytes(&cpu, Against::Teacher), of_cpu);
+        for (against, half, whole) in [
+            (Against::Labels, 6, 8),
+            (Against::Entries, 10, 8),
+            (Against::Teacher, 10, 12),
+            (Against::SharedTeacher, 14, 12),
+        ] {
+            let ordered = u64::from(against == Against::SharedTeacher);
+            assert_eq!(bytes(&gpu, against), half * logits + (1 + ordered) * 2 * states);
+            assert_eq!(bytes(&single, against), whole * logits + ordered * 4 * states);
+        }
+        // Where logits are few, the joined gradients are more.
+        let wide = chunk_bytes(&gpu, 1 << 20, 2, Against::Labels);
+        assert_eq!(wide, (2 + 4) * 4096 * (1 << 20));
+    }
 }

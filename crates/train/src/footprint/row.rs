@@ -12,6 +12,9 @@ pub const INPUT_PASSES: [Pass; 2] = [Pass::Forward, Pass::InputGradient];
 /// Passes of a map whose input gets no gradient.
 pub const WEIGHT_PASSES: [Pass; 2] = [Pass::Forward, Pass::WeightGradient];
 
+/// Logits of a chunk of the loss on an accelerator: as many as its kernels' library forms at a time.
+const LOGITS_ON_ACCELERATOR: u64 = 1 << 25;
+
 /// A row as a rank works on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
@@ -25,18 +28,30 @@ pub struct Row {
     pub teacher_logits: bool,
     /// Threads of the rank; 0: an accelerator, which packs no operands.
     pub threads: usize,
+    /// Whether products take factors of 16 bits: an accelerator's, where it holds the target so.
+    pub half_products: bool,
 }
 
 impl Row {
+    /// Whether it is an accelerator that works on it.
+    pub fn is_accelerator(&self) -> bool {
+        self.threads == 0
+    }
+
     /// Rows of a chunk of the loss over a vocabulary.
     pub fn chunk(&self, vocabulary: u64) -> u64 {
-        (chunk_rows(vocabulary as usize) as u64).min(self.learned)
+        let rows = if self.is_accelerator() {
+            (LOGITS_ON_ACCELERATOR / vocabulary.max(1)).max(1)
+        } else {
+            chunk_rows(vocabulary as usize) as u64
+        };
+        rows.min(self.learned)
     }
 
     /// Bytes of packed operands that the calling thread keeps after products of maps of
     /// `(rows, inputs, outputs)`.
     pub fn packed_bytes(&self, passes: &[Pass], maps: &[(u64, u64, u64)]) -> u64 {
-        if self.threads == 0 {
+        if self.is_accelerator() {
             return 0;
         }
         let of_pass = |pass: &Pass| {
@@ -65,12 +80,12 @@ pub struct RowMemory {
     pub results: u64,
     /// Packed operands that the calling thread keeps.
     pub packed: u64,
-    /// Gradients of all weights that it trains.
+    /// Gradients of all weights that it trains. A CPU copies them at the end of the backward pass.
     pub weight_gradients: u64,
 }
 
 impl RowMemory {
-    /// What it holds at most at the same time, packed operands apart.
+    /// What it holds on a CPU at most at the same time, packed operands apart.
     pub fn peak(&self) -> u64 {
         let at_end = self.left + self.weight_gradients;
         self.activations + self.results + self.chunks.max(self.backward).max(at_end)

@@ -15,7 +15,7 @@ use super::divergence;
 use super::slot_loss::SlotLoss;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values,
     tensor_values,
@@ -82,7 +82,7 @@ impl Footprint for BlockFootprint {
             let sizes = (slots, layer.width, vocabulary);
             divergence::chunk_bytes(self.loss, sizes, (self.bend, low_rank))
         } else {
-            chunk_bytes(&of_slots, layer.width, vocabulary, row.teacher_logits)
+            chunk_bytes(&of_slots, layer.width, vocabulary, self.against(row))
         };
         RowMemory {
             activations: F32 * self.kept(row, slots),
@@ -150,6 +150,15 @@ impl BlockFootprint {
         row.tokens.min(of_row.div_ceil(row.parts)) * self.sizes.block_size as u64
     }
 
+    /// What the logits of slots are held to, by the distribution that they learn.
+    fn against(&self, row: &Row) -> Against {
+        match self.teacher() {
+            _ if row.teacher_logits => Against::SharedTeacher,
+            TeacherKind::None => Against::Labels,
+            _ => Against::Entries,
+        }
+    }
+
     fn layer(&self) -> Layer {
         let config = &self.sizes;
         Layer {
@@ -194,6 +203,7 @@ impl BlockFootprint {
             layer.query + layer.kv,                  // norms of queries and keys
             1 + config.block_size as u64,            // slots of its block that a query sees
             config.convolution.map_or(0, convolved), // convolutions
+            if self.adds_gated(row) { layer.gated_onto_values() } else { 0 },
         ];
         let of_slot = [
             layer.width + angles,                  // input, angles
@@ -209,6 +219,12 @@ impl BlockFootprint {
         row.tokens * of_context.iter().sum::<u64>()
             + slots * of_slot.iter().sum::<u64>()
             + (joined + table + 1)
+    }
+
+    /// Whether it keeps what an accelerator's MLPs keep beside a CPU's, which add their output to the residual;
+    /// with convolutions both keep the same.
+    fn adds_gated(&self, row: &Row) -> bool {
+        row.is_accelerator() && self.sizes.convolution.is_none()
     }
 
     /// Kept of a slot for the product that a chain adds to the logits: the token before it, and the gradient of
@@ -245,6 +261,18 @@ impl BlockFootprint {
             (tokens * layer.width, tokens * (3 * layer.width + 2 * layer.kv))
         };
         let waiting = if self.layers() > 1 { context } else { 0 };
+        if row.is_accelerator() {
+            let mlp = match self.sizes.convolution {
+                None => layer.gated_onto_gradients(slots),
+                Some(_) => layer.gated_gradients(slots),
+            };
+            let last_matrix = layer.width * layer.inner;
+            let in_mlp = later + last_matrix - layer.matrices() + waiting + mlp;
+            let attended = waiting + layer.attended_gradients(slots, tokens + slots, slots);
+            // Queries come after the context: all other weights have gradients.
+            let in_queries = trained - layer.read * layer.query + layer.queried_gradients(slots);
+            return in_mlp.max(later - layer.projections() + attended).max(in_queries);
+        }
         let of_slot = layer.width + layer.query + 2 * layer.kv;
         let in_mlp = later - layer.matrices() + waiting + layer.mlp_gradients(slots);
         let in_attention = waiting + layer.attention_gradients(slots, tokens + slots);
@@ -266,109 +294,4 @@ impl BlockFootprint {
 }
 
 #[cfg(test)]
-mod tests {
-    use longdraft_models::published::published_config;
-
-    use super::*;
-    use crate::footprint::tests::assert_peak;
-
-    #[test]
-    fn a_row_takes_what_its_tensors_take_together() {
-        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-        let config = BlockConfig::for_target(&target, 5, 16, 0);
-        for (tokens, parts, counted) in [(2048, 1, 20_466_321_412), (2048, 4, 12_654_833_668)] {
-            let row = Row { tokens, learned: tokens, parts, teacher_logits: true, threads: 0 };
-            let budget = BlockBudget::PerRow(512);
-            let footprint = BlockFootprint::new(config.clone(), false, budget, &target);
-            assert_peak(&footprint.expect("sizes that fit").row_memory(&row), counted);
-        }
-    }
-
-    #[test]
-    fn a_divergence_takes_its_own_chunk_many_times_over() {
-        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-        let chunks = |loss, chain| {
-            let config = BlockConfig { chain, ..BlockConfig::for_target(&target, 1, 16, 0) };
-            let footprint =
-                BlockFootprint::new(config, false, BlockBudget::PerRow(64), &target).expect("fits");
-            let row =
-                Row { tokens: 2048, learned: 2048, parts: 1, teacher_logits: true, threads: 0 };
-            footprint.with_loss(loss).row_memory(&row).chunks
-        };
-        // 27 rows have 2^22 logits at most; states of these, and of all 1024 slots, have gradients.
-        let (chunk, states) = (4 * 27 * 151_936, 4 * 4096 * (27 + 1024));
-        let chain = ChainSizes { rank: 256, kind: ChainKind::Vanilla, confidence: None };
-        for (loss, copies) in
-            [(SlotLoss::ReverseKl, 15), (SlotLoss::Renyi, 15), (SlotLoss::Jsd, 44)]
-        {
-            assert_eq!(chunks(loss, None), copies * chunk + states, "{loss:?}");
-            let tables = 4 * 4 * 256 * 151_936;
-            assert_eq!(
-                chunks(loss, Some(chain)),
-                (copies + 2) * chunk + states + tables,
-                "{loss:?}"
-            );
-            assert!(
-                chunks(loss, None) > chunks(SlotLoss::Tv, None),
-                "the fused loss takes as much"
-            );
-        }
-    }
-
-    #[test]
-    fn every_layer_counts_by_its_own_window() {
-        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-        let row = Row { tokens: 8192, learned: 8192, parts: 1, teacher_logits: false, threads: 0 };
-        let operations = |layers: &[LayerKind], window| {
-            let config = BlockConfig {
-                layers: layers.to_vec(),
-                sliding_window: window,
-                ..BlockConfig::for_target(&target, layers.len(), 16, 0)
-            };
-            let footprint = BlockFootprint::new(config, false, BlockBudget::PerRow(512), &target);
-            footprint.expect("sizes that fit").operations(&row, 8192)
-        };
-        let (full, sliding) = (LayerKind::Full, LayerKind::Sliding);
-        let of = |layers: [LayerKind; 3]| operations(&layers, Some(1024));
-        let (none, all) = (of([full; 3]), of([sliding; 3]));
-        let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * a;
-        assert!(close(none, operations(&[full; 3], None)), "a window that no layer has");
-        // Four eighths of a row to one, over queries of 4096 values in a slot for each token.
-        let saved = 14.0 * 4096.0 * (4096.0 - 1024.0);
-        assert!(close(none - all, 3.0 * saved), "{none} {all}");
-        let mixed = of([sliding, full, sliding]);
-        assert!(close(none - mixed, 2.0 * saved), "{none} {mixed}");
-        assert!(
-            close(operations(&[sliding; 3], Some(1 << 20)), none),
-            "a window beyond half a row"
-        );
-    }
-
-    #[test]
-    fn convolutions_selectors_and_chains_take_what_their_tensors_take() {
-        let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
-        let target = published_config(name).expect("a published target");
-        let plain = |layers, slots| BlockConfig::for_target(&target, layers, slots, 0);
-        let dflash2 = BlockConfig {
-            convolution: Some(ConvolutionSizes { kernel_size: 4, group_size: 64 }),
-            selector: Some(SelectorSizes { rank: 64, top_k: 8 }),
-            ..plain(1, 5)
-        };
-        let chained = |kind| BlockConfig {
-            chain: Some(ChainSizes { rank: 256, kind, confidence: None }),
-            ..plain(2, 8)
-        };
-        for (config, counted) in [
-            (dflash2, 158_247_496),
-            (chained(ChainKind::Vanilla), 373_788_164),
-            (chained(ChainKind::Gated), 380_341_764),
-            (chained(ChainKind::Rnn), 391_222_788),
-        ] {
-            let row =
-                Row { tokens: 1024, learned: 1024, parts: 1, teacher_logits: true, threads: 0 };
-            let budget = BlockBudget::PerTokens(16);
-            let footprint = BlockFootprint::new(config, false, budget, &target);
-            assert_peak(&footprint.expect("sizes that fit").row_memory(&row), counted);
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::footprint::loss::{chunk_bytes, row_bytes};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values, tensor_values,
 };
@@ -59,11 +59,12 @@ impl Footprint for Eagle3Footprint {
     }
 
     fn planning_bytes(&self, row: &Row) -> u64 {
-        if row.teacher_logits { planning_bytes(&self.sizes, row.tokens) } else { 0 }
+        if row.teacher_logits { planning_bytes(&self.sizes, row) } else { 0 }
     }
 
     fn row_memory(&self, row: &Row) -> RowMemory {
-        row_memory(&self.sizes, self.steps, row)
+        let against = if row.teacher_logits { Against::SharedTeacher } else { Against::Entries };
+        row_memory(&self.sizes, self.steps, (row, against))
     }
 
     /// `S` steps: its matrices and head forward and back, `6` for every value, attention over half of a
@@ -108,13 +109,16 @@ fn rows_of_step(tokens: u64, step: u64) -> u64 {
 }
 
 /// Memory of a training row of one document whose tokens are all learned.
-fn row_memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
+fn row_memory(config: &Eagle3Config, steps: usize, (row, against): (&Row, Against)) -> RowMemory {
     let steps = Steps::new(config, steps, row);
     let (width, vocabulary) = (steps.layer.width, config.draft_vocab_size as u64);
     let trained = tensor_values(&tensor_specs(config));
-    let teacher = if row.teacher_logits { config.target_hidden_size as u64 } else { 0 };
+    let teacher = if against.has_teacher() { config.target_hidden_size as u64 } else { 0 };
+    // An accelerator's chunks hold something of the rows of all steps.
+    let learned = if row.is_accelerator() { steps.all_rows() } else { row.learned };
+    let learned = Row { learned, ..*row };
     // Logits of a chunk, and the states of draft and teacher that they are products of.
-    let chunks = chunk_bytes(row, width, vocabulary, row.teacher_logits)
+    let chunks = chunk_bytes(&learned, width, vocabulary, against)
         + F32 * row.chunk(vocabulary) * (width + teacher);
     let tapped = (config.target_layers.len() * config.target_hidden_size) as u64;
     let packed = [
@@ -187,6 +191,8 @@ impl<'a> Steps<'a> {
             2 * width,                                  // sum after attention, its norm
             2 * layer.inner + width,                    // gate and up, output
             3 * width,                                  // steps joined, their norm, its gradient
+            // Attention's output before the sum, and what the MLP keeps.
+            if_set(self.row.is_accelerator(), width + layer.gated_onto_values()),
         ];
         let gathered = 2 * layer.kv * self.row.parts;
         let of_token = [
@@ -212,7 +218,7 @@ impl<'a> Steps<'a> {
 
     /// Gradients under way, at most. That is in the step before the last one: the states of the steps before
     /// it and the keys that it sees wait, and all weights but `fc` have gradients. Where it is the only step,
-    /// its layer's matrices get theirs only now.
+    /// its layer's matrices get theirs only now. On an accelerator it may be at the norm of all steps' states.
     fn gradients(&self, trained: u64) -> u64 {
         let (layer, is_only) = (&self.layer, self.rows.len() == 1);
         let step = self.rows.len().saturating_sub(2);
@@ -222,19 +228,40 @@ impl<'a> Steps<'a> {
         let later_keys = if is_only { 0 } else { 2 * layer.kv * keys };
         let waiting = trained - layer.width * fused + states + later_keys;
         let missing = |matrices: u64| if is_only { matrices } else { 0 };
+        if self.row.is_accelerator() {
+            let singles = keys - self.row.tokens * self.row.parts;
+            let of_layer = [
+                // Of the MLP's matrices the last has its gradient.
+                waiting + missing(layer.width * layer.inner) - missing(layer.matrices())
+                    + layer.gated_onto_gradients(rows),
+                waiting - missing(layer.projections())
+                    + layer.attended_gradients(rows, keys, singles),
+                waiting - missing(layer.read * layer.query) + layer.queried_gradients(rows),
+                self.norm_gradients(),
+            ];
+            return of_layer.into_iter().max().unwrap_or(0);
+        }
         let in_mlp = waiting - missing(layer.matrices()) + layer.mlp_gradients(rows);
         let in_attention =
             waiting - missing(layer.projections()) + layer.attention_gradients(rows, keys);
         in_mlp.max(in_attention)
     }
+
+    /// Gradients under way on an accelerator at the norm of all steps' states, where the backward pass begins: of
+    /// the normed states, of the states as they are formed, zeros and sum; and of the head.
+    fn norm_gradients(&self) -> u64 {
+        let head = self.config.draft_vocab_size as u64 * self.layer.width;
+        4 * self.all_rows() * self.layer.width + head
+    }
 }
 
 /// Bytes while a row's rows are planned: the teacher's states that are read, `4 T Ht`, and logits over
-/// the target's vocabulary of 128 of them.
-fn planning_bytes(config: &Eagle3Config, tokens: u64) -> u64 {
+/// the target's vocabulary of 128 of them, on an accelerator of a chunk.
+fn planning_bytes(config: &Eagle3Config, row: &Row) -> u64 {
     const CHUNK: u64 = 128;
-    let logits = CHUNK.min(tokens) * config.vocab_size as u64;
-    F32 * (tokens * config.target_hidden_size as u64 + logits)
+    let vocabulary = config.vocab_size as u64;
+    let rows = if row.is_accelerator() { row.chunk(vocabulary) } else { CHUNK.min(row.tokens) };
+    F32 * (row.tokens * config.target_hidden_size as u64 + rows * vocabulary)
 }
 
 #[cfg(test)]
@@ -242,7 +269,11 @@ mod tests {
     use longdraft_models::published::published_config;
 
     use super::*;
-    use crate::footprint::tests::assert_peak;
+    use crate::footprint::tests::{assert_peak, assert_peak_on_gpu, on_cpu, on_gpu};
+
+    fn memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
+        row_memory(config, steps, (row, Against::SharedTeacher))
+    }
 
     #[test]
     fn a_row_takes_what_its_tensors_take_together() {
@@ -259,8 +290,21 @@ mod tests {
             (&small, 1, (1024, 1), 176_600_778),
             (&small, 5, (1024, 1), 411_163_384),
         ] {
-            let row = Row { tokens, learned: tokens, parts, teacher_logits: true, threads: 0 };
-            assert_peak(&row_memory(config, steps, &row), counted);
+            assert_peak(&memory(config, steps, &on_cpu(tokens, parts)), counted);
+        }
+    }
+
+    #[test]
+    fn a_row_takes_on_a_gpu_what_its_tensors_take_together() {
+        for (name, vocabulary, tokens, counted) in [
+            ("Qwen/Qwen3-8B", 32_000, 2048, 9_389_255_680),
+            ("meta-llama/Llama-3.1-8B-Instruct", 32_000, 4096, 17_779_153_408),
+            ("meta-llama/Llama-3.1-8B-Instruct", 32_000, 16_384, 66_147_959_296),
+            ("HuggingFaceTB/SmolLM2-135M-Instruct", 8192, 16_384, 8_801_161_216),
+        ] {
+            let target = published_config(name).expect("a published target");
+            let config = Eagle3Config::for_target(&target, vocabulary).expect("published layers");
+            assert_peak_on_gpu(&memory(&config, 7, &on_gpu(tokens)), counted);
         }
     }
 
@@ -276,18 +320,21 @@ mod tests {
         let target = published_config("Qwen/Qwen3-8B");
         let config = Eagle3Config::for_target(&target.expect("a published target"), 1000);
         let config = config.expect("published layers");
-        let row = Row { tokens: 100, learned: 100, parts: 1, teacher_logits: true, threads: 1 };
+        let row = on_cpu(100, 1);
         let (h, q, kv, i, rows) = (4096, 32 * 128, 8 * 128, 12288, 98);
         // fc, embeddings, two norms, the input, angles, keys of all tokens.
         let of_tokens = 4 * h + 2 * h + 128 + 3 * kv;
         // Choices of state and input, angles, queries, the rest of the layer; what the head reads.
         let of_rows = h + 2 * h + 128 + 3 * q + 32 + 3 * h + 2 * i + 3 * h;
-        let memory = row_memory(&config, 1, &row);
+        let first = memory(&config, 1, &row);
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
-        assert_eq!(memory.activations, bytes);
+        assert_eq!(first.activations, bytes);
+        // A GPU keeps the MLP's product, and both outputs before they are added.
+        let kept_on_gpu = memory(&config, 1, &on_gpu(100)).activations;
+        assert_eq!(kept_on_gpu - bytes, 4 * rows * (i + 2 * h));
         let trained = tensor_values(&tensor_specs(&config));
-        assert_eq!((memory.weight_gradients, memory.left), (4 * trained, 4 * trained));
+        assert_eq!((first.weight_gradients, first.left), (4 * trained, 4 * trained));
         // Steps share their weights.
-        assert_eq!(row_memory(&config, 3, &row).weight_gradients, 4 * trained);
+        assert_eq!(memory(&config, 3, &row).weight_gradients, 4 * trained);
     }
 }
