@@ -7,6 +7,7 @@ use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_kernels::device::uuid_of;
 use longdraft_models::target_model::Ranks;
 
+use super::joints::{Joint, Purpose};
 use super::{ParallelConfig, Reduction, World};
 use crate::error::Result;
 
@@ -20,7 +21,6 @@ const LATER: std::time::Duration = std::time::Duration::from_secs(30);
 /// Where several ranks exchange tensors.
 pub(super) enum Gpus {
     /// On the GPUs.
-    #[cfg_attr(not(feature = "nccl"), expect(dead_code, reason = "NCCL joins them"))]
     Joined(Arc<dyn DeviceRanks>),
     /// In main memory, though there are GPUs: in words, why.
     Apart(String),
@@ -35,7 +35,7 @@ pub struct TargetRanks {
     pub spread: Option<Arc<dyn Ranks>>,
     /// Those that share its layers (tensor parallel), if there are several.
     pub tensor: Option<Arc<dyn Ranks>>,
-    /// What keeps them from their GPUs, if there are some.
+    /// What keeps some of them from their GPUs, if there are some; all ranks have the same.
     pub remark: Option<String>,
 }
 
@@ -49,12 +49,13 @@ impl ParallelConfig {
         let (mut spread, mut tensor, mut remark) = (None, None, None);
         if self.spreads_weights(world) {
             // Whoever gathers layers, they have the same bits.
-            let (ranks, apart) = exchanging(world, device, self)?;
+            let (ranks, apart) = exchanging(world, Purpose::Weights, device, self)?;
             (spread, remark) = (Some(ranks.as_ranks()), apart);
         }
         if let Some(group) = self.tensor_group(world)? {
-            let (ranks, apart) = summing(&group, device, self)?;
-            (tensor, remark) = (Some(ranks.as_ranks()), remark.or(apart));
+            let (ranks, apart) = summing(&group, Purpose::Layers, device, self)?;
+            tensor = Some(ranks.as_ranks());
+            remark = remark.or(remark_of_any(world, &group, apart)?);
         }
         Ok(TargetRanks { spread, tensor, remark })
     }
@@ -67,10 +68,11 @@ impl ParallelConfig {
 /// - the GPUs do not reach each other
 fn exchanging(
     ranks: &World,
+    purpose: Purpose,
     device: &Device,
     config: &ParallelConfig,
 ) -> Result<(World, Option<String>)> {
-    Ok(match meet(ranks, device, config, None)? {
+    Ok(match meet(ranks, purpose, (device, config), None)? {
         Gpus::Joined(gpus) => (ranks.over_gpus(gpus), None),
         Gpus::Unused => (ranks.clone(), None),
         Gpus::Apart(obstacle) => {
@@ -89,13 +91,30 @@ fn exchanging(
 /// - as [`exchanging`]
 pub(super) fn summing(
     ranks: &World,
+    purpose: Purpose,
     device: &Device,
     config: &ParallelConfig,
 ) -> Result<(World, Option<String>)> {
     if config.reduction == Reduction::RankOrder {
         return Ok((ranks.clone(), None));
     }
-    exchanging(ranks, device, config)
+    exchanging(ranks, purpose, device, config)
+}
+
+/// What the first group that has a remark says; each rank has that of its own `group`. All call it.
+///
+/// # Errors
+/// - as [`World::gather_json`]
+pub(super) fn remark_of_any(
+    world: &World,
+    group: &World,
+    own: Option<String>,
+) -> Result<Option<String>> {
+    // One rank alone exchanges nothing, and a group of all knows it.
+    if group.size() == 1 || group.size() == world.size() {
+        return Ok(own);
+    }
+    Ok(world.gather_json(&own)?.into_iter().flatten().next())
 }
 
 /// Connects the ranks' GPUs for gradients, where each has one of its own, the order of sums is free and every rank
@@ -120,7 +139,7 @@ pub(super) fn connect(
             format!("parallel.zero={zero} spreads the update over the ranks; set parallel.zero=0")
         }
     });
-    Ok(match meet(world, device, config, spread)? {
+    Ok(match meet(world, Purpose::Gradients, (device, config), spread)? {
         Gpus::Apart(obstacle) => Gpus::Apart(format!(
             "gradients are summed in main memory, which takes longer than on the GPUs: {obstacle}; \
              parallel.reduction=rank_order is meant to do so"
@@ -132,8 +151,8 @@ pub(super) fn connect(
 /// Connects the GPUs of ranks that have one each, unless something else is against it; all call it with their devices.
 fn meet(
     ranks: &World,
-    device: &Device,
-    config: &ParallelConfig,
+    purpose: Purpose,
+    (device, config): (&Device, &ParallelConfig),
     against: Option<String>,
 ) -> Result<Gpus> {
     if ranks.size() == 1 {
@@ -144,19 +163,26 @@ fn meet(
     if gpus.iter().all(Option::is_none) {
         return Ok(Gpus::Unused);
     }
-    match obstacle(&gpus, against) {
-        Some(obstacle) => Ok(Gpus::Apart(obstacle)),
-        None => join(ranks, device, config),
+    let base = ranks.base();
+    if let Some(obstacle) = obstacle(&gpus, base, against) {
+        return Ok(Gpus::Apart(obstacle));
     }
+    let joint = Joint { purpose, base, gpus, timeout: config.timeout() };
+    Ok(Gpus::Joined(ranks.joined().once(joint, || join(ranks, device, config))?))
 }
 
-/// What keeps these GPUs, one a rank, from exchanging tensors.
-fn obstacle<T: PartialEq>(gpus: &[Option<T>], against: Option<String>) -> Option<String> {
+/// What keeps these GPUs, one a rank from `base` on, from exchanging tensors.
+fn obstacle<T: PartialEq>(
+    gpus: &[Option<T>],
+    base: usize,
+    against: Option<String>,
+) -> Option<String> {
     if let Some(rank) = gpus.iter().position(Option::is_none) {
-        return Some(format!("rank {rank} has no NVIDIA GPU"));
+        return Some(format!("rank {} has no NVIDIA GPU", base + rank));
     }
     let shared = (0..gpus.len()).find_map(|rank| {
         let other = gpus[..rank].iter().position(|other| *other == gpus[rank])?;
+        let (other, rank) = (base + other, base + rank);
         Some(format!("ranks {other} and {rank} share a GPU; start one rank a GPU"))
     });
     let built = || "this build has no NCCL; build it with --features nccl".to_owned();
@@ -164,38 +190,80 @@ fn obstacle<T: PartialEq>(gpus: &[Option<T>], against: Option<String>) -> Option
 }
 
 #[cfg(feature = "nccl")]
-fn join(ranks: &World, device: &Device, config: &ParallelConfig) -> Result<Gpus> {
+fn join(ranks: &World, device: &Device, config: &ParallelConfig) -> Result<Arc<dyn DeviceRanks>> {
     use longdraft_kernels::nccl::{Communicator, NAME_BYTES, new_name};
 
     let mut name = if ranks.is_first() { new_name()? } else { [0; NAME_BYTES] };
     ranks.broadcast(0, &mut name);
     let (place, limit) = ((ranks.rank(), ranks.size()), config.timeout() + LATER);
     let joined = ranks.watched(|| Communicator::join(device, place, &name, limit))?;
-    Ok(Gpus::Joined(Arc::new(joined)))
+    Ok(Arc::new(joined))
 }
 
 /// Not asked for: that the build has no NCCL is an obstacle itself.
 #[cfg(not(feature = "nccl"))]
-fn join(_: &World, _: &Device, _: &ParallelConfig) -> Result<Gpus> {
+fn join(_: &World, _: &Device, _: &ParallelConfig) -> Result<Arc<dyn DeviceRanks>> {
     let problem = "this build has no NCCL".to_owned();
     Err(crate::error::ParallelError::Unsupported { problem })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::threads::in_threads;
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    use super::super::threads::{gpus_of, in_threads};
     use super::*;
 
     #[test]
     fn gpus_that_do_not_exchange_say_why() {
         let said = |gpus: &[Option<u8>], against: Option<&str>| {
-            obstacle(gpus, against.map(str::to_owned)).unwrap_or_default()
+            obstacle(gpus, 0, against.map(str::to_owned)).unwrap_or_default()
         };
         assert!(said(&[Some(1), None], None).starts_with("rank 1 has no"));
         assert!(said(&[Some(1), Some(2), Some(1)], None).starts_with("ranks 0 and 2 share"));
         assert_eq!(said(&[Some(1), Some(2)], Some("ZeRO")), "ZeRO");
         let built = said(&[Some(1), Some(2)], None);
         assert_eq!(built.contains("--features nccl"), !cfg!(feature = "nccl"), "{built}");
+    }
+
+    #[test]
+    fn gpus_join_once_for_each_of_their_purposes() {
+        in_threads(2, |world| {
+            let stand_in = gpus_of(&world);
+            let joints = Cell::new(0);
+            let join = |world: &World, purpose, timeout| {
+                let gpus = vec![Some([1; 16]), Some([2; 16])];
+                let joint = Joint { purpose, base: world.base(), gpus, timeout };
+                let made = || {
+                    joints.set(joints.get() + 1);
+                    Ok(Arc::clone(&stand_in))
+                };
+                world.joined().once(joint, made).expect("joined");
+                joints.get()
+            };
+            let (short, long) = (Duration::from_secs(1), Duration::from_secs(2));
+            assert_eq!(join(&world, Purpose::Gradients, short), 1);
+            assert_eq!(join(&world, Purpose::Layers, short), 2);
+            // A later stage, of which one has another limit, and a group that is the same ranks.
+            assert_eq!(join(&world.clone(), Purpose::Gradients, short), 2);
+            assert_eq!(join(&world.group(0..2), Purpose::Layers, short), 2);
+            assert_eq!(join(&world, Purpose::Layers, long), 3);
+        });
+    }
+
+    #[test]
+    fn what_keeps_a_later_group_from_its_gpus_reaches_all_ranks() {
+        let remarks = in_threads(6, |world| {
+            let first = world.rank() / 2 * 2;
+            let group = world.group(first..first + 2);
+            let gpus = [Some(1), Some(if first == 4 { 1 } else { 2 })];
+            let own = obstacle(&gpus, group.base(), None).filter(|_| first == 4);
+            remark_of_any(&world, &group, own).expect("gathered").expect("a remark")
+        });
+        for remark in remarks {
+            assert_eq!(remark, "ranks 4 and 5 share a GPU; start one rank a GPU");
+        }
     }
 
     #[test]

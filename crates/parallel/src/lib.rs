@@ -24,6 +24,7 @@ mod exchange;
 mod gpus;
 mod gradients;
 mod group;
+mod joints;
 mod launcher;
 mod layer_groups;
 #[cfg(feature = "mpi")]

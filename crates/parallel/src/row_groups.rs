@@ -13,7 +13,8 @@ use candle_core::Device;
 use longdraft_data::Batch;
 use longdraft_models::target_model::{Ranks, RowPart};
 
-use super::gpus::summing;
+use super::gpus::{remark_of_any, summing};
+use super::joints::Purpose;
 use super::{ParallelConfig, World, share_of};
 use crate::error::{ParallelError, Result};
 
@@ -57,17 +58,19 @@ impl RowGroups {
     }
 
     /// The same, which exchange what they share of a row on their GPUs where each rank has one of its own and the order
-    /// of sums is free; else, if there are GPUs, with a remark on what keeps them from it. All ranks call it, with
-    /// their devices.
+    /// of sums is free; else, if there are GPUs, with a remark on what keeps them, or another group, from it. All ranks
+    /// of the world call it, with their devices.
     ///
     /// # Errors
     /// - the GPUs do not reach each other
     pub fn with_gpus(
         self,
+        world: &World,
         device: &Device,
         config: &ParallelConfig,
     ) -> Result<(Self, Option<String>)> {
-        let (group, remark) = summing(&self.group, device, config)?;
+        let (group, remark) = summing(&self.group, Purpose::Rows, device, config)?;
+        let remark = remark_of_any(world, &group, remark)?;
         Ok((Self { group, ..self }, remark))
     }
 

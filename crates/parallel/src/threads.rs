@@ -198,7 +198,12 @@ impl Gathering for Gathered {
 
 /// The same ranks, as if each had a GPU of its own: tensors are exchanged there.
 pub fn with_gpus(world: &World) -> World {
-    world.over_itself(Arc::new(Gpus(world.clone())))
+    world.over_itself(gpus_of(world))
+}
+
+/// What stands in for their GPUs.
+pub(super) fn gpus_of(world: &World) -> Arc<dyn DeviceRanks> {
+    Arc::new(Gpus(world.clone()))
 }
 
 #[cfg(test)]

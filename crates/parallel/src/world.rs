@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::group::Group;
+use super::joints::Joined;
 use super::launcher::Launch;
 use super::tcp::Tcp;
 use super::traffic::{Counted, Meter, Traffic};
@@ -40,8 +41,12 @@ pub struct World {
     transport: Arc<dyn Transport>,
     meter: Arc<Meter>,
     hosts: Arc<[String]>,
+    /// Number of its first rank among all that were started.
+    base: usize,
     /// The ranks' GPUs, if they exchange tensors there.
     gpus: Option<Arc<Watched>>,
+    /// The GPUs that these ranks, and groups of them, joined.
+    joined: Arc<Joined>,
 }
 
 impl std::fmt::Debug for World {
@@ -104,7 +109,8 @@ impl World {
 
     /// Asks the ranks for their machines.
     fn named(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
-        let mut world = Self { transport, meter, hosts: Arc::from([]), gpus: None };
+        let (hosts, joined) = (Arc::from([]), Arc::default());
+        let mut world = Self { transport, meter, hosts, base: 0, gpus: None, joined };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -122,9 +128,11 @@ impl World {
             return Self::single();
         }
         let gpus = self.gpus.clone().filter(|_| members.len() == self.size());
+        let base = self.base + members.start;
         let group = Group::new(Arc::clone(&self.transport), members.collect());
+        let joined = Arc::clone(&self.joined);
         // The world counts what its groups exchange.
-        Self { gpus, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
+        Self { base, gpus, joined, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
     }
 
     /// The same ranks, which exchange tensors where they lie.
@@ -148,9 +156,19 @@ impl World {
         self.gpus.as_deref().map(|gpus| gpus as &dyn DeviceRanks)
     }
 
+    /// The GPUs that these ranks, and groups of them, joined.
+    pub(super) fn joined(&self) -> &Joined {
+        &self.joined
+    }
+
     /// This process, from 0.
     pub fn rank(&self) -> usize {
         self.transport.rank()
+    }
+
+    /// Number of the first of these processes among all that were started.
+    pub(super) fn base(&self) -> usize {
+        self.base
     }
 
     /// Processes.

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <tuple>
 #include <ucontext.h>
 #include <utility>
@@ -38,7 +38,7 @@ struct Fibre {
 };
 
 static std::vector<Fibre> fibres;
-static char *stacks;
+static std::unique_ptr<char[]> stacks;
 static size_t stacks_of;
 static std::vector<char> shared_memory;
 static ucontext_t scheduler;
@@ -91,8 +91,7 @@ template <class T> inline T from_lane(T value, unsigned lane) {
 inline void run_block(unsigned threads) {
     fibres.resize(threads);
     if (threads > stacks_of) {
-        stacks = static_cast<char *>(std::realloc(stacks, threads * STACK));
-        if (!stacks) std::abort();
+        stacks.reset(new char[threads * STACK]);
         stacks_of = threads;
     }
     for (unsigned i = 0; i < threads; i++) {
@@ -100,7 +99,7 @@ inline void run_block(unsigned threads) {
         f.done = false;
         f.block_barriers = f.warp_barriers = 0;
         getcontext(&f.context);
-        f.context.uc_stack.ss_sp = stacks + i * STACK;
+        f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
         f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = &scheduler;
         makecontext(&f.context, entry, 0);
@@ -120,8 +119,10 @@ template <class... A, size_t... I> void call(void (*kernel)(A...), void **argume
     kernel(*static_cast<std::decay_t<A> *>(arguments[I])...);
 }
 
+// Static: the loader shares the variables of any other template between a process's libraries, and so its threads.
 template <class... A>
-void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, unsigned shared_bytes, void **arguments) {
+static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads, unsigned shared_bytes,
+                   void **arguments) {
     static std::tuple<void (*)(A...), void **> now;
     now = {kernel, arguments};
     body = [](void *) { call(std::get<0>(now), std::get<1>(now), std::index_sequence_for<A...>{}); };

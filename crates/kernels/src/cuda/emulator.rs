@@ -153,3 +153,59 @@ pub(super) fn run(launch: &Launch<'_>, types: &[DType]) -> Result<Vec<Tensor>> {
     let made = results.into_iter().zip(launch.results);
     made.map(|(result, shape)| result.tensor(shape)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use candle_core::Device;
+
+    use super::*;
+
+    const THREADS: usize = 4;
+    const BLOCKS: usize = 64;
+    const STARTS: usize = 20;
+
+    const PROBE: &str = "
+extern \"C\" __global__ void thread_probe(const float *in, float *out) {
+  u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+  __syncthreads();
+  out[at] = 2 * in[at];
+}
+KERNEL(thread_probe)
+";
+
+    fn start(x: &Tensor) -> Result<Vec<f32>> {
+        let launch = Launch {
+            program: &Program::new("thread_probe", PROBE, &[]),
+            kernel: "thread_probe",
+            grid: [BLOCKS, 1, 1],
+            threads: 32,
+            memory: 0,
+            arguments: &[Argument::from(x)],
+            results: &[x.shape().clone()],
+        };
+        launch.run(&Device::Cpu)?[0].to_vec1()
+    }
+
+    #[test]
+    fn threads_run_a_kernel_side_by_side() {
+        let compiled = Barrier::new(THREADS);
+        let run = |own: usize| -> Result<Vec<Vec<f32>>> {
+            let x = Tensor::full(own as f32, 32 * BLOCKS, &Device::Cpu)?;
+            let first = start(&x);
+            compiled.wait();
+            let others = (0..STARTS).map(|_| start(&x));
+            std::iter::once(first).chain(others).collect()
+        };
+        let run = &run;
+        let found: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|own| scope.spawn(move || run(own))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+        });
+        for (own, results) in found.into_iter().enumerate() {
+            let results = results.expect("emulated");
+            assert_eq!(results, vec![vec![2.0 * own as f32; 32 * BLOCKS]; STARTS + 1], "{own}");
+        }
+    }
+}

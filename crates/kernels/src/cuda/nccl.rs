@@ -42,7 +42,8 @@ pub struct Communicator {
     handle: Arc<Shared>,
 }
 
-/// `None` once it failed. Else left to the end of the process: freeing waits for the other processes.
+/// `None` once it failed. Else left to the end of the process: freeing waits for the other processes, of which one may
+/// have failed. Who joins the same processes again goes on with the communicator that is there.
 type Shared = Mutex<Option<Handle>>;
 
 struct Handle(sys::ncclComm_t);

@@ -25,7 +25,7 @@ pub(super) enum Kind {
     Abort,
     /// Whom does this rank wait for?
     Ask,
-    /// For the rank that is one below the number; 0: for none.
+    /// For the ranks that follow, none while it works.
     Answer,
 }
 
@@ -53,12 +53,18 @@ impl Writer {
         write(&mut lock(&self.0), kind, number, data)
     }
 
-    /// Writes a frame without data, if that is possible within a time.
-    pub(super) fn write_within(&self, kind: Kind, number: u32, limit: Duration) -> bool {
+    /// Writes a frame, if that is possible within a time.
+    pub(super) fn write_within(
+        &self,
+        kind: Kind,
+        number: u32,
+        data: &[u8],
+        limit: Duration,
+    ) -> bool {
         let started = Instant::now();
         loop {
             match self.0.try_lock() {
-                Ok(mut stream) => return write(&mut stream, kind, number, &[]).is_ok(),
+                Ok(mut stream) => return write(&mut stream, kind, number, data).is_ok(),
                 Err(TryLockError::Poisoned(_)) => return false,
                 Err(TryLockError::WouldBlock) if started.elapsed() > limit => return false,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
@@ -133,44 +139,31 @@ enum Ended {
     Lost,
 }
 
-/// What a rank does while another one waits for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
-    Works,
-    WaitsFor(usize),
-    /// For several at once, in another way than by frames.
-    WaitsForSeveral,
+/// Ranks in a frame.
+fn bytes_of(ranks: &[usize]) -> Vec<u8> {
+    ranks.iter().flat_map(|rank| (*rank as u32).to_le_bytes()).collect()
 }
 
-impl Answer {
-    /// In a frame: one more than the rank that is waited for, 0 for none.
-    fn number(self) -> u32 {
-        match self {
-            Self::Works => 0,
-            Self::WaitsFor(rank) => rank as u32 + 1,
-            Self::WaitsForSeveral => u32::MAX,
-        }
-    }
-
-    fn of(number: u32) -> Self {
-        match number {
-            0 => Self::Works,
-            u32::MAX => Self::WaitsForSeveral,
-            number => Self::WaitsFor(number as usize - 1),
-        }
-    }
+fn ranks_of(data: &[u8]) -> Vec<usize> {
+    let rank = |word: &[u8]| u32::from_le_bytes([word[0], word[1], word[2], word[3]]) as usize;
+    data.chunks_exact(size_of::<u32>()).map(rank).collect()
 }
 
 struct State {
     /// What came, by peer.
     data: Vec<VecDeque<Vec<u8>>>,
     ended: Vec<Option<Ended>>,
-    /// What this rank does.
-    does: Answer,
-    /// The ranks of which it waits for several.
-    several: Vec<usize>,
+    /// Whom this rank waits for; nobody while it works.
+    waits_for: Vec<usize>,
     /// The last answer of each peer: whom it waits for.
-    answers: Vec<Option<Answer>>,
+    answers: Vec<Option<Vec<usize>>>,
+}
+
+impl State {
+    fn wait_for(&mut self, ranks: &[usize]) {
+        self.waits_for.clear();
+        self.waits_for.extend_from_slice(ranks);
+    }
 }
 
 /// Where frames of all peers wait.
@@ -182,8 +175,8 @@ pub(super) struct Mail {
 impl Mail {
     pub(super) fn new(size: usize) -> Self {
         let (data, ended) = (vec![VecDeque::new(); size], vec![None; size]);
-        let (does, several, answers) = (Answer::Works, Vec::new(), vec![None; size]);
-        let state = State { data, ended, does, several, answers };
+        let (waits_for, answers) = (Vec::new(), vec![None; size]);
+        let state = State { data, ended, waits_for, answers };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -202,7 +195,7 @@ impl Mail {
     /// work cannot end.
     pub(super) fn take(&self, peer: usize) -> Result<Vec<u8>, usize> {
         let mut state = lock(&self.state);
-        state.does = Answer::WaitsFor(peer);
+        state.wait_for(&[peer]);
         let taken = loop {
             if let Some(data) = state.data[peer].pop_front() {
                 break Ok(data);
@@ -212,30 +205,18 @@ impl Mail {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        state.does = Answer::Works;
+        state.wait_for(&[]);
         taken
     }
 
-    /// Tells what this rank does while it takes nothing.
-    pub(super) fn set(&self, does: Answer) {
-        lock(&self.state).does = does;
+    /// Tells whom this rank waits for while it takes nothing.
+    pub(super) fn set_waits_for(&self, ranks: &[usize]) {
+        lock(&self.state).wait_for(ranks);
     }
 
-    /// Tells that this rank waits for several.
-    pub(super) fn set_waits_for(&self, several: &[usize]) {
-        let mut state = lock(&self.state);
-        state.does = Answer::WaitsForSeveral;
-        state.several = several.to_vec();
-    }
-
-    /// What this rank does.
-    pub(super) fn does(&self) -> Answer {
-        lock(&self.state).does
-    }
-
-    /// The ranks of which it waits for several.
-    pub(super) fn several(&self) -> Vec<usize> {
-        lock(&self.state).several.clone()
+    /// Whom this rank waits for; nobody while it works.
+    pub(super) fn waits_for(&self) -> Vec<usize> {
+        lock(&self.state).waits_for.clone()
     }
 
     /// The rank that is to blame where a peer cannot be written to.
@@ -248,11 +229,11 @@ impl Mail {
         lock(&self.state).answers[peer] = None;
     }
 
-    /// What a peer does, as it answers within a time.
-    pub(super) fn answer(&self, peer: usize, limit: Duration) -> Option<Answer> {
+    /// Whom a peer waits for, as it answers within a time.
+    pub(super) fn answer(&self, peer: usize, limit: Duration) -> Option<Vec<usize>> {
         let state = lock(&self.state);
         let waited = self.changed.wait_timeout_while(state, limit, |s| s.answers[peer].is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.answers[peer]
+        waited.unwrap_or_else(PoisonError::into_inner).0.answers[peer].clone()
     }
 
     /// Reads all that a peer writes until it ends; `heard` is told what ends this rank, too.
@@ -271,10 +252,11 @@ impl Mail {
                     heard(News::Abort(u8::try_from(code).unwrap_or(1)));
                 }
                 Ok(Some((Kind::Ask, ..))) => {
-                    writer.write_within(Kind::Answer, self.does().number(), ANSWER_WITHIN);
+                    let waits_for = bytes_of(&self.waits_for());
+                    writer.write_within(Kind::Answer, 0, &waits_for, ANSWER_WITHIN);
                 }
-                Ok(Some((Kind::Answer, number, _))) => self.change(|state| {
-                    state.answers[peer] = Some(Answer::of(number));
+                Ok(Some((Kind::Answer, _, data))) => self.change(|state| {
+                    state.answers[peer] = Some(ranks_of(&data));
                 }),
                 Ok(None) | Err(_) => break Ended::Lost,
             }
@@ -394,14 +376,13 @@ mod tests {
         let writer = heard(1, near, &one, |_| ());
         let ask = || {
             one.forget_answer(1);
-            assert!(writer.write_within(Kind::Ask, 0, Duration::from_secs(9)));
+            assert!(writer.write_within(Kind::Ask, 0, &[], Duration::from_secs(9)));
             one.answer(1, Duration::from_secs(9))
         };
-        assert_eq!(ask(), Some(Answer::Works));
-        other.set(Answer::WaitsFor(2));
-        assert_eq!(ask(), Some(Answer::WaitsFor(2)));
-        other.set_waits_for(&[0, 2]);
-        assert_eq!((ask(), other.several()), (Some(Answer::WaitsForSeveral), vec![0, 2]));
+        for ranks in [&[][..], &[2], &[0, 2]] {
+            other.set_waits_for(ranks);
+            assert_eq!(ask(), Some(ranks.to_vec()));
+        }
     }
 
     #[test]

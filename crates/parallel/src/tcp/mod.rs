@@ -8,6 +8,7 @@ mod greeting;
 mod link;
 mod rendezvous;
 
+use std::collections::{BTreeSet, VecDeque};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -18,7 +19,7 @@ use super::transport::Transport;
 use super::watch::{Watch, tell};
 use crate::error::{ParallelError, Result};
 use children::Children;
-use link::{Answer, Kind, Mail, News, Writer};
+use link::{Kind, Mail, News, Writer};
 
 /// How long a rank may take to say whom it waits for.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -48,6 +49,7 @@ struct Job {
 }
 
 /// What is known of a rank that others wait for.
+#[derive(Debug, PartialEq, Eq)]
 enum Suspect {
     /// It answers, and waits for nobody.
     AtWork(usize),
@@ -125,11 +127,11 @@ impl Job {
         let Some(writer) = &self.writers[to] else {
             return self.mail.put(to, bytes.to_vec());
         };
-        self.mail.set(Answer::WaitsFor(to));
+        self.mail.set_waits_for(&[to]);
         if writer.write(Kind::Data, 0, bytes).is_err() {
             self.lost(self.mail.lost(to));
         }
-        self.mail.set(Answer::Works);
+        self.mail.set_waits_for(&[]);
     }
 
     fn receive(&self, from: usize, into: &mut [u8]) {
@@ -169,45 +171,34 @@ impl Job {
         self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
     }
 
-    /// The rank that does not answer: the one waited for may wait for another itself.
+    /// The rank that all wait for in the end: those waited for may wait for others themselves. Each is asked once.
     fn suspect(&self) -> Suspect {
-        let Answer::WaitsFor(mut suspect) = self.mail.does() else {
-            return self.suspect_of(&self.mail.several());
-        };
-        for _ in 0..self.size() {
-            match self.ask(suspect) {
-                None => return Suspect::Silent(suspect),
-                Some(Answer::Works) => return Suspect::AtWork(suspect),
-                Some(Answer::WaitsFor(next)) if next < self.size() && next != self.rank => {
-                    suspect = next;
-                }
-                Some(Answer::WaitsFor(_)) => return Suspect::Circle,
-                Some(Answer::WaitsForSeveral) => {
-                    return self.suspect_of(&(0..self.size()).collect::<Vec<_>>());
-                }
+        let mut waited_for = VecDeque::from(self.mail.waits_for());
+        // Messages come from one rank. Ranks that all wait for several have lost each other in another way.
+        let mut is_chain = waited_for.len() == 1;
+        let mut asked = BTreeSet::from([self.rank]);
+        while let Some(rank) = waited_for.pop_front() {
+            if rank >= self.size() || !asked.insert(rank) {
+                continue;
             }
-        }
-        Suspect::Circle
-    }
-
-    /// The rank that does not come where several are waited for at once: one that waits for nobody.
-    fn suspect_of(&self, several: &[usize]) -> Suspect {
-        for rank in several.iter().copied().filter(|rank| *rank != self.rank) {
             match self.ask(rank) {
                 None => return Suspect::Silent(rank),
-                Some(Answer::Works) => return Suspect::AtWork(rank),
-                Some(Answer::WaitsFor(_) | Answer::WaitsForSeveral) => {}
+                Some(others) if others.is_empty() => return Suspect::AtWork(rank),
+                Some(others) => {
+                    is_chain &= others.len() == 1;
+                    waited_for.extend(others);
+                }
             }
         }
-        Suspect::Unknown
+        if is_chain { Suspect::Circle } else { Suspect::Unknown }
     }
 
     /// Whom a rank waits for, if it answers.
-    fn ask(&self, rank: usize) -> Option<Answer> {
+    fn ask(&self, rank: usize) -> Option<Vec<usize>> {
         let writer = self.writers[rank].as_ref()?;
         self.mail.forget_answer(rank);
         writer.hurry(ANSWER_WITHIN);
-        if !writer.write_within(Kind::Ask, 0, ANSWER_WITHIN) {
+        if !writer.write_within(Kind::Ask, 0, &[], ANSWER_WITHIN) {
             return None;
         }
         self.mail.answer(rank, ANSWER_WITHIN)
@@ -226,7 +217,7 @@ impl Job {
     fn abort(&self, code: u8) -> ! {
         for writer in self.writers.iter().flatten() {
             writer.hurry(NEWS_WITHIN);
-            writer.write_within(Kind::Abort, u32::from(code), NEWS_WITHIN);
+            writer.write_within(Kind::Abort, u32::from(code), &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }
         // What is not read yet would take the news back with it.
@@ -274,7 +265,7 @@ impl Transport for Tcp {
         self.watch.over(|| {
             self.job.mail.set_waits_for(among);
             work();
-            self.job.mail.set(Answer::Works);
+            self.job.mail.set_waits_for(&[]);
         });
     }
 }
@@ -284,7 +275,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         for writer in self.job.writers.iter().flatten() {
             writer.hurry(NEWS_WITHIN);
-            writer.write_within(Kind::Bye, 0, NEWS_WITHIN);
+            writer.write_within(Kind::Bye, 0, &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }
         self.job.children.wait();
@@ -341,7 +332,7 @@ pub(super) mod tests {
             };
             if tcp.rank() < 2 {
                 tcp.watched(&[0, 1, 2], &mut wait);
-                assert_eq!(tcp.job.mail.does(), Answer::Works);
+                assert!(tcp.job.mail.waits_for().is_empty());
             } else {
                 wait();
             }
@@ -349,6 +340,30 @@ pub(super) mod tests {
         });
         let named: Vec<_> = suspects.into_iter().flatten().collect();
         assert!(matches!(named[..], [Suspect::AtWork(2), Suspect::AtWork(2)]));
+    }
+
+    /// Whom the first rank suspects, where each waits for these.
+    fn suspect_where(waits_for: &[&[usize]]) -> Suspect {
+        let [wait, asked] = [0, 1].map(|_| Barrier::new(waits_for.len()));
+        let suspects = of_tcp(waits_for.len(), |tcp| {
+            tcp.job.mail.set_waits_for(waits_for[tcp.rank()]);
+            wait.wait();
+            let suspect = (tcp.rank() == 0).then(|| tcp.job.suspect());
+            asked.wait();
+            suspect
+        });
+        suspects.into_iter().flatten().next().expect("the first rank's")
+    }
+
+    #[test]
+    fn the_rank_is_named_that_the_others_wait_for_in_the_end() {
+        assert_eq!(suspect_where(&[&[1], &[2], &[]]), Suspect::AtWork(2));
+        // One of several waits for a rank that is none of them.
+        assert_eq!(suspect_where(&[&[0, 1], &[2], &[3], &[]]), Suspect::AtWork(3));
+        // Nobody waits for rank 1, which is at work.
+        assert_eq!(suspect_where(&[&[2], &[], &[2, 3], &[]]), Suspect::AtWork(3));
+        assert_eq!(suspect_where(&[&[1], &[2], &[1], &[]]), Suspect::Circle);
+        assert_eq!(suspect_where(&[&[0, 1], &[0, 1], &[]]), Suspect::Unknown);
     }
 
     #[test]
@@ -360,7 +375,7 @@ pub(super) mod tests {
             }
             let group = Group::new(Arc::clone(&tcp) as Arc<dyn Transport>, vec![1, 3]);
             let mut several = Vec::new();
-            group.watched(&[0, 1], &mut || several = tcp.job.mail.several());
+            group.watched(&[0, 1], &mut || several = tcp.job.mail.waits_for());
             assert_eq!(several, [1, 3]);
         });
     }

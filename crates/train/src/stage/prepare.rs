@@ -49,7 +49,7 @@ impl Stage {
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
         let groups = RowGroups::new(world, &config.parallel)?;
-        let (groups, apart) = groups.with_gpus(target.device(), &config.parallel)?;
+        let (groups, apart) = groups.with_gpus(world, target.device(), &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
         let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
