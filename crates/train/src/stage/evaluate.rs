@@ -200,6 +200,11 @@ impl RowMetrics {
         self.total().simulated_acceptance_length(Rate::Top1, self.gamma)
     }
 
+    /// The same of each row.
+    pub fn simulated_lengths(&self) -> impl Iterator<Item = f64> {
+        (0..self.rows.len()).map(|row| self.length_of(&[row]))
+    }
+
     /// 95 % interval of it over rows, as [`bootstrap_interval`].
     pub fn interval(&self) -> (f64, f64) {
         bootstrap_interval(self.rows.len(), |draws| self.length_of(draws))
