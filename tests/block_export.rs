@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::support::{
-    GgufChange, Workshop, change_gguf, fail, last_json, run, stdout, succeed, tiny_config,
-    write_target,
+    GgufChange, Workshop, byte_tokenizer, change_gguf, fail, last_json, run, stdout, succeed,
+    tiny_config, write_target,
 };
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Device, Tensor};
@@ -227,13 +227,14 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
     );
 }
 
-/// A workshop whose target divides its logits.
+/// A workshop whose target divides its logits and multiplies its embeddings.
 fn scaling_shop() -> Workshop {
     let shop = Workshop::with_four_layers();
     let mut config = tiny_config("granite");
     config["num_hidden_layers"] = 4.into();
     config["attention_multiplier"] = 0.3.into();
     config["logits_scaling"] = 0.7.into();
+    config["embedding_multiplier"] = 3.0.into();
     write_target(&shop.target, &config);
     shop
 }
@@ -247,6 +248,7 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
     let multiplier = config["dflash_config"]["output_multiplier"].as_f64().expect("a number");
     assert!((multiplier * 0.7 - 1.0).abs() < 1e-9, "{multiplier}");
     assert!(config["dflash_config"].get("final_logit_softcapping").is_none(), "there is none");
+    assert_eq!(config["dflash_config"]["input_embedding_scale"], 1.0, "tables are read as stored");
     let file = export(&shop, "llamacpp", "f32");
     let header = Header::read(&std::fs::read(format!("{file}/{GGUF}")).expect("file"));
     let scale = header.expect("header").number("dflash.logit_scale").expect("a number");
@@ -262,6 +264,12 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
     let nested = read(&format!("{}/config.json", export(&shop, "speculators", "f32")));
     assert!(!nested.to_string().contains("output_multiplier"), "it would be dropped");
 
+    // Nothing said: the likeliest tokens stay, and probabilities do not.
+    edited(&shop, &folder, &|config| remove(&mut config["dflash_config"], "output_multiplier"));
+    assert!(findings(&shop, "warning").contains(&"not-bent".to_owned()));
+    copied(&shop, &shop.path("export-speculators"));
+    assert!(findings(&shop, "warning").contains(&"not-bent".to_owned()));
+
     for (method, profile, reason) in [
         (1, "speculators", "a selector adds to the draft's"),
         (2, "vllm", "a chain adds to the draft's"),
@@ -272,6 +280,15 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
         let text = fail(&["export", &run, "--to", profile, "--output", &output], 1);
         assert!(text.contains(reason), "{reason} not in {text}");
     }
+}
+
+#[test]
+fn a_selector_beside_logits_that_nobody_scales_is_told() {
+    let shop = trained_in(scaling_shop(), METHODS[1].1);
+    let folder = export(&shop, "hf", "f32");
+    let silent = |config: &mut Value| remove(&mut config["dflash_config"], "output_multiplier");
+    let found = broken(&shop, &folder, &silent);
+    assert!(found.contains(&"not-bent".to_owned()), "{found:?}");
 }
 
 #[test]
@@ -421,6 +438,21 @@ fn a_folder_that_engines_would_misread_is_told() {
     }
 }
 
+#[test]
+fn a_list_that_is_one_off_the_usual_one_is_told_without_a_manifest() {
+    let shop = Workshop::new();
+    let mut config = tiny_config("llama");
+    config["num_hidden_layers"] = 8.into();
+    write_target(&shop.target, &config);
+    let shop = trained_in(shop, &["draft.method=dflash", "draft.target_layers=[1,5]"]);
+    let folder = export(&shop, "hf", "f32");
+    for (ids, wanted) in [([1, 5], 0), ([2, 6], 1), ([0, 4], 1), ([2, 5], 0)] {
+        edited(&shop, &folder, &|config| config["dflash_config"]["target_layer_ids"] = json!(ids));
+        std::fs::remove_file(shop.path("broken/longdraft-manifest.json")).expect("removed");
+        assert_eq!(findings(&shop, "warning"), vec!["layers"; wanted], "{ids:?}");
+    }
+}
+
 type Tensors = Vec<(String, Tensor)>;
 
 #[test]
@@ -461,6 +493,10 @@ fn tensors_of_a_folder_that_are_not_trained_are_looked_at() {
         let [errors, _] = with(&add(name, small.clone()));
         assert!(errors.contains(&"shape".to_owned()), "{name}: {errors:?}");
     }
+    // A map to a smaller vocabulary, without a head for it.
+    let map = Tensor::zeros(200, DType::I64, &Device::Cpu).expect("a map");
+    let [errors, _] = with(&add("d2t", map));
+    assert!(errors.contains(&"foreign-tensor".to_owned()), "{errors:?}");
     let [errors, _] = with(&|all| {
         let norm = all.iter_mut().find(|(name, _)| name == "norm.weight").expect("a norm");
         norm.1 = Tensor::ones(norm.1.dims(), DType::I64, &Device::Cpu).expect("whole numbers");
@@ -471,6 +507,50 @@ fn tensors_of_a_folder_that_are_not_trained_are_looked_at() {
         fc.1 = (&fc.1 * 1.01).expect("scaled");
     });
     assert!(warnings.contains(&"changed".to_owned()), "{warnings:?}");
+}
+
+/// Rewrites the target's table as a file of fewer bits has it.
+fn round_table(shop: &Workshop) {
+    let file = shop.target.join("model.safetensors");
+    let source = SafetensorsSource::open_file(&file).expect("weights");
+    let coarse = |tensor: &Tensor| (tensor * 4.0)?.round()? / 4.0;
+    let rounded = |name: String| {
+        let tensor = source.load(&name, DType::F32).expect("a tensor");
+        let is_table = name.contains("embed_tokens");
+        (name, if is_table { coarse(&tensor).expect("rounded") } else { tensor })
+    };
+    let tensors: Tensors = source.names().into_iter().map(rounded).collect();
+    drop(source);
+    save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+}
+
+#[test]
+fn a_target_that_is_not_that_of_the_export_is_told() {
+    let shop = trained(METHODS[0].1);
+    let write = |name: &str, value: &Value| {
+        std::fs::write(shop.target.join(name), value.to_string()).expect("written");
+    };
+    let template = |text: &str| write("tokenizer_config.json", &json!({ "chat_template": text }));
+    template("{{ messages[0].content }}");
+    let folders = ["hf", "speculators", "llamacpp"].map(|to| (to, export(&shop, to, "f32")));
+    let expect = |wanted: &[&str]| {
+        for (profile, folder) in &folders {
+            copied(&shop, folder);
+            assert_eq!(findings(&shop, "warning"), wanted, "{profile}");
+        }
+    };
+    expect(&[]);
+    // As a mode of thinking that is switched on begins answers.
+    template("{{ messages[0].content }}<think>");
+    expect(&["chat-template"]);
+    template("{{ messages[0].content }}");
+    let mut tokenizer = byte_tokenizer();
+    tokenizer["added_tokens"][1]["lstrip"] = true.into();
+    write("tokenizer.json", &tokenizer);
+    expect(&["other-tokenizer"]);
+    write("tokenizer.json", &byte_tokenizer());
+    round_table(&shop);
+    expect(&["other-target"]);
 }
 
 #[test]

@@ -284,6 +284,41 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     assert!(out.contains("read as `messages`") && out.contains("</s><assistant>[["), "{out}");
 }
 
+/// A wrong field answers no row; with the right one the same command answers them all.
+#[test]
+fn rows_that_failed_are_tried_again() {
+    let shop = chat_shop();
+    let rows: Vec<Value> = (0..4).map(|i| json!({ "q": format!("question {i}") })).collect();
+    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let (target, output) = (shop.target(), shop.path("answers.jsonl"));
+    let common = [
+        "data",
+        "regenerate",
+        &prompts,
+        "--target",
+        &target,
+        "--output",
+        &output,
+        "--max-tokens",
+        "4",
+    ];
+    let failures = || std::fs::read_to_string(format!("{output}.failed.jsonl")).expect("failures");
+    for wrong in [&["--field", "typo"][..], &[]] {
+        let text = fail(&[&common[..], wrong].concat(), 1);
+        assert!(text.contains("prompts.jsonl: no row was answered"), "{text}");
+        assert!(text.contains("hint: --field names the field of the prompt"), "{text}");
+        assert_eq!(failures().lines().count(), 4);
+    }
+    let out = succeed(&[&common[..], &["--field", "q", "--json"]].concat());
+    let counts = last_json(&out);
+    assert_eq!((&counts["success"], &counts["from_before"]), (&4.into(), &0.into()), "{counts}");
+    assert_eq!(failures(), "");
+    let empty = write(&shop, "empty.jsonl", &[]);
+    let other = shop.path("none.jsonl");
+    let text = fail(&["data", "regenerate", &empty, "--target", &target, "--output", &other], 1);
+    assert!(text.contains("empty.jsonl: no row was answered"), "{text}");
+}
+
 #[test]
 fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     let shop = Workshop::new();
@@ -306,6 +341,19 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
         2,
     );
     assert!(text.contains("`max_prompt_tokens` needs"), "{text}");
+    // The remedy names what was given.
+    let inspect = |path: &str, more: &[&str]| {
+        run(&[&["data", "inspect", path, "--target", &target][..], more].concat())
+    };
+    let text = stderr(&inspect(&rows, &["--learn", "assistant"]));
+    assert!(text.contains("leave `learn` (--learn of a command) out"), "{text}");
+    assert!(!text.contains("template"), "{text}");
+    let prompts = write(&shop, "prompts.jsonl", &[json!({ "prompt": "a" })]);
+    let text = stderr(&inspect(&prompts, &[]));
+    assert!(text.contains("`longdraft data regenerate` has the target answer"), "{text}");
+    let text = stderr(&inspect(&write(&shop, "empty.jsonl", &[]), &[]));
+    assert!(text.contains("hint: give a file that holds rows"), "{text}");
+    assert!(!text.contains("longdraft data inspect"), "{text}");
     std::fs::write(shop.path("rows.xlsx"), "").expect("write");
     let text = fail(&["data", "inspect", &shop.path("rows.xlsx"), "--target", &target], 2);
     assert!(text.contains("unknown kind of file") && text.contains(".csv"), "{text}");
@@ -371,5 +419,5 @@ fn as_many_rows_are_held_out_as_the_configuration_says() {
         assert!(text.contains(&format!("({rows} held out)")), "{text}");
     }
     let text = stderr(&run(&["train", &shop.config(), "data.held_out_rows=500", "train.steps=1"]));
-    assert!(text.contains("`data.held_out_rows` asks for 500"), "{text}");
+    assert!(text.contains("of the 500 rows of `data.held_out_rows` are held out"), "{text}");
 }

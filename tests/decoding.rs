@@ -508,6 +508,100 @@ fn an_evaluation_that_was_killed_goes_on() {
 }
 
 #[test]
+fn figures_that_could_not_be_kept_are_not_measured() {
+    let shelf = Shelf::new();
+    let (target, prompts) = (shelf.path("target"), shelf.path("prompts.jsonl"));
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n").expect("prompts");
+    let command = ["eval", "decode", "--target", &target, "--lookup", "--prompts", &prompts];
+    let into = |output: &str, code| fail(&[&command[..], &["--output", output]].concat(), code);
+    let told = into(&format!("{prompts}/figures"), 2);
+    assert!(told.contains("figures: nothing can be written there"), "{told}");
+    assert!(told.contains("hint: ") && !told.contains("each answered"), "{told}");
+    // Another process measures there.
+    let output = shelf.path("figures");
+    std::fs::create_dir(&output).expect("folder");
+    let lock = std::fs::File::create(format!("{output}/.decode.lock")).expect("file");
+    lock.lock().expect("free");
+    let told = into(&output, 1);
+    assert!(told.contains("another process works in this folder"), "{told}");
+    assert!(told.contains("hint: ") && !told.contains("each answered"), "{told}");
+    drop(lock);
+    let few = ["--max-tokens", "2", "--runs", "1", "--output", &output];
+    succeed(&[&command[..], &few].concat());
+    // Lengths of a file's prompts are as they are.
+    let told = fail(&[&command[..], &["--contexts", "64"]].concat(), 2);
+    assert!(told.contains("--contexts cuts documents"), "{told}");
+}
+
+/// A command that was asked to end by Ctrl-C as soon as it told `sign` on stderr.
+#[cfg(unix)]
+fn interrupted(arguments: &[&str], sign: &str) -> std::process::Output {
+    use std::io::Read;
+    let command = longdraft(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = command.expect("the binary starts");
+    let mut stderr = child.stderr.take().expect("piped");
+    let mut told = Vec::new();
+    let mut byte = [0];
+    while !String::from_utf8_lossy(&told).contains(sign) {
+        assert_eq!(stderr.read(&mut byte).expect("read"), 1, "{}", String::from_utf8_lossy(&told));
+        told.push(byte[0]);
+    }
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+    let rest = std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        stderr.read_to_end(&mut rest).map(|_| rest)
+    });
+    let mut output = child.wait_with_output().expect("the binary ends");
+    told.extend(rest.join().expect("no panic").expect("read"));
+    output.stderr = told;
+    output
+}
+
+#[cfg(unix)]
+#[test]
+fn what_an_interrupt_leaves_is_told() {
+    let shelf = Shelf::new();
+    let (target, prompts) = (shelf.path("target"), shelf.path("prompts.jsonl"));
+    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n").expect("prompts");
+    let command = ["eval", "decode", "--target", &target, "--lookup", "--prompts", &prompts];
+    let command = [&command[..], &["--runs", "1000000"]].concat();
+    let output = interrupted(&command, "each answered");
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    let told = stdout(&output);
+    assert!(told.contains("nothing is kept without --output DIR"), "{told}");
+    assert!(!told.contains("goes on"), "{told}");
+    let figures = shelf.path("figures");
+    let kept = [&command[..], &["--output", &figures]].concat();
+    let output = interrupted(&kept, "each answered");
+    assert!(stdout(&output).contains("the same command goes on"), "{}", stdout(&output));
+}
+
+/// An answer is ended as it is, and the exit code says by what.
+#[cfg(unix)]
+#[test]
+fn an_answer_that_is_interrupted_ends_with_the_code_of_the_signal() {
+    use std::io::Read;
+    let folder = tempfile::tempdir().expect("tempdir");
+    let mut config = support::tiny_config("llama");
+    config["max_position_embeddings"] = 100_000.into();
+    support::write_target(folder.path(), &config);
+    let target = folder.path().display().to_string();
+    let command = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+    // Hot enough for text among the bytes.
+    let more = ["--temperature", "9", "--max-tokens", "90000", "--json"];
+    let child = longdraft(&[&command[..], &more].concat()).stdout(Stdio::piped()).spawn();
+    let mut child = child.expect("the binary starts");
+    let mut first = [0];
+    child.stdout.as_mut().expect("piped").read_exact(&mut first).expect("some text");
+    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
+    let output = child.wait_with_output().expect("the binary ends");
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(last_json(&stdout(&output))["finish"], "interrupted");
+}
+
+#[test]
 fn a_run_shows_what_was_measured_beside_its_plots() {
     let shop = Workshop::new();
     succeed(&["train", &shop.config(), "train.steps=4"]);

@@ -1,6 +1,6 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-use crate::support::{Workshop, last_json, run, stderr, stdout, succeed};
+use crate::support::{Workshop, fail, last_json, run, stderr, stdout, succeed};
 use serde_json::Value;
 
 /// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
@@ -78,6 +78,78 @@ fn a_file_that_is_not_there_or_of_no_known_kind_is_wrong_use() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// Below a file nothing can be written, not even by root.
+#[test]
+fn where_nothing_can_be_written_another_place_is_named() {
+    let shop = Workshop::new();
+    let (config, target, rows) = (shop.config(), shop.target(), shop.path("rows.jsonl"));
+    succeed(&["train", &config, "train.steps=2"]);
+    let run = shop.path("run");
+    let below = format!("{rows}/below");
+    let place = |key: &str| format!("{key}={below}");
+    let file = format!("{below}/configuration.yaml");
+    // The configuration's own check finds it first.
+    let text = fail(&["train", &config, &place("output")], 2);
+    assert!(text.contains("rows.jsonl is a file, no folder"), "{text}");
+    let commands: [(&[&str], &str); 7] = [
+        (&["capture", &config, &place("train.features")], "train.features=FOLDER"),
+        (&["quickstart", "--output", &below], "--output"),
+        (&["extract", &run, "--output", &below], "--output"),
+        (
+            &["export", &run, "--to", "longspec", "--target", &target, "--output", &below],
+            "--output",
+        ),
+        (&["init", &file, "--for", "train", "--yes", "--target", &target, "--data", &rows], "FILE"),
+        (&["data", "prepare", &rows, "--target", &target, "--output", &below], "--output"),
+        (
+            &[
+                "data",
+                "regenerate",
+                &rows,
+                "--target",
+                &target,
+                "--output",
+                &format!("{below}/a.jsonl"),
+            ],
+            "--output",
+        ),
+    ];
+    for (arguments, remedy) in commands {
+        let text = fail(arguments, 2);
+        assert!(text.contains("nothing can be written there: Not a directory"), "{text}");
+        let hint = text.lines().find(|line| line.starts_with("hint: "));
+        assert!(hint.is_some_and(|hint| hint.contains(remedy)), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn a_draft_that_does_not_fit_says_what_it_is() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    succeed(&["train", &config, "train.steps=2"]);
+    let (run, draft) = (shop.path("run"), shop.path("draft"));
+    succeed(&["extract", &run, "--output", &draft]);
+    let demonstration = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../assets/target/demonstration.gguf");
+    let other =
+        demonstration.canonicalize().expect("the demonstration target").display().to_string();
+    let generate = |target: &str, draft: &str| {
+        fail(&["generate", "--target", target, "--draft", draft, "--prompt", "a"], 1)
+    };
+    for path in [&run, &draft] {
+        let text = generate(&other, path);
+        assert!(text.contains("was trained for another target: "), "{text}");
+        assert!(text.contains("the target's is") && text.contains("longdraft fit"), "{text}");
+    }
+    let text = generate(&shop.target(), &other);
+    assert!(text.contains("other language models are no drafts here"), "{text}");
+    // Another method than the configuration's.
+    let eagle3 = ["draft.method=eagle3", "draft.draft_vocab_size=64", "data.anchor.enabled=false"];
+    let text = fail(&[&["eval", "held-out", &config, "--draft", &run][..], &eagle3].concat(), 2);
+    let wanted = "is a draft of method glide, the configuration's is eagle3";
+    assert!(text.contains(wanted), "{text}");
 }
 
 #[test]

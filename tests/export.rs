@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{self, Workshop, fail, last_json, succeed};
+use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
 
 /// A workshop with a trained EAGLE-3 draft whose target has eight layers.
@@ -113,6 +113,15 @@ fn a_folder_of_exports_is_verified_whole_and_names_them() {
     let generate = ["generate", "--target", &shop.target(), "--prompt", "a", "--draft", &exports];
     let text = fail(&generate, 2);
     assert!(text.contains("exports/hf") && text.contains("exports/vllm"), "{text}");
+    // A bare name lies in the working directory.
+    let folder = Path::new(&exports).join("vllm");
+    let verified =
+        longdraft(&["verify", "model.safetensors"]).current_dir(&folder).output().expect("started");
+    assert!(verified.status.success(), "{}", support::stderr(&verified));
+    // A run is no export.
+    let text = fail(&["verify", &run], 2);
+    assert!(text.contains("run: is a run, no export"), "{text}");
+    assert!(text.contains("hint: write one with `longdraft export"), "{text}");
     // One that is damaged does not hide in the others.
     std::fs::write(format!("{exports}/hf/config.json"), "{}").expect("file");
     let text = fail(&["verify", &exports], 1);
@@ -180,6 +189,7 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
     assert_eq!(drafted(&shop, &pth), own);
     let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.path("no")], 1);
     assert!(text.contains("no such engine runs a GLIDE layer"), "{text}");
+    assert!(text.contains("hint: these profiles hold it: hf, longspec"), "{text}");
     assert!(text.contains("longdraft generate"), "{text}");
 }
 

@@ -58,7 +58,7 @@ fn quiet_and_verbose_say_less_and_more_and_the_same_result() {
     assert_eq!(told(&["--quiet"]), (said.clone(), String::new()));
     let (same, verbose) = told(&["-v"]);
     assert_eq!(same, said);
-    let version = concat!("longdraft ", env!("CARGO_PKG_VERSION"), ", 1 threads");
+    let version = concat!("longdraft ", env!("CARGO_PKG_VERSION"), ", 1 thread");
     assert!(verbose.contains(version) && verbose.contains("took"), "{verbose}");
     // What is wrong is always told.
     let failed = run(&["generate", "--target", "no/such.gguf", "--prompt", "a", "--quiet"]);
@@ -148,7 +148,7 @@ fn runs_are_listed_compared_and_deleted() {
     }
     let table = succeed(&["runs", "list", &runs]);
     assert!(table.contains("finished") && table.contains("2 runs, "), "{table}");
-    assert!(succeed(&["runs", "list", &place("a")]).contains("1 runs, "));
+    assert!(succeed(&["runs", "list", &place("a")]).contains("1 run, "));
     fail(&["runs", "list", &place("none")], 2);
 
     let compared = succeed(&["runs", "compare", &place("a"), &place("deep/b")]);

@@ -258,11 +258,14 @@ fn questions_on_a_terminal_have_defaults_and_are_asked_again() {
 #[cfg(target_os = "linux")]
 #[test]
 fn who_leaves_gets_nothing_written() {
-    let dir = tempfile::tempdir().expect("tempdir");
-    let Some(mut person) = Person::sit_down(dir.path(), "") else { return };
-    person.answer("[train]:", "\u{4}");
-    let (code, heard) = person.end();
-    assert_eq!(code, Some(1), "{heard}");
-    assert!(heard.contains("nothing was written"), "{heard}");
-    assert_eq!(std::fs::read_dir(dir.path()).expect("folder").count(), 0);
+    // The end of the input, and Ctrl-C.
+    for (key, exit) in [("\u{4}", 1), ("\u{3}", 130)] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let Some(mut person) = Person::sit_down(dir.path(), "") else { return };
+        person.answer("[train]:", key);
+        let (code, heard) = person.end();
+        assert_eq!(code, Some(exit), "{heard}");
+        assert!(heard.contains("nothing was written"), "{heard}");
+        assert_eq!(std::fs::read_dir(dir.path()).expect("folder").count(), 0);
+    }
 }

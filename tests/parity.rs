@@ -355,6 +355,26 @@ fn a_block_case_of_another_window_causality_or_bias_fails() {
 }
 
 #[test]
+fn a_chain_whose_rank_nobody_says_has_none_and_is_a_chain() {
+    for rank in [Value::Null, 0.into()] {
+        let case = copy_case("block_dspark");
+        edit_meta(case.path(), |meta| {
+            meta["markov_rank"] = rank.clone();
+            meta["markov_head_type"] = Value::Null;
+        });
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        // The file's loss is that of another head.
+        assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+        let report: Value =
+            serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+        let checks = report["checks"].as_array().expect("checks");
+        let has = |name: &str| checks.iter().any(|check| check["name"] == name);
+        assert!(has("gradient confidence_head.proj.bias"), "it ran as a draft without heads");
+        assert!(!has("gradient markov_head.markov_w1.weight"), "{report}");
+    }
+}
+
+#[test]
 fn a_selector_without_a_hit_has_gradients_of_zeros() {
     let case = blocks_with(|tensors| {
         tensors.retain(|name, _| !name.starts_with("grad.candidate_selector."));

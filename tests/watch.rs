@@ -188,9 +188,26 @@ fn pages_are_for_this_machine_and_only_of_the_named_runs() {
     let head = head.to_ascii_lowercase();
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     assert!(head.contains("cache-control: no-store"), "{head}");
-    // What is not there is refused.
-    let error = fail(&["watch", &one, &shop.path("absent")], 2);
-    assert!(error.contains("absent: no such directory"), "{error}");
+    let file = Path::new(&one).join("fit.json").display().to_string();
+    let error = fail(&["watch", &one, &file], 2);
+    assert!(error.contains("fit.json: this is no directory"), "{error}");
+}
+
+/// Who watches may come before the run.
+#[test]
+fn a_run_that_has_no_folder_yet_is_waited_for() {
+    let shop = Workshop::new();
+    let run = shop.path("later");
+    let watch = Watch::start(&[&run]);
+    let page = watch.page("/");
+    assert!(
+        page.contains("waiting for ") && page.contains("later, which is not there yet"),
+        "{page}"
+    );
+    fit_in_answers(Path::new(&run));
+    std::thread::sleep(Duration::from_millis(600));
+    let page = watch.page("/");
+    assert!(page.contains("of 400 prompts") && !page.contains("waiting for "), "{page}");
 }
 
 #[test]

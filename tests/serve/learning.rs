@@ -315,6 +315,22 @@ fn lookup_finds_earlier_answers() {
     assert!(third <= 9.0, "{third}");
 }
 
+/// The command holds the only thread of the process's pool, and what is kept has to be ordered all the same.
+#[test]
+fn a_server_of_one_thread_keeps_any_number_of_answers_and_ends() {
+    let shelf = Shelf::new();
+    let folder = shelf.path("learned");
+    // The binary of a test has one thread.
+    let options = ["--parallel", "3", "--lookup", "--learn", &folder];
+    let server = Server::start(&shelf, &options);
+    // So many tokens that ordering them is split among threads.
+    ask(&server, 0..300);
+    until("all answers", || count(&server, "rows") == 300);
+    assert!(count(&server, "datastore_tokens") > 8000, "{}", learning(&server));
+    server.signal("-INT");
+    assert_eq!(server.wait().code(), Some(130));
+}
+
 #[test]
 fn learning_that_cannot_be_is_refused() {
     let shelf = Shelf::new();
@@ -324,6 +340,12 @@ fn learning_that_cannot_be_is_refused() {
     assert!(serve(&["--learn", &folder], 2).contains("nothing that could learn"));
     serve(&["--lookup", "--learn", &folder, "--learn-rows", "0"], 2);
     serve(&["--lookup", "--learn-rows", "5"], 2);
+    // A filter that is not there would let nothing through: it is told before anything is opened.
+    let (none, filter) = (shelf.path("none"), shelf.path("nope"));
+    let refused = ["serve", &none, "--lookup", "--learn", &folder, "--learn-redact", &filter];
+    let told = fail(&refused, 2);
+    assert!(told.contains("nope: cannot be run") && told.contains("hint: "), "{told}");
+    assert!(!Path::new(&folder).exists());
     let file = shelf.path("file");
     std::fs::write(&file, "").expect("file");
     serve(&["--lookup", "--learn", &file], 2);

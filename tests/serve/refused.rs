@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Server;
 use crate::decoding::Shelf;
-use crate::support::{fail, longdraft};
+use crate::support::{fail, longdraft, stderr};
 
 #[test]
 fn wrong_requests_are_told_what_is_wrong() {
@@ -90,6 +90,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         (text, json!({ "prompt": "a".repeat(70_000) }).to_string(), 413, None),
         ("/tokenize", json!({}).to_string(), 400, Some("prompt")),
         ("/detokenize", json!({ "tokens": "a" }).to_string(), 400, Some("tokens")),
+        ("/detokenize", json!({ "tokens": [999] }).to_string(), 400, Some("tokens")),
         ("/v1/embeddings", json!({}).to_string(), 404, None),
         ("/health", json!({}).to_string(), 405, None),
     ] {
@@ -207,6 +208,26 @@ fn a_server_that_cannot_begin_says_why() {
     fail(&["serve", &target, "--port", "0", "--temperature", "-1"], 2);
     fail(&["serve", &shelf.path("none"), "--port", "0"], 2);
     fail(&["serve", &target, "--port", "0", "--draft", &shelf.path("none")], 2);
-    let host = longdraft(&["serve", &target, "--host", "somewhere"]).output().expect("it starts");
-    assert_eq!(host.status.code(), Some(2));
+    let host = fail(&["serve", &target, "--port", "0", "--host", "no where"], 2);
+    assert!(host.contains("hint: give an IP address"), "{host}");
+    // An address for documentation, which no machine has.
+    let other = fail(&["serve", &target, "--port", "0", "--host", "192.0.2.1"], 2);
+    assert!(other.contains("hint: this machine has no such address"), "{other}");
+    // Of a variable that is not set: without a key everybody would be let in.
+    for key in ["", "  "] {
+        let empty = fail(&["serve", &target, "--port", "0", "--api-key", key], 2);
+        assert!(empty.contains("--api-key is empty"), "{empty}");
+    }
+    let blank =
+        longdraft(&["serve", &target, "--port", "0"]).env("LONGDRAFT_API_KEY", " ").output();
+    let blank = blank.expect("the binary starts");
+    assert_eq!(blank.status.code(), Some(2), "{}", stderr(&blank));
+    assert!(stderr(&blank).contains("LONGDRAFT_API_KEY is empty"), "{}", stderr(&blank));
+}
+
+#[test]
+fn a_server_answers_at_a_name_of_this_machine() {
+    let shelf = Shelf::new();
+    let server = Server::start(&shelf, &["--host", "localhost"]);
+    assert_eq!(server.get("/health").status, 200);
 }

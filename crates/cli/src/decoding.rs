@@ -16,16 +16,18 @@ use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
-use longdraft_models::{DeviceChoice, ModelError, Precision, TargetTokenId};
+use longdraft_models::{ModelError, Precision, TargetTokenId};
 use longdraft_records::decode::{DrafterParts, Lookup};
 
 use crate::cli::{
-    CacheChoice, DecodingArguments, LookupChoice, PaceChoice, VerifyChoice, WeightDtype,
+    CacheChoice, DecodingArguments, LookupChoice, OpenOptions, PaceChoice, VerifyChoice,
+    WeightDtype,
 };
 use crate::datastore;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::status::Waiting;
+use crate::threads::own_threads;
 
 /// Tokens of the context whose cache is told, where the target has as many.
 pub(crate) const SAID_CONTEXT: usize = 32_768;
@@ -62,7 +64,7 @@ impl DecodingArguments {
         let tokenizer = Target::open_tokenizer(target)?;
         // Whether there is a block is known before the target is read.
         let mtp = self.open_block(target)?;
-        let target = open_target(target, self.dtype, self.cache, self.device)?;
+        let target = open_target(target, self.held)?;
         let draft = source.as_ref().map(|source| open_draft(source, &target)).transpose()?;
         self.with((Arc::new(target), Arc::new(tokenizer)), source.as_ref(), (draft, mtp))
     }
@@ -72,8 +74,7 @@ impl DecodingArguments {
         if !self.mtp {
             return Ok(None);
         }
-        let options = target_options(self.dtype, self.cache, self.device)?;
-        open_mtp(target, &options).map(Some)
+        open_mtp(target, &target_options(self.held)?).map(Some)
     }
 
     /// The same of a target, a draft and a block that are open.
@@ -266,21 +267,22 @@ pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dy
     Ok(Arc::from(draft))
 }
 
+/// The same on any thread while a command decodes.
+pub(crate) fn open_draft_beside(source: &DraftSource, target: &Target) -> Result<Arc<dyn Draft>> {
+    own_threads(rayon::current_num_threads())?.install(|| open_draft(source, target))
+}
+
 /// How a target is held as asked; the process's products follow it.
-fn target_options(
-    dtype: WeightDtype,
-    cache: CacheChoice,
-    device: DeviceChoice,
-) -> Result<TargetOptions> {
-    let as_stored = dtype == WeightDtype::Stored;
-    let (dtype, precision) = match dtype {
+fn target_options(held: OpenOptions) -> Result<TargetOptions> {
+    let as_stored = held.dtype == WeightDtype::Stored;
+    let (dtype, precision) = match held.dtype {
         WeightDtype::F32 | WeightDtype::Stored => (DType::F32, Precision::F32),
         WeightDtype::Bf16 => (DType::BF16, Precision::Bf16),
         WeightDtype::F16 => (DType::F16, Precision::Bf16),
     };
-    let device = device.open(0)?;
+    let device = held.device.open(0)?;
     precision.apply(&device);
-    let cache = match cache {
+    let cache = match held.cache {
         CacheChoice::Auto => CacheType::Auto,
         CacheChoice::F32 => CacheType::F32,
         CacheChoice::F16 => CacheType::F16,
@@ -290,25 +292,8 @@ fn target_options(
 }
 
 /// Opens a target, held as asked; the process's products follow it.
-pub(crate) fn open_target(
-    target: &str,
-    dtype: WeightDtype,
-    cache: CacheChoice,
-    device: DeviceChoice,
-) -> Result<Target> {
-    open_with(target, &target_options(dtype, cache, device)?)
-}
-
-/// The target's own block for prediction of several tokens.
-fn open_mtp(target: &str, options: &TargetOptions) -> Result<MtpBlock> {
-    Target::open_mtp(target, options).map_err(|error| match error {
-        ModelError::Unrecognised { .. } => Failure::from(error).hint("leave out --mtp"),
-        error => error.into(),
-    })
-}
-
-fn open_with(target: &str, options: &TargetOptions) -> Result<Target> {
-    let target = Target::open(target, options)?;
+pub(crate) fn open_target(target: &str, held: OpenOptions) -> Result<Target> {
+    let target = Target::open(target, &target_options(held)?)?;
     if !target.widened().is_empty() {
         errln!(
             "note: {} weights are held in f32: blocks are multiplied on the CPU only; --dtype bf16 \
@@ -317,6 +302,14 @@ fn open_with(target: &str, options: &TargetOptions) -> Result<Target> {
         );
     }
     Ok(target)
+}
+
+/// The target's own block for prediction of several tokens.
+fn open_mtp(target: &str, options: &TargetOptions) -> Result<MtpBlock> {
+    Target::open_mtp(target, options).map_err(|error| match error {
+        ModelError::Unrecognised { .. } => Failure::from(error).hint("leave out --mtp"),
+        error => error.into(),
+    })
 }
 
 /// How a target's matrices are held.

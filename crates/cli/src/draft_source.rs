@@ -5,6 +5,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::recorded_text;
+use longdraft_models::ModelError;
+use longdraft_models::disk::{folder_of, parent_of};
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::sha256;
@@ -14,7 +16,7 @@ use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
-    CheckpointState, LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
+    LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
 };
 use serde_json::Value;
 
@@ -57,8 +59,7 @@ impl DraftSource {
 
     /// The folder that its weights lie in.
     pub(crate) fn folder(&self) -> &Path {
-        let place = self.place();
-        if place.is_dir() { place } else { place.parent().unwrap_or(place) }
+        folder_of(self.place())
     }
 
     /// Reads the draft.
@@ -67,8 +68,23 @@ impl DraftSource {
             return open_files(self.place(), target);
         };
         let state = read_state(checkpoint)?;
-        warn_of_other_target(checkpoint, Some(&state.target_fingerprint), target);
-        from_checkpoint(checkpoint, &state, target)
+        let fingerprint = Some(state.target_fingerprint.as_str());
+        let kind = DraftKind::named(&state.method)?;
+        let source = MemorySource::new(read_draft(checkpoint)?);
+        let draft = (kind.restore)(&state.draft, &source, target).map_err(|error| {
+            let of_another = of_another_target((checkpoint, fingerprint), &error, target);
+            of_another.unwrap_or_else(|| Failure::at(checkpoint)(error))
+        })?;
+        warn_of_other_target(checkpoint, fingerprint, target);
+        Ok(draft)
+    }
+
+    /// The name of its method.
+    pub(crate) fn method(&self) -> Result<String> {
+        match self {
+            Self::Checkpoint(located) => Ok(read_state(&located.checkpoint)?.method),
+            Self::Files(path) => Ok(DraftKind::at(path)?.name.to_owned()),
+        }
     }
 
     /// The target that the run's configuration names.
@@ -190,8 +206,7 @@ fn below(folder: &Path, checkpoints_only: bool) -> Vec<PathBuf> {
 /// What a path that is not there may mean.
 fn likely(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let beside = std::fs::read_dir(parent.unwrap_or(Path::new("."))).into_iter().flatten();
+    let beside = std::fs::read_dir(parent_of(path)).into_iter().flatten();
     let scored = beside.flatten().map(|entry| {
         let other = entry.file_name().to_string_lossy().into_owned();
         (strsim::normalized_damerau_levenshtein(&name, &other), other)
@@ -206,10 +221,41 @@ fn likely(path: &Path) -> String {
 /// Loads a draft folder or file with the layer that its `config.json` describes, or that fits the
 /// target when there is none (published files).
 fn open_files(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
-    let draft = open_draft(path, target)?;
+    let fingerprint = trained_for(path);
+    let fingerprint = fingerprint.as_deref();
+    let draft = open_draft(path, target).map_err(|error| {
+        if let Some(failure) = of_another_target((path, fingerprint), &error, target) {
+            return failure;
+        }
+        let failure = Failure::from(error);
+        let is_model = is_language_model(path);
+        failure.hinted(is_model.then_some(
+            "other language models are no drafts here: train one with `longdraft fit`, or use --lookup",
+        ))
+    })?;
     note_convention(path);
-    warn_of_other_target(path, trained_for(path).as_deref(), target);
+    warn_of_other_target(path, fingerprint, target);
     Ok(draft)
+}
+
+/// What is said of a draft that cannot be opened because it is that of another target.
+fn of_another_target(
+    (path, fingerprint): (&Path, Option<&str>),
+    error: &ModelError,
+    target: &Target,
+) -> Option<Failure> {
+    let is_another = fingerprint.is_some_and(|known| known != target.fingerprint());
+    (is_another && matches!(error, ModelError::Invalid { .. })).then(|| {
+        Failure::work(format!("{} was trained for another target: {error}", path.display())).hint(
+            "give the target that it was trained for, or train a draft for this one with `longdraft fit`",
+        )
+    })
+}
+
+/// Whether a file holds a whole language model in place of a draft.
+fn is_language_model(path: &Path) -> bool {
+    let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
+    is_gguf && Target::open_config(&path.display().to_string()).is_ok()
 }
 
 fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target) {
@@ -227,17 +273,6 @@ fn note_convention(path: &Path) {
     if let Some(reading) = DraftKind::at(path).ok().and_then(|kind| (kind.reading)(path)) {
         errln!("note: {}: {reading}", path.display());
     }
-}
-
-fn from_checkpoint(
-    checkpoint: &Path,
-    state: &CheckpointState,
-    target: &Target,
-) -> Result<Box<dyn Draft>> {
-    let kind = DraftKind::named(&state.method)?;
-    let source = MemorySource::new(read_draft(checkpoint)?);
-    (kind.restore)(&state.draft, &source, target)
-        .map_err(|error| Failure::work(format!("{}: {error}", checkpoint.display())))
 }
 
 /// The composed configuration of a run; nothing if it is not there.

@@ -10,7 +10,7 @@ use longdraft_train::stage::Ending;
 use crate::failure::{Failure, Result};
 
 /// Number of the signal that Ctrl-C sends.
-const INTERRUPT: i32 = 2;
+pub(crate) const INTERRUPT: i32 = 2;
 
 /// Number of the signal that a closed terminal sends.
 const HANGUP: i32 = 1;

@@ -40,6 +40,7 @@ mod progress;
 mod ranks;
 mod recording;
 mod screen;
+mod threads;
 
 /// The example of the README is compiled with the others.
 #[cfg(doctest)]
@@ -56,7 +57,10 @@ use std::process::ExitCode;
 use failure::{Failure, PIPE_CLOSED};
 
 pub use api::*;
-pub use cli::{CacheChoice, ExportDtype, LookupChoice, PaceChoice, VerifyChoice, WeightDtype};
+pub use cli::{
+    CacheChoice, ExportDtype, ExportOptions, LookupChoice, OpenOptions, PaceChoice, VerifyChoice,
+    WeightDtype,
+};
 pub use longdraft_decode::{DraftShape, Origin};
 pub use longdraft_models::DeviceChoice;
 pub use longdraft_models::tokenizer::Message;
@@ -103,9 +107,9 @@ pub fn set_quiet(quiet: bool) {
 /// Threads that everything computes on; without it, one for every core.
 ///
 /// # Errors
-/// - they have been started already, or cannot be
+/// - there are too many, they have been started already, or cannot be
 pub fn set_threads(threads: usize) -> Result<()> {
-    Ok(commands::start_threads(threads)?)
+    Ok(threads::start_threads(threads)?)
 }
 
 /// Help and version as they were asked for; otherwise what is wrong with the arguments.
@@ -134,7 +138,7 @@ fn tell_usage(error: &clap::Error, words: &[OsString]) -> u8 {
 /// # Errors
 /// - every problem of the file and the overrides, in words
 pub fn check_configuration(path: &Path, overrides: &[String]) -> std::result::Result<(), String> {
-    let problems = commands::key_problems(path, overrides);
+    let problems = commands::check_configuration(path, overrides, true);
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     if lines.is_empty() { Ok(()) } else { Err(lines.join("\n")) }
 }

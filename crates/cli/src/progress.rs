@@ -15,6 +15,31 @@ use crate::terminal::cover::is_covered;
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
+/// Says when the next plain line is due.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lines(Option<Instant>);
+
+impl Lines {
+    /// The first one at once.
+    pub(crate) fn at_once() -> Self {
+        Self(None)
+    }
+
+    /// The first one after a while.
+    pub(crate) fn later() -> Self {
+        Self(Some(Instant::now()))
+    }
+
+    /// Whether one is due, also where it must come; if so, the next one is due a while later.
+    pub(crate) fn are_due(&mut self, must: bool) -> bool {
+        let due = must || self.0.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+        if due {
+            self.0 = Some(Instant::now());
+        }
+        due
+    }
+}
+
 /// Steps that the shown speed is averaged over (exponentially).
 const SPEED_MEMORY: f64 = 0.9;
 
@@ -22,7 +47,7 @@ const SPEED_MEMORY: f64 = 0.9;
 pub(crate) struct TrainingProgress<'a> {
     voice: Voice,
     bar: Option<Bar>,
-    last_line: Option<Instant>,
+    lines: Lines,
     tokens_per_second: Option<f64>,
     interrupts: Interrupts,
     /// Who watches.
@@ -43,7 +68,7 @@ impl<'a> TrainingProgress<'a> {
         Self {
             voice,
             bar: None,
-            last_line: None,
+            lines: Lines::at_once(),
             tokens_per_second: None,
             interrupts,
             events: Events::none(),
@@ -64,13 +89,9 @@ impl<'a> TrainingProgress<'a> {
         self.voice.clone()
     }
 
-    fn say(&self, line: &str) {
-        self.voice.say(line);
-    }
-
     /// A line every few seconds, for the log alone where a bar is shown.
     fn say_now_and_then(&mut self, last: bool, shown: bool, line: &str) {
-        match (self.due(last), shown) {
+        match (self.lines.are_due(last), shown) {
             (true, true) => self.voice.log(line),
             (true, false) => self.voice.say(line),
             (false, _) => {}
@@ -86,14 +107,6 @@ impl<'a> TrainingProgress<'a> {
             self.bar = Bar::new();
         }
         self.bar.as_mut().map(|bar| bar.show(position, length, message)).is_some()
-    }
-
-    fn due(&mut self, last: bool) -> bool {
-        let due = last || self.last_line.is_none_or(|line| line.elapsed() >= LINE_EVERY);
-        if due {
-            self.last_line = Some(Instant::now());
-        }
-        due
     }
 
     fn step(&mut self, report: &StepReport) {
@@ -139,7 +152,7 @@ impl<'a> TrainingProgress<'a> {
         if let Some(bar) = self.bar.take() {
             bar.clear();
         }
-        self.due(true);
+        self.lines.are_due(true);
         self.voice.say(&line);
     }
 
@@ -165,7 +178,7 @@ impl<'a> TrainingProgress<'a> {
                 format!("acceptance length {length:.3} simulated, {replayed:.3} replayed")
             }
         };
-        self.say(&lines(&[
+        self.voice.say(&lines(&[
             format!("held-out after step {step}:"),
             loss,
             length,
@@ -181,9 +194,9 @@ impl Observer for TrainingProgress<'_> {
             listener.on_event(event);
         }
         match event {
-            Event::Resumed(step) => self.say(&format!("resumed after step {step}")),
-            Event::Note(text) => self.say(text),
-            Event::Warning(text) => self.say(&format!("warning: {text}")),
+            Event::Resumed(step) => self.voice.say(&format!("resumed after step {step}")),
+            Event::Note(text) => self.voice.say(text),
+            Event::Warning(text) => self.voice.say(&format!("warning: {text}")),
             Event::Captured(done, all) => {
                 self.rows(done, all, "captured the target's features of");
             }

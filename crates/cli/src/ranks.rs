@@ -198,7 +198,7 @@ impl Voice {
             std::fs::create_dir_all(&folder)?;
             OpenOptions::new().create(true).append(true).open(&path)
         };
-        let file = open().map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
+        let file = open().map_err(Failure::at(&path))?;
         let voice = Self {
             is_shown: world.is_first(),
             log: Some(Arc::new(Mutex::new(file))),

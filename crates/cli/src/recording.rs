@@ -26,7 +26,7 @@ pub(crate) fn begin(
         target_fingerprint: models.target.fingerprint().to_owned(),
         draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
         prompts: prompts.to_owned(),
-        dtype: format!("{:?}", decoding.dtype).to_lowercase(),
+        dtype: format!("{:?}", decoding.held.dtype).to_lowercase(),
         threads: rayon::current_num_threads(),
         max_new_tokens,
         cells: Vec::new(),

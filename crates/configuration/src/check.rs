@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Problem;
 use super::place::{Union, alternative, keys_at, place_at};
 use super::renamed::{moved_keys, renamed, stands_under_an_old_name};
-use super::tree::Node;
+use super::tree::{Node, inside};
 use super::validate::{Fault, FaultKind, faults, listed};
 
 /// The JSON Schema of a configuration type.
@@ -47,22 +47,19 @@ fn broken_integers(
     problems: &mut Vec<Problem>,
 ) {
     let place = alternative(root, schema, value);
-    let inside = |name: &str| {
-        if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
-    };
     match value {
         Value::Object(map) => {
             for (name, value) in map {
                 let schema = place.get("properties").and_then(|properties| properties.get(name));
                 if let Some(schema) = schema {
-                    broken_integers(node, (root, schema), (value, &inside(name)), problems);
+                    broken_integers(node, (root, schema), (value, &inside(key, name)), problems);
                 }
             }
         }
         Value::Array(list) => {
             for (index, value) in list.iter().enumerate() {
                 if let Some(schema) = place.get("items") {
-                    let key = inside(&index.to_string());
+                    let key = inside(key, &index.to_string());
                     broken_integers(node, (root, schema), (value, &key), problems);
                 }
             }
@@ -182,13 +179,11 @@ fn dotted(pointer: &str) -> String {
 
 fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Problem>) {
     let key = dotted(&fault.place);
-    let inside =
-        |name: &str| if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") };
     let at = |key: &str, text: String| Problem::of_key(node, key, text);
     match &fault.kind {
         FaultKind::Unknown(names) => unknown(names, &key, node, schema, problems),
         FaultKind::Missing(name) => {
-            let name = inside(name);
+            let name = inside(&key, name);
             if !stands_under_an_old_name(&name, &key, node, schema) {
                 problems.push(at(&name, format!("`{name}` is missing")));
             }
@@ -198,7 +193,7 @@ fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Pr
                 if let Some(faults) = union.chosen.and_then(|index| branches.get(index)) {
                     faults.iter().for_each(|fault| explain(fault, node, schema, problems));
                 } else {
-                    let (tag, names) = (inside(union.tag), union.names().join("`, `"));
+                    let (tag, names) = (inside(&key, union.tag), union.names().join("`, `"));
                     problems.push(at(&tag, format!("`{tag}` is none of `{names}`")));
                 }
                 return;
@@ -231,7 +226,7 @@ fn unknown(names: &[&str], key: &str, node: &Node, schema: &Value, problems: &mu
     let known = keys_at(schema, key, &instance);
     let union = Union::at(schema, key, &instance);
     for name in names {
-        let full = if key.is_empty() { (*name).to_owned() } else { format!("{key}.{name}") };
+        let full = inside(key, name);
         let moved = |node| moved_keys(node, &full, (schema, &instance));
         let moved = node.at(&full).map(moved).unwrap_or_default();
         if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Problem;
-use super::tree::{Node, Tree};
+use super::tree::{Node, Tree, inside};
 
 /// Values and bytes of text that a configuration may come to. References to references double it with
 /// every line; a configuration of a thousand sources has less than a tenth of this.
@@ -82,9 +82,6 @@ impl Resolver<'_> {
     }
 
     fn resolved(&mut self, node: &Node, key: &str) -> Node {
-        let inner = |name: &str| {
-            if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
-        };
         let value = match &node.value {
             Tree::Scalar(Value::String(text)) if text.contains("${") => {
                 match self.text(text, key) {
@@ -101,13 +98,13 @@ impl Resolver<'_> {
                 items
                     .iter()
                     .enumerate()
-                    .map(|(i, item)| self.node(item, &inner(&i.to_string())))
+                    .map(|(i, item)| self.node(item, &inside(key, &i.to_string())))
                     .collect(),
             ),
             Tree::Map(entries) => Tree::Map(
                 entries
                     .iter()
-                    .map(|(name, item)| (name.clone(), self.node(item, &inner(name))))
+                    .map(|(name, item)| (name.clone(), self.node(item, &inside(key, name))))
                     .collect(),
             ),
         };

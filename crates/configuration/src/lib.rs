@@ -44,7 +44,7 @@ use tree::{Node, Origin, Tree};
 
 pub use error::{ConfigurationError, Result};
 pub use inputs::{input_problems, stage_input_problems};
-pub use schema::{json_schema, markdown, markdown_of, schema_of, schema_places};
+pub use schema::{json_schema, markdown_of, schema_of, schema_places};
 pub use show::show;
 
 /// How the configuration file in a run directory begins.
@@ -122,19 +122,14 @@ pub fn recheck<T: Check>(config: T) -> Result<Checked<T>> {
 
 /// A configuration with the origins of its values.
 #[derive(Debug, Clone)]
-pub struct Located {
+pub struct Located<T = TrainConfig> {
     /// As it was composed.
-    pub config: TrainConfig,
+    pub config: T,
     tree: Node,
 }
 
-/// The configuration of a pretraining run with the origins of its values.
-#[derive(Debug, Clone)]
-pub struct LocatedPretrain {
-    /// As it was composed.
-    pub config: PretrainConfig,
-    tree: Node,
-}
+/// The same of a pretraining run.
+pub type LocatedPretrain = Located<PretrainConfig>;
 
 /// One stage of a curriculum.
 #[derive(Debug, Clone)]

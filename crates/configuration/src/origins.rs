@@ -59,17 +59,11 @@ struct Found<'a> {
 
 impl Found<'_> {
     fn walk(&mut self, node: &Node, resolved: &Node, path: &mut Vec<String>) {
-        let inner: Vec<(String, &Node)> = match &node.value {
-            Tree::Scalar(Value::String(text)) => {
-                self.text(text, node, resolved, path);
-                return;
-            }
-            Tree::Scalar(_) => return,
-            Tree::List(items) => (0..).map(|i: usize| i.to_string()).zip(items).collect(),
-            Tree::Map(entries) => entries.iter().map(|(key, node)| (key.clone(), node)).collect(),
-        };
-        for (key, node) in inner {
-            let Some(resolved) = same_child(resolved, &key) else { continue };
+        if let Tree::Scalar(Value::String(text)) = &node.value {
+            self.text(text, node, resolved, path);
+        }
+        for (key, node) in node.children() {
+            let Some(resolved) = resolved.child(&key) else { continue };
             path.push(key);
             self.walk(node, resolved, path);
             path.pop();
@@ -79,7 +73,7 @@ impl Found<'_> {
     fn text(&mut self, text: &str, node: &Node, resolved: &Node, path: &[String]) {
         let key = path.join(".");
         let mut variables = Vec::new();
-        variables_of(self.root, text, &key, &mut HashSet::new(), &mut variables);
+        variables_of(self.root, node, &key, &mut HashSet::new(), &mut variables);
         if variables.is_empty() {
             return;
         }
@@ -90,15 +84,6 @@ impl Found<'_> {
             self.problems.push(Problem::at(&node.origin, problem));
         }
         self.references.push(path.to_vec(), text.to_owned(), resolved.to_json());
-    }
-}
-
-/// By its very key or place: names of items do not count here.
-fn same_child<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
-    match &node.value {
-        Tree::Map(entries) => entries.iter().find(|(k, _)| k == key).map(|(_, node)| node),
-        Tree::List(items) => items.get(key.parse::<usize>().ok()?),
-        Tree::Scalar(_) => None,
     }
 }
 
@@ -141,14 +126,18 @@ fn looks_secret(name: &str) -> bool {
     SECRET.iter().any(|word| name.contains(word))
 }
 
-/// Names of the variables that a text's references lead to. Every key is followed once.
+/// Names of the variables that references at and below a node lead to. Every key is followed once.
 fn variables_of(
     root: &Node,
-    text: &str,
+    node: &Node,
     key: &str,
     seen: &mut HashSet<String>,
     out: &mut Vec<String>,
 ) {
+    let text = match &node.value {
+        Tree::Scalar(Value::String(text)) => text.as_str(),
+        _ => "",
+    };
     for reference in text.split("${").skip(1) {
         let reference = reference.split('}').next().unwrap_or_default().trim();
         if let Some(name) = reference.strip_prefix(VARIABLE) {
@@ -157,31 +146,11 @@ fn variables_of(
             && seen.insert(wanted.clone())
             && let Some(node) = root.at(&wanted)
         {
-            variables_below(root, node, &wanted, seen, out);
+            variables_of(root, node, &wanted, seen, out);
         }
     }
-}
-
-fn variables_below(
-    root: &Node,
-    node: &Node,
-    key: &str,
-    seen: &mut HashSet<String>,
-    out: &mut Vec<String>,
-) {
-    match &node.value {
-        Tree::Scalar(Value::String(text)) => variables_of(root, text, key, seen, out),
-        Tree::Scalar(_) => {}
-        Tree::List(items) => {
-            for (index, item) in items.iter().enumerate() {
-                variables_below(root, item, &format!("{key}.{index}"), seen, out);
-            }
-        }
-        Tree::Map(entries) => {
-            for (name, item) in entries {
-                variables_below(root, item, &format!("{key}.{name}"), seen, out);
-            }
-        }
+    for (name, item) in node.children() {
+        variables_of(root, item, &format!("{key}.{name}"), seen, out);
     }
 }
 

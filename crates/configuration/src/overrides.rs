@@ -73,10 +73,7 @@ impl Override {
     /// - the key cannot be set, is there already (`+`) or is not there (`~`)
     pub(crate) fn apply(&self, root: &mut Node) -> Result<(), Problem> {
         let origin = Origin::CommandLine(self.text.clone());
-        let (parent, last) = match self.key.rsplit_once('.') {
-            Some((parent, last)) => (parent, last),
-            None => ("", self.key.as_str()),
-        };
+        let (parent, last) = self.key.rsplit_once('.').unwrap_or(("", &self.key));
         let wrong = |problem: String| Problem::new(format!("override `{}`: {problem}", self.text));
         let mut place = root;
         for part in parent.split('.').filter(|part| !part.is_empty()) {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 pub use super::check::schema_of;
 use super::place::{Union, alternative};
+use super::tree::inside;
 
 /// JSON Schema of a configuration file: a stage, a curriculum or a fragment of either.
 pub fn json_schema() -> Value {
@@ -70,12 +71,7 @@ fn stage_properties(schema: &Value) -> Map<String, Value> {
     properties
 }
 
-/// Tables of every key: type, default, meaning.
-pub fn markdown() -> String {
-    markdown_of(&schema_of::<TrainConfig>())
-}
-
-/// The same for any schema.
+/// Tables of every key of a schema: type, default, meaning.
 pub fn markdown_of(schema: &Value) -> String {
     let mut sections = vec![("Top level".to_owned(), String::new(), schema)];
     let mut out = String::new();
@@ -94,7 +90,7 @@ pub fn markdown_of(schema: &Value) -> String {
         for (key, property) in properties {
             let target = alternative(schema, property, &Value::Null);
             let items = target.get("items").map(|items| alternative(schema, items, &Value::Null));
-            let full = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+            let full = inside(&prefix, key);
             if let Some(union) = Union::of(schema, property, &Value::Null) {
                 for (name, branch) in union.names().into_iter().zip(union.branches) {
                     let title = format!("`{full}` with `{}: {name}`", union.tag);

@@ -108,6 +108,15 @@ impl Node {
         }
     }
 
+    /// What lies in it, each with its key or index.
+    pub(crate) fn children(&self) -> Vec<(String, &Self)> {
+        match &self.value {
+            Tree::Scalar(_) => Vec::new(),
+            Tree::List(items) => (0..).map(|i: usize| i.to_string()).zip(items).collect(),
+            Tree::Map(entries) => entries.iter().map(|(key, node)| (key.clone(), node)).collect(),
+        }
+    }
+
     /// A dotted key.
     pub(crate) fn at(&self, key: &str) -> Option<&Self> {
         key.split('.').try_fold(self, |node, part| node.child(part))
@@ -161,6 +170,11 @@ impl Node {
             }
         }
     }
+}
+
+/// The dotted key of what lies in another one, which is empty at the top.
+pub(crate) fn inside(key: &str, name: &str) -> String {
+    if key.is_empty() { name.to_owned() } else { format!("{key}.{name}") }
 }
 
 /// A mistake of the YAML itself, in one line.
@@ -232,6 +246,14 @@ impl<'de> Deserialize<'de> for Raw {
 
 struct RawVisitor;
 
+macro_rules! visit_scalars {
+    ($($visit:ident: $scalar:ty),*) => {$(
+        fn $visit<E>(self, value: $scalar) -> Result<Raw, E> {
+            Ok(Raw::Scalar(value.into()))
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for RawVisitor {
     type Value = Raw;
 
@@ -239,25 +261,7 @@ impl<'de> Visitor<'de> for RawVisitor {
         f.write_str("a YAML value")
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Raw, E> {
-        Ok(Raw::Scalar(value.into()))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Raw, E> {
-        Ok(Raw::Scalar(value.into()))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Raw, E> {
-        Ok(Raw::Scalar(value.into()))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Raw, E> {
-        Ok(Raw::Scalar(value.into()))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Raw, E> {
-        Ok(Raw::Scalar(value.into()))
-    }
+    visit_scalars!(visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
 
     fn visit_unit<E>(self) -> Result<Raw, E> {
         Ok(Raw::Scalar(Value::Null))

@@ -160,7 +160,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packing::pack;
+    use crate::packing::{Overlong, Packing, arrange};
 
     fn documents() -> Vec<Document> {
         [3_usize, 5, 9]
@@ -188,7 +188,7 @@ mod tests {
     fn batches(draws: &Draws, epoch: u64) -> Vec<Batch> {
         let documents = documents();
         let epochs = DrawEpochs { positions: epoch, batch: epoch };
-        let rows = pack(&documents, 9);
+        let rows = arrange(&documents, 9, Packing::BestFit, Overlong::Split);
         let rows = rows.iter().enumerate();
         rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs)).collect()
     }

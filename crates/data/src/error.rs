@@ -51,7 +51,8 @@ pub enum DataError {
     },
     /// Nothing is left to train on.
     #[error(
-        "{}: no row gives a token to learn ({rows} rows read){}", path.display(),
+        "{}: no row gives a token to learn ({rows} {} read){}", path.display(),
+        if *rows == 1 { "row" } else { "rows" },
         first_problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default()
     )]
     Empty {

@@ -65,14 +65,6 @@ impl PackedRow {
     }
 }
 
-/// Packs every document into rows of at most `row_tokens`, longer ones split.
-///
-/// # Panics
-/// - `row_tokens` is 0
-pub fn pack(documents: &[Document], row_tokens: usize) -> Vec<PackedRow> {
-    arrange(documents, row_tokens, Packing::BestFit, Overlong::Split)
-}
-
 /// Lays documents out in rows of at most `row_tokens`.
 ///
 /// # Panics
@@ -159,7 +151,7 @@ mod tests {
         fn every_token_is_in_exactly_one_row(
             lengths in proptest::collection::vec(1_usize..300, 1..200), row in 1_usize..128
         ) {
-            let rows = pack(&documents(&lengths), row);
+            let rows = arrange(&documents(&lengths), row, Packing::BestFit, Overlong::Split);
             let mut seen: Vec<Vec<u32>> = lengths.iter().map(|&n| vec![0; n]).collect();
             for packed in &rows {
                 prop_assert!(packed.tokens() <= row && packed.tokens() > 0);
@@ -174,7 +166,7 @@ mod tests {
     #[test]
     fn many_short_documents_fill_rows_almost_completely() {
         let lengths: Vec<usize> = (0..2000).map(|i| 20 + (i * 37) % 400).collect();
-        let rows = pack(&documents(&lengths), 1024);
+        let rows = arrange(&documents(&lengths), 1024, Packing::BestFit, Overlong::Split);
         let fill = fill(&rows, 1024);
         assert!(fill > 0.97, "fill {fill}");
     }

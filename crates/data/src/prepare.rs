@@ -126,7 +126,7 @@ struct Run<'a> {
 }
 
 /// A shard on its way to the disk.
-type Pending<'scope> = ScopedJoinHandle<'scope, Result<Written>>;
+type Pending<'scope> = ScopedJoinHandle<'scope, Result<(Receipt, bool)>>;
 
 impl Run<'_> {
     /// One shard is written while the next one is encoded: writing waits for the disk, and would
@@ -172,7 +172,7 @@ impl Run<'_> {
         rows_done: &mut usize,
     ) -> Result<()> {
         let Some(pending) = pending else { return Ok(()) };
-        let Written { receipt, reused } =
+        let (receipt, reused) =
             pending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         *rows_done += receipt.report.rows;
         for (n, row) in receipt.bad.iter().enumerate() {
@@ -213,12 +213,6 @@ impl Run<'_> {
     }
 }
 
-/// A shard on the disk, and whether an earlier run left it.
-struct Written {
-    receipt: Receipt,
-    reused: bool,
-}
-
 /// A shard in memory.
 struct Shard {
     receipt: Receipt,
@@ -227,8 +221,9 @@ struct Shard {
 }
 
 impl Shard {
-    /// The file first, its receipt after it: a receipt tells that the shard is whole.
-    fn write(self, output: &Path, number: usize) -> Result<Written> {
+    /// The file first, its receipt after it: a receipt tells that the shard is whole. Returns also whether an earlier
+    /// run left it.
+    fn write(self, output: &Path, number: usize) -> Result<(Receipt, bool)> {
         let mut receipt = self.receipt;
         let reused = self.bytes.is_none();
         if let Some(bytes) = self.bytes {
@@ -236,7 +231,7 @@ impl Shard {
             write_atomically(&output.join(&receipt.entry.file), &bytes)?;
             write_json(&output.join(receipt_name(number)), &receipt)?;
         }
-        Ok(Written { receipt, reused })
+        Ok((receipt, reused))
     }
 }
 

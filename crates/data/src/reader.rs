@@ -67,7 +67,7 @@ impl<'a> SourceReader<'a> {
                     .to_owned(),
             ));
         }
-        if let Some(problem) = template.problems(config.learn).first()
+        if let Some(problem) = template.problems(config.learn, true).first()
             && let Some(kind) = &detected
         {
             return Err(fail(format!("read as `{kind}`: {problem}")));
@@ -76,13 +76,15 @@ impl<'a> SourceReader<'a> {
         if let Some(problem) = config.prompt_problem(learn) {
             return Err(fail(problem.to_string()));
         }
-        let needed = template.is_chat() && learn != Learn::All;
         let unclear = |problem| {
             fail(format!(
                 "{problem}, so what the assistant says is not known: `learn: all` needs no turns"
             ))
         };
-        let layout = needed.then(|| ChatLayout::probe(encoder).map_err(unclear)).transpose()?;
+        let layout = match template.is_chat().then(|| ChatLayout::probe(encoder)) {
+            Some(Err(problem)) if learn != Learn::All => return Err(unclear(problem)),
+            found => found.and_then(std::result::Result::ok),
+        };
         Ok(Self { config, paths, template, detected, learn, layout, encoder })
     }
 
@@ -129,16 +131,6 @@ impl<'a> SourceReader<'a> {
         let mut row = raw.parse()?;
         self.config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
         Ok(row)
-    }
-
-    /// What is learned: as configured, else what is usual for the template.
-    pub fn learn(&self) -> Learn {
-        self.learn
-    }
-
-    /// The template, recognised by itself or as configured.
-    pub fn template(&self) -> &Template {
-        &self.template
     }
 
     /// A report that counts nothing yet.
@@ -196,15 +188,24 @@ impl<'a> SourceReader<'a> {
     }
 
     fn render(&self, row: &Row, example: Example) -> Result<Rendered> {
-        let learn = self.learn;
+        let (learn, is_cut) = (self.learn, self.is_cut(row));
         match example {
-            Example::Plain { text, answer } => Ok(render_plain(text, answer, learn)),
+            Example::Plain { text, answer } => {
+                Ok(Rendered { append_end: !is_cut, ..render_plain(text, answer, learn) })
+            }
             Example::Chat(conversation) => {
-                render_conversation(&conversation, learn, self.layout.as_ref(), self.encoder)
+                let layout = self.layout.as_ref();
+                render_conversation(&conversation, learn, layout, is_cut, self.encoder)
                     .map_err(|problem| row.problem(problem))
             }
             Example::Tokens { .. } => Err(row.problem("tokens are not rendered")),
         }
+    }
+
+    /// Whether a row says that its answer was cut off, as rows of the target's own answers do.
+    fn is_cut(&self, row: &Row) -> bool {
+        matches!(self.template, Template::Messages { .. } | Template::Raw { .. })
+            && row.fields.get("finish").is_some_and(|finish| finish == "length")
     }
 
     fn checked(&self, row: &Row, ids: Vec<u32>, loss_mask: Vec<bool>) -> Result<Document> {
@@ -254,8 +255,11 @@ fn detect(config: &SourceConfig, paths: &[PathBuf]) -> Result<(Template, String)
         return Err(match first_problem {
             None => DataError::Empty { path, rows, first_problem },
             Some(problem) => {
-                let told = format!("none of its first {rows} rows tells its format: {problem}");
-                DataError::source(path, told)
+                let told = match rows {
+                    1 => "its only row does not tell its format".to_owned(),
+                    _ => format!("none of its first {rows} rows tells its format"),
+                };
+                DataError::source(path, format!("{told}: {problem}"))
             }
         });
     };

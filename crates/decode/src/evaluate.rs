@@ -130,20 +130,28 @@ impl Comparison {
         speed_up(self.prompts.iter())
     }
 
-    /// Mean over prompts of each one's own tau, which several tools report.
+    /// Mean over prompts of each one's own tau, which several tools report. An answer that ends at its first token
+    /// has none.
     pub fn acceptance_length_per_prompt(&self) -> f64 {
-        let each = self.prompts.iter().map(|prompt| prompt.acceptance.acceptance_length());
-        each.sum::<f64>() / self.prompts.len().max(1) as f64
+        let each = self.prompts.iter().map(|prompt| &prompt.acceptance);
+        let each: Vec<&AcceptanceMetrics> = each.filter(|metrics| metrics.rounds > 0).collect();
+        let sum: f64 = each.iter().map(|metrics| metrics.acceptance_length()).sum();
+        sum / each.len().max(1) as f64
     }
 
-    /// 95 % interval of the speed-up: paired bootstrap over prompts, percentiles of 10,000.
+    /// 95 % interval of the speed-up: paired bootstrap over prompts, percentiles of 10,000. Prompts take part that
+    /// both sides answered with more than a first token: others have no speed.
     pub fn speed_up_interval(&self) -> (f64, f64) {
-        self.interval("speed-up", |prompts| speed_up(prompts.iter().copied()))
+        let has_speed = |side: &Side| side.tokens > side.requests;
+        let counts =
+            |prompt: &PromptFigures| has_speed(&prompt.plain) && has_speed(&prompt.drafted);
+        self.interval("speed-up", counts, |prompts| speed_up(prompts.iter().copied()))
     }
 
-    /// 95 % interval of tau, likewise.
+    /// 95 % interval of tau, likewise over prompts with rounds.
     pub fn acceptance_length_interval(&self) -> (f64, f64) {
-        self.interval("tau", |prompts| {
+        let counts = |prompt: &PromptFigures| prompt.acceptance.rounds > 0;
+        self.interval("tau", counts, |prompts| {
             let sum = |of: fn(&AcceptanceMetrics) -> usize| -> usize {
                 prompts.iter().map(|prompt| of(&prompt.acceptance)).sum()
             };
@@ -151,15 +159,22 @@ impl Comparison {
         })
     }
 
-    fn interval(&self, of: &str, figure: impl Fn(&[&PromptFigures]) -> f64) -> (f64, f64) {
-        let count = self.prompts.len();
+    fn interval(
+        &self,
+        of: &str,
+        counts: impl Fn(&PromptFigures) -> bool,
+        figure: impl Fn(&[&PromptFigures]) -> f64,
+    ) -> (f64, f64) {
+        let known: Vec<&PromptFigures> =
+            self.prompts.iter().filter(|prompt| counts(prompt)).collect();
+        let count = known.len();
         if count == 0 {
             return (0.0, 0.0);
         }
         let mut rng = CounterRng::new(0, of, &[count as u64]);
         let mut figures: Vec<f64> = (0..RESAMPLES)
             .map(|_| {
-                let draw = |_| &self.prompts[rng.below(count as u64) as usize];
+                let draw = |_| known[rng.below(count as u64) as usize];
                 figure(&(0..count).map(draw).collect::<Vec<_>>())
             })
             .collect();
@@ -398,6 +413,27 @@ mod tests {
         let groups = comparison.groups(|prompt| prompt.category.clone());
         assert!((groups[1].1.speed_up() - 6.0).abs() < 1e-9);
         assert!((comparison.acceptance_length_per_prompt() - 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn an_answer_that_ends_at_its_first_token_widens_no_interval() {
+        let side =
+            |decode_seconds| Side { tokens: 1, requests: 1, prefill_seconds: 1.0, decode_seconds };
+        let short = PromptFigures {
+            plain: side(0.0),
+            drafted: side(0.0),
+            acceptance: AcceptanceMetrics::default(),
+            ..figures("a", 2.0, 1.0)
+        };
+        let of = |prompts| Comparison { prompts, ..Default::default() };
+        let comparison = of(vec![figures("a", 2.0, 1.0), short.clone()]);
+        assert_eq!(comparison.acceptance_length_interval(), (2.0, 2.0));
+        assert_eq!(comparison.speed_up_interval(), (2.0, 2.0));
+        assert!((comparison.acceptance_length_per_prompt() - 2.0).abs() < 1e-12);
+        let nothing = of(vec![short]);
+        assert_eq!(nothing.acceptance_length_interval(), (0.0, 0.0));
+        assert_eq!(nothing.speed_up_interval(), (0.0, 0.0));
+        assert!(nothing.acceptance_length_per_prompt().abs() < 1e-12);
     }
 
     #[test]

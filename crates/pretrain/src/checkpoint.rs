@@ -66,7 +66,7 @@ pub(crate) struct Loaded {
     average: Option<(HashMap<String, Tensor>, u64)>,
 }
 
-fn named(parameters: &[Parameter]) -> Vec<(String, Tensor)> {
+pub(crate) fn named(parameters: &[Parameter]) -> Vec<(String, Tensor)> {
     parameters.iter().map(|p| (p.name.clone(), p.var.as_tensor().clone())).collect()
 }
 

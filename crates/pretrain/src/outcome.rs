@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use candle_core::Tensor;
 use longdraft_models::ModelError;
 use longdraft_models::bits_per_byte::{Score, Tail};
 use longdraft_models::language_model::{LanguageModel, open};
 use longdraft_models::weights::artifact::{Artifact, Sizes, fit_to_budget, quantise};
 use serde_json::{Value, json};
 
+use crate::checkpoint::named;
 use crate::config::ArtifactConfig;
 use crate::error::Result;
 use crate::score::ScoredStream;
@@ -23,11 +23,7 @@ pub fn build_artifact(
     config: &ArtifactConfig,
     path: &Path,
 ) -> Result<Sizes> {
-    let tensors: Vec<(String, Tensor)> = model
-        .parameters()
-        .iter()
-        .map(|parameter| (parameter.name.clone(), parameter.var.as_tensor().clone()))
-        .collect();
+    let tensors = named(model.parameters());
     let precision = match config.budget_bytes {
         Some(bytes) => {
             let left = bytes.saturating_sub(config.code_bytes);

@@ -6,10 +6,9 @@ use longdraft_data::token_stream::{START_OF_DOCUMENT, TokenStream, sidecar_path}
 use longdraft_models::bits_per_byte::{
     ByteTable, Score, Scorer, Tail, Window, evaluate, plain_windows, sliding_windows,
 };
-use longdraft_models::language_model::LanguageModel;
+use longdraft_models::disk::folder_of;
 use longdraft_models::tokenizer::{SentencePieces, TextTokenizer};
 
-use crate::config::PretrainConfig;
 use crate::error::{PretrainError, Result};
 
 /// Documents whose text is compared with the table's count.
@@ -32,8 +31,7 @@ impl Tokenizer {
         if path.extension().is_some_and(|extension| extension == "model") {
             return Ok(Self::SentencePiece(Box::new(SentencePieces::open(path)?)));
         }
-        let folder = if path.is_file() { path.parent().unwrap_or(Path::new(".")) } else { path };
-        Ok(Self::Json(Box::new(TextTokenizer::from_folder(folder)?)))
+        Ok(Self::Json(Box::new(TextTokenizer::from_folder(folder_of(path))?)))
     }
 
     /// Tells tokenizers apart.
@@ -139,15 +137,6 @@ impl ScoredStream {
     pub fn document_starts(&self) -> usize {
         let start = u32::from(START_OF_DOCUMENT);
         self.tokens.iter().skip(1).filter(|token| **token == start).count()
-    }
-
-    /// Score in windows that do not overlap, at the training length.
-    ///
-    /// # Errors
-    /// - an id lies outside the vocabulary
-    pub fn plain(&self, model: &LanguageModel, config: &PretrainConfig) -> Result<Score> {
-        let window = config.data.row_tokens;
-        self.score_plain(model, window, config.evaluation.batch_tokens)
     }
 
     /// The tokens.

@@ -197,7 +197,7 @@ fn another_configuration_and_damage_are_refused() {
     other.optimizer.matrix_learning_rate = 0.01;
     let error = prepare(other.clone(), ResumePolicy::Strict, &mut observer);
     let message = error.err().expect("refused").to_string();
-    assert!(message.contains("optimizer was"), "{message}");
+    assert!(message.contains("optimizer.matrix_learning_rate was 0.04, now 0.01"), "{message}");
     prepare(other, ResumePolicy::Force, &mut observer).expect("forced");
     let weights = run.output.join("checkpoints/last/model.safetensors");
     let mut bytes = std::fs::read(&weights).expect("weights");

@@ -56,14 +56,7 @@ impl FitPhase {
 
 impl fmt::Display for FitPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Measure => "measure",
-            Self::Answers => "answers",
-            Self::Training => "training",
-            Self::Proof => "proof",
-            Self::Delivery => "delivery",
-            Self::Finished => "finished",
-        })
+        self.serialize(f)
     }
 }
 

@@ -23,9 +23,37 @@ struct Readme;
 
 pub use statistics::median;
 
+use serde::Deserialize;
+
 /// Configuration that a run was made with, in its folder.
 pub const CONFIG_FILE: &str = "config.yaml";
 /// State of `longdraft fit`, in its folder.
 pub const FIT_FILE: &str = "fit.json";
+/// The layout of [`FIT_FILE`] that this version reads and writes.
+pub const FIT_LAYOUT: u32 = 1;
 /// How the runs of a fit's rounds are called, before their number.
 pub const ROUND_PREFIX: &str = "training-";
+
+/// The layout that a [`FIT_FILE`] says it has, where that is not [`FIT_LAYOUT`]: nothing else of it may be read then.
+pub fn other_fit_layout(text: &str) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Layout {
+        version: u32,
+    }
+    let Layout { version } = serde_json::from_str(text).ok()?;
+    (version != FIT_LAYOUT).then_some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_read_whatever_else_the_file_holds() {
+        assert_eq!(other_fit_layout(r#"{"phase": 7, "version": 2}"#), Some(2));
+        let own = format!("{{\"version\": {FIT_LAYOUT}}}");
+        for text in [own.as_str(), "{\"version\": \"2\"}", "{\"vers", "{}", "[]", ""] {
+            assert_eq!(other_fit_layout(text), None, "{text}");
+        }
+    }
+}

@@ -11,7 +11,7 @@ use super::run::Run;
 pub struct Difference {
     /// Dotted; list items as `[0]`.
     pub key: String,
-    /// One for each configuration, empty where the key is absent.
+    /// One for each configuration, empty where the key is absent or null.
     pub values: Vec<String>,
 }
 
@@ -67,6 +67,8 @@ fn flatten(value: &Value, key: String, pairs: &mut Vec<(String, String)>) {
                 flatten(item, format!("{key}[{i}]"), pairs);
             }
         }
+        // As if the key were not there.
+        Value::Null => {}
         Value::String(text) => pairs.push((key, text.clone())),
         leaf => pairs.push((key, leaf.to_string())),
     }
@@ -94,6 +96,14 @@ mod tests {
                 row("data[1].path", "", "b"),
             ]
         );
+    }
+
+    #[test]
+    fn a_key_that_is_null_is_one_that_is_absent() {
+        let (a, b) = (json!({"a": null, "b": null}), json!({"b": 1}));
+        let rows = differences(&[&a, &b]);
+        let keys: Vec<&str> = rows.iter().map(|row| row.key.as_str()).collect();
+        assert_eq!((keys, &rows[0].values[..]), (vec!["b"], &[String::new(), "1".into()][..]));
     }
 
     #[test]

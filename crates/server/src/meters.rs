@@ -60,7 +60,10 @@ impl LearningGauges {
             registry.register(name, about, gauge.clone());
         }
         let real = [
-            ("learning_last_training_seconds", "When the last training ended, since 1970"),
+            (
+                "learning_last_training_timestamp_seconds",
+                "When the last training ended, since 1970",
+            ),
             ("learning_tau_before", "Tokens per pass before the last training, held out"),
             ("learning_tau_after", "The same of its candidate"),
             ("learning_check_tau_given", "Tokens per pass with the given draft, newest answers"),

@@ -19,7 +19,7 @@ use crate::answer::{Chunks, Head, stream, whole};
 use crate::app::{App, seconds_since_1970};
 use crate::entry::Entry;
 use crate::error::{ApiError, Result};
-use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields};
+use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, require_ids};
 use crate::{Access, ServeError, Settings};
 
 type Shared = State<Arc<App>>;
@@ -236,6 +236,7 @@ async fn detokenize(State(app): Shared, Entry { value, place }: Entry) -> Result
         tokens: Vec<u32>,
     }
     let Tokens { tokens } = fields(&value)?;
+    require_ids("tokens", &tokens, &app.settings.model)?;
     let text = app.aside(place, move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
     Ok(json_response(&json!({ "content": text })))
 }

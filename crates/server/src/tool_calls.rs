@@ -117,7 +117,10 @@ impl Calls {
         };
         let refused = |problem: &str| ApiError::field("tool_choice", problem.to_owned());
         if wanted.as_ref().is_some_and(Vec::is_empty) {
-            return Err(refused("tool_choice: tools has no such function"));
+            return Err(refused(match choice {
+                Choice::Named(_) => "tool_choice: `tools` has no function of this name",
+                _ => "tool_choice: required needs a function in `tools`",
+            }));
         }
         let template = tokenizer.chat_template().map_or("", ChatTemplate::source_with_tools);
         let Some(syntax) = Syntax::of(template) else {

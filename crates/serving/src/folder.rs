@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use longdraft_models::disk::parent_of;
 use longdraft_models::weights::temporary::temporary;
 
 use crate::error::{Result, ServingError};
@@ -25,10 +26,7 @@ impl NewFolder {
             let problem = "is there and was not written by an export: name another folder";
             return Err(ServingError::io(place)(std::io::Error::other(problem)));
         }
-        let parent = match place.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
+        let parent = parent_of(place);
         std::fs::create_dir_all(parent).map_err(ServingError::io(parent))?;
         let temporary = temporary(place, ".", ".writing");
         let _ = std::fs::remove_dir_all(&temporary);

@@ -107,11 +107,6 @@ impl Profile {
         }
     }
 
-    /// Whether its engines load the target by the name that the export gives.
-    pub fn names_target(self) -> bool {
-        matches!(self, Self::Vllm | Self::Sglang | Self::Hf | Self::Speculators)
-    }
-
     /// Name of the decoder layer in tensor names.
     pub fn layer_prefix(self) -> &'static str {
         match self {

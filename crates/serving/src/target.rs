@@ -6,6 +6,7 @@ use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::config::Architecture;
+use longdraft_models::disk::folder_of;
 use longdraft_models::target_model::gguf::GgufSource;
 use longdraft_models::target_model::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;
@@ -126,8 +127,7 @@ fn stored_embedding(path: &Path, gguf: bool, target: &Target) -> Result<Option<T
     if gguf {
         return Ok(None);
     }
-    let folder = if path.is_file() { path.parent().unwrap_or(path) } else { path };
-    let source = SafetensorsSource::open_folder(folder)?;
+    let source = SafetensorsSource::open_folder(folder_of(path))?;
     let dtype = match source.stored_type("model.embed_tokens.weight") {
         Some("BF16") => DType::BF16,
         Some("F16") => DType::F16,

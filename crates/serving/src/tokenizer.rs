@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
 use longdraft_models::config::TargetConfig;
+use longdraft_models::disk::folder_of;
 use longdraft_models::tokenizer::pre_tokenizer_name;
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::Value as Json;
@@ -35,7 +36,7 @@ pub(crate) fn from_folder(
     folder: &Path,
     config: &TargetConfig,
 ) -> Result<Vec<(String, Value)>, String> {
-    let folder = if folder.is_file() { folder.parent().unwrap_or(folder) } else { folder };
+    let folder = folder_of(folder);
     let text = std::fs::read_to_string(folder.join("tokenizer.json"))
         .map_err(|error| format!("tokenizer.json: {error}"))?;
     let json: Json =

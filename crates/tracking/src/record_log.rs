@@ -14,21 +14,8 @@ use super::error::{Result, TrackerError};
 const BLOCK: usize = 32 * 1024;
 const FRAGMENT_HEADER: usize = 7;
 
-/// The 7 bytes that a project's files start with.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Header {
-    pub(super) ident: [u8; 4],
-    pub(super) magic: u16,
-    pub(super) version: u8,
-}
-
-impl Header {
-    fn bytes(self) -> [u8; FRAGMENT_HEADER] {
-        let [a, b, c, d] = self.ident;
-        let [low, high] = self.magic.to_le_bytes();
-        [a, b, c, d, low, high, self.version]
-    }
-}
+/// What a project's files start with: a name of 4 bytes, a number of 2 (little endian), a version.
+pub(super) type Header = [u8; FRAGMENT_HEADER];
 
 /// Place of a fragment in its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +56,7 @@ impl RecordLog {
     pub(super) fn create(path: &Path, header: Header) -> Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).open(path);
         let mut file = file.map_err(TrackerError::file(path))?;
-        file.write_all(&header.bytes()).map_err(TrackerError::file(path))?;
+        file.write_all(&header).map_err(TrackerError::file(path))?;
         Ok(Self { path: path.to_path_buf(), file, position: FRAGMENT_HEADER as u64 })
     }
 
@@ -135,7 +122,7 @@ impl Records {
     pub(super) fn open(path: &Path, header: Header) -> Result<Option<Self>> {
         let mut file = BufReader::new(File::open(path).map_err(TrackerError::file(path))?);
         let mut start = [0; FRAGMENT_HEADER];
-        let whole = file.read_exact(&mut start).is_ok() && start == header.bytes();
+        let whole = file.read_exact(&mut start).is_ok() && start == header;
         Ok(whole.then_some(Self { file, position: Self::START }))
     }
 
@@ -193,7 +180,7 @@ impl Iterator for Records {
 mod tests {
     use super::*;
 
-    const HEADER: Header = Header { ident: *b":TST", magic: 0x1234, version: 9 };
+    const HEADER: Header = *b":TST\x34\x12\x09";
 
     fn read(path: &Path) -> Vec<(Vec<u8>, u64)> {
         Records::open(path, HEADER).expect("file").expect("header").collect()

@@ -9,25 +9,18 @@ pub type Opened = (&'static str, Result<Box<dyn Tracker>>);
 
 /// The trackers that a run reports to.
 pub fn open(run: &Run) -> Vec<Opened> {
-    fn boxed<T: Tracker + 'static>(tracker: Result<T>) -> Result<Box<dyn Tracker>> {
-        tracker.map(|tracker| Box::new(tracker) as Box<dyn Tracker>)
-    }
-    let listed = |sink: &Sink| run.tracking.report_to.contains(sink);
+    type Open = fn(&Run) -> Result<Box<dyn Tracker>>;
+    let known: [(Sink, &'static str, Open); 4] = [
+        (Sink::TensorBoard, "TensorBoard", |run| Ok(Box::new(TensorBoard::new(run)))),
+        (Sink::Wandb, "W&B", |run| Ok(Box::new(Wandb::open(run)?))),
+        (Sink::SwanLab, "SwanLab", |run| Ok(Box::new(SwanLab::open(run)?))),
+        (Sink::Mlflow, "MLflow", |run| Ok(Box::new(Mlflow::open(run)?))),
+    ];
     let disabled = run.environment.get("WANDB_MODE") == Some("disabled");
-    let mut opened = Vec::new();
-    if listed(&Sink::TensorBoard) {
-        opened.push(("TensorBoard", boxed(Ok(TensorBoard::new(run)))));
-    }
-    if listed(&Sink::Wandb) && !disabled {
-        opened.push(("W&B", boxed(Wandb::open(run))));
-    }
-    if listed(&Sink::SwanLab) {
-        opened.push(("SwanLab", boxed(SwanLab::open(run))));
-    }
-    if listed(&Sink::Mlflow) {
-        opened.push(("MLflow", boxed(Mlflow::open(run))));
-    }
-    opened
+    let is_wanted =
+        |sink: &Sink| run.tracking.report_to.contains(sink) && !(disabled && *sink == Sink::Wandb);
+    let wanted = known.into_iter().filter(|(sink, ..)| is_wanted(sink));
+    wanted.map(|(_, name, open)| (name, open(run))).collect()
 }
 
 /// Open trackers; one that fails is dropped with a warning.

@@ -1,6 +1,6 @@
 //! What can go wrong while training.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longdraft_features::FeatureError;
 use longdraft_models::ModelError;
@@ -62,6 +62,14 @@ pub enum TrainError {
     Locked {
         /// The run directory.
         path: PathBuf,
+    },
+    /// A folder or a file cannot be made or written.
+    #[error("{}: nothing can be written there: {source}", path.display())]
+    Unwritable {
+        /// The folder or the file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// Several processes cannot work together.
     #[error(transparent)]
@@ -125,6 +133,11 @@ impl TrainError {
     /// Ranks that do not fit together.
     pub(crate) fn ranks(problem: impl Into<String>) -> Self {
         Self::Parallel(ParallelError::Ranks { problem: problem.into() })
+    }
+
+    /// A place that cannot be written; for `map_err`.
+    pub fn unwritable(path: &Path) -> impl Fn(std::io::Error) -> Self + Copy {
+        move |source| Self::Unwritable { path: path.to_path_buf(), source }
     }
 
     /// A checkpoint problem.

@@ -20,12 +20,12 @@ impl Error {
 
     /// The way out, where one is known. It may name an option of a command.
     pub fn help(&self) -> Option<&str> {
-        self.0.remedy()
+        self.0.hint.as_deref()
     }
 
     /// Every problem of a configuration, each with its file and line.
     pub fn problems(&self) -> &[String] {
-        self.0.each_problem()
+        &self.0.problems
     }
 
     /// The exit code that a command would have: 1 for work that failed, 2 for wrong use.

@@ -85,6 +85,7 @@ pub fn evaluate(
 ) -> Result<Value> {
     let arguments = arguments(target, draft, prompts, options);
     eval::check(&arguments)?;
+    let _held = eval::take_output(&arguments)?;
     let models = models(target, draft, &arguments.decoding)?;
     let prompts = read(prompts, &arguments, &models)?;
     match eval::evaluate(&arguments, &models, &prompts, &stop.0, &mut |_| {})? {

@@ -7,25 +7,8 @@ use serde::Serialize;
 
 use super::error::Result;
 use super::models::Draft;
-use crate::cli::{ExportArguments, ExportDtype, VerifyArguments};
+use crate::cli::{ExportArguments, ExportOptions, VerifyArguments};
 use crate::commands::{export as writing, verify as checking};
-
-/// How a draft is exported.
-#[derive(Debug, Clone, Default)]
-pub struct ExportOptions {
-    /// The target, by folder, file or hub name; by default the run's own.
-    pub target: Option<String>,
-    /// The target's name for engines, where it differs.
-    pub target_name: Option<String>,
-    /// Type of the weights; by default bf16, for `longspec` f16.
-    pub dtype: Option<ExportDtype>,
-    /// Leave the target's embeddings out.
-    pub no_embed: bool,
-    /// Tokens per round that engines draft by default.
-    pub draft_len: Option<usize>,
-    /// Refuse what only some versions of the engine compute.
-    pub strict: bool,
-}
 
 /// A folder that was written.
 #[derive(Debug, Clone, Serialize)]
@@ -59,12 +42,7 @@ pub fn export(
         draft: draft.path.clone(),
         to: to.iter().map(|name| (*name).to_owned()).collect(),
         output: output.as_ref().to_path_buf(),
-        target: options.target.clone(),
-        target_name: options.target_name.clone(),
-        dtype: options.dtype,
-        no_embed: options.no_embed,
-        draft_len: options.draft_len,
-        strict: options.strict,
+        options: options.clone(),
     };
     let mut folders = Vec::new();
     writing::each(&arguments, &mut |written| {

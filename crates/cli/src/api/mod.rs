@@ -12,8 +12,8 @@ mod training;
 
 pub use error::{Error, Result, Stop};
 pub use evaluation::{EvaluationOptions, Prompts, evaluate};
-pub use exporting::{ExportOptions, ExportedFolder, Finding, VerifyOptions, export, verify};
-pub use models::{Draft, OpenOptions, Target};
+pub use exporting::{ExportedFolder, Finding, VerifyOptions, export, verify};
+pub use models::{Draft, Target};
 pub use session::{
     Answer, AnswerOptions, Next, Piece, Session, SessionOptions, Stream, choice, device, layout,
 };

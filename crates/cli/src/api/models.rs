@@ -6,31 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use longdraft_models::draft::Draft as Network;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target as Weights};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
-use longdraft_models::{DeviceChoice, LayerId, TargetTokenId};
+use longdraft_models::{LayerId, TargetTokenId};
 use serde_json::Value;
 
 use super::error::Result;
-use crate::cli::{CacheChoice, WeightDtype};
+use crate::cli::OpenOptions;
 use crate::decoding::{encode_chat, encode_text, open_draft, open_target};
 use crate::draft_source::DraftSource;
 use crate::failure::Failure;
-
-/// How a target is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OpenOptions {
-    /// Its weights.
-    pub dtype: WeightDtype,
-    /// Keys and values of the context.
-    pub cache: CacheChoice,
-    /// Where it computes.
-    pub device: DeviceChoice,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self { dtype: WeightDtype::Stored, cache: CacheChoice::Auto, device: DeviceChoice::Auto }
-    }
-}
 
 /// A target that is open, with its tokenizer. Copies share the weights.
 #[derive(Clone)]
@@ -58,7 +41,7 @@ impl Target {
     pub fn open_with(name: &str, options: &OpenOptions) -> Result<Self> {
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Weights::open_tokenizer(name)?;
-        let weights = open_target(name, options.dtype, options.cache, options.device)?;
+        let weights = open_target(name, *options)?;
         Ok(Self {
             name: name.into(),
             options: *options,

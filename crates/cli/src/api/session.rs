@@ -13,9 +13,11 @@ use longdraft_models::{DeviceChoice, TargetTokenId};
 use serde_json::Value;
 
 use super::error::{Error, Result};
-use super::models::{Draft, OpenOptions, Target};
+use super::models::{Draft, Target};
 use crate::answer::{Written, to_json};
-use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, VerifyChoice, parse_tree};
+use crate::cli::{
+    DecodingArguments, LookupChoice, OpenOptions, PaceChoice, VerifyChoice, names_of, parse_tree,
+};
 use crate::decoding::{Models, encode_chat, encode_text, stops};
 use crate::failure::Failure;
 
@@ -72,17 +74,12 @@ impl SessionOptions {
             draft_len: self.draft_len,
             tree: self.tree.clone(),
             confidence_threshold: self.confidence_threshold,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            seed: 0,
             verify: self.verify,
             draft_vocab: self.draft_vocab.clone(),
             draft_vocab_size: self.draft_vocab_size,
-            dtype: open.dtype,
-            cache: open.cache,
-            device: open.device,
+            held: *open,
             pace: Some(self.pace),
+            ..DecodingArguments::plain()
         }
     }
 }
@@ -100,13 +97,9 @@ pub fn layout(text: &str) -> Result<DraftShape> {
 /// # Errors
 /// - there is no such choice
 pub fn choice<T: clap::ValueEnum>(what: &str, name: &str) -> Result<T> {
-    let names = || {
-        let values = T::value_variants().iter().filter_map(clap::ValueEnum::to_possible_value);
-        values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
-    };
     let found = T::from_str(name, false);
     Ok(found.map_err(|_| {
-        Failure::usage(format!("`{name}` is no {what}")).hint(format!("give {}", names()))
+        Failure::usage(format!("`{name}` is no {what}")).hint(format!("give {}", names_of::<T>()))
     })?)
 }
 

@@ -66,15 +66,22 @@ pub(crate) struct DataRecordsArguments {
     pub(crate) capture: Option<PathBuf>,
 }
 
-/// Arguments of `data tokenizer`.
+/// What text is taken.
 #[derive(Debug, clap::Args)]
-pub(crate) struct DataTokenizerArguments {
+pub(crate) struct TextArguments {
     /// Text: JSONL, Parquet, text files, folders of them.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) inputs: Vec<PathBuf>,
     /// Field of the text; of several, those that a row has are put together line by line.
     #[arg(long, default_value = "text", value_delimiter = ',')]
     pub(crate) field: Vec<String>,
+}
+
+/// Arguments of `data tokenizer`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataTokenizerArguments {
+    #[command(flatten)]
+    pub(crate) text: TextArguments,
     /// Tokens, special ones and bytes included.
     #[arg(long, default_value_t = 1024)]
     pub(crate) vocabulary: usize,
@@ -89,12 +96,8 @@ pub(crate) struct DataTokenizerArguments {
 /// Arguments of `data pack`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataPackArguments {
-    /// Text: JSONL, Parquet, text files, folders of them.
-    #[arg(required = true, value_name = "FILE")]
-    pub(crate) inputs: Vec<PathBuf>,
-    /// Field of the text; of several, those that a row has are put together line by line.
-    #[arg(long, default_value = "text", value_delimiter = ',')]
-    pub(crate) field: Vec<String>,
+    #[command(flatten)]
+    pub(crate) text: TextArguments,
     /// SentencePiece `.model`, or folder with a `tokenizer.json`.
     #[arg(long)]
     pub(crate) tokenizer: PathBuf,

@@ -1,6 +1,5 @@
 //! Arguments of `generate` and `serve`.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use super::DecodingArguments;
@@ -57,9 +56,9 @@ pub(crate) struct GenerateArguments {
 pub(crate) struct ServeArguments {
     /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file).
     pub(crate) target: String,
-    /// Address to answer at; 0.0.0.0 and :: are every one of this machine.
+    /// Address or name of this machine to answer at; 0.0.0.0 and :: are every one of its addresses.
     #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: IpAddr,
+    pub(crate) host: String,
     /// Port to answer at; 0 takes a free one.
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
@@ -106,9 +105,10 @@ pub(crate) struct ServeArguments {
 }
 
 /// Storage of cached keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CacheChoice {
     /// f16 beside quantised blocks, else f32.
+    #[default]
     Auto,
     /// 32 bits.
     F32,
@@ -119,7 +119,7 @@ pub enum CacheChoice {
 }
 
 /// Storage of frozen weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum WeightDtype {
     /// 32 bits.
     F32,
@@ -129,5 +129,6 @@ pub enum WeightDtype {
     F16,
     /// As the file holds them: 16 or 32 bits, or the quantised blocks of a GGUF file. Beside blocks, activations are in 8-bit fixed point, keys and values in f16, and a draft
     /// proposes from blocks of 8 bits.
+    #[default]
     Stored,
 }

@@ -63,31 +63,46 @@ pub(crate) struct DecodingArguments {
     /// the draft's training text had most (GLIDE, block drafts).
     #[arg(long, value_name = "N", requires = "draft_model")]
     pub(crate) draft_vocab_size: Option<usize>,
-    /// How to hold the target's weights.
-    #[arg(long, default_value = "stored", help_heading = None)]
-    pub(crate) dtype: WeightDtype,
-    /// How to hold keys and values of the context: auto (f16 beside quantised blocks, else f32), f32, f16,
-    /// q8 (a byte a value and a scale for 32: half of f16).
-    #[arg(long, default_value = "auto", help_heading = None)]
-    pub(crate) cache: CacheChoice,
-    /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
-    #[arg(long, default_value = "auto", help_heading = None)]
-    pub(crate) device: DeviceChoice,
+    /// How the target is held.
+    #[command(flatten)]
+    pub(crate) held: OpenOptions,
     /// `measured` drafts as much as pays by measured times, and not at all where it does not;
     /// `fixed` always drafts the whole layout. [default: measured; fixed for eval decode]
     #[arg(long)]
     pub(crate) pace: Option<PaceChoice>,
 }
 
+/// How a target is held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::Args)]
+pub struct OpenOptions {
+    /// How to hold the target's weights.
+    #[arg(long, default_value = "stored", help_heading = None)]
+    pub dtype: WeightDtype,
+    /// How to hold keys and values of the context: auto (f16 beside quantised blocks, else f32), f32, f16,
+    /// q8 (a byte a value and a scale for 32: half of f16).
+    #[arg(long, default_value = "auto", help_heading = None)]
+    pub cache: CacheChoice,
+    /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
+    #[arg(long, default_value = "auto", help_heading = None)]
+    pub device: DeviceChoice,
+}
+
 impl DecodingArguments {
     /// Chains of a draft, in f32.
     pub(crate) fn chain(draft: &Path, draft_len: usize) -> Self {
+        let draft = Some(draft.to_path_buf());
+        let held = OpenOptions { dtype: WeightDtype::F32, ..OpenOptions::default() };
+        Self { draft, draft_len, held, ..Self::plain() }
+    }
+
+    /// Plain decoding, as the commands do it without other words.
+    pub(crate) fn plain() -> Self {
         Self {
-            draft: Some(draft.to_path_buf()),
+            draft: None,
             mtp: false,
             lookup: None,
             datastore: Vec::new(),
-            draft_len,
+            draft_len: 4,
             tree: None,
             confidence_threshold: 0.0,
             top_k: None,
@@ -97,9 +112,7 @@ impl DecodingArguments {
             verify: VerifyChoice::Ratio,
             draft_vocab: None,
             draft_vocab_size: None,
-            dtype: WeightDtype::F32,
-            cache: CacheChoice::Auto,
-            device: DeviceChoice::Auto,
+            held: OpenOptions::default(),
             pace: None,
         }
     }

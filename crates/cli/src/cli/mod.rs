@@ -36,12 +36,12 @@ pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
-    LearnChoice,
+    LearnChoice, TextArguments,
 };
 pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};
 pub(crate) use drafting::{DecodingArguments, parse_tree};
-pub use drafting::{LookupChoice, PaceChoice, VerifyChoice};
+pub use drafting::{LookupChoice, OpenOptions, PaceChoice, VerifyChoice};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
     ServerArguments, TailChoice,
@@ -58,8 +58,8 @@ pub(crate) use pretraining::{
     QuantizeArguments,
 };
 pub(crate) use ranks::RankArguments;
-pub use serving::ExportDtype;
 pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
+pub use serving::{ExportDtype, ExportOptions};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.
@@ -116,6 +116,12 @@ fn asked_colour(words: &[OsString]) -> ColorChoice {
         None => None,
     };
     words.iter().enumerate().find_map(of).unwrap_or(ColorChoice::Auto)
+}
+
+/// Names of a choice's values, with commas.
+pub(crate) fn names_of<T: clap::ValueEnum>() -> String {
+    let values = T::value_variants().iter().filter_map(clap::ValueEnum::to_possible_value);
+    values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
 }
 
 /// The commands; negative numbers are values of their options, and refused as such.

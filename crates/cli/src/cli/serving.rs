@@ -30,26 +30,34 @@ pub(crate) struct ExportArguments {
     /// Folder to write: new, empty, or an earlier export.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) output: PathBuf,
+    /// How it is written.
+    #[command(flatten)]
+    pub(crate) options: ExportOptions,
+}
+
+/// How a draft is exported.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ExportOptions {
     /// Hugging Face folder, GGUF file or hub model `org/name` (`org/name:Q4_K_M` for its GGUF file; default: the run's own). llamacpp
     /// takes the tokenizer from it: give the GGUF file that you serve.
     #[arg(long)]
-    pub(crate) target: Option<String>,
+    pub target: Option<String>,
     /// The target's name for engines, where it differs from where it lies here.
     #[arg(long, value_name = "ORG/NAME")]
-    pub(crate) target_name: Option<String>,
+    pub target_name: Option<String>,
     /// Type of the weights (default: bf16; f16 for longspec).
     #[arg(long)]
-    pub(crate) dtype: Option<ExportDtype>,
+    pub dtype: Option<ExportDtype>,
     /// Leave the target's embeddings out; engines then take the target's own.
     #[arg(long)]
-    pub(crate) no_embed: bool,
+    pub no_embed: bool,
     /// Tokens per round that engines draft by default (default: the best chain that `eval decode`
     /// measured, else 3).
     #[arg(long)]
-    pub(crate) draft_len: Option<usize>,
+    pub draft_len: Option<usize>,
     /// Refuse what only some versions of the engine compute.
     #[arg(long)]
-    pub(crate) strict: bool,
+    pub strict: bool,
 }
 
 /// Arguments of `verify`.

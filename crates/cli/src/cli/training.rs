@@ -95,13 +95,6 @@ impl TrainArguments {
     }
 }
 
-impl CaptureArguments {
-    /// All changes to the configuration, the last one wins.
-    pub(crate) fn changes(&self) -> Vec<String> {
-        with_device(&self.overrides, self.device)
-    }
-}
-
 /// Changes to a configuration and, after them, the device.
 pub(crate) fn with_device(overrides: &[String], device: Option<DeviceChoice>) -> Vec<String> {
     let device = device.map(|device| format!("device={device}"));

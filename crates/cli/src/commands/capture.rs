@@ -1,5 +1,6 @@
 //! `longdraft capture`: the target's features into a store, for training without the target.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_configuration::{
@@ -13,10 +14,10 @@ use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::stage::{Capture, CaptureOptions, Ending};
-use serde_json::json;
 
-use crate::cli::CaptureArguments;
+use crate::cli::{CaptureArguments, with_device};
 use crate::commands::data::require_folder;
+use crate::commands::require_writable;
 use crate::commands::train::{placed, shared};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -29,7 +30,8 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 }
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
-    let stage = read_located_stage(&arguments.config, &arguments.changes())?;
+    let changes = with_device(&arguments.overrides, arguments.device);
+    let stage = read_located_stage(&arguments.config, &changes)?;
     let interrupts = Interrupts::listen();
     let voice = Voice::of(world, &stage.config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
@@ -40,14 +42,11 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
         return outcome;
     }
     if json {
-        outln!(
-            "{}",
-            json!({
-                "output": place, "finished": ending == Ending::Finished,
-                "tokens": estimate.tokens, "bytes": estimate.bytes, "shards": shards,
-                "bytes_per_token": estimate.bytes_per_token(), "seconds": seconds,
-            })
-        );
+        outjson!({
+            "output": place, "finished": ending == Ending::Finished,
+            "tokens": estimate.tokens, "bytes": estimate.bytes, "shards": shards,
+            "bytes_per_token": estimate.bytes_per_token(), "seconds": seconds,
+        });
     } else if arguments.dry_run {
         outln!("no features were written");
     } else if ending == Ending::Finished {
@@ -89,6 +88,10 @@ pub(crate) fn capture(
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     check_shared_layers(config, arguments, world)?;
+    if !place.contains("://") && !arguments.dry_run {
+        require_writable(Path::new(place))
+            .map_err(|failure| failure.hint("give another train.features=FOLDER"))?;
+    }
     arguments.records.as_deref().map(require_folder).transpose()?;
     // Records take the place of its passes.
     let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };

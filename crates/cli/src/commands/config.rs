@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{
     ConfigurationError, Kind, Problem, compose, compose_pretrain, input_problems, json_schema,
-    kind_of, markdown, markdown_of, read, schema_of, show,
+    kind_of, markdown_of, read, schema_of, show,
 };
 use longdraft_pretrain::PretrainConfig;
+use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::ConfigCommand;
 use crate::commands::pretrain::grid_problems;
@@ -22,21 +23,13 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
             Ok(())
         }
         ConfigCommand::Check { configs, keys } => check_all(configs, *keys, json),
-        ConfigCommand::Schema { markdown, pretrain: true } => {
-            let schema = schema_of::<PretrainConfig>();
-            if *markdown {
-                out!("{}", markdown_of(&schema));
-            } else {
-                outln!("{schema:#}");
+        ConfigCommand::Schema { markdown, pretrain } => {
+            match (markdown, pretrain) {
+                (true, true) => out!("{}", markdown_of(&schema_of::<PretrainConfig>())),
+                (true, false) => out!("{}", markdown_of(&schema_of::<TrainConfig>())),
+                (false, true) => outln!("{:#}", schema_of::<PretrainConfig>()),
+                (false, false) => outln!("{:#}", json_schema()),
             }
-            Ok(())
-        }
-        ConfigCommand::Schema { markdown: true, .. } => {
-            out!("{}", markdown());
-            Ok(())
-        }
-        ConfigCommand::Schema { markdown: false, .. } => {
-            outln!("{:#}", json_schema());
             Ok(())
         }
     }
@@ -55,7 +48,7 @@ fn check_all(arguments: &[String], keys_alone: bool, json: bool) -> Result<()> {
         configs.iter().flat_map(|path| check(path, &overrides, keys_alone)).collect();
     if json {
         let listed: Vec<Value> = problems.iter().map(Problem::to_json).collect();
-        outln!("{}", json!({ "files": configs.len(), "problems": listed }));
+        outjson!({ "files": configs.len(), "problems": listed });
     } else if problems.is_empty() {
         match configs.len() {
             1 => outln!("1 configuration is fine"),
@@ -86,12 +79,8 @@ fn is_override(argument: &str) -> bool {
     (argument.starts_with('~') || argument.contains('=')) && !Path::new(argument).exists()
 }
 
-/// What is wrong with a file's keys and values; nothing that it names is opened.
-pub(crate) fn key_problems(path: &Path, overrides: &[String]) -> Vec<Problem> {
-    check(path, overrides, true)
-}
-
-fn check(path: &Path, overrides: &[String], keys_alone: bool) -> Vec<Problem> {
+/// What is wrong with a file's keys and values; with `keys_alone` nothing that it names is opened.
+pub(crate) fn check(path: &Path, overrides: &[String], keys_alone: bool) -> Vec<Problem> {
     let problems = kind_of(path).and_then(|kind| match kind {
         Kind::Train => {
             let composed = compose(path, overrides)?;

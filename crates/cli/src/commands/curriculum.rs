@@ -55,10 +55,7 @@ pub(crate) fn tell(output: &Path, end: End, world: &World, json: bool) -> Result
     let page = report::write_page(output)?;
     if json {
         let held_out = &finished.held_out;
-        outln!(
-            "{}",
-            json!({ "output": output, "finished": true, "report": page, "held_out": held_out })
-        );
+        outjson!({ "output": output, "finished": true, "report": page, "held_out": held_out });
     } else {
         outln!(
             "done, plots: {}; write the draft with `longdraft extract {}`",
@@ -163,7 +160,7 @@ impl Stopped {
     pub(crate) fn tell(&self, output: &Path, json: bool) {
         let stage = &self.stage;
         if json {
-            outln!("{}", json!({ "output": output, "finished": false, "stage": stage }));
+            outjson!({ "output": output, "finished": false, "stage": stage });
         } else {
             outln!("stopped in stage {stage}: the same command goes on from there");
         }
@@ -269,8 +266,7 @@ pub(crate) fn train_all(
     }
     let held_out = json!(table);
     let path = output.join(TABLE_FILE);
-    std::fs::write(&path, format!("{held_out:#}\n"))
-        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
+    std::fs::write(&path, format!("{held_out:#}\n")).map_err(Failure::at(&path))?;
     Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
 }
 

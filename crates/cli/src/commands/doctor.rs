@@ -1,7 +1,5 @@
 //! `longdraft doctor`: what this machine offers, and what to do where it falls short.
 
-use serde_json::json;
-
 use crate::cli::DoctorArguments;
 use crate::doctor::{Finding, Status, examine, examine_target};
 use crate::failure::{Failure, Result};
@@ -16,13 +14,10 @@ pub(crate) fn run(arguments: &DoctorArguments, json: bool) -> Result<()> {
     let (ok, notes, problems) = (count(Status::Ok), count(Status::Note), count(Status::Problem));
     let blocking: Vec<&Finding> = findings.iter().filter(|finding| finding.blocking).collect();
     if json {
-        outln!(
-            "{}",
-            json!({
-                "version": env!("CARGO_PKG_VERSION"), "findings": findings, "ok": ok,
-                "notes": notes, "problems": problems, "can_work": blocking.is_empty(),
-            })
-        );
+        outjson!({
+            "version": env!("CARGO_PKG_VERSION"), "findings": findings, "ok": ok,
+            "notes": notes, "problems": problems, "can_work": blocking.is_empty(),
+        });
     } else {
         findings.iter().for_each(print);
         outln!("{ok} ok, {notes} notes, {problems} problems");
@@ -38,7 +33,7 @@ pub(crate) fn run(arguments: &DoctorArguments, json: bool) -> Result<()> {
 }
 
 fn print(finding: &Finding) {
-    outln!("{:<8} {}: {}", finding.status.name(), finding.check, finding.fact);
+    outln!("{:<8} {}: {}", finding.status, finding.check, finding.fact);
     if let Some(remedy) = &finding.remedy {
         outln!("         -> {remedy}");
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_decode::DraftShape;
+use longdraft_models::disk::parent_of;
 use longdraft_models::draft::Draft;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
@@ -13,6 +14,7 @@ use longdraft_serving::{
 use serde_json::json;
 
 use crate::cli::{ExportArguments, ExportDtype};
+use crate::commands::require_writable;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
@@ -39,7 +41,7 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
         }));
     })?;
     if json {
-        outln!("{}", json!({ "exports": written }));
+        outjson!({ "exports": written });
     }
     Ok(())
 }
@@ -56,7 +58,11 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
     let profiles = arguments.to.iter().map(|name| profile_named(name));
     let profiles = profiles.collect::<Result<Vec<_>>>()?;
     let source = DraftSource::find(&arguments.draft)?;
-    let name = match &arguments.target {
+    // A single folder is written beside its place.
+    let several = profiles.len() > 1;
+    require_writable(if several { &arguments.output } else { parent_of(&arguments.output) })?;
+    let given = &arguments.options;
+    let name = match &given.target {
         Some(name) => Some(name.clone()),
         None => source.target()?,
     };
@@ -65,7 +71,7 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
             .hint("give --target: a Hugging Face folder, a GGUF file or a hub model `org/name`"));
     };
     let mut target = TargetFacts::open(&name)?;
-    match &arguments.target_name {
+    match &given.target_name {
         Some(name) => target.name.clone_from(name),
         // A folder beside is no model of the hub.
         None if is_hub_name(&name) && Path::new(&name).exists() => {
@@ -73,33 +79,33 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
         }
         None => {}
     }
-    if loaded(&target.name, target.is_gguf) == HUB_NAME
-        && profiles.iter().any(|profile| profile.names_target())
-    {
-        errln!(
-            "warning: vLLM and SGLang load the target from the hub, not from a GGUF file: {} stands for its \
-             name below; give --target-name org/name",
-            HUB_NAME
-        );
-    }
     let draft = source.open(&target.target)?;
     let provenance = source.provenance();
-    let draft_len = arguments.draft_len.or(best_chain(&provenance)).unwrap_or(DRAFT_LEN);
+    let draft_len = given.draft_len.or(best_chain(&provenance)).unwrap_or(DRAFT_LEN);
     if draft_len == 0 {
         return Err(Failure::usage("--draft-len must be at least 1"));
     }
+    let mut is_told = loaded(&target.name, target.is_gguf) != HUB_NAME;
     for profile in &profiles {
-        let several = profiles.len() > 1;
         let folder =
             if several { arguments.output.join(profile.name()) } else { arguments.output.clone() };
         let options = ExportOptions {
             profile: *profile,
-            dtype: arguments.dtype.map(weight_type),
-            embedding: !arguments.no_embed,
+            dtype: given.dtype.map(weight_type),
+            embedding: !given.no_embed,
             draft_len,
             provenance: provenance.clone(),
         };
-        let exported = write(draft.as_ref(), &target, &options, &folder, arguments.strict)?;
+        let exported = write(draft.as_ref(), &target, &options, &folder, given.strict)?;
+        let names_target = |(_, command): (&String, &String)| command.contains(HUB_NAME);
+        if !is_told && exported.manifest.serve.iter().any(names_target) {
+            is_told = true;
+            errln!(
+                "warning: vLLM and SGLang load the target from the hub, not from a GGUF file: {} stands for \
+                 its name below; give --target-name org/name",
+                HUB_NAME
+            );
+        }
         tell(Written { profile: *profile, folder, exported });
     }
     Ok(())
@@ -122,14 +128,29 @@ fn write(
 ) -> Result<Exported> {
     let profile = options.profile;
     if strict {
-        let warnings = require_fit(draft, target, profile)?;
+        let warnings =
+            require_fit(draft, target, profile).map_err(|error| refused(error, draft, target))?;
         if !warnings.is_empty() {
             let reasons = warnings.join("; ");
             return Err(Failure::work(format!("profile `{}`: {reasons}", profile.name()))
                 .hint("leave out --strict, and serve with an engine that computes it"));
         }
     }
-    Ok(export(draft, target, options, folder)?)
+    export(draft, target, options, folder).map_err(|error| refused(error, draft, target))
+}
+
+/// What is said where a profile cannot hold a draft: which ones do.
+fn refused(error: ServingError, draft: &dyn Draft, target: &TargetFacts) -> Failure {
+    if !matches!(error, ServingError::NotRepresentable { .. }) {
+        return error.into();
+    }
+    let holds = |profile: &Profile| require_fit(draft, target, *profile).is_ok();
+    let names: Vec<&str> = Profile::ALL.into_iter().filter(holds).map(Profile::name).collect();
+    Failure::from(error).hint(match &names[..] {
+        [] => "no profile holds it: use it here, with `longdraft generate` or `longdraft serve`"
+            .to_owned(),
+        names => format!("these profiles hold it: {}", names.join(", ")),
+    })
 }
 
 fn weight_type(dtype: ExportDtype) -> WeightType {
@@ -155,9 +176,9 @@ impl From<ServingError> for Failure {
     fn from(error: ServingError) -> Self {
         match error {
             ServingError::Model(error) => error.into(),
-            ServingError::NotRepresentable { .. } => Self::work(error).hint(
-                "another profile may hold it; docs/guides/exporting.md lists what each engine computes",
-            ),
+            ServingError::NotRepresentable { .. } => {
+                Self::work(error).hint("docs/guides/exporting.md lists what each engine computes")
+            }
             ServingError::Io { ref source, .. } => Self::file(&error, source),
             other => Self::work(other),
         }

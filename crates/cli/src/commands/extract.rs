@@ -7,9 +7,9 @@ use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::files::DRAFT_FILE;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::checkpoint::{Located, Wanted, read_draft, read_state, stages};
-use serde_json::json;
 
 use crate::cli::ExtractArguments;
+use crate::commands::require_writable;
 use crate::draft_source::{configuration, find_checkpoint};
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
@@ -28,13 +28,10 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
         find_checkpoint(&run, Wanted::Best).and_then(|best| Ok(read_state(&best.checkpoint)?));
     let best = best.ok().map(|best| best.step).filter(|step| *step != state.step);
     if json {
-        outln!(
-            "{}",
-            json!({
-                "output": output, "tensors": tensors, "checkpoint": checkpoint, "step": state.step,
-                "best_step": best,
-            })
-        );
+        outjson!({
+            "output": output, "tensors": tensors, "checkpoint": checkpoint, "step": state.step,
+            "best_step": best,
+        });
         return Ok(());
     }
     outln!("took {} (step {})", checkpoint.display(), state.step);
@@ -55,16 +52,15 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
 /// Writes weights, configuration and tokenizer of a checkpoint; returns the number of tensors.
 pub(crate) fn extract(checkpoint: &Path, output: &Path) -> Result<usize> {
     let state = read_state(checkpoint)?;
+    require_writable(output)?;
     let tensors = read_draft(checkpoint)?;
-    std::fs::create_dir_all(output)
-        .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
+    std::fs::create_dir_all(output).map_err(Failure::unwritable(output))?;
     let kind = DraftKind::named(&state.method)?;
     (kind.save)(output, &state.draft, &tensors, &state.target_fingerprint)?;
     TextTokenizer::from_folder(checkpoint)?.save(output)?;
     let counts = checkpoint.join(TOKEN_COUNTS_FILE);
     if counts.is_file() {
-        std::fs::copy(&counts, output.join(TOKEN_COUNTS_FILE))
-            .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
+        std::fs::copy(&counts, output.join(TOKEN_COUNTS_FILE)).map_err(Failure::at(output))?;
     }
     Ok(tensors.len())
 }

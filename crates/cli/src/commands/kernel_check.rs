@@ -55,10 +55,10 @@ fn refuse_unknown(names: &[String], known: &[&str]) -> Result<()> {
     }
 }
 
-fn summarise((count, passed): (usize, usize), what: &str, json: bool) -> Result<()> {
+pub(super) fn summarise((count, passed): (usize, usize), what: &str, json: bool) -> Result<()> {
     let all = passed == count;
     if json {
-        outln!("{}", json!({what: count, "passed": passed, "pass": all}));
+        outjson!({what: count, "passed": passed, "pass": all});
     } else {
         outln!("{passed} of {count} {what} passed");
     }

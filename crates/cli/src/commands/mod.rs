@@ -34,12 +34,16 @@ use std::path::Path;
 
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
+use longdraft_models::weights::atomic::write_atomically;
+use longdraft_train::method::Method;
+use serde::Serialize;
 
 use crate::cli::{Cli, Command, EvalCommand, LearnCommand, LmCommand, OpsChoice, SimdChoice};
 use crate::failure::{Failure, Result};
-use crate::terminal::Verbosity;
+use crate::terminal::{Verbosity, counted};
+use crate::threads::{cores, start_threads};
 
-pub(crate) use config::key_problems;
+pub(crate) use config::check as check_configuration;
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
@@ -65,11 +69,6 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         memory::keep_freed();
     }
     let threads = arguments.threads.unwrap_or_else(|| threads_of(&arguments.command));
-    if let Ok(processors) = std::thread::available_parallelism()
-        && threads > processors.get()
-    {
-        errln!("warning: {threads} threads share {processors} processors, which slows them down");
-    }
     set_ops(match arguments.ops {
         OpsChoice::Fused => Ops::Fused,
         OpsChoice::Composed => Ops::Composed,
@@ -82,7 +81,12 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         SimdChoice::Widest => Simd::Widest,
     });
     start_threads(threads)?;
-    detail!("longdraft {}, {} threads", env!("CARGO_PKG_VERSION"), rayon::current_num_threads());
+    if threads > cores() {
+        let cores = cores();
+        errln!("warning: {threads} threads share {cores} processors, which slows them down");
+    }
+    let running = counted(rayon::current_num_threads(), "thread");
+    detail!("longdraft {}, {running}", env!("CARGO_PKG_VERSION"));
     let started = std::time::Instant::now();
     // On a thread of the pool, so that a parallel loop starts without waking anybody first.
     let ended = rayon::scope(|_| dispatch(arguments));
@@ -95,8 +99,7 @@ fn threads_of(command: &Command) -> usize {
     let Some(ranks) = command.ranks_to_start() else { return 0 };
     let launched = longdraft_parallel::Launch::read().map_or(1, |launch| launch.local_size());
     let neighbours = if launched > 1 { launched } else { ranks.wanted().unwrap_or(1) };
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    if neighbours > 1 { (cores / neighbours).max(1) } else { 0 }
+    if neighbours > 1 { (cores() / neighbours).max(1) } else { 0 }
 }
 
 /// Has a file hold what is told.
@@ -107,22 +110,44 @@ fn log(path: &Path) -> Result<()> {
     })
 }
 
+/// Refuses the name of no method.
+fn require_method(name: Option<&str>) -> Result<()> {
+    let Some(name) = name.filter(|name| Method::named(name).is_none()) else { return Ok(()) };
+    let names: Vec<&str> = Method::all().map(Method::name).collect();
+    Err(Failure::usage(format!("`{name}` is not a method"))
+        .hint(format!("methods: {}", names.join(", "))))
+}
+
+/// Refuses a folder in which nothing can be written, before anything large is read. It need not be there yet, and is
+/// not made.
+pub(crate) fn require_writable(folder: &Path) -> Result<()> {
+    let absolute = std::path::absolute(folder).map_err(Failure::unwritable(folder))?;
+    let existing = absolute.ancestors().find(|path| path.exists()).unwrap_or(&absolute);
+    // Never a file or a link that is there already.
+    let trial = existing.join(format!(".longdraft-trial-{}", std::process::id()));
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(&trial);
+    match made {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made.map_err(Failure::unwritable(folder))?,
+    };
+    let _ = std::fs::remove_file(&trial);
+    Ok(())
+}
+
+/// Writes a value as JSON, whole or not at all.
+fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::work)?;
+    Ok(write_atomically(path, format!("{text}\n").as_bytes())?)
+}
+
 /// Removes a folder with what it holds, if it is there.
 fn remove_folder(folder: &Path) -> Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::work(format!("{}: {error}", folder.display())))
+            Err(Failure::at(folder)(error))
         }
         _ => Ok(()),
     }
-}
-
-/// Starts this process's threads; 0 are as many as it has cores.
-pub(crate) fn start_threads(threads: usize) -> Result<()> {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build_global()
-        .map_err(|error| Failure::work(format!("cannot start {threads} threads: {error}")))
 }
 
 /// Whether a command asks for the same memory step by step.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_parity::{CaseReport, ParityError, Place, run_case};
-use serde_json::json;
 
+use super::kernel_check::summarise;
 use crate::cli::ParityArguments;
 use crate::failure::{Failure, Result};
 
@@ -27,17 +27,7 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
             Err(failure) => print_failure(folder, &failure, json),
         }
     }
-    let (count, all) = (folders.len(), passed == folders.len());
-    if json {
-        outln!("{}", json!({"cases": count, "passed": passed, "pass": all}));
-    } else {
-        outln!("{passed} of {count} cases passed");
-    }
-    if all {
-        Ok(())
-    } else {
-        Err(Failure::work(format!("{} cases failed", count - passed)).in_result())
-    }
+    summarise((folders.len(), passed), "cases", json)
 }
 
 impl From<ParityError> for Failure {
@@ -56,27 +46,21 @@ impl From<ParityError> for Failure {
 
 /// A folder with a `meta.json`, or all such folders below it.
 fn collect_cases(path: &Path, cases: &mut Vec<PathBuf>) -> Result<()> {
-    if path.join("meta.json").is_file() {
-        cases.push(path.to_path_buf());
-        return Ok(());
-    }
-    let entries = std::fs::read_dir(path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    let mut folders: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .filter(|path| path.is_dir())
-        .collect();
-    folders.sort();
-    let before = cases.len();
-    for folder in folders {
-        if folder.join("meta.json").is_file() {
-            cases.push(folder);
-        }
-    }
-    if cases.len() == before {
+    let is_case = |folder: &PathBuf| folder.join("meta.json").is_file();
+    let itself = path.to_path_buf();
+    let mut found = if is_case(&itself) {
+        vec![itself]
+    } else {
+        let entries = std::fs::read_dir(path)
+            .map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        entries.flatten().map(|entry| entry.path()).filter(is_case).collect()
+    };
+    if found.is_empty() {
         return Err(Failure::usage(format!("{}: no meta.json is there", path.display()))
             .hint("a case is a folder with meta.json and its tensors"));
     }
+    found.sort();
+    cases.append(&mut found);
     Ok(())
 }
 
@@ -85,7 +69,7 @@ fn print_failure(folder: &Path, failure: &Failure, json: bool) {
     let name = folder.file_name().unwrap_or(folder.as_os_str()).to_string_lossy();
     if json {
         let error = failure.to_json()["error"].take();
-        outln!("{}", json!({"case": name, "kind": null, "pass": false, "error": error}));
+        outjson!({"case": name, "kind": null, "pass": false, "error": error});
         return;
     }
     outln!("FAIL {name}: it could not be computed");

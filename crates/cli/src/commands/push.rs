@@ -48,13 +48,10 @@ pub(crate) fn run(arguments: &PushArguments, json: bool) -> Result<()> {
     );
     let sent = client.send(&package.files, &summary, arguments.private)?;
     if json {
-        outln!(
-            "{}",
-            json!({
-                "repo": arguments.repo, "sent": true, "uploaded": sent.uploaded, "known": sent.known,
-                "small": sent.small, "commit": sent.commit,
-            })
-        );
+        outjson!({
+            "repo": arguments.repo, "sent": true, "uploaded": sent.uploaded, "known": sent.known,
+            "small": sent.small, "commit": sent.commit,
+        });
     } else {
         outln!(
             "sent {} files, {} bytes to {address}/{} ({} large ones were there already)",
@@ -86,13 +83,10 @@ fn show(arguments: &PushArguments, package: &Package, card: &str, json: bool) {
             .iter()
             .map(|file| json!({"name": file.name, "reason": file.reason}))
             .collect();
-        outln!(
-            "{}",
-            json!({
-                "repo": arguments.repo, "files": files, "left_out": left_out, "card": card,
-                "sent": false
-            })
-        );
+        outjson!({
+            "repo": arguments.repo, "files": files, "left_out": left_out, "card": card,
+            "sent": false
+        });
         return;
     }
     let (count, bytes) = (package.files.len(), package.bytes());

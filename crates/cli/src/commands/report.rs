@@ -2,9 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_models::weights::temporary::temporary;
+use longdraft_models::weights::atomic::write_atomically;
 use longdraft_report::{REPORT_FILE, ReportError, Run, StageSummary, render};
-use serde_json::json;
 
 use crate::cli::ReportArguments;
 use crate::failure::{Failure, Result};
@@ -28,7 +27,7 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
     if json {
         let rows: Vec<StageSummary> = runs.iter().flat_map(StageSummary::of_run).collect();
         let problems: usize = runs.iter().map(|run| run.problems.len()).sum();
-        outln!("{}", json!({"output": output, "stages": rows, "skipped": problems}));
+        outjson!({"output": output, "stages": rows, "skipped": problems});
     } else {
         outln!("wrote {}", output.display());
     }
@@ -64,22 +63,13 @@ fn tell_problems(runs: &[Run]) {
     }
 }
 
-/// Beside the destination, then renamed: whoever reads the old page never sees half a new one.
 fn write(output: &Path, page: &str) -> Result<()> {
-    let fail = |error: &dyn std::fmt::Display| {
-        Failure::work(format!("{}: {error}", output.display()))
-            .hint("name another file with --output FILE")
+    let written = if output.file_name().is_none() {
+        Err(Failure::at(output)("no file name"))
+    } else if output.is_dir() {
+        Err(Failure::at(output)("is a directory"))
+    } else {
+        write_atomically(output, page.as_bytes()).map_err(Failure::work)
     };
-    if output.file_name().is_none() {
-        return Err(fail(&"no file name"));
-    }
-    if output.is_dir() {
-        return Err(fail(&"is a directory"));
-    }
-    let temporary = temporary(output, "", ".tmp");
-    std::fs::write(&temporary, page).map_err(|error| fail(&error))?;
-    std::fs::rename(&temporary, output).map_err(|error| {
-        let _ = std::fs::remove_file(&temporary);
-        fail(&error)
-    })
+    written.map_err(|failure| failure.hint("name another file with --output FILE"))
 }

@@ -1,6 +1,7 @@
 //! `longdraft serve`: answers requests over HTTP, several at a time, with a draft or without.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,17 +10,18 @@ use longdraft_decode::BatchEngine;
 use longdraft_decode::drafter::AnyDraft;
 use longdraft_models::draft::Draft;
 use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
-use serde_json::json;
 
 use crate::cli::{PaceChoice, ServeArguments};
 use crate::commands::learn::{self, Learner};
-use crate::decoding::{Models, holdings, open_draft, stop_tokens};
+use crate::decoding::{Models, holdings, open_draft_beside, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
 /// Variable with the key that requests have to carry.
 const KEY: &str = "LONGDRAFT_API_KEY";
+/// First port that takes no rights.
+const FREE_FOR_ALL: u16 = 1024;
 
 /// Serves until a signal asks to end.
 pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
@@ -29,8 +31,10 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         return Err(Failure::usage("--parallel and limits of tokens must be at least 1"));
     }
     let defaults = decoding.options(arguments.temperature, PaceChoice::Measured)?;
+    let key = key(arguments)?;
+    learn::check(arguments)?;
     // Before anything large is read.
-    let listener = listen(SocketAddr::new(arguments.host, arguments.port))?;
+    let listener = listen(&addresses(&arguments.host, arguments.port)?)?;
     let mut models = decoding.open(&arguments.target)?;
     let mut learner = Learner::open(arguments, &models)?;
     if let Some(learner) = &mut learner {
@@ -50,17 +54,15 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         body: arguments.max_body.saturating_mul(1024),
         grace: Duration::from_secs(arguments.grace),
     };
-    let key = arguments.api_key.clone().or_else(|| std::env::var(KEY).ok());
-    let key = key.filter(|key| !key.is_empty());
-    if key.is_none() && !arguments.host.is_loopback() {
-        errln!("warning: whoever reaches {} may ask: --api-key KEY lets in few", arguments.host);
-    }
-    let is_local = arguments.host.is_loopback();
-    let access = Access { key, origins: arguments.allow_origin.clone(), is_local };
     let address = listener.local_addr().map_err(Failure::work)?;
+    let is_local = address.ip().is_loopback();
+    if key.is_none() && !is_local {
+        errln!("warning: whoever reaches {} may ask: --api-key KEY lets in few", address.ip());
+    }
+    let access = Access { key, origins: arguments.allow_origin.clone(), is_local };
     let interrupts = Interrupts::listen();
     if json {
-        outln!("{}", json!({ "model": model.name, "address": format!("http://{address}") }));
+        outjson!({ "model": model.name, "address": format!("http://{address}") });
     } else {
         outln!("{} answers at http://{address}", model.name);
     }
@@ -101,7 +103,7 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
                 None => decoding.draft_source()?,
             };
             let source = source.ok_or_else(|| Failure::usage("there is no draft yet"))?;
-            open_draft(&source, &models.target)
+            open_draft_beside(&source, &models.target)
         };
         Arc::new(move || open().map_err(|failure| failure.message().to_owned())) as Arc<OpenDraft>
     });
@@ -113,11 +115,73 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
     Drafts { open, make: Box::new(make) }
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(address).map_err(|error| {
-        Failure::usage(format!("{address}: {error}"))
-            .hint("another program may answer there: give another --port, or 0 for a free one")
-    })
+/// The key that requests have to carry, if one is wanted.
+///
+/// # Errors
+/// - it is blank, as of a variable that is not set: everybody would be let in
+fn key(arguments: &ServeArguments) -> Result<Option<String>> {
+    let given = arguments.api_key.clone().map(|key| ("--api-key", key));
+    // A variable without text is as good as none.
+    let set = || std::env::var(KEY).ok().filter(|key| !key.is_empty()).map(|key| (KEY, key));
+    let Some((name, key)) = given.or_else(set) else { return Ok(None) };
+    if !key.trim().is_empty() {
+        return Ok(Some(key));
+    }
+    let remedy = format!("give a key; to let everybody ask, leave --api-key out and unset {KEY}");
+    Err(Failure::usage(format!("{name} is empty")).hint(remedy))
+}
+
+/// What an address or a name stands for, IPv4 first: most clients are given that of this machine.
+///
+/// # Errors
+/// - nothing has that name
+fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let found = (host, port).to_socket_addrs().map(Iterator::collect::<Vec<SocketAddr>>);
+    let problem = match found {
+        Ok(mut addresses) if !addresses.is_empty() => {
+            addresses.sort_by_key(SocketAddr::is_ipv6);
+            return Ok(addresses);
+        }
+        Ok(_) => "nothing has that name".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    Err(Failure::usage(format!("--host {host}: {problem}"))
+        .hint("give an IP address, such as 127.0.0.1 or 0.0.0.0"))
+}
+
+/// Listens at the first of some addresses that this machine has. Where another program answers at one, clients of the
+/// name would reach that one, so the next is not taken in its place.
+pub(super) fn listen(addresses: &[SocketAddr]) -> Result<TcpListener> {
+    let mut refused = None;
+    for address in addresses {
+        match TcpListener::bind(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                refused = refused.or(Some((address, error)));
+            }
+            Err(error) => {
+                refused = Some((address, error));
+                break;
+            }
+        }
+    }
+    let Some((address, error)) = refused else {
+        return Err(Failure::usage("there is no address to listen at"));
+    };
+    Err(Failure::usage(format!("{address}: {error}")).hint(remedy(error.kind(), address.port())))
+}
+
+/// What helps where a port cannot be listened at.
+fn remedy(reason: ErrorKind, port: u16) -> &'static str {
+    match reason {
+        ErrorKind::PermissionDenied if port < FREE_FOR_ALL => {
+            "ports below 1024 need root: give another --port"
+        }
+        ErrorKind::AddrNotAvailable => {
+            "this machine has no such address: leave --host out, or give 0.0.0.0"
+        }
+        _ => "another program may answer there: give another --port, or 0 for a free one",
+    }
 }
 
 /// How the model is described to clients.
@@ -146,5 +210,28 @@ impl From<ServeError> for Failure {
             ServeError::Origin(_) => Self::usage(error),
             _ => Self::work(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_is_that_of_the_cause() {
+        assert!(remedy(ErrorKind::PermissionDenied, 80).contains("need root"));
+        assert!(remedy(ErrorKind::AddrNotAvailable, 80).contains("no such address"));
+        for (reason, port) in [(ErrorKind::AddrInUse, 80), (ErrorKind::PermissionDenied, 8080)] {
+            assert!(remedy(reason, port).contains("another program"), "{reason} {port}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_this_machine_is_an_address() {
+        let found = addresses("localhost", 80).expect("every machine has that name");
+        assert!(found.iter().all(|address| address.ip().is_loopback() && address.port() == 80));
+        let failure = addresses("no where", 80).expect_err("no name of a machine");
+        assert!(failure.message().contains("no where"), "{}", failure.message());
+        assert!(failure.hint.is_some_and(|hint| hint.contains("IP address")));
     }
 }

@@ -20,12 +20,13 @@ use serde_json::{Value, json};
 use crate::cli::TrainArguments;
 use crate::commands::curriculum::Audience;
 use crate::commands::recorded::{Figures, FinishedRun};
-use crate::commands::{curriculum, plan};
+use crate::commands::{curriculum, plan, require_writable};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::{Voice, over_ranks};
 use crate::status::Waiting;
+use crate::terminal::counted;
 
 /// Trains; a second call with the same configuration goes on where the first one stopped.
 pub(crate) fn run(arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -51,6 +52,7 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     };
     if done.is_none() {
         require_inputs(&composed, Reach::All)?;
+        require_output(&composed, world)?;
     }
     let config = match composed {
         Composed::Stage(located) => located.config,
@@ -92,6 +94,18 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         outln!("stopped after step {steps}: the same command goes on from there");
     }
     outcome
+}
+
+/// Refuses an output that cannot be written; the first rank looks.
+fn require_output(composed: &Composed, world: &World) -> Result<()> {
+    let output = match composed {
+        Composed::Stage(located) => &located.config.output,
+        Composed::Curriculum { output, .. } => output,
+    };
+    if !world.is_first() {
+        return Ok(());
+    }
+    require_writable(output).map_err(|failure| failure.hint("give another folder with output=DIR"))
 }
 
 pub(crate) fn check_shared_layers(composed: &Composed, world: &World) -> Result<()> {
@@ -251,9 +265,11 @@ pub(crate) fn train(
         .map(|parameter| parameter.var.elem_count())
         .sum();
     voice.say(&format!(
-        "draft of {:.1} M parameters; {tokens} tokens in {rows} rows ({held_out} held out); \
-         {steps} steps, {done} done; {}, {} threads",
+        "draft of {:.1} M parameters; {tokens} tokens in {} ({held_out} held out); {}, {done} \
+         done; {}, {} threads",
         parameters as f64 / 1e6,
+        counted(rows, "row"),
+        counted(steps as usize, "step"),
         name_of(target.device()),
         rayon::current_num_threads()
     ));

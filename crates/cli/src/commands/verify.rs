@@ -7,6 +7,7 @@ use candle_core::DType;
 use longdraft_decode::SpeculativeDecoder;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_models::TargetTokenId;
+use longdraft_models::disk::folder_of;
 use longdraft_models::draft::{Draft, DraftKind};
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
@@ -20,6 +21,8 @@ use crate::cli::{DecodingArguments, PaceChoice, VerifyArguments};
 use crate::decoding::{Models, encode_text};
 use crate::draft_source::{DraftSource, exports};
 use crate::failure::{Failure, Result};
+use crate::recording::quoted;
+use crate::terminal::counted;
 
 /// Text of `--decode` and `--record`.
 const TEXT: &str = "The old lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote the \
@@ -79,6 +82,14 @@ pub(crate) fn each(arguments: &VerifyArguments, tell: &mut Told<'_>) -> Result<u
             first.display()
         )));
     }
+    if folders == [arguments.folder.clone()]
+        && !arguments.folder.join(MANIFEST_FILE).is_file()
+        && let Ok(DraftSource::Checkpoint(_)) = DraftSource::find(&arguments.folder)
+    {
+        let run = quoted(&arguments.folder.display().to_string());
+        return Err(Failure::usage(format!("{}: is a run, no export", arguments.folder.display()))
+            .hint(format!("write one with `longdraft export {run} --to PROFILE --output DIR`")));
+    }
     let target = arguments.target.as_deref().map(TargetFacts::open).transpose()?;
     for folder in &folders {
         let checked = check(arguments, folder, profile, target.as_ref())?;
@@ -124,7 +135,7 @@ impl Checked {
     fn counts(&self) -> String {
         let (errors, warnings) =
             (self.report.count(Severity::Error), self.report.count(Severity::Warning));
-        format!("{errors} errors, {warnings} warnings")
+        format!("{}, {}", counted(errors, "error"), counted(warnings, "warning"))
     }
 
     fn to_json(&self, strict: bool, folder: &Path) -> Value {
@@ -163,7 +174,7 @@ impl Checked {
 
 /// Type of an export's weights, by its manifest or its keys; bf16 if nothing says it.
 fn stored_dtype(folder: &Path) -> DType {
-    let folder = if folder.is_file() { folder.parent().unwrap_or(folder) } else { folder };
+    let folder = folder_of(folder);
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
     let manifest: Option<Manifest> = serde_json::from_str(&read(MANIFEST_FILE)).ok();
     let config: Value = serde_json::from_str(&read("config.json")).unwrap_or_default();

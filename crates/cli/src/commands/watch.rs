@@ -1,6 +1,6 @@
 //! `longdraft watch`: a page of runs that updates while they go, for this machine alone.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use longdraft_models::sha256;
 use longdraft_report::{Follower, Live, ReportError, Run, render_live};
 use longdraft_server::{Page, Pages, serve_pages};
 use minijinja::HtmlEscape;
-use serde_json::json;
 
 use crate::cli::WatchArguments;
+use crate::commands::serve::listen;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -26,22 +26,21 @@ const LAST_LOOK: Duration = Duration::from_secs(5);
 
 /// Serves until a signal asks to end.
 pub(crate) fn run(arguments: &WatchArguments, json: bool) -> Result<()> {
-    let missing: Vec<String> = arguments
-        .runs
-        .iter()
-        .filter(|folder| !folder.is_dir())
-        .map(|folder| format!("{}: no such directory", folder.display()))
-        .collect();
-    if !missing.is_empty() {
-        return Err(Failure::usage(missing.join("\n  "))
+    let is_file = |folder: &&PathBuf| folder.exists() && !folder.is_dir();
+    let files = arguments.runs.iter().filter(is_file);
+    let files: Vec<String> =
+        files.map(|file| format!("{}: this is no directory", file.display())).collect();
+    if !files.is_empty() {
+        return Err(Failure::usage(files.join("\n  "))
             .hint("give the folder of `longdraft fit`, of `train`, or of a curriculum"));
     }
     let interrupts = Interrupts::listen();
     let asked = interrupts.clone();
     let (address, thread) =
         start(&arguments.runs, arguments.port, Counter::default(), move || asked.asked())?;
+    arguments.runs.iter().filter_map(|run| waits_for(run)).for_each(|what| errln!("{what}"));
     if json {
-        outln!("{}", json!({ "address": address }));
+        outjson!({ "address": address });
     } else {
         outln!("watch at {address} (Ctrl-C ends this, not the run)");
     }
@@ -54,6 +53,18 @@ pub(crate) fn run(arguments: &WatchArguments, json: bool) -> Result<()> {
         Err(_) => return Err(Failure::work("the pages could not be served")),
     }
     Err(interrupts.failure())
+}
+
+/// What is waited for where a run has no folder yet. One whose name is wrong is waited for, too.
+fn waits_for(run: &Path) -> Option<String> {
+    if run.is_dir() {
+        return None;
+    }
+    let above =
+        run.ancestors().skip(1).find(|above| !above.as_os_str().is_empty() && !above.is_dir());
+    let above = above.map(|above| format!(" ({} is not there either)", above.display()));
+    let above = above.unwrap_or_default();
+    Some(format!("waiting for {}, which is not there yet{above}", run.display()))
 }
 
 /// When the page was asked for last, in milliseconds since a beginning.
@@ -115,11 +126,7 @@ fn start(
     counter: Counter,
     asked: impl Fn() -> bool + Send + 'static,
 ) -> Result<(String, Serving)> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let listener = TcpListener::bind(address).map_err(|error| {
-        Failure::usage(format!("{address}: {error}"))
-            .hint("another program may answer there: give another --port, or 0 for a free one")
-    })?;
+    let listener = listen(&[SocketAddr::from((Ipv4Addr::LOCALHOST, port))])?;
     let address = listener.local_addr().map_err(Failure::work)?;
     let thread = serve_pages(listener, pages(folders, counter), asked)?;
     Ok((format!("http://{address}/"), thread))
@@ -196,6 +203,19 @@ fn show(address: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_there_is_waited_for_by_name() {
+        let shelf = tempfile::tempdir().expect("folder");
+        let (run, deep) = (shelf.path().join("run"), shelf.path().join("typo/run"));
+        assert_eq!(waits_for(shelf.path()), None);
+        let told = waits_for(&run).expect("it is not there");
+        assert!(told.contains(&run.display().to_string()) && !told.contains("either"), "{told}");
+        let told = waits_for(&deep).expect("it is not there");
+        assert!(told.contains("typo is not there either"), "{told}");
+        std::fs::create_dir(&run).expect("folder");
+        assert_eq!(waits_for(&run), None);
+    }
 
     #[test]
     fn only_pages_of_the_runs_are_there() {

@@ -1,5 +1,7 @@
 //! One line of the doctor.
 
+use std::fmt;
+
 use serde::Serialize;
 
 /// How a finding is to be taken.
@@ -14,14 +16,9 @@ pub(crate) enum Status {
     Problem,
 }
 
-impl Status {
-    /// As shown.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Problem => "problem",
-        }
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

@@ -20,6 +20,7 @@ const CHART: u16 = 6;
 const POSITIONS: u16 = 4;
 /// Positions that are shown at most.
 const MOST_POSITIONS: usize = 8;
+const HALVES: [Constraint; 2] = [Constraint::Ratio(1, 2); 2];
 /// Keys, as the last line tells them.
 const KEYS: &str = "q stop (the same command goes on)  p plain lines  Ctrl-Z suspend";
 
@@ -154,8 +155,7 @@ fn draw_body(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     match (has_curves, live.answer.is_some()) {
         (true, false) => draw_training(frame, live, area),
         (true, true) if area.height >= 2 * CHART => {
-            let half = Constraint::Ratio(1, 2);
-            let [above, below] = Layout::vertical([half, half]).areas(area);
+            let [above, below] = Layout::vertical(HALVES).areas(area);
             draw_answer(frame, live, above);
             draw_training(frame, live, below);
         }
@@ -177,13 +177,11 @@ fn draw_training(frame: &mut Frame<'_>, live: &Live, area: Rect) {
     let [charts, positions] =
         Layout::vertical([Constraint::Min(CHART), Constraint::Length(below)]).areas(area);
     if area.width >= WIDE {
-        let half = Constraint::Ratio(1, 2);
-        let [left, right] = Layout::horizontal([half, half]).areas(charts);
+        let [left, right] = Layout::horizontal(HALVES).areas(charts);
         draw_curve(frame, "loss", &live.loss, left);
         draw_curve(frame, "simulated accept length", &live.length, right);
     } else if charts.height >= 2 * CHART {
-        let half = Constraint::Ratio(1, 2);
-        let [above, under] = Layout::vertical([half, half]).areas(charts);
+        let [above, under] = Layout::vertical(HALVES).areas(charts);
         draw_curve(frame, "loss", &live.loss, above);
         draw_curve(frame, "simulated accept length", &live.length, under);
     } else {

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use longdraft_data::DataError;
 use longdraft_features::FeatureError;
@@ -36,8 +37,10 @@ Exit codes:
 pub(crate) struct Failure {
     code: u8,
     message: String,
-    hint: Option<String>,
-    problems: Vec<String>,
+    /// The way out, where there is one.
+    pub(crate) hint: Option<String>,
+    /// Every problem of a configuration on its own.
+    pub(crate) problems: Vec<String>,
     /// Whether the command's result, which is printed, says it already.
     in_result: bool,
     /// Whether a loss or a gradient of a training was not finite.
@@ -60,10 +63,34 @@ impl Failure {
         Self::new(2, message.to_string())
     }
 
+    /// A file or folder with which the work failed; for `map_err`.
+    pub(crate) fn at<E: Display>(path: &Path) -> impl Fn(E) -> Self + Copy {
+        move |error| Self::work(format!("{}: {error}", path.display()))
+    }
+
     /// A file cannot be read or written: who names one that is not there uses the program wrongly.
     pub(crate) fn file(message: impl Display, reason: &std::io::Error) -> Self {
         match reason.kind() {
             ErrorKind::NotFound | ErrorKind::NotADirectory => Self::usage(message),
+            _ => Self::work(message),
+        }
+    }
+
+    /// A place where nothing can be written; for `map_err`.
+    pub(crate) fn unwritable(path: &Path) -> impl Fn(std::io::Error) -> Self + Copy {
+        move |error| {
+            let message = format!("{}: nothing can be written there: {error}", path.display());
+            Self::of_place(message, error.kind()).hint("give another place with --output")
+        }
+    }
+
+    /// Wrong use where a place never takes a file, and else work that failed: a full disk may have room later.
+    fn of_place(message: impl Display, reason: ErrorKind) -> Self {
+        match reason {
+            ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::NotADirectory
+            | ErrorKind::NotFound => Self::usage(message),
             _ => Self::work(message),
         }
     }
@@ -106,16 +133,6 @@ impl Failure {
     /// What went wrong, without the way out.
     pub(crate) fn message(&self) -> &str {
         &self.message
-    }
-
-    /// The way out, where there is one.
-    pub(crate) fn remedy(&self) -> Option<&str> {
-        self.hint.as_deref()
-    }
-
-    /// Every problem of a configuration on its own.
-    pub(crate) fn each_problem(&self) -> &[String] {
-        &self.problems
     }
 
     pub(crate) fn code(&self) -> u8 {
@@ -188,6 +205,7 @@ impl From<DataError> for Failure {
             ),
             DataError::Source { .. } => return Self::usage(error),
             DataError::Io { source, .. } => return Self::file(&error, source),
+            DataError::Empty { rows: 0, .. } => Some("give a file that holds rows"),
             DataError::Empty { .. } => {
                 Some("look at the rows with `longdraft data inspect`; `learn` may mask everything")
             }
@@ -197,23 +215,16 @@ impl From<DataError> for Failure {
     }
 }
 
-impl From<candle_core::Error> for Failure {
-    fn from(error: candle_core::Error) -> Self {
-        ModelError::from(error).into()
-    }
+macro_rules! fails_as {
+    ($($error:ty => $other:ty),*) => {$(
+        impl From<$error> for Failure {
+            fn from(error: $error) -> Self {
+                <$other>::from(error).into()
+            }
+        }
+    )*};
 }
-
-impl From<FeatureError> for Failure {
-    fn from(error: FeatureError) -> Self {
-        TrainError::from(error).into()
-    }
-}
-
-impl From<ParallelError> for Failure {
-    fn from(error: ParallelError) -> Self {
-        TrainError::from(error).into()
-    }
-}
+fails_as!(candle_core::Error => ModelError, FeatureError => TrainError, ParallelError => TrainError);
 
 impl From<PretrainError> for Failure {
     fn from(error: PretrainError) -> Self {
@@ -260,6 +271,11 @@ impl From<TrainError> for Failure {
                 return Self::usage(problem).hint(
                     "start a number of ranks that fits, or change `parallel`: docs/guides/cluster.md",
                 );
+            }
+            TrainError::Unwritable { source, .. } => {
+                let reason = source.kind();
+                return Self::of_place(error, reason)
+                    .hint("give another output folder: output=DIR, or --output DIR");
             }
             TrainError::Locked { .. } => {
                 Some("wait for it, stop it, or give another output folder")

@@ -35,6 +35,11 @@ macro_rules! outln {
     }};
 }
 
+/// Prints a line of JSON to stdout: what [`serde_json::json`] makes of it.
+macro_rules! outjson {
+    ($($value:tt)*) => { outln!("{}", serde_json::json!($($value)*)) };
+}
+
 /// Prints to stderr.
 macro_rules! err {
     ($($text:tt)*) => { $crate::terminal::print_aside(format_args!($($text)*)) };
@@ -254,6 +259,11 @@ fn until_ready<T>(mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Resu
             ended => return ended,
         }
     }
+}
+
+/// A number of things: "1 row", "2 rows".
+pub(crate) fn counted(number: usize, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

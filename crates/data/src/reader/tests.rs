@@ -108,6 +108,29 @@ fn every_format_becomes_text_with_its_answer() {
     );
 }
 
+/// The model did not end an answer that was cut off.
+#[test]
+fn the_end_of_an_answer_that_was_cut_off_is_not_learned() {
+    let row = |finish: &str| {
+        let turns = r#"{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}"#;
+        format!(r#"{{"messages": [{turns}, {turns}]{finish}}}"#)
+    };
+    let learn = |learn: &str| json!({"path": "", "learn": learn});
+    let (cut, whole) = (row(r#", "finish": "length""#), row(r#", "finish": "stop""#));
+    let both = "<user>a|<assistant>[b]|<user>a|<assistant>[b]|";
+    shows(learn("assistant"), &cut, both);
+    shows(learn("last"), &cut, "<user>a|<assistant>b|<user>a|<assistant>[b]|");
+    shows(learn("no_system"), &cut, "[<user>a|<assistant>b]|[<user>a|<assistant>b]|");
+    shows(learn("all"), &cut, "[<user>a|<assistant>b]|[<user>a|<assistant>b]|");
+    for ended in [whole, row("")] {
+        shows(learn("all"), &ended, "[<user>a|<assistant>b|<user>a|<assistant>b|]");
+        shows(learn("assistant"), &ended, "<user>a|<assistant>[b|]<user>a|<assistant>[b|]");
+    }
+    // Without a chat template the end of the text is the end of the answer.
+    shows(json!({"path": ""}), r#"{"text": "ab", "finish": "length"}"#, "[ab]");
+    shows(json!({"path": ""}), r#"{"text": "ab", "finish": "stop"}"#, "[ab$]");
+}
+
 #[test]
 fn bad_rows_are_set_aside_with_place_and_text_and_the_rest_is_used() {
     let rows = [r#"{"text": "ab"}"#, "{broken", r#"{"text": 3}"#, r#"{"text": ""}"#];

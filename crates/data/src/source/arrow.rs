@@ -2,9 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -16,8 +14,11 @@ use arrow_ipc::reader::{FileReader, StreamReader};
 use arrow_schema::{ArrowError, DataType};
 use serde_json::{Map, Value};
 
-use super::{Content, MAX_ROW_BYTES, RawRow, Rows};
+use super::{MAX_ROW_BYTES, Rows, guarded, rows_of_fields};
 use crate::error::{DataError, Result};
+
+/// What problems call these files.
+const KIND: &str = "Arrow";
 
 /// How the file format, unlike the stream, begins.
 const MAGIC: &[u8] = b"ARROW1";
@@ -35,7 +36,7 @@ pub(super) fn read(path: &Path, mut file: File) -> Result<Rows> {
     (&file).take(MAGIC.len() as u64).read_to_end(&mut start).map_err(DataError::io(path))?;
     file.seek(SeekFrom::Start(0)).map_err(DataError::io(path))?;
     let file = BufReader::new(file);
-    let batches = guarded(|| {
+    let batches = guarded(KIND, || -> std::result::Result<Batches, ArrowError> {
         Ok(if start == MAGIC {
             Box::new(FileReader::try_new(file, None)?) as Batches
         } else {
@@ -43,36 +44,16 @@ pub(super) fn read(path: &Path, mut file: File) -> Result<Rows> {
         })
     });
     let batches = batches.map_err(|problem| DataError::source(path, problem))?;
-    Ok(Box::new(ArrowRows {
-        path: path.into(),
-        length,
-        batches,
-        batch: None,
-        line: 0,
-        done: false,
-    }))
-}
-
-/// Damaged files might make the reading library panic; that becomes an error here.
-fn guarded<T>(
-    read: impl FnOnce() -> std::result::Result<T, ArrowError>,
-) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("damaged Arrow file".to_owned()),
-    }
+    let mut rows = ArrowRows { length, batches, batch: None };
+    Ok(rows_of_fields(path, KIND, move || rows.next_fields()))
 }
 
 struct ArrowRows {
-    path: Arc<Path>,
     /// Bytes of the file.
     length: u64,
     batches: Batches,
     /// The batch at hand and its next row.
     batch: Option<(RecordBatch, usize)>,
-    line: usize,
-    done: bool,
 }
 
 impl ArrowRows {
@@ -92,31 +73,6 @@ impl ArrowRows {
                 return Err(ArrowError::IpcError(text));
             }
             self.batch = Some((batch, 0));
-        }
-    }
-}
-
-impl Iterator for ArrowRows {
-    type Item = Result<RawRow>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
-            return None;
-        }
-        match guarded(|| self.next_fields()) {
-            Ok(Some(fields)) => {
-                self.line += 1;
-                Some(Ok(RawRow::new(&self.path, self.line, Content::Fields(fields))))
-            }
-            Ok(None) => {
-                self.done = true;
-                None
-            }
-            Err(problem) => {
-                self.done = true;
-                let problem = format!("after row {}: {problem}", self.line);
-                Some(Err(DataError::source(self.path.to_path_buf(), problem)))
-            }
         }
     }
 }

@@ -57,7 +57,7 @@ impl PromptOverflow {
 impl SourceConfig {
     /// What makes no sense together.
     pub fn problems(&self) -> Vec<Problem> {
-        let mut problems = self.template.problems(self.learn);
+        let mut problems = self.template.problems(self.learn, false);
         for (index, aligner) in self.aligners.iter().enumerate() {
             let problem = aligner.problem();
             problems.extend(problem.map(|problem| problem.under(&format!("aligners.{index}"))));

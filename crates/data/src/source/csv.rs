@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Map, Value};
 
 use super::text::too_long;
-use super::{Content, MAX_ROW_BYTES, RawRow, Rows};
+use super::{Content, MAX_ROW_BYTES, Rows, rows_of};
 use crate::error::{DataError, Result};
 
 /// Rows of a table whose first row names the fields. Every value is a string.
@@ -21,7 +21,7 @@ pub(super) fn read(
     // in the next row.
     let begin = reader.fill_buf().map_err(DataError::io(path))?;
     let end = begin.iter().position(|byte| *byte == b'\n').and_then(|at| at.checked_sub(1));
-    let lines_behind = usize::from(end.is_some_and(|at| begin[at] == b'\r'));
+    let lines_before = usize::from(end.is_some_and(|at| begin[at] == b'\r'));
     let row_bytes = Arc::new(AtomicUsize::new(0));
     let bounded = Bounded { reader, row_bytes: Arc::clone(&row_bytes) };
     let mut records =
@@ -33,8 +33,8 @@ pub(super) fn read(
         .map(name)
         .collect::<std::result::Result<_, _>>()
         .map_err(|_| DataError::source(path, "the names in its first row are not UTF-8"))?;
-    let path = path.into();
-    Ok(Box::new(Table { path, records, names, lines_behind, row_bytes, done: false }))
+    let mut table = Table { records, names, lines_before, row_bytes };
+    Ok(rows_of(path, move |path| table.row(path)))
 }
 
 /// Ends a row that is longer than any row may be: a quote that is never closed.
@@ -54,46 +54,27 @@ impl Read for Bounded {
 }
 
 struct Table {
-    path: Arc<Path>,
     records: csv::Reader<Bounded>,
     names: Vec<String>,
     /// Lines that the library counts late.
-    lines_behind: usize,
+    lines_before: usize,
     /// Bytes read for the row at hand.
     row_bytes: Arc<AtomicUsize>,
-    done: bool,
-}
-
-impl Iterator for Table {
-    type Item = Result<RawRow>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
-            return None;
-        }
-        self.row_bytes.store(0, Ordering::Relaxed);
-        let mut record = csv::ByteRecord::new();
-        match self.records.read_byte_record(&mut record) {
-            Ok(false) => {
-                self.done = true;
-                None
-            }
-            Ok(true) => {
-                let line = record.position().map_or(0, csv::Position::line) as usize;
-                let content = self.content(&record);
-                Some(Ok(RawRow::new(&self.path, line + self.lines_behind, content)))
-            }
-            Err(error) => {
-                self.done = true;
-                let line = self.records.position().line();
-                let problem = format!("after line {line}: {error}");
-                Some(Err(DataError::source(self.path.to_path_buf(), problem)))
-            }
-        }
-    }
 }
 
 impl Table {
+    /// The next row with its line; `None` at the end.
+    fn row(&mut self, path: &Path) -> Result<Option<(usize, Content)>> {
+        self.row_bytes.store(0, Ordering::Relaxed);
+        let mut record = csv::ByteRecord::new();
+        let is_row = self.records.read_byte_record(&mut record).map_err(|error| {
+            let line = self.records.position().line();
+            DataError::source(path, format!("after line {line}: {error}"))
+        })?;
+        let line = record.position().map_or(0, csv::Position::line) as usize;
+        Ok(is_row.then(|| (line + self.lines_before, self.content(&record))))
+    }
+
     fn content(&self, record: &csv::ByteRecord) -> Content {
         let raw = || String::from_utf8_lossy(record.as_slice()).into_owned();
         if record.len() != self.names.len() {

@@ -133,6 +133,6 @@ pub(super) fn open(path: &Path) -> Result<Rows> {
         Kind::Text => Ok(text::read(path, reader)),
         Kind::Json => json::read_any(path, reader),
         Kind::Table(delimiter) => csv::read(path, reader, delimiter),
-        Kind::Lines | Kind::Parquet | Kind::Arrow => Ok(json::read_lines(path, reader)),
+        Kind::Lines | Kind::Parquet | Kind::Arrow => Ok(json::read_lines(path, reader, 1)),
     }
 }

@@ -2,10 +2,9 @@
 
 use std::io::BufRead;
 use std::path::Path;
-use std::sync::Arc;
 
 use super::text::too_long;
-use super::{Content, MAX_ROW_BYTES, RawRow, Rows};
+use super::{Content, MAX_ROW_BYTES, Rows, rows_of};
 use crate::error::{DataError, Result};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -22,61 +21,40 @@ pub(super) fn read_any(path: &Path, mut reader: Box<dyn BufRead + Send>) -> Resu
             }
             Some(b'[') => {
                 reader.consume(1);
-                return Ok(Box::new(Elements { path: path.into(), reader, line, done: false }));
+                let mut elements = Elements { reader, line, is_over: false };
+                return Ok(rows_of(path, move |path| {
+                    let element = elements.element().map_err(after(path, elements.line))?;
+                    Ok(element.map(|(line, bytes, length)| (line, content(bytes, length))))
+                }));
             }
-            _ => return Ok(lines_from(path, reader, line)),
+            _ => return Ok(read_lines(path, reader, line)),
         }
     }
 }
 
-/// One object a line; blank lines are skipped.
-pub(super) fn read_lines(path: &Path, reader: Box<dyn BufRead + Send>) -> Rows {
-    lines_from(path, reader, 1)
-}
-
-fn lines_from(path: &Path, reader: Box<dyn BufRead + Send>, line: usize) -> Rows {
-    Box::new(Lines { path: path.into(), reader, line: line - 1, done: false })
-}
-
-struct Lines {
-    path: Arc<Path>,
-    reader: Box<dyn BufRead + Send>,
-    line: usize,
-    done: bool,
-}
-
-impl Iterator for Lines {
-    type Item = Result<RawRow>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while !self.done {
-            let mut bytes = Vec::new();
-            let mut length = 0;
-            match read_line(&mut self.reader, &mut bytes, &mut length) {
-                Ok(()) if length == 0 => self.done = true,
-                Ok(()) => {
-                    self.line += 1;
-                    let content = content(bytes, length);
-                    if !matches!(&content, Content::Json(text) if text.trim().is_empty()) {
-                        return Some(Ok(RawRow::new(&self.path, self.line, content)));
-                    }
-                }
-                Err(source) => {
-                    self.done = true;
-                    return Some(Err(DataError::Io {
-                        path: self.path.to_path_buf(),
-                        source: after(&source, self.line),
-                    }));
-                }
+/// One object a line, the first one in the line `first`; blank lines are skipped.
+pub(super) fn read_lines(path: &Path, mut reader: Box<dyn BufRead + Send>, first: usize) -> Rows {
+    let mut line = first - 1;
+    rows_of(path, move |path| {
+        loop {
+            let (mut bytes, mut length) = (Vec::new(), 0);
+            read_line(&mut reader, &mut bytes, &mut length).map_err(after(path, line))?;
+            if length == 0 {
+                return Ok(None);
+            }
+            line += 1;
+            let content = content(bytes, length);
+            if !matches!(&content, Content::Json(text) if text.trim().is_empty()) {
+                return Ok(Some((line, content)));
             }
         }
-        None
-    }
+    })
 }
 
 /// Says after which line a file broke off (a cut gzip or zstd stream).
-fn after(source: &std::io::Error, line: usize) -> std::io::Error {
-    std::io::Error::new(source.kind(), format!("after line {line}: {source}"))
+fn after(path: &Path, line: usize) -> impl FnOnce(std::io::Error) -> DataError {
+    let fail = DataError::io(path);
+    move |source| fail(std::io::Error::new(source.kind(), format!("after line {line}: {source}")))
 }
 
 /// Reads to the end of a line; beyond the limit bytes are counted but not kept.
@@ -122,39 +100,17 @@ fn content(bytes: Vec<u8>, length: usize) -> Content {
 
 /// Elements of an array, cut out by brackets and quotes alone; parsing them comes later.
 struct Elements {
-    path: Arc<Path>,
     reader: Box<dyn BufRead + Send>,
     line: usize,
-    done: bool,
-}
-
-impl Iterator for Elements {
-    type Item = Result<RawRow>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
-            return None;
-        }
-        match self.element() {
-            Ok(Some((line, bytes, length))) => {
-                Some(Ok(RawRow::new(&self.path, line, content(bytes, length))))
-            }
-            Ok(None) => {
-                self.done = true;
-                None
-            }
-            Err(source) => {
-                self.done = true;
-                let source = after(&source, self.line);
-                Some(Err(DataError::Io { path: self.path.to_path_buf(), source }))
-            }
-        }
-    }
+    is_over: bool,
 }
 
 impl Elements {
     /// The next element with its first line and its length; none after the array.
     fn element(&mut self) -> std::io::Result<Option<(usize, Vec<u8>, usize)>> {
+        if self.is_over {
+            return Ok(None);
+        }
         let (mut bytes, mut length, mut first) = (Vec::new(), 0, self.line);
         let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
         loop {
@@ -167,10 +123,10 @@ impl Elements {
             self.reader.consume(1);
             self.line += usize::from(byte == b'\n');
             if !quoted && depth == 0 && matches!(byte, b',' | b']') {
-                self.done = byte == b']';
+                self.is_over = byte == b']';
                 // Commas between elements, and what stands before the end of an empty array.
                 let blank = bytes.is_empty();
-                if blank && self.done {
+                if blank && self.is_over {
                     return Ok(None);
                 }
                 if !blank {

@@ -13,6 +13,8 @@ mod parquet;
 mod text;
 
 use std::borrow::Cow;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,6 +97,50 @@ impl RawRow {
 
 /// Rows of one file.
 pub(crate) type Rows = Box<dyn Iterator<Item = Result<RawRow>>>;
+
+/// The rows of a file that `next` reads, each with its line. An error is the last item: a reader might give
+/// the same one for ever.
+fn rows_of(
+    path: &Path,
+    mut next: impl FnMut(&Path) -> Result<Option<(usize, Content)>> + 'static,
+) -> Rows {
+    let path: Arc<Path> = path.into();
+    let mut done = false;
+    Box::new(std::iter::from_fn(move || {
+        if done {
+            return None;
+        }
+        let row = next(&path).transpose();
+        done = !matches!(row, Some(Ok(_)));
+        row.map(|row| row.map(|(line, content)| RawRow::new(&path, line, content)))
+    }))
+}
+
+/// The rows of a file of some kind with types of its own, whose fields `next` reads.
+fn rows_of_fields<E: fmt::Display>(
+    path: &Path,
+    kind: &'static str,
+    mut next: impl FnMut() -> std::result::Result<Option<Map<String, Value>>, E> + 'static,
+) -> Rows {
+    let mut line = 0;
+    rows_of(path, move |path| {
+        let fields = guarded(kind, &mut next)
+            .map_err(|problem| DataError::source(path, format!("after row {line}: {problem}")))?;
+        line += 1;
+        Ok(fields.map(|fields| (line, Content::Fields(fields))))
+    })
+}
+
+/// Damaged files make the reading libraries panic in places; that becomes an error here.
+fn guarded<T, E: fmt::Display>(
+    kind: &str,
+    read: impl FnOnce() -> std::result::Result<T, E>,
+) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("damaged {kind} file")),
+    }
+}
 
 /// Iterates over the rows of a file, or of every data file in a folder in the order of their names.
 ///

@@ -1,73 +1,38 @@
 //! Parquet files, row by row.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
 use serde_json::Value;
 
-use super::{Content, RawRow, Rows};
+use super::{Rows, guarded, rows_of_fields};
 use crate::error::{DataError, Result};
+
+/// What problems call these files.
+const KIND: &str = "Parquet";
 
 /// Rows of a file; nested lists and groups become JSON arrays and objects.
 pub(super) fn read(path: &Path, file: File) -> Result<Rows> {
-    let reader = guarded(|| SerializedFileReader::new(file))
+    let reader = guarded(KIND, || SerializedFileReader::new(file))
         .map_err(|problem| DataError::source(path, problem))?;
     let reader: Box<dyn FileReader> = Box::new(reader);
-    let rows = RowIter::from_file_into(reader);
-    Ok(Box::new(ParquetRows { path: path.into(), rows, line: 0, done: false }))
-}
-
-/// Damaged pages make the reading library panic in places; that becomes an error here.
-fn guarded<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("damaged Parquet file".to_owned()),
-    }
-}
-
-struct ParquetRows {
-    path: Arc<Path>,
-    rows: RowIter<'static>,
-    line: usize,
-    done: bool,
-}
-
-impl Iterator for ParquetRows {
-    type Item = Result<RawRow>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.done {
-            return None;
-        }
-        let row = guarded(|| self.rows.next().map(|row| Ok(row?.to_json_value())).transpose());
-        match row {
-            Ok(Some(Value::Object(fields))) => {
-                self.line += 1;
-                Some(Ok(RawRow::new(&self.path, self.line, Content::Fields(fields))))
-            }
-            Ok(_) => {
-                self.done = true;
-                None
-            }
-            Err(problem) => {
-                // The iterator would give the same error for ever.
-                self.done = true;
-                let problem = format!("after row {}: {problem}", self.line);
-                Some(Err(DataError::source(self.path.to_path_buf(), problem)))
-            }
-        }
-    }
+    let mut rows = RowIter::from_file_into(reader);
+    Ok(rows_of_fields(path, KIND, move || -> parquet::errors::Result<_> {
+        Ok(match rows.next().transpose()?.map(|row| row.to_json_value()) {
+            Some(Value::Object(fields)) => Some(fields),
+            _ => None,
+        })
+    }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::read_jsonl;
     use super::*;
+    use std::sync::Arc;
+
     use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;

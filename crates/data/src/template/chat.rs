@@ -139,6 +139,17 @@ impl ChatLayout {
         Ok(turns)
     }
 
+    /// The end-of-turn marks at the ends of turns.
+    pub(super) fn ends(&self, text: &str, turns: &[Range<usize>]) -> Vec<Range<usize>> {
+        let mark = self.end_of_turn.as_str();
+        let end = |turn: &Range<usize>| {
+            let words = text[turn.clone()].trim_end();
+            let before = words.strip_suffix(mark).filter(|_| !mark.is_empty())?;
+            Some(turn.start + before.len()..turn.end)
+        };
+        turns.iter().filter_map(end).collect()
+    }
+
     fn assistant_turn(
         &self,
         text: &str,

@@ -27,6 +27,9 @@ const TEXTS: [&str; 14] = [
     "suffix",
 ];
 
+/// Fields that hold what is asked.
+const PROMPTS: [&str; 3] = ["prompt", "question", "problem"];
+
 /// Fields that hold the turns of a conversation in a known format.
 const TURNS: [&str; 4] = ["messages", "conversations", "conversation", "chat"];
 
@@ -138,11 +141,16 @@ fn unrecognised(fields: &Map<String, Value>) -> String {
             Some(other) => return format!("field `{name}` is not a string but {}", short(other)),
         }
     }
+    let prompt = PROMPTS.iter().find(|name| fields.contains_key(**name));
+    let answered = prompt.map(|name| {
+        format!("; `longdraft data regenerate` has the target answer rows with a `{name}` alone")
+    });
     let names: Vec<&str> = fields.keys().map(String::as_str).collect();
     format!(
         "no known format has the fields `{}`: name those of the text in a `template`, or rename them by \
-         `aligners`",
-        names.join("`, `")
+         `aligners`{}",
+        names.join("`, `"),
+        answered.unwrap_or_default()
     )
 }
 

@@ -263,8 +263,8 @@ impl Template {
         }
     }
 
-    /// What makes no sense, alone or with `learn`.
-    pub(crate) fn problems(&self, learn: Option<Learn>) -> Vec<Problem> {
+    /// What makes no sense, alone or with `learn`; where the template is recognised, the user gave `learn` alone.
+    pub(crate) fn problems(&self, learn: Option<Learn>, is_recognised: bool) -> Vec<Problem> {
         let mut rules = Rules::default();
         let names_no_field = matches!(self, Self::Raw { fields, .. } if fields.is_empty());
         rules.require(!names_no_field, "template.fields", "must name at least one field");
@@ -281,6 +281,9 @@ impl Template {
         if let Some(learn) = learn.filter(|learn| !has_answer && *learn != Learn::All) {
             let learn = serde_json::to_value(learn).unwrap_or_default();
             let way_out = match self {
+                _ if is_recognised => {
+                    "leave `learn` (--learn of a command) out, or set it to `all`"
+                }
                 Self::SourceTarget { .. } => {
                     "set `with_source: true` in the template, which makes `source` the prompt"
                 }
@@ -313,7 +316,8 @@ pub(crate) fn render_plain(text: String, answer: usize, learn: Learn) -> Rendere
     Rendered { learned: std::iter::once(start..text.len()).collect(), text, append_end: true }
 }
 
-/// Renders a conversation; `layout` is needed unless everything is learned.
+/// Renders a conversation; `layout` is needed unless everything is learned. Where answers were cut off
+/// (`is_cut`), their end-of-turn marks are not learned: the model did not write them.
 ///
 /// # Errors
 /// - the model has no chat template, it refuses the messages, or its turns cannot be found
@@ -321,6 +325,7 @@ pub(crate) fn render_conversation(
     conversation: &Conversation,
     learn: Learn,
     layout: Option<&ChatLayout>,
+    is_cut: bool,
     encoder: &dyn TextEncoder,
 ) -> std::result::Result<Rendered, String> {
     let whole = |text: String| Rendered {
@@ -329,8 +334,20 @@ pub(crate) fn render_conversation(
         append_end: false,
     };
     if learn == Learn::All {
-        return encoder.render_chat(conversation, false).map(whole);
+        let mut rendered = encoder.render_chat(conversation, false).map(whole)?;
+        // Where no turns can be found, all stays learned.
+        if let (true, Some(layout)) = (is_cut, layout)
+            && let Ok(turns) = layout.locate(conversation, encoder)
+        {
+            let ends = layout.ends(&turns.text, &turns.assistant);
+            rendered.learned = without(&rendered.learned, &ends);
+        }
+        return Ok(rendered);
     }
+    let ends = |text: &str, turns: &[Range<usize>]| match layout {
+        Some(layout) if is_cut => layout.ends(text, turns),
+        _ => Vec::new(),
+    };
     if learn != Learn::NoSystem
         && let Some((text, mut turns)) = encoder.render_generated(conversation)?
     {
@@ -339,16 +356,36 @@ pub(crate) fn render_conversation(
             let answered = answered.is_some_and(|last| conversation.role(last) == "assistant");
             turns = turns.pop().filter(|_| answered).into_iter().collect();
         }
-        return Ok(Rendered { text, learned: turns, append_end: false });
+        let learned = without(&turns, &ends(&text, &turns));
+        return Ok(Rendered { text, learned, append_end: false });
     }
     let layout = layout.ok_or("the chat template's turns are not known")?;
     let turns = layout.locate(conversation, encoder)?;
-    let learned = match learn {
+    let ends = ends(&turns.text, &turns.assistant);
+    let learned: Vec<Range<usize>> = match learn {
         Learn::NoSystem => turns.without_system(),
         Learn::Assistant => turns.assistant,
         Learn::All | Learn::Last | Learn::Answer => turns.last_assistant.into_iter().collect(),
     };
-    Ok(Rendered { text: turns.text, learned, append_end: false })
+    Ok(Rendered { learned: without(&learned, &ends), text: turns.text, append_end: false })
+}
+
+/// Ranges without the holes in them; both lists ascend.
+fn without(ranges: &[Range<usize>], holes: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut kept = Vec::new();
+    for range in ranges {
+        let mut start = range.start;
+        for hole in holes.iter().filter(|hole| hole.start < range.end && hole.end > range.start) {
+            if start < hole.start {
+                kept.push(start..hole.start);
+            }
+            start = hole.end;
+        }
+        if start < range.end {
+            kept.push(start..range.end);
+        }
+    }
+    kept
 }
 
 #[cfg(test)]
@@ -403,9 +440,16 @@ mod tests {
     fn learned(turns: &[(&str, &str)], learn: Learn) -> Vec<String> {
         let layout = ChatLayout::probe(&Marked).expect("layout");
         let conversation = Conversation::of(turns);
-        let rendered = render_conversation(&conversation, learn, Some(&layout), &Marked);
+        let rendered = render_conversation(&conversation, learn, Some(&layout), false, &Marked);
         let rendered = rendered.expect("rendered");
         rendered.learned.into_iter().map(|range| rendered.text[range].to_owned()).collect()
+    }
+
+    #[test]
+    fn holes_are_taken_out_of_ranges() {
+        assert_eq!(without(&[0..4, 6..9], &[2..3, 8..9]), [0..2, 3..4, 6..8]);
+        assert_eq!(without(&[0..9, 12..20], &[2..3, 5..6, 12..20]), [0..2, 3..5, 6..9]);
+        assert_eq!(without(&[0..4, 6..9], &[4..6, 9..10]), [0..4, 6..9]);
     }
 
     #[test]

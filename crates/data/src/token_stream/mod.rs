@@ -13,7 +13,7 @@ mod shard;
 
 pub use loader::{Batch, Loader, LoaderKind, Position, Sequential, Shuffled};
 pub use overlap::{Overlap, overlap};
-pub use shard::{Shard, ShardWriter, TokenStream, sidecar_path, write_shard};
+pub use shard::{ShardWriter, TokenStream, sidecar_path, write_shard};
 
 /// Start of a document in the published vocabulary.
 pub const START_OF_DOCUMENT: u16 = 1;

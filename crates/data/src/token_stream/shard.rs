@@ -19,7 +19,7 @@ const CHUNK: usize = 1 << 20;
 
 /// One file of tokens.
 #[derive(Debug)]
-pub struct Shard {
+struct Shard {
     path: PathBuf,
     file: File,
     tokens: usize,
@@ -27,10 +27,7 @@ pub struct Shard {
 
 impl Shard {
     /// Opens a file and checks header and length.
-    ///
-    /// # Errors
-    /// - unreadable, no shard, another version, or a length that is not that of the header
-    pub fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path) -> Result<Self> {
         let fail = |problem: String| DataError::shards(path, problem);
         let file = File::open(path).map_err(DataError::io(path))?;
         let metadata = file.metadata().map_err(DataError::io(path))?;
@@ -61,21 +58,8 @@ impl Shard {
         Ok(Self { path: path.to_path_buf(), file, tokens })
     }
 
-    /// Tokens of the file.
-    pub fn len(&self) -> usize {
-        self.tokens
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.tokens == 0
-    }
-
     /// Appends some tokens to `out`.
-    ///
-    /// # Errors
-    /// - the range leaves the file, or it cannot be read
-    pub fn read(&self, range: Range<usize>, out: &mut Vec<u16>) -> Result<()> {
+    fn read(&self, range: Range<usize>, out: &mut Vec<u16>) -> Result<()> {
         if range.end > self.tokens || range.start > range.end {
             let problem = format!("tokens {range:?} of {}", self.tokens);
             return Err(DataError::shards(&self.path, problem));
@@ -87,11 +71,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Reads every token and looks for ids beyond the vocabulary.
-    ///
-    /// # Errors
-    /// - one is, with its place
-    pub fn check(&self, vocabulary: usize) -> Result<()> {
+    fn check(&self, vocabulary: usize) -> Result<()> {
         let mut chunk = Vec::new();
         for start in (0..self.tokens).step_by(CHUNK) {
             chunk.clear();
@@ -145,13 +125,8 @@ impl ShardWriter {
     }
 
     /// Tokens so far.
-    pub fn len(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.tokens
-    }
-
-    /// Whether there are none yet.
-    pub fn is_empty(&self) -> bool {
-        self.tokens == 0
     }
 
     /// Adds tokens.
@@ -242,7 +217,7 @@ impl TokenStream {
         let shards = files.iter().map(|path| Shard::open(path)).collect::<Result<Vec<_>>>()?;
         let mut end = 0;
         let ends = shards.iter().map(|shard| {
-            end += shard.len();
+            end += shard.tokens;
             end
         });
         let ends: Vec<usize> = ends.collect();
@@ -268,10 +243,10 @@ impl TokenStream {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
-    /// As [`Shard::check`], of every shard.
+    /// Reads every token and looks for ids beyond the vocabulary.
     ///
     /// # Errors
-    /// - as [`Shard::check`]
+    /// - one is, with its place
     pub fn check(&self, vocabulary: usize) -> Result<()> {
         self.shards.iter().try_for_each(|shard| shard.check(vocabulary))
     }
@@ -289,7 +264,7 @@ impl TokenStream {
         let mut at = range.start;
         while at < range.end {
             let index = self.ends.partition_point(|end| *end <= at);
-            let start = self.ends[index] - self.shards[index].len();
+            let start = self.ends[index] - self.shards[index].tokens;
             let end = range.end.min(self.ends[index]);
             self.shards[index].read(at - start..end - start, &mut tokens)?;
             at = end;

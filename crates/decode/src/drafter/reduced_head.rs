@@ -11,6 +11,9 @@ use longdraft_models::{ModelError, TargetTokenId};
 
 use crate::error::Result;
 
+/// Characters of a wrong line that are shown.
+const SHOWN: usize = 40;
+
 /// Rows of the target's head for some tokens.
 pub struct ReducedHead {
     /// `[Vd, H]`
@@ -44,7 +47,8 @@ impl ReducedHead {
                 continue;
             }
             entries.push(entry(line).ok_or_else(|| {
-                let problem = format!("line {}: `{line}` is no token id with a count", number + 1);
+                let (number, shown) = (number + 1, beginning(line));
+                let problem = format!("line {number}: `{shown}` is no token id with a count");
                 ModelError::invalid(path, problem)
             })?);
         }
@@ -92,6 +96,14 @@ pub(super) fn head_products(
     })
 }
 
+/// As much of a line as an error shows.
+fn beginning(line: &str) -> String {
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line.to_owned(),
+    }
+}
+
 fn entry(line: &str) -> Option<(u32, Option<u64>)> {
     let mut parts = line.split([' ', '\t', ',']).filter(|part| !part.is_empty());
     let id = parts.next()?.parse().ok()?;
@@ -102,6 +114,13 @@ fn entry(line: &str) -> Option<(u32, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_line_is_shown_by_its_beginning() {
+        let line = "é".repeat(SHOWN);
+        assert_eq!(beginning(&line), line);
+        assert_eq!(beginning(&format!("{line}x")), format!("{line}..."));
+    }
 
     #[test]
     fn a_line_is_an_id_with_an_optional_count() {

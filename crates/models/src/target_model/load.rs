@@ -23,6 +23,7 @@ use super::tensor_parallel::LayerShare;
 use super::views::Views;
 use super::{MtpBlock, Target, names, renamed, tied};
 use crate::config::{Parts, TargetConfig};
+use crate::disk::{folder_of, parent_of};
 use crate::error::{ModelError, Result};
 use crate::tokenizer::TextTokenizer;
 use crate::weights::gguf::gguf_files;
@@ -125,7 +126,7 @@ enum Files {
 fn files(path: &Path) -> Result<Files> {
     if path.is_file() {
         return match path.extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors") => files(path.parent().unwrap_or(Path::new("."))),
+            Some("safetensors") => files(parent_of(path)),
             _ if is_gguf(path)? => Ok(Files::Gguf(Box::new(GgufSource::open(path)?))),
             _ => Err(no_target(path)),
         };
@@ -194,10 +195,7 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
             release_freed();
             Ok(tokenizer)
         }
-        None if path.is_file() => {
-            TextTokenizer::from_folder(path.parent().unwrap_or(Path::new(".")))
-        }
-        None => TextTokenizer::from_folder(path),
+        None => TextTokenizer::from_folder(folder_of(path)),
     }
 }
 

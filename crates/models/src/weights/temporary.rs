@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::disk::parent_of;
+
 /// Endings of such names.
 const ENDINGS: [&str; 3] = [".tmp", ".writing", ".writing.old"];
 
@@ -26,10 +28,7 @@ static TIDY: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
 /// Where this process writes what is to stand at `place`, in the same folder: `before`, the place's
 /// name, whose it is, and `ending`, which is `.tmp` for files and `.writing` for folders.
 pub fn temporary(place: &Path, before: &str, ending: &str) -> PathBuf {
-    let folder = match place.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = parent_of(place);
     let mut tidy = TIDY.lock().unwrap_or_else(PoisonError::into_inner);
     if tidy.get_or_insert_default().insert(folder.to_path_buf()) {
         remove_left(folder);

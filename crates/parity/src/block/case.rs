@@ -215,9 +215,6 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "selector_top_k": meta["top_k"],
         "enable_confidence_head": file.shape("w.confidence_head.proj.weight").is_some(),
     });
-    if meta["kind"] == "dspark" && meta["markov_rank"].is_null() {
-        value["markov_rank"] = json!(0);
-    }
     for key in [
         "num_target_layers",
         "head_dim",
@@ -237,6 +234,10 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "confidence_head_with_markov",
     ] {
         value[key] = meta[key].clone();
+    }
+    // A case that names no rank has a chain without a table.
+    if meta["kind"] == "dspark" && value["markov_rank"].is_null() {
+        value["markov_rank"] = json!(0);
     }
     count_embeddings(&mut value);
     BlockConfig::from_json(&value, None)

@@ -279,7 +279,9 @@ impl Pretraining {
     /// Scores the held-out stream, which the first rank alone holds; the others wait.
     fn judge(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
         let Some(held_out) = &self.held_out else { return Ok(()) };
-        let score = held_out.plain(&self.final_model()?, &self.config)?;
+        let (window, batch_tokens) =
+            (self.config.data.row_tokens, self.config.evaluation.batch_tokens);
+        let score = held_out.score_plain(&self.final_model()?, window, batch_tokens)?;
         let step = self.progress.step;
         let record = json!({ "hard_loss": score.loss(), "bits_per_byte": score.bits_per_byte() });
         self.log.write(&json!({ "step": step, "held_out": record }))?;

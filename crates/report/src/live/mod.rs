@@ -16,8 +16,8 @@ mod words;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use longdraft_records::FIT_FILE;
 use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FitPhase, now};
+use longdraft_records::{FIT_FILE, other_fit_layout};
 use serde::Deserialize;
 
 pub use left::Left;
@@ -67,6 +67,10 @@ pub enum Pulse {
     Quiet(f64),
     /// It came to its end.
     Finished,
+    /// Another version wrote its state, in this layout, which is not read.
+    Foreign(u32),
+    /// Its folder is not there yet.
+    Absent,
 }
 
 /// A value that is expected, with its range.
@@ -84,7 +88,7 @@ pub struct Expected {
 /// A run as it goes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Live {
-    /// Name of its directory.
+    /// Name of its directory; the whole path where that is not there yet.
     pub name: String,
     /// Whether it goes on.
     pub pulse: Pulse,
@@ -198,7 +202,11 @@ impl Follower {
 
 fn live(run: &Run, recent: &Recent) -> Live {
     let text = std::fs::read_to_string(run.folder.join(FIT_FILE)).ok();
-    let fit: Option<FitState> = text.map(|text| serde_json::from_str(&text).unwrap_or_default());
+    let foreign = text.as_deref().and_then(other_fit_layout);
+    let fit: Option<FitState> = text.map(|text| match foreign {
+        Some(_) => FitState::default(),
+        None => serde_json::from_str(&text).unwrap_or_default(),
+    });
     let plan = fit.as_ref().and_then(|fit| fit.rounds.last()?.plan.clone());
     let (phases, work) = match &fit {
         Some(fit) => (phases(fit, plan.as_ref(), recent), recent.work.clone()),
@@ -208,7 +216,7 @@ fn live(run: &Run, recent: &Recent) -> Live {
     let is_training = phases.iter().any(is_training);
     let is_finished = phases.iter().all(|phase| phase.stand == Stand::Done);
     let has_end = fit.is_some() || work.as_ref().is_none_or(|work| work.all > 0);
-    let pulse = pulse(run, recent, (is_finished, has_end));
+    let pulse = foreign.map_or_else(|| pulse(run, recent, (is_finished, has_end)), Pulse::Foreign);
     let (left_of_phase, left) = match (&fit, pulse) {
         (_, Pulse::Finished | Pulse::Stopped) => (None, None),
         (Some(_), _) => {
@@ -226,8 +234,9 @@ fn live(run: &Run, recent: &Recent) -> Live {
         if is_training { last.and_then(|step| step.tokens_per_second) } else { recent.speed() };
     let curve = |of: fn(&Agreement) -> Option<f64>| curve(run, of);
     let (positions, positions_are_held_out) = positions(run);
+    let is_absent = pulse == Pulse::Absent;
     Live {
-        name: run.name.clone(),
+        name: if is_absent { run.folder.display().to_string() } else { run.name.clone() },
         pulse,
         phases,
         work,
@@ -324,6 +333,9 @@ fn left(
 }
 
 fn pulse(run: &Run, recent: &Recent, (is_finished, has_end): (bool, bool)) -> Pulse {
+    if !run.folder.is_dir() {
+        return Pulse::Absent;
+    }
     if is_finished {
         return Pulse::Finished;
     }

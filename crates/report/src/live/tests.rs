@@ -66,6 +66,43 @@ fn a_fit_is_shown_as_far_as_it_is_there() {
 }
 
 #[test]
+fn a_fit_of_another_version_is_told_as_one() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut fit: serde_json::Value = serde_json::from_str(&state("training")).expect("JSON");
+    fit["version"] = 1.into();
+    write(&folder.path().join("fit.json"), &fit.to_string());
+    assert_eq!(look(folder.path()).pulse, Pulse::Running);
+    // Its phases may be called as ours and mean something else.
+    for phase in ["weighing", "training", "finished"] {
+        fit["version"] = 2.into();
+        fit["phase"] = phase.into();
+        write(&folder.path().join("fit.json"), &fit.to_string());
+        let live = look(folder.path());
+        assert_eq!((live.pulse, live.left, live.expected), (Pulse::Foreign(2), None, None));
+        assert!(live.headline().contains("not known"), "{}", live.headline());
+        let told = live.pulse_in_words();
+        assert!(told.contains("another version wrote fit.json (layout 2)"), "{told}");
+    }
+}
+
+/// A page may be asked for before the run begins, or of a name that is wrong.
+#[test]
+fn a_folder_that_is_not_there_is_waited_for_by_its_path() {
+    let shelf = tempfile::tempdir().expect("folder");
+    let folder = shelf.path().join("typo/run");
+    let live = look(&folder);
+    assert_eq!((live.pulse, live.headline().as_str()), (Pulse::Absent, "Nothing has begun yet"));
+    let told = live.pulse_in_words();
+    assert!(
+        told.starts_with("waiting for ") && told.contains(&folder.display().to_string()),
+        "{told}"
+    );
+    std::fs::create_dir_all(&folder).expect("folder");
+    let live = look(&folder);
+    assert_eq!((live.pulse, live.name.as_str()), (Pulse::Running, "run"));
+}
+
+#[test]
 fn the_rounds_of_a_fit_are_stages_of_one_run() {
     let folder = tempfile::tempdir().expect("folder");
     let folder = folder.path();

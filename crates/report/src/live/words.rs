@@ -1,5 +1,6 @@
 //! A run as it goes, in words: the same on the page and on the terminal.
 
+use longdraft_records::FIT_FILE;
 use longdraft_records::events::FitPhase;
 
 use super::{Left, Live, Pulse, Stand};
@@ -11,6 +12,12 @@ impl Live {
         match self.pulse {
             Pulse::Running | Pulse::Finished => String::new(),
             Pulse::Stopped => "stopped: the same command goes on from there".to_owned(),
+            Pulse::Foreign(layout) => {
+                format!(
+                    "another version wrote {FIT_FILE} (layout {layout}): watch it with that one"
+                )
+            }
+            Pulse::Absent => format!("waiting for {}, which is not there yet", self.name),
             Pulse::Quiet(seconds) => format!(
                 "no sign for {}: it may have been killed, then the same command goes on",
                 clock(seconds)
@@ -24,6 +31,7 @@ impl Live {
         let what = match (self.pulse, now.map(|phase| phase.name)) {
             (Pulse::Finished, _) => "Finished",
             (Pulse::Stopped, _) => "Stopped",
+            (Pulse::Foreign(_), _) => "How far it has come is not known",
             (_, Some(FitPhase::Measure)) => "Measuring this machine",
             (_, Some(FitPhase::Answers)) => "The target answers prompts",
             (_, Some(FitPhase::Training)) => "The draft is trained",

@@ -47,10 +47,9 @@ impl Prompt {
             let ids = tokenizer.encode_prompt(text, model.bos)?;
             Ok(ids.into_iter().map(TargetTokenId).collect())
         };
-        let of_ids = |ids: &Vec<u32>| match ids.iter().find(|id| **id as usize >= model.vocabulary)
-        {
-            Some(id) => Err(ApiError::field("prompt", format!("prompt: {id} is not a token id"))),
-            None => Ok(ids.iter().map(|id| TargetTokenId(*id)).collect()),
+        let of_ids = |ids: &Vec<u32>| {
+            require_ids("prompt", ids, model)?;
+            Ok(ids.iter().map(|id| TargetTokenId(*id)).collect())
         };
         let count = match self {
             Self::Text(_) | Self::Tokens(_) => 1,
@@ -58,7 +57,8 @@ impl Prompt {
             Self::TokenLists(lists) => lists.len(),
         };
         if count == 0 || count > MOST_PROMPTS {
-            return Err(ApiError::field("prompt", format!("prompt: 1 to {MOST_PROMPTS} texts")));
+            let message = format!("prompt: 1 to {MOST_PROMPTS} are needed");
+            return Err(ApiError::field("prompt", message));
         }
         match self {
             Self::Text(text) => Ok(vec![of_text(text)?]),
@@ -66,6 +66,14 @@ impl Prompt {
             Self::Tokens(ids) => Ok(vec![of_ids(ids)?]),
             Self::TokenLists(lists) => lists.iter().map(of_ids).collect(),
         }
+    }
+}
+
+/// Refuses numbers of a field that are no tokens of the model.
+pub(crate) fn require_ids(field: &str, ids: &[u32], model: &Model) -> Result<()> {
+    match ids.iter().find(|id| **id as usize >= model.vocabulary) {
+        Some(id) => Err(ApiError::field(field, format!("{field}: {id} is not a token id"))),
+        None => Ok(()),
     }
 }
 

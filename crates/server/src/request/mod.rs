@@ -23,7 +23,7 @@ use crate::grammar::FormState;
 use crate::tool_calls::Calls;
 
 pub(crate) use chat::ChatRequest;
-pub(crate) use completion::{CompletionRequest, Prompt};
+pub(crate) use completion::{CompletionRequest, Prompt, require_ids};
 pub(crate) use sampling::SamplingRequest;
 
 /// Answers that are asked for.
@@ -68,7 +68,7 @@ pub(crate) struct StreamOptions {
 
 /// One value or several.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a text or a list of texts is needed")]
 pub(crate) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
@@ -97,7 +97,9 @@ pub(crate) fn json_of(
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let body = body.map_err(|rejection| match rejection.status() {
-        status @ StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(status, "the request is too large"),
+        status @ StatusCode::PAYLOAD_TOO_LARGE => {
+            ApiError::new(status, "the body is larger than --max-body of the server allows")
+        }
         status => ApiError::new(status, rejection.body_text()),
     })?;
     serde_json::from_slice(&body).map_err(|error| {
@@ -108,13 +110,33 @@ pub(crate) fn json_of(
 
 /// The fields of a request that a type knows.
 pub(crate) fn fields<T: DeserializeOwned>(value: &Value) -> Result<T> {
+    // serde would take a list for the fields in their order.
+    if !value.is_object() {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "the body must be a JSON object"));
+    }
     serde_path_to_error::deserialize(value).map_err(|error| {
-        let path = error.path().to_string();
+        let (path, problem) = (error.path().to_string(), in_plain_words(error.inner()));
         match path.as_str() {
-            "." => ApiError::new(StatusCode::BAD_REQUEST, error.into_inner().to_string()),
-            path => ApiError::field(path, format!("{path}: {}", error.inner())),
+            "." => ApiError::new(StatusCode::BAD_REQUEST, problem),
+            path => ApiError::field(path, format!("{path}: {problem}")),
         }
     })
+}
+
+/// What is wrong with a value, without names of Rust's types.
+fn in_plain_words(error: &serde_json::Error) -> String {
+    let problem = error.to_string();
+    let Some((found, expected)) = problem.rsplit_once(", expected ") else { return problem };
+    let expected = match expected {
+        "usize" | "u32" => "a whole number, 0 or more",
+        "i64" => "a whole number",
+        "f64" | "f32" => "a number",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        other if other.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
 }
 
 /// Refuses a text that fills the context however it is cut into tokens, before that work is done. What a tokenizer

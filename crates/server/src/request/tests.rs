@@ -181,6 +181,33 @@ fn what_is_asked_for_reaches_the_decoder() {
 }
 
 #[test]
+fn what_is_wrong_is_told_without_names_of_rust() {
+    let user = json!([{ "role": "user", "content": "a" }]);
+    let whole = "expected a whole number, 0 or more";
+    for (request, told) in [
+        (json!(["x"]), "the body must be a JSON object"),
+        (json!({ "messages": user, "max_tokens": -1 }), whole),
+        (json!({ "messages": user, "max_tokens": 1e9 }), whole),
+        (json!({ "messages": user, "seed": "a" }), "expected a whole number"),
+        (json!({ "messages": user, "temperature": "hot" }), "expected a number"),
+        (json!({ "messages": "a" }), "expected a list"),
+        (json!({ "messages": user, "logit_bias": 1 }), "expected an object"),
+        (json!({ "messages": user, "stream_options": 1 }), "expected an object"),
+        (json!({ "messages": user, "stop": [1] }), "stop: a text or a list of texts is needed"),
+        (json!({ "messages": user, "stream": "yes" }), "expected a boolean"),
+        (
+            json!({ "messages": user, "tool_choice": "required" }),
+            "tool_choice: required needs a function in `tools`",
+        ),
+    ] {
+        let asked = ChatRequest::asked(&request, &settings(), &TOKENIZER);
+        let error = asked.err().expect("refused").to_json()["error"]["message"].take();
+        let error = error.as_str().expect("a message");
+        assert!(error.ends_with(told), "{request}: {error}");
+    }
+}
+
+#[test]
 fn a_text_that_no_tokens_could_fit_is_refused_before_it_is_cut() {
     let mut settings = settings();
     settings.model.context = 8;

@@ -59,11 +59,15 @@ pub(crate) struct GgufFile {
 
 /// What a file, or the only one in a folder, is said to hold.
 pub(crate) fn architecture(path: &Path) -> Option<String> {
+    header(path)?.text(ARCHITECTURE_KEY).map(str::to_owned)
+}
+
+/// The header of a file, or of the only one in a folder.
+pub(crate) fn header(path: &Path) -> Option<Header> {
     let [file] = <[PathBuf; 1]>::try_from(files(path)).ok()?;
     let length = file.metadata().ok()?.len();
     let reader = BufReader::new(std::fs::File::open(&file).ok()?);
-    let header = Header::read_from(reader, usize::try_from(length).ok()?).ok()?;
-    header.text(ARCHITECTURE_KEY).map(str::to_owned)
+    Header::read_from(reader, usize::try_from(length).ok()?).ok()
 }
 
 /// A path that is a file, or the GGUF files of a folder.

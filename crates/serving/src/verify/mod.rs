@@ -6,9 +6,12 @@
 
 mod files;
 mod round_trip;
+mod target;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+
+use longdraft_models::disk::folder_of;
 
 pub use crate::checks::{Effect, Problem, Report, Severity, Verdict};
 
@@ -36,7 +39,7 @@ pub struct VerifyOptions<'a> {
 /// # Errors
 /// - there is nothing to read; whatever is wrong with what is there stands in the report
 pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
-    let folder = if path.is_file() { path.parent().unwrap_or(path) } else { path };
+    let folder = folder_of(path);
     std::fs::read_dir(folder).map_err(ServingError::io(folder))?;
     let manifest = std::fs::read_to_string(folder.join(MANIFEST_FILE)).ok();
     let parsed = manifest.as_ref().map(|text| serde_json::from_str::<Manifest>(text));
@@ -76,6 +79,7 @@ pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
         formats::recognised(profile, &checks.config)
     };
     let runs = format.check(&mut checks, path);
+    target::check(&mut checks, path);
     let parity = if runs { round_trip::check(&mut checks, format, options) } else { None };
     Ok(Report::of(profile, checks.problems, parity))
 }

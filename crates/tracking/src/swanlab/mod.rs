@@ -19,7 +19,7 @@ use messages::{
     CONFIG, Column, FINISH, Finish, Record, SCALAR, START, Save, Scalar, ScalarValue, Start,
 };
 
-const HEADER: Header = Header { ident: *b":SWL", magic: 0xe1d6, version: 2 };
+const HEADER: Header = *b":SWL\xd6\xe1\x02";
 
 /// Writes an offline run.
 pub struct SwanLab {

@@ -22,7 +22,7 @@ use messages::{
     Config, Exit, HeaderRecord, History, Item, Record, RunRecord, Step, Summary, Version,
 };
 
-const HEADER: Header = Header { ident: *b":W&B", magic: 0xbee1, version: 0 };
+const HEADER: Header = *b":W&B\xe1\xbe\x00";
 
 /// What W&B shows for a run that Ctrl-C ended.
 const INTERRUPTED: i32 = 255;

@@ -35,8 +35,7 @@ impl Located {
     /// curriculum; `None` if there is none.
     pub fn at(path: &Path, wanted: Wanted) -> Option<Self> {
         if holds_checkpoint(path) {
-            let run = path.parent().and_then(Path::parent).unwrap_or(path);
-            return Some(Self { checkpoint: path.to_path_buf(), run: run.to_path_buf() });
+            return Some(Self { checkpoint: path.to_path_buf(), run: run_of(path) });
         }
         let names: &[&str] = match wanted {
             Wanted::Newest => &[LAST, PREVIOUS],
@@ -49,6 +48,16 @@ impl Located {
         };
         in_run(path).or_else(|| in_run(stages(path).last()?))
     }
+}
+
+/// The run of a checkpoint: two folders above, which a path from below them does not name.
+fn run_of(checkpoint: &Path) -> PathBuf {
+    let above = |path: &Path| {
+        let run = path.parent().and_then(Path::parent);
+        run.filter(|run| !run.as_os_str().is_empty()).map(Path::to_path_buf)
+    };
+    let whole = || above(&checkpoint.canonicalize().ok()?);
+    above(checkpoint).or_else(whole).unwrap_or_else(|| checkpoint.to_path_buf())
 }
 
 fn holds_checkpoint(folder: &Path) -> bool {
@@ -125,6 +134,17 @@ mod tests {
         assert_eq!(at(&curriculum, Wanted::Best), Some(b.join("checkpoints/best")));
         assert_eq!(draft_file(&curriculum), previous.join(DRAFT));
         assert_eq!(at(folder.path(), Wanted::Newest), None);
+    }
+
+    #[test]
+    fn a_checkpoint_named_from_its_own_folder_has_its_run() {
+        let here = std::env::current_dir().expect("a folder");
+        for name in ["src", "src/checkpoint"] {
+            let run = here.join(name);
+            let run = run.parent().and_then(Path::parent).expect("two folders above");
+            assert_eq!(run_of(Path::new(name)), run.canonicalize().expect("there"), "{name}");
+        }
+        assert_eq!(run_of(Path::new("run/checkpoints/last")), Path::new("run"));
     }
 
     #[test]

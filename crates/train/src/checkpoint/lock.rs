@@ -29,8 +29,7 @@ impl RunLock {
 
     /// Whether a process works in the directory; nothing is made there.
     pub fn is_held(directory: &Path) -> bool {
-        let file = File::open(directory.join(LOCK_FILE));
-        file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+        is_locked(&directory.join(LOCK_FILE))
     }
 
     /// Takes the directory, which is made when needed.
@@ -39,20 +38,29 @@ impl RunLock {
     /// - another process holds it, or it cannot be written
     pub fn acquire(directory: &Path) -> Result<Self> {
         let path = directory.join(LOCK_FILE);
-        let fail = |error: std::io::Error| TrainError::checkpoint(&path, error);
+        let fail = TrainError::unwritable(directory);
         std::fs::create_dir_all(directory).map_err(fail)?;
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(fail)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
-            Err(TryLockError::WouldBlock) => {
-                Err(TrainError::Locked { path: directory.to_path_buf() })
-            }
-            // A file system without locks is no reason not to train.
-            Err(TryLockError::Error(error)) if error.kind() == std::io::ErrorKind::Unsupported => {
-                Ok(Self { _file: file })
-            }
-            Err(TryLockError::Error(error)) => Err(fail(error)),
-        }
+        lock_file(&file, directory)?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// Whether a process holds the lock of a file; nothing is made there.
+pub fn is_locked(path: &Path) -> bool {
+    let file = File::open(path);
+    file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
+/// Takes the lock of an open file until it is closed; `path` is what an error names.
+///
+/// # Errors
+/// - another process holds it
+pub fn lock_file(file: &File, path: &Path) -> Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(TrainError::Locked { path: path.to_path_buf() }),
+        // A file system without locks, or a network one without their service, is no reason not to work.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
     }
 }
 
@@ -71,5 +79,29 @@ mod tests {
         drop(held);
         assert!(!RunLock::is_held(&run));
         RunLock::acquire(&run).expect("free again");
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_a_directory_is_named() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").expect("a file");
+        let error = RunLock::acquire(&file.join("run")).expect_err("below a file");
+        assert!(matches!(error, TrainError::Unwritable { .. }), "{error}");
+        assert!(error.to_string().contains("run: nothing can be written there"), "{error}");
+    }
+
+    #[test]
+    fn an_open_file_is_held_until_it_is_closed() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("rows.jsonl");
+        assert!(!is_locked(&path));
+        let open = || OpenOptions::new().create(true).append(true).open(&path).expect("opened");
+        let held = open();
+        lock_file(&held, &path).expect("free");
+        assert!(is_locked(&path));
+        assert!(matches!(lock_file(&open(), &path), Err(TrainError::Locked { .. })));
+        drop(held);
+        assert!(!is_locked(&path));
     }
 }

@@ -23,7 +23,7 @@ pub use agreement::{ResumePolicy, require_same_run};
 pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
-pub use lock::RunLock;
+pub use lock::{RunLock, is_locked, lock_file};
 pub(crate) use state::STEPS;
 pub use state::{Best, CheckpointState, RunIdentity};
 pub use store::{

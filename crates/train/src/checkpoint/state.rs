@@ -4,7 +4,7 @@ use longdraft_data::sampler::Cursor;
 use longdraft_models::draft::DraftKind;
 use longdraft_parallel::World;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{Result, TrainError};
 
@@ -25,15 +25,16 @@ impl RunIdentity {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// `name: old → new` for everything that differs.
+    /// `name was old, now new` for everything that differs; of records only the keys that do.
     pub fn differences(&self, new: &Self) -> Vec<String> {
         let mut differences = Vec::new();
         for (name, value) in &new.values {
             match self.values.iter().find(|(known, _)| known == name) {
-                Some((_, old)) if old != value => {
-                    differences.push(format!("{name} was {old}, now {value}"));
-                }
-                Some(_) => {}
+                Some((_, old)) if old == value => {}
+                Some((_, old)) => match (record(old), record(value)) {
+                    (Some(old), Some(new)) => keys_that_differ(name, &old, &new, &mut differences),
+                    _ => differences.push(format!("{name} was {old}, now {value}")),
+                },
                 None => differences.push(format!("{name} is new: {value}")),
             }
         }
@@ -55,6 +56,33 @@ impl RunIdentity {
             let problem = format!("rank {rank} would train something else: {differences}");
             Err(TrainError::ranks(problem))
         })
+    }
+}
+
+/// A value that has keys of its own.
+fn record(value: &str) -> Option<Map<String, Value>> {
+    serde_json::from_str(value).ok()
+}
+
+fn keys_that_differ(
+    name: &str,
+    old: &Map<String, Value>,
+    new: &Map<String, Value>,
+    differences: &mut Vec<String>,
+) {
+    for (key, value) in new {
+        let name = format!("{name}.{key}");
+        match (old.get(key), value) {
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                keys_that_differ(&name, old, new, differences);
+            }
+            (Some(old), new) if old == new => {}
+            (Some(old), new) => differences.push(format!("{name} was {old}, now {new}")),
+            (None, new) => differences.push(format!("{name} is new: {new}")),
+        }
+    }
+    for (key, value) in old.iter().filter(|(key, _)| !new.contains_key(*key)) {
+        differences.push(format!("{name}.{key} was {value}, now it is not set"));
     }
 }
 
@@ -130,6 +158,7 @@ impl CheckpointState {
 mod agreement {
     use super::*;
     use longdraft_parallel::threads::in_threads;
+    use serde_json::json;
 
     #[test]
     fn ranks_that_would_train_something_else_are_told_apart() {
@@ -143,5 +172,26 @@ mod agreement {
         assert!(agree("same").iter().all(std::result::Result::is_ok));
         let told = "rank 2 would train something else: data was same, now old";
         assert!(agree("old").iter().all(|result| result == &Err(told.to_owned())));
+    }
+
+    #[test]
+    fn of_a_record_only_the_keys_that_differ_are_told() {
+        let of = |draft: Value| RunIdentity { values: vec![("draft".into(), draft.to_string())] };
+        let old = of(json!({ "size": 8192, "glide": { "a": 1, "b": 2 }, "gone": true }));
+        let new = of(json!({ "size": 1024, "glide": { "a": 1, "b": 3 }, "added": null }));
+        assert_eq!(old.differences(&old), Vec::<String>::new());
+        let told = [
+            "draft.size was 8192, now 1024",
+            "draft.glide.b was 2, now 3",
+            "draft.added is new: null",
+            "draft.gone was true, now it is not set",
+        ];
+        assert_eq!(old.differences(&new), told);
+        // A record in place of a plain value.
+        let plain = RunIdentity { values: vec![("draft".into(), "8192".into())] };
+        assert_eq!(
+            plain.differences(&of(json!({ "size": 1 }))),
+            ["draft was 8192, now {\"size\":1}"]
+        );
     }
 }

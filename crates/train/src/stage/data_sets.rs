@@ -76,14 +76,31 @@ fn read_all(
         let rows = layout.rows(&held_out).len();
         if rows != data.held_out_rows {
             let told = format!(
-                "{rows} rows are held out, `data.held_out_rows` asks for {}: the first source has no \
-                 more whole documents to spare",
+                "{rows} of the {} rows of `data.held_out_rows` are held out: the first source has no more \
+                 whole documents to spare",
                 data.held_out_rows
             );
             observer.on_event(Event::Warning(&told));
         }
+        if let Some(told) = takes_much(&sources, &held_out) {
+            observer.on_event(Event::Warning(&told));
+        }
     }
     Ok((sources.concat(), held_out))
+}
+
+/// What is said where held-out rows take the greater part of the text.
+fn takes_much(sources: &[Vec<Document>], held_out: &[Document]) -> Option<String> {
+    let tokens = |documents: &[Document]| documents.iter().map(|all| all.ids.len()).sum::<usize>();
+    let kept: usize = sources.iter().map(|documents| tokens(documents)).sum();
+    let taken = tokens(held_out);
+    (taken > kept).then(|| {
+        let share = 100.0 * taken as f64 / (kept + taken) as f64;
+        format!(
+            "held-out rows take {share:.0} % of the text, {kept} tokens are left to train on: give more text, or \
+             lower data.held_out_rows or data.row_tokens"
+        )
+    })
 }
 
 /// Documents in rows.
@@ -247,6 +264,17 @@ mod tests {
         assert_eq!(split(&[50, 60], 4, layout(128)), (1, 50));
         assert_eq!(split(&[60], 4, layout(128)), (0, 60));
         assert_eq!(split(&[60, 60], 0, layout(128)), (0, 120));
+    }
+
+    #[test]
+    fn held_out_rows_that_take_the_greater_part_of_the_text_are_told() {
+        let told = |kept: usize, held_out: usize| {
+            takes_much(&[documents(&[kept - 50]), documents(&[50])], &documents(&[held_out]))
+        };
+        let warning = told(97, 626).expect("a warning");
+        assert!(warning.contains("take 87 % of the text, 97 tokens are left"), "{warning}");
+        assert!(warning.contains("data.held_out_rows"), "{warning}");
+        assert_eq!((told(500, 500), told(5000, 256)), (None, None));
     }
 
     proptest! {

@@ -111,9 +111,9 @@ fn steps(
             let loss = share.loss.ok_or_else(|| Failure::work("no slot is learned"))?;
             let mut gradients = Gradients::new(parameters);
             gradients.add(parameters, &backward(&loss)?)?;
-            Ok((loss, gradients))
+            Ok((loss.detach(), gradients))
         })?;
         optimizer.step(parameters, &gradients, LEARNING_RATE)?;
-        Ok(Some(loss.detach()))
+        Ok(Some(loss))
     })
 }

@@ -120,9 +120,9 @@ fn steps(
             let loss = outcome.loss.ok_or_else(|| Failure::work("no row is learned"))?;
             let mut gradients = Gradients::new(parameters);
             gradients.add(parameters, &backward(&loss)?)?;
-            Ok((loss, gradients))
+            Ok((loss.detach(), gradients))
         })?;
         optimizer.step(parameters, &gradients, LEARNING_RATE)?;
-        Ok(Some(loss.detach()))
+        Ok(Some(loss))
     })
 }

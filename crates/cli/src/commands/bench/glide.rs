@@ -74,11 +74,11 @@ fn steps(
                 let mean = (sum / loss.denominator as f64)?;
                 let mut gradients = Gradients::new(&parameters);
                 gradients.add(&parameters, &backward(&mean)?)?;
-                Ok((mean, gradients))
+                Ok((mean.detach(), gradients))
             })?;
             optimizer.step(&parameters, &gradients, LEARNING_RATE)?;
             kept = arguments.cached.then_some(features);
-            Ok(Some(mean.detach()))
+            Ok(Some(mean))
         },
     )
 }

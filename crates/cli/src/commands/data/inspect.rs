@@ -6,18 +6,15 @@ use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::stage::{Encoder, source_paths};
 use serde_json::{Value, json};
 
-use super::{Inputs, Named};
+use super::Inputs;
 use crate::cli::DataInspectArguments;
 use crate::failure::Result;
 
 /// Shows the first rows of every source.
 pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
-    let inputs = Inputs::open(&Named {
-        inputs: std::slice::from_ref(&arguments.input),
-        target: arguments.target.as_deref(),
-        learn: arguments.learn,
-        overrides: &arguments.overrides,
-    })?;
+    let named = std::slice::from_ref(&arguments.input);
+    let target = arguments.target.as_deref();
+    let inputs = Inputs::open(named, target, arguments.learn, &arguments.overrides)?;
     let show = Show { tokenizer: &inputs.tokenizer, colour: crate::terminal::colours() };
     let mut figures = Vec::new();
     for source in inputs.train.iter().chain(&inputs.held_out) {
@@ -26,7 +23,7 @@ pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
         }
     }
     if json {
-        outln!("{}", json!({ "rows": figures }));
+        outjson!({ "rows": figures });
     }
     Ok(())
 }
@@ -61,8 +58,8 @@ struct Show<'a> {
 impl Show<'_> {
     /// Prints a row; returns its figures.
     fn row(&self, outcome: &Outcome) -> Result<Value> {
-        let (tokens, learned) = match outcome {
-            Outcome::Document(document) => (document.ids.len(), document.learned()),
+        let document = match outcome {
+            Outcome::Document(document) => document,
             Outcome::Bad(row) => {
                 outln!("-- {}: malformed: {}", row.origin, row.problem);
                 return Ok(json!({ "origin": row.origin, "problem": row.problem }));
@@ -76,7 +73,7 @@ impl Show<'_> {
                 return Ok(json!({ "problem": "prompt too long" }));
             }
         };
-        let Outcome::Document(document) = outcome else { return Ok(Value::Null) };
+        let (tokens, learned) = (document.ids.len(), document.learned());
         let flag = flag(document);
         outln!(
             "-- {}: {tokens} tokens, {learned} learned ({:.0} %){}",

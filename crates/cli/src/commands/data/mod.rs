@@ -54,22 +54,20 @@ struct Inputs {
     tokenizer: TextTokenizer,
 }
 
-/// What the user named: a configuration, or data and a target.
-struct Named<'a> {
-    inputs: &'a [String],
-    target: Option<&'a str>,
-    learn: Option<LearnChoice>,
-    overrides: &'a [String],
-}
-
 impl Inputs {
-    fn open(named: &Named<'_>) -> Result<Self> {
+    /// Of what the user named: a configuration, or data and a target.
+    fn open(
+        named: &[String],
+        target: Option<&str>,
+        learn: Option<LearnChoice>,
+        overrides: &[String],
+    ) -> Result<Self> {
         let is_config = |input: &String| {
             Path::new(input).extension().is_some_and(|e| e == "yaml" || e == "yml")
         };
-        let (config, train, held_out) = match named.inputs {
+        let (config, train, held_out) = match named {
             [one] if is_config(one) => {
-                let config = read_stage(Path::new(one), named.overrides)?;
+                let config = read_stage(Path::new(one), overrides)?;
                 let (train, held_out) = (config.data.train.clone(), config.data.held_out.clone());
                 (Some(config), train, held_out)
             }
@@ -77,16 +75,16 @@ impl Inputs {
                 return Err(Failure::usage("a configuration stands alone: it names its sources"));
             }
             several => {
-                if let Some(text) = named.overrides.first() {
+                if let Some(text) = overrides.first() {
                     let problem =
                         format!("`{text}` replaces a value, but there is no configuration");
                     return Err(Failure::usage(problem));
                 }
-                let source = |input: &String| by_name(input, named.learn);
+                let source = |input: &String| by_name(input, learn);
                 (None, several.iter().map(source).collect::<Result<_>>()?, Vec::new())
             }
         };
-        let spec = named.target.or(config.as_ref().map(|config| config.target.as_str()));
+        let spec = target.or(config.as_ref().map(|config| config.target.as_str()));
         let spec = spec.ok_or_else(|| {
             Failure::usage("whose tokenizer? there is no configuration that names a target")
                 .hint("add --target with a Hugging Face folder, a GGUF file or `org/name`")

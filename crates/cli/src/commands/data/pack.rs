@@ -1,24 +1,18 @@
 //! `longdraft data tokenizer` and `data pack`: from text to what `lm train` reads.
 
-use std::path::{Path, PathBuf};
-
 use longdraft_data::source::read_jsonl;
 use longdraft_data::token_stream::{START_OF_DOCUMENT, ShardWriter, sidecar_path};
 use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
 use longdraft_pretrain::Tokenizer;
-use serde_json::json;
 
-use crate::cli::{DataPackArguments, DataTokenizerArguments};
+use crate::cli::{DataPackArguments, DataTokenizerArguments, TextArguments};
 use crate::failure::{Failure, Result};
 
 /// Calls `each` with the text of every row; it says whether to go on. Of several fields those that
 /// a row has stand on lines of their own.
-fn texts(
-    inputs: &[PathBuf],
-    fields: &[String],
-    mut each: impl FnMut(&str) -> Result<bool>,
-) -> Result<()> {
-    for input in inputs {
+fn texts(of: &TextArguments, mut each: impl FnMut(&str) -> Result<bool>) -> Result<()> {
+    let fields = &of.field;
+    for input in &of.inputs {
         for row in read_jsonl(input)? {
             let row = row?;
             let mut present: Vec<&str> = fields
@@ -37,16 +31,11 @@ fn texts(
     Ok(())
 }
 
-fn create_folder(folder: &Path) -> Result<()> {
-    std::fs::create_dir_all(folder)
-        .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))
-}
-
 /// Trains a tokenizer.
 pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Result<()> {
     let (mut all, mut bytes) = (Vec::new(), 0);
     let most = arguments.max_bytes.unwrap_or(usize::MAX);
-    texts(&arguments.inputs, &arguments.field, |text| {
+    texts(&arguments.text, |text| {
         bytes += text.len();
         all.push(text.to_owned());
         Ok(bytes < most)
@@ -55,14 +44,15 @@ pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Resul
         return Err(Failure::usage("there is no text to train a tokenizer on"));
     }
     let tokenizer = train_bpe(all.into_iter(), arguments.vocabulary)?;
-    create_folder(&arguments.output)?;
-    tokenizer.save(&arguments.output)?;
-    let output = arguments.output.display();
+    let output = &arguments.output;
+    std::fs::create_dir_all(output).map_err(Failure::unwritable(output))?;
+    tokenizer.save(output)?;
     if json {
         let vocabulary = tokenizer.vocabulary();
-        outln!("{}", json!({"output": arguments.output, "vocabulary": vocabulary, "bytes": bytes}));
+        outjson!({"output": output, "vocabulary": vocabulary, "bytes": bytes});
     } else {
-        outln!("{} tokens from {bytes} bytes of text in {output}", tokenizer.vocabulary());
+        let (tokens, output) = (tokenizer.vocabulary(), output.display());
+        outln!("{tokens} tokens from {bytes} bytes of text in {output}");
     }
     Ok(())
 }
@@ -98,7 +88,7 @@ impl<'a> Shards<'a> {
             }
             self.tokens += tokens.len() as u64;
             self.bytes += bytes.iter().map(|count| u64::from(*count)).sum::<u64>();
-            if writer.len() >= self.arguments.shard_tokens {
+            if writer.tokens() >= self.arguments.shard_tokens {
                 self.finish()?;
             }
         }
@@ -148,11 +138,11 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
         let problem = "token 1 of the tokenizer is not a special token: documents begin with it";
         return Err(Failure::usage(problem).hint("train one with `longdraft data tokenizer`"));
     }
-    create_folder(&arguments.output)?;
+    std::fs::create_dir_all(&arguments.output).map_err(Failure::unwritable(&arguments.output))?;
     let mut train = Shards::new(arguments, "train");
     let mut validation = Shards::new(arguments, "val");
     let mut documents = 0_usize;
-    texts(&arguments.inputs, &arguments.field, |text| {
+    texts(&arguments.text, |text| {
         let (ids, counts) = encode_with_bytes(&tokenizer, text)?;
         let mut tokens = vec![START_OF_DOCUMENT];
         tokens.extend(ids.iter().map(|id| *id as u16));
@@ -174,11 +164,8 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     let ratio = (tokens + held_out) as f64 / (train.bytes + validation.bytes).max(1) as f64;
     if json {
         let files = train.count + validation.count;
-        outln!(
-            "{}",
-            json!({"output": output, "documents": documents, "shards": files, "train_tokens": tokens,
-                   "validation_tokens": held_out, "tokens_per_byte": ratio})
-        );
+        outjson!({"output": output, "documents": documents, "shards": files, "train_tokens": tokens,
+                  "validation_tokens": held_out, "tokens_per_byte": ratio});
     } else {
         outln!(
             "{documents} documents: {tokens} tokens to train on, {held_out} to score, {ratio:.4} \

@@ -1,30 +1,24 @@
 //! `longdraft data prepare`: token shards on disk.
 
-use std::time::{Duration, Instant};
-
 use longdraft_data::prepare::{PrepareOptions, Progress, Source, prepare};
 use longdraft_data::shards;
 use longdraft_train::stage::{Encoder, source_paths};
-use serde_json::json;
 
-use super::{Inputs, Named};
+use super::Inputs;
 use crate::cli::DataPrepareArguments;
+use crate::commands::require_writable;
 use crate::failure::{Failure, Result};
-
-/// Time between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
+use crate::progress::Lines;
+use crate::terminal::counted;
 
 /// Writes shards; a second call goes on after the complete ones.
 pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
     if arguments.shard_kib == 0 {
         return Err(Failure::usage("--shard-kib must be at least 1"));
     }
-    let inputs = Inputs::open(&Named {
-        inputs: &arguments.inputs,
-        target: arguments.target.as_deref(),
-        learn: arguments.learn,
-        overrides: &[],
-    })?;
+    require_writable(&arguments.output)?;
+    let inputs =
+        Inputs::open(&arguments.inputs, arguments.target.as_deref(), arguments.learn, &[])?;
     let sources = inputs.train.iter().map(|config| {
         let paths = source_paths(config)?;
         if paths.iter().any(|path| shards::is_shards(path)) {
@@ -40,17 +34,16 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         shard_bytes: arguments.shard_kib << 10,
         max_bad_rows: inputs.max_bad_rows(),
     };
-    let mut last_line = Instant::now();
+    let mut lines = Lines::later();
     let mut reused = 0;
     let index = prepare(&sources, &encoder, &options, &mut |progress: Progress| {
         reused = progress.reused;
-        if last_line.elapsed() >= LINE_EVERY {
-            last_line = Instant::now();
+        if lines.are_due(false) {
             errln!(
-                "{} shards ({} from before), {} rows, {} tokens",
-                progress.shards,
+                "{} ({} from before), {}, {} tokens",
+                counted(progress.shards, "shard"),
                 progress.reused,
-                progress.rows,
+                counted(progress.rows, "row"),
                 progress.tokens
             );
         }
@@ -63,22 +56,19 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
     }
     let output = arguments.output.display();
     outln!(
-        "{} tokens ({} learned) of {} documents in {} shards ({reused} from before): {output}",
+        "{} tokens ({} learned) of {} in {} ({reused} from before): {output}",
         index.tokens,
         index.learned,
-        index.documents,
-        index.shards.len()
+        counted(index.documents, "document"),
+        counted(index.shards.len(), "shard")
     );
     outln!("train from them with `data.train: [{{path: {output}}}]`");
     if json {
-        outln!(
-            "{}",
-            json!({
-                "output": arguments.output, "shards": index.shards.len(), "reused": reused,
-                "documents": index.documents, "tokens": index.tokens, "learned": index.learned,
-                "sources": index.sources,
-            })
-        );
+        outjson!({
+            "output": arguments.output, "shards": index.shards.len(), "reused": reused,
+            "documents": index.documents, "tokens": index.tokens, "learned": index.learned,
+            "sources": index.sources,
+        });
     }
     Ok(())
 }

@@ -40,11 +40,8 @@ pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
     let capture = capture_of(arguments);
     let output = output.display().to_string();
     if json && capture.is_none() {
-        outln!(
-            "{}",
-            json!({"output": output, "records": records, "tokens": tokens, "learned": learned,
-                   "longest": longest})
-        );
+        outjson!({"output": output, "records": records, "tokens": tokens, "learned": learned,
+                  "longest": longest});
     } else if !json {
         let share = 100.0 * learned as f64 / tokens.max(1) as f64;
         outln!(
@@ -114,8 +111,7 @@ fn write(
         counts.learned += loss_mask.iter().filter(|mask| **mask).count();
         let mask: Vec<u8> = loss_mask.iter().map(|mask| u8::from(*mask)).collect();
         let row = json!({"record": document.place, "input_ids": document.ids, "loss_mask": mask});
-        writeln!(file, "{row}")
-            .map_err(|error| Failure::work(format!("{}: {error}", output.display())))?;
+        writeln!(file, "{row}").map_err(Failure::at(output))?;
     }
     Ok(counts)
 }

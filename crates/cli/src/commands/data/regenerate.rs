@@ -2,33 +2,33 @@
 //!
 //! A draft is judged by how well it follows its target, so the target's own answers are its best
 //! text. Rows are answered several at a time; every row gives one line in the output or one in the
-//! file of failures, in order, and a second call goes on after the lines that are there.
+//! file of failures, in order. A second call goes on after the answers that are there, and tries failed rows
+//! again.
 
 mod dialogue;
 mod ledger;
 mod prompt;
 mod writer;
 
-use std::time::{Duration, Instant};
-
 use longdraft_data::source::read_rows;
 use longdraft_decode::Committed;
 use longdraft_models::TargetTokenId;
+use longdraft_models::disk::parent_of;
 use longdraft_models::target_model::Target;
-use serde_json::json;
 
-use crate::cli::{CacheChoice, DataRegenerateArguments};
+use crate::cli::{DataRegenerateArguments, OpenOptions};
+use crate::commands::require_writable;
 use crate::decoding::{open_target, require_draft_len};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::progress::Lines;
+use crate::terminal::counted;
 
 pub(crate) use ledger::failures_file;
+use ledger::{Counts, require_free};
 pub(crate) use prompt::{Prompts, of_row as prompts_of_row};
 pub(crate) use writer::Writer;
-
-/// Time between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// Answers what is not answered yet, and checks that every row is accounted for.
 pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()> {
@@ -41,10 +41,13 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     require_draft_len(arguments.draft_len)?;
     // Before anything large is read.
     drop(read_rows(&arguments.prompts)?);
+    require_writable(parent_of(&arguments.output))?;
+    require_free(&arguments.output)?;
     let tokenizer = Target::open_tokenizer(&arguments.target)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
-    let target =
-        open_target(&arguments.target, arguments.dtype, CacheChoice::Auto, arguments.device)?;
+    let DataRegenerateArguments { dtype, device, .. } = *arguments;
+    let held = OpenOptions { dtype, device, ..OpenOptions::default() };
+    let target = open_target(&arguments.target, held)?;
     let draft = source.map(|source| source.open(&target)).transpose()?;
     let writer = Writer {
         arguments,
@@ -53,43 +56,52 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
         draft: draft.as_deref(),
         hears: None,
     };
-    let (mut last_line, interrupts) = (Instant::now(), Interrupts::listen());
+    let (mut lines, interrupts) = (Lines::later(), Interrupts::listen());
     let mut tell = |answered: &Answered| {
         if answered.rows == 0 && answered.before > 0 {
-            errln!("going on after {} rows that are done", answered.before);
+            let done = counted(answered.before, "row");
+            errln!("going on after {done} with an answer");
         }
-        if last_line.elapsed() >= LINE_EVERY {
-            last_line = Instant::now();
-            errln!("{}", answered.summary());
+        if lines.are_due(false) {
+            errln!("{}", answered.counts);
         }
     };
     let answered = writer.answer(None, &interrupts, &mut tell)?;
-    let (success, error, skipped) = answered.counts;
+    conclude(arguments, answered, &interrupts, json)
+}
+
+/// Says what became of the rows.
+fn conclude(
+    arguments: &DataRegenerateArguments,
+    answered: Answered,
+    interrupts: &Interrupts,
+    json: bool,
+) -> Result<()> {
+    let Counts { success, error, skipped } = answered.counts;
     let (output, rows) = (arguments.output.display().to_string(), answered.rows);
     if answered.reached != Reached::TheEnd {
-        let done = success + error + skipped;
         if json {
-            outln!(
-                "{}",
-                json!({
-                    "finished": false, "rows": done, "success": success, "error": error,
-                    "skipped": skipped, "output": output,
-                })
-            );
+            outjson!({
+                "finished": false, "rows": answered.counts.sum(), "success": success, "error": error,
+                "skipped": skipped, "output": output,
+            });
         } else {
-            outln!("stopped after {}: the same command goes on from there", answered.summary());
+            outln!("stopped after {}: the same command goes on from there", answered.counts);
         }
         return Err(interrupts.failure());
     }
-    outln!("{} = {rows} rows: {output}", answered.summary());
+    outln!("{} = {}: {output}", answered.counts, counted(rows, "row"));
     if json {
-        outln!(
-            "{}",
-            json!({
-                "rows": rows, "success": success, "error": error, "skipped": skipped,
-                "from_before": answered.before, "output": output,
-            })
-        );
+        outjson!({
+            "rows": rows, "success": success, "error": error, "skipped": skipped,
+            "from_before": answered.before, "output": output,
+        });
+    }
+    if success == 0 && arguments.limit != Some(0) {
+        let prompts = arguments.prompts.display();
+        return Err(Failure::work(format!("{prompts}: no row was answered"))
+            .hint("--field names the field of the prompt")
+            .in_result());
     }
     Ok(())
 }
@@ -108,20 +120,12 @@ pub(crate) enum Reached {
 /// How far answering came.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Answered {
-    /// Success, error, skipped.
-    pub(crate) counts: (usize, usize, usize),
+    pub(crate) counts: Counts,
     /// Rows that were read.
     pub(crate) rows: usize,
     /// Rows that were done before.
     pub(crate) before: usize,
     pub(crate) reached: Reached,
-}
-
-impl Answered {
-    fn summary(&self) -> String {
-        let (success, error, skipped) = self.counts;
-        format!("{success} success + {error} error + {skipped} skipped")
-    }
 }
 
 /// Hears of answers as they are written.

@@ -7,9 +7,10 @@ use longdraft_data::{Document, SourceConfig};
 use longdraft_train::stage::{Encoder, source_paths};
 use serde_json::json;
 
-use super::{Inputs, Named};
+use super::Inputs;
 use crate::cli::DataStatsArguments;
 use crate::failure::Result;
+use crate::terminal::counted;
 
 /// Shares of documents whose length is told.
 const PERCENTILES: [usize; 6] = [5, 25, 50, 75, 95, 100];
@@ -19,12 +20,9 @@ const BAR: usize = 40;
 
 /// Reads every source and prints its figures.
 pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
-    let inputs = Inputs::open(&Named {
-        inputs: std::slice::from_ref(&arguments.input),
-        target: arguments.target.as_deref(),
-        learn: arguments.learn,
-        overrides: &arguments.overrides,
-    })?;
+    let named = std::slice::from_ref(&arguments.input);
+    let target = arguments.target.as_deref();
+    let inputs = Inputs::open(named, target, arguments.learn, &arguments.overrides)?;
     let data = inputs.config.as_ref().map(|config| &config.data);
     let row_tokens = data.map_or(arguments.row_tokens, |data| data.row_tokens).max(2);
     let packing = data.map_or(Packing::default(), |data| data.packing);
@@ -39,8 +37,8 @@ pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
     let fill = fill(&rows, row_tokens);
     print_lengths(&lengths);
     outln!(
-        "packed into {} rows of {row_tokens} tokens: {:.1} % of them filled",
-        rows.len(),
+        "packed into {} of {row_tokens} tokens: {:.1} % of them filled",
+        counted(rows.len(), "row"),
         100.0 * fill
     );
     if json {
@@ -48,13 +46,10 @@ pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
             .iter()
             .map(|share| (format!("p{share}"), json!(percentile(&lengths, *share))))
             .collect();
-        outln!(
-            "{}",
-            json!({
-                "sources": reports, "held_out": held_out, "lengths": percentiles,
-                "packed_rows": rows.len(), "row_tokens": row_tokens, "fill": fill,
-            })
-        );
+        outjson!({
+            "sources": reports, "held_out": held_out, "lengths": percentiles,
+            "packed_rows": rows.len(), "row_tokens": row_tokens, "fill": fill,
+        });
     }
     Ok(())
 }
@@ -76,9 +71,9 @@ fn print_source(report: &SourceReport, note: &str) {
     let kind = report.detected.as_ref().map(|kind| format!(", read as `{kind}`"));
     outln!("{}{note}{}", report.source, kind.unwrap_or_default());
     outln!(
-        "  {} rows: {} documents, {} malformed, {} with too long a prompt, {} too short",
-        report.rows,
-        report.documents,
+        "  {}: {}, {} malformed, {} with too long a prompt, {} too short",
+        counted(report.rows, "row"),
+        counted(report.documents, "document"),
         report.bad,
         report.prompt_too_long,
         report.too_short

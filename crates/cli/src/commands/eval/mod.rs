@@ -7,8 +7,9 @@ mod server;
 mod table;
 mod unfinished;
 
+use std::fs::File;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, VerifyRule};
@@ -25,14 +26,14 @@ use crate::decoding::{Models, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::progress::Lines;
 use crate::recording;
+use crate::terminal::counted;
 use prompts::PromptSet;
 use unfinished::Unfinished;
 
 pub(crate) use table::print;
 
-/// Time between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 /// Regret in nats up to which a differing output of rounded weights is a near-tie.
 const NEAR_TIE: f64 = 0.1;
 /// Share of prompts that may differ by near-ties.
@@ -45,6 +46,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     }
     let decoding = &arguments.decoding;
     check(arguments)?;
+    let _held = take_output(arguments)?;
     let models = decoding.open(arguments.target_name())?;
     let prompts = read(arguments, &models)?;
     let interrupts = Interrupts::listen();
@@ -53,9 +55,14 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     } else {
         "plainly, twice: without --draft PATH, --mtp or --lookup the two differ by the measurement's error"
     };
-    errln!("{} prompts, each answered {} times {sides}", prompts.len(), arguments.runs);
+    let (asked, times) = (counted(prompts.len(), "prompt"), counted(arguments.runs, "time"));
+    errln!("{asked}, each answered {times} {sides}");
     let Some(record) = evaluate(arguments, &models, &prompts, &interrupts, &mut print)? else {
-        tell_stopped(arguments.output.as_deref().unwrap_or(Path::new("")), json);
+        match &arguments.output {
+            Some(folder) => tell_stopped(folder, json),
+            None if json => outjson!({ "output": null, "finished": false }),
+            None => outln!("stopped while measuring; nothing is kept without --output DIR"),
+        }
         return Err(interrupts.failure());
     };
     if let Some(folder) = &arguments.output {
@@ -64,7 +71,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     if json {
         outln!("{}", to_json(&record));
     }
-    record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.dtype))
+    record.cells.iter().try_for_each(|cell| require_lossless(cell, decoding.held.dtype))
 }
 
 /// The prompts that are asked for.
@@ -79,6 +86,14 @@ pub(crate) fn check(arguments: &EvalDecodeArguments) -> Result<Vec<DecodeOptions
     }
     let options = |temperature: &f64| arguments.decoding.options(*temperature, PaceChoice::Fixed);
     arguments.temperature.iter().map(options).collect()
+}
+
+/// Takes the folder of `--output` before anything is measured, until the file is closed.
+///
+/// # Errors
+/// - another process measures there, or it cannot be written
+pub(crate) fn take_output(arguments: &EvalDecodeArguments) -> Result<Option<File>> {
+    arguments.output.as_deref().map(unfinished::take).transpose()
 }
 
 /// Measures at every temperature, from where an earlier call stopped, and tells of each. Where `output`
@@ -142,7 +157,7 @@ fn settings(
         env!("CARGO_PKG_VERSION"),
         models.target.fingerprint(),
         decoding.draft,
-        decoding.dtype,
+        decoding.held.dtype,
         decoding.drafter_parts(models),
     ))
 }
@@ -150,7 +165,7 @@ fn settings(
 /// Says that a signal stopped the measurement; what is kept of it lies in `output`.
 pub(crate) fn tell_stopped(output: &Path, json: bool) {
     if json {
-        outln!("{}", json!({ "output": output, "finished": false }));
+        outjson!({ "output": output, "finished": false });
     } else {
         outln!("stopped while measuring: the same command goes on from there");
     }
@@ -188,12 +203,11 @@ pub(crate) fn measure(
 
 /// Tells every some seconds how far a measurement of so many prompts in so many runs has come.
 pub(crate) fn lines(prompts: usize, runs: usize) -> impl FnMut(&Progress) {
-    let mut last = Instant::now();
+    let mut lines = Lines::later();
     move |progress| {
-        if last.elapsed() < LINE_EVERY {
+        if !lines.are_due(false) {
             return;
         }
-        last = Instant::now();
         let totals = &progress.comparison;
         errln!(
             "    run {} of {runs}, {} of {prompts} prompts: tau {:.3}, {:.1} tok/s plain, {:.1} with drafting",
@@ -274,11 +288,9 @@ pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
 
 fn keep(folder: &Path, record: &DecodeRecord) -> Result<()> {
     let path = folder.join(DECODE_FILE);
-    let fail =
-        |error: &dyn std::fmt::Display| Failure::work(format!("{}: {error}", path.display()));
-    std::fs::create_dir_all(folder).map_err(|error| fail(&error))?;
-    let text = serde_json::to_string_pretty(record).map_err(|error| fail(&error))?;
-    std::fs::write(&path, format!("{text}\n")).map_err(|error| fail(&error))
+    std::fs::create_dir_all(folder).map_err(Failure::at(&path))?;
+    let text = serde_json::to_string_pretty(record).map_err(Failure::at(&path))?;
+    std::fs::write(&path, format!("{text}\n")).map_err(Failure::at(&path))
 }
 
 /// The first cell's main figures, and everything under `record`.

@@ -4,7 +4,6 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
@@ -13,10 +12,10 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use serde_json::Value;
 
-use super::LINE_EVERY;
 use crate::cli::EvalDecodeArguments;
 use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
+use crate::progress::Lines;
 
 /// Directory of named sets, as in configurations.
 const DATA_ROOT: &str = "LONGDRAFT_DATA";
@@ -109,7 +108,7 @@ pub(crate) fn read(
 
 /// The same for any reader.
 pub(crate) fn read_for<R: Reader>(set: &PromptSet<'_>, reader: &R) -> Result<Vec<R::Prompt>> {
-    let encoder = Encoder { set, reader, answered: Cell::new((0, Instant::now())) };
+    let encoder = Encoder { set, reader, answered: Cell::new((0, Lines::later())) };
     let named = NAMED.iter().find(|(name, ..)| *name == set.name);
     let prompts = match named {
         Some((name, file, layout)) => encoder.named(name, file, *layout)?,
@@ -170,8 +169,8 @@ impl Reader for Local<'_> {
 struct Encoder<'a, R> {
     set: &'a PromptSet<'a>,
     reader: &'a R,
-    /// First turns that were answered, and when that was last told.
-    answered: Cell<(usize, Instant)>,
+    /// First turns that were answered, and when that is told.
+    answered: Cell<(usize, Lines)>,
 }
 
 impl<R: Reader> Encoder<'_, R> {
@@ -214,6 +213,11 @@ impl<R: Reader> Encoder<'_, R> {
             let names = NAMED.map(|(name, ..)| name).join(", ");
             return Err(Failure::usage(format!("{}: no such file", self.set.name))
                 .hint(format!("give a JSONL file, or one of {names}")));
+        }
+        if !self.set.contexts.is_empty() {
+            let name = self.set.name;
+            return Err(Failure::usage(format!("--contexts cuts documents, {name} has prompts"))
+                .hint("leave --contexts out, or use --prompts longdoc"));
         }
         let rows = read_jsonl(&path)?.take(self.set.limit.unwrap_or(usize::MAX));
         let mut prompts = Vec::new();
@@ -278,12 +282,11 @@ impl<R: Reader> Encoder<'_, R> {
 
     /// Answers take minutes on a slow machine.
     fn tell(&self) {
-        let (answered, mut told) = self.answered.get();
-        if told.elapsed() >= LINE_EVERY {
-            told = Instant::now();
+        let (answered, mut lines) = self.answered.get();
+        if lines.are_due(false) {
             errln!("    {:>3} first turns answered, for the second ones", answered + 1);
         }
-        self.answered.set((answered + 1, told));
+        self.answered.set((answered + 1, lines));
     }
 
     fn context(&self) -> Option<usize> {

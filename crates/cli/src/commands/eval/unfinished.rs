@@ -1,16 +1,24 @@
 //! What an evaluation has measured so far, beside where its figures will stand: one that was killed
 //! goes on from there.
 
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use longdraft_decode::evaluate::Progress;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_records::decode::Cell;
+use longdraft_train::TrainError;
+use longdraft_train::checkpoint::lock_file;
 use serde::{Deserialize, Serialize};
+
+use crate::failure::Result;
+use crate::terminal::counted;
 
 /// File in the folder of the figures.
 const FILE: &str = "decode-unfinished.json";
+/// File there that an evaluation holds. It is not a run's own, which may be measured while it trains.
+const LOCK_FILE: &str = ".decode.lock";
 /// Time between two saves, in times of the last one.
 const REST: u32 = 50;
 
@@ -21,6 +29,20 @@ struct State {
     /// Temperatures that are done.
     cells: Vec<Cell>,
     progress: Progress,
+}
+
+/// Takes a folder for figures, which is made when needed, until the file is closed: two evaluations would throw
+/// each other's figures away.
+///
+/// # Errors
+/// - another process measures there, or it cannot be written
+pub(super) fn take(folder: &Path) -> Result<File> {
+    let fail = TrainError::unwritable(folder);
+    std::fs::create_dir_all(folder).map_err(fail)?;
+    let file = OpenOptions::new().create(true).append(true).open(folder.join(LOCK_FILE));
+    let file = file.map_err(fail)?;
+    lock_file(&file, folder)?;
+    Ok(file)
 }
 
 pub(super) struct Unfinished {
@@ -53,10 +75,10 @@ impl Unfinished {
         });
         if let Some(State { cells, progress, .. }) = &left {
             errln!(
-                "going on after {} temperatures, {} runs and {} prompts",
-                cells.len(),
-                progress.runs,
-                progress.prompts
+                "going on after {}, {} and {}",
+                counted(cells.len(), "temperature"),
+                counted(progress.runs, "run"),
+                counted(progress.prompts, "prompt")
             );
         }
         let state = left.unwrap_or_else(|| State { settings, ..State::default() });

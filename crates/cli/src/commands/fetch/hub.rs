@@ -6,10 +6,9 @@ use longdraft_models::ModelError;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::hub::{Arrived, Fetched, ModelId};
 use longdraft_models::target_model::Target;
-use longdraft_models::tokenizer::TextTokenizer;
 
+use crate::commands::fit;
 use crate::failure::Result;
-use crate::recording::quoted;
 use crate::status::Bar;
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +37,10 @@ pub(super) fn fetch(id: &ModelId) -> Result<Model> {
 fn next_command(id: &ModelId) -> Result<Option<String>> {
     let name = id.to_string();
     match Target::open_description(&name) {
-        Ok((_, tokenizer)) => Ok(Some(generate(&name, &tokenizer))),
+        Ok((_, tokenizer)) => {
+            let [generate, _] = fit::commands(&name, "", 0.0, tokenizer.chat_template().is_some());
+            Ok(Some(generate))
+        }
         Err(
             error @ (ModelError::Hub { .. } | ModelError::HubFiles { .. } | ModelError::Io { .. }),
         ) => Err(error.into()),
@@ -47,15 +49,6 @@ fn next_command(id: &ModelId) -> Result<Option<String>> {
             Ok(None)
         }
     }
-}
-
-fn generate(name: &str, tokenizer: &TextTokenizer) -> String {
-    let how = if tokenizer.chat_template().is_some() {
-        "--chat"
-    } else {
-        "--prompt \"Once upon a time\""
-    };
-    format!("longdraft generate --target {} {how}", quoted(name))
 }
 
 /// What has arrived, as it is told: a line a file, and a bar on a terminal.

@@ -124,8 +124,7 @@ pub(super) fn write(
             hears: Some(&hearing),
         };
         let answered = writer.answer(until, interrupts, &mut |answered: &Answered| {
-            let (success, error, skipped) = answered.counts;
-            let done = earlier + success + error + skipped;
+            let done = earlier + answered.counts.sum();
             hearing.borrow_mut().done(done);
             if failed.is_ok() {
                 failed = tell(done, wanted);
@@ -200,10 +199,11 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
     cleaned.kept = kept.len();
     cleaned.tokens = kept.iter().map(|line| line["tokens"].as_u64().unwrap_or(0) as usize).sum();
     let row = |line: &Value| {
+        // The end of an answer that was cut off is not learned.
         if has_chat_template {
-            json!({ "messages": line["messages"] })
+            json!({ "messages": line["messages"], "finish": line["finish"] })
         } else {
-            json!({ "text": whole(line) })
+            json!({ "text": whole(line), "finish": line["finish"] })
         }
     };
     let text: String = kept.iter().map(|line| format!("{}\n", row(line))).collect();
@@ -315,6 +315,8 @@ mod tests {
         std::fs::write(answers_file(folder.path(), 0), line(&"x".repeat(200), "length"))
             .expect("one");
         assert!(clean(folder.path(), true).expect("kept").keeps_endless);
+        let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
+        assert!(written.ends_with("\"finish\":\"length\"}\n"), "{written}");
         std::fs::write(answers_file(folder.path(), 0), line("", "stop")).expect("none");
         assert!(clean(folder.path(), true).is_err());
     }

@@ -13,7 +13,7 @@ use super::answers::Cleaned;
 use super::proof::Way;
 use super::rules::Plan;
 use super::state::Settings;
-use crate::cli::{ExportArguments, LookupChoice, VerifyArguments};
+use crate::cli::{ExportArguments, ExportOptions, LookupChoice, VerifyArguments};
 use crate::commands::{export, extract, verify};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
@@ -41,12 +41,12 @@ pub(super) fn export_all(
                 draft: run.to_path_buf(),
                 to: vec![profile.name().to_owned()],
                 output: output.clone(),
-                target: Some(settings.target.clone()),
-                target_name: target_name.map(str::to_owned),
-                dtype: None,
-                no_embed: false,
-                draft_len: Some(draft_len),
-                strict: false,
+                options: ExportOptions {
+                    target: Some(settings.target.clone()),
+                    target_name: target_name.map(str::to_owned),
+                    draft_len: Some(draft_len),
+                    ..ExportOptions::default()
+                },
             },
             false,
         )?;
@@ -90,7 +90,7 @@ pub(super) fn arguments(way: &Way) -> String {
 }
 
 /// The commands that use a way at a temperature, a line each.
-pub(super) fn commands(
+pub(crate) fn commands(
     target: &str,
     arguments: &str,
     temperature: f64,

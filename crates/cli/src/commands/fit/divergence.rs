@@ -178,7 +178,7 @@ pub(super) fn restore(run: &Path, is_good: bool) -> Result<()> {
         return remove_folder(&folder);
     }
     let copy = folder.join(COPY);
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", copy.display()));
+    let fail = Failure::at(&copy);
     remove_folder(&copy)?;
     std::fs::create_dir_all(&copy).map_err(fail)?;
     for entry in std::fs::read_dir(folder.join(BEST)).map_err(fail)? {

@@ -84,8 +84,7 @@ impl Fit<'_> {
 
     fn record(&self) -> Result<DecodeRecord> {
         let run = self.kept_run();
-        DecodeRecord::read(&run)
-            .map_err(|error| Failure::work(format!("{}: {error}", run.join(DECODE_FILE).display())))
+        DecodeRecord::read(&run).map_err(Failure::at(&run.join(DECODE_FILE)))
     }
 
     /// Commands that use the fastest way, or the fastest with the draft.

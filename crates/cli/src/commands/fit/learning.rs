@@ -79,7 +79,7 @@ impl Fit<'_> {
         let slowness = self.ledger.round().slowness.unwrap_or(1.0);
         let cleaned = self.ledger.round().answers.clone().unwrap_or_default();
         let state = &self.ledger.state;
-        let prompt = state.machine.as_ref().map_or(0.0, |machine| machine.prompt);
+        let prompt = state.machine.as_ref().map_or(0.0, |machine| machine.lengths.prompt);
         let text = Text {
             tokens: cleaned.tokens as f64 + cleaned.kept as f64 * prompt,
             is_chat: self.tokenizer.chat_template().is_some(),

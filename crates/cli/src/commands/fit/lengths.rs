@@ -7,23 +7,24 @@ use std::path::Path;
 use longdraft_data::source::read_jsonl;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{prompts, proof};
 use crate::failure::Result;
 
-/// Tokens and answers of prompts.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// Tokens and answers of prompts; 0 where an earlier version measured none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct Lengths {
+    /// Tokens of a row without its answers: the mean, and of the row that nine of ten are not longer than.
+    pub(super) prompt: f64,
+    pub(super) long_prompt: usize,
+    /// Answers that go with both: one a turn of the user.
+    pub(super) turns: f64,
+    pub(super) long_turns: usize,
     /// Mean tokens of what stands before the first answer.
     pub(super) first_prompt: f64,
-    /// Mean tokens of a row without its answers.
-    pub(super) prompt: f64,
-    /// Mean answers of a row.
-    pub(super) turns: f64,
-    /// Both of the row that nine of ten are not longer than.
-    pub(super) long_prompt: usize,
-    pub(super) long_turns: usize,
 }
 
 /// A row: tokens before its first answer, tokens of all turns, and their number.
@@ -83,7 +84,7 @@ fn lengths(mut rows: Vec<Row>, of_answer: f64) -> Lengths {
     rows.sort_by(|a, b| length(a).total_cmp(&length(b)));
     let long = rows.get(rows.len() * 9 / 10);
     let (long_prompt, long_turns) = long.map_or((0, 0), |row| (row.prompt, row.turns));
-    Lengths { first_prompt, prompt, turns, long_prompt, long_turns }
+    Lengths { prompt, long_prompt, turns, long_turns, first_prompt }
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use std::time::Instant;
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 
 use super::expect::Range;
-use super::measure::plainly;
 use super::proof::NEW_TOKENS;
 use super::state::Settings;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
@@ -43,7 +42,8 @@ pub(super) fn measure(
     settings: &Settings,
     interrupts: &Interrupts,
 ) -> Result<Option<Range>> {
-    let decoding = DecodingArguments { lookup: Some(LookupChoice::Switch), ..plainly() };
+    let lookup = Some(LookupChoice::Switch);
+    let decoding = DecodingArguments { lookup, ..DecodingArguments::plain() };
     let mut options = decoding.options(settings.temperature, PaceChoice::Measured)?;
     options.max_new_tokens = tokens(seconds, step).min(settings.max_tokens);
     options.stop_tokens = stop_tokens(&models.target);

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Instant;
 
 use longdraft_decode::evaluate::Prompt;
@@ -16,7 +15,6 @@ use super::expect::Range;
 use super::lengths::Lengths;
 use super::lookup;
 use super::state::Settings;
-use crate::cli::{DecodingArguments, WeightDtype};
 use crate::decoding::Models;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
@@ -55,42 +53,27 @@ pub(super) struct Machine {
     pub(super) lookup: Option<f64>,
     #[serde(default)]
     pub(super) lookup_interval: Option<(f64, f64)>,
-    /// Tokens of these prompts with all of their turns, without answers: the mean, and of the row that nine of ten are
-    /// not longer than.
-    #[serde(default)]
-    pub(super) prompt: f64,
-    #[serde(default)]
-    pub(super) long_prompt: usize,
-    /// Answers that go with both: one a turn of the user.
-    #[serde(default)]
-    pub(super) turns: f64,
-    #[serde(default)]
-    pub(super) long_turns: usize,
-    /// Mean tokens before the first answer.
-    #[serde(default)]
-    pub(super) first_prompt: f64,
+    /// Of these prompts with all of their turns.
+    #[serde(flatten)]
+    pub(super) lengths: Lengths,
 }
 
 impl Machine {
-    /// With prompts of these lengths.
-    fn of(lengths: Lengths) -> Self {
-        let Lengths { first_prompt, prompt, turns, long_prompt, long_turns } = lengths;
-        Self { prompt, long_prompt, turns, long_turns, first_prompt, ..Self::default() }
-    }
-
     /// Mean answers of a row.
     pub(super) fn answers_of_row(&self) -> f64 {
-        self.turns.max(1.0)
+        self.lengths.turns.max(1.0)
     }
 
     /// Tokens of the row that nine of ten are not longer than, where an answer has some.
     pub(super) fn long_row(&self, of_answer: f64) -> usize {
-        self.long_prompt + (self.long_turns.max(1) as f64 * of_answer) as usize
+        let Lengths { long_prompt, long_turns, .. } = self.lengths;
+        long_prompt + (long_turns.max(1) as f64 * of_answer) as usize
     }
 
     /// Mean tokens of what stands before the first answer.
     pub(super) fn first_prompt(&self) -> f64 {
-        if self.first_prompt > 0.0 { self.first_prompt } else { self.prompt }
+        let Lengths { first_prompt, prompt, .. } = self.lengths;
+        if first_prompt > 0.0 { first_prompt } else { prompt }
     }
 
     /// Speed-up of lookup alone with its interval.
@@ -124,7 +107,7 @@ impl Machine {
     pub(super) fn row(&self, of_answer: f64) -> f64 {
         let batch = self.batch();
         let of_token = self.written_token.unwrap_or_else(|| self.pass(batch) / batch as f64);
-        self.answers_of_row() * of_answer * of_token + self.prompt * self.prefill
+        self.answers_of_row() * of_answer * of_token + self.lengths.prompt * self.prefill
     }
 
     /// Answers that are written at a time.
@@ -137,14 +120,6 @@ impl Machine {
     /// Whether lookup was measured to help.
     pub(super) fn lookup_helps(&self) -> bool {
         self.lookup.is_some_and(|speed_up| speed_up >= 1.05)
-    }
-}
-
-/// Arguments that decode as the result will be used.
-pub(super) fn plainly() -> DecodingArguments {
-    DecodingArguments {
-        dtype: WeightDtype::Stored,
-        ..DecodingArguments::chain(Path::new(""), 4).without_drafts()
     }
 }
 
@@ -166,7 +141,7 @@ pub(super) fn machine(
 ) -> Result<Machine> {
     let (held_out, settings) = (asked.held_out, asked.settings);
     let (passes, prefill) = passes(&models.target)?;
-    let machine = Machine { passes, prefill, ..Machine::of(asked.lengths) };
+    let machine = Machine { passes, prefill, lengths: asked.lengths, ..Machine::default() };
     let lookup = match asked.lookup {
         Some(seconds) => {
             let time = (seconds, machine.step());
@@ -308,10 +283,13 @@ mod tests {
             passes: vec![(1, 1.0)],
             prefill: 0.5,
             written_token: Some(0.1),
-            prompt: 40.0,
-            long_prompt: 100,
-            turns,
-            long_turns,
+            lengths: Lengths {
+                prompt: 40.0,
+                long_prompt: 100,
+                turns,
+                long_turns,
+                ..Lengths::default()
+            },
             ..Machine::default()
         };
         assert!((of(1.0, 1).row(200.0) - 40.0).abs() < 1e-9);

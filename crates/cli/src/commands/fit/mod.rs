@@ -39,10 +39,10 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_report::words::clock;
 use longdraft_serving::Profile;
-use longdraft_train::method::{Method, Room};
+use longdraft_train::method::Room;
 
 use crate::cli::FitArguments;
-use crate::commands::watch;
+use crate::commands::{require_method, watch};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::screen::Screen;
@@ -50,6 +50,7 @@ use rules::Candidate;
 use stages::Stage;
 use state::{Ledger, Round, Settings};
 
+pub(crate) use delivery::commands;
 pub(crate) use speed::{TrainingSpeed, timed};
 pub(crate) use training::start;
 
@@ -116,11 +117,7 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
     if arguments.max_tokens == 0 || !(0.0..=100.0).contains(&arguments.temperature) {
         return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
     }
-    if let Some(name) = arguments.method.as_deref().filter(|name| Method::named(name).is_none()) {
-        let names: Vec<&str> = Method::all().map(Method::name).collect();
-        return Err(Failure::usage(format!("`{name}` is not a method"))
-            .hint(format!("methods: {}", names.join(", "))));
-    }
+    require_method(arguments.method.as_deref())?;
     let others = arguments.engines.iter().filter(|name| *name != OWN_ENGINE);
     let parse = |name: &String| {
         Profile::parse(name).ok_or_else(|| {

@@ -158,7 +158,7 @@ impl Parts {
     /// Features are made once where they are kept, else whenever a token is learned.
     fn of(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Self {
         let of_answer = of_answer(budget.max_tokens);
-        let of_text = machine.answers_of_row() * of_answer + machine.prompt;
+        let of_text = machine.answers_of_row() * of_answer + machine.lengths.prompt;
         let OfToken { once, each } = OfToken::over(&budget.stages, trial, keeps);
         let learning = of_text * (once + EPOCHS * each);
         let affordable = rest / (machine.row(of_answer) + learning);
@@ -194,12 +194,14 @@ pub(super) fn budget(seconds: f64) -> Budget {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lengths::Lengths;
     use super::super::trial::LongRows;
     use super::*;
 
     fn machine() -> Machine {
         let passes = [1, 2, 4, 8].map(|rows| (rows, 1e-2 * (1.0 + 0.1 * (rows - 1) as f64)));
-        Machine { passes: passes.to_vec(), prompt: 40.0, prefill: 1e-3, ..Machine::default() }
+        let lengths = Lengths { prompt: 40.0, ..Lengths::default() };
+        Machine { passes: passes.to_vec(), lengths, prefill: 1e-3, ..Machine::default() }
     }
 
     fn trial() -> Trial {
@@ -229,7 +231,8 @@ mod tests {
     #[test]
     fn rows_of_several_turns_take_the_time_of_all_of_their_answers() {
         let of = |turns: f64| {
-            let machine = Machine { turns, ..machine() };
+            let lengths = Lengths { turns, ..machine().lengths };
+            let machine = Machine { lengths, ..machine() };
             Parting::of(2, &machine, &trial(), &budget(7200.0))
         };
         let (one, four) = (of(1.0), of(4.0));
@@ -242,7 +245,8 @@ mod tests {
 
     #[test]
     fn long_rows_take_stages_and_the_time_holds() {
-        let machine = Machine { prompt: 5000.0, ..machine() };
+        let lengths = Lengths { prompt: 5000.0, ..Lengths::default() };
+        let machine = Machine { lengths, ..machine() };
         let long = LongRows { short: 1024, row_tokens: 8192, step: 2e-3, capture: 1e-3 };
         let trial = Trial { long: Some(long), ..trial() };
         for seconds in [1800.0, 7200.0, 86400.0] {

@@ -3,7 +3,6 @@
 use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_records::events::FitPhase;
 use longdraft_report::words::clock;
-use serde_json::json;
 
 use super::learning::LEAST_TRAINING;
 use super::measure::{self, Asked, Machine};
@@ -11,6 +10,7 @@ use super::parting::{self, Budget, LEAST_ANSWERS};
 use super::rules::{Candidate, Plan};
 use super::trial::Trial;
 use super::{Fit, answers, lengths, lookup, lookup_command, proof, telling, trial};
+use crate::cli::DecodingArguments;
 use crate::commands::data::regenerate::Reached;
 use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
@@ -87,7 +87,7 @@ impl Fit<'_> {
     fn machine(&mut self) -> Result<Machine> {
         let left = self.ledger.left();
         let (settings, folder) = (&self.ledger.state.settings, &self.ledger.folder);
-        let models = measure::plainly().open(&settings.target)?;
+        let models = DecodingArguments::plain().open(&settings.target)?;
         let opened = (&*models.target, &*models.tokenizer);
         let held_out = proof::held_out(folder, opened)?;
         let of_answer = parting::of_answer(settings.max_tokens);
@@ -240,7 +240,7 @@ impl Fit<'_> {
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
         let how = (machine.lookup_helps(), machine.batch());
-        let models = measure::plainly().open(&settings.target)?;
+        let models = DecodingArguments::plain().open(&settings.target)?;
         let folder = self.ledger.folder.clone();
         // What earlier calls took of the time is not given again.
         let most = self.ledger.left() - plan.proof - LEAST_TRAINING;
@@ -290,10 +290,8 @@ impl Fit<'_> {
         self.ledger.events.stopped();
         let _ = self.ledger.write();
         if self.json {
-            outln!(
-                "{}",
-                json!({ "output": self.ledger.folder, "finished": false, "phase": self.ledger.state.phase })
-            );
+            let phase = self.ledger.state.phase;
+            outjson!({ "output": self.ledger.folder, "finished": false, "phase": phase });
         } else {
             outln!(
                 "stopped in the phase `{}`: the same command goes on from there",

@@ -338,8 +338,7 @@ impl Parts {
                 continue;
             }
             if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder)
-                    .map_err(|error| Failure::work(format!("{}: {error}", folder.display())))?;
+                std::fs::create_dir_all(folder).map_err(Failure::at(folder))?;
             }
             let lines: String =
                 prompts.iter().map(|asked| format!("{}\n", asked.to_json())).collect();

@@ -14,7 +14,7 @@ use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};
 use serde_json::Value;
 
-use super::measure::{Machine, plainly};
+use super::measure::Machine;
 use super::prompts;
 use super::rules::Plan;
 use super::state::Settings;
@@ -24,6 +24,7 @@ use crate::decoding::{encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;
+use crate::terminal::counted;
 
 /// Tokens of an answer at most.
 pub(super) const NEW_TOKENS: usize = 128;
@@ -103,11 +104,11 @@ pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
         draft_vocab_size: plan.proposed.filter(|_| counts),
         draft_len: plan.most.max(1),
         seed: settings.seed,
-        ..plainly()
+        ..DecodingArguments::plain()
     };
     let lookup = Some(LookupChoice::Switch);
     let both = DecodingArguments { lookup, ..alone.clone() };
-    let only = DecodingArguments { lookup, ..plainly() };
+    let only = DecodingArguments { lookup, ..DecodingArguments::plain() };
     let way = |decoding, temperature, pace| Way { decoding, temperature, pace };
     vec![
         way(alone.clone(), 0.0, PaceChoice::Fixed),
@@ -150,9 +151,10 @@ pub(super) fn measure(
     let affordable = (seconds / (of_prompt * ways.len() as f64)).max(2.0);
     prompts.truncate(affordable as usize);
     errln!(
-        "{} prompts that were set aside are answered with the draft and without it, in {} ways",
-        prompts.len(),
-        ways.len()
+        "answering {} that {} set aside, with the draft and without it, in {}",
+        counted(prompts.len(), "prompt"),
+        if prompts.len() == 1 { "was" } else { "were" },
+        counted(ways.len(), "way")
     );
     let name = prompts::files(folder).1.display().to_string();
     let about = (settings.target.as_str(), name.as_str());

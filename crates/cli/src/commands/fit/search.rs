@@ -18,12 +18,12 @@ use std::time::Instant;
 
 use longdraft_train::TrainError;
 use longdraft_train::method::{Recipe, Start};
-use longdraft_train::stage::{Ending, Event, Observer};
+use longdraft_train::stage::{Ending, Event};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::rules::Plan;
-use super::training::{OF_ROW, prepared};
+use super::training::{OF_ROW, heard, prepared};
 use super::trial::Trial;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
@@ -230,36 +230,18 @@ fn shortened(
 
 /// Trains shortly; returns the loss of held-out rows, in nats, or `None` where it diverged.
 fn short(config: &Value, interrupts: &Interrupts) -> Result<Option<f64>> {
-    let mut watch = Watch { interrupts, loss: None };
+    let mut last = None;
+    let mut watch = heard(interrupts, |event| {
+        if let Event::Evaluated(_, metrics) = event {
+            last = Some(metrics.loss()).filter(|loss| loss.is_finite());
+        }
+    });
     let mut stage = prepared(config, &mut watch)?;
     match stage.run(&mut watch) {
-        Ok(Ending::Finished) => Ok(watch.loss),
+        Ok(Ending::Finished) => Ok(last),
         Ok(Ending::Stopped) => Err(interrupts.failure()),
         Err(TrainError::NotFinite { .. }) => Ok(None),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Keeps the last loss of held-out rows.
-struct Watch<'a> {
-    interrupts: &'a Interrupts,
-    loss: Option<f64>,
-}
-
-impl Observer for Watch<'_> {
-    fn on_event(&mut self, event: Event<'_>) {
-        if let Event::Evaluated(_, metrics) = event {
-            self.loss = Some(metrics.loss()).filter(|loss| loss.is_finite());
-        }
-    }
-
-    fn should_stop(&self) -> bool {
-        self.interrupts.asked()
-    }
-
-    /// A row may hold nothing but a long prompt.
-    fn allows_empty_steps(&self) -> bool {
-        true
     }
 }
 

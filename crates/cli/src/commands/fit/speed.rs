@@ -1,14 +1,15 @@
 //! How fast a draft trains here: a few steps of its own training.
 
+use std::cell::Cell;
 use std::time::Instant;
 
 use longdraft_parallel::World;
 use longdraft_records::median;
-use longdraft_train::stage::{Ending, Event, Observer};
+use longdraft_train::stage::{Ending, Event};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::training::prepared;
+use super::training::{heard, prepared};
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
@@ -40,67 +41,30 @@ pub(crate) fn timed(config: &Value, interrupts: &Interrupts) -> Result<TrainingS
         "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0,
     });
     config["tracking"] = json!({ "report_to": [] });
-    let mut watch = Watch::new(interrupts);
+    // Seconds of rows, and of a token in steps.
+    let (mut captured, mut steps) = (Vec::<f64>::new(), Vec::<f64>::new());
+    let last: Cell<Option<Instant>> = Cell::new(None);
+    let mut watch = heard(interrupts, |event| match event {
+        Event::Captured(..) => {
+            let before = last.replace(Some(Instant::now()));
+            captured.extend(before.map(|before| before.elapsed().as_secs_f64()));
+        }
+        Event::Step(report) => steps.push(report.seconds / report.tokens.max(1) as f64),
+        _ => {}
+    });
     let mut stage = prepared(&config, &mut watch)?;
-    watch.last = Some(Instant::now());
+    last.set(Some(Instant::now()));
     if stage.run(&mut watch)? == Ending::Stopped {
         return Err(interrupts.failure());
     }
     let (rows, tokens, _) = stage.data_sizes();
     let footprint = crate::commands::plan::features_of_row(&stage, &World::single()).unwrap_or(0);
     Ok(TrainingSpeed {
-        step: watch.step(),
+        // Without the first, which makes room.
+        step: median(steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&steps)),
         // Rows are not full.
-        capture: watch.capture() * rows as f64 / tokens.max(1) as f64,
+        capture: median(&captured) * rows as f64 / tokens.max(1) as f64,
         features_of_token: footprint as f64 / row_tokens.max(1) as f64,
         memory: longdraft_train::memory::resident_bytes().unwrap_or(0),
     })
-}
-
-/// Seconds of rows and steps.
-struct Watch<'a> {
-    interrupts: &'a Interrupts,
-    last: Option<Instant>,
-    captured: Vec<f64>,
-    /// Of a token.
-    steps: Vec<f64>,
-}
-
-impl<'a> Watch<'a> {
-    fn new(interrupts: &'a Interrupts) -> Self {
-        Self { interrupts, last: None, captured: Vec::new(), steps: Vec::new() }
-    }
-
-    /// Without the first, which makes room.
-    fn step(&self) -> f64 {
-        median(self.steps.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.steps))
-    }
-
-    /// Of a row.
-    fn capture(&self) -> f64 {
-        if self.captured.is_empty() { 0.0 } else { median(&self.captured) }
-    }
-}
-
-impl Observer for Watch<'_> {
-    fn on_event(&mut self, event: Event<'_>) {
-        match event {
-            Event::Captured(..) => {
-                let since = self.last.map(|last| last.elapsed().as_secs_f64());
-                self.captured.extend(since);
-                self.last = Some(Instant::now());
-            }
-            Event::Step(report) => self.steps.push(report.seconds / report.tokens.max(1) as f64),
-            _ => {}
-        }
-    }
-
-    fn should_stop(&self) -> bool {
-        self.interrupts.asked()
-    }
-
-    /// The first texts may teach a method nothing.
-    fn allows_empty_steps(&self) -> bool {
-        true
-    }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use longdraft_models::weights::atomic::write_atomically;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
 use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
+use longdraft_records::{FIT_LAYOUT, other_fit_layout};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +17,6 @@ use super::rules::Plan;
 use super::search::{Choice, Tried};
 use super::trial::Trial;
 use crate::failure::{Failure, Result};
-
-const VERSION: u32 = 1;
 
 /// What must stay the same from call to call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -136,7 +135,7 @@ impl Ledger {
         let state = match std::fs::read_to_string(&path) {
             Ok(text) => read(&path, &text, settings)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => State {
-                version: VERSION,
+                version: FIT_LAYOUT,
                 phase: FitPhase::Measure,
                 settings: settings.clone(),
                 split: split.clone(),
@@ -214,11 +213,12 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         Failure::usage(format!("{}: {problem}", path.display()))
             .hint("give another --output, or the old values to go on")
     };
+    if let Some(layout) = other_fit_layout(text) {
+        return Err(wrong(format!("another version wrote it (layout {layout})"))
+            .hint("give another --output, or go on with the version that wrote it"));
+    }
     let state: State =
         serde_json::from_str(text).map_err(|error| wrong(format!("unreadable: {error}")))?;
-    if state.version != VERSION {
-        return Err(wrong(format!("another version wrote it (layout {})", state.version)));
-    }
     let (old, new) = (&state.settings, settings);
     // The same weights may lie elsewhere now.
     let differing = [
@@ -253,7 +253,7 @@ mod tests {
             "source": "x", "training": 1, "shipped": 0, "held_out": 1, "duplicates": 0, "unusable": 0,
         });
         State {
-            version: VERSION,
+            version: FIT_LAYOUT,
             phase: FitPhase::Measure,
             settings: Settings {
                 target: String::new(),
@@ -280,6 +280,23 @@ mod tests {
             (state(&[Some(7)]).kept(1), state(&[Some(0)]).kept(1), state(&[]).kept(0)),
             (1, 1, 0)
         );
+    }
+
+    #[test]
+    fn a_file_of_another_version_is_refused_as_one() {
+        let known = state(&[]);
+        let mut file = serde_json::to_value(&known).expect("JSON");
+        let found = |file: &serde_json::Value| {
+            read(Path::new(STATE_FILE), &file.to_string(), &known.settings)
+                .map_err(|failure| failure.to_json()["error"]["message"].to_string())
+        };
+        assert_eq!(found(&file).as_ref(), Ok(&known));
+        file["phase"] = "weighing".into();
+        let error = found(&file).expect_err("a phase that does not exist");
+        assert!(error.contains("unreadable"), "{error}");
+        file["version"] = (FIT_LAYOUT + 1).into();
+        let error = found(&file).expect_err("another version's");
+        assert!(error.contains("another version wrote it (layout 2)"), "{error}");
     }
 
     #[test]

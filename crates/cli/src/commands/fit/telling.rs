@@ -16,6 +16,7 @@ use super::search::{Choice, Tried};
 use super::stages::Stage;
 use super::training;
 use super::trial::Trial;
+use crate::terminal::counted;
 
 /// Plain steps of a pass over four rows, from which passes and not training are why drafts do not pay.
 const DEAR: f64 = 1.6;
@@ -29,13 +30,13 @@ pub(super) fn prompts(split: &Split) {
         String::new()
     };
     let left_out: Vec<String> = [
-        (duplicates, "duplicates"),
-        (unusable, "rows without a prompt"),
-        (alike, "about the same as one that is set aside"),
+        (counted(*duplicates, "duplicate"), *duplicates),
+        (format!("{} without a prompt", counted(*unusable, "row")), *unusable),
+        (format!("{alike} about the same as one that is set aside"), *alike),
     ]
     .into_iter()
-    .filter(|(count, _)| **count > 0)
-    .map(|(count, what)| format!("{count} {what}"))
+    .filter(|(_, count)| *count > 0)
+    .map(|(what, _)| what)
     .collect();
     let left_out = if left_out.is_empty() {
         String::new()
@@ -214,17 +215,24 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         "no draft is expected to pay here: at best {:.2} times as fast (less than {WORTH}). {reason}",
         plan.speed_up.high
     );
-    match machine.lookup {
-        Some(speed_up) if speed_up >= WORTH => {
-            outln!(
-                "prompt lookup alone is {speed_up:.2} times as fast, without training:\n  {lookup}"
-            );
-        }
-        _ => outln!(
-            "prompt lookup costs nothing and helps where answers repeat their prompts:\n  {lookup}"
-        ),
-    }
+    outln!("{}:\n  {lookup}", instead(machine.lookup_range()));
     outln!("to train all the same, add --anyway");
+}
+
+/// What lookup alone, with such a speed-up, is good for in a draft's place.
+fn instead(lookup: Option<Range>) -> String {
+    let Some(lookup) = lookup.filter(|lookup| lookup.middle >= WORTH) else {
+        return "prompt lookup costs nothing and helps where answers repeat their prompts"
+            .to_owned();
+    };
+    let times = measured(lookup);
+    if lookup.low > 1.0 {
+        return format!("prompt lookup alone is {times} times as fast, without training");
+    }
+    format!(
+        "prompt lookup alone, without training, was {times} times as fast on these prompts: they differ so much that \
+         it may be slower on others"
+    )
 }
 
 /// The steps that a training has, and the seconds that are left for them.
@@ -310,4 +318,22 @@ pub(super) fn plan_json(plan: &Plan, machine: &Machine, trial: &Trial) -> Value 
     json!({
         "plan": plan, "machine": machine, "trial": trial, "may_pay": plan.may_pay(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lookup_is_faster_only_where_the_interval_says_so() {
+        let of = |low, middle, high| instead(Some(Range { low, middle, high }));
+        let sure = of(1.2, 1.5, 1.9);
+        assert!(sure.contains("is 1.50 [1.20, 1.90] times as fast"), "{sure}");
+        let unsure = of(0.91, 2.96, 7.18);
+        assert!(unsure.contains("was 2.96 [0.91, 7.18] times as fast"), "{unsure}");
+        assert!(unsure.contains("may be slower"), "{unsure}");
+        for little in [instead(None), of(0.9, 1.0, 1.1)] {
+            assert!(little.contains("costs nothing"), "{little}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
 use longdraft_train::checkpoint::{read_state, saved_draft};
 use longdraft_train::method::Method;
-use longdraft_train::stage::{Observer, ResumePolicy, Stage};
+use longdraft_train::stage::{Event, Observer, ResumePolicy, Stage};
 use serde_json::{Map, Value, json};
 
 use super::answers::training_file;
@@ -23,6 +23,7 @@ use super::trial::Trial;
 use crate::commands::{curriculum, train};
 use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
+use crate::interrupts::Interrupts;
 
 /// Share of the rows that are held out, most of them, how often they are measured at most, and share of the time that
 /// this may take: the draft is proved on prompts, these only show its way.
@@ -353,6 +354,31 @@ pub(super) fn prepared(config: &Value, observer: &mut dyn Observer) -> Result<St
     let target = train::open_target(&config, &world)?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
     Ok(Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, observer)?)
+}
+
+/// Hears a short training, whose few texts may teach a method nothing.
+pub(super) struct Ear<'a, F> {
+    interrupts: &'a Interrupts,
+    hear: F,
+}
+
+impl<F: FnMut(Event<'_>)> Observer for Ear<'_, F> {
+    fn on_event(&mut self, event: Event<'_>) {
+        (self.hear)(event);
+    }
+
+    fn should_stop(&self) -> bool {
+        self.interrupts.asked()
+    }
+
+    fn allows_empty_steps(&self) -> bool {
+        true
+    }
+}
+
+/// Has `hear` hear a short training that `interrupts` stops.
+pub(super) fn heard<F: FnMut(Event<'_>)>(interrupts: &Interrupts, hear: F) -> Ear<'_, F> {
+    Ear { interrupts, hear }
 }
 
 #[cfg(test)]

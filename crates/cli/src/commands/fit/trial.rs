@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use longdraft_decode::evaluate::{Progress, Prompt};
+use longdraft_models::DeviceChoice;
 use longdraft_models::target_model::Target;
-use longdraft_models::{DeviceChoice, Precision};
 use longdraft_records::decode::Cell;
 use longdraft_serving::{Profile, TargetFacts, require_fit};
 use longdraft_train::method::Passes;
@@ -15,7 +15,7 @@ use super::measure::{Machine, PATIENCE};
 use super::rules::{Candidate, proposed};
 use super::speed::{TrainingSpeed, timed};
 use super::{prompts, proof};
-use crate::cli::{DecodingArguments, PaceChoice, WeightDtype};
+use crate::cli::{DecodingArguments, OpenOptions, PaceChoice};
 use crate::commands::{eval, train};
 use crate::decoding::{Models, stop_tokens};
 use crate::draft_source::DraftSource;
@@ -169,29 +169,20 @@ pub(super) fn measure(
     (work, folder): (&Path, &Path),
     interrupts: &Interrupts,
 ) -> Result<Trial> {
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", work.display()));
+    let fail = Failure::at(work);
     let _ = std::fs::remove_dir_all(work);
     std::fs::create_dir_all(work).map_err(fail)?;
-    let text = work.join("text.jsonl");
-    let texts: Vec<String> = prompts::shipped().iter().map(prompts::Asked::text).collect();
-    let lines = texts.chunks(20).map(|some| format!("{}\n", json!({ "text": some.join("\n") })));
-    std::fs::write(&text, lines.collect::<String>()).map_err(fail)?;
     let run = work.join("run");
-    let config = trial_config(
-        (target, train::as_served(DeviceChoice::Auto)?),
-        candidate,
-        row_tokens,
-        (&text, &run),
-    );
+    let texts: Vec<String> = shipped_texts().chunks(20).map(|some| some.join("\n")).collect();
     let TrainingSpeed { step: of_token, capture, features_of_token, memory } =
-        timed(&config, interrupts)?;
+        trained(&run, &texts, (target, candidate), row_tokens, interrupts)?;
     let size = |path: std::path::PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
     let files = std::fs::read_dir(run.join("checkpoints/last")).into_iter().flatten().flatten();
     let checkpoint = files.map(|entry| size(entry.path())).sum();
     let vocabulary = Target::open_config(target)?.vocab_size;
     let proposed = proposed(candidate.recipe.round, vocabulary);
     let mut decoding = DecodingArguments {
-        dtype: WeightDtype::Stored,
+        held: OpenOptions::default(),
         ..DecodingArguments::chain(&run.join("checkpoints/last"), candidate.recipe.round.most)
     };
     if let Some(size) = proposed {
@@ -230,16 +221,9 @@ pub(super) fn measure_long(
     work: &Path,
     interrupts: &Interrupts,
 ) -> Result<()> {
-    let text = work.join("long.jsonl");
-    let texts: Vec<String> = prompts::shipped().iter().map(prompts::Asked::text).collect();
-    let lines = documents(&texts, LETTERS * row_tokens).into_iter();
-    let lines: String = lines.map(|text| format!("{}\n", json!({ "text": text }))).collect();
-    std::fs::write(&text, lines)
-        .map_err(|error| Failure::work(format!("{}: {error}", text.display())))?;
-    let precision = train::as_served(DeviceChoice::Auto)?;
-    let run = work.join("long");
-    let config = trial_config((target, precision), candidate, row_tokens, (&text, &run));
-    let TrainingSpeed { step, capture, memory, .. } = timed(&config, interrupts)?;
+    let texts = documents(&shipped_texts(), LETTERS * row_tokens);
+    let TrainingSpeed { step, capture, memory, .. } =
+        trained(&work.join("long"), &texts, (target, candidate), row_tokens, interrupts)?;
     trial.long = Some(LongRows { short, row_tokens, step, capture });
     trial.memory = trial.memory.max(memory);
     Ok(())
@@ -277,17 +261,26 @@ fn require_engines(run: &Path, target: &str, engines: &[Profile]) -> Result<()> 
     Ok(())
 }
 
-/// The configuration of a trial over a text.
-fn trial_config(
-    (target, precision): (&str, Precision),
-    candidate: &Candidate,
+fn shipped_texts() -> Vec<String> {
+    prompts::shipped().iter().map(prompts::Asked::text).collect()
+}
+
+/// Trains for a few steps over texts, which are written beside the run directory.
+fn trained(
+    run: &Path,
+    texts: &[String],
+    (target, candidate): (&str, &Candidate),
     row_tokens: usize,
-    (text, run): (&Path, &Path),
-) -> serde_json::Value {
+    interrupts: &Interrupts,
+) -> Result<TrainingSpeed> {
+    let text = run.with_extension("jsonl");
+    let lines: String = texts.iter().map(|text| format!("{}\n", json!({ "text": text }))).collect();
+    std::fs::write(&text, lines).map_err(Failure::at(&text))?;
     let mut draft = candidate.recipe.draft.clone();
     draft.insert("method".into(), candidate.method.name().into());
-    json!({
-        "target": target, "output": run, "precision": precision, "draft": draft,
+    let config = json!({
+        "target": target, "output": run, "precision": train::as_served(DeviceChoice::Auto)?,
+        "draft": draft,
         "teacher": candidate.recipe.teacher,
         "data": {
             "train": [{
@@ -295,7 +288,8 @@ fn trial_config(
             }],
             "row_tokens": row_tokens, "anchor": { "enabled": false },
         },
-    })
+    });
+    timed(&config, interrupts)
 }
 
 #[cfg(test)]

@@ -4,8 +4,6 @@
 use std::ops::ControlFlow;
 
 use longdraft_decode::{Committed, EndReason, Origin};
-use longdraft_models::TargetTokenId;
-use longdraft_models::tokenizer::TextTokenizer;
 
 use crate::answer::Written;
 use crate::failure::Result;
@@ -32,24 +30,9 @@ pub(super) struct Speaker<'a> {
 }
 
 impl<'a> Speaker<'a> {
-    /// Of an answer, or of what goes on with the text of a prompt.
-    ///
-    /// # Errors
-    /// - the tokenizer cannot decode that prompt
-    pub(super) fn new(
-        tokenizer: &'a TextTokenizer,
-        prompt: Option<&[TargetTokenId]>,
-        stop_tokens: &'a [TargetTokenId],
-        stops: &[String],
-    ) -> Result<Self> {
-        let out = Printer { show: Show::Nothing, marked: None };
-        Ok(Self { written: Written::new(tokenizer, prompt, stop_tokens, stops)?, out })
-    }
-
-    /// Shows who proposed what.
-    pub(super) fn showing(mut self, show: Show) -> Self {
-        self.out.show = show;
-        self
+    /// Prints what is written, and shows who proposed what.
+    pub(super) fn new(written: Written<'a>, show: Show) -> Self {
+        Self { written, out: Printer { show, marked: None } }
     }
 
     /// Prints what a token makes certain; ends the text at a stop string, or if nobody can read it.

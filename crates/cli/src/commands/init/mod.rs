@@ -14,10 +14,9 @@ use std::io::Write;
 use std::path::Path;
 
 use longdraft_models::weights::temporary::temporary;
-use serde_json::json;
 
 use crate::cli::{InitArguments, Purpose};
-use crate::commands::key_problems;
+use crate::commands::check_configuration;
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
 use longdraft_configuration::ConfigurationError;
@@ -40,7 +39,7 @@ pub(crate) fn run(arguments: &InitArguments, json: bool) -> Result<()> {
     };
     let written = (answers.purpose != Purpose::Fit).then_some(file);
     if json {
-        outln!("{}", json!({ "config": written, "next": next }));
+        outjson!({ "config": written, "next": next });
         return Ok(());
     }
     match written {
@@ -84,13 +83,13 @@ fn text(made: &Made, file: &Path) -> String {
 
 /// Writes what was checked; no file that came meanwhile is lost.
 fn write(file: &Path, text: &str, force: bool) -> Result<()> {
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", file.display()));
+    let fail = |error| Failure::unwritable(file)(error).hint("give another FILE");
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder).map_err(fail)?;
     }
     let draft = temporary(file, ".", ".tmp");
     let checked = std::fs::write(&draft, text).map_err(fail).and_then(|()| {
-        let problems = key_problems(&draft, &[]);
+        let problems = check_configuration(&draft, &[], true);
         if problems.is_empty() { Ok(()) } else { Err(ConfigurationError::from(problems).into()) }
     });
     let _ = std::fs::remove_file(&draft);

@@ -9,8 +9,9 @@ use longdraft_train::method::Method;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
-use crate::cli::{InitArguments, Purpose, parse_time};
+use crate::cli::{InitArguments, Purpose, names_of, parse_time};
 use crate::failure::{Failure, Result};
+use crate::interrupts::INTERRUPT;
 
 /// The target and the text that the program carries.
 pub(super) const DEMONSTRATION: &str = "demonstration";
@@ -69,7 +70,13 @@ impl Asking {
         loop {
             let line = match editor.readline(&format!("{question} [{default}]: ")) {
                 Ok(line) => line,
-                Err(ReadlineError::Eof | ReadlineError::Interrupted) => {
+                Err(ReadlineError::Interrupted) => {
+                    errln!(
+                        "nothing was written: the same command asks again; --yes takes the defaults"
+                    );
+                    return Err(Failure::interrupted(INTERRUPT));
+                }
+                Err(ReadlineError::Eof) => {
                     return Err(Failure::work("nothing was written")
                         .hint("the same command asks again; --yes takes the defaults"));
                 }
@@ -87,7 +94,7 @@ impl Asking {
 /// All answers.
 pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
     let mut asking = Asking::open(arguments.yes)?;
-    let names = names_of_purposes();
+    let names = names_of::<Purpose>();
     let purpose = match arguments.purpose {
         Some(purpose) => purpose,
         None => asking.get(None, (&format!("What for ({names})"), "train"), &|text| {
@@ -134,11 +141,6 @@ pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
         output,
         time,
     })
-}
-
-fn names_of_purposes() -> String {
-    let values = Purpose::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-    values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
 }
 
 fn read_target(text: &str) -> std::result::Result<String, String> {

@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
-use longdraft_models::weights::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 
+use super::state::read_json;
 use crate::commands::fit::TrainingSpeed;
-use crate::failure::{Failure, Result};
+use crate::commands::write_json;
+use crate::failure::Result;
 
 /// Times that an answer is learned from.
 const EPOCHS: usize = 3;
@@ -50,12 +51,11 @@ impl Extent {
 
     /// What an earlier process of the same training found; a training that goes on keeps to it.
     pub(super) fn read(place: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(place.join(FILE)).ok()?).ok()
+        read_json(&place.join(FILE))
     }
 
     pub(super) fn write(&self, place: &Path) -> Result<()> {
-        let json = serde_json::to_vec(self).map_err(Failure::work)?;
-        Ok(write_atomically(&place.join(FILE), &json)?)
+        write_json(&place.join(FILE), self)
     }
 }
 

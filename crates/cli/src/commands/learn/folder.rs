@@ -84,7 +84,7 @@ pub(super) fn purge(folder: &Path) -> Result<usize> {
             Ok(_) => std::fs::remove_file(&path),
             Err(_) => Ok(()),
         };
-        removed.map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
+        removed.map_err(Failure::at(&path))?;
     }
     Ok(rows)
 }

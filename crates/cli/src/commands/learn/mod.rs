@@ -34,13 +34,14 @@ use longdraft_models::draft::Draft;
 use longdraft_models::sha256;
 use longdraft_server::{Board, Control, Learning, Lessons, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
-use longdraft_train::method::Method;
 
 use crate::cli::{LearnCommand, LearningArguments, ServeArguments};
-use crate::commands::remove_folder;
+use crate::commands::{remove_folder, require_method};
 use crate::decoding::{Models, open_draft};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
+use crate::terminal::counted;
+use crate::threads::own_threads;
 use keeper::Keeper;
 use state::{Job, Origin, State, TRAINING, draft_folder};
 use store::{Limits, Store};
@@ -60,8 +61,31 @@ pub(crate) fn run(command: &LearnCommand) -> Result<()> {
 /// Removes everything that was kept.
 fn purge(place: &Path) -> Result<()> {
     let rows = folder::purge(place)?;
-    outln!("removed {rows} answers and what was learned of them");
+    outln!("removed {} and what was learned of them", counted(rows, "answer"));
     Ok(())
+}
+
+/// Refuses what cannot be learned, before anything is opened.
+///
+/// # Errors
+/// - there is nothing that could learn, an argument makes no sense, or the filter cannot be run
+pub(crate) fn check(arguments: &ServeArguments) -> Result<()> {
+    let (learning, decoding) = (&arguments.learning, &arguments.decoding);
+    if learning.learn.is_none() {
+        return Ok(());
+    }
+    if !decoding.drafts() && learning.learn_method.is_none() {
+        return Err(Failure::usage("--learn has nothing that could learn")
+            .hint("give --draft or --learn-method, --lookup, or two of them"));
+    }
+    require_method(learning.learn_method.as_deref())?;
+    let has_time = learning.learn_minutes > 0.0;
+    if learning.learn_rows == 0 || learning.learn_size == 0 || !has_time {
+        return Err(Failure::usage(
+            "--learn-rows, --learn-size and --learn-minutes must be above 0",
+        ));
+    }
+    learning.learn_redact.as_deref().map_or(Ok(()), redact::check)
 }
 
 /// What `--learn` asks for, before the server runs.
@@ -81,29 +105,13 @@ pub(crate) struct Learner {
 }
 
 impl Learner {
-    /// Takes the folder; nothing if nothing is to be learned.
+    /// Takes the folder, with arguments that [`check`] let pass; nothing if nothing is to be learned.
     ///
     /// # Errors
-    /// - there is nothing that could learn, the folder is taken, of another target, or cannot be written
+    /// - the folder is taken, of another target, or cannot be written
     pub(crate) fn open(arguments: &ServeArguments, models: &Models) -> Result<Option<Self>> {
         let (learning, decoding) = (&arguments.learning, &arguments.decoding);
         let Some(folder) = &learning.learn else { return Ok(None) };
-        if !decoding.drafts() && learning.learn_method.is_none() {
-            return Err(Failure::usage("--learn has nothing that could learn")
-                .hint("give --draft or --learn-method, --lookup, or two of them"));
-        }
-        let method = learning.learn_method.as_deref();
-        if let Some(name) = method.filter(|name| Method::named(name).is_none()) {
-            let names: Vec<&str> = Method::all().map(Method::name).collect();
-            return Err(Failure::usage(format!("`{name}` is not a method"))
-                .hint(format!("methods: {}", names.join(", "))));
-        }
-        let has_time = learning.learn_minutes > 0.0;
-        if learning.learn_rows == 0 || learning.learn_size == 0 || !has_time {
-            return Err(Failure::usage(
-                "--learn-rows, --learn-size and --learn-minutes must be above 0",
-            ));
-        }
         let given = decoding.draft.as_deref().map(DraftSource::find).transpose()?;
         let given = given.map(|source| source.place().to_path_buf());
         let base = given.as_deref().map(|place| hash_of(&draft_file(place))).transpose()?;
@@ -129,7 +137,7 @@ impl Learner {
             store,
             given,
             target: arguments.target.clone(),
-            device: decoding.device.to_string(),
+            device: decoding.held.device.to_string(),
             grown,
             lock,
         }))
@@ -213,7 +221,9 @@ impl Learner {
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.to_owned()).spawn(work).map_err(Failure::work)
         };
-        let mut threads = vec![spawn("keeper", Box::new(move || keeper.work(&served)))?];
+        let own = own_threads(1)?;
+        let keep = move || own.install(move || keeper.work(&served));
+        let mut threads = vec![spawn("keeper", Box::new(keep))?];
         if self.given.is_some() || self.arguments.learn_method.is_some() {
             let trainer = Trainer {
                 folder: self.folder,

@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use crate::failure::{Failure, Result};
+
 /// Time that it has for a text.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes that it may answer with beyond twice those that it got.
@@ -62,6 +64,30 @@ impl Drop for Running {
     }
 }
 
+/// The program as it is started; its complaints could hold the text.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.stderr(Stdio::null());
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command
+}
+
+/// Refuses a program that the system does not start: this starts it without a text, and ends it.
+///
+/// # Errors
+/// - it is not there, or no program
+pub(super) fn check(program: &Path) -> Result<()> {
+    match command(program).stdin(Stdio::null()).stdout(Stdio::null()).spawn() {
+        Ok(child) => {
+            drop(Running(child));
+            Ok(())
+        }
+        Err(error) => Err(Failure::usage(format!("{}: cannot be run: {error}", program.display()))
+            .hint("give --learn-redact a program that is there, and may be executed")),
+    }
+}
+
 /// What the program makes of a text; `None` if it fails, says nothing of use, or takes too long.
 pub(super) fn redact(program: &Path, text: &Text) -> Option<Text> {
     redact_within(program, text, PATIENCE)
@@ -70,12 +96,8 @@ pub(super) fn redact(program: &Path, text: &Text) -> Option<Text> {
 fn redact_within(program: &Path, text: &Text, patience: Duration) -> Option<Text> {
     let asked = text.framed()?;
     let deadline = Instant::now() + patience;
-    let mut command = Command::new(program);
-    // Its complaints could hold the text.
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let mut running = Running(command.spawn().ok()?);
+    let mut command = command(program);
+    let mut running = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?);
     let (mut stdin, stdout) = (running.0.stdin.take()?, running.0.stdout.take()?);
     let most = 2 * asked.len() as u64 + MARGIN;
     // It may not read, and it may never stop writing: neither is waited for here.
@@ -161,6 +183,19 @@ mod tests {
         let path = program(folder.path(), "cat");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("mode");
         assert_eq!(redact(&path, &text), None, "it cannot be run");
+    }
+
+    #[test]
+    fn what_is_no_program_is_refused_before_there_is_a_text() {
+        let folder = tempfile::tempdir().expect("folder");
+        let refused = |path: &Path| check(path).expect_err("no program").message().to_owned();
+        let none = folder.path().join("none");
+        assert!(refused(&none).contains("none: cannot be run: "), "{}", refused(&none));
+        let path = program(folder.path(), "cat");
+        assert!(check(&path).is_ok() && check(Path::new("cat")).is_ok());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).expect("mode");
+        assert!(refused(&path).contains("filter: cannot be run: "), "{}", refused(&path));
+        assert!(refused(folder.path()).contains("cannot be run"));
     }
 
     #[test]

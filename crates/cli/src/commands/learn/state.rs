@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use longdraft_models::weights::atomic::write_atomically;
 use longdraft_server::{Check, Training};
 use serde::{Deserialize, Serialize};
 
 use super::rows::{LEAST_CHECKED, LEAST_HELD_OUT};
 use super::store::now;
+use crate::commands::write_json;
 use crate::failure::{Failure, Result};
 
 /// Name of the file.
@@ -71,6 +71,16 @@ impl Origin {
     }
 }
 
+/// The layout that a file says it has, where that is another one.
+fn other_layout(text: &str) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Layout {
+        version: u32,
+    }
+    let Layout { version } = serde_json::from_str(text).ok()?;
+    (version != VERSION).then_some(version)
+}
+
 impl State {
     /// What a learner wrote into a folder; none if it did not, or it is unreadable.
     pub(super) fn read(folder: &Path) -> Option<Self> {
@@ -99,11 +109,15 @@ impl State {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(fresh()),
             Err(error) => return Err(wrong(error.to_string())),
         };
-        let state: Self =
-            serde_json::from_str(&text).map_err(|error| wrong(format!("unreadable: {error}")))?;
-        if state.version != VERSION {
-            return Err(wrong(format!("another version wrote it (layout {})", state.version)));
+        // Nothing else of another layout may be read, and `learn purge` does not know it.
+        if let Some(layout) = other_layout(&text) {
+            return Err(wrong(format!("another version wrote it (layout {layout})"))
+                .hint("give another --learn DIR, or go on with the version that wrote it"));
         }
+        let state: Self = serde_json::from_str(&text).map_err(|error| {
+            wrong(format!("unreadable: {error}"))
+                .hint("give another --learn DIR, or remove this one yourself")
+        })?;
         if state.target != target {
             return Err(wrong("this was learned for another target".to_owned()));
         }
@@ -340,13 +354,8 @@ impl Outcome {
     }
 }
 
-fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
+pub(super) fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
-}
-
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(Failure::work)?;
-    Ok(write_atomically(path, format!("{text}\n").as_bytes())?)
 }
 
 #[cfg(test)]

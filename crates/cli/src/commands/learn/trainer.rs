@@ -18,7 +18,7 @@ use super::state::{Job, Origin, Outcome, Resting, State, TRAINING, draft_folder,
 use super::store::now;
 use super::{Shared, age_of};
 use crate::cli::{LearnWhen, LearningArguments};
-use crate::decoding::{Models, open_draft};
+use crate::decoding::{Models, open_draft_beside};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
@@ -306,7 +306,7 @@ impl Trainer {
     }
 
     fn swap(&self, place: &Path) -> std::result::Result<(), SwapError> {
-        let open = || open_draft(&DraftSource::find(place)?, &self.models.target);
+        let open = || open_draft_beside(&DraftSource::find(place)?, &self.models.target);
         let draft = open().map_err(|failure| SwapError::Refused(failure.message().to_owned()))?;
         self.control.swap(draft)
     }

@@ -287,12 +287,8 @@ fn write_texts(path: &Path, texts: &[Text]) -> Result<()> {
 }
 
 fn read_texts(path: &Path) -> Result<Vec<Text>> {
-    let fail = |error: String| Failure::work(format!("{}: {error}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| fail(error.to_string()))?;
-    let line = |line| {
-        serde_json::from_str(line).map_err(|error: serde_json::Error| fail(error.to_string()))
-    };
-    text.lines().map(line).collect()
+    let text = std::fs::read_to_string(path).map_err(Failure::at(path))?;
+    text.lines().map(|line| serde_json::from_str(line).map_err(Failure::at(path))).collect()
 }
 
 fn source(path: &Path) -> Value {
@@ -309,8 +305,7 @@ fn parsed(value: &Value) -> Result<TrainConfig> {
 fn keep(folder: &Path, candidate: &Path, number: u32) -> Result<()> {
     private_folder(&folder.join(DRAFTS))?;
     let place: PathBuf = draft_folder(folder, number);
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", place.display()));
     // One of a training that was killed before it could tell.
     remove_folder(&place)?;
-    std::fs::rename(candidate, &place).map_err(fail)
+    std::fs::rename(candidate, &place).map_err(Failure::at(&place))
 }

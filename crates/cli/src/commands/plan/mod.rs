@@ -78,7 +78,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         }
     }
     if json {
-        outln!("{}", json!({ "stages": all }));
+        outjson!({ "stages": all });
     }
     require_fit(too_large)
 }
@@ -145,7 +145,7 @@ pub(crate) fn pretraining(
     let remedies = || pretraining_remedies(config, ranks, threads);
     let verdict = Verdict::of(&estimate, machine.free, remedies);
     if json {
-        outln!("{}", json!({ "stages": [to_json(None, &estimate, &verdict, &machine)] }));
+        outjson!({ "stages": [to_json(None, &estimate, &verdict, &machine)] });
     } else {
         out!("{}", table::text(&estimate, &verdict, &machine));
     }

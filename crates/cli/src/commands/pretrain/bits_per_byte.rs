@@ -11,7 +11,6 @@ use longdraft_models::language_model::{self, LanguageModel};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_pretrain::{ScoredStream, Tokenizer};
-use serde_json::json;
 
 use crate::cli::{BpbArguments, EvalBpbArguments, TailChoice};
 use crate::commands::data::encode_with_bytes;
@@ -62,17 +61,14 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     let kind = if arguments.plain { "plain" } else { "sliding" };
     let starts = stream.document_starts();
     if json {
-        outln!(
-            "{}",
-            json!({
-                "bits_per_byte": score.bits_per_byte(), "loss": score.loss(),
-                "nll_sum": score.nll_sum, "tokens": score.tokens,
-                "total_tokens": score.total_tokens, "bytes": score.bytes,
-                "windows": score.windows, "window": window, "stride": stride, "kind": kind,
-                "training_length": scoring.training_length, "rope_base": base, "rope_rule": rule,
-                "document_starts": starts, "seconds": seconds,
-            })
-        );
+        outjson!({
+            "bits_per_byte": score.bits_per_byte(), "loss": score.loss(),
+            "nll_sum": score.nll_sum, "tokens": score.tokens,
+            "total_tokens": score.total_tokens, "bytes": score.bytes,
+            "windows": score.windows, "window": window, "stride": stride, "kind": kind,
+            "training_length": scoring.training_length, "rope_base": base, "rope_rule": rule,
+            "document_starts": starts, "seconds": seconds,
+        });
         return Ok(());
     }
     outln!("{:.6} bits per byte, {:.6} nats a token", score.bits_per_byte(), score.loss());

@@ -3,7 +3,7 @@
 //! Every run lives in `output/NAME/seed-N`; what it came to is in `scores.json` there, and a second
 //! call goes on after the last finished one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{
@@ -106,14 +106,9 @@ impl Grid {
             "runs",
             "have names of letters, digits, -, _ and dots",
         );
-        let mut names: Vec<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
-        names.sort_unstable();
-        names.dedup();
+        let names: HashSet<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
         rules.require(names.len() == self.runs.len(), "runs", "have names of their own");
-        let mut columns: Vec<&str> = self.evaluations.iter().map(|e| e.name.as_str()).collect();
-        columns.extend(COSTS);
-        columns.sort_unstable();
-        columns.dedup();
+        let columns: HashSet<&str> = scores_of(self).into_iter().chain(COSTS).collect();
         rules.require(
             columns.len() == self.evaluations.len() + COSTS.len(),
             "evaluations",
@@ -142,7 +137,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     }
     let wanted = |run: &&GridRun| arguments.only.is_empty() || arguments.only.contains(&run.name);
     let runs: Vec<&GridRun> = grid.runs.iter().filter(wanted).collect();
-    let problems = problems_of_runs(&grid, &base, &runs, &arguments.overrides, Depth::WithInputs);
+    let problems = problems_of_runs(&grid, &base, &runs, &arguments.overrides, false);
     if !problems.is_empty() {
         return Err(ConfigurationError::from(problems).into());
     }
@@ -158,7 +153,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
             let mut progress = Progress::new(interrupts.clone(), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
                 if json {
-                    outln!("{}", json!({ "output": grid.output, "finished": false }));
+                    outjson!({ "output": grid.output, "finished": false });
                 } else {
                     outln!("stopped: the same command goes on from there");
                 }
@@ -180,13 +175,6 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// How far runs are looked at before they start.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    Keys,
-    WithInputs,
-}
-
 /// A grid and the path of what its runs share.
 fn open(path: &Path) -> Validated<(Grid, PathBuf)> {
     let grid: Grid = compose_as(path, &[], Grid::problems)?;
@@ -206,9 +194,8 @@ pub(crate) fn problems(
     keys_alone: bool,
 ) -> Validated<Vec<Problem>> {
     let (grid, base) = open(path)?;
-    let depth = if keys_alone { Depth::Keys } else { Depth::WithInputs };
     let runs: Vec<&GridRun> = grid.runs.iter().collect();
-    Ok(problems_of_runs(&grid, &base, &runs, overrides, depth))
+    Ok(problems_of_runs(&grid, &base, &runs, overrides, keys_alone))
 }
 
 /// Every problem once, however many runs share it.
@@ -217,7 +204,7 @@ fn problems_of_runs(
     base: &Path,
     runs: &[&GridRun],
     overrides: &[String],
-    depth: Depth,
+    keys_alone: bool,
 ) -> Vec<Problem> {
     let mut all: Vec<Problem> = Vec::new();
     for run in runs {
@@ -229,7 +216,7 @@ fn problems_of_runs(
                 if data.held_out.is_empty() || data.tokenizer.is_none() {
                     problems.push(Problem::in_file(base, NOT_SCORED));
                 }
-                if depth == Depth::WithInputs {
+                if !keys_alone {
                     problems.extend(located.input_problems());
                 }
                 problems
@@ -278,8 +265,7 @@ fn scores(
     }
     let summary = trained.to_json();
     let artifact = output.join(super::ARTIFACT);
-    let bytes = std::fs::metadata(&artifact)
-        .map_err(|error| Failure::work(format!("{}: {error}", artifact.display())))?;
+    let bytes = std::fs::metadata(&artifact).map_err(Failure::at(&artifact))?;
     scores.insert("artifact_bytes".into(), json!(bytes.len()));
     scores.insert("seconds".into(), summary["seconds"].clone());
     scores.insert("tokens_per_second".into(), summary["median_tokens_per_second"].clone());

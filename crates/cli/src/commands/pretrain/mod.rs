@@ -5,8 +5,6 @@ mod experiment;
 mod quantize;
 mod table;
 
-use std::time::{Duration, Instant};
-
 use longdraft_configuration::{file_text, read_pretrain, recheck};
 use longdraft_models::bits_per_byte::Score;
 use longdraft_models::sha256;
@@ -21,19 +19,17 @@ use longdraft_train::memory::peak_resident_mib;
 use longdraft_train::stage::{Ending, ResumePolicy};
 use serde_json::{Value, json};
 
-use super::plan;
+use super::{plan, write_json};
 use crate::cli::TrainArguments;
 use crate::commands::train::require_extension;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::progress::Lines;
 use crate::ranks::{Voice, over_ranks};
 
 pub(crate) use bits_per_byte::run as bits_per_byte;
 pub(crate) use experiment::{problems as grid_problems, run as experiment};
 pub(crate) use quantize::run as quantize;
-
-/// Time between two lines of progress.
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The artifact in a run directory.
 const ARTIFACT: &str = "model.ldq";
@@ -132,11 +128,6 @@ pub(super) fn train(
     Ok(Trained { run, ending, artifact, speed: median(&progress.speeds), hash })
 }
 
-fn write_json(path: &std::path::Path, value: &Value) -> Result<()> {
-    let text = format!("{value:#}\n");
-    Ok(longdraft_models::weights::atomic::write_atomically(path, text.as_bytes())?)
-}
-
 impl Trained {
     pub(super) fn to_json(&self) -> Value {
         let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
@@ -209,14 +200,12 @@ pub(super) fn print_artifact(
 
 /// The composed configuration as text.
 fn config_text(config: &PretrainConfig) -> Result<String> {
-    file_text(config, &config.references)
-        .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
+    file_text(config, &config.references).map_err(Failure::at(&config.output))
 }
 
 /// Keeps the composed configuration and the version beside the run.
 fn save_config(config: &PretrainConfig, text: &str) -> Result<()> {
-    let fail =
-        |error: std::io::Error| Failure::work(format!("{}: {error}", config.output.display()));
+    let fail = Failure::at(&config.output);
     std::fs::create_dir_all(&config.output).map_err(fail)?;
     let whole = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
     std::fs::write(config.output.join("config.yaml"), whole).map_err(fail)
@@ -226,23 +215,19 @@ fn save_config(config: &PretrainConfig, text: &str) -> Result<()> {
 pub(super) struct Progress {
     voice: Voice,
     interrupts: Interrupts,
-    last_line: Option<Instant>,
+    lines: Lines,
     speeds: Vec<f64>,
 }
 
 impl Progress {
     pub(super) fn new(interrupts: Interrupts, voice: Voice) -> Self {
-        Self { voice, interrupts, last_line: None, speeds: Vec::new() }
+        Self { voice, interrupts, lines: Lines::at_once(), speeds: Vec::new() }
     }
 
     fn step(&mut self, report: &PretrainStep) {
         let speed = report.tokens as f64 / report.seconds.max(1e-9);
         self.speeds.push(speed);
-        let due = report.step <= 10
-            || report.progress >= 1.0
-            || self.last_line.is_none_or(|line| line.elapsed() >= LINE_EVERY);
-        if due {
-            self.last_line = Some(Instant::now());
+        if self.lines.are_due(report.step <= 10 || report.progress >= 1.0) {
             self.voice.say(&format!(
                 "step {}/{}  loss {:.4}  norm {:.3}  clip {:.2}  multiplier {:.3}  momentum {:.4}  \
                  {speed:.0} tok/s  {:.0} %",

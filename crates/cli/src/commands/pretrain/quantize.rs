@@ -8,7 +8,6 @@ use longdraft_models::weights::artifact::{
 use longdraft_pretrain::{ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact};
 use longdraft_rules::Problem;
 use longdraft_serving::save_gguf;
-use serde_json::json;
 
 use super::print_artifact;
 use crate::cli::{CompressionChoice, EmbeddingChoice, FormatChoice, QuantizeArguments};
@@ -72,7 +71,7 @@ fn gguf(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     save_gguf(&model, &name, folder, output)?;
     let bytes = std::fs::metadata(output).map_or(0, |file| file.len());
     if json {
-        outln!("{}", json!({"output": output, "bytes": bytes}));
+        outjson!({"output": output, "bytes": bytes});
     } else {
         outln!("{}: {bytes} bytes", output.display());
     }
@@ -111,14 +110,11 @@ fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
 
 fn print_sizes(arguments: &QuantizeArguments, sizes: Sizes, json: bool) {
     if json {
-        outln!(
-            "{}",
-            json!({
-                "output": arguments.output, "artifact_bytes": sizes.artifact_bytes,
-                "payload_bytes": sizes.payload_bytes, "code_bytes": sizes.code_bytes,
-                "total_bytes": sizes.total(), "fits": sizes.fits()
-            })
-        );
+        outjson!({
+            "output": arguments.output, "artifact_bytes": sizes.artifact_bytes,
+            "payload_bytes": sizes.payload_bytes, "code_bytes": sizes.code_bytes,
+            "total_bytes": sizes.total(), "fits": sizes.fits()
+        });
     } else {
         outln!(
             "{}: {} bytes ({} before compression), {} with code",

@@ -25,15 +25,10 @@ const CORPUS: [(&str, &str); 4] = [
     (TEST_FILE, include_str!("../../../assets/corpus/gsm8k-test-20.jsonl")),
 ];
 
-fn create(folder: &Path) -> Result<()> {
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", folder.display()));
-    std::fs::create_dir_all(folder).map_err(fail)
-}
-
 /// The demonstration target as a file under `output`, where every command can open it.
 pub(crate) fn write_target(output: &Path) -> Result<PathBuf> {
     let folder = output.join("target");
-    create(&folder)?;
+    std::fs::create_dir_all(&folder).map_err(Failure::at(&folder))?;
     let path = folder.join(TARGET_FILE);
     if !std::fs::read(&path).is_ok_and(|bytes| bytes == TARGET) {
         write_atomically(&path, TARGET)?;
@@ -44,7 +39,7 @@ pub(crate) fn write_target(output: &Path) -> Result<PathBuf> {
 /// The text as files, where the data reader and the user can see it.
 pub(crate) fn write_corpus(output: &Path) -> Result<PathBuf> {
     let folder = output.join("data");
-    create(&folder)?;
+    std::fs::create_dir_all(&folder).map_err(Failure::at(&folder))?;
     for (name, text) in CORPUS {
         write_atomically(&folder.join(name), text.as_bytes())?;
     }

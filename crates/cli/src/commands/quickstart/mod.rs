@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::cache::cache_folder;
 use crate::cli::QuickstartArguments;
 use crate::commands::curriculum::{self, Audience, End};
-use crate::commands::{eval, extract, fetch, report};
+use crate::commands::{eval, extract, fetch, report, require_writable};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -41,6 +41,7 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
         return Err(Failure::usage("--questions needs at least 1"));
     }
     let output = &arguments.output;
+    require_writable(output)?;
     let (target, stages) = match arguments.target.as_str() {
         DEMONSTRATION => (assets::write_target(output)?, DEMONSTRATION_STAGES),
         "smollm2" => (fetch::fetch_smollm2(&cache_folder()?)?, OTHER_STAGES),

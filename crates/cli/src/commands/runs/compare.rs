@@ -19,10 +19,7 @@ pub(super) fn run(arguments: &RunsCompareArguments, json: bool) -> Result<()> {
     if json {
         let cells = decoded().map(|(run, cell)| json!({ "run": run.name, "cell": cell }));
         let cells: Vec<_> = cells.collect();
-        outln!(
-            "{}",
-            json!({ "stages": stages, "decoding": cells, "names": names, "differences": differing })
-        );
+        outjson!({ "stages": stages, "decoding": cells, "names": names, "differences": differing });
         return Ok(());
     }
     if !stages.is_empty() {
@@ -55,12 +52,33 @@ pub(super) fn run(arguments: &RunsCompareArguments, json: bool) -> Result<()> {
     if names.len() > 1 {
         outln!("keys that differ ({}):", names.join(", "));
         for difference in &differing {
-            outln!("  {}: {}", difference.key, difference.values.join(" | "));
+            let values: Vec<String> =
+                difference.values.iter().map(|value| on_a_line(value)).collect();
+            outln!("  {}: {}", difference.key, values.join(" | "));
         }
     }
     Ok(())
 }
 
+/// A value with its control characters written out.
+fn on_a_line(value: &str) -> String {
+    let escape = |c: char| match c {
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    value.chars().map(escape).collect()
+}
+
 fn shown(figure: Option<f64>) -> String {
     figure.map_or_else(String::new, |figure| format!("{figure:.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::on_a_line;
+
+    #[test]
+    fn a_value_stays_on_its_line() {
+        assert_eq!(on_a_line("a\n\tb é"), "a\\n\\tb é");
+    }
 }

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::disk::readable_bytes;
 use longdraft_train::checkpoint::{RunLock, stages};
-use serde_json::json;
 
 use super::found::{Found, State};
 use crate::cli::RunsDeleteArguments;
 use crate::commands::remove_folder;
 use crate::failure::{Failure, Result};
+use crate::terminal::counted;
 
 /// Deletes after a question; nothing is deleted if one of the folders is refused.
 pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
@@ -18,7 +18,7 @@ pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
     let bytes: u64 = runs.iter().map(|run| run.bytes).sum();
     let files: usize = runs.iter().map(|run| run.files).sum();
     for run in &runs {
-        let (state, size) = (run.state.name(), readable_bytes(run.bytes));
+        let (state, size) = (run.state, readable_bytes(run.bytes));
         errln!("{}: {state}, {} files, {size}", run.folder.display(), run.files);
     }
     if !arguments.yes && !is_confirmed(runs.len(), files, bytes, json)? {
@@ -29,9 +29,9 @@ pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
     }
     if json {
         let folders: Vec<&PathBuf> = runs.iter().map(|run| &run.folder).collect();
-        outln!("{}", json!({ "deleted": folders, "files": files, "bytes": bytes }));
+        outjson!({ "deleted": folders, "files": files, "bytes": bytes });
     } else {
-        outln!("deleted {} runs, {}", runs.len(), readable_bytes(bytes));
+        outln!("deleted {}, {}", counted(runs.len(), "run"), readable_bytes(bytes));
     }
     Ok(())
 }
@@ -68,7 +68,8 @@ fn is_confirmed(runs: usize, files: usize, bytes: u64, json: bool) -> Result<boo
     if json || !std::io::stdin().is_terminal() {
         return Err(Failure::usage("nobody is there to be asked").hint("add --yes"));
     }
-    err!("delete {runs} runs, {files} files, {}? [y/N] ", readable_bytes(bytes));
+    let (runs, files) = (counted(runs, "run"), counted(files, "file"));
+    err!("delete {runs}, {files}, {}? [y/N] ", readable_bytes(bytes));
     let mut answer = String::new();
     let read = std::io::stdin().lock().read_line(&mut answer);
     read.map_err(|error| Failure::work(format!("stdin: {error}")))?;

@@ -1,11 +1,13 @@
 //! Run directories on disk, as far as their files tell.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_train::checkpoint::{Located, RunLock, Wanted, read_state, stages};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::commands::recorded::last_change;
@@ -15,7 +17,8 @@ use crate::failure::{Failure, Result};
 const DEPTH: usize = 3;
 
 /// How a run stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum State {
     /// A process works in it.
     Running,
@@ -29,15 +32,9 @@ pub(super) enum State {
     Measured,
 }
 
-impl State {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Running => "running",
-            Self::Finished => "finished",
-            Self::Stopped => "stopped",
-            Self::Begun => "begun",
-            Self::Measured => "measured",
-        }
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -108,7 +105,7 @@ impl Found {
     pub(super) fn to_json(&self) -> Value {
         let (step, steps) = self.steps.map_or((None, None), |(step, all)| (Some(step), all));
         json!({
-            "run": self.folder, "state": self.state.name(), "step": step, "steps": steps,
+            "run": self.folder, "state": self.state, "step": step, "steps": steps,
             "stages_finished": self.stages.map(|(done, _)| done),
             "stages": self.stages.map(|(_, all)| all),
             "tau": self.tau, "bytes": self.bytes, "files": self.files,

@@ -6,10 +6,10 @@ mod found;
 
 use longdraft_models::disk::readable_bytes;
 use longdraft_records::decode::date_of;
-use serde_json::json;
 
 use crate::cli::{RunsCommand, RunsListArguments};
 use crate::failure::{Failure, Result};
+use crate::terminal::counted;
 use found::{Found, below};
 
 /// Lists, compares or deletes.
@@ -31,7 +31,7 @@ fn tell(arguments: &RunsListArguments, json: bool) -> Result<()> {
     if json {
         let rows: Vec<_> = runs.iter().map(Found::to_json).collect();
         let bytes: u64 = runs.iter().map(|run| run.bytes).sum();
-        outln!("{}", json!({ "folder": folder, "bytes": bytes, "runs": rows }));
+        outjson!({ "folder": folder, "bytes": bytes, "runs": rows });
         return Ok(());
     }
     if runs.is_empty() {
@@ -43,7 +43,7 @@ fn tell(arguments: &RunsListArguments, json: bool) -> Result<()> {
     rows.extend(runs.iter().map(|run| {
         [
             run.folder.display().to_string(),
-            run.state.name().to_owned(),
+            run.state.to_string(),
             run.progress(),
             run.tau.map_or_else(String::new, |tau| format!("{tau:.2}")),
             readable_bytes(run.bytes),
@@ -52,7 +52,7 @@ fn tell(arguments: &RunsListArguments, json: bool) -> Result<()> {
     }));
     print(&rows);
     let bytes: u64 = runs.iter().map(|run| run.bytes).sum();
-    outln!("{} runs, {}", runs.len(), readable_bytes(bytes));
+    outln!("{}, {}", counted(runs.len(), "run"), readable_bytes(bytes));
     Ok(())
 }
 

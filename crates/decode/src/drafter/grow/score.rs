@@ -124,21 +124,13 @@ impl Worth {
     }
 }
 
-/// The `count` most likely tokens with their log-probabilities, ties to the lower one.
+/// The `count` most likely tokens with their log-probabilities, ties to the lower column, or of some columns to
+/// the one that is named first.
 fn children(model: &dyn DraftModel, logits: &Logits, count: usize) -> Vec<(TargetTokenId, f32)> {
     let (mut largest, values): (Vec<u32>, &[f32]) = match logits {
         Logits::All(values) if count == 1 => (vec![argmax(values).0], values),
         Logits::All(values) => (largest(values, count), values),
-        Logits::Some { columns, values } => {
-            let mut order: Vec<u32> = (0..values.len() as u32).collect();
-            let key = |at: &u32| (values[*at as usize], columns[*at as usize]);
-            order.sort_unstable_by(|a, b| {
-                let (a, b) = (key(a), key(b));
-                b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
-            });
-            order.truncate(count);
-            (order, values)
-        }
+        Logits::Some { values, .. } => (largest(values, count), values),
     };
     let log_total = row_log_sum_exp(values) as f32;
     // NaN has no order: such a draft proposes nothing.

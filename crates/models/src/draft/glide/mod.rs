@@ -27,6 +27,7 @@ pub(super) const KIND: DraftKind = DraftKind {
     open: |path, target| Ok(Box::new(GlideDraft::open(path, target)?)),
     restore: |config, source, target| {
         let config = weights::read_saved(config)?;
+        config.problems_with(target.config()).into_result(source.path())?;
         Ok(Box::new(GlideDraft::from_source(source, &config, target)?))
     },
     save: |folder, config, tensors, fingerprint| {

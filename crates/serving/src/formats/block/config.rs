@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use longdraft_models::draft::block::key_names::{
-    BLOCK_SIZE, CHAIN, CONVOLUTION, COUNTED_LAYERS, ENTERED_LAYERS, FROM_ANCHOR, MASK_TOKEN,
-    NON_CAUSAL, OWN, SELECTOR, TARGET_LAYERS,
+    BLOCK_SIZE, CHAIN, CONVOLUTION, COUNTED_LAYERS, EMBEDDING_SCALE, ENTERED_LAYERS, FROM_ANCHOR,
+    MASK_TOKEN, NON_CAUSAL, OWN, SELECTOR, TARGET_LAYERS,
 };
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use serde_json::{Value, json};
@@ -39,6 +39,10 @@ pub(super) fn render(
         return speculators((block, config), plain, target, dtype);
     }
     plain["torch_dtype"] = torch_dtype(dtype).into();
+    if target.config().parts.embedding_scale.is_some() {
+        // The draft reads the table as it is stored.
+        plain[OWN][EMBEDDING_SCALE] = 1.0.into();
+    }
     set_special_tokens(&mut plain, target.config());
     plain
 }

@@ -37,7 +37,8 @@ pub(super) fn chunk_bytes(
         None => u64::from(!bend.is_plain()),
     };
     let copies = copies(loss) + parts + of_bend;
-    // A copy of the table, its gradient, and zeros that it is added to with their sum; that of all chunks waits elsewhere.
+    // The table as products take it, its gradient, and zeros that it is added to with their sum; that of all chunks
+    // waits elsewhere.
     let tables = 4 * low_rank.unwrap_or(0) * vocabulary;
     F32 * (chunk * (copies * vocabulary + width) + rows * width + tables)
 }
@@ -160,8 +161,8 @@ fn log_softmax(logits: &Tensor) -> Result<Tensor> {
 struct Trained<'a> {
     hidden: &'a Tensor,
     low_rank: Option<LowRank<'a>>,
-    /// `W₂` as chunks read it.
-    head: Option<Var>,
+    /// `W₂` as chunks read it. A variable is read itself: what products make of it is kept for a step.
+    head: Option<Tensor>,
     d_hidden: Vec<Tensor>,
     d_mixed: Vec<Tensor>,
     d_head: Option<Tensor>,
@@ -185,7 +186,11 @@ impl Part {
 
 impl<'a> Trained<'a> {
     fn new(inputs: &Inputs<'a>) -> Result<Self> {
-        let head = inputs.low_rank.map(|part| Var::from_tensor(&part.head.detach())).transpose()?;
+        let leaf = |LowRank { head, .. }: LowRank<'_>| -> Result<Tensor> {
+            let leaf = head.track_op().then(|| Var::from_tensor(head)).transpose()?;
+            Ok(leaf.map_or_else(|| head.clone(), Var::into_inner))
+        };
+        let head = inputs.low_rank.map(leaf).transpose()?;
         Ok(Self {
             hidden: inputs.hidden,
             low_rank: inputs.low_rank,
@@ -206,7 +211,7 @@ impl<'a> Trained<'a> {
             Var::from_tensor(&all.detach().narrow(0, rows.start, rows.len())?.contiguous()?)
         };
         let mixed = match (&self.low_rank, &self.head) {
-            (Some(part), Some(head)) => Some((leaf(part.hidden)?, head.as_tensor().clone())),
+            (Some(part), Some(head)) => Some((leaf(part.hidden)?, head.clone())),
             _ => None,
         };
         Ok(Part { hidden: leaf(self.hidden)?, mixed })
@@ -221,10 +226,11 @@ impl<'a> Trained<'a> {
         self.d_hidden.push(of(part.hidden.as_tensor())?);
         if let Some((mixed, head)) = &part.mixed {
             self.d_mixed.push(of(mixed.as_tensor())?);
-            self.d_head = Some(match &self.d_head {
-                Some(sum) => (sum + of(head)?)?,
-                None => of(head)?,
-            });
+            self.d_head = match &self.d_head {
+                _ if !head.track_op() => None,
+                Some(sum) => Some((sum + of(head)?)?),
+                None => Some(of(head)?),
+            };
         }
         Ok(())
     }
@@ -240,7 +246,7 @@ impl<'a> Trained<'a> {
         let mut arguments = [self.hidden; 3];
         if let Some(LowRank { hidden, head }) = self.low_rank {
             own[1] = whole(&self.d_mixed, hidden)?;
-            own[2] = self.d_head.filter(|_| head.track_op());
+            own[2] = self.d_head;
             arguments = [self.hidden, hidden, head];
         }
         differentiable("divergence", arguments, loss, move |gradient| {
@@ -347,6 +353,28 @@ mod tests {
     fn values() -> [Vec<f64>; 3] {
         let [rows, width, vocabulary, rank] = SIZES;
         [noise((rows, width), 1), noise((rows, rank), 2), noise((vocabulary, rank), 3)]
+    }
+
+    #[test]
+    fn a_table_that_trains_is_read_itself_by_all_chunks() -> Result<()> {
+        let zeros = |shape: (usize, usize)| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+        let (hidden, head) = (zeros((2, 4))?, zeros((11, 4))?);
+        let (mixed, table) = (Var::from_tensor(&zeros((2, 3))?)?, zeros((11, 3))?);
+        let variable = Var::from_tensor(&table)?;
+        let made = (variable.as_tensor() * 2.0)?;
+        // What a step's products make of a variable is kept by its id. A result begins a graph of its own.
+        for (table, is_itself) in [(variable.as_tensor(), true), (&table, true), (&made, false)] {
+            let low_rank = Some(LowRank { hidden: mixed.as_tensor(), head: table });
+            let inputs = Inputs { low_rank, ..Inputs::of_labels(&hidden, &head, &[0, 1]) };
+            let trained = Trained::new(&inputs)?;
+            let read = |rows: Range<usize>| -> Result<Tensor> {
+                Ok(trained.part(rows)?.mixed.expect("a second part").1)
+            };
+            let (one, other) = (read(0..1)?, read(1..2)?);
+            assert_eq!((one.id(), one.id() == table.id()), (other.id(), is_itself));
+            assert_eq!(one.is_variable(), table.track_op());
+        }
+        Ok(())
     }
 
     /// The op's loss, statistics and gradients, with so many logits at a time.

@@ -101,7 +101,7 @@ fn holds_arrow(folder: &Path) -> bool {
 }
 
 fn arrow_files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let fail = |error: std::io::Error| Failure::work(format!("{}: {error}", folder.display()));
+    let fail = Failure::at(folder);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(fail)? {
         let path = entry.map_err(fail)?.path();

@@ -1,10 +1,13 @@
 //! The lines that are written: answers in one file, failed rows in another beside it.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use longdraft_train::TrainError;
+use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
 
 use crate::failure::{Failure, Result};
@@ -22,6 +25,26 @@ pub(super) enum Outcome {
     Success,
     Error,
     Skipped,
+}
+
+/// Rows by what became of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(super) success: usize,
+    pub(super) error: usize,
+    pub(super) skipped: usize,
+}
+
+impl Counts {
+    pub(crate) fn sum(self) -> usize {
+        self.success + self.error + self.skipped
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} success + {} error + {} skipped", self.success, self.error, self.skipped)
+    }
 }
 
 /// One row's line.
@@ -49,40 +72,40 @@ pub(super) struct Ledger {
     failures: (PathBuf, File),
     recipe: String,
     done: HashMap<usize, String>,
-    success: usize,
-    error: usize,
-    skipped: usize,
+    pub(super) counts: Counts,
 }
 
 impl Ledger {
-    /// Opens the files for appending; a torn last line is cut off.
+    /// Opens the files for appending, for this process alone; a torn last line is cut off. Rows that failed
+    /// are tried again: another call may name another field, and a row that fails again costs little.
     pub(super) fn open(output: &Path, recipe: &str) -> Result<Self> {
         if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(|error| fail(folder, error))?;
+            std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         }
         let name = failures_file(output);
-        let (answers, written) = open(output)?;
-        let (failures, failed) = open(&name)?;
+        let mut answers = for_appending(output)?;
+        lock_file(&answers, output).map_err(|error| match error {
+            TrainError::Locked { path } => held(&path),
+            other => other.into(),
+        })?;
+        let written = whole_lines(&mut answers, output)?;
+        let mut failures = for_appending(&name)?;
+        let failed = whole_lines(&mut failures, &name)?;
+        if failed.iter().any(|line| line["status"].as_str().is_none()) {
+            return Err(foreign(&name));
+        }
         let mut ledger = Self {
             answers: (output.to_path_buf(), answers),
             failures: (name, failures),
             recipe: recipe.to_owned(),
             done: HashMap::new(),
-            success: 0,
-            error: 0,
-            skipped: 0,
+            counts: Counts::default(),
         };
         for line in &written {
             ledger.take(line, &ledger.answers.0.clone())?;
-            ledger.success += 1;
+            ledger.counts.success += 1;
         }
-        for line in &failed {
-            ledger.take(line, &ledger.failures.0.clone())?;
-            match line["status"].as_str() {
-                Some("skipped") => ledger.skipped += 1,
-                _ => ledger.error += 1,
-            }
-        }
+        cut(&mut ledger.failures.1, 0).map_err(Failure::at(&ledger.failures.0))?;
         Ok(ledger)
     }
 
@@ -122,26 +145,20 @@ impl Ledger {
     /// Writes a line with one call, so that a kill leaves whole lines or one torn one.
     pub(super) fn write(&mut self, entry: &Entry) -> Result<()> {
         let mut line = json!({ "row": entry.row, "id": entry.id });
-        let (path, file) = match entry.outcome {
-            Outcome::Success => &mut self.answers,
-            Outcome::Error | Outcome::Skipped => &mut self.failures,
+        let counts = &mut self.counts;
+        let ((path, file), count, status) = match entry.outcome {
+            Outcome::Success => (&mut self.answers, &mut counts.success, None),
+            Outcome::Error => (&mut self.failures, &mut counts.error, Some("error")),
+            Outcome::Skipped => (&mut self.failures, &mut counts.skipped, Some("skipped")),
         };
-        let count = match entry.outcome {
-            Outcome::Success => &mut self.success,
-            Outcome::Error => {
-                line["status"] = "error".into();
-                &mut self.error
-            }
-            Outcome::Skipped => {
-                line["status"] = "skipped".into();
-                &mut self.skipped
-            }
-        };
+        if let Some(status) = status {
+            line["status"] = status.into();
+        }
         if let (Value::Object(line), Value::Object(body)) = (&mut line, &entry.body) {
             line.extend(body.clone());
         }
         line["recipe"] = self.recipe.as_str().into();
-        file.write_all(format!("{line}\n").as_bytes()).map_err(|error| fail(path, error))?;
+        file.write_all(format!("{line}\n").as_bytes()).map_err(Failure::at(path))?;
         *count += 1;
         self.done.insert(entry.row, entry.id.clone());
         Ok(())
@@ -152,44 +169,49 @@ impl Ledger {
         self.done.len()
     }
 
-    /// Success, error, skipped.
-    pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (self.success, self.error, self.skipped)
-    }
-
-    pub(super) fn summary(&self) -> String {
-        format!("{} success + {} error + {} skipped", self.success, self.error, self.skipped)
-    }
-
     /// Every row has its line, and there are no lines beyond.
     pub(super) fn check(&self, rows: usize) -> Result<()> {
-        if self.success + self.error + self.skipped == rows && self.done.len() == rows {
+        if self.counts.sum() == rows && self.done.len() == rows {
             return Ok(());
         }
         Err(Failure::work(format!(
             "{}: {} is not {rows} rows",
             self.answers.0.display(),
-            self.summary()
+            self.counts
         ))
         .hint("the prompts (or --limit) are others than before: give another --output"))
     }
 }
 
-fn fail(path: &Path, error: impl std::fmt::Display) -> Failure {
-    Failure::work(format!("{}: {error}", path.display()))
-}
-
 /// How every line begins.
 const LINE_START: &[u8] = b"{\"row\":";
 
-/// A file and its whole lines; it stands at the end of them. Nothing is cut from a file that holds
-/// anything else.
-fn open(path: &Path) -> Result<(File, Vec<Value>)> {
+/// Refuses a file of answers that another process writes, before anything large is read.
+pub(super) fn require_free(output: &Path) -> Result<()> {
+    if is_locked(output) { Err(held(output)) } else { Ok(()) }
+}
+
+fn held(output: &Path) -> Failure {
+    Failure::work(format!("{}: another process works on this file", output.display()))
+        .hint("wait for it, stop it, or give another --output")
+}
+
+fn for_appending(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    let mut file = options.open(path).map_err(|error| fail(path, error))?;
+    options.open(path).map_err(Failure::unwritable(path))
+}
+
+/// Leaves the first bytes of a file, and stands at their end.
+fn cut(file: &mut File, bytes: usize) -> std::io::Result<()> {
+    file.set_len(bytes as u64)?;
+    file.seek(SeekFrom::End(0)).map(|_| ())
+}
+
+/// A file's whole lines; it stands at the end of them. Nothing is cut from a file that holds anything else.
+fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<Value>> {
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).map_err(|error| fail(path, error))?;
+    file.read_to_end(&mut bytes).map_err(Failure::at(path))?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let (lines, torn) = bytes.split_at(whole);
     let mut parsed = Vec::new();
@@ -197,14 +219,13 @@ fn open(path: &Path) -> Result<(File, Vec<Value>)> {
         if !line.starts_with(LINE_START) {
             return Err(foreign(path));
         }
-        parsed.push(serde_json::from_slice(line).map_err(|error| fail(path, error))?);
+        parsed.push(serde_json::from_slice(line).map_err(Failure::at(path))?);
     }
     if !torn.starts_with(LINE_START) && !LINE_START.starts_with(torn) {
         return Err(foreign(path));
     }
-    file.set_len(whole as u64).map_err(|error| fail(path, error))?;
-    file.seek(SeekFrom::End(0)).map_err(|error| fail(path, error))?;
-    Ok((file, parsed))
+    cut(file, whole).map_err(Failure::at(path))?;
+    Ok(parsed)
 }
 
 fn foreign(path: &Path) -> Failure {
@@ -221,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_has_one_line_and_a_torn_one_is_cut() {
+    fn every_row_has_one_line_a_torn_one_is_cut_and_failed_ones_are_tried_again() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("out/answers.jsonl");
         let mut ledger = Ledger::open(&path, "r").expect("new");
@@ -233,20 +254,45 @@ mod tests {
         let text = std::fs::read_to_string(&path).expect("read");
         std::fs::write(&path, format!("{text}{{\"row\": 3, \"id")).expect("torn");
         let mut ledger = Ledger::open(&path, "r").expect("again");
-        assert_eq!((ledger.len(), ledger.counts()), (3, (1, 1, 1)));
-        assert!(
-            ledger.is_done(2, "p.jsonl:3").expect("same") && !ledger.is_done(3, "").expect("new")
-        );
-        assert!(ledger.is_done(2, "q.jsonl:3").is_err());
+        let counts = Counts { success: 1, ..Counts::default() };
+        assert_eq!((ledger.len(), ledger.counts), (1, counts));
+        assert!(ledger.is_done(0, "p.jsonl:1").expect("same"));
+        assert!(ledger.is_done(0, "q.jsonl:1").is_err());
+        for row in [1, 2, 3] {
+            assert!(!ledger.is_done(row, "").expect("tried again or new"));
+        }
+        ledger.write(&entry(1, Outcome::Success)).expect("write");
+        ledger.write(&entry(2, Outcome::Error)).expect("write");
         ledger.write(&entry(3, Outcome::Success)).expect("write");
         ledger.check(4).expect("complete");
         assert!(ledger.check(3).is_err());
-        assert_eq!(std::fs::read_to_string(&path).expect("read").lines().count(), 2);
+        let lines = |path: &Path| std::fs::read_to_string(path).expect("read").lines().count();
+        assert_eq!((lines(&path), lines(&failures_file(&path))), (3, 1));
+        drop(ledger);
         assert!(Ledger::open(&path, "other").is_err());
         for text in ["{\"text\": 1}\n", "no newline"] {
             std::fs::write(&path, text).expect("foreign");
             assert!(Ledger::open(&path, "r").is_err());
             assert_eq!(std::fs::read_to_string(&path).expect("untouched"), text);
         }
+    }
+
+    #[test]
+    fn one_process_at_a_time_writes_to_a_file() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("answers.jsonl");
+        require_free(&path).expect("nothing is there");
+        let mut first = Ledger::open(&path, "r").expect("new");
+        first.write(&entry(0, Outcome::Success)).expect("write");
+        let text = "another process works on this file";
+        for refused in [Ledger::open(&path, "r").map(|_| ()), require_free(&path)] {
+            let failure = refused.expect_err("held");
+            assert!(failure.message().contains(text), "{failure:?}");
+            assert!(failure.hint.as_ref().is_some_and(|hint| hint.contains("--output")));
+        }
+        first.write(&entry(1, Outcome::Success)).expect("still whole");
+        drop(first);
+        require_free(&path).expect("let go");
+        assert_eq!(Ledger::open(&path, "r").expect("free").len(), 2);
     }
 }

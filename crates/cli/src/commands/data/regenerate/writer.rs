@@ -71,7 +71,7 @@ impl Writer<'_> {
         let DataRegenerateArguments { prompts, output, limit, batch, .. } = self.arguments;
         let rows = read_rows(prompts)?.take(limit.unwrap_or(usize::MAX));
         let ledger = Ledger::open(output, &self.recipe())?;
-        let (counts, before) = (ledger.counts(), ledger.len());
+        let (counts, before) = (ledger.counts, ledger.len());
         let mut work = Work {
             writer: self,
             rows: rows.enumerate(),
@@ -290,7 +290,7 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             errln!("row {}: {problem}", entry.id);
         }
         self.ledger.write(entry)?;
-        self.answered.counts = self.ledger.counts();
+        self.answered.counts = self.ledger.counts;
         Ok(())
     }
 }

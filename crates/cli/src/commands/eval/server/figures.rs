@@ -7,6 +7,7 @@ use super::answer::Answer;
 use super::client::Server;
 use super::passes::Revealed;
 use crate::cli::EvalDecodeArguments;
+use crate::terminal::counted;
 use longdraft_records::decode::FEW_PROMPTS;
 use longdraft_report::words;
 
@@ -212,11 +213,11 @@ pub(super) fn print(cell: &Cell) {
     let side = comparison.drafted();
     outln!("{}, {}", names.0, words::temperature(cell.temperature));
     outln!(
-        "  {:.1} tok/s after the first token, {:.1} with the prompt's time, over {} prompts and {} runs{}",
+        "  {:.1} tok/s after the first token, {:.1} with the prompt's time, over {} and {}{}",
         side.decode_tokens_per_second(),
         side.tokens_per_second(),
-        comparison.prompts.len(),
-        cell.runs,
+        counted(comparison.prompts.len(), "prompt"),
+        counted(cell.runs, "run"),
         if cell.is_small() { " (small sample)" } else { "" }
     );
     outln!("  {}", cell.times.in_words());

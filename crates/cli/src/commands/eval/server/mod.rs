@@ -18,17 +18,18 @@ mod passes;
 mod prompts;
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use longdraft_decode::evaluate::{Comparison, PromptFigures, Side};
 use longdraft_models::hub::Token;
 use serde_json::{Value, json};
 
-use super::LINE_EVERY;
 use super::prompts::{PromptSet, read_for};
 use crate::cli::{EvalDecodeArguments, ServerArguments};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::progress::Lines;
+use crate::terminal::counted;
 use answer::Answer;
 use client::{Prompt, Server, Unanswered};
 use figures::{Cell, Times};
@@ -49,6 +50,7 @@ pub(super) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     if options.timeout == 0 {
         return Err(Failure::usage("--timeout must be at least 1"));
     }
+    let _held = super::take_output(arguments)?;
     let address = options.server.as_deref().unwrap_or_default();
     let server = open(options, address)?;
     let compared = options.compare_server.as_deref().map(|address| open(options, address));
@@ -60,9 +62,9 @@ pub(super) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
         format!(", in turns with {} ({})", other.address(), other.kind.name())
     });
     errln!(
-        "{} prompts, each answered {} times by {} ({}){against}",
-        prompts.len(),
-        arguments.runs,
+        "{}, each answered {} by {} ({}){against}",
+        counted(prompts.len(), "prompt"),
+        counted(arguments.runs, "time"),
         server.address(),
         server.kind.name()
     );
@@ -240,7 +242,7 @@ impl Measuring<'_> {
     /// Every prompt once.
     fn one_run(&self, run: usize, temperature: f64, rounds: &mut Rounds<'_>) -> Result<()> {
         let before = (rounds.heard.pooled(), rounds.other.as_ref().map(Heard::pooled));
-        let mut last_line = Instant::now();
+        let mut lines = Lines::later();
         for (index, asked) in self.prompts.iter().enumerate() {
             if rounds.refused[index].is_some() {
                 continue;
@@ -267,8 +269,7 @@ impl Measuring<'_> {
                     rounds.equal[index] = Some(so_far && own.text == theirs.text);
                 }
             }
-            if last_line.elapsed() >= LINE_EVERY {
-                last_line = Instant::now();
+            if lines.are_due(false) {
                 self.tell(run, index, rounds);
             }
         }
@@ -367,7 +368,7 @@ fn keep(folder: &Path, record: &Value) -> Result<()> {
     let path = folder.join(FILE);
     let written = std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&path, format!("{record:#}\n")));
-    written.map_err(|error| Failure::work(format!("{}: {error}", path.display())))?;
+    written.map_err(Failure::at(&path))?;
     outln!("wrote {}", path.display());
     Ok(())
 }

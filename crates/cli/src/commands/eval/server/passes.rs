@@ -247,17 +247,13 @@ fn of_answer(answer: &Answer) -> Option<(Told, Passes)> {
     if let Some(rounds) = count(&details["target_passes"]) {
         return Some((Told::Usage, Passes { rounds, committed, proposed, accepted }));
     }
-    if let (Some(proposed), Some(accepted)) =
-        (count(&answer.timings["draft_n"]), count(&answer.timings["draft_n_accepted"]))
-    {
-        let rounds = committed.saturating_sub(accepted).max(usize::from(committed > 0));
-        return Some((Told::Timings, Passes { rounds, committed, proposed, accepted }));
-    }
-    if predicted.is_some() && proposed > 0 {
-        let rounds = committed.saturating_sub(accepted).max(usize::from(committed > 0));
-        return Some((Told::Predictions, Passes { rounds, committed, proposed, accepted }));
-    }
-    None
+    let timings = &answer.timings;
+    let timed = count(&timings["draft_n"]).zip(count(&timings["draft_n_accepted"]));
+    let predicted = (proposed > 0).then_some((proposed, accepted));
+    let told = timed.map_or(Told::Predictions, |_| Told::Timings);
+    let (proposed, accepted) = timed.or(predicted)?;
+    let rounds = committed.saturating_sub(accepted).max(usize::from(committed > 0));
+    Some((told, Passes { rounds, committed, proposed, accepted }))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What folders and files have in common: layers, the target's sizes, tensors.
 
 use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, MASK_TOKEN};
-use longdraft_models::draft::block::{BlockConfig, FROZEN, tensor_specs};
+use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, tensor_specs};
 use longdraft_models::weights::TensorSpec;
 
 use crate::checks::Checks;
@@ -14,12 +14,24 @@ const OTHER_LAYERS: Rule = Rule::garbage(
     "",
     "the draft reads other layers, and accepts little without a message",
 );
+const ONE_OFF: Rule = Rule::garbage(
+    "layers",
+    "",
+    "where the list was meant otherwise, the draft reads other layers, and accepts little without a message",
+)
+.doubtful();
 const OUTSIDE: Rule = Rule::garbage(
     "layers",
     "",
     "the numbers are those of another target, or count as another reader does",
 );
 const NOT_THE_TARGET: Rule = Rule::rejects("not-the-target", "", "the draft is another target's");
+/// Engines read these numbers from the draft's files, not from the target's.
+const NOT_BENT: Rule = Rule::garbage(
+    "not-bent",
+    "",
+    "the draft's logits stay as they are: probabilities are off, and so are the choices of a selector",
+);
 const MISSING_TENSOR: Rule = Rule::rejects("missing-tensor", "", "the network has it");
 const UNEXPECTED_TENSOR: Rule = Rule::garbage(
     "unexpected-tensor",
@@ -44,6 +56,7 @@ pub(super) fn layers(checks: &mut Checks<'_>, config: &BlockConfig, place: &str)
         checks.differs(&OTHER_LAYERS, place, found, format!("{exported:?}, as they were exported"));
     }
     let Some(count) = checks.target_layers() else { return };
+    one_off(checks, (&ids, count), place);
     // Files that do not count the target's layers are taken for those of this one, or of a smaller one.
     let is_counted = checks.config.get(COUNTED_LAYERS).is_some();
     let is_outside = config.target_layers.last().is_some_and(|last| last.0 + 1 >= count);
@@ -52,6 +65,18 @@ pub(super) fn layers(checks: &mut Checks<'_>, config: &BlockConfig, place: &str)
         let expected = format!("layers below the last one of {count}, counted from 0");
         checks.differs(&OUTSIDE, place, found, expected);
     }
+}
+
+/// Where nothing says which layers were trained: the usual ones, counted from another layer, are rarely meant so.
+fn one_off(checks: &mut Checks<'_>, (ids, count): (&[i64], usize), place: &str) {
+    if checks.exported_layers().is_some() || ids.len() < 2 {
+        return;
+    }
+    let usual = default_layers(count, ids.len());
+    let usual: Vec<i64> = usual.into_iter().map(|layer| layer.0 as i64).collect();
+    let Some(shift) = shift(ids, &usual) else { return };
+    let found = format!("outputs of layers {ids:?}, counted from 0: {shift}");
+    checks.differs(&ONE_OFF, place, found, format!("{usual:?}, as published drafts have them"));
 }
 
 /// Sizes that are the target's, and the mask token among its tokens; `place` of a key in findings.
@@ -81,6 +106,11 @@ pub(super) fn target(
     if !config.bends_like(wanted) {
         let (found, own) = (format!("{:?}", config.bend), format!("{:?}", wanted.bend()));
         wrong.push((BEND[0], found, own));
+    }
+    if config.bend.is_plain() && !wanted.bend().is_plain() {
+        // Without a selector the likeliest tokens are the same. How engines add a chain is not known.
+        let rule = if config.selector.is_some() { NOT_BENT } else { NOT_BENT.doubtful() };
+        checks.differs(&rule, place(BEND[0]), "missing", format!("{:?}", wanted.bend()));
     }
     for (key, found, wanted) in wrong {
         checks.differs(&NOT_THE_TARGET, place(key), found, wanted);
