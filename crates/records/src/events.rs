@@ -203,11 +203,14 @@ impl Events {
 
     /// Tells the answer that is being written, now and then; `answer` is asked only then.
     pub fn answer(&mut self, answer: impl FnOnce() -> Option<Answer>) {
-        if self.file.is_some()
-            && self.is_due(1)
-            && let Some(answer) = answer()
-        {
-            self.write(Event::Answer(answer.shortened()));
+        let before = self.told[1];
+        if self.file.is_none() || !self.is_due(1) {
+            return;
+        }
+        match answer() {
+            Some(answer) => self.write(Event::Answer(answer.shortened())),
+            // Nothing was told: the next one need not wait.
+            None => self.told[1] = before,
         }
     }
 
