@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use longdraft_configuration::recorded_text;
 use longdraft_models::ModelError;
-use longdraft_models::disk::{folder_of, parent_of};
 use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
+use longdraft_models::paths::{folder_of, parent_of};
 use longdraft_models::sha256;
 use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;

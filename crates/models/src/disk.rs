@@ -1,4 +1,4 @@
-//! Room on disks, sizes as people read them, and the folders of files.
+//! Room on disks, and sizes as people read them.
 
 use std::path::Path;
 
@@ -34,34 +34,8 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     }
 }
 
-/// The folder that a path's last part stands in; that of a bare name is the working directory.
-pub fn parent_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
-/// A folder itself, or the folder of a file.
-pub fn folder_of(path: &Path) -> &Path {
-    if path.is_file() { parent_of(path) } else { path }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
-    #[test]
-    fn a_bare_name_stands_in_the_working_directory() {
-        for (path, parent) in [("a", "."), ("a/b", "a"), ("/a", "/"), ("./a", ".")] {
-            assert_eq!(super::parent_of(Path::new(path)), Path::new(parent), "{path}");
-        }
-        // Tests run in the folder of their package.
-        assert_eq!(super::folder_of(Path::new("Cargo.toml")), Path::new("."));
-        assert_eq!(super::folder_of(Path::new("src")), Path::new("src"));
-        assert_eq!(super::folder_of(Path::new("nowhere")), Path::new("nowhere"));
-    }
-
     #[test]
     fn sizes_have_the_unit_that_fits() {
         let shown = [0, 1023, 1024, 200 << 20, 3 << 29, 12 << 40].map(super::readable_bytes);

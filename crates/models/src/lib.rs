@@ -16,6 +16,7 @@ pub mod error;
 pub mod hub;
 pub mod ids;
 pub mod language_model;
+pub mod paths;
 pub mod published;
 pub mod sha256;
 pub mod target_model;

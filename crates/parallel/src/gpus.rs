@@ -7,7 +7,7 @@ use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_kernels::device::uuid_of;
 use longdraft_models::target_model::Ranks;
 
-use super::joints::{Joint, Purpose};
+use super::communicators::{Members, Purpose};
 use super::{ParallelConfig, Reduction, World};
 use crate::error::Result;
 
@@ -167,8 +167,8 @@ fn meet(
     if let Some(obstacle) = obstacle(&gpus, base, against) {
         return Ok(Gpus::Apart(obstacle));
     }
-    let joint = Joint { purpose, base, gpus, timeout: config.timeout() };
-    Ok(Gpus::Joined(ranks.joined().once(joint, || join(ranks, device, config))?))
+    let members = Members { purpose, base, gpus, timeout: config.timeout() };
+    Ok(Gpus::Joined(ranks.communicators().once(members, || join(ranks, device, config))?))
 }
 
 /// What keeps these GPUs, one a rank from `base` on, from exchanging tensors.
@@ -231,16 +231,16 @@ mod tests {
     fn gpus_join_once_for_each_of_their_purposes() {
         in_threads(2, |world| {
             let stand_in = gpus_of(&world);
-            let joints = Cell::new(0);
+            let made = Cell::new(0);
             let join = |world: &World, purpose, timeout| {
                 let gpus = vec![Some([1; 16]), Some([2; 16])];
-                let joint = Joint { purpose, base: world.base(), gpus, timeout };
-                let made = || {
-                    joints.set(joints.get() + 1);
+                let members = Members { purpose, base: world.base(), gpus, timeout };
+                let join = || {
+                    made.set(made.get() + 1);
                     Ok(Arc::clone(&stand_in))
                 };
-                world.joined().once(joint, made).expect("joined");
-                joints.get()
+                world.communicators().once(members, join).expect("joined");
+                made.get()
             };
             let (short, long) = (Duration::from_secs(1), Duration::from_secs(2));
             assert_eq!(join(&world, Purpose::Gradients, short), 1);

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod communicators;
 mod config;
 mod data_parallel;
 mod error;
@@ -24,7 +25,6 @@ mod exchange;
 mod gpus;
 mod gradients;
 mod group;
-mod joints;
 mod launcher;
 mod layer_groups;
 #[cfg(feature = "mpi")]

@@ -13,8 +13,8 @@ use candle_core::Device;
 use longdraft_data::Batch;
 use longdraft_models::target_model::{Ranks, RowPart};
 
+use super::communicators::Purpose;
 use super::gpus::{remark_of_any, summing};
-use super::joints::Purpose;
 use super::{ParallelConfig, World, share_of};
 use crate::error::{ParallelError, Result};
 

@@ -11,8 +11,8 @@ use longdraft_models::target_model::Ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::communicators::Communicators;
 use super::group::Group;
-use super::joints::Joined;
 use super::launcher::Launch;
 use super::tcp::Tcp;
 use super::traffic::{Counted, Meter, Traffic};
@@ -45,8 +45,8 @@ pub struct World {
     base: usize,
     /// The ranks' GPUs, if they exchange tensors there.
     gpus: Option<Arc<Watched>>,
-    /// The GPUs that these ranks, and groups of them, joined.
-    joined: Arc<Joined>,
+    /// Those of these ranks, and of groups of them, on GPUs.
+    communicators: Arc<Communicators>,
 }
 
 impl std::fmt::Debug for World {
@@ -109,8 +109,8 @@ impl World {
 
     /// Asks the ranks for their machines.
     fn named(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
-        let (hosts, joined) = (Arc::from([]), Arc::default());
-        let mut world = Self { transport, meter, hosts, base: 0, gpus: None, joined };
+        let (hosts, communicators) = (Arc::from([]), Arc::default());
+        let mut world = Self { transport, meter, hosts, base: 0, gpus: None, communicators };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -130,9 +130,9 @@ impl World {
         let gpus = self.gpus.clone().filter(|_| members.len() == self.size());
         let base = self.base + members.start;
         let group = Group::new(Arc::clone(&self.transport), members.collect());
-        let joined = Arc::clone(&self.joined);
+        let communicators = Arc::clone(&self.communicators);
         // The world counts what its groups exchange.
-        Self { base, gpus, joined, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
+        Self { base, gpus, communicators, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
     }
 
     /// The same ranks, which exchange tensors where they lie.
@@ -156,9 +156,9 @@ impl World {
         self.gpus.as_deref().map(|gpus| gpus as &dyn DeviceRanks)
     }
 
-    /// The GPUs that these ranks, and groups of them, joined.
-    pub(super) fn joined(&self) -> &Joined {
-        &self.joined
+    /// Those of these ranks, and of groups of them, on GPUs.
+    pub(super) fn communicators(&self) -> &Communicators {
+        &self.communicators
     }
 
     /// This process, from 0.

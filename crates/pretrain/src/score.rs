@@ -6,7 +6,7 @@ use longdraft_data::token_stream::{START_OF_DOCUMENT, TokenStream, sidecar_path}
 use longdraft_models::bits_per_byte::{
     ByteTable, Score, Scorer, Tail, Window, evaluate, plain_windows, sliding_windows,
 };
-use longdraft_models::disk::folder_of;
+use longdraft_models::paths::folder_of;
 use longdraft_models::tokenizer::{SentencePieces, TextTokenizer};
 
 use crate::error::{PretrainError, Result};

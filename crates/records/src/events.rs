@@ -196,21 +196,23 @@ impl Events {
 
     /// Tells how far the work has come, now and then and at its end.
     pub fn progress(&mut self, advance: Advance) {
-        if self.is_due(0) || advance.done >= advance.all {
+        let is_due = self.is_due(0);
+        if is_due {
+            self.told[0] = Some(Instant::now());
+        }
+        if is_due || advance.done >= advance.all {
             self.write(Event::Progress(advance));
         }
     }
 
     /// Tells the answer that is being written, now and then; `answer` is asked only then.
     pub fn answer(&mut self, answer: impl FnOnce() -> Option<Answer>) {
-        let before = self.told[1];
-        if self.file.is_none() || !self.is_due(1) {
-            return;
-        }
-        match answer() {
-            Some(answer) => self.write(Event::Answer(answer.shortened())),
-            // Nothing was told: the next one need not wait.
-            None => self.told[1] = before,
+        if self.file.is_some()
+            && self.is_due(1)
+            && let Some(answer) = answer()
+        {
+            self.told[1] = Some(Instant::now());
+            self.write(Event::Answer(answer.shortened()));
         }
     }
 
@@ -219,13 +221,9 @@ impl Events {
         self.write(Event::Stopped);
     }
 
-    fn is_due(&mut self, kind: usize) -> bool {
+    fn is_due(&self, kind: usize) -> bool {
         let pause = (SHARE * self.began.elapsed().as_secs_f64()).clamp(SOON, LATE);
-        let due = self.told[kind].is_none_or(|told| told.elapsed().as_secs_f64() >= pause);
-        if due {
-            self.told[kind] = Some(Instant::now());
-        }
-        due
+        self.told[kind].is_none_or(|told| told.elapsed().as_secs_f64() >= pause)
     }
 }
 

@@ -34,14 +34,14 @@ pub const FIT_LAYOUT: u32 = 1;
 /// How the runs of a fit's rounds are called, before their number.
 pub const ROUND_PREFIX: &str = "training-";
 
-/// The layout that a [`FIT_FILE`] says it has, where that is not [`FIT_LAYOUT`]: nothing else of it may be read then.
-pub fn other_fit_layout(text: &str) -> Option<u32> {
+/// The layout (`version`) that a state file says it has, where that is not `own`: nothing else of it may be read then.
+pub fn other_layout(text: &str, own: u32) -> Option<u32> {
     #[derive(Deserialize)]
     struct Layout {
         version: u32,
     }
     let Layout { version } = serde_json::from_str(text).ok()?;
-    (version != FIT_LAYOUT).then_some(version)
+    (version != own).then_some(version)
 }
 
 #[cfg(test)]
@@ -50,10 +50,10 @@ mod tests {
 
     #[test]
     fn a_layout_is_read_whatever_else_the_file_holds() {
-        assert_eq!(other_fit_layout(r#"{"phase": 7, "version": 2}"#), Some(2));
+        assert_eq!(other_layout(r#"{"phase": 7, "version": 2}"#, FIT_LAYOUT), Some(2));
         let own = format!("{{\"version\": {FIT_LAYOUT}}}");
         for text in [own.as_str(), "{\"version\": \"2\"}", "{\"vers", "{}", "[]", ""] {
-            assert_eq!(other_fit_layout(text), None, "{text}");
+            assert_eq!(other_layout(text, FIT_LAYOUT), None, "{text}");
         }
     }
 }

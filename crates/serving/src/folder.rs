@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use longdraft_models::disk::parent_of;
+use longdraft_models::paths::parent_of;
 use longdraft_models::weights::temporary::temporary;
 
 use crate::error::{Result, ServingError};

@@ -6,7 +6,7 @@ use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::config::Architecture;
-use longdraft_models::disk::folder_of;
+use longdraft_models::paths::folder_of;
 use longdraft_models::target_model::gguf::GgufSource;
 use longdraft_models::target_model::{Layers, Target, TargetOptions, locate};
 use longdraft_models::tokenizer::TextTokenizer;

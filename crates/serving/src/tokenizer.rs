@@ -5,7 +5,7 @@ use std::path::Path;
 
 use candle_core::quantized::gguf_file::Value;
 use longdraft_models::config::TargetConfig;
-use longdraft_models::disk::folder_of;
+use longdraft_models::paths::folder_of;
 use longdraft_models::tokenizer::pre_tokenizer_name;
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::Value as Json;

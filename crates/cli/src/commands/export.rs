@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_decode::DraftShape;
-use longdraft_models::disk::parent_of;
 use longdraft_models::draft::Draft;
+use longdraft_models::paths::parent_of;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{

@@ -7,8 +7,8 @@ use candle_core::DType;
 use longdraft_decode::SpeculativeDecoder;
 use longdraft_decode::drafter::drafter_of;
 use longdraft_models::TargetTokenId;
-use longdraft_models::disk::folder_of;
 use longdraft_models::draft::{Draft, DraftKind};
+use longdraft_models::paths::folder_of;
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
 use longdraft_serving::{

@@ -27,8 +27,8 @@ const TEXTS: [&str; 14] = [
     "suffix",
 ];
 
-/// Fields that hold what is asked.
-const PROMPTS: [&str; 3] = ["prompt", "question", "problem"];
+/// Fields of prompts and evaluation sets that hold what is asked.
+pub const PROMPT_FIELDS: [&str; 3] = ["prompt", "question", "problem"];
 
 /// Fields that hold the turns of a conversation in a known format.
 const TURNS: [&str; 4] = ["messages", "conversations", "conversation", "chat"];
@@ -141,7 +141,7 @@ fn unrecognised(fields: &Map<String, Value>) -> String {
             Some(other) => return format!("field `{name}` is not a string but {}", short(other)),
         }
     }
-    let prompt = PROMPTS.iter().find(|name| fields.contains_key(**name));
+    let prompt = PROMPT_FIELDS.iter().find(|name| fields.contains_key(**name));
     let answered = prompt.map(|name| {
         format!("; `longdraft data regenerate` has the target answer rows with a `{name}` alone")
     });

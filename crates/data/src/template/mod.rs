@@ -7,6 +7,8 @@ pub mod chat;
 mod detect;
 mod formats;
 
+pub use detect::PROMPT_FIELDS;
+
 use std::ops::Range;
 
 use longdraft_rules::{Problem, Rules};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::disk::parent_of;
+use crate::paths::parent_of;
 
 /// Endings of such names.
 const ENDINGS: [&str; 3] = [".tmp", ".writing", ".writing.old"];

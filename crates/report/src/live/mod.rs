@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FitPhase, now};
-use longdraft_records::{FIT_FILE, other_fit_layout};
+use longdraft_records::{FIT_FILE, FIT_LAYOUT, other_layout};
 use serde::Deserialize;
 
 pub use left::Left;
@@ -202,7 +202,7 @@ impl Follower {
 
 fn live(run: &Run, recent: &Recent) -> Live {
     let text = std::fs::read_to_string(run.folder.join(FIT_FILE)).ok();
-    let foreign = text.as_deref().and_then(other_fit_layout);
+    let foreign = text.as_deref().and_then(|text| other_layout(text, FIT_LAYOUT));
     let fit: Option<FitState> = text.map(|text| match foreign {
         Some(_) => FitState::default(),
         None => serde_json::from_str(&text).unwrap_or_default(),

@@ -11,7 +11,7 @@ mod target;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use longdraft_models::disk::folder_of;
+use longdraft_models::paths::folder_of;
 
 pub use crate::checks::{Effect, Problem, Report, Severity, Verdict};
 

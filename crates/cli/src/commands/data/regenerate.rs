@@ -13,7 +13,7 @@ mod writer;
 use longdraft_data::source::read_rows;
 use longdraft_decode::Committed;
 use longdraft_models::TargetTokenId;
-use longdraft_models::disk::parent_of;
+use longdraft_models::paths::parent_of;
 use longdraft_models::target_model::Target;
 
 use crate::cli::{DataRegenerateArguments, OpenOptions};

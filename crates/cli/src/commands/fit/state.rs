@@ -6,7 +6,7 @@ use std::time::Instant;
 use longdraft_models::weights::atomic::write_atomically;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
 use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
-use longdraft_records::{FIT_LAYOUT, other_fit_layout};
+use longdraft_records::{FIT_LAYOUT, other_layout};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -213,7 +213,7 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         Failure::usage(format!("{}: {problem}", path.display()))
             .hint("give another --output, or the old values to go on")
     };
-    if let Some(layout) = other_fit_layout(text) {
+    if let Some(layout) = other_layout(text, FIT_LAYOUT) {
         return Err(wrong(format!("another version wrote it (layout {layout})"))
             .hint("give another --output, or go on with the version that wrote it"));
     }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longdraft_records::other_layout;
 use longdraft_server::{Check, Training};
 use serde::{Deserialize, Serialize};
 
@@ -71,16 +72,6 @@ impl Origin {
     }
 }
 
-/// The layout that a file says it has, where that is another one.
-fn other_layout(text: &str) -> Option<u32> {
-    #[derive(Deserialize)]
-    struct Layout {
-        version: u32,
-    }
-    let Layout { version } = serde_json::from_str(text).ok()?;
-    (version != VERSION).then_some(version)
-}
-
 impl State {
     /// What a learner wrote into a folder; none if it did not, or it is unreadable.
     pub(super) fn read(folder: &Path) -> Option<Self> {
@@ -110,7 +101,7 @@ impl State {
             Err(error) => return Err(wrong(error.to_string())),
         };
         // Nothing else of another layout may be read, and `learn purge` does not know it.
-        if let Some(layout) = other_layout(&text) {
+        if let Some(layout) = other_layout(&text, VERSION) {
             return Err(wrong(format!("another version wrote it (layout {layout})"))
                 .hint("give another --learn DIR, or go on with the version that wrote it"));
         }

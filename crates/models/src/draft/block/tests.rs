@@ -107,7 +107,7 @@ fn fresh_convolutions_change_nothing_and_every_tensor_gets_a_gradient() {
     let without = BlockDraft::initialise(&plain, &table, 3).expect("network");
     let with = BlockDraft::initialise(&wide, &table, 3).expect("network");
     let hidden = run(&with, &ids, &features, &[2, 7]);
-    assert!(worst(&hidden, &run(&without, &ids, &features, &[2, 7])).abs() == 0.0);
+    assert!(worst(&hidden, &run(&without, &ids, &features, &[2, 7])) <= 0.0);
     let loss = (hidden * noise(&[8, 32], 5)).and_then(|t| t.sum_all()).expect("loss");
     let gradients = loss.backward().expect("backward");
     for parameter in with.weights().parameters() {
@@ -175,7 +175,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
     let extended = BlockDraft::load(&saved, &wide, &table, 7).expect("extended");
     let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
     let hidden = run(&extended, &ids, &features, &[2, 7]);
-    assert!(worst(&hidden, &run(&draft, &ids, &features, &[2, 7])).abs() == 0.0);
+    assert!(worst(&hidden, &run(&draft, &ids, &features, &[2, 7])) <= 0.0);
     let selector = extended.selector().expect("a selector");
     let projected = selector.project(&hidden).expect("projected");
     let preferences = selector.preferences(&projected, &[1; 8], &[4; 40]).expect("preferences");

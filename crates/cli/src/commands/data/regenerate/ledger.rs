@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use longdraft_models::paths::parent_of;
 use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
@@ -77,11 +78,10 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Opens the files for appending, for this process alone; a torn last line is cut off. Rows that failed
-    /// are tried again: another call may name another field, and a row that fails again costs little.
+    /// are tried again, for another call may name another field.
     pub(super) fn open(output: &Path, recipe: &str) -> Result<Self> {
-        if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
-        }
+        let folder = parent_of(output);
+        std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         let name = failures_file(output);
         let mut answers = for_appending(output)?;
         lock_file(&answers, output).map_err(|error| match error {
@@ -102,7 +102,7 @@ impl Ledger {
             counts: Counts::default(),
         };
         for line in &written {
-            ledger.take(line, &ledger.answers.0.clone())?;
+            ledger.take(line, output)?;
             ledger.counts.success += 1;
         }
         cut(&mut ledger.failures.1, 0).map_err(Failure::at(&ledger.failures.0))?;

@@ -2,11 +2,8 @@
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::Row;
-use longdraft_data::template::{Example, Template};
+use longdraft_data::template::{Example, PROMPT_FIELDS, Template};
 use serde_json::Value;
-
-/// Fields of evaluation and prompt sets that hold one prompt.
-const PROMPT_FIELDS: [&str; 3] = ["prompt", "question", "problem"];
 
 /// What a row asks.
 pub(crate) enum Prompts {

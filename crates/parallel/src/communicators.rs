@@ -1,4 +1,4 @@
-//! GPUs that ranks joined, once for each purpose.
+//! Communicators of GPUs that ranks joined, one for each purpose.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use longdraft_kernels::collectives::DeviceRanks;
 
 use crate::error::Result;
 
-/// What GPUs are joined for. Each has a joint of its own, for calls of two may overlap.
+/// What GPUs are joined for. Each has a communicator of its own, for calls of two may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The target's weights.
@@ -19,9 +19,9 @@ pub(super) enum Purpose {
     Gradients,
 }
 
-/// GPUs that are joined, the same for all of their ranks.
+/// Who is joined, and for what; the same for all of these ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Joint {
+pub(super) struct Members {
     pub(super) purpose: Purpose,
     /// Number of the first rank.
     pub(super) base: usize,
@@ -29,24 +29,24 @@ pub(super) struct Joint {
     pub(super) timeout: Duration,
 }
 
-/// GPUs that this process has joined so far. None leaves without waiting for the others, so they stay joined: a later
-/// stage goes on with those of the one before.
+/// Those that this process has joined so far. None is left without waiting for the others, so they stay: a later stage
+/// goes on with those of the one before.
 #[derive(Default)]
-pub(super) struct Joined(Mutex<Vec<(Joint, Arc<dyn DeviceRanks>)>>);
+pub(super) struct Communicators(Mutex<Vec<(Members, Arc<dyn DeviceRanks>)>>);
 
-impl Joined {
-    /// The devices of a joint, which `join` makes the first time. All of its ranks call it.
+impl Communicators {
+    /// That of these members, which `join` makes the first time. All of them call it.
     pub(super) fn once(
         &self,
-        joint: Joint,
+        members: Members,
         join: impl FnOnce() -> Result<Arc<dyn DeviceRanks>>,
     ) -> Result<Arc<dyn DeviceRanks>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, devices)) = all.iter().find(|(known, _)| *known == joint) {
+        if let Some((_, devices)) = all.iter().find(|(known, _)| *known == members) {
             return Ok(Arc::clone(devices));
         }
         let devices = join()?;
-        all.push((joint, Arc::clone(&devices)));
+        all.push((members, Arc::clone(&devices)));
         Ok(devices)
     }
 }
