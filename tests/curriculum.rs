@@ -88,6 +88,7 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
     let gains: Vec<&Value> =
         (0..2).map(|draft| &measured["drafts"][draft]["gain_over_first"]["gain"]).collect();
     assert_eq!(gains, [&serde_json::json!(0.0), &out["held_out"]["gains_on_own_text"][0]["gain"]]);
+    a_curve_over_the_context(&config, &base, &long);
     // The curriculum stands for the draft of its last stage.
     let whole = shop.path("run");
     let answers = shop.path("run/answers");
@@ -122,6 +123,36 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
     let again = run(&["train", &config]);
     assert!(again.status.success() && !stderr(&again).contains("step 1/"), "{}", stderr(&again));
     assert_eq!(before, fingerprint(&shop.path("run")));
+}
+
+/// `eval held-out --contexts` shares the learned rows of the second stage out by what stands before them.
+fn a_curve_over_the_context(config: &str, base: &str, long: &str) {
+    let ask = |contexts: &'static str| {
+        let drafts = ["--draft", base, "--draft", long, "--contexts", contexts, "--json"];
+        [&["eval", "held-out", config, "stage=long"][..], &drafts].concat()
+    };
+    let told = succeed(&ask("40,128,100000"));
+    assert!(told.contains("  40 to 128 ("), "{told}");
+    let measured = last_json(&told);
+    let contexts = measured["by_context"].as_array().expect("contexts");
+    let bounds: Vec<_> = contexts.iter().map(|one| (&one["from"], &one["to"])).collect();
+    assert_eq!(serde_json::json!(bounds), serde_json::json!([[0, 40], [40, 128], [128, 100_000]]));
+    for draft in 0..2 {
+        let number = |of: &Value, key: &str| of["drafts"][draft][key].as_f64().expect("number");
+        let agreeing = |of: &Value| {
+            let first = of["drafts"][draft]["top1_by_delay"][0].as_f64().expect("share");
+            first * number(of, "rows")
+        };
+        let rows: f64 = contexts.iter().map(|one| number(one, "rows")).sum();
+        assert_eq!(rows, number(&measured, "rows"));
+        let together: f64 = contexts.iter().map(agreeing).sum();
+        assert!((together - agreeing(&measured)).abs() < 1e-6 * rows, "{measured}");
+        assert!(contexts.iter().all(|one| number(one, "simulated_acceptance_length") >= 1.0));
+    }
+    let falling = fail(&ask("128,40"), 2);
+    assert!(falling.contains("do not rise"), "{falling}");
+    let beyond = fail(&ask("100000,200000"), 2);
+    assert!(beyond.contains("no row reaches 100000 tokens"), "{beyond}");
 }
 
 #[test]

@@ -86,6 +86,16 @@ impl Batch {
     pub fn labels(&self) -> Vec<u32> {
         self.learned.iter().map(|&t| self.ids[t as usize + 1]).collect()
     }
+
+    /// Supervises no other tokens than those at these places of their piece, counted from 0 whatever the rotary positions are.
+    pub fn supervise_within(&mut self, places: &Range<usize>) {
+        let of_pieces = self.pieces.iter().flat_map(|piece| 0..piece.tokens);
+        for (supervised, place) in self.loss_mask.iter_mut().zip(of_pieces) {
+            *supervised &= places.contains(&place);
+        }
+        let mask = &self.loss_mask;
+        self.learned.retain(|&t| mask[t as usize + 1]);
+    }
 }
 
 /// A piece of a text's document.
@@ -208,6 +218,27 @@ mod tests {
         }
         let learned: usize = batches(&draws(), 0).iter().map(|b| b.learned.len()).sum();
         assert_eq!(learned, (3 - 2) + (5 - 2) + (9 - 2));
+    }
+
+    #[test]
+    fn places_count_from_the_beginning_of_each_piece() {
+        let whole = batches(&draws(), 0);
+        let within = |places: Range<usize>| {
+            let mut batches = batches(&draws(), 0);
+            batches.iter_mut().for_each(|batch| batch.supervise_within(&places));
+            batches
+        };
+        // The token ids of these documents are the places of their tokens.
+        for batch in within(3..5) {
+            assert!(batch.labels().iter().all(|id| (3..5).contains(id)));
+            let masked = batch.ids.iter().zip(&batch.loss_mask);
+            assert!(masked.clone().all(|(id, on)| *on == (3..5).contains(id)));
+        }
+        let learned = |batches: &[Batch]| batches.iter().map(|b| b.learned.len()).sum::<usize>();
+        let parts = [0..3, 3..5, 5..usize::MAX].map(|places| learned(&within(places)));
+        assert_eq!(parts.iter().sum::<usize>(), learned(&whole));
+        assert_eq!(parts, [3, 4, 4]);
+        assert_eq!(within(0..usize::MAX), whole);
     }
 
     #[test]

@@ -95,6 +95,8 @@ pub struct Access {
     /// Without a key, requests must name this machine itself as their host: a page whose name was made
     /// to lead here names another one.
     pub is_local: bool,
+    /// The name that the server was told to listen at: requests may name it, too.
+    pub name: Option<String>,
 }
 
 /// What a server is told.

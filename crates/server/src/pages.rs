@@ -64,7 +64,7 @@ fn router(pages: Box<Pages>) -> Router {
 }
 
 async fn answer(State(pages): Shared, request: Request) -> Response {
-    if !names_this_machine(request.headers()) {
+    if !names_this_machine(request.headers(), None) {
         return told(StatusCode::FORBIDDEN, "the host must be localhost or a loopback address");
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {

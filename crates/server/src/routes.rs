@@ -97,7 +97,9 @@ async fn guard(State(app): Shared, request: Request, next: Next) -> Response {
             let error = ApiError::new(StatusCode::UNAUTHORIZED, message);
             error.code("invalid_api_key").into_response()
         }
-        None if access.is_local && !names_this_machine(request.headers()) => {
+        None if access.is_local
+            && !names_this_machine(request.headers(), access.name.as_deref()) =>
+        {
             let message =
                 "the host must be localhost or a loopback address; with a key any will do";
             ApiError::new(StatusCode::FORBIDDEN, message).into_response()
@@ -118,14 +120,16 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
     given.ct_eq(key.as_bytes()).into()
 }
 
-/// Whether the host that a request names, if it names one, is this machine from within.
-pub(crate) fn names_this_machine(headers: &HeaderMap) -> bool {
+/// Whether the host that a request names, if it names one, is this machine from within, or has the name that its user gave.
+pub(crate) fn names_this_machine(headers: &HeaderMap, given: Option<&str>) -> bool {
     let Some(host) = headers.get(header::HOST) else { return true };
     let host = host.to_str().unwrap_or_default();
     let has_port = |(_, port): &(&str, &str)| port.parse::<u16>().is_ok();
     let name = host.rsplit_once(':').filter(has_port).map_or(host, |(name, _)| name);
     let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+    let mut known = ["localhost"].into_iter().chain(given);
+    known.any(|known| name.eq_ignore_ascii_case(known))
+        || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn json_response(value: &Value) -> Response {

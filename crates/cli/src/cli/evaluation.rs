@@ -1,5 +1,6 @@
 //! Arguments of `eval`.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Subcommand;
@@ -38,6 +39,10 @@ pub(crate) struct EvalHeldOutArguments {
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// Also measure tokens with less than so much text before them, then those from there to the next of these numbers, and so
+    /// on: a curve over the context. Rows have to be that long (`data.row_tokens`).
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',')]
+    pub(crate) contexts: Vec<NonZeroUsize>,
     /// Where it computes, as `device=` does: auto, cpu, cuda:0, metal:0.
     #[arg(long)]
     pub(crate) device: Option<DeviceChoice>,

@@ -59,7 +59,8 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     if key.is_none() && !is_local {
         errln!("warning: whoever reaches {} may ask: --api-key KEY lets in few", address.ip());
     }
-    let access = Access { key, origins: arguments.allow_origin.clone(), is_local };
+    let name = Some(arguments.host.clone());
+    let access = Access { key, origins: arguments.allow_origin.clone(), is_local, name };
     let interrupts = Interrupts::listen();
     if json {
         outjson!({ "model": model.name, "address": format!("http://{address}") });

@@ -175,3 +175,14 @@ fn a_conversation_goes_on_after_a_call() {
     let (replies, _) = answered(HERMES, &["It is noon."], &[next]);
     assert_eq!(choice(&replies[0])["message"]["content"], "It is noon.");
 }
+
+#[test]
+fn the_name_that_a_server_was_told_to_listen_at_is_a_host_too() {
+    let named = |host: &'static str, given| {
+        let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))]);
+        names_this_machine(&headers, given)
+    };
+    assert!(named("desk.home:8080", Some("desk.home")) && named("DESK.home", Some("desk.home")));
+    assert!(named("localhost:1", Some("desk.home")) && named("127.0.1.1:80", None));
+    assert!(!named("desk.home", None) && !named("desk.home.example", Some("desk.home")));
+}

@@ -47,6 +47,7 @@ impl Stage {
             set: &self.held_out,
             draws: &self.draws,
             groups: &self.groups,
+            places: None,
         };
         let (world, rows) = (self.parallel.world(), self.held_out.rows.len());
         let (own, rounds) = (self.groups.share(rows), self.groups.rounds(rows));
@@ -107,6 +108,7 @@ impl Evaluator {
             set: &self.held_out,
             draws: &self.draws,
             groups: &RowGroups::single(),
+            places: None,
         };
         let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
         let rows = self.held_out.rows.len();
@@ -131,9 +133,25 @@ pub(super) fn over_ranks(world: &World, numbers: &[f64]) -> Result<DraftMetrics>
 pub fn measure_drafts(
     config: &TrainConfig,
     drafts: &[PathBuf],
-    (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    of_target: (&Arc<Target>, &TextTokenizer),
     observer: &mut dyn Observer,
 ) -> Result<Vec<RowMetrics>> {
+    let mut measured = measure_at_places(config, drafts, &[None], of_target, observer)?;
+    Ok(measured.pop().unwrap_or_default())
+}
+
+/// As [`measure_drafts`], of the tokens at some places of their text alone (`None`: of all), counted from 0; once for each of
+/// `places`, in their order. Rows without such a token are left out.
+///
+/// # Errors
+/// - as [`measure_drafts`]
+pub fn measure_at_places(
+    config: &TrainConfig,
+    drafts: &[PathBuf],
+    places: &[Option<Range<usize>>],
+    (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    observer: &mut dyn Observer,
+) -> Result<Vec<Vec<RowMetrics>>> {
     let set = held_out_set(config, target, tokenizer, observer)?;
     let mut objectives = Vec::new();
     let (teacher, seed, documents) = (config.teacher, config.train.seed, &set.documents);
@@ -150,7 +168,7 @@ pub fn measure_drafts(
             Materials { teacher, seed, target, tokenizer, documents, start, token_counts };
         objectives.push(method.build(&materials, observer)?);
     }
-    let Some(first) = objectives.first() else { return Ok(Vec::new()) };
+    let Some(first) = objectives.first() else { return Ok(vec![Vec::new(); places.len()]) };
     let mut config = config.clone();
     if config.train.features == FeatureMode::Memory {
         config.train.features = FeatureMode::Online;
@@ -165,11 +183,16 @@ pub fn measure_drafts(
         &mut draws,
     )?;
     let groups = &RowGroups::single();
-    let text = HeldOut { target, features: &source, set: &set, draws: &draws, groups };
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
-    let mut on_row = |done| observer.on_event(Event::Measured(done, rows));
-    text.measure(&objectives, 0..rows, rows, &mut on_row)
+    let of_places = |(round, these): (usize, &Option<Range<usize>>)| {
+        let all = rows * places.len();
+        let mut on_row = |done| observer.on_event(Event::Measured(round * rows + done, all));
+        let (features, set, draws, places) = (&source, &set, &draws, these.as_ref());
+        let text = HeldOut { target, features, set, draws, groups, places };
+        text.measure(&objectives, 0..rows, rows, &mut on_row)
+    };
+    places.iter().enumerate().map(of_places).collect()
 }
 
 /// Held-out metrics, row by row.
@@ -251,6 +274,8 @@ struct HeldOut<'a> {
     set: &'a DataSet,
     draws: &'a Draws,
     groups: &'a RowGroups,
+    /// Places of their text at which tokens are measured; `None`: at all.
+    places: Option<&'a Range<usize>>,
 }
 
 impl HeldOut<'_> {
@@ -268,7 +293,15 @@ impl HeldOut<'_> {
         let mut measured: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
         assert!(drafts.len() == 1 || rows.len() == rounds, "several drafts share all rows");
         for index in rows.start..rows.start + rounds {
-            let batch = rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
+            let mut batch =
+                rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
+            if let (Some(batch), Some(places)) = (&mut batch, self.places) {
+                batch.supervise_within(places);
+                if batch.learned.is_empty() {
+                    on_row(index + 1 - rows.start);
+                    continue;
+                }
+            }
             let batch = batch.map(|batch| self.groups.cut(batch));
             let part = batch.as_ref().and_then(|batch| self.groups.part_of(batch.ids.len()));
             let mut found = None;

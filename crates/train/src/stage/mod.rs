@@ -43,7 +43,7 @@ pub use crate::observer::{Ending, Event, Observer, StepReport};
 pub use capture::{Capture, CaptureOptions};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
-pub use evaluate::{Evaluator, RowMetrics, bootstrap_interval, measure_drafts};
+pub use evaluate::{Evaluator, RowMetrics, bootstrap_interval, measure_at_places, measure_drafts};
 pub use tracked::Tracked;
 
 /// Documents and how they are packed.

@@ -1,5 +1,7 @@
 //! `longdraft eval held-out`: trained drafts on held-out rows, teacher-forced, side by side.
 
+use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use longdraft_configuration::read_stage;
@@ -7,7 +9,7 @@ use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::metrics::DelayCounts;
-use longdraft_train::stage::{RowMetrics, measure_drafts};
+use longdraft_train::stage::{RowMetrics, measure_at_places};
 use serde_json::{Value, json};
 
 use crate::cli::{EvalHeldOutArguments, with_device};
@@ -29,10 +31,15 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let target = open_target(&config, &World::single())?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let mut progress = TrainingProgress::new(Interrupts::default(), Voice::alone());
-    let measured = measure_drafts(&config, &arguments.drafts, (&target, &tokenizer), &mut progress);
-    let measured = measured.map_err(|error| {
+    let contexts = ranges(&arguments.contexts, config.data.row_tokens)?;
+    let places: Vec<_> = std::iter::once(None).chain(contexts.iter().cloned().map(Some)).collect();
+    let of_target = (&target, &tokenizer);
+    let measured = measure_at_places(&config, &arguments.drafts, &places, of_target, &mut progress);
+    let mut measured = measured.map_err(|error| {
         of_another_method(&config, &arguments.drafts).unwrap_or_else(|| error.into())
     })?;
+    let by_context = measured.split_off(1);
+    let measured = measured.pop().unwrap_or_default();
     let rows = measured.first().map_or(0, RowMetrics::rows);
     if rows == 0 {
         return Err(Failure::usage("the configuration has no held-out rows")
@@ -41,15 +48,41 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let names: Vec<String> =
         arguments.drafts.iter().map(|path| path.display().to_string()).collect();
     print(&names, &measured, config.data.row_tokens);
+    let by_context: Vec<_> = contexts.iter().zip(&by_context).collect();
+    print_contexts(&names, &by_context);
     if json {
-        let drafts: Vec<Value> = names
-            .iter()
-            .zip(&measured)
-            .map(|(name, rows)| record(name, rows, &measured[0]))
-            .collect();
-        outjson!({ "rows": rows, "row_tokens": config.data.row_tokens, "drafts": drafts });
+        let records = |measured: &[RowMetrics]| -> Vec<Value> {
+            let drafts = names.iter().zip(measured);
+            drafts.map(|(name, rows)| record(name, rows, &measured[0])).collect()
+        };
+        let of_context = |(tokens, measured): &(&Range<usize>, &Vec<RowMetrics>)| {
+            let rows = measured[0].rows();
+            json!({ "from": tokens.start, "to": tokens.end, "rows": rows, "drafts": records(measured) })
+        };
+        let contexts: Vec<Value> = by_context.iter().map(of_context).collect();
+        outjson!({
+            "rows": rows, "row_tokens": config.data.row_tokens, "drafts": records(&measured),
+            "by_context": contexts,
+        });
     }
     Ok(())
+}
+
+/// What `--contexts` asks for: from 0 to the first number, from there to the second, and so on.
+fn ranges(bounds: &[NonZeroUsize], row_tokens: usize) -> Result<Vec<Range<usize>>> {
+    let starts = std::iter::once(0).chain(bounds.iter().map(|bound| bound.get()));
+    let ranges: Vec<_> = starts.zip(bounds).map(|(start, end)| start..end.get()).collect();
+    if ranges.iter().any(Range::is_empty) {
+        return Err(Failure::usage("the numbers of --contexts do not rise")
+            .hint("give the smallest first: --contexts 512,2048,8192"));
+    }
+    match ranges.last() {
+        Some(last) if last.start >= row_tokens => {
+            let problem = format!("no row reaches {} tokens, rows have {row_tokens}", last.start);
+            Err(Failure::usage(problem).hint("set data.row_tokens, or leave that context out"))
+        }
+        _ => Ok(ranges),
+    }
 }
 
 /// What is said where a draft is of another method than the configuration.
@@ -79,6 +112,25 @@ fn print(names: &[String], measured: &[RowMetrics], row_tokens: usize) {
         if index > 0 {
             let (gain, (low, high)) = rows.gain_over(first);
             outln!("    against the first: {gain:+.3} [{low:+.3}, {high:+.3}]");
+        }
+    }
+}
+
+fn print_contexts(names: &[String], by_context: &[(&Range<usize>, &Vec<RowMetrics>)]) {
+    if by_context.is_empty() {
+        return;
+    }
+    outln!("the same by the tokens of text before a token:");
+    for (tokens, measured) in by_context {
+        let rows = counted(measured[0].rows(), "row");
+        outln!("  {} to {} ({rows}):", tokens.start, tokens.end);
+        for (name, rows) in names.iter().zip(*measured) {
+            if rows.rows() == 0 {
+                outln!("    {name}: no text is that long");
+                continue;
+            }
+            let (low, high) = rows.interval();
+            outln!("    {name}: {:.3} [{low:.3}, {high:.3}]", rows.simulated_length());
         }
     }
 }

@@ -73,12 +73,15 @@ pub(super) struct Ledger {
     failures: (PathBuf, File),
     recipe: String,
     done: HashMap<usize, String>,
+    /// Rows that failed in an earlier call still stand in their file.
+    has_old_failures: bool,
     pub(super) counts: Counts,
 }
 
 impl Ledger {
     /// Opens the files for appending, for this process alone; a torn last line is cut off. Rows that failed
-    /// are tried again, for another call may name another field.
+    /// are tried again, for another call may name another field. Their lines stay until this call has shown that its prompts
+    /// are the same: until its first line, or its end.
     pub(super) fn open(output: &Path, recipe: &str) -> Result<Self> {
         let folder = parent_of(output);
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
@@ -99,14 +102,21 @@ impl Ledger {
             failures: (name, failures),
             recipe: recipe.to_owned(),
             done: HashMap::new(),
+            has_old_failures: !failed.is_empty(),
             counts: Counts::default(),
         };
         for line in &written {
             ledger.take(line, output)?;
             ledger.counts.success += 1;
         }
-        cut(&mut ledger.failures.1, 0).map_err(Failure::at(&ledger.failures.0))?;
         Ok(ledger)
+    }
+
+    fn forget_old_failures(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.has_old_failures) {
+            cut(&mut self.failures.1, 0).map_err(Failure::at(&self.failures.0))?;
+        }
+        Ok(())
     }
 
     /// Notes a line of an earlier run.
@@ -144,6 +154,7 @@ impl Ledger {
 
     /// Writes a line with one call, so that a kill leaves whole lines or one torn one.
     pub(super) fn write(&mut self, entry: &Entry) -> Result<()> {
+        self.forget_old_failures()?;
         let mut line = json!({ "row": entry.row, "id": entry.id });
         let counts = &mut self.counts;
         let ((path, file), count, status) = match entry.outcome {
@@ -170,7 +181,8 @@ impl Ledger {
     }
 
     /// Every row has its line, and there are no lines beyond.
-    pub(super) fn check(&self, rows: usize) -> Result<()> {
+    pub(super) fn check(&mut self, rows: usize) -> Result<()> {
+        self.forget_old_failures()?;
         if self.counts.sum() == rows && self.done.len() == rows {
             return Ok(());
         }
@@ -258,6 +270,8 @@ mod tests {
         assert_eq!((ledger.len(), ledger.counts), (1, counts));
         assert!(ledger.is_done(0, "p.jsonl:1").expect("same"));
         assert!(ledger.is_done(0, "q.jsonl:1").is_err());
+        let lines = |path: &Path| std::fs::read_to_string(path).expect("read").lines().count();
+        assert_eq!(lines(&failures_file(&path)), 2, "prompts that are others take nothing away");
         for row in [1, 2, 3] {
             assert!(!ledger.is_done(row, "").expect("tried again or new"));
         }
@@ -266,7 +280,6 @@ mod tests {
         ledger.write(&entry(3, Outcome::Success)).expect("write");
         ledger.check(4).expect("complete");
         assert!(ledger.check(3).is_err());
-        let lines = |path: &Path| std::fs::read_to_string(path).expect("read").lines().count();
         assert_eq!((lines(&path), lines(&failures_file(&path))), (3, 1));
         drop(ledger);
         assert!(Ledger::open(&path, "other").is_err());
