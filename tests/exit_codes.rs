@@ -145,6 +145,20 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
     }
     let text = generate(&shop.target(), &other);
     assert!(text.contains("other language models are no drafts here"), "{text}");
+    // The same of a folder, whose tensors are not listed one by one.
+    let file = shop.target.join("config.json");
+    let config_text = std::fs::read_to_string(&file).expect("a configuration");
+    let mut model: serde_json::Value = serde_json::from_str(&config_text).expect("JSON");
+    model["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
+    std::fs::write(&file, model.to_string()).expect("written");
+    let target = shop.target();
+    let text = fail(&["generate", "--target", &other, "--draft", &target, "--prompt", "a"], 2);
+    std::fs::write(&file, config_text).expect("written");
+    assert!(
+        text.contains("a whole language model (it holds `model.embed_tokens.weight`)"),
+        "{text}"
+    );
+    assert!(text.contains("longdraft fit") && text.lines().count() < 4, "{text}");
     // Another method than the configuration's.
     let eagle3 = ["draft.method=eagle3", "draft.draft_vocab_size=64", "data.anchor.enabled=false"];
     let text = fail(&[&["eval", "held-out", &config, "--draft", &run][..], &eagle3].concat(), 2);

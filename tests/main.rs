@@ -1,6 +1,7 @@
 //! Tests of the program as users run it: its binary on real files.
 
 mod block_export;
+mod block_heads;
 mod broken_exports;
 mod captures;
 mod curriculum;

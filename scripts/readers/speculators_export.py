@@ -55,8 +55,9 @@ def block(model):
     with torch.no_grad():
         # The target's frozen tensors, which no folder holds.
         model.embed_tokens.weight.copy_(want["embed_tokens"])
-        for head in (model.lm_head, model.verifier_lm_head):
-            head.weight.copy_(want["lm_head"])
+        if "lm_head" in want:
+            for head in (model.lm_head, model.verifier_lm_head):
+                head.weight.copy_(want["lm_head"])
     found = {}
 
     def keep(name, add=False):
@@ -84,7 +85,7 @@ def block(model):
     chosen = torch.zeros_like(ids, dtype=torch.float32)
     # Anchors are drawn among the learned tokens: these are all of them.
     chosen[0, anchors] = 1
-    last = torch.zeros(1, ids.shape[1], want["lm_head"].shape[1])
+    last = torch.zeros(1, ids.shape[1], want["states"].shape[1])
     # Its fused losses need a GPU; no loss is compared.
     options, _ = type(model).get_trainer_kwargs(loss_fn="kl_div", loss_implementation="eager", max_anchors=len(anchors))
     with torch.no_grad():

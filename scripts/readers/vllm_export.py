@@ -7,8 +7,11 @@ Usage: vllm_export.py rows TARGET_FOLDER LONGDRAFT
 proposes what is accepted, at every position of a chain. `compare` serves such a draft.
 
 Both programs decode the same prompts greedily in 32 bits, one at a time, with a chain of DRAFT_LEN tokens (default 4) in every
-round. METHOD is vLLM's name of the draft's method (default eagle3). Held against each other, prompt by prompt: the tokens, the rounds, and in how many rounds each position of the
-chain was accepted.
+round. METHOD is vLLM's name of the draft's method (default eagle3). Held against each other, prompt by prompt: the tokens, the
+rounds, and in how many rounds each position of the chain was accepted.
+
+Selectors and chains are served by vLLM's newer runner alone. Its kernels are written in Triton, whose interpreter runs them without a
+GPU, slowly: half as many tokens are decoded then.
 
 Tokens must be equal. Sums run in another order in the two programs, so that two tokens of nearly the same weight may
 change places. A prompt that differs is compared up to there by its tokens alone, and at most one may differ. Counts may
@@ -19,8 +22,10 @@ The last line is JSON: counts of both by position, summed over the prompts.
 """
 import json
 import os
+import pathlib
 import subprocess
 import sys
+import types
 
 for name, value in {
     "HF_HUB_OFFLINE": "1",
@@ -31,7 +36,6 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-TOKENS = 64
 PROMPTS = [
     "Tom has 3 boxes with 12 apples each. How many apples does he have?",
     "A train travels 60 miles in 2 hours. How far does it travel in 5 hours?",
@@ -39,6 +43,41 @@ PROMPTS = [
     "Write one sentence about the sea.",
 ]
 mode, target, binary = sys.argv[1:4]
+TOKENS = 64
+
+
+def needs_newer_runner(folder):
+    """Whether a draft has a selector or a chain."""
+    config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+    names = [config.get("speculators_model_type"), *config["architectures"]]
+    return any(name in ("dflash2", "dspark", "DFlash2DraftModel", "Qwen3DSparkModel") for name in names)
+
+
+def interpret_kernels():
+    """Has vLLM find a Triton that runs here: its interpreter, under the name of a device."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+    import torch
+    from triton.backends import backends
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    class Interpreter:
+        @staticmethod
+        def is_active():
+            return True
+
+        def get_current_target(self):
+            return GPUTarget("cpu", 0, 1)
+
+        def get_current_device(self):
+            return 0
+
+        def get_active_torch_device(self):
+            return torch.device("cpu")
+
+    backends["cpu"] = types.SimpleNamespace(compiler=None, driver=Interpreter)
+    driver.set_active(Interpreter())
 
 
 def turn(text):
@@ -59,6 +98,9 @@ if mode == "rows":
 export = sys.argv[4]
 length = int(sys.argv[5]) if len(sys.argv) > 5 else 4
 method = sys.argv[6] if len(sys.argv) > 6 else "eagle3"
+newer = needs_newer_runner(export)
+if newer:
+    TOKENS //= 2
 
 
 def ours(prompt):
@@ -83,7 +125,8 @@ def counters(engine):
 
 
 own = [ours(turn(text)) for text in PROMPTS]
-
+if newer:
+    interpret_kernels()
 from vllm import LLM, SamplingParams  # noqa: E402
 
 draft = {"method": method, "model": export, "num_speculative_tokens": length}

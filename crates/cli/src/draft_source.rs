@@ -230,7 +230,8 @@ fn open_files(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
         let failure = Failure::from(error);
         let is_model = is_language_model(path);
         failure.hinted(is_model.then_some(
-            "other language models are no drafts here: train one with `longdraft fit`, or use --lookup",
+            "other language models are no drafts here: train a draft for the target with `longdraft fit`, or use \
+             --lookup, which needs none",
         ))
     })?;
     note_convention(path);
@@ -252,10 +253,18 @@ fn of_another_target(
     })
 }
 
-/// Whether a file holds a whole language model in place of a draft.
+/// Whether a file or folder holds a whole language model in place of a draft.
 fn is_language_model(path: &Path) -> bool {
-    let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
-    is_gguf && Target::open_config(&path.display().to_string()).is_ok()
+    if path.extension().is_some_and(|extension| extension == "gguf") {
+        return Target::open_config(&path.display().to_string()).is_ok();
+    }
+    let text = std::fs::read_to_string(folder_of(path).join("config.json")).unwrap_or_default();
+    let config: Value = serde_json::from_str(&text).unwrap_or_default();
+    let is_model = |name: &Value| {
+        let ends = ["ForCausalLM", "ForConditionalGeneration"];
+        name.as_str().is_some_and(|name| ends.iter().any(|end| name.ends_with(end)))
+    };
+    config["architectures"].as_array().is_some_and(|names| names.iter().any(is_model))
 }
 
 fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target) {

@@ -19,6 +19,7 @@ use longdraft_train::method::block::{
     SlotLabels, SlotLoss, SlotWeights, SoftLoss,
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
+use longdraft_train::metrics::DelayCounts;
 use longdraft_train::objective::{Objective, TeacherDistribution};
 
 use blocks::{batch, random};
@@ -583,6 +584,30 @@ fn without_a_table_or_with_one_of_zeros_a_chain_is_a_block_that_proposes_from_sl
     let told = step(&objective(draft), &row, &row.features()).metrics.loss();
     let want = f64::from(want.to_scalar::<f32>()?);
     assert!((told - want).abs() < 2e-5 * want, "{told} {want}");
+    Ok(())
+}
+
+#[test]
+fn a_teacher_of_the_draft_s_own_logits_is_at_no_distance_and_accepts_every_slot() -> Result<()> {
+    let chain = ChainSizes { rank: 0, kind: ChainKind::Vanilla, confidence: None };
+    let config = BlockConfig { chain: Some(chain), ..toy() };
+    let loss = ChainLoss { hard: 0.0, distance: 1.0, confidence: 0.0, ..ChainLoss::default() };
+    // The teacher of slot k is the row k places after the anchor, and no other.
+    for (shift, is_own) in [(0, true), (1, false)] {
+        let mut row = Row::new();
+        let mut rows = (0..20).map(|i| row.teacher.narrow(0, i, 1)).collect::<Result<Vec<_>>>()?;
+        for slot in slots(&fresh(&config), &row)? {
+            rows[ANCHORS[slot.block].0 + slot.k + shift] = slot.state.detach();
+        }
+        row.teacher = Tensor::cat(&rows, 0)?;
+        let objective = ChainObjective::new(fresh(&config), &row.head, loss, draws());
+        let objective = objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec());
+        let metrics = step(&objective, &row, &row.features()).metrics;
+        let rates: Vec<f64> = metrics.by_delay.iter().map(DelayCounts::acceptance_rate).collect();
+        assert_eq!(rates.len(), 4, "every slot proposes");
+        assert_eq!(metrics.loss() < 1e-5, is_own, "{}", metrics.loss());
+        assert_eq!(rates.iter().all(|rate| (rate - 1.0).abs() < 1e-5), is_own, "{rates:?}");
+    }
     Ok(())
 }
 

@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
 use longdraft_decode::drafter::{BlockDraftModel, BlockDrafter, ReducedHead};
-use longdraft_decode::{Sampling, SpeculativeDecoder, VerifyRule};
+use longdraft_decode::{Sampling, SpeculativeDecoder, Tree, VerifyRule};
 use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, ChainSizes, Visible};
+use longdraft_models::draft::block::{
+    Anchor, BlockConfig, BlockDraft, Chain, ChainSizes, ConvolutionSizes, SelectorSizes, Visible,
+};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
 use crate::models::{
     VOCABULARY, decode, dflash, dflash2, dspark, generate, options, prompt, randomised, shapes,
-    target,
+    target, with_own_head,
 };
 use crate::noted::{Noted, Notes, first_path};
 
@@ -114,10 +116,14 @@ fn every_round_proposes_the_block_that_training_predicts() {
         let (head, few) = reduced(&target);
         let all: Vec<TargetTokenId> = (0..VOCABULARY as u32).map(TargetTokenId).collect();
         for draft in [dflash(&target, seed), dflash2(&target, seed), dspark(&target, seed)] {
-            for kept in [&all, &few] {
+            // The draft's own head proposes what the same rows of the target's do.
+            let own = draft.selector().is_none();
+            let own = own.then(|| with_own_head(&draft, &target, head.vocabulary()));
+            for (kept, own) in [(&all, None), (&few, None), (&few, own.as_ref())] {
                 let notes = Notes::default();
-                let mut model = BlockDraftModel::new(&draft, &target).expect("model");
-                if kept.len() == few.len() {
+                let mut model =
+                    BlockDraftModel::new(own.unwrap_or(&draft), &target).expect("model");
+                if kept.len() == few.len() && own.is_none() {
                     model = model.with_head(Arc::clone(&head)).expect("head");
                 }
                 let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
@@ -138,6 +144,34 @@ fn every_round_proposes_the_block_that_training_predicts() {
             }
         }
     }
+}
+
+#[test]
+fn a_fresh_selector_proposes_what_the_plain_draft_does() {
+    let target = target("qwen3", 16, (2, 2), 8);
+    let plain = dflash(&target, 8);
+    let config = BlockConfig {
+        convolution: Some(ConvolutionSizes { kernel_size: 2, group_size: 8 }),
+        selector: Some(SelectorSizes { rank: 4, top_k: 3 }),
+        ..plain.config().clone()
+    };
+    let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
+    // Tensors of one name begin alike.
+    let wide = BlockDraft::initialise(&config, &table, 8).expect("a draft");
+    let [of_plain, of_wide] = [&plain, &wide].map(|draft| {
+        let notes = Notes::default();
+        let model = BlockDraftModel::new(draft, &target).expect("model");
+        let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
+        let mut options = options(16);
+        options.shape = shapes()[1].clone();
+        generate(&target, Some(Box::new(noted)), &prompt(9, 8), &options);
+        let tokens =
+            |(_, tree): &(_, Tree)| first_path(tree).into_iter().map(|(token, _)| token).collect();
+        let proposed: Vec<Vec<TargetTokenId>> = notes.borrow().iter().map(tokens).collect();
+        proposed
+    });
+    assert!(of_plain.iter().any(|proposed| proposed.len() > 1));
+    assert_eq!(of_plain, of_wide);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use longdraft_models::{TargetConfig, TargetTokenId};
 use serde_json::json;
 
 use crate::enumeration::{Table, distribution_of, error, path_text};
-use crate::models::randomised;
+use crate::models::{randomised, with_own_head};
 
 const VOCABULARY: usize = 4;
 
@@ -128,9 +128,20 @@ impl Rounds<'_> {
 }
 
 fn check(config: &BlockConfig, target: &Target, shape: &DraftShape, threshold: f64) -> Vec<usize> {
+    check_each(config, target, shape, threshold, |draft| draft)
+}
+
+/// The same of what becomes of each random draft.
+fn check_each(
+    config: &BlockConfig,
+    target: &Target,
+    shape: &DraftShape,
+    threshold: f64,
+    change: impl Fn(BlockDraft) -> BlockDraft,
+) -> Vec<usize> {
     let mut depths = Vec::new();
     for seed in 0..4 {
-        let draft = randomised(config, target, seed);
+        let draft = change(randomised(config, target, seed));
         let verified = Table { seed, vocabulary: VOCABULARY, holes: seed % 2 == 1 };
         let shape = shape.clone();
         let draft = &draft;
@@ -163,6 +174,14 @@ fn chains_cut_by_confidence_and_restricted_candidates_follow_the_distribution() 
         // Some rounds are plain steps, some are cut, some are not.
         let depths = depths.concat();
         assert!((0..=shape.depth()).all(|depth| depths.contains(&depth)), "{shape:?}: {depths:?}");
+    }
+    // Heads of their own propose three of four tokens.
+    let kept = [0, 2, 3].map(TargetTokenId).to_vec();
+    let map = VocabularyMap::new(kept, VOCABULARY).expect("map");
+    let sizes = ChainSizes { rank: 3, kind: ChainKind::Vanilla, confidence: None };
+    for sizes in [None, Some(sizes)] {
+        let config = BlockConfig { chain: sizes, ..plain.clone() };
+        check_each(&config, &target, &chain, 0.0, |draft| with_own_head(&draft, &target, &map));
     }
     let selector = Some(SelectorSizes { rank: 3, top_k: 2 });
     let config = BlockConfig { selector, ..plain };

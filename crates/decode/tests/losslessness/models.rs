@@ -3,12 +3,13 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use longdraft_decode::drafter::{
     BlockDraftModel, BlockDrafter, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
     GlideModel, LookupDrafter, ModelDrafter, MtpModel, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
+use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{
     BlockConfig, BlockDraft, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes,
@@ -225,6 +226,26 @@ pub(crate) fn dspark(target: &Target, seed: u64) -> BlockDraft {
     randomised(&config, target, seed)
 }
 
+/// The same draft with a head of its own: the target's rows for some tokens.
+pub(crate) fn with_own_head(
+    draft: &BlockDraft,
+    target: &Target,
+    vocabulary: &VocabularyMap,
+) -> BlockDraft {
+    let kept: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
+    let rows = |tensor: &Tensor| select_rows(&tensor.detach(), &kept).expect("rows");
+    let ends = target.hold_ends().expect("ends");
+    let mut tensors = draft.weights().named();
+    for (_, output) in tensors.iter_mut().filter(|(name, _)| name.contains("markov_w2")) {
+        *output = rows(output);
+    }
+    tensors.push(("lm_head.weight".to_owned(), rows(&ends.head().expect("head"))));
+    tensors.extend(vocabulary.tensors().expect("a map"));
+    let config = BlockConfig { draft_vocab_size: kept.len(), ..draft.config().clone() };
+    let table = ends.embedding().expect("table");
+    BlockDraft::from_source(&MemorySource::new(tensors), &config, &table).expect("a draft")
+}
+
 /// The drafts that drafters of one target read.
 pub(crate) struct Drafts {
     pub(crate) glide: GlideDraft,
@@ -232,6 +253,7 @@ pub(crate) struct Drafts {
     pub(crate) dflash: BlockDraft,
     dflash2: BlockDraft,
     dspark: BlockDraft,
+    own_heads: [BlockDraft; 2],
     mtp: MtpBlock,
     head: Arc<ReducedHead>,
 }
@@ -240,8 +262,11 @@ impl Drafts {
     pub(crate) fn new(target: &Target, seed: u64) -> Self {
         let frequent = (0..20).map(|i| TargetTokenId(i * 3)).collect();
         let map = VocabularyMap::new(frequent, VOCABULARY).expect("map");
+        let own_heads = [dflash(target, seed), dspark(target, seed)]
+            .map(|draft| with_own_head(&draft, target, &map));
         let head = Arc::new(ReducedHead::new(target, map).expect("head"));
         Self {
+            own_heads,
             glide: glide(target, seed),
             eagle3: eagle3(target, seed),
             dflash: dflash(target, seed),
@@ -277,9 +302,11 @@ pub(crate) enum Kind {
     MergedDspark,
     MergedMtp,
     Switched,
+    DflashOwnHead,
+    DsparkOwnHead,
 }
 
-pub(crate) const KINDS: [Kind; 20] = [
+pub(crate) const KINDS: [Kind; 22] = [
     Kind::Glide,
     Kind::GlideReduced,
     Kind::Eagle3,
@@ -300,6 +327,8 @@ pub(crate) const KINDS: [Kind; 20] = [
     Kind::MergedDspark,
     Kind::MergedMtp,
     Kind::Switched,
+    Kind::DflashOwnHead,
+    Kind::DsparkOwnHead,
 ];
 
 pub(crate) fn drafter<'a>(
@@ -312,6 +341,9 @@ pub(crate) fn drafter<'a>(
     let dflash = || BlockDraftModel::new(&drafts.dflash, target).expect("model");
     let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
     let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
+    let own_head = |draft: &'a BlockDraft| {
+        Box::new(BlockDrafter::new(BlockDraftModel::new(draft, target).expect("model")))
+    };
     let mtp = |head| ModelDrafter::new(MtpModel::new(&drafts.mtp, target, head).expect("model"));
     let reduced = |model: BlockDraftModel<'a>| {
         Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
@@ -335,6 +367,8 @@ pub(crate) fn drafter<'a>(
         Kind::Dflash2Reduced => reduced(dflash2()),
         Kind::Dspark => Box::new(BlockDrafter::new(dspark())),
         Kind::DsparkReduced => reduced(dspark()),
+        Kind::DflashOwnHead => own_head(&drafts.own_heads[0]),
+        Kind::DsparkOwnHead => own_head(&drafts.own_heads[1]),
         Kind::Mtp => Box::new(mtp(None)),
         Kind::MtpReduced => Box::new(mtp(Some(&drafts.head))),
         Kind::Lookup => Box::new(LookupDrafter::new()),

@@ -66,6 +66,8 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
                 | Kind::Dflash2Reduced
                 | Kind::Dspark
                 | Kind::DsparkReduced
+                | Kind::DflashOwnHead
+                | Kind::DsparkOwnHead
                 | Kind::Mtp
                 | Kind::MtpReduced
         );

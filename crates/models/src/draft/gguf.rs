@@ -147,6 +147,31 @@ impl DraftGguf {
         self.file.read(tensor.bytes.clone())
     }
 
+    /// Whole numbers that ascend by more than their places, as offsets from these: how other formats hold a map of
+    /// tokens. `name` stands in errors.
+    ///
+    /// # Errors
+    /// - it holds no whole numbers, or the file cannot be read
+    pub(super) fn offsets(&self, name: &str, tensor: &StoredTensor) -> Result<Vec<i64>> {
+        let bytes = self.read(tensor)?;
+        let ids: Vec<i64> = match tensor.element {
+            ElementType::I64 => bytes
+                .chunks_exact(8)
+                .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
+                .collect(),
+            ElementType::I32 => bytes
+                .chunks_exact(4)
+                .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
+                .map(i64::from)
+                .collect(),
+            other => {
+                let problem = format!("tensor `{name}` is {other:?}, integers expected");
+                return Err(ModelError::invalid(self.path(), problem));
+            }
+        };
+        Ok(ids.into_iter().zip(0_i64..).map(|(id, i)| id.saturating_sub(i)).collect())
+    }
+
     /// A tensor's values in f32, in its shape; `name` stands in errors.
     ///
     /// # Errors

@@ -6,8 +6,13 @@
 use std::cmp::Reverse;
 use std::path::Path;
 
+use candle_core::{Device, Tensor};
+
 use crate::error::{ModelError, Problems, Result};
 use crate::ids::{DraftTokenId, TargetTokenId};
+
+/// Names of a map's tensors in files: offsets, and a flag for every target token.
+pub const MAP: [&str; 2] = ["d2t", "t2d"];
 
 /// Target token of every draft token, and back. The only thing that turns one kind into the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,6 +84,57 @@ impl VocabularyMap {
         }
         problems.into_result(path)?;
         Self::new(ids.into_iter().map(|id| TargetTokenId(id as u32)).collect(), target_size)
+    }
+
+    /// Reads the map of a file at `path`; `None` where the file has none. `read` gives the whole numbers of a
+    /// tensor, if the file has it.
+    ///
+    /// # Errors
+    /// - a tensor cannot be read; as [`Self::from_offsets`]; the map is not of `[Vd, V]` tokens
+    pub(super) fn read(
+        path: &Path,
+        [draft, target]: [usize; 2],
+        read: impl Fn(&str) -> Result<Option<Vec<i64>>>,
+    ) -> Result<Option<Self>> {
+        let Some(offsets) = read(MAP[0])? else { return Ok(None) };
+        let flags = read(MAP[1])?;
+        let map =
+            Self::from_offsets(&offsets, flags.as_deref(), target).map_err(
+                |error| match error {
+                    ModelError::Invalid { problems, .. } => {
+                        ModelError::Invalid { path: path.to_path_buf(), problems }
+                    }
+                    other => other,
+                },
+            )?;
+        map.problems([draft, target]).into_result(path)?;
+        Ok(Some(map))
+    }
+
+    /// Where the map is not of `[Vd, V]` tokens.
+    pub(super) fn problems(&self, [draft, target]: [usize; 2]) -> Problems {
+        let mut problems = Problems::default();
+        for (name, found, wanted) in [
+            ("draft_vocab_size", self.draft_size(), draft),
+            ("vocab_size", self.target_size(), target),
+        ] {
+            if found != wanted {
+                problems.push(format!("`{name}` = {wanted}, the vocabulary map has {found}"));
+            }
+        }
+        problems
+    }
+
+    /// What files hold of it, by name: `d2t` `[Vd]` and `t2d` `[V]`.
+    ///
+    /// # Errors
+    /// - a tensor cannot be made
+    pub fn tensors(&self) -> Result<[(String, Tensor); 2]> {
+        let flags: Vec<u8> = self.membership().into_iter().map(u8::from).collect();
+        let (draft, target) = (self.draft_size(), self.target_size());
+        let offsets = Tensor::from_vec(self.offsets(), draft, &Device::Cpu)?;
+        let flags = Tensor::from_vec(flags, target, &Device::Cpu)?;
+        Ok([(MAP[0].to_owned(), offsets), (MAP[1].to_owned(), flags)])
     }
 
     /// The `size` most frequent tokens, after those that are kept whatever their count (end of

@@ -11,6 +11,7 @@ pub(crate) mod gguf;
 mod glide;
 mod of_target;
 mod speculators;
+mod vocabulary;
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -17,6 +17,7 @@ pub(crate) fn toy() -> BlockConfig {
         num_key_value_heads: 1,
         head_dim: 8,
         vocab_size: 30,
+        draft_vocab_size: 30,
         rms_norm_eps: 1e-6,
         rope: RopeParameters::plain(1e4),
         max_position_embeddings: 64,

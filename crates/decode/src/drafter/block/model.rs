@@ -20,7 +20,7 @@ use super::selected::Selected;
 use super::{BlockDrafter, BlockModel, Chosen};
 use crate::drafter::held::{AnyDraft, Held};
 use crate::drafter::model::turns_of;
-use crate::drafter::reduced_head::{head_logits, head_products};
+use crate::drafter::reduced_head::head_products;
 use crate::drafter::waiting::Waiting;
 use crate::drafter::{
     Asked, Beside, DraftContext, DraftRows, DraftState, Drafter, Forecast, ReducedHead, Shared,
@@ -81,7 +81,7 @@ struct Network<'n> {
 }
 
 impl<'a> BlockDraftModel<'a> {
-    /// A model for one request at a time, with a head over the whole vocabulary.
+    /// A model for one request at a time, with the draft's own head or the target's.
     ///
     /// # Errors
     /// - the device has no memory for its cache
@@ -95,11 +95,14 @@ impl<'a> BlockDraftModel<'a> {
         Ok(Self { draft, head: None, reduced: None, own })
     }
 
-    /// Proposes only the tokens of a reduced head.
+    /// Proposes only the tokens of a reduced head. A draft with a head of its own keeps that.
     ///
     /// # Errors
     /// - the head is of another vocabulary
     pub fn with_head(mut self, head: Arc<ReducedHead>) -> Result<Self> {
+        if self.draft.vocabulary().is_some() {
+            return Ok(self);
+        }
         if let Some(chain) = self.draft.chain().filter(Chain::is_sequential) {
             let kept: Vec<u32> = head.vocabulary().kept().iter().map(|token| token.0).collect();
             self.reduced = Some(select_rows(&chain.output()?.detach(), &kept)?);
@@ -186,12 +189,20 @@ impl Network<'_> {
         Ok(())
     }
 
+    /// Products of states with the head that the draft proposes through, `[R, H]` → `[R, Vd]`.
+    fn products(self, target: &Target, states: &Tensor) -> Result<Tensor> {
+        match self.draft.own_head()? {
+            Some(own) => Ok(own.linear(&states.detach(), None)?.detach()),
+            None => head_products(self.head, target, states),
+        }
+    }
+
     /// What slots with these states, `[G, H]` of each request, propose. All of them go through the head at once.
     fn slots(self, target: &Target, states: &[Tensor]) -> Result<Vec<Slots>> {
         let all = Tensor::cat(states, 0)?;
         let sequential = self.draft.chain().is_some_and(|chain| chain.is_sequential());
         if sequential && self.draft.selector().is_none() {
-            let products = head_products(self.head, target, &all)?.to_vec2::<f32>()?;
+            let products = self.products(target, &all)?.to_vec2::<f32>()?;
             let mut products = products.into_iter();
             let chained = |states: &Tensor| -> Result<Slots> {
                 let products = products.by_ref().take(states.dim(0)?).collect();
@@ -199,7 +210,7 @@ impl Network<'_> {
             };
             return states.iter().map(chained).collect();
         }
-        let logits = head_logits(self.head, target, &all)?;
+        let logits = target.bend().of(self.products(target, &all)?)?;
         if let Some(selector) = self.draft.selector() {
             let kept = self.head.map(|head| head.vocabulary().kept());
             let mut first = 0;
@@ -264,7 +275,7 @@ impl BlockModel for BlockDraftModel<'_> {
     }
 
     fn vocabulary(&self) -> Option<&VocabularyMap> {
-        self.head.as_ref().map(|head| head.vocabulary())
+        self.draft.vocabulary().or_else(|| self.head.as_ref().map(|head| head.vocabulary()))
     }
 
     fn block_len(&self) -> usize {

@@ -14,7 +14,7 @@
 use candle_core::Tensor;
 use longdraft_kernels::rows::select_rows;
 
-use super::config::{ChainKind, ChainSizes};
+use super::config::{BlockConfig, ChainKind, ChainSizes};
 use super::model::BlockDraft;
 use crate::draft::DraftWeights;
 use crate::error::Result;
@@ -23,21 +23,21 @@ use crate::weights::TensorSpec;
 const EMBEDDING: &str = "markov_head.markov_w1.weight";
 /// The module of `W1`, `[V, r]`.
 pub(super) const EMBEDDING_MODULE: &str = "markov_head.markov_w1";
-/// The module of `W2`, `[V, r]`.
+/// The module of `W2`, `[Vd, r]`.
 pub(super) const OUTPUT: &str = "markov_head.markov_w2";
 const GATE: &str = "markov_head.gate_proj";
 const JOINT: &str = "markov_head.joint_proj";
 /// The module of `w`, `[1, H + r]` or `[1, H]`.
 pub(super) const CONFIDENCE: &str = "confidence_head.proj";
 
-/// The heads' tensors.
-pub(super) fn tensor_specs(sizes: ChainSizes, vocabulary: usize, hidden: usize) -> Vec<TensorSpec> {
+/// The heads' tensors in a draft.
+pub(super) fn tensor_specs(sizes: ChainSizes, config: &BlockConfig) -> Vec<TensorSpec> {
     let ChainSizes { rank, kind, confidence } = sizes;
+    let hidden = config.hidden_size;
     let mut all = Vec::new();
     if rank > 0 {
-        let table = [vocabulary, rank];
-        all.push(TensorSpec::embedding(EMBEDDING, &table));
-        all.push(TensorSpec::head(format!("{OUTPUT}.weight"), &table));
+        all.push(TensorSpec::embedding(EMBEDDING, &[config.vocab_size, rank]));
+        all.push(TensorSpec::head(format!("{OUTPUT}.weight"), &[config.draft_vocab_size, rank]));
     }
     let mut affine = |module: &str, outputs: usize, inputs: usize| {
         all.push(TensorSpec::new(format!("{module}.weight"), &[outputs, inputs]));
@@ -82,7 +82,7 @@ impl Chain<'_> {
         self.sizes.rank > 0
     }
 
-    /// `W2`, `[V, r]`.
+    /// `W2`, `[Vd, r]`.
     ///
     /// # Errors
     /// - the head has rank 0
@@ -90,10 +90,10 @@ impl Chain<'_> {
         self.weights.tensor(&format!("{OUTPUT}.weight"))
     }
 
-    /// `W2 m` over the whole vocabulary, as the matrix is held.
+    /// `W2 m` over all tokens that the draft proposes, as the matrix is held.
     ///
     /// # Shapes
-    /// - `mixed`: `[B, r]` → `[B, V]`
+    /// - `mixed`: `[B, r]` → `[B, Vd]`
     ///
     /// # Errors
     /// - shapes do not fit

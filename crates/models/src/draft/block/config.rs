@@ -79,6 +79,8 @@ pub struct BlockConfig {
     pub head_dim: usize,
     /// `V`, of the target.
     pub vocab_size: usize,
+    /// `Vd`, tokens that the draft proposes: fewer than `V` through a head of its own, all through the target's.
+    pub draft_vocab_size: usize,
     /// Added under the root of every norm.
     pub rms_norm_eps: f64,
     /// Base and scaling of the rotary embedding.
@@ -132,6 +134,7 @@ impl BlockConfig {
             num_key_value_heads: target.num_key_value_heads,
             head_dim: target.head_dim,
             vocab_size: target.vocab_size,
+            draft_vocab_size: target.vocab_size,
             rms_norm_eps: target.rms_norm_eps,
             rope: target.rope_of_drafts(),
             max_position_embeddings: target.max_position_embeddings,
@@ -161,6 +164,11 @@ impl BlockConfig {
         self.num_key_value_heads * self.head_dim
     }
 
+    /// Whether it proposes through a head of its own, over some of the target's tokens.
+    pub fn has_own_head(&self) -> bool {
+        self.draft_vocab_size != self.vocab_size
+    }
+
     /// Whether a slot of a layer sees no slot after it.
     pub fn is_causal_in(&self, kind: LayerKind) -> bool {
         self.is_causal.unwrap_or(kind == LayerKind::Sliding)
@@ -178,6 +186,7 @@ impl BlockConfig {
                 ("num_key_value_heads", self.num_key_value_heads, limits::HEADS),
                 ("head_dim", self.head_dim, limits::HEAD_DIM),
                 ("vocab_size", self.vocab_size, limits::VOCABULARY),
+                ("draft_vocab_size", self.draft_vocab_size, self.vocab_size),
                 ("max_position_embeddings", self.max_position_embeddings, limits::CONTEXT),
                 ("num_hidden_layers", self.layers.len(), limits::LAYERS),
                 ("num_target_layers", self.num_target_layers, limits::LAYERS),
@@ -212,6 +221,11 @@ impl BlockConfig {
                     ("selector_rank", rank, limits::HIDDEN),
                     ("selector_top_k", top_k, self.vocab_size),
                 ],
+            );
+        }
+        if self.has_own_head() && self.selector.is_some() {
+            problems.push(
+                "a smaller `draft_vocab_size` stands beside a selector, which knows all tokens",
             );
         }
         if let Some(ChainSizes { rank, .. }) = self.chain {

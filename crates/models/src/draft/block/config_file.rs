@@ -11,8 +11,8 @@ use super::config::{
     no_embeddings,
 };
 use super::key_names::{
-    BEND, BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, CONVOLUTION, COUNTED_LAYERS, EMBEDDING_SCALE,
-    FROM_ANCHOR, MASK_TOKEN, OWN, PROJECTOR, SELECTOR, TARGET_LAYERS,
+    BEND, BLOCK_SIZE, BONUS_ANCHOR, CAUSAL, CHAIN, CONVOLUTION, COUNTED_LAYERS, DRAFT_VOCABULARY,
+    EMBEDDING_SCALE, FROM_ANCHOR, MASK_TOKEN, OWN, PROJECTOR, SELECTOR, TARGET_LAYERS,
 };
 use super::speculators;
 use crate::config::{RopeParameters, limits};
@@ -46,6 +46,7 @@ impl BlockConfig {
         let num_attention_heads = keys.size("num_attention_heads", None);
         let max_position_embeddings = keys.size("max_position_embeddings", Some(32_768));
         let num_layers = keys.size("num_hidden_layers", None);
+        let vocab_size = keys.size("vocab_size", None);
         let num_target_layers = keys.size(COUNTED_LAYERS, target_layers);
         let sliding_window = window(&mut keys);
         let mut config = Self {
@@ -54,7 +55,8 @@ impl BlockConfig {
             num_attention_heads,
             num_key_value_heads: keys.size("num_key_value_heads", Some(num_attention_heads)),
             head_dim: keys.size("head_dim", Some(hidden_size / num_attention_heads.max(1))),
-            vocab_size: keys.size("vocab_size", None),
+            vocab_size,
+            draft_vocab_size: keys.size(DRAFT_VOCABULARY, Some(vocab_size)),
             rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
             rope: RopeParameters::plain(10_000.0),
             max_position_embeddings,
@@ -73,7 +75,7 @@ impl BlockConfig {
             bend: bend(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
-        check_sizes_of_target(&mut keys, &config);
+        check_width_of_target(&mut keys, hidden_size);
         config.rope = RopeParameters::from_json(value, max_position_embeddings, &mut problems);
         if let Some(divisors) = value["rope_divisors"].as_array() {
             let numbers = divisors.iter().filter_map(Value::as_f64);
@@ -151,6 +153,10 @@ impl BlockConfig {
         });
         if let Some(window) = self.sliding_window {
             value["sliding_window"] = window.into();
+        }
+        // Some readers take a folder that has the key for another kind of draft.
+        if self.has_own_head() {
+            value[DRAFT_VOCABULARY] = self.draft_vocab_size.into();
         }
         if let Some(causal) = self.causality() {
             value[CAUSAL[0]] = causal.into();
@@ -268,15 +274,12 @@ fn check_supported(keys: &mut Keys<'_>) {
     }
 }
 
-/// Sizes that a draft shares with its target here.
-fn check_sizes_of_target(keys: &mut Keys<'_>, config: &BlockConfig) {
-    for (key, wanted) in
-        [("draft_vocab_size", config.vocab_size), ("target_hidden_size", config.hidden_size)]
-    {
-        let found = keys.size(key, Some(wanted));
-        if found != wanted {
-            keys.problems.push(format!("`{key}` = {found} beside {wanted} is not supported"));
-        }
+/// A draft is as wide as its target here.
+fn check_width_of_target(keys: &mut Keys<'_>, wanted: usize) {
+    const KEY: &str = "target_hidden_size";
+    let found = keys.size(KEY, Some(wanted));
+    if found != wanted {
+        keys.problems.push(format!("`{KEY}` = {found} beside {wanted} is not supported"));
     }
 }
 

@@ -12,10 +12,11 @@ use super::model::BlockDraft;
 use super::speculators;
 use super::weights::tensor_specs;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights, save_draft};
+use crate::draft::vocabulary::MAP;
 use crate::draft::{Draft, DraftKind};
 use crate::error::{ModelError, Problems, Result};
 use crate::target_model::Target;
-use crate::weights::WeightSource;
+use crate::weights::{TensorSpec, WeightSource};
 
 /// A block draft through the target's head alone.
 pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
@@ -121,6 +122,13 @@ impl BlockConfig {
     /// Where the network of a draft computes something else with tensors of the same shapes.
     fn differences(&self, found: &Self) -> Problems {
         let mut problems = Problems::default();
+        if found.has_own_head() && !self.has_own_head() {
+            problems.push(format!(
+                "the draft has a head of its own over {} tokens, which training does not go on with: begin with a \
+                 draft that proposes through the target's head",
+                found.draft_vocab_size
+            ));
+        }
         let mut same = |key: &str, found: String, wanted: String| {
             if found != wanted {
                 problems.push(format!("the draft has `{key}` = {found}, {wanted} is configured"));
@@ -210,16 +218,23 @@ impl BlockDraft {
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         let config = self.config.to_json(architecture_of(&self.config));
         let kind = kind_of(&self.config);
-        save(folder, (kind, &config), &self.weights.named(), target_fingerprint)
+        let mut tensors = self.weights.named();
+        tensors.extend(self.fixed_tensors()?);
+        save(folder, (kind, &config), &tensors, target_fingerprint)
     }
 }
 
 /// Checks that a source holds every tensor of the network in its shape, and no other.
 pub(super) fn check_tensors(source: &dyn WeightSource, config: &BlockConfig) -> Result<()> {
-    let specs = tensor_specs(config);
+    let mut specs = tensor_specs(config);
+    if config.has_own_head() {
+        specs.push(TensorSpec::new(MAP[0], &[config.draft_vocab_size]));
+    }
     let mut problems = crate::weights::check_specs(source, &specs);
     let known = |name: &String| {
-        FROZEN.contains(&name.as_str()) || specs.iter().any(|spec| spec.name == *name)
+        let may_be_there =
+            FROZEN.contains(&name.as_str()) || (config.has_own_head() && name == MAP[1]);
+        may_be_there || specs.iter().any(|spec| spec.name == *name)
     };
     for name in source.names().iter().filter(|name| !known(name)) {
         problems.push(format!("unexpected tensor `{name}`"));

@@ -20,6 +20,7 @@ use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
 use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::draft::DraftKind;
 use crate::draft::gguf::{DIVISORS, DraftGguf};
+use crate::draft::vocabulary::MAP;
 use crate::error::{ModelError, Problems, Result, without_backtrace};
 use crate::weights::WeightSource;
 use crate::weights::gguf::header::{Header, StoredTensor};
@@ -36,7 +37,7 @@ const CHAIN: &str = "markov_w1.weight";
 const CONFIDENCE: &str = "conf_proj.weight";
 
 /// Modules or tensors outside of layers: name in files, published name.
-const NAMES: [(&str, &str); 11] = [
+const NAMES: [(&str, &str); 12] = [
     ("fc", "fc"),
     ("enc.output_norm", "hidden_norm"),
     ("output_norm", "norm"),
@@ -48,6 +49,7 @@ const NAMES: [(&str, &str); 11] = [
     ("selector_successor.weight", SUCCESSORS),
     ("token_embd.weight", FROZEN[0]),
     ("output.weight", FROZEN[1]),
+    (MAP[0], MAP[0]),
 ];
 
 /// The same inside of a layer.
@@ -147,13 +149,15 @@ impl GgufBlockSource {
         let max_position_embeddings =
             size("context_length", target.map(|target| target.max_position_embeddings));
         let known = target.map(|target| target.vocab_size).or_else(|| self.tokens());
+        let vocab_size = size("vocab_size", known);
         let mut config = BlockConfig {
             hidden_size,
             intermediate_size: size("feed_forward_length", None),
             num_attention_heads,
             num_key_value_heads: size("attention.head_count_kv", Some(num_attention_heads)),
             head_dim: size("attention.key_length", Some(default_head_dim)),
-            vocab_size: size("vocab_size", known),
+            vocab_size,
+            draft_vocab_size: file.rows(MAP[0]).unwrap_or(vocab_size),
             rms_norm_eps: file.rms_norm_eps(),
             rope: RopeParameters::plain(10_000.0),
             max_position_embeddings,
@@ -269,6 +273,11 @@ impl GgufBlockSource {
     fn stored(&self, published: &str) -> Option<&StoredTensor> {
         self.header().tensors.get(&stored_name(published)?)
     }
+
+    fn find(&self, published: &str) -> Result<&StoredTensor> {
+        let none = || ModelError::invalid(self.0.path(), format!("no tensor for `{published}`"));
+        self.stored(published).ok_or_else(none)
+    }
 }
 
 impl WeightSource for GgufBlockSource {
@@ -287,15 +296,12 @@ impl WeightSource for GgufBlockSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let tensor = self
-            .stored(name)
-            .ok_or_else(|| ModelError::invalid(self.path(), format!("no tensor for `{name}`")))?;
-        Ok(self.0.values(name, tensor)?.to_dtype(dtype)?)
+        Ok(self.0.values(name, self.find(name)?)?.to_dtype(dtype)?)
     }
 
+    /// `d2t` as the offsets that other formats hold.
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        let problem = format!("tensor `{name}`: block drafts hold no whole numbers");
-        Err(ModelError::invalid(self.path(), problem))
+        self.0.offsets(name, self.find(name)?)
     }
 }
 
@@ -306,9 +312,9 @@ mod tests {
     use super::super::tests::toy;
     use super::super::weights::tensor_specs;
     use super::*;
-    use crate::draft::DraftKind;
     use crate::draft::block::BlockDraft;
     use crate::draft::files::{SavedDraft, open_weights};
+    use crate::draft::{Draft, DraftKind};
     use crate::ids::LayerId;
     use crate::weights::gguf::write::save;
 
@@ -353,8 +359,13 @@ mod tests {
                 (spec.name, tensor.expect("a tensor"))
             })
             .collect();
+        // Every other token, by its id.
+        let ids: Vec<i64> = (0..config.draft_vocab_size as i64).map(|i| 2 * i).collect();
+        let ids = Tensor::new(ids, &Device::Cpu).expect("a map");
+        let map = config.has_own_head().then(|| (MAP[0].to_owned(), ids));
         let stored: Vec<_> = tensors
             .iter()
+            .chain(&map)
             .map(|(name, tensor)| (stored_name(name).expect("a name"), tensor.clone().into()))
             .collect();
         save(path, keys, &stored).expect("written");
@@ -412,6 +423,8 @@ mod tests {
             ("dflash2", wide, of_wide),
             ("dspark", chain(Some(true)), keys()),
             ("dspark", chain(None), keys()),
+            ("dflash", BlockConfig { draft_vocab_size: 20, ..plain() }, keys()),
+            ("dspark", BlockConfig { draft_vocab_size: 20, ..chain(None) }, keys()),
         ] {
             let tensors = write(&path, &config, &keys);
             assert_eq!(DraftKind::at(&path).expect("a kind").name, name);
@@ -427,6 +440,8 @@ mod tests {
                 };
                 assert_eq!((a, bits(wanted)), (&b, bits(&found)));
             }
+            let kept = draft.vocabulary().map(|map| map.kept()[19].0);
+            assert_eq!(kept, config.has_own_head().then_some(38));
             // A file is a draft to start from: another network is told.
             let saved = SavedDraft::at(&path);
             BlockDraft::check_file(&saved, &config).expect("the same network");

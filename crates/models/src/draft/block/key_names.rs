@@ -9,6 +9,8 @@ pub(super) const PROJECTOR: (&str, &str) = ("projector_type", "dspark");
 pub const BLOCK_SIZE: &str = "block_size";
 /// The token in slots of which nothing is known.
 pub const MASK_TOKEN: &str = "mask_token_id";
+/// Tokens that the draft proposes, through a head of its own where that is not all.
+pub const DRAFT_VOCABULARY: &str = "draft_vocab_size";
 /// Layers that the draft reads, as outputs counted from 0.
 pub const TARGET_LAYERS: &str = "target_layer_ids";
 /// The same in folders of the speculators library, as states that enter a layer.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
 use serde_json::Value;
@@ -11,6 +12,7 @@ use super::config::BlockConfig;
 use super::convolution::Convolution;
 use super::files::architecture_of;
 use super::mask::Visible;
+use super::weights::HEAD;
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
@@ -23,6 +25,8 @@ type Attend<'a> = dyn Fn(usize, &Tensor, KeyValues) -> Result<Tensor> + 'a;
 pub struct BlockDraft {
     pub(super) config: BlockConfig,
     pub(super) weights: DraftWeights,
+    /// What the rows of a head of its own stand for.
+    pub(super) vocabulary: Option<VocabularyMap>,
     /// The target's frozen table, `[V, H]`.
     pub(super) embedding: Tensor,
     pub(super) rope: Rope,
@@ -38,7 +42,7 @@ impl Draft for BlockDraft {
     }
 
     fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
+        self.vocabulary.as_ref()
     }
 
     fn parameters(&self) -> &[Parameter] {
@@ -51,6 +55,11 @@ impl Draft for BlockDraft {
 
     fn hold_as_blocks(&mut self) -> Result<()> {
         self.weights.hold_as_blocks()
+    }
+
+    fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        let map = self.vocabulary.as_ref().map(VocabularyMap::tensors).transpose()?;
+        Ok(map.into_iter().flatten().collect())
     }
 
     fn config_json(&self) -> Value {
@@ -67,6 +76,14 @@ impl BlockDraft {
     /// Tensors by name, those of the draft's heads included.
     pub fn weights(&self) -> &DraftWeights {
         &self.weights
+    }
+
+    /// A head of the draft's own, `[Vd, H]`, as it is held; `None` where it proposes through the target's.
+    ///
+    /// # Errors
+    /// - never for a draft that was built
+    pub fn own_head(&self) -> Result<Option<Matrix>> {
+        self.vocabulary.as_ref().map(|_| self.weights.matrix(HEAD)).transpose()
     }
 
     /// Rotated keys, and values, of context rows in every layer. They do not depend on blocks.

@@ -46,7 +46,7 @@ impl BlockDraft {
         let final_norm = target.final_norm();
         let start = Start { config, layer, final_norm, before_feed_forward };
         let embedding = target.hold_ends()?.embedding()?;
-        Self::build(config, &embedding, |spec| match start.value(spec)? {
+        Self::build(config, &embedding, None, |spec| match start.value(spec)? {
             Some(value) => Ok(value),
             None => Self::fresh(spec, config, seed, embedding.device()),
         })

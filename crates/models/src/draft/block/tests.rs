@@ -5,9 +5,9 @@ use longdraft_kernels::bend::Bend;
 
 use super::*;
 use crate::config::{RopeParameters, TargetConfig};
-use crate::draft::Draft;
 use crate::draft::files::SavedDraft;
-use crate::ids::LayerId;
+use crate::draft::{Draft, VocabularyMap};
+use crate::ids::{LayerId, TargetTokenId};
 use crate::target_model::{KeyValues, Layers, PackedSequence, Tap, Taps, Target, TargetOptions};
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
@@ -21,6 +21,7 @@ pub(super) fn toy() -> BlockConfig {
         num_key_value_heads: 2,
         head_dim: 8,
         vocab_size: 40,
+        draft_vocab_size: 40,
         rms_norm_eps: 1e-6,
         rope: RopeParameters::plain(1e4),
         max_position_embeddings: 64,
@@ -213,6 +214,56 @@ fn tensors_that_the_network_does_not_know_are_refused_but_for_the_target_s() {
     assert!(open("lm_head.weight").is_ok());
     let error = open("mask_embedding").err().expect("refused").to_string();
     assert!(error.contains("unexpected tensor `mask_embedding`"), "{error}");
+}
+
+/// What the files of a draft hold that proposes every other token through a head of its own.
+fn with_own_head(config: &BlockConfig) -> Vec<(String, Tensor)> {
+    let specs = tensor_specs(config);
+    let source = MemorySource::random(&specs, 0.2, 5).expect("values");
+    let load = |name: &String| (name.clone(), source.load(name, DType::F32).expect("there"));
+    let mut all: Vec<_> = specs.iter().map(|spec| load(&spec.name)).collect();
+    let kept = (0..20).map(|i| TargetTokenId(2 * i)).collect();
+    let map = VocabularyMap::new(kept, config.vocab_size).expect("a map");
+    all.extend(map.tensors().expect("tensors"));
+    all
+}
+
+#[test]
+fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
+    let table = noise(&[40, 32], 1);
+    let chain = ChainSizes { rank: 4, kind: ChainKind::Gated, confidence: Some(true) };
+    for chain in [None, Some(chain)] {
+        let config = BlockConfig { draft_vocab_size: 20, is_causal: Some(false), chain, ..toy() };
+        let tensors = with_own_head(&config);
+        let open = |tensors: Vec<(String, Tensor)>| {
+            BlockDraft::from_source(&MemorySource::new(tensors), &config, &table)
+        };
+        let draft = open(tensors.clone()).expect("a draft");
+        assert_eq!(draft.vocabulary().map(|map| map.kept()[3].0), Some(6));
+        let folder = tempfile::tempdir().expect("folder");
+        draft.save(folder.path(), "of a target").expect("saved");
+        let saved = SavedDraft::at(folder.path());
+        let again = BlockDraft::load(&saved, &config, &table, 3).expect("opened");
+        assert_eq!(again.vocabulary(), draft.vocabulary());
+        let head = |draft: &BlockDraft| draft.weights().tensor("lm_head.weight").cloned();
+        assert!(worst(&head(&again).expect("one"), &head(&draft).expect("one")) <= 0.0);
+        // Fewer rows are another network, and all of them are those of the target's head.
+        let whole = BlockConfig { draft_vocab_size: 40, ..config.clone() };
+        let error = BlockDraft::check_file(&saved, &whole).expect_err("refused").to_string();
+        assert!(error.contains("a head of its own over 20 tokens"), "{error}");
+        for name in ["d2t", "lm_head.weight"] {
+            let without = tensors.iter().filter(|(known, _)| known != name).cloned().collect();
+            let error = open(without).err().expect("refused").to_string();
+            assert!(error.contains(&format!("`{name}`")), "{error}");
+        }
+        let ids = Tensor::new((0..20_i64).map(|i| 2 * i).collect::<Vec<_>>(), &Device::Cpu);
+        let mut absolute = tensors.clone();
+        absolute.push(("d2t".to_owned(), ids.expect("ids")));
+        let error = open(absolute).err().expect("refused").to_string();
+        assert!(error.contains("absolute ids"), "{error}");
+        let error = BlockDraft::initialise(&config, &table, 3).err().expect("refused").to_string();
+        assert!(error.contains("which 20 tokens"), "{error}");
+    }
 }
 
 /// A target of three layers, the taps of its first two and the keys and values of its last one.

@@ -9,12 +9,15 @@ use super::config::{BlockConfig, SelectorSizes};
 use super::files::check_tensors;
 use super::model::BlockDraft;
 use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
-use crate::draft::DraftWeights;
 use crate::draft::weights::{initial_value, parameter};
+use crate::draft::{DraftWeights, VocabularyMap};
 use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
-/// Every tensor of the network, in the order of the published table.
+/// The module of a head of the draft's own, `[Vd, H]`.
+pub(super) const HEAD: &str = "lm_head";
+
+/// Every trained tensor of the network, in the order of the published table; a head of its own last.
 pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (query, kv, head) = (config.query_size(), config.kv_size(), config.head_dim);
@@ -59,8 +62,10 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
         all.push(TensorSpec::head(SUCCESSORS, &codebook));
         all.push(TensorSpec::new(format!("{HIDDEN_PROJECTION}.weight"), &[rank, hidden]));
     }
-    let chain = |sizes| chain::tensor_specs(sizes, config.vocab_size, hidden);
-    all.extend(config.chain.map(chain).unwrap_or_default());
+    all.extend(config.chain.map(|sizes| chain::tensor_specs(sizes, config)).unwrap_or_default());
+    if config.has_own_head() {
+        all.push(TensorSpec::head(format!("{HEAD}.weight"), &[config.draft_vocab_size, hidden]));
+    }
     all
 }
 
@@ -69,9 +74,10 @@ impl BlockDraft {
     /// N(0, `initializer_range`), norms 1, biases 0, convolutions and a selector that change nothing.
     ///
     /// # Errors
-    /// - sizes do not fit
+    /// - sizes do not fit, or the draft has a head of its own, whose tokens only files say
     pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
-        Self::build(config, embedding, |spec| Self::fresh(spec, config, seed, embedding.device()))
+        let fresh = |spec: &TensorSpec| Self::fresh(spec, config, seed, embedding.device());
+        Self::build(config, embedding, None, fresh)
     }
 
     /// Reads a plain network and adds what [`BlockConfig::plain`] leaves out, fresh: at first the draft
@@ -88,7 +94,7 @@ impl BlockDraft {
         let plain = config.plain();
         check_tensors(source, &plain)?;
         let known: Vec<String> = tensor_specs(&plain).into_iter().map(|spec| spec.name).collect();
-        Self::build(config, embedding, |spec| {
+        Self::build(config, embedding, read_vocabulary(source, config)?, |spec| {
             if known.contains(&spec.name) {
                 return Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?);
             }
@@ -99,7 +105,8 @@ impl BlockDraft {
     /// Reads the network from an open source.
     ///
     /// # Errors
-    /// - a list of every missing, unexpected and misshapen tensor, or sizes that do not fit
+    /// - a list of every missing, unexpected and misshapen tensor, or sizes that do not fit; the map of a head of
+    ///   the draft's own is unusable
     pub fn from_source(
         source: &dyn WeightSource,
         config: &BlockConfig,
@@ -107,7 +114,7 @@ impl BlockDraft {
     ) -> Result<Self> {
         config.problems().into_result(source.path())?;
         check_tensors(source, config)?;
-        Self::build(config, embedding, |spec| {
+        Self::build(config, embedding, read_vocabulary(source, config)?, |spec| {
             Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
         })
     }
@@ -115,17 +122,24 @@ impl BlockDraft {
     pub(super) fn build(
         config: &BlockConfig,
         embedding: &Tensor,
+        vocabulary: Option<VocabularyMap>,
         value: impl Fn(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
         let mut problems = config.problems();
         check_embedding(config, embedding, &mut problems);
+        if vocabulary.is_none() && config.has_own_head() {
+            let tokens = config.draft_vocab_size;
+            problems.push(format!(
+                "nothing says which {tokens} tokens a head of the draft's own proposes"
+            ));
+        }
         problems.into_result(Path::new("draft configuration"))?;
         let specs = tensor_specs(config);
         let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
         let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
         // The target's table gets no gradient, whatever the caller does with it.
         let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.detach());
-        Ok(Self { config: config.clone(), weights, embedding, rope })
+        Ok(Self { config: config.clone(), weights, vocabulary, embedding, rope })
     }
 
     /// The value of a tensor without any other to begin with.
@@ -146,6 +160,18 @@ impl BlockDraft {
         }
         initial_value(spec, config.initializer_range, seed, device)
     }
+}
+
+/// The tokens of a head of the draft's own.
+fn read_vocabulary(
+    source: &dyn WeightSource,
+    config: &BlockConfig,
+) -> Result<Option<VocabularyMap>> {
+    if !config.has_own_head() {
+        return Ok(None);
+    }
+    let read = |name: &str| source.shape(name).map(|_| source.load_integers(name)).transpose();
+    VocabularyMap::read(source.path(), [config.draft_vocab_size, config.vocab_size], read)
 }
 
 fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {

@@ -15,7 +15,7 @@ use crate::error::{ModelError, Problems, Result};
 use crate::ids::LayerId;
 use crate::weights::WeightSource;
 use crate::weights::gguf::half_split_row;
-use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
+use crate::weights::gguf::header::{Header, StoredTensor};
 
 /// `general.architecture` of such files.
 pub const ARCHITECTURE: &str = "eagle3";
@@ -200,23 +200,6 @@ impl WeightSource for GgufDraftSource {
 
     /// `d2t` as the offsets that other formats hold.
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        let tensor = self.find(name)?;
-        let bytes = self.0.read(tensor)?;
-        let ids: Vec<i64> = match tensor.element {
-            ElementType::I64 => bytes
-                .chunks_exact(8)
-                .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
-                .collect(),
-            ElementType::I32 => bytes
-                .chunks_exact(4)
-                .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
-                .map(i64::from)
-                .collect(),
-            other => {
-                let problem = format!("tensor `{name}` is {other:?}, integers expected");
-                return Err(ModelError::invalid(self.0.path(), problem));
-            }
-        };
-        Ok(ids.into_iter().zip(0_i64..).map(|(id, i)| id.saturating_sub(i)).collect())
+        self.0.offsets(name, self.find(name)?)
     }
 }

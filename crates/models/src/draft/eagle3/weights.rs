@@ -3,14 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::config::Eagle3Config;
 use super::model::Eagle3Draft;
 use crate::draft::files::save_draft;
+use crate::draft::vocabulary::MAP;
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, VocabularyMap};
-use crate::error::{ModelError, Problems, Result};
+use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
 /// Prefixes under which published files hold the tensors.
@@ -80,7 +81,7 @@ impl Eagle3Draft {
         seed: u64,
     ) -> Result<Self> {
         let mut problems = config.problems();
-        check_vocabulary(config, &vocabulary, &mut problems);
+        problems.0.extend(vocabulary.problems(sizes(config)).0);
         check_embedding(config, embedding, &mut problems);
         problems.into_result(Path::new("draft configuration"))?;
         let device = embedding.device().clone();
@@ -138,11 +139,7 @@ impl Eagle3Draft {
     pub(super) fn fixed(&self) -> Result<Vec<(String, Tensor)>> {
         let mut all = Vec::new();
         if !self.vocabulary.is_identity() {
-            let flags = self.vocabulary.membership().into_iter().map(u8::from);
-            let (offsets, flags) = (self.vocabulary.offsets(), flags.collect::<Vec<_>>());
-            let (draft, target) = (offsets.len(), flags.len());
-            all.push(("d2t".into(), Tensor::from_vec(offsets, draft, &Device::Cpu)?));
-            all.push(("t2d".into(), Tensor::from_vec(flags, target, &Device::Cpu)?));
+            all.extend(self.vocabulary.tensors()?);
         }
         if self.own_embedding {
             all.push((EMBEDDING.into(), self.embedding.clone()));
@@ -166,9 +163,7 @@ impl Eagle3Draft {
     pub fn remapped(&self, vocabulary: VocabularyMap, seed: u64) -> Result<Self> {
         let config =
             Eagle3Config { draft_vocab_size: vocabulary.draft_size(), ..self.config.clone() };
-        let mut problems = Problems::default();
-        check_vocabulary(&config, &vocabulary, &mut problems);
-        problems.into_result(Path::new("vocabulary map"))?;
+        vocabulary.problems(sizes(&config)).into_result(Path::new("vocabulary map"))?;
         let kept = vocabulary.kept().to_vec();
         let embedding = (self.embedding.clone(), self.own_embedding);
         Self::build(&config, vocabulary, embedding, |spec| {
@@ -214,17 +209,6 @@ pub(super) fn save_tensors(
         ("norm_output".to_owned(), config.norm_output.to_string()),
     ]);
     save_draft(folder, config.to_json(), metadata, tensors, target_fingerprint)
-}
-
-fn check_vocabulary(config: &Eagle3Config, map: &VocabularyMap, problems: &mut Problems) {
-    for (name, found, wanted) in [
-        ("draft_vocab_size", map.draft_size(), config.draft_vocab_size),
-        ("vocab_size", map.target_size(), config.vocab_size),
-    ] {
-        if found != wanted {
-            problems.push(format!("`{name}` = {wanted}, the vocabulary map has {found}"));
-        }
-    }
 }
 
 fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Problems) {
@@ -278,7 +262,7 @@ fn check_names(
         expected.push(TensorSpec::embedding(EMBEDDING, &shape));
     }
     if config.draft_vocab_size < config.vocab_size {
-        expected.push(TensorSpec::new("d2t", &[config.draft_vocab_size]));
+        expected.push(TensorSpec::new(MAP[0], &[config.draft_vocab_size]));
     }
     let mut problems = Problems::default();
     for TensorSpec { name, shape, .. } in &expected {
@@ -292,7 +276,7 @@ fn check_names(
     }
     for (name, stored) in names {
         let known = expected.iter().any(|spec| spec.name == *name);
-        if !known && !["d2t", "t2d", EMBEDDING].contains(&name.as_str()) {
+        if !known && name != EMBEDDING && !MAP.contains(&name.as_str()) {
             problems.push(format!("tensor `{stored}` is unexpected"));
         }
     }
@@ -305,20 +289,11 @@ fn read_vocabulary(
     config: &Eagle3Config,
 ) -> Result<VocabularyMap> {
     let read = |name: &str| names.get(name).map(|stored| source.load_integers(stored)).transpose();
-    let Some(offsets) = read("d2t")? else {
-        return Ok(VocabularyMap::identity(config.vocab_size));
-    };
-    let in_file = |error: ModelError| match error {
-        ModelError::Invalid { problems, .. } => {
-            ModelError::Invalid { path: source.path().to_path_buf(), problems }
-        }
-        other => other,
-    };
-    let flags = read("t2d")?;
-    let map = VocabularyMap::from_offsets(&offsets, flags.as_deref(), config.vocab_size);
-    let map = map.map_err(in_file)?;
-    let mut problems = Problems::default();
-    check_vocabulary(config, &map, &mut problems);
-    problems.into_result(source.path())?;
-    Ok(map)
+    let map = VocabularyMap::read(source.path(), sizes(config), read)?;
+    Ok(map.unwrap_or_else(|| VocabularyMap::identity(config.vocab_size)))
+}
+
+/// `[Vd, V]`
+fn sizes(config: &Eagle3Config) -> [usize; 2] {
+    [config.draft_vocab_size, config.vocab_size]
 }

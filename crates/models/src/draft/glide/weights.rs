@@ -263,7 +263,8 @@ fn name_in_last_layer<'a>(name: &'a str, target: &TargetConfig) -> &'a str {
 }
 
 /// Maps plain names to stored ones and checks that nothing is missing, misshapen or left over.
-/// Dead tensors may be missing or left over: the default mode drops them, compat zeroes them.
+/// Dead tensors may be missing or left over: the default mode drops them, compat zeroes them. A language model is
+/// told as such, not tensor by tensor.
 fn strip_prefix(
     source: &dyn WeightSource,
     config: &GlideConfig,
@@ -280,6 +281,13 @@ fn strip_prefix(
         .collect();
     let mut problems = Problems::default();
     let expected = layout(config);
+    let table = stored.iter().find(|name| name.ends_with("embed_tokens.weight"));
+    if let Some(table) = table
+        && !expected.iter().any(|entry| names.contains_key(&entry.spec.name))
+    {
+        let problem = format!("a whole language model (it holds `{table}`), no draft");
+        return Err(ModelError::unrecognised(source.path(), problem));
+    }
     for entry in &expected {
         let TensorSpec { name, shape, .. } = &entry.spec;
         let found = names.get(name).and_then(|stored| source.shape(stored));

@@ -37,11 +37,24 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
                 "vLLM serves the vanilla head alone: train with `markov_head: vanilla`",
             );
             fit.warn(config.chain.is_none() && config.selector.is_none(), NEWER_RUNNER);
+            fit.refuse(
+                config.convolution.is_some() == config.selector.is_some(),
+                &format!("vLLM: {BOTH}"),
+            );
+            fit.warn(
+                profile == Profile::Vllm || !config.has_own_head(),
+                "a head of the draft's own: SGLang leaves it out without a message, and the tokens of its draft \
+                 are others",
+            );
         }
-        Profile::Sglang => {
-            fit.warn(vanilla, "it is not known which versions of SGLang serve this head");
+        Profile::Sglang => sglang(&mut fit, config, vanilla),
+        Profile::LlamacppHf => {
+            lattice(&mut fit, config, vanilla);
+            fit.refuse(
+                !config.has_own_head(),
+                "llama.cpp's converter takes folders with `draft_vocab_size` for EAGLE-3: export to llamacpp",
+            );
         }
-        Profile::LlamacppHf => lattice(&mut fit, config, vanilla),
         Profile::Llamacpp => {
             lattice(&mut fit, config, vanilla);
             gguf(&mut fit, config);
@@ -84,15 +97,37 @@ fn bent(fit: &mut Fit, profile: Profile, config: &BlockConfig) {
 }
 
 const MIXED: &str = "full beside sliding layers: vLLM runs them with its newer runner only";
-const NEWER_RUNNER: &str =
-    "vLLM serves a selector or a chain with its newer runner only, which needs a GPU";
+const NEWER_RUNNER: &str = "vLLM serves a selector or a chain with its newer runner only: on a CPU that needs a \
+                            Triton for CPUs";
 /// What readers with one class for convolutions and selector ask of a draft.
 const BOTH: &str =
     "convolutions and a selector go together there: train with both, or with neither";
 
+/// SGLang's heads.
+fn sglang(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
+    fit.warn(vanilla, "SGLang 0.5.23 has this head; it is not known which older versions have");
+    fit.refuse(
+        config.chain.is_none_or(|chain| chain.rank > 0),
+        "SGLang serves no chain of rank 0: train with a larger `markov_rank`",
+    );
+    fit.refuse(
+        config.convolution.is_none() || config.selector.is_some(),
+        "SGLang serves convolutions beside a selector alone: train with both",
+    );
+    fit.refuse(
+        !config.has_own_head(),
+        "SGLang drafts through the target's head alone, and leaves a head of the draft's own out without a \
+         message: export to vllm, speculators or llamacpp",
+    );
+}
+
 /// llama.cpp's heads.
 fn lattice(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
     fit.refuse(vanilla, "llama.cpp serves the vanilla head alone");
+    fit.refuse(
+        config.convolution.is_some() == config.selector.is_some(),
+        &format!("llama.cpp: {BOTH}"),
+    );
     let fits = |k: usize| config.hidden_size >= k.saturating_mul(k + 1);
     fit.refuse(
         config.selector.is_none_or(|selector| fits(selector.top_k)),
@@ -103,10 +138,6 @@ fn lattice(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
 
 /// What GGUF files have tensors and keys for.
 fn gguf(fit: &mut Fit, config: &BlockConfig) {
-    fit.refuse(
-        config.convolution.is_some() == config.selector.is_some(),
-        &format!("llama.cpp: {BOTH}"),
-    );
     fit.refuse(!config.attention_bias, "attention_bias: llama.cpp has no place for it");
     let mut causal = config.layers.iter().map(|kind| config.is_causal_in(*kind));
     let first = causal.next();

@@ -2,8 +2,8 @@
 
 use candle_core::DType;
 use longdraft_models::draft::block::key_names::{
-    BLOCK_SIZE, CHAIN, CONVOLUTION, COUNTED_LAYERS, EMBEDDING_SCALE, ENTERED_LAYERS, FROM_ANCHOR,
-    MASK_TOKEN, NON_CAUSAL, OWN, SELECTOR, TARGET_LAYERS,
+    BLOCK_SIZE, CHAIN, CONVOLUTION, COUNTED_LAYERS, DRAFT_VOCABULARY, EMBEDDING_SCALE,
+    ENTERED_LAYERS, FROM_ANCHOR, MASK_TOKEN, NON_CAUSAL, OWN, SELECTOR, TARGET_LAYERS,
 };
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::target::TargetFacts;
 
 /// Keys of a plain folder that stand beside `transformer_layer_config`, or have another name there; so do those
 /// of a chain.
-const OUTER: [&str; 8] = [
+const OUTER: [&str; 9] = [
     "architectures",
     COUNTED_LAYERS,
     BLOCK_SIZE,
@@ -24,6 +24,7 @@ const OUTER: [&str; 8] = [
     MASK_TOKEN,
     TARGET_LAYERS,
     FROM_ANCHOR,
+    DRAFT_VOCABULARY,
     "rope_divisors",
 ];
 
@@ -64,7 +65,7 @@ fn speculators(
     let is_causal =
         config.layers.contains(&LayerKind::Sliding) && config.is_causal_in(LayerKind::Sliding);
     value["transformer_layer_config"] = layer;
-    value["draft_vocab_size"] = config.vocab_size.into();
+    value[DRAFT_VOCABULARY] = config.draft_vocab_size.into();
     value[BLOCK_SIZE] = config.block_size.into();
     value[ENTERED_LAYERS] = json!(entered);
     value[FROM_ANCHOR] = config.chain.is_some().into();

@@ -7,9 +7,11 @@ use longdraft_models::draft::block::key_names::{
     BEND, BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR,
 };
 use longdraft_models::draft::block::{BlockConfig, LayerKind};
+use longdraft_models::draft::vocabulary::MAP;
 
 use crate::error::Result;
 use crate::formats::gguf::{Decoder, file_type};
+use crate::formats::vocabulary;
 
 /// Keys of the header, in the order in which they are written. What readers default differently is
 /// always there.
@@ -74,7 +76,7 @@ fn slides(config: &BlockConfig) -> bool {
 }
 
 /// Tensors under their names in files: vectors and kernels of convolutions in f32, rows in the order of
-/// the published files.
+/// the published files, `d2t` absolute, no `t2d`.
 ///
 /// # Errors
 /// - a tensor cannot be made
@@ -82,7 +84,13 @@ pub(super) fn tensors(published: &[(String, Tensor)]) -> Result<Vec<(String, Ten
     let named = published.iter().filter_map(|(name, tensor)| {
         let stored = stored_name(name)?;
         let is_exact = tensor.rank() == 1 || name.ends_with(".base_kernel");
-        let tensor = if is_exact { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) };
+        let tensor = if name == MAP[0] {
+            vocabulary::absolute(tensor)
+        } else if is_exact {
+            tensor.to_dtype(DType::F32)
+        } else {
+            Ok(tensor.clone())
+        };
         Some(tensor.map(|tensor| (stored, tensor)))
     });
     Ok(named.collect::<candle_core::Result<_>>()?)

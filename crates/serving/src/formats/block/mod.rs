@@ -23,7 +23,9 @@ use serde_json::Value;
 
 use super::files::{narrowed, write_json, write_safetensors};
 use super::gguf as shared;
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, fitting, typed};
+use super::{
+    ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, fitting, typed, vocabulary,
+};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::Result;
@@ -79,7 +81,7 @@ impl Format for Block {
         };
         Ok(Rendered {
             layers: draft.config().target_layers.iter().map(|layer| layer.0).collect(),
-            map: None,
+            map: draft.vocabulary().map(vocabulary::hash),
             parity,
             tensors: written,
             dtype,
@@ -98,12 +100,13 @@ impl Format for Block {
         served: Served<'_>,
     ) -> Result<BTreeMap<String, String>> {
         let config = typed::<BlockDraft>(draft)?.config();
-        // SGLang counts slots. Without a confidence there is nothing that could end a chain early.
+        // SGLang counts the known token beside the proposals. Without a confidence there is nothing that could end a
+        // chain early.
         let is_whole = config.chain.is_some_and(|chain| chain.confidence.is_none());
         let own = commands::Own {
             names: self.engines,
             proposals: config.proposals(),
-            sglang: &format!("--speculative-num-draft-tokens {}", config.block_size),
+            sglang: &format!("--speculative-num-draft-tokens {}", config.proposals() + 1),
             llamacpp: if is_whole { " --spec-draft-p-min 0" } else { "" },
         };
         Ok(commands::lines(profile, served, &own))
@@ -156,14 +159,15 @@ impl Block {
     }
 }
 
-/// Every trained tensor under its published name, in `dtype`.
+/// Every trained tensor under its published name, in `dtype`, and the map of a head of the draft's own.
 fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(String, Tensor)>> {
     let mut problems = Problems::default();
     let named = draft.weights().named().into_iter().map(|(name, tensor)| {
         let written = narrowed(&name, &tensor.detach(), dtype, &mut problems)?;
         Ok((name, written))
     });
-    let all = named.collect::<Result<Vec<_>>>()?;
+    let mut all = named.collect::<Result<Vec<_>>>()?;
+    all.extend(draft.fixed_tensors()?);
     fitting(profile, all, problems)
 }
 

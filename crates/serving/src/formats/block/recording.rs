@@ -18,9 +18,9 @@ const BLOCKS: usize = 8;
 /// | `input_ids` | `[T]` | |
 /// | `aux` | `[T, A·H]` | states that the draft reads |
 /// | `anchors` | `[B]` | ascending |
-/// | `embed_tokens`, `lm_head` | `[V, H]` | the target's |
+/// | `embed_tokens`, `lm_head` | `[V, H]` | the target's; the head unless the draft has its own |
 /// | `states` | `[B·G, H]` | |
-/// | `logits` | `[B·G, V]` | with what a chain adds |
+/// | `logits` | `[B·G, Vd]` | with what a chain adds |
 /// | `confidence` | `[B·G]` | logits, if there is such a head |
 /// | `candidates`, `scores` | `[B·G, K]` | best tokens of a slot, and what the selector makes of them |
 ///
@@ -33,7 +33,9 @@ pub(super) fn record(
 ) -> Result<Vec<(String, Tensor)>> {
     let (config, count) = (draft.config(), ids.len());
     let slots = config.block_size;
-    let features = features(draft, target, ids)?;
+    let sequence = PackedSequence::single(ids);
+    let features = target.forward(&sequence, &Taps::of(&draft.taps()))?;
+    let features = features.hidden_of(&config.target_layers)?;
     let positions: Vec<u32> = (0..count as u32).collect();
     let context = draft.context(&features, &positions)?;
     // A block ends within the text, so that every slot has a predecessor.
@@ -49,7 +51,10 @@ pub(super) fn record(
     let states = draft.blocks(&tokens, &at, &context, &visible)?.detach();
     let ends = target.hold_ends()?;
     // Engines make nothing else of a draft's products.
-    let mut logits = ends.head_matrix().linear(&states.detach(), None)?;
+    let mut logits = match draft.own_head()? {
+        Some(own) => own.linear(&states.detach(), None)?.detach(),
+        None => ends.head_matrix().linear(&states.detach(), None)?,
+    };
     let rows = || starts.iter().flat_map(|start| (0..slots).map(move |slot| (*start, slot)));
     let mut more = Vec::new();
     if let Some(chain) = draft.chain() {
@@ -74,30 +79,20 @@ pub(super) fn record(
         more.push(("candidates".to_owned(), best.to_dtype(DType::I64)?.contiguous()?));
         more.push(("scores".to_owned(), (values + added)?));
     }
-    let whole = |values: Vec<i64>| {
-        let length = values.len();
-        Tensor::from_vec(values, length, &Device::Cpu)
-    };
+    let whole = |values: Vec<i64>| Tensor::new(values, &Device::Cpu);
     let mut all = vec![
         ("input_ids".to_owned(), whole(ids.iter().copied().map(i64::from).collect())?),
         ("aux".to_owned(), features),
         ("anchors".to_owned(), whole(starts.iter().map(|start| *start as i64).collect())?),
         ("embed_tokens".to_owned(), ends.embedding()?.to_dtype(DType::F32)?),
-        ("lm_head".to_owned(), ends.head()?.to_dtype(DType::F32)?),
         ("states".to_owned(), states),
         ("logits".to_owned(), logits),
     ];
+    if draft.vocabulary().is_none() {
+        all.push(("lm_head".to_owned(), ends.head()?.to_dtype(DType::F32)?));
+    }
     all.extend(more);
     Ok(all)
-}
-
-/// States of the layers that a draft reads, side by side.
-fn features(draft: &BlockDraft, target: &Target, ids: &[u32]) -> Result<Tensor> {
-    let sequence = PackedSequence::single(ids);
-    let mut features = target.forward(&sequence, &Taps::of(&draft.taps()))?;
-    let layers = draft.config().target_layers.iter();
-    let hidden: Vec<Tensor> = layers.filter_map(|layer| features.hidden.remove(layer)).collect();
-    Ok(Tensor::cat(&hidden, 1)?)
 }
 
 /// What a chain adds to the logits of every slot: slots of a block one after the other.

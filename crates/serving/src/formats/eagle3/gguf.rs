@@ -10,6 +10,7 @@ use super::config::entered_ids;
 use crate::error::Result;
 use crate::formats::files::interleaved;
 use crate::formats::gguf::{Decoder, file_type};
+use crate::formats::vocabulary;
 
 /// Keys of the header, in the order in which they are written.
 pub fn metadata(
@@ -89,9 +90,7 @@ pub(super) fn tensors(
             continue;
         };
         let tensor = if name == "d2t" {
-            let offsets: Vec<i64> = tensor.to_vec1()?;
-            let ids: Vec<i64> = offsets.iter().zip(0..).map(|(offset, i)| offset + i).collect();
-            Tensor::from_vec(ids, tensor.dims(), tensor.device())?
+            vocabulary::absolute(tensor)?
         } else if tensor.rank() == 1 {
             tensor.to_dtype(DType::F32)?
         } else if name.ends_with("q_proj.weight") || name.ends_with("k_proj.weight") {

@@ -12,17 +12,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, LAYER_IDS};
 use longdraft_models::draft::files::open_weights;
-use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::sha256;
 use longdraft_models::target_model::{PackedSequence, Taps, Target};
 use longdraft_models::weights::memory::MemorySource;
 use serde_json::Value;
 
 use super::files::{write_json, write_safetensors};
 use super::gguf as shared;
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, typed};
+use super::{
+    ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, typed, vocabulary,
+};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::Result;
@@ -70,7 +71,7 @@ impl Format for Eagle3 {
         Ok(Rendered {
             tensors: written,
             layers: config::output_ids(&sizes).to_vec(),
-            map: (!map.is_identity()).then(|| map_hash(map)),
+            map: (!map.is_identity()).then(|| vocabulary::hash(map)),
             parity: parity::outputs(&written_network(&sizes, &plain)?)?,
             dtype,
         })
@@ -166,29 +167,14 @@ fn written_network(config: &Eagle3Config, plain: &[(String, Tensor)]) -> Result<
 
 /// Ids, features and logits of the first steps on a text.
 fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Vec<(String, Tensor)>> {
-    let count = ids.len();
-    let sequence = PackedSequence {
-        ids: ids.to_vec(),
-        position_ids: (0..count as u32).collect(),
-        document_ids: vec![0; count],
-    };
-    let mut features = target.forward(&sequence, &Taps::of(&draft.taps()))?;
-    let layers = draft.config().target_layers.iter();
-    let hidden: Vec<Tensor> = layers.filter_map(|layer| features.hidden.remove(layer)).collect();
-    let aux = Tensor::cat(&hidden, 1)?;
+    let features = target.forward(&PackedSequence::single(ids), &Taps::of(&draft.taps()))?;
+    let aux = features.hidden_of(&draft.config().target_layers)?;
     let input = parity::Eagle3Input { ids: ids.to_vec(), aux: aux.clone() };
     let ids: Vec<i64> = ids.iter().copied().map(i64::from).collect();
-    let mut tensors = vec![
-        ("input_ids".to_owned(), Tensor::from_vec(ids, count, &Device::Cpu)?),
-        ("aux".to_owned(), aux),
-    ];
+    let mut tensors =
+        vec![("input_ids".to_owned(), Tensor::new(ids, &Device::Cpu)?), ("aux".to_owned(), aux)];
     for (step, logits) in parity::logits_of_steps(draft, &input)?.into_iter().enumerate() {
         tensors.push((format!("logits.{step}"), logits));
     }
     Ok(tensors)
-}
-
-fn map_hash(map: &VocabularyMap) -> String {
-    let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
-    sha256::of_bytes(&bytes)
 }

@@ -34,11 +34,7 @@ pub(super) fn fixed_input(config: &Eagle3Config) -> Result<Eagle3Input> {
 /// - shapes do not fit
 pub(super) fn logits_of_steps(draft: &Eagle3Draft, input: &Eagle3Input) -> Result<Vec<Tensor>> {
     let tokens = input.ids.len();
-    let sequence = PackedSequence {
-        ids: input.ids.clone(),
-        position_ids: (0..tokens as u32).collect(),
-        document_ids: vec![0; tokens],
-    };
+    let sequence = PackedSequence::single(&input.ids);
     let rows: Vec<u32> = (0..tokens as u32).collect();
     let mut steps = TestTimeSteps::new(draft, &sequence, &input.aux)?;
     (0..STEPS)

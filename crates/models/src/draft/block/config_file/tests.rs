@@ -32,6 +32,7 @@ fn what_is_written_is_read_back() {
             is_causal: Some(false),
             ..toy()
         },
+        BlockConfig { draft_vocab_size: 20, is_causal: Some(false), ..toy() },
         BlockConfig {
             bend: Bend { divisor: 4.0, softcap: Some(20.0) },
             is_causal: Some(false),
@@ -147,6 +148,9 @@ fn nested_folders_count_layers_from_one_and_name_sliding_layers_alone() {
     };
     assert_eq!(config, wanted);
     assert!(config.is_causal_in(LayerKind::Sliding) && !config.is_causal_in(LayerKind::Full));
+    value["draft_vocab_size"] = 20.into();
+    let config = BlockConfig::from_json(&value, Some(6)).expect("valid");
+    assert!(config.has_own_head() && config.draft_vocab_size == 20);
     value["sliding_window_non_causal"] = true.into();
     let config = BlockConfig::from_json(&value, None).expect("valid");
     assert!(!config.is_causal_in(LayerKind::Sliding));
@@ -196,7 +200,7 @@ fn what_nested_folders_may_hold_beside_is_refused() {
         ("aux_hidden_state_layer_ids", json!([2.5, 4]), "= [2.5,4] are not layers, counted from 1"),
         ("aux_hidden_state_layer_ids", Value::Null, "`aux_hidden_state_layer_ids` is missing"),
         ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
-        ("draft_vocab_size", 20.into(), "`draft_vocab_size` = 20 beside 40"),
+        ("draft_vocab_size", 50.into(), "`draft_vocab_size` = 50"),
         ("target_hidden_size", 64.into(), "`target_hidden_size` = 64 beside 32"),
         ("input_embedding_scale", 0.2.into(), "`input_embedding_scale` = 0.2"),
     ] {
@@ -205,6 +209,10 @@ fn what_nested_folders_may_hold_beside_is_refused() {
         let text = BlockConfig::from_json(&config, Some(6)).expect_err(key).to_string();
         assert!(text.contains(part), "{part} not in {text}");
     }
+    let mut value = nested("dflash2");
+    value["draft_vocab_size"] = 20.into();
+    let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
+    assert!(text.contains("`draft_vocab_size` stands beside a selector"), "{text}");
     let mut value = nested("dflash2");
     value["sample_from_anchor"] = true.into();
     let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();

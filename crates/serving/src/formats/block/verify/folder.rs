@@ -12,7 +12,7 @@ use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
 use super::{network, speculators, written};
 use crate::checks::rules::{KeyRule, Rule, is_given, key_place, tensor_place};
 use crate::checks::{Checks, weights};
-use crate::formats::of_target;
+use crate::formats::{of_target, vocabulary};
 use crate::profile::Profile;
 
 const MISSING_INSIDE: Rule = Rule::garbage(
@@ -81,7 +81,10 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
     network::target(checks, &config, key_place);
     let shapes = checks.shapes();
     network::tensors(checks, &config, &shapes);
-    copies(checks);
+    if config.has_own_head() {
+        vocabulary::check(checks, [config.draft_vocab_size, config.vocab_size]);
+    }
+    copies(checks, &config);
     checks.sizes = Some(Box::new(config));
 }
 
@@ -130,11 +133,11 @@ fn layout(checks: &mut Checks<'_>, is_chain: bool) {
 }
 
 /// Copies of the target's table and head, which some readers take in their place.
-fn copies(checks: &mut Checks<'_>) {
+fn copies(checks: &mut Checks<'_>, config: &BlockConfig) {
     // A GGUF file's values are rounded otherwise than those of a folder.
     let Some(facts) = checks.target.filter(|facts| !facts.is_gguf) else { return };
     let Ok(ends) = facts.target.hold_ends() else { return };
-    for name in FROZEN {
+    for name in FROZEN.into_iter().take(if config.has_own_head() { 1 } else { FROZEN.len() }) {
         let Some(tensor) = checks.tensors.get(name) else { continue };
         let own = if name == FROZEN[0] { ends.embedding() } else { ends.head() };
         let same = own.ok().and_then(|own| of_target::is_copy(tensor, &own));

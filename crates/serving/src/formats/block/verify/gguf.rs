@@ -12,7 +12,7 @@ use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
 use crate::checks::Checks;
 use crate::checks::gguf::{self, GgufFile};
 use crate::checks::rules::Rule;
-use crate::formats::of_target;
+use crate::formats::{of_target, vocabulary};
 
 const CAUSALITY: Rule = Rule::garbage(
     "causality",
@@ -50,6 +50,9 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
                 (name, shape)
             });
             network::tensors(checks, &config, &found.collect());
+            if config.has_own_head() {
+                vocabulary::check_absolute(checks, &file, &source, config.vocab_size);
+            }
             checks.sizes = Some(Box::new(config));
         }
         Err(problems) => checks.each(&NETWORK, &file.name, problems.0),

@@ -2,6 +2,7 @@
 
 use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, MASK_TOKEN};
 use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, tensor_specs};
+use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::weights::TensorSpec;
 
 use crate::checks::Checks;
@@ -121,10 +122,12 @@ pub(super) fn target(
 pub(super) fn tensors(checks: &mut Checks<'_>, config: &BlockConfig, found: &Shapes) {
     let mut specs = tensor_specs(config);
     let table = [config.vocab_size, config.hidden_size];
-    let frozen = FROZEN.into_iter().filter(|name| found.contains_key(*name));
+    let is_own = |name: &str| tensor_specs(config).iter().any(|spec| spec.name == name);
+    let frozen = FROZEN.into_iter().filter(|name| found.contains_key(*name) && !is_own(name));
     specs.extend(frozen.map(|name| TensorSpec::new(name, &table)));
     shapes::check(checks, &specs, found, &MISSING_TENSOR);
-    for name in found.keys() {
+    for name in found.keys().filter(|name| !config.has_own_head() || !MAP.contains(&name.as_str()))
+    {
         let place = tensor_place(name);
         if let Some(&(_, why)) = FOREIGN.iter().find(|(foreign, _)| foreign == name) {
             let rule = Rule::garbage("foreign-tensor", "the trained tensors alone", why);

@@ -5,19 +5,17 @@ use std::path::Path;
 use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, GgufDraftSource, LAYER_KEYS};
 use longdraft_models::ids::EnteredLayerId;
-use longdraft_models::weights::gguf::header::ElementType;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 
 use super::layers::{ORDER, RANGE, compare};
 use super::tensors::{EMBEDDINGS, HEAD, expected, is_lent};
-use super::vocabulary;
 use super::{NOT_THE_TARGET, SIZES};
 use crate::checks::gguf::{self, GgufFile};
 use crate::checks::rules::{Rule, tensor_place};
 use crate::checks::{Checks, meant, nearest, shapes};
 use crate::formats::eagle3::engine::Fate;
 use crate::formats::eagle3::engine::llamacpp::{OTHER_COUNT, fate, required};
-use crate::formats::of_target;
+use crate::formats::{of_target, vocabulary};
 use crate::profile::Engine;
 
 const MISSING_FLAG: Rule = Rule::garbage("missing-flag", "true or false", "false is taken");
@@ -29,13 +27,6 @@ const UNEXPECTED_TENSOR: Rule =
 const TWO_LISTS: Rule =
     Rule::garbage("layers-contradict", "", "old versions read one, new ones the other");
 const LAYER_COUNT: Rule = Rule::rejects("layer-count", "3", "loading ends");
-const NO_MAP: Rule = Rule::rejects("no-map", "", "head and vocabulary differ in size");
-const MAP_TYPE: Rule = Rule::rejects("map-type", "I64", "the tensor is of another type");
-const OFFSETS: Rule = Rule::garbage(
-    "offset-d2t",
-    "the target id of every draft token",
-    "draft tokens stand for wrong target tokens, without a message",
-);
 
 /// Checks a file, or the one in a folder; nothing if it cannot be read.
 pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
@@ -52,7 +43,7 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> Option<()> {
             }
             of_target::check_file(checks, &file, &super::repeated(&config));
             tensor_shapes(checks, &source, &config);
-            map(checks, &file, &source, config.vocab_size);
+            vocabulary::check_absolute(checks, &file, &source, config.vocab_size);
             checks.sizes = Some(Box::new(config));
         }
         Err(problems) => checks.each(&SIZES, &file.name, problems.0),
@@ -133,29 +124,4 @@ fn tensor_shapes(checks: &mut Checks<'_>, source: &GgufDraftSource, config: &Eag
             shapes::compare(checks, format!("tensor for `{name}`"), &found, &shape);
         }
     }
-}
-
-/// `d2t` holds absolute ids here: offsets are the mistake.
-fn map(checks: &mut Checks<'_>, file: &GgufFile, source: &GgufDraftSource, target: usize) {
-    let place = tensor_place("d2t");
-    let tensors = &file.header.tensors;
-    let Some(map) = tensors.get("d2t") else {
-        let head = tensors.get("output.weight").and_then(|tensor| tensor.shape.first());
-        if let Some(rows) = head.filter(|rows| **rows != target) {
-            let tokens = format!("the head has {rows} rows, the target {target} tokens");
-            checks.differs(&NO_MAP, place, "missing", format!("I64 [{rows}]: {tokens}"));
-        }
-        return;
-    };
-    if map.element != ElementType::I64 {
-        checks.broken(&MAP_TYPE, place.clone(), format!("{:?}", map.element));
-    }
-    let Ok(offsets) = source.load_integers("d2t") else { return };
-    let ids: Vec<i64> = offsets.iter().zip(0_i64..).map(|(offset, i)| offset + i).collect();
-    let ascends = ids.windows(2).all(|pair| pair[0] < pair[1]);
-    let grows = ids.windows(2).all(|pair| pair[0] <= pair[1]);
-    if grows && !ascends {
-        return checks.broken(&OFFSETS, place, "offsets where absolute ids are expected");
-    }
-    vocabulary::check_offsets(checks, &offsets, None, target);
 }

@@ -4,7 +4,6 @@ mod config;
 mod gguf;
 mod layers;
 mod tensors;
-mod vocabulary;
 
 use std::path::Path;
 
@@ -13,6 +12,7 @@ use longdraft_models::draft::eagle3::Eagle3Config;
 use crate::checks::Checks;
 use crate::checks::rules::Rule;
 use crate::formats::of_target::Repeated;
+use crate::formats::vocabulary;
 use crate::profile::Profile;
 
 const SIZES: Rule = Rule::rejects("sizes", "sizes that fit together", "the model cannot be built");
@@ -30,7 +30,9 @@ pub(super) fn check(checks: &mut Checks<'_>, path: &Path) -> bool {
     config::check(checks);
     layers::check(checks);
     tensors::check(checks);
-    vocabulary::check(checks);
+    if let Some(sizes) = checks.sizes::<Eagle3Config>() {
+        vocabulary::check(checks, [sizes.draft_vocab_size, sizes.vocab_size]);
+    }
     tensors::check_target(checks);
     true
 }

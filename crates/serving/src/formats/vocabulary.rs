@@ -1,10 +1,13 @@
-//! `d2t` and `t2d`: the map that no engine checks.
+//! `d2t` and `t2d`, the map of a vocabulary of the draft's own that no engine checks.
 
+use candle_core::Tensor;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::draft::eagle3::Eagle3Config;
 use longdraft_models::ids::TargetTokenId;
 use longdraft_models::sha256;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf::header::ElementType;
 
+use crate::checks::gguf::GgufFile;
 use crate::checks::rules::{Rule, tensor_place};
 use crate::checks::weights_file::FoundTensor;
 use crate::checks::{Checks, Effect};
@@ -33,9 +36,33 @@ const ABSOLUTE: Rule = Rule::garbage("absolute-d2t", "target id less draft id", 
 const MAP: Rule =
     Rule::garbage("map", "kept tokens ascending within the target's vocabulary", SILENT);
 
-pub(super) fn check(checks: &mut Checks<'_>) {
-    let Some(sizes) = checks.sizes::<Eagle3Config>() else { return };
-    let (draft, target) = (sizes.draft_vocab_size, sizes.vocab_size);
+/// What files of absolute ids break.
+const NO_ABSOLUTE: Rule = Rule::rejects("no-map", "", "head and vocabulary differ in size");
+const ABSOLUTE_TYPE: Rule = Rule::rejects("map-type", "I64", "the tensor is of another type");
+const OFFSETS: Rule = Rule::garbage(
+    "offset-d2t",
+    "the target id of every draft token",
+    "draft tokens stand for wrong target tokens, without a message",
+);
+
+/// `d2t` with absolute ids, as GGUF files hold it, `[Vd]` of offsets → `[Vd]`.
+///
+/// # Errors
+/// - it holds no whole numbers
+pub(super) fn absolute(offsets: &Tensor) -> candle_core::Result<Tensor> {
+    let values: Vec<i64> = offsets.to_vec1()?;
+    let ids: Vec<i64> = values.iter().zip(0..).map(|(offset, i)| offset + i).collect();
+    Tensor::from_vec(ids, offsets.dims(), offsets.device())
+}
+
+/// Identifies a map in manifests.
+pub(super) fn hash(map: &VocabularyMap) -> String {
+    let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
+    sha256::of_bytes(&bytes)
+}
+
+/// Checks a folder's map of `draft` to `target` tokens.
+pub(super) fn check(checks: &mut Checks<'_>, [draft, target]: [usize; 2]) {
     for (name, dtype, length) in [("d2t", "I64", draft), ("t2d", "BOOL", target)] {
         let place = tensor_place(name);
         let Some(FoundTensor { dtype: found, shape, .. }) = checks.tensors.get(name).cloned()
@@ -59,13 +86,38 @@ pub(super) fn check(checks: &mut Checks<'_>) {
     check_offsets(checks, &offsets, flags.as_deref(), target);
 }
 
-/// Offsets as every reader of folders takes them.
-pub(super) fn check_offsets(
+/// Checks a GGUF file's map, which holds absolute ids: offsets are the mistake.
+pub(super) fn check_absolute(
     checks: &mut Checks<'_>,
-    offsets: &[i64],
-    flags: Option<&[i64]>,
+    file: &GgufFile,
+    source: &dyn WeightSource,
     target: usize,
 ) {
+    let place = tensor_place("d2t");
+    let tensors = &file.header.tensors;
+    let Some(map) = tensors.get("d2t") else {
+        let head = tensors.get("output.weight").and_then(|tensor| tensor.shape.first());
+        if let Some(rows) = head.filter(|rows| **rows != target) {
+            let tokens = format!("the head has {rows} rows, the target {target} tokens");
+            checks.differs(&NO_ABSOLUTE, place, "missing", format!("I64 [{rows}]: {tokens}"));
+        }
+        return;
+    };
+    if map.element != ElementType::I64 {
+        checks.broken(&ABSOLUTE_TYPE, place.clone(), format!("{:?}", map.element));
+    }
+    let Ok(offsets) = source.load_integers("d2t") else { return };
+    let ids: Vec<i64> = offsets.iter().zip(0_i64..).map(|(offset, i)| offset + i).collect();
+    let ascends = ids.windows(2).all(|pair| pair[0] < pair[1]);
+    let grows = ids.windows(2).all(|pair| pair[0] <= pair[1]);
+    if grows && !ascends {
+        return checks.broken(&OFFSETS, place, "offsets where absolute ids are expected");
+    }
+    check_offsets(checks, &offsets, None, target);
+}
+
+/// Offsets as every reader of folders takes them.
+fn check_offsets(checks: &mut Checks<'_>, offsets: &[i64], flags: Option<&[i64]>, target: usize) {
     let ascends = offsets.windows(2).all(|pair| pair[0] < pair[1]);
     let in_range = offsets.first().is_some_and(|first| *first >= 0)
         && offsets.last().is_some_and(|last| *last < target as i64);
@@ -93,9 +145,8 @@ pub(super) fn check_offsets(
 
 /// Tokens that end a text can be proposed; the map is the exported one.
 fn kept_tokens(checks: &mut Checks<'_>, map: &VocabularyMap) {
-    let bytes: Vec<u8> = map.kept().iter().flat_map(|id| id.0.to_le_bytes()).collect();
     let recorded = checks.manifest.as_ref().and_then(|manifest| manifest.vocabulary_map.clone());
-    if recorded.is_some_and(|recorded| recorded != sha256::of_bytes(&bytes)) {
+    if recorded.is_some_and(|recorded| recorded != hash(map)) {
         checks.broken(&OTHER_MAP, "tensor `d2t`", "another map than was exported");
     }
     let Some(target) = checks.target else { return };

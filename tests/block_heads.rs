@@ -1,0 +1,177 @@
+//! Block drafts with a head of their own over some of the target's tokens, as the speculators library trains them:
+//! read, decoded, exported on, and broken.
+
+use std::path::Path;
+
+use candle_core::{DType, Tensor};
+use longdraft_kernels::rows::select_rows;
+use longdraft_models::TargetTokenId;
+use longdraft_models::draft::VocabularyMap;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::gguf::header::Header;
+use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use serde_json::Value;
+
+use crate::block_export::{GGUF, METHODS, drafted, export, findings, read, trained};
+use crate::support::{VOCABULARY, Workshop, change_gguf, fail, last_json, run, stdout, succeed};
+
+type Tensors = Vec<(String, Tensor)>;
+
+/// The tokens that the draft proposes: two of three.
+fn kept() -> Vec<u32> {
+    (0..VOCABULARY as u32).filter(|id| id % 3 != 1).collect()
+}
+
+/// Rewrites the weights of a folder.
+fn change(folder: &str, change: impl Fn(&mut Tensors)) {
+    let file = Path::new(folder).join("model.safetensors");
+    let source = SafetensorsSource::open_file(&file).expect("weights");
+    let load = |name: String| (name.clone(), source.load_as_stored(&name).expect("a tensor"));
+    let mut tensors: Tensors = source.names().into_iter().map(load).collect();
+    drop(source);
+    change(&mut tensors);
+    save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+}
+
+/// A folder of speculators whose head is the target's rows of the kept tokens.
+fn with_own_head(shop: &Workshop) -> String {
+    let (folder, own) = (export(shop, "speculators", "f32"), shop.path("own"));
+    std::fs::create_dir(&own).expect("folder");
+    std::fs::copy(format!("{folder}/model.safetensors"), format!("{own}/model.safetensors"))
+        .expect("copied");
+    let mut config = read(&format!("{folder}/config.json"));
+    config["draft_vocab_size"] = kept().len().into();
+    std::fs::write(format!("{own}/config.json"), config.to_string()).expect("written");
+    let table = SafetensorsSource::open_file(&shop.target.join("model.safetensors"));
+    let table = table.and_then(|source| source.load("model.embed_tokens.weight", DType::F32));
+    let rows = |tensor: &Tensor| select_rows(tensor, &kept()).expect("rows");
+    let head = rows(&table.expect("the target's table"));
+    let tokens = kept().into_iter().map(TargetTokenId).collect();
+    let map = VocabularyMap::new(tokens, VOCABULARY).and_then(|map| map.tensors());
+    let map = map.expect("a map");
+    change(&own, |tensors| {
+        for (_, output) in tensors.iter_mut().filter(|(name, _)| name.contains("markov_w2")) {
+            *output = rows(output);
+        }
+        tensors.push(("lm_head.weight".to_owned(), head.clone()));
+        tensors.extend(map.clone());
+    });
+    own
+}
+
+/// Tokens and acceptance of greedy decoding through the target's head with proposals among the kept tokens.
+fn reduced(shop: &Workshop) -> (Value, Value) {
+    let list = shop.path("kept.txt");
+    let lines: Vec<String> = kept().iter().map(u32::to_string).collect();
+    std::fs::write(&list, lines.join("\n")).expect("written");
+    let (target, draft) = (shop.target(), shop.path("run"));
+    let arguments = ["generate", "--target", &target, "--draft", &draft, "--draft-vocab", &list];
+    let more = ["--prompt", "the cat sat", "--max-tokens", "40", "--ignore-eos", "--pace", "fixed"];
+    let line = last_json(&succeed(&[&arguments[..], &more, &["--json"]].concat()));
+    (line["tokens"].clone(), line["conditional_acceptance"].clone())
+}
+
+/// Exports a draft's folder on.
+fn exported(shop: &Workshop, folder: &str, profile: &str) -> String {
+    let (output, target) = (shop.path(&format!("own-{profile}")), shop.target());
+    let all = ["export", folder, "--to", profile, "--target", &target, "--output", &output];
+    succeed(&[&all[..], &["--dtype", "f32"]].concat());
+    output
+}
+
+#[test]
+fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_on() {
+    for (method, arguments) in [METHODS[0], METHODS[2]] {
+        let shop = trained(arguments);
+        let own = with_own_head(&shop);
+        let wanted = reduced(&shop);
+        assert_eq!(drafted(&shop, &own), wanted, "{method}");
+        assert_eq!(wanted.0, drafted(&shop, &shop.path("run")).0, "{method}: drafts lose nothing");
+        for profile in ["vllm", "hf", "speculators", "llamacpp"] {
+            let folder = exported(&shop, &own, profile);
+            assert_eq!(drafted(&shop, &folder), wanted, "{method} {profile}");
+            let output =
+                run(&["verify", &folder, "--target", &shop.target(), "--strict", "--json"]);
+            let report = last_json(&stdout(&output));
+            assert_eq!(report["clean"], true, "{method} {profile}: {report}");
+            assert!(report["parity"].is_object(), "{method} {profile}: the network was not run");
+            if profile == "llamacpp" {
+                let header =
+                    Header::read(&std::fs::read(format!("{folder}/{GGUF}")).expect("file"));
+                let map = &header.expect("header").tensors["d2t"];
+                assert_eq!(map.shape, [kept().len()]);
+                continue;
+            }
+            let config = read(&format!("{folder}/config.json"));
+            assert_eq!(config["draft_vocab_size"], kept().len(), "{method} {profile}");
+        }
+        let (target, output) = (shop.target(), shop.path("out"));
+        for (profile, reason) in [
+            ("sglang", "drafts through the target's head alone"),
+            ("llamacpp-hf", "`draft_vocab_size` for EAGLE-3"),
+        ] {
+            let all = ["export", &own, "--to", profile, "--target", &target, "--output", &output];
+            let text = fail(&all, 1);
+            assert!(text.contains(reason), "{reason} not in {text}");
+        }
+        let from = format!("draft.from={own}");
+        let config = shop.config();
+        let train = ["train", &config, "data.anchor.enabled=false", &from];
+        let output = format!("output={}", shop.path("next"));
+        let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
+        let text = fail(&[&train[..], &[output.as_str()], arguments, &sizes].concat(), 2);
+        assert!(text.contains("a head of its own over"), "{text}");
+        let list = shop.path("kept.txt");
+        let more = ["--draft", &own, "--draft-vocab", &list, "--prompt", "a"];
+        let text = fail(&[&["generate", "--target", &target][..], &more].concat(), 2);
+        assert!(text.contains("a vocabulary of its own"), "{text}");
+    }
+}
+
+#[test]
+fn a_map_that_readers_would_misread_is_told() {
+    let shop = trained(METHODS[0].1);
+    let own = with_own_head(&shop);
+    let folder = exported(&shop, &own, "speculators");
+    let found = |edit: &dyn Fn(&mut Tensors)| {
+        let broken = shop.path("broken");
+        let _ = std::fs::remove_dir_all(&broken);
+        std::fs::create_dir(&broken).expect("folder");
+        for name in ["config.json", "model.safetensors"] {
+            std::fs::copy(format!("{folder}/{name}"), format!("{broken}/{name}")).expect("copied");
+        }
+        change(&broken, edit);
+        findings(&shop, "error")
+    };
+    let absolute = |tensors: &mut Tensors| {
+        let (_, map) = tensors.iter_mut().find(|(name, _)| name == "d2t").expect("a map");
+        let ids: Vec<i64> = kept().into_iter().map(i64::from).collect();
+        *map = Tensor::new(ids, map.device()).expect("ids");
+    };
+    let without =
+        |gone: &'static str| move |tensors: &mut Tensors| tensors.retain(|(name, _)| name != gone);
+    assert_eq!(found(&|_| {}), Vec::<String>::new());
+    for (code, edit) in [
+        ("absolute-d2t", &absolute as &dyn Fn(&mut Tensors)),
+        ("no-map", &without("d2t")),
+        ("no-map", &without("t2d")),
+        ("missing-tensor", &without("lm_head.weight")),
+    ] {
+        let found = found(edit);
+        assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
+    }
+    let file = exported(&shop, &own, "llamacpp");
+    let broken = shop.path("broken");
+    std::fs::remove_dir_all(&broken).expect("removed");
+    std::fs::create_dir(&broken).expect("folder");
+    let copy = format!("{broken}/{GGUF}");
+    std::fs::copy(format!("{file}/{GGUF}"), &copy).expect("copied");
+    change_gguf(Path::new(&copy), &|_, tensors| {
+        let (_, map) = tensors.iter_mut().find(|(name, _)| name == "d2t").expect("a map");
+        let offsets: Vec<i64> =
+            kept().into_iter().zip(0..).map(|(id, i)| i64::from(id) - i).collect();
+        *map = Tensor::new(offsets, map.device()).expect("offsets");
+    });
+    let found = findings(&shop, "error");
+    assert!(found.iter().any(|found| found == "offset-d2t"), "{found:?}");
+}
