@@ -384,9 +384,10 @@ fn the_tables_of_the_documentation_are_what_their_commands_print() {
     let text = text.replace("\\\n", " ");
     let commands: Vec<&str> = text
         .lines()
-        .filter(|line| line.starts_with("longdraft train") && line.contains("--table"))
+        .filter(|line| line.starts_with("longdraft train"))
+        .filter(|line| line.contains("--table") || line.contains("--collectives"))
         .collect();
-    assert!(commands.len() >= 2, "{commands:?}");
+    assert!(commands.len() >= 3, "{commands:?}");
     for command in commands {
         let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
         let output = longdraft(&arguments).current_dir(&root).output().expect("the binary starts");

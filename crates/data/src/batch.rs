@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use longdraft_kernels::random::CounterRng;
+use longdraft_kernels::token_ranges::TokenRanges;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -73,13 +74,13 @@ pub struct Batch {
     /// What the documents of the row are pieces of; keys what is drawn for them.
     pub pieces: Vec<Piece>,
     /// Tokens whose rows are learned here where several processes share the row; `None`: all.
-    pub own: Option<Range<usize>>,
+    pub own: Option<TokenRanges>,
 }
 
 impl Batch {
     /// Whether row `t` is learned here, if it is learned at all.
     pub fn owns(&self, t: usize) -> bool {
-        self.own.as_ref().is_none_or(|own| own.contains(&t))
+        self.own.as_ref().is_none_or(|own| own.contains(t))
     }
 
     /// Labels of the learned rows.

@@ -21,12 +21,12 @@ pub mod store;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::token_ranges::TokenRanges;
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::target_model::{
     Features, KeyValues, PackedSequence, RowPart, Tap, Taps, Target,
@@ -108,32 +108,35 @@ pub struct BatchFeatures {
 
 impl BatchFeatures {
     /// Tokens that this rank runs; `None`: all.
-    pub fn tokens(&self) -> Option<Range<usize>> {
+    pub fn tokens(&self) -> Option<&TokenRanges> {
         self.part.as_ref().map(RowPart::rows)
     }
 
-    /// The rows of the states of every token at which `tokens` of the whole row stand: states of a part of a row
-    /// begin with its own first token.
-    pub fn state_rows(&self, tokens: &[u32]) -> Vec<u32> {
-        let first = self.tokens().map_or(0, |own| own.start as u32);
-        tokens.iter().map(|token| token - first).collect()
+    /// The rows of the states of every token at which `tokens` of the whole row stand: a part of a row has those that
+    /// [`RowPart::known`] names.
+    ///
+    /// # Errors
+    /// - the states of one of them are another process's
+    pub fn state_rows(&self, tokens: &[u32]) -> Result<Vec<u32>> {
+        Ok(match &self.part {
+            Some(part) => part.known().places_of(tokens)?,
+            None => tokens.to_vec(),
+        })
     }
 
     /// What a rank that runs `part` of a row keeps of the whole row's features.
     fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
         let Some(part) = part else { return Ok(self) };
-        let tokens = part.rows();
-        let own = |all: &Tensor| all.narrow(0, tokens.start, tokens.len());
-        let aux_hidden = self.aux_hidden.as_ref().map(own).transpose()?;
+        let part = part.seeing_ahead(ahead);
+        let aux_hidden =
+            self.aux_hidden.as_ref().map(|all| part.rows().rows_of(all)).transpose()?;
         let teacher = match self.teacher {
             TeacherFeatures::EveryToken { hidden } => {
-                let end = (tokens.end + ahead).min(hidden.dim(0)?);
-                let hidden = hidden.narrow(0, tokens.start, end - tokens.start)?;
-                TeacherFeatures::EveryToken { hidden }
+                TeacherFeatures::EveryToken { hidden: part.known().rows_of(&hidden)? }
             }
             other => other,
         };
-        Ok(Self { aux_hidden, teacher, part: Some(part.clone()), ..self })
+        Ok(Self { aux_hidden, teacher, part: Some(part), ..self })
     }
 
     /// The last layer's keys and values.
@@ -281,10 +284,15 @@ pub fn forward(
     })
 }
 
-/// The learned tokens, counted from the first one that this rank runs.
-pub fn learned_of(batch: &Batch, own: Option<&Range<usize>>) -> Vec<u32> {
-    let first = own.map_or(0, |own| own.start as u32);
-    batch.learned.iter().map(|token| token - first).collect()
+/// Where the learned tokens stand among those that this rank runs.
+///
+/// # Errors
+/// - it does not run one of them
+pub fn learned_of(batch: &Batch, own: Option<&TokenRanges>) -> Result<Vec<u32>> {
+    Ok(match own {
+        Some(own) => own.places_of(&batch.learned)?,
+        None => batch.learned.clone(),
+    })
 }
 
 fn taps_of(needs: &FeatureNeeds) -> Taps {
@@ -310,7 +318,7 @@ pub fn run_target(
     let own = part.map(RowPart::rows);
     let learned_hidden = || -> Result<Tensor> {
         let hidden = features.final_hidden()?;
-        Ok(select_rows(hidden, &learned_of(batch, own.as_ref()))?)
+        Ok(select_rows(hidden, &learned_of(batch, own)?)?)
     };
     let teacher = match needs.teacher {
         TeacherKind::None => TeacherFeatures::None,
@@ -343,5 +351,6 @@ pub fn run_target(
     let layers: Vec<&Tensor> = layers.collect();
     let aux_hidden = (!layers.is_empty()).then(|| Tensor::cat(&layers, 1)).transpose()?;
     let last_kv = features.last_kv.clone();
-    Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: part.cloned() })
+    let part = part.map(|part| part.seeing_ahead(needs.ahead));
+    Ok(BatchFeatures { last_kv, aux_hidden, teacher, part })
 }

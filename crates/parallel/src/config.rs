@@ -18,8 +18,7 @@ const WAIT_SECONDS: u64 = 365 * 24 * 3600;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// NCCL's where every rank has a GPU of its own: for what ranks share of rows and layers, and for gradients if
-    /// every rank updates all weights (`parallel.zero: 0`, AdamW). Else the order of the ranks.
+    /// NCCL's where every rank has a GPU of its own, else the order of the ranks.
     #[default]
     Auto,
     /// The order of the ranks: a run can be repeated bit for bit with the same number of ranks.
@@ -32,8 +31,8 @@ pub enum Reduction {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StatePlace {
-    /// Memory: that of a GPU on which one rank trains by AdamW, or several whose gradients stay there,
-    /// else that of the machine.
+    /// Memory: that of a GPU on which one rank trains by AdamW, or several that each update all weights with sums that are
+    /// made there, else that of the machine.
     #[default]
     Memory,
     /// A file without a name in the run directory, read and written tensor by tensor in every step.

@@ -7,6 +7,7 @@ use longdraft_kernels::adamw::{BLOCK, square_sums};
 use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_models::draft::Parameter;
 
+use super::device_exchange::DeviceExchange;
 use super::exchange::Exchange;
 use super::gpus::{self, Gpus};
 use super::spread_weights::SpreadWeights;
@@ -89,7 +90,7 @@ impl DataParallel {
         device: &Device,
         config: &ParallelConfig,
     ) -> Result<(Self, Option<String>)> {
-        Ok(match gpus::connect(&self.world, device, config, self.is_sharded)? {
+        Ok(match gpus::connect(&self.world, device, config)? {
             Gpus::Joined(gpus) => (Self { world: self.world.over_gpus(gpus), ..self }, None),
             Gpus::Apart(remark) => (self, Some(remark)),
             Gpus::Unused => (self, None),
@@ -127,7 +128,9 @@ impl DataParallel {
     /// - a parameter cannot be made
     pub fn gather(&self, parameters: &mut [Parameter]) -> Result<()> {
         match &self.spread {
-            Some(spread) => spread.gather(&self.exchange(), &self.shapes, parameters),
+            Some(spread) => spread.gather(&self.shapes, parameters, |own, device, put| {
+                self.put_together(own, device, put)
+            }),
             None => Ok(()),
         }
     }
@@ -180,10 +183,35 @@ impl DataParallel {
         self.summing_gpus().is_some()
     }
 
-    /// The ranks' GPUs where every rank updates everything and the order of the sums is free.
+    /// The ranks' GPUs where the order of the sums is free.
     fn summing_gpus(&self) -> Option<&dyn DeviceRanks> {
-        let free = self.reduction != Reduction::RankOrder && !self.is_sharded;
-        self.world.gpus().filter(|_| free)
+        self.world.gpus().filter(|_| self.reduction != Reduction::RankOrder)
+    }
+
+    fn exchange_on<'a>(&'a self, devices: &'a dyn DeviceRanks) -> DeviceExchange<'a> {
+        DeviceExchange { devices, partition: &self.partition, bucket: self.bucket }
+    }
+
+    /// Puts everybody's values of their runs together. `put` gets those of each parameter, flat, on `device` or where
+    /// the ranks' devices exchange them.
+    fn put_together(
+        &self,
+        own: &[Vec<f32>],
+        device: &Device,
+        put: &mut dyn FnMut(usize, Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let Some(gpus) = self.summing_gpus() else {
+            let mut whole = self.exchange().gather(own, &self.sizes()).into_iter().enumerate();
+            return whole.try_for_each(|(index, values)| {
+                let count = values.len();
+                put(index, Tensor::from_vec(values, count, device)?)
+            });
+        };
+        let there = gpus.device();
+        let own = own.iter().map(|values| Tensor::from_slice(values, values.len(), &there));
+        let own = own.collect::<candle_core::Result<Vec<_>>>()?;
+        let whole = self.exchange_on(gpus).gather(&own, self.shapes.len())?;
+        whole.into_iter().enumerate().try_for_each(|(index, values)| put(index, values))
     }
 
     fn reduce_on(
@@ -192,6 +220,15 @@ impl DataParallel {
         gradients: &Gradients,
         reached: &[u64],
     ) -> Result<Gradients> {
+        if self.is_sharded {
+            let flat = |index: usize| -> Result<Tensor> {
+                Ok(gradients.on(&gpus.device(), index, &self.shapes[index])?.flatten_all()?)
+            };
+            let whole = (0..reached.len()).map(flat).collect::<Result<Vec<_>>>()?;
+            let sums = self.exchange_on(gpus).reduce(&whole)?.into_iter().zip(&self.runs);
+            let known = sums.map(|(sum, run)| (reached[run.parameter] > 0).then_some(sum));
+            return Ok(Gradients::from_tensors(known.collect()));
+        }
         let known = || (0..reached.len()).filter(|index| reached[*index] > 0);
         let own = known().map(|index| gradients.on(&gpus.device(), index, &self.shapes[index]));
         let own = own.collect::<Result<Vec<_>>>()?;
@@ -278,9 +315,11 @@ impl DataParallel {
         if self.spread.as_ref().is_some_and(|spread| !spread.write(&own)) {
             return Ok(());
         }
-        let whole = self.exchange().gather(&own, &self.sizes());
-        drop(own);
-        whole.into_iter().zip(parameters).try_for_each(|(values, parameter)| set(parameter, values))
+        let Some(first) = parameters.first() else { return Ok(()) };
+        self.put_together(&own, first.var.device(), &mut |index, values| {
+            let parameter = &parameters[index];
+            Ok(parameter.var.set(&values.reshape(parameter.var.shape())?)?)
+        })
     }
 }
 

@@ -75,7 +75,7 @@ impl Exchange<'_> {
 
 /// Each round's counts by rank, and its stretch of every rank's elements, of which a round moves at
 /// most `bucket` together.
-fn rounds(
+pub(super) fn rounds(
     sizes: Vec<usize>,
     bucket: usize,
 ) -> impl Iterator<Item = (Vec<usize>, std::ops::Range<usize>)> {
@@ -94,17 +94,20 @@ pub struct Exchanged {
     pub reduced: u64,
     /// Of sums or new weights, so that all have them.
     pub gathered: u64,
+    /// Rounds of either, each a collective.
+    pub rounds: u64,
 }
 
 /// What an exchange of f32 values sends, of which rank `r` owns `shares[r]`.
 pub fn exchanged_bytes(shares: &[usize], bucket_bytes: usize, reduction: Reduction) -> Exchanged {
     let ranks = shares.len();
     let mut reduced = vec![0_u64; ranks];
-    let mut gathered = 0;
+    let (mut gathered, mut all_rounds) = (0, 0);
     for (counts, _) in rounds(shares.to_vec(), bucket_bytes / size_of::<f32>()) {
         let (all, longest) = (counts.iter().sum::<usize>(), counts.iter().copied().max());
         let block = longest.unwrap_or(0) * (ranks - 1);
         gathered += block as u64;
+        all_rounds += 1;
         for (reduced, own) in reduced.iter_mut().zip(&counts) {
             *reduced += match reduction {
                 Reduction::Auto | Reduction::RankOrder => all - own,
@@ -114,7 +117,7 @@ pub fn exchanged_bytes(shares: &[usize], bucket_bytes: usize, reduction: Reducti
     }
     let bytes = size_of::<f32>() as u64;
     let reduced = reduced.into_iter().max().unwrap_or(0) * bytes;
-    Exchanged { reduced, gathered: gathered * bytes }
+    Exchanged { reduced, gathered: gathered * bytes, rounds: all_rounds }
 }
 
 fn zeros(count: usize) -> Vec<f32> {
@@ -123,7 +126,7 @@ fn zeros(count: usize) -> Vec<f32> {
 
 /// The runs that meet a stretch of a rank's elements, by index, each with the part of itself that
 /// lies in it.
-fn indexed_stretches<'a>(
+pub(super) fn indexed_stretches<'a>(
     runs: &'a [Run],
     stretch: &std::ops::Range<usize>,
 ) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> + 'a {
@@ -137,7 +140,7 @@ fn indexed_stretches<'a>(
     })
 }
 
-fn stretches<'a>(
+pub(super) fn stretches<'a>(
     runs: &'a [Run],
     stretch: &std::ops::Range<usize>,
 ) -> impl Iterator<Item = (&'a Run, std::ops::Range<usize>)> + 'a {

@@ -72,7 +72,7 @@ fn exchanging(
     device: &Device,
     config: &ParallelConfig,
 ) -> Result<(World, Option<String>)> {
-    Ok(match meet(ranks, purpose, (device, config), None)? {
+    Ok(match meet(ranks, purpose, (device, config))? {
         Gpus::Joined(gpus) => (ranks.over_gpus(gpus), None),
         Gpus::Unused => (ranks.clone(), None),
         Gpus::Apart(obstacle) => {
@@ -117,29 +117,16 @@ pub(super) fn remark_of_any(
     Ok(world.gather_json(&own)?.into_iter().flatten().next())
 }
 
-/// Connects the ranks' GPUs for gradients, where each has one of its own, the order of sums is free and every rank
-/// updates everything; all call it with their devices.
+/// Connects the ranks' GPUs for gradients and new weights, where each has one of its own and the order of sums is free;
+/// all call it with their devices.
 ///
 /// # Errors
 /// - the GPUs do not reach each other
-pub(super) fn connect(
-    world: &World,
-    device: &Device,
-    config: &ParallelConfig,
-    is_sharded: bool,
-) -> Result<Gpus> {
+pub(super) fn connect(world: &World, device: &Device, config: &ParallelConfig) -> Result<Gpus> {
     if config.reduction == Reduction::RankOrder {
         return Ok(Gpus::Unused);
     }
-    let zero = config.zero;
-    let spread = is_sharded.then(|| {
-        if zero == 0 {
-            "optimizer.matrices=muon spreads the update over the ranks".to_owned()
-        } else {
-            format!("parallel.zero={zero} spreads the update over the ranks; set parallel.zero=0")
-        }
-    });
-    Ok(match meet(world, Purpose::Gradients, (device, config), spread)? {
+    Ok(match meet(world, Purpose::Gradients, (device, config))? {
         Gpus::Apart(obstacle) => Gpus::Apart(format!(
             "gradients are summed in main memory, which takes longer than on the GPUs: {obstacle}; \
              parallel.reduction=rank_order is meant to do so"
@@ -148,12 +135,11 @@ pub(super) fn connect(
     })
 }
 
-/// Connects the GPUs of ranks that have one each, unless something else is against it; all call it with their devices.
+/// Connects the GPUs of ranks that have one each; all call it with their devices.
 fn meet(
     ranks: &World,
     purpose: Purpose,
     (device, config): (&Device, &ParallelConfig),
-    against: Option<String>,
 ) -> Result<Gpus> {
     if ranks.size() == 1 {
         return Ok(Gpus::Unused);
@@ -164,7 +150,7 @@ fn meet(
         return Ok(Gpus::Unused);
     }
     let base = ranks.base();
-    if let Some(obstacle) = obstacle(&gpus, base, against) {
+    if let Some(obstacle) = obstacle(&gpus, base) {
         return Ok(Gpus::Apart(obstacle));
     }
     let members = Members { purpose, base, gpus, timeout: config.timeout() };
@@ -172,11 +158,7 @@ fn meet(
 }
 
 /// What keeps these GPUs, one a rank from `base` on, from exchanging tensors.
-fn obstacle<T: PartialEq>(
-    gpus: &[Option<T>],
-    base: usize,
-    against: Option<String>,
-) -> Option<String> {
+fn obstacle<T: PartialEq>(gpus: &[Option<T>], base: usize) -> Option<String> {
     if let Some(rank) = gpus.iter().position(Option::is_none) {
         return Some(format!("rank {} has no NVIDIA GPU", base + rank));
     }
@@ -186,7 +168,7 @@ fn obstacle<T: PartialEq>(
         Some(format!("ranks {other} and {rank} share a GPU; start one rank a GPU"))
     });
     let built = || "this build has no NCCL; build it with --features nccl".to_owned();
-    shared.or(against).or_else(|| (!SUMS_BY_NCCL).then(built))
+    shared.or_else(|| (!SUMS_BY_NCCL).then(built))
 }
 
 #[cfg(feature = "nccl")]
@@ -217,13 +199,10 @@ mod tests {
 
     #[test]
     fn gpus_that_do_not_exchange_say_why() {
-        let said = |gpus: &[Option<u8>], against: Option<&str>| {
-            obstacle(gpus, 0, against.map(str::to_owned)).unwrap_or_default()
-        };
-        assert!(said(&[Some(1), None], None).starts_with("rank 1 has no"));
-        assert!(said(&[Some(1), Some(2), Some(1)], None).starts_with("ranks 0 and 2 share"));
-        assert_eq!(said(&[Some(1), Some(2)], Some("ZeRO")), "ZeRO");
-        let built = said(&[Some(1), Some(2)], None);
+        let said = |gpus: &[Option<u8>]| obstacle(gpus, 0).unwrap_or_default();
+        assert!(said(&[Some(1), None]).starts_with("rank 1 has no"));
+        assert!(said(&[Some(1), Some(2), Some(1)]).starts_with("ranks 0 and 2 share"));
+        let built = said(&[Some(1), Some(2)]);
         assert_eq!(built.contains("--features nccl"), !cfg!(feature = "nccl"), "{built}");
     }
 
@@ -258,7 +237,7 @@ mod tests {
             let first = world.rank() / 2 * 2;
             let group = world.group(first..first + 2);
             let gpus = [Some(1), Some(if first == 4 { 1 } else { 2 })];
-            let own = obstacle(&gpus, group.base(), None).filter(|_| first == 4);
+            let own = obstacle(&gpus, group.base()).filter(|_| first == 4);
             remark_of_any(&world, &group, own).expect("gathered").expect("a remark")
         });
         for remark in remarks {
@@ -271,7 +250,7 @@ mod tests {
         for reduction in [Reduction::Auto, Reduction::RankOrder, Reduction::Library] {
             let config = ParallelConfig { reduction, ..ParallelConfig::default() };
             for unused in in_threads(2, |world| {
-                matches!(connect(&world, &Device::Cpu, &config, false), Ok(Gpus::Unused))
+                matches!(connect(&world, &Device::Cpu, &config), Ok(Gpus::Unused))
             }) {
                 assert!(unused);
             }

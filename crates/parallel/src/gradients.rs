@@ -19,7 +19,7 @@ pub struct Gradients {
 #[derive(Debug)]
 enum Values {
     Host(Vec<f32>),
-    /// f32, in the parameter's shape.
+    /// f32, in the parameter's shape, or flat if it is a run of one.
     Device(Tensor),
 }
 

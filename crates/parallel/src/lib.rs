@@ -11,7 +11,7 @@
 //! One process is a world of one and walks the same code. Sums through main memory run in the order of
 //! the ranks unless the configuration leaves it to MPI, so that a run can be repeated and resumed bit
 //! for bit with the same number of ranks; another number differs by rounding. Ranks with a GPU each sum
-//! there, in NCCL's order.
+//! and gather there, in NCCL's order.
 //! ZeRO: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>.
 
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@
 mod communicators;
 mod config;
 mod data_parallel;
+mod device_exchange;
 mod error;
 mod exchange;
 mod gpus;

@@ -2,12 +2,14 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use candle_core::{DType, Shape, Var};
+use candle_core::{DType, Device, Shape, Tensor, Var};
 use longdraft_models::draft::Parameter;
 
 use super::Run;
-use super::exchange::Exchange;
 use crate::error::Result;
+
+/// What becomes of the whole values of the parameter at an index.
+type Put<'a> = &'a mut dyn FnMut(usize, Tensor) -> Result<()>;
 
 /// A rank's values, beside the parameters while these are whole.
 #[derive(Debug, Default)]
@@ -61,22 +63,29 @@ impl SpreadWeights {
         Ok(())
     }
 
-    /// Makes the parameters whole; all ranks call it.
+    /// Makes the parameters whole; all ranks call it. `put_together` gets this rank's values and a device, and hands out
+    /// every parameter's, flat.
     pub(super) fn gather(
         &self,
-        exchange: &Exchange<'_>,
         shapes: &[Shape],
         parameters: &mut [Parameter],
+        put_together: impl FnOnce(&[Vec<f32>], &Device, Put<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.lock();
         if !state.is_released {
             return Ok(());
         }
-        let sizes: Vec<usize> = shapes.iter().map(Shape::elem_count).collect();
-        let whole = exchange.gather(state.own.as_deref().unwrap_or_default(), &sizes);
-        for ((parameter, shape), values) in parameters.iter_mut().zip(shapes).zip(whole) {
-            parameter.var = Var::from_vec(values, shape, parameter.var.device())?;
-        }
+        let Some(device) = parameters.first().map(|first| first.var.device().clone()) else {
+            return Ok(());
+        };
+        put_together(
+            state.own.as_deref().unwrap_or_default(),
+            &device,
+            &mut |index: usize, values: Tensor| {
+                parameters[index].var = Var::from_tensor(&values.reshape(&shapes[index])?)?;
+                Ok(())
+            },
+        )?;
         // The parameters know best from here on.
         *state = State::default();
         Ok(())

@@ -6,12 +6,12 @@ use longdraft_parallel::ZeroStage;
 use longdraft_train::footprint::{F32, RowMemory};
 use serde::Serialize;
 
-use crate::communication::{self, RowTraffic, Sent};
+use crate::communication::{self, RowTraffic, Sent, Ways};
 use crate::operations::{self, Speed};
 use crate::optimizer::Parameters;
 use crate::place::{
-    COPIES, DRAFT, GATHERED_DRAFT, GATHERED_TARGET, Item, ON_THEIR_WAY, PAGE_LOCKED, PROGRAM,
-    Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
+    COPIES, DRAFT, GATHERED_DRAFT, GATHERED_TARGET, Item, NEW_WEIGHTS, ON_THEIR_WAY, PAGE_LOCKED,
+    PROGRAM, Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
 };
 use crate::target::{self, ForwardPass};
 use crate::workload::Workload;
@@ -50,6 +50,8 @@ pub struct Estimate {
     pub sent: Vec<Sent>,
     /// Floating-point operations of the rank in a step.
     pub operations: f64,
+    /// Those of them that are the target's.
+    pub target_operations: f64,
     /// Operations of training on a token.
     pub operations_per_token: f64,
     /// Tokens of a step over all ranks, if rows are full.
@@ -83,9 +85,37 @@ impl Estimate {
         self.sent.iter().map(|sent| sent.bytes).sum()
     }
 
-    /// Seconds of a step at a speed.
-    pub fn seconds(&self, speed: &Speed) -> f64 {
-        speed.seconds(self.operations, self.sent_bytes())
+    /// What a step takes at a speed, by estimate: operations, then collectives but for those that are under way while the
+    /// target computes.
+    pub fn time(&self, speed: &Speed) -> StepTime {
+        let seconds = |operations: f64| operations / (1e9 * speed.gflops);
+        let of = |sent: &Sent| (speed.links.seconds(sent), sent.is_beside);
+        let collectives: Vec<(f64, bool)> = self.sent.iter().map(of).collect();
+        let beside = collectives.iter().filter(|(_, is_beside)| *is_beside);
+        let beside: f64 = beside.map(|(seconds, _)| seconds).sum();
+        StepTime {
+            work: seconds(self.operations),
+            collectives: collectives.iter().map(|(seconds, _)| seconds).sum(),
+            beside: beside.min(seconds(self.target_operations)),
+        }
+    }
+}
+
+/// Seconds of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepTime {
+    /// Of the rank's operations.
+    pub work: f64,
+    /// Of its collectives.
+    pub collectives: f64,
+    /// Of these what passes while the target computes.
+    pub beside: f64,
+}
+
+impl StepTime {
+    /// Seconds from one step to the next.
+    pub fn total(&self) -> f64 {
+        self.work + self.collectives - self.beside
     }
 }
 
@@ -94,14 +124,16 @@ impl Workload {
     pub fn estimate(&self) -> Estimate {
         let row = self.row_memory();
         let parameters = self.parameters(&row);
-        let operations_per_token = self.operations_per_token();
+        let [of_target, of_draft] = self.operations_per_token();
         let tokens = self.rows_per_step * self.row_tokens;
+        let of_rank = |per_token: f64| per_token * tokens as f64 / self.layout.ranks as f64;
         Estimate {
             place: self.places().main(),
             phases: self.phases(&row, &parameters),
             sent: self.sent(&parameters),
-            operations: operations_per_token * tokens as f64 / self.layout.ranks as f64,
-            operations_per_token,
+            operations: of_rank(of_target + of_draft),
+            target_operations: of_rank(of_target),
+            operations_per_token: of_target + of_draft,
             tokens,
             features_of_row: self.feature_bytes(),
         }
@@ -178,7 +210,8 @@ impl Workload {
             phases.push(phase("reduction", vec![("features", waiting), gradients, reduction]));
         }
         let update = (UPDATE, parameters.update_bytes(places.updates_on_accelerator()));
-        phases.push(phase("update", vec![("features", waiting), update]));
+        let gathered = (NEW_WEIGHTS, parameters.new_weights_bytes());
+        phases.push(phase("update", vec![("features", waiting), update, gathered]));
         let copies = (COPIES, parameters.checkpoint_bytes());
         phases.push(phase("checkpoint", vec![("features", waiting), copies]));
         phases
@@ -242,18 +275,18 @@ impl Workload {
         (self.layout.target_value_bytes * values) as u64
     }
 
-    /// Bytes of the target that ZeRO-3 gathers for a row: every layer once, the embedding for its
+    /// Bytes of the target that ZeRO-3 gathers for a row: every layer once; and of its ends the embedding for its
     /// lookup, embedding and head while the draft learns, and once more for a distribution's most
     /// likely tokens or for what a store holds.
-    fn gathered_bytes(&self) -> u64 {
+    fn gathered_bytes(&self) -> [u64; 2] {
         let ends = self.layers_bytes(Layers::None);
         let layers = self.layers_bytes(self.layers) - ends;
         if self.features.store().is_some() {
-            return 2 * ends;
+            return [0, 2 * ends];
         }
         let distribution =
             if matches!(self.draft.teacher(), TeacherKind::TopK(_)) { ends } else { 0 };
-        layers + self.embedding_bytes() + ends + distribution
+        [layers, self.embedding_bytes() + ends + distribution]
     }
 
     /// Bytes of the rows of the target's head that the draft keeps.
@@ -282,7 +315,8 @@ impl Workload {
     }
 
     fn sent(&self, parameters: &Parameters) -> Vec<Sent> {
-        let mut sent = communication::of_gradients(parameters, self.reduction);
+        let ways = Ways::of(&self.layout, self.reduction);
+        let mut sent = communication::of_gradients(parameters, self.reduction, ways.sums);
         let online = self.features.store().is_none();
         let tokens = self.row().tokens * self.parts();
         let ahead = (self.draft.ahead() as u64).min(self.row().tokens);
@@ -300,6 +334,8 @@ impl Workload {
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
             gathered_bytes: self.gathered_bytes(),
+            gathers_ahead: self.parts() == 1,
+            ways,
             draft_keys,
             teacher_ahead,
         };
@@ -308,7 +344,8 @@ impl Workload {
         sent
     }
 
-    fn operations_per_token(&self) -> f64 {
+    /// Operations of a token: the target's and the draft's.
+    fn operations_per_token(&self) -> [f64; 2] {
         let row = self.row();
         let specs = Layers::All.tensor_specs(&self.target);
         let of_target = if self.features.store().is_some() {
@@ -316,7 +353,7 @@ impl Workload {
         } else {
             operations::of_target(&self.target, &specs, self.row_tokens)
         };
-        of_target + self.draft.operations(&row, self.row_tokens)
+        [of_target, self.draft.operations(&row, self.row_tokens)]
     }
 }
 
@@ -325,7 +362,56 @@ mod tests {
     use longdraft_models::published::published_config;
     use longdraft_train::config::TrainConfig;
 
-    use crate::{Layout, Workload};
+    use longdraft_parallel::Reduction;
+
+    use crate::{Layout, Links, Speed, Workload};
+
+    /// A GLIDE draft of Qwen3-8B whose ranks have a GPU each and share all weights.
+    fn of_gpus(layout: Layout) -> Workload {
+        let config = serde_json::json!({
+            "target": "t", "output": "o",
+            "data": { "train": [{ "path": "p" }], "row_tokens": 8192 },
+            "draft": { "method": "glide" }, "train": { "rows_per_step": 8 },
+            "parallel": { "zero": 3, "reduction": "library" },
+        });
+        let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        Workload::new(&config, target, layout).expect("sizes that fit")
+    }
+
+    #[test]
+    fn what_is_gathered_while_the_target_computes_takes_time_only_beyond_that() {
+        let layout = Layout { target_value_bytes: 2, ..Layout::of(8, 0) };
+        let estimate = of_gpus(layout).estimate();
+        let time = |links: Links| estimate.time(&Speed { gflops: 400_000.0, links });
+        let links = Links::of(true, Reduction::Library);
+        let layers = estimate.sent.iter().find(|sent| sent.is_beside).expect("gathered layers");
+        let fast = time(links);
+        assert!((fast.beside - links.seconds(layers)).abs() < 1e-12, "{fast:?}");
+        assert!(fast.beside > 0.0 && fast.total() < fast.work + fast.collectives);
+        // Where links are slow, the target's work is all that passes meanwhile.
+        let slow = time(links.given(None, Some(0.1), None));
+        let of_target = estimate.target_operations / 4e14;
+        assert!((slow.beside - of_target).abs() < 1e-12 && slow.total() > slow.collectives);
+        // Parts of rows gather layers when they are due.
+        let shared = of_gpus(Layout { sequence: 8, ..layout }).estimate();
+        assert!(shared.sent.iter().all(|sent| !sent.is_beside));
+    }
+
+    #[test]
+    fn a_collective_is_counted_once_a_row_and_layer() {
+        let layout = Layout { target_value_bytes: 2, sequence: 4, ..Layout::of(8, 0) };
+        let sent = of_gpus(layout).estimate().sent;
+        let of = |name: &str| {
+            let sent = sent.iter().find(|sent| sent.name == name);
+            let sent = sent.unwrap_or_else(|| panic!("no {name}"));
+            (sent.calls, sent.ranks)
+        };
+        // Four rows for each of two groups, 36 layers: keys, and values.
+        assert_eq!(of("keys and values (sequence)"), (4 * 36 * 2, 4));
+        assert_eq!(of("target's layers (ZeRO-3)"), (4 * 36, 8));
+        assert_eq!(of("embedding and head (ZeRO-3)"), (4 * 2, 8));
+    }
 
     #[test]
     fn an_accelerator_adds_gradients_where_they_are() {

@@ -1,15 +1,16 @@
 //! What pretraining a language model needs.
 
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
+use longdraft_parallel::Reduction;
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::footprint::loss::{Against, chunk_bytes, row_bytes};
 use longdraft_train::footprint::{ALL_PASSES, F32, Layer, Row, RowMemory, tensor_values};
 
-use crate::communication;
+use crate::communication::{self, Way};
 use crate::estimate::{Estimate, PROCESS, Phase};
 use crate::layout::Layout;
 use crate::optimizer::Parameters;
-use crate::place::{AVERAGES, COPIES, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
+use crate::place::{AVERAGES, COPIES, NEW_WEIGHTS, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
 
 /// What a rank of a pretraining run needs.
 pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> Estimate {
@@ -53,13 +54,15 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         phases.push(phase("reduction", &[("gradients", parameters.gradient_bytes()), reduction]));
     }
     let update = (UPDATE, parameters.update_bytes(places.updates_on_accelerator()));
-    phases.push(phase("update", &[update, ("updates of matrices", updates)]));
+    let gathered = (NEW_WEIGHTS, parameters.new_weights_bytes());
+    phases.push(phase("update", &[update, gathered, ("updates of matrices", updates)]));
     phases.push(phase("checkpoint", &[(COPIES, parameters.checkpoint_bytes())]));
     let per_token = config.model.training_operations_per_token(sequence);
     Estimate {
         place: places.main(),
         phases,
-        sent: communication::of_gradients(&parameters, config.parallel.reduction),
+        sent: communication::of_gradients(&parameters, config.parallel.reduction, Way::Host),
+        target_operations: 0.0,
         operations: per_token * config.train.tokens_per_step as f64 / ranks as f64,
         operations_per_token: per_token,
         tokens: config.train.tokens_per_step as u64,
@@ -68,7 +71,8 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
 }
 
 fn places(config: &PretrainConfig, ranks: usize, threads: usize) -> Places {
-    let (zero, reduction) = (config.parallel.zero_stage(), config.parallel.reduction);
+    // Its ranks exchange in main memory, whatever the order of their sums.
+    let (zero, reduction) = (config.parallel.zero_stage(), Reduction::RankOrder);
     let updates = Updates { zero, reduction, by_muon: true, state_in_file: false };
     Places::of(&Layout::of(ranks, threads), updates)
 }

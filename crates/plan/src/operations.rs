@@ -10,6 +10,8 @@ use longdraft_kernels::linear::linear;
 use longdraft_models::TargetConfig;
 use longdraft_models::weights::TensorSpec;
 
+use crate::links::Links;
+
 /// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
 /// token visits, attention over half of a row, `2 T N·D` a layer that attends, as in one document, and `6` for every
 /// value of recurrent states.
@@ -33,8 +35,8 @@ pub(crate) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens:
 pub struct Speed {
     /// 10⁹ floating-point operations a second.
     pub gflops: f64,
-    /// 10⁹ bytes a second that a rank sends.
-    pub gigabytes_per_second: f64,
+    /// What connects it with others.
+    pub links: Links,
 }
 
 impl Speed {
@@ -53,10 +55,5 @@ impl Speed {
         }
         let operations = 2.0 * (SIZE * SIZE * SIZE * products) as f64;
         (1e-9 * operations / started.elapsed().as_secs_f64()).max(1.0)
-    }
-
-    /// Seconds of a step: a rank's operations, then what it sends.
-    pub fn seconds(&self, operations: f64, sent_bytes: u64) -> f64 {
-        operations / (1e9 * self.gflops) + sent_bytes as f64 / (1e9 * self.gigabytes_per_second)
     }
 }

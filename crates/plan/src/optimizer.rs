@@ -99,16 +99,23 @@ impl Parameters {
     }
 
     /// Bytes of the update, summed gradients included: `4 P` and a copy of the largest tensor, on an accelerator its
-    /// new values with both new moments; where it is spread, the rank's sums and its new values, `4 P / N` each, all
-    /// new values as they are gathered, `4 P`, and two buckets. From a file come a tensor's moments.
+    /// new values with both new moments; where it is spread, the rank's sums and its new values, `4 P / N` each. From a
+    /// file come a tensor's moments.
     pub(crate) fn update_bytes(&self, on_accelerator: bool) -> u64 {
         let moments = if self.state_in_file { 2 * self.largest_tensor_bytes() } else { 0 };
         if !self.is_sharded() {
             let copies = if on_accelerator { 3 } else { 1 };
             return self.gradient_bytes() + copies * self.largest_tensor_bytes() + moments;
         }
-        let share = F32 * self.largest_share();
-        moments + 2 * share + F32 * self.all() + 2 * self.bucket() + 2 * self.bucket() / self.ranks
+        moments + 2 * F32 * self.largest_share()
+    }
+
+    /// Bytes of all new values as they are gathered where the update is spread: `4 P` and two buckets.
+    pub(crate) fn new_weights_bytes(&self) -> u64 {
+        if !self.is_sharded() {
+            return 0;
+        }
+        F32 * self.all() + 2 * self.bucket() + 2 * self.bucket() / self.ranks
     }
 
     /// Bytes of writing a checkpoint: the weights as a file; and a tensor, of them or of the state, as

@@ -23,6 +23,8 @@ pub(crate) const STATE: &str = "optimizer state";
 pub(crate) const SUMS: &str = "buckets and sums";
 /// What the update takes.
 pub(crate) const UPDATE: &str = "gradients and new weights";
+/// What ranks that update different weights gather of each other.
+pub(crate) const NEW_WEIGHTS: &str = "gathered new weights";
 /// What writing a checkpoint takes.
 pub(crate) const COPIES: &str = "copies of tensors";
 /// Rows of a store between its files and the accelerator.
@@ -64,33 +66,38 @@ impl Item {
 /// How a run's terms are spread over its memories.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Places {
-    on_accelerator: bool,
+    /// Where models and activations lie.
+    main: Place,
     updates_on_host: bool,
+    /// Whether ranks exchange gradients and new weights through main memory.
+    exchanges_on_host: bool,
     /// Whether a spread target is gathered from main memory.
     gathers_on_host: bool,
 }
 
 impl Places {
-    /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several whose
-    /// sums NCCL makes there. A spread target lies where it is gathered; that sums nothing.
+    /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several that each update all
+    /// weights and whose sums NCCL makes there. Otherwise a rank updates its part in main memory, though NCCL brings sums and
+    /// new weights. A spread target lies where it is gathered; that sums nothing.
     pub(crate) fn of(layout: &Layout, updates: Updates) -> Self {
         // Of GPUs that may be elsewhere, only the build is known.
         let has_nccl = longdraft_parallel::SUMS_BY_NCCL || updates.reduction == Reduction::Library;
         let by_nccl = has_nccl && updates.reduction != Reduction::RankOrder;
         let one_or_nccl = layout.ranks == 1 || updates.zero == ZeroStage::Replicated && by_nccl;
-        let on_accelerator = layout.is_accelerator();
+        let main = if layout.is_accelerator() { Place::Accelerator } else { Place::Host };
         let stays = one_or_nccl && !updates.by_muon && !updates.state_in_file;
-        Self { on_accelerator, updates_on_host: !stays, gathers_on_host: !has_nccl }
+        let (updates_on_host, exchanges_on_host) = (!stays, !stays && !by_nccl);
+        Self { main, updates_on_host, exchanges_on_host, gathers_on_host: !has_nccl }
     }
 
     /// Where models and activations lie, whose peak a plan is about.
     pub(crate) fn main(self) -> Place {
-        if self.on_accelerator { Place::Accelerator } else { Place::Host }
+        self.main
     }
 
     /// Whether the optimizer works where models lie, and that is an accelerator.
     pub(crate) fn updates_on_accelerator(self) -> bool {
-        self.on_accelerator && !self.updates_on_host
+        self.main == Place::Accelerator && !self.updates_on_host
     }
 
     /// Terms that are not nothing, with their places.
@@ -102,7 +109,8 @@ impl Places {
     fn place_of(self, name: &str) -> Place {
         match name {
             PROGRAM | COPIES | ON_THEIR_WAY | AVERAGES => Place::Host,
-            STATE | SUMS | UPDATE if self.updates_on_host => Place::Host,
+            STATE | UPDATE if self.updates_on_host => Place::Host,
+            SUMS | NEW_WEIGHTS if self.exchanges_on_host => Place::Host,
             SPREAD_TARGET if self.gathers_on_host => Place::Host,
             _ => self.main(),
         }

@@ -126,11 +126,13 @@ mod tests {
             let config = published_config(name).expect("a published target");
             weight_bytes(&config, Layers::All, bytes, tensor) as f64 / 1e9
         };
-        // 8.03, 32.76 and 30.53 billion parameters.
+        // 8.03, 70.55, 32.76, 30.53 and 235.09 billion parameters.
         for (name, parameters) in [
             ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+            ("meta-llama/Llama-3.3-70B-Instruct", 70.55),
             ("Qwen/QwQ-32B", 32.76),
             ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.53),
+            ("Qwen/Qwen3-235B-A22B-Instruct-2507", 235.09),
         ] {
             assert!((billions(name, 4, 1) / 4.0 - parameters).abs() < 0.01, "{name}");
             assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 0.03, "{name}");

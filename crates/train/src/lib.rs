@@ -23,7 +23,7 @@ pub mod observer;
 pub mod optim;
 #[cfg(test)]
 mod ranks_tests;
-pub mod rounds;
+pub mod replay;
 pub mod schedule;
 pub mod stage;
 

@@ -14,9 +14,16 @@ pub(crate) struct PlanArguments {
     /// 10⁹ operations a second of a rank (default: measured here, if it is a CPU).
     #[arg(long, requires = "plan", value_parser = positive)]
     pub(crate) gflops: Option<f64>,
-    /// 10⁹ bytes a second that a rank sends (default: 1.25, a 10 Gbit/s network).
+    /// 10⁹ bytes a second that a rank sends (default: 1.25, a 10 Gbit/s network; of GPUs by NCCL 370.8, NVLink within a
+    /// machine).
     #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
     pub(crate) bandwidth: Option<f64>,
+    /// The same to ranks of other machines (default: as --bandwidth; of GPUs by NCCL 48.5, InfiniBand of 400 Gbit/s).
+    #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
+    pub(crate) network_bandwidth: Option<f64>,
+    /// Ranks of a machine (default: 1, of GPUs by NCCL 8).
+    #[arg(long, requires = "plan", value_name = "RANKS", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    pub(crate) machine_ranks: Option<u64>,
     /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) target_bytes: Option<u8>,
@@ -24,6 +31,9 @@ pub(crate) struct PlanArguments {
     /// online and offline.
     #[arg(long, requires = "plan")]
     pub(crate) table: bool,
+    /// Of `train` only: a Markdown table of the collectives of a step, with the seconds that they take by estimate.
+    #[arg(long, requires = "plan", conflicts_with = "table")]
+    pub(crate) collectives: bool,
 }
 
 fn positive(text: &str) -> Result<f64, String> {

@@ -137,7 +137,8 @@ impl TwoHeadsObjective {
         let head_table = self.target.hold_ends()?.head()?;
         let mut share = Share { loss: None, metrics: DraftMetrics::default() };
         for (head, rows) in (1..).zip(rows).filter(|(_, rows)| !rows.is_empty()) {
-            let states = self.draft.states(&select_rows(hidden, rows)?, head)?;
+            let places = features.state_rows(rows)?;
+            let states = self.draft.states(&select_rows(hidden, &places)?, head)?;
             let states = if train { states } else { states.detach() };
             let labels: Vec<u32> = rows.iter().map(|t| batch.ids[*t as usize + 1 + head]).collect();
             let output = linear_cross_entropy(

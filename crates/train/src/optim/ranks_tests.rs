@@ -99,12 +99,13 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
             let parameters = parameters();
             let parallel = DataParallel::by_blocks(&world, &config, &parameters);
             let free = reduction != Reduction::RankOrder;
-            assert_eq!(parallel.sums_on_gpus(), on_gpus && zero == 0 && free);
+            assert_eq!(parallel.sums_on_gpus(), on_gpus && free);
             let mut optimizer = AdamW::over(AdamWConfig::default(), &parallel);
             for step in 0..3 {
                 let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
+                let known = parallel.runs().iter().enumerate().filter(|(_, run)| run.parameter < 3);
                 if parallel.sums_on_gpus() {
-                    assert!((0..3).all(|index| sums.on_device(index).is_some()));
+                    assert!(known.into_iter().all(|(index, _)| sums.on_device(index).is_some()));
                 }
                 let norm = parallel.norm(&sums).expect("norm");
                 optimizer.update(&parallel, &parameters, &sums, norm, 1e-2).expect("step");
@@ -121,7 +122,7 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
     for (host, own) in host[0].iter().flatten().zip(gpus[0].iter().flatten()) {
         assert!((host - own).abs() <= 1e-5, "{host} {own}");
     }
-    assert_eq!(run(true, 1), run(false, 1), "shards are summed on the host");
+    assert_eq!(run(true, 1), with(Reduction::Auto, false, 1), "shards are summed there, too");
 }
 
 #[test]

@@ -60,11 +60,13 @@ fn shared_layers_are_summed_alike_on_devices() {
 
 /// A part's gathered rows, the gradient of its own ones, and the rows after them.
 fn gathered(world: &World, tokens: usize, after: usize) -> [Vec<f32>; 3] {
-    let part = RowPart::of(&world.as_ranks(), tokens);
+    // Two documents, of which the second is the longer one.
+    let documents: Vec<i32> = (0..tokens).map(|t| i32::from(3 * t >= tokens)).collect();
+    let part = RowPart::of(&world.as_ranks(), &documents);
     let rows = part.rows();
     let all = Tensor::arange(0.0_f32, 6.0 * tokens as f32, &Device::Cpu).expect("values");
     let all = all.reshape((tokens, 2, 3)).expect("rows");
-    let own = all.narrow(0, rows.start, rows.len()).expect("own rows");
+    let own = rows.rows_of(&all).expect("own rows");
     let variable = Var::from_tensor(&own).expect("variable");
     let whole = part.gather(variable.as_tensor()).expect("gathered");
     // Every rank asks for something else.
@@ -73,13 +75,22 @@ fn gathered(world: &World, tokens: usize, after: usize) -> [Vec<f32>; 3] {
     let gradients = loss.backward().expect("backward");
     let gradient = gradients.get(variable.as_tensor()).expect("a gradient");
     let flat = own.flatten_from(1).expect("a matrix");
+    let known = part.seeing_ahead(after).known();
     let after = part.with_rows_after(&flat, after).expect("rows after");
+    assert_eq!(values(&whole), values(&all));
+    assert_eq!(values(&after), values(&known.rows_of(&all).expect("known rows")));
+    // What all ranks ask for together.
+    let ranks = world.size() as f64;
+    let sum = own.affine(0.01 * ranks, ranks * (ranks - 1.0) / 2.0).expect("sums");
+    let pairs = values(gradient).into_iter().zip(values(&sum));
+    assert!(pairs.clone().len() == 6 * rows.len());
+    assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(1.0)));
     [&whole, gradient, &after].map(values)
 }
 
 #[test]
 fn parts_of_rows_are_gathered_and_summed_alike_on_devices() {
-    for (ranks, tokens) in [(2, 6), (2, 7), (3, 7), (4, 4), (4, 11)] {
+    for (ranks, tokens) in [(2, 6), (2, 7), (3, 7), (4, 4), (4, 11), (3, 40)] {
         for after in [0, 1, 3, 20] {
             let [host, devices] = [false, true].map(|on_gpus| {
                 in_threads(ranks, |world| gathered(&exchanging(world, on_gpus), tokens, after))

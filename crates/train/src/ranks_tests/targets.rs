@@ -8,7 +8,7 @@ use longdraft_features::{FeatureNeeds, TeacherKind, join_target, run_target, seq
 use longdraft_models::draft::Init;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::block::{
-    BlockConfig, BlockDraft, ChainKind, ChainSizes, SelectorSizes,
+    BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes,
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
@@ -194,6 +194,28 @@ fn packed(tokens: u32) -> Batch {
     }
 }
 
+/// One row of five documents and padding: a part has several pieces, and documents end within them.
+fn many_documents() -> Batch {
+    let lengths = [11, 2, 17, 1, 8];
+    let mut batch = Batch::default();
+    for (document, tokens) in lengths.into_iter().enumerate() {
+        let first = batch.ids.len() as u32;
+        batch.ids.extend((first..first + tokens).map(|i| (i * 13 + 3) % 61));
+        batch.position_ids.extend(0..tokens);
+        batch.document_ids.extend((0..tokens).map(|_| document as i32));
+        batch.learned.extend((first..first + tokens - 1).filter(|i| i % 4 != 1));
+    }
+    batch.loss_mask = vec![true; batch.ids.len()];
+    batch.ids.extend([0; 4]);
+    batch.position_ids.extend([0; 4]);
+    batch.document_ids.extend([-1; 4]);
+    batch.loss_mask.extend([false; 4]);
+    batch
+}
+
+/// Ranks that share a row, and whether they exchange what they share as if on a GPU each.
+const SHARING: [(usize, bool); 5] = [(2, false), (3, false), (4, false), (3, true), (4, true)];
+
 fn groups(world: &World, sequence: usize) -> RowGroups {
     let config = ParallelConfig { sequence, ..ParallelConfig::default() };
     RowGroups::new(world, &config).expect("groups")
@@ -201,26 +223,38 @@ fn groups(world: &World, sequence: usize) -> RowGroups {
 
 #[test]
 fn mpi_parts_of_a_row_have_the_bits_of_the_whole() {
-    let config = config(&json!({}));
-    let whole = target(&config, TargetOptions::default(), None);
-    let batch = packed(23);
+    let windowed = json!({ "model_type": "mistral", "sliding_window": 5 });
+    for (more, batch) in
+        [(json!({}), packed(23)), (json!({}), many_documents()), (windowed, many_documents())]
+    {
+        parts_have_the_bits_of_the_whole(&config(&more), &batch);
+    }
+}
+
+fn parts_have_the_bits_of_the_whole(config: &TargetConfig, batch: &Batch) {
+    let whole = target(config, TargetOptions::default(), None);
     for taps in all_taps() {
-        let want = whole.forward(&sequence_of(&batch), &taps).expect("features");
-        for (ranks, on_gpus) in [(2, false), (3, false), (4, false), (2, true), (4, true)] {
+        let want = whole.forward(&sequence_of(batch), &taps).expect("features");
+        for (ranks, on_gpus) in SHARING {
             let parts = in_threads(ranks, |world| {
                 let world = exchanging(world, on_gpus);
                 // With and without a target that is spread as well.
-                let part = groups(&world, ranks).part_of(23).expect("part");
+                let part = groups(&world, ranks).part_of(&batch.document_ids).expect("part");
                 [None, Some(&world)].map(|spread| {
                     let options = TargetOptions { gather_ahead: false, ..Default::default() };
-                    let target = target(&config, options, spread);
-                    let features = target.forward_part(&sequence_of(&batch), &part, &taps);
-                    (part.rows(), features.expect("features"))
+                    let target = target(config, options, spread);
+                    let features = target.forward_part(&sequence_of(batch), &part, &taps);
+                    (part.rows().clone(), features.expect("features"))
                 })
             });
             for (rows, got) in parts.into_iter().flatten() {
-                let mut own = want.rows(rows).expect("rows");
-                own.last_kv = want.last_kv.clone();
+                let hidden = want.hidden.iter();
+                let of = |all: &Tensor| rows.rows_of(all).expect("rows");
+                let own = Features {
+                    hidden: hidden.map(|(layer, states)| (*layer, of(states))).collect(),
+                    final_hidden: want.final_hidden.as_ref().map(of),
+                    ..want.clone()
+                };
                 assert_eq!(bits(&got), bits(&own), "{ranks} ranks, GPUs: {on_gpus}, {taps:?}");
             }
         }
@@ -238,7 +272,7 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
     let objective = GlideObjective::new(Arc::clone(&target), draft, objective);
     let groups = groups(world, world.size());
     let own = groups.cut(batch.clone());
-    let part = groups.part_of(own.ids.len());
+    let part = groups.part_of(&own.document_ids);
     let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
     let delays: Vec<u32> = (0..own.ids.len() as u32).map(|i| 1 + i % 3).collect();
     let loss = objective.loss((&own, &delays), &features, true).expect("loss");
@@ -261,9 +295,9 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
         // of the third row is not learned, so that ranks have nothing to learn.
         let mut one_sided = packed(23);
         one_sided.learned.retain(|token| *token < 5);
-        for batch in [packed(23), packed(3), one_sided] {
+        for batch in [packed(23), packed(3), many_documents(), one_sided] {
             let (loss, gradients) = glide_step(&World::single(), &batch, soft);
-            for (ranks, on_gpus) in [(2, false), (4, false), (4, true)] {
+            for (ranks, on_gpus) in SHARING {
                 let step = |world| glide_step(&exchanging(world, on_gpus), &batch, soft);
                 for (sum, sums) in in_threads(ranks, step) {
                     assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
@@ -306,7 +340,7 @@ fn step(
 ) -> (f64, Vec<Vec<f32>>) {
     let groups = groups(world, world.size());
     let own = groups.cut(batch.clone());
-    let part = groups.part_of(own.ids.len());
+    let part = groups.part_of(&own.document_ids);
     let features = run_target(target, &own, part.as_ref(), &objective.needs()).expect("features");
     let prepared = objective.prepare(&own, &features).expect("rows");
     let mut denominators = prepared.denominators.clone();
@@ -328,7 +362,7 @@ fn step(
 
 #[test]
 fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
-    // Documents end within a part, nothing is learned of the second half, and a row that is shorter
+    // Documents end within a piece, nothing is learned of the second half, and a row that is shorter
     // than the ranks are many.
     let mut one_sided = packed(23);
     one_sided.loss_mask[11..].fill(false);
@@ -340,7 +374,7 @@ fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
         (&mixed, TeacherDistribution::Whole),
         (&plain, top_k),
     ] {
-        for batch in [packed(23), packed(3), one_sided.clone()] {
+        for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
             parts_learn_like_the_whole(|world| eagle3_step(world, &batch, (config, distribution)));
         }
     }
@@ -350,7 +384,7 @@ fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
 fn parts_learn_like_the_whole(step: impl Fn(&World) -> (f64, Vec<Vec<f32>>) + Sync) -> f64 {
     let (loss, gradients) = step(&World::single());
     let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
-    for (ranks, on_gpus) in [(2, false), (4, false), (4, true)] {
+    for (ranks, on_gpus) in SHARING {
         for (sum, sums) in in_threads(ranks, |world| step(&exchanging(world, on_gpus))) {
             assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
             assert_eq!(gradients.len(), sums.len());
@@ -397,7 +431,7 @@ fn mpi_parts_of_a_row_learn_chains_like_the_whole() {
         (ChainKind::Rnn, loss),
         (ChainKind::Vanilla, looking),
     ] {
-        for batch in [packed(23), packed(3), one_sided.clone()] {
+        for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
             let chain = Some(ChainSizes { rank: 5, kind, confidence: Some(true) });
             let change = |sizes| BlockConfig { chain, ..sizes };
             let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
@@ -437,8 +471,8 @@ fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
         dpace,
         plain,
     ] {
-        // A block may reach beyond the part that it begins in.
-        for batch in [packed(23), packed(3), one_sided.clone()] {
+        // A block may reach beyond the piece that it begins in.
+        for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
             let selector = loss.selector.map(|_| SelectorSizes { rank: 5, top_k: 20 });
             let change = |sizes| BlockConfig { selector, ..sizes };
             let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
@@ -448,5 +482,24 @@ fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
                 parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
             assert!(sum > 0.0, "nothing is learned");
         }
+    }
+}
+
+#[test]
+fn parts_of_a_row_learn_blocks_with_windows_like_the_whole() {
+    let loss = BlockLoss { decay: 3.0, ..BlockLoss::default() };
+    for is_causal in [None, Some(true)] {
+        let change = |sizes| BlockConfig {
+            layers: vec![LayerKind::Sliding, LayerKind::Full],
+            sliding_window: Some(5),
+            is_causal,
+            ..sizes
+        };
+        let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+            Box::new(BlockObjective::new(draft, head, loss.clone(), draws))
+        };
+        let batch = many_documents();
+        let sum = parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
+        assert!(sum > 0.0, "nothing is learned");
     }
 }

@@ -283,7 +283,7 @@ fn what_shared_layers_cannot_do_is_an_error() {
         let target = Target::random(sizes.clone(), 5, &shared_by(&world)).expect("target");
         let taps = Taps::of(&[Tap::FinalHidden]);
         let row = PackedSequence::single(&[1, 2, 3, 4]);
-        let part = RowPart::of(&world.as_ranks(), 4);
+        let part = RowPart::of(&world.as_ranks(), &[0; 4]);
         assert!(target.forward_part(&row, &part, &taps).is_err());
         let mut cache = target.new_cache().expect("cache");
         let (ids, position_ids, cache) = (&[1], &[0], &mut cache);

@@ -303,7 +303,7 @@ impl HeldOut<'_> {
                 }
             }
             let batch = batch.map(|batch| self.groups.cut(batch));
-            let part = batch.as_ref().and_then(|batch| self.groups.part_of(batch.ids.len()));
+            let part = batch.as_ref().and_then(|batch| self.groups.part_of(&batch.document_ids));
             let mut found = None;
             for (draft, measured) in drafts.iter().zip(&mut measured) {
                 let needs = draft.held_out_needs();

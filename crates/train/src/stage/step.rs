@@ -10,7 +10,6 @@ use longdraft_features::{
     BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
 };
 use longdraft_kernels::backward::backward;
-use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target_model::{RowPart, Tap, Taps};
@@ -92,7 +91,7 @@ impl Stage {
             for round in 0..rounds[0] as usize {
                 match new.get(round) {
                     Some(batch) => {
-                        let part = self.groups.part_of(batch.ids.len());
+                        let part = self.groups.part_of(&batch.document_ids);
                         store.capture(&self.target, batch, part.as_ref(), &needs)?;
                     }
                     None => join_target(&self.target, &needs)?,
@@ -207,7 +206,8 @@ impl Stage {
             self.gather_draft()?;
             if let (Some(batch), Some(held)) = (batches.get(round), round_held) {
                 let sums = (&mut gradients, &mut metrics);
-                with_factors(|| self.learn(batch, &held, denominators, sums))?;
+                let written = self.optimizer.written();
+                written.with(|| self.learn(batch, &held, denominators, sums))?;
             }
             self.release_draft()?;
         }
@@ -263,7 +263,7 @@ impl Stage {
             return Ok(None);
         };
         let tokens = self.objective.teacher_tokens(batch);
-        let part = self.groups.part_of(batch.ids.len());
+        let part = self.groups.part_of(&batch.document_ids);
         let of = (batch, part.as_ref());
         let epoch = self.sampler.cursor().epoch;
         let known =
@@ -329,7 +329,7 @@ impl Stage {
         let taps = Taps::of(&[Tap::FinalHidden]);
         for round in 0..self.rounds() {
             let batch = batches.get(round);
-            let part = batch.and_then(|batch| self.groups.part_of(batch.ids.len()));
+            let part = batch.and_then(|batch| self.groups.part_of(&batch.document_ids));
             let features = match batch {
                 Some(batch) => Some(forward(&self.target, batch, part.as_ref(), &taps)?),
                 None => self.target.join_forward(&taps).map(|()| None)?,
@@ -339,8 +339,7 @@ impl Stage {
             if batch.learned.is_empty() {
                 continue;
             }
-            let own = part.as_ref().map(RowPart::rows);
-            let learned = learned_of(batch, own.as_ref());
+            let learned = learned_of(batch, part.as_ref().map(RowPart::rows))?;
             let states = select_rows(features.final_hidden()?, &learned)?;
             let (head, labels) = (ends.head()?, batch.labels());
             let inputs = Inputs::of_labels(&states, &head, &labels).bent(self.target.bend());

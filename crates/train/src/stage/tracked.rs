@@ -1,13 +1,13 @@
 //! Feeds trackers from a stage's events.
 
-use longdraft_tracking::{Moment, Opened, Outcome, Result, Row, Run, Tracker, open, scalars};
+use longdraft_tracking::{Outcome, Row, Run, Trackers, scalars};
 
 use crate::config::{RunConfig, TrainConfig};
 use crate::metrics::DraftMetrics;
 use crate::observer::{Event, Observer};
 
 /// Opens the trackers of a run that was resumed after so many steps.
-type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
+type Open<'a> = Box<dyn FnOnce(u64) -> Trackers + 'a>;
 
 /// An observer that hands every event to another one, and the metrics to the trackers.
 ///
@@ -17,7 +17,7 @@ type Open<'a> = Box<dyn FnOnce(u64) -> Vec<Opened> + 'a>;
 pub struct Tracked<'a> {
     inner: &'a mut dyn Observer,
     open: Option<Open<'a>>,
-    trackers: Vec<Box<dyn Tracker>>,
+    trackers: Trackers,
     log_every: u64,
     evaluate_every: u64,
     resumed_step: u64,
@@ -30,7 +30,7 @@ impl<'a> Tracked<'a> {
         let run_config = config.clone();
         let open = move |resumed_step| {
             let (folder, tracking) = (&run_config.output, &run_config.tracking);
-            open(&Run::new(folder, tracking, run_config.record(), resumed_step))
+            Trackers::open(&Run::new(folder, tracking, run_config.record(), resumed_step))
         };
         Self::with(Box::new(open), &config.train, inner)
     }
@@ -39,7 +39,7 @@ impl<'a> Tracked<'a> {
         Self {
             inner,
             open: Some(open),
-            trackers: Vec::new(),
+            trackers: Trackers::default(),
             log_every: run.log_every.max(1),
             evaluate_every: run.evaluate_every,
             resumed_step: 0,
@@ -54,12 +54,8 @@ impl<'a> Tracked<'a> {
         if self.resumed_step > 0 && outcome == Outcome::Finished {
             self.open();
         }
-        let mut notes = Vec::new();
-        let time = Moment::now();
-        self.each(|tracker| {
-            notes.extend(tracker.finish(outcome, time)?);
-            Ok(())
-        });
+        let notes = self.trackers.finish(outcome);
+        self.warn();
         notes
     }
 
@@ -69,7 +65,7 @@ impl<'a> Tracked<'a> {
             Some(row) if row.step == step => row.scalars.extend(scalars),
             _ => {
                 self.complete_row();
-                self.pending = Some(Row { step, time: Moment::now(), scalars });
+                self.pending = Some(Row::now(step, scalars));
             }
         }
     }
@@ -84,35 +80,21 @@ impl<'a> Tracked<'a> {
     fn complete_row(&mut self) {
         let Some(row) = self.pending.take() else { return };
         self.open();
-        self.each(|tracker| tracker.log(&row));
+        self.trackers.log(&row);
+        self.warn();
     }
 
     fn open(&mut self) {
         if let Some(open) = self.open.take() {
-            for (name, tracker) in open(self.resumed_step) {
-                match tracker {
-                    Ok(tracker) => self.trackers.push(tracker),
-                    Err(error) => self.warn(&format!("not tracked by {name}: {error}")),
-                }
-            }
+            self.trackers = open(self.resumed_step);
         }
     }
 
-    /// Calls every tracker; one that fails is dropped with a warning.
-    fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> Result<()>) {
-        for mut tracker in std::mem::take(&mut self.trackers) {
-            match call(tracker.as_mut()) {
-                Ok(()) => self.trackers.push(tracker),
-                Err(error) => self.warn(&format!(
-                    "{} is switched off, training goes on: {error}",
-                    tracker.name()
-                )),
-            }
+    /// Tells which trackers were dropped.
+    fn warn(&mut self) {
+        for warning in self.trackers.warnings() {
+            self.inner.on_event(Event::Warning(&warning));
         }
-    }
-
-    fn warn(&mut self, text: &str) {
-        self.inner.on_event(Event::Warning(text));
     }
 }
 
@@ -132,7 +114,8 @@ impl Observer for Tracked<'_> {
             Event::Evaluated(step, metrics) => self.evaluated(*step, metrics),
             Event::Saved(_) => {
                 self.complete_row();
-                self.each(|tracker| tracker.flush());
+                self.trackers.flush();
+                self.warn();
             }
             _ => {}
         }
@@ -155,7 +138,7 @@ mod tests {
 
     use super::*;
     use crate::observer::StepReport;
-    use longdraft_tracking::TrackerError;
+    use longdraft_tracking::{Moment, Result, Tracker, TrackerError};
 
     type Said = Rc<RefCell<Vec<String>>>;
 
@@ -163,10 +146,6 @@ mod tests {
     struct Kept(Said, Option<u64>);
 
     impl Tracker for Kept {
-        fn name(&self) -> &'static str {
-            "kept"
-        }
-
         fn log(&mut self, row: &Row) -> Result<()> {
             if self.1.is_some_and(|step| row.step >= step) {
                 return Err(TrackerError::Setup("full disk".to_owned()));
@@ -233,7 +212,7 @@ mod tests {
         let (kept, at) = (Rc::clone(&said), Rc::clone(&opened));
         let open = move |resumed| {
             *at.borrow_mut() = Some(resumed);
-            vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))]
+            Trackers::of(vec![("kept", Ok(Box::new(Kept(kept, None))))])
         };
         let config = RunConfig { log_every: 2, evaluate_every: 3, ..RunConfig::default() };
         let mut tracked = Tracked::with(Box::new(open), &config, &mut inner);
@@ -261,7 +240,7 @@ mod tests {
         let ended = |resumed: Option<u64>, outcome| {
             let (said, mut inner) = (Said::default(), Inner::default());
             let kept = Rc::clone(&said);
-            let open = move |_| vec![("kept", Ok(Box::new(Kept(kept, None)) as Box<dyn Tracker>))];
+            let open = move |_| Trackers::of(vec![("kept", Ok(Box::new(Kept(kept, None))))]);
             let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
             resumed.into_iter().for_each(|step| tracked.on_event(Event::Resumed(step)));
             tracked.finish(outcome);
@@ -275,12 +254,12 @@ mod tests {
     fn a_tracker_that_fails_is_switched_off_with_one_warning() {
         let (said, mut inner) = (Said::default(), Inner::default());
         let kept = Rc::clone(&said);
-        let open = move |_| -> Vec<Opened> {
-            vec![
+        let open = move |_| {
+            Trackers::of(vec![
                 ("absent", Err(TrackerError::Setup("no server".to_owned()))),
                 ("kept", Ok(Box::new(Kept(Rc::clone(&kept), Some(2))))),
                 ("kept", Ok(Box::new(Kept(kept, None)))),
-            ]
+            ])
         };
         let mut tracked = Tracked::with(Box::new(open), &RunConfig::default(), &mut inner);
         for step in 1..=3 {

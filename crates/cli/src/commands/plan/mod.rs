@@ -1,5 +1,6 @@
 //! `--plan`: what a run needs, before anything is loaded.
 
+mod collectives;
 mod sizing;
 mod table;
 
@@ -15,9 +16,9 @@ use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target_model::Target;
 use longdraft_models::{DeviceChoice, Precision, TargetConfig};
-use longdraft_parallel::World;
+use longdraft_parallel::{Reduction, World};
 use longdraft_plan::{
-    Estimate, Layout, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+    Estimate, Layout, Links, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
 };
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::TrainError;
@@ -32,9 +33,6 @@ use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
 
-/// 10⁹ bytes a second of a 10 Gbit/s network.
-const BANDWIDTH: f64 = 1.25;
-
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     let composed = composed(arguments)?;
@@ -47,7 +45,8 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     let stages = stages(composed);
     let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
-        let chosen = (device.unwrap_or(config.device), config.precision);
+        let device = device.unwrap_or(config.device);
+        let chosen = (device, config.precision, config.parallel.reduction);
         let machine = Machine::of(arguments, (wanted, world.size()), chosen);
         let target = target_config(&config.target)?;
         if arguments.table {
@@ -59,6 +58,10 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
+        if arguments.collectives {
+            out!("{}", collectives::markdown(&config, (&estimate, &verdict), &machine));
+            continue;
+        }
         too_large += usize::from(verdict.fits == Some(false));
         if json {
             let mut stage = to_json(name.as_deref(), &estimate, &verdict, &machine);
@@ -135,11 +138,16 @@ pub(crate) fn pretraining(
         return Ok(());
     }
     let (arguments, wanted) = (&arguments.planning, arguments.ranks.wanted());
-    if arguments.table {
-        return Err(Failure::usage("--table is of `train`: pretraining has nothing to lay out"));
+    for (is_asked, name) in [(arguments.table, "--table"), (arguments.collectives, "--collectives")]
+    {
+        if is_asked {
+            return Err(Failure::usage(format!(
+                "{name} is of `train`: pretraining has nothing to lay out"
+            )));
+        }
     }
-    let ranks = (wanted, world.size());
-    let machine = Machine::of(arguments, ranks, (config.device, config.precision));
+    let (ranks, reduction) = ((wanted, world.size()), config.parallel.reduction);
+    let machine = Machine::of(arguments, ranks, (config.device, config.precision, reduction));
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);
@@ -205,6 +213,8 @@ pub(super) struct Machine {
     pub(super) layout: Layout,
     /// Free bytes of a rank.
     pub(super) free: Option<u64>,
+    /// What connects the ranks.
+    pub(super) links: Links,
     /// Unknown of a GPU unless it is given.
     pub(super) speed: Option<Speed>,
     /// Whether the operations a second were measured here.
@@ -215,7 +225,7 @@ impl Machine {
     fn of(
         arguments: &PlanArguments,
         (wanted, started): (Option<usize>, usize),
-        (device, precision): (DeviceChoice, Precision),
+        (device, precision, reduction): (DeviceChoice, Precision, Reduction),
     ) -> Self {
         let ranks = wanted.unwrap_or(started);
         // A GPU that is not here can be planned for.
@@ -231,7 +241,9 @@ impl Machine {
             // Ranks that were started here share this machine.
             _ => available_memory().map(|free| free / started.max(1) as u64),
         });
-        let gigabytes_per_second = arguments.bandwidth.unwrap_or(BANDWIDTH);
+        let PlanArguments { machine_ranks, bandwidth, network_bandwidth, .. } = *arguments;
+        let links = Links::of(on_gpu, reduction);
+        let links = links.given(machine_ranks, bandwidth, network_bandwidth);
         let measured = arguments.gflops.is_none() && !on_gpu;
         let gflops = if measured { Some(Speed::measured_gflops()) } else { arguments.gflops };
         let target_value_bytes =
@@ -239,7 +251,8 @@ impl Machine {
         Self {
             layout: Layout { target_value_bytes, ..Layout::of(ranks, threads) },
             free,
-            speed: gflops.map(|gflops| Speed { gflops, gigabytes_per_second }),
+            links,
+            speed: gflops.map(|gflops| Speed { gflops, links }),
             measured,
         }
     }
@@ -292,12 +305,17 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
         "remedies": verdict.remedies,
         "remedies_are_enough": verdict.is_enough,
         "sent_bytes": estimate.sent_bytes(),
-        "sent": estimate.sent,
+        "sent": estimate.sent.iter().map(|sent| {
+            let mut term = json!(sent);
+            term["seconds"] = json!(machine.links.seconds(sent));
+            term
+        }).collect::<Vec<_>>(),
+        "links": machine.links,
         "tokens_per_step": estimate.tokens,
         "operations_per_token": estimate.operations_per_token,
         "gflops": machine.speed.map(|speed| speed.gflops),
-        "gigabytes_per_second": machine.speed.map(|speed| speed.gigabytes_per_second),
-        "seconds_per_step": machine.speed.map(|speed| estimate.seconds(&speed)),
+        "seconds": machine.speed.map(|speed| estimate.time(&speed)),
+        "seconds_per_step": machine.speed.map(|speed| estimate.time(&speed).total()),
         "bytes_of_a_row_of_features": estimate.features_of_row,
     })
 }

@@ -81,10 +81,10 @@ fn line(
         gigabytes(estimate.bytes()),
         peak.name,
         gigabytes(estimate.sent_bytes()),
-        machine.speed.map_or("?".to_owned(), |speed| seconds(estimate.seconds(&speed)))
+        machine.speed.map_or("?".to_owned(), |speed| seconds(estimate.time(&speed).total()))
     )
 }
 
-fn gigabytes(bytes: u64) -> String {
+pub(super) fn gigabytes(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / 1e9)
 }

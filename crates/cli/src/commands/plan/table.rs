@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use longdraft_models::disk::readable_bytes;
-use longdraft_plan::{Estimate, Phase, Place, Verdict};
+use longdraft_plan::{Estimate, Links, Phase, Place, Verdict};
 
 use super::Machine;
 
@@ -39,14 +39,15 @@ fn write(
         writeln!(out, "beside it, of main memory at most: {beside}")?;
     }
     for sent in &estimate.sent {
-        writeln!(out, "  sends {:<22}{:>12} a step", sent.name, readable_bytes(sent.bytes))?;
+        let (bytes, took) = (readable_bytes(sent.bytes), seconds(machine.links.seconds(sent)));
+        writeln!(out, "  sends {:<22}{bytes:>12} a step, about {took}", sent.name)?;
     }
     let measured = if machine.measured { ", measured" } else { "" };
     let time = machine.speed.map_or_else(
         || "--gflops tells its time".to_owned(),
         |speed| {
-            let took = seconds(estimate.seconds(&speed));
-            let link = format!(" and {} GB/s", speed.gigabytes_per_second);
+            let took = seconds(estimate.time(&speed).total());
+            let link = format!(" and {}", links(&speed.links));
             let link = if estimate.sent.is_empty() { "" } else { &link };
             format!("about {took} at {:.0} GFLOP/s{measured}{link}", speed.gflops)
         },
@@ -67,9 +68,20 @@ fn write(
     }
 }
 
+/// Bandwidths in words.
+pub(super) fn links(links: &Links) -> String {
+    let Links { machine_ranks, within, between, .. } = *links;
+    if within.total_cmp(&between).is_eq() {
+        return format!("{within} GB/s");
+    }
+    format!("{within} GB/s within machines of {machine_ranks}, {between} GB/s a rank between them")
+}
+
 /// A time with the unit that fits.
 pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
+        s if s < 1e-3 => format!("{:.2} ms", 1e3 * s),
+        s if s < 1e-2 => format!("{:.1} ms", 1e3 * s),
         s if s < 1.0 => format!("{:.0} ms", 1e3 * s),
         s if s < 120.0 => format!("{s:.1} s"),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),

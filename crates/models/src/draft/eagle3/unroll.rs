@@ -72,7 +72,7 @@ impl<'a> TestTimeSteps<'a> {
         part: Option<&'a RowPart>,
     ) -> Result<Self> {
         let tokens = sequence.ids.len();
-        let own = part.map_or(0..tokens, RowPart::rows);
+        let own = part.map_or_else(|| (0..tokens).into(), |part| part.rows().clone());
         let lengths = [aux.dim(0)?, sequence.position_ids.len(), sequence.document_ids.len()];
         if lengths != [own.len(), tokens, tokens] || own.is_empty() {
             return Err(invalid(format!(
@@ -102,7 +102,7 @@ impl<'a> TestTimeSteps<'a> {
             keys: Vec::new(),
             values: Vec::new(),
             columns: Vec::new(),
-            rows: own.map(|t| t as u32).collect(),
+            rows: own.iter().map(|t| t as u32).collect(),
             state: draft.fuse(aux)?,
             step: 0,
         })
@@ -136,7 +136,7 @@ impl<'a> TestTimeSteps<'a> {
     fn first(&mut self, rows: &[u32], at: &[u32]) -> Result<Tensor> {
         let all = self.rows.clone();
         let input = self.input(&self.state, &all)?;
-        let keys = self.everybodys(self.draft.key_values(&input, &self.table(&all)?)?)?;
+        let keys = self.gather_from_ranks(self.draft.key_values(&input, &self.table(&all)?)?)?;
         self.keys.push(keys.k.clone());
         self.values.push(keys.v.clone());
         let ranges = self.context.select(rows);
@@ -152,14 +152,15 @@ impl<'a> TestTimeSteps<'a> {
     /// - there is no memory for them
     pub fn only_give_keys(&self) -> Result<Tensor> {
         let input = self.input(&self.state, &self.rows)?;
-        let keys = self.everybodys(self.draft.key_values(&input, &self.table(&self.rows)?)?)?;
+        let keys =
+            self.gather_from_ranks(self.draft.key_values(&input, &self.table(&self.rows)?)?)?;
         // A number as factor would end the way back here.
         let sum = keys.k.sum_all()?;
         Ok((&sum * sum.zeros_like()?)?)
     }
 
     /// Keys and values of all ranks' rows; together, because every rank has to gather as often.
-    fn everybodys(&self, own: KeyValues) -> Result<KeyValues> {
+    fn gather_from_ranks(&self, own: KeyValues) -> Result<KeyValues> {
         let Some(part) = self.part else { return Ok(own) };
         let width = own.k.dim(2)?;
         let all = part.gather(&Tensor::cat(&[own.k, own.v], 2)?)?;

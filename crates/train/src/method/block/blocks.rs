@@ -233,9 +233,9 @@ pub(in crate::method) fn context(
     batch: &Batch,
     features: &BatchFeatures,
 ) -> Result<Vec<KeyValues>> {
-    let own = features.tokens().unwrap_or(0..batch.ids.len());
-    let layers = draft.context(features.aux_hidden()?, &batch.position_ids[own])?;
-    let Some(part) = &features.part else { return Ok(layers) };
+    let aux = features.aux_hidden()?;
+    let Some(part) = &features.part else { return Ok(draft.context(aux, &batch.position_ids)?) };
+    let layers = draft.context(aux, &part.rows().select(&batch.position_ids))?;
     let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();
     let all = part.gather(&Tensor::cat(&sides, 1)?)?;
     let heads = draft.config().num_key_value_heads;

@@ -40,7 +40,7 @@ impl Slots {
         tokens.dedup();
         let likely: Vec<Option<u32>> = match &features.teacher {
             TeacherFeatures::EveryToken { hidden } => {
-                let hidden = select_rows(hidden, &features.state_rows(&tokens))?;
+                let hidden = select_rows(hidden, &features.state_rows(&tokens)?)?;
                 let best = bent_top_k(&hidden, head, 1, bend)?;
                 best.ids.into_iter().map(Some).collect()
             }

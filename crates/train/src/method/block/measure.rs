@@ -14,7 +14,7 @@ use super::teacher::SoftLoss;
 use crate::error::Result;
 use crate::metrics::DraftMetrics;
 use crate::objective::TeacherDistribution;
-use crate::rounds::Rounds;
+use crate::replay::Rounds;
 
 /// Blocks that run at the same time at most, so that memory does not grow with the row.
 const BLOCKS: usize = 256;

@@ -29,12 +29,12 @@ pub struct SoftLoss {
 }
 
 /// Tokens whose distributions slots may learn: those before a supervised token of their document. A
-/// rank that runs a part of a row has also those that its last block of `slots` reaches.
+/// rank that runs a part of a row has also those that the last blocks of its pieces reach, of `slots` each.
 pub(super) fn teacher_tokens(batch: &Batch, slots: usize) -> Vec<u32> {
     let tokens = batch.ids.len();
-    let own = batch.own.clone().unwrap_or(0..tokens);
-    let reached = own.start..(own.end + slots).min(tokens);
-    reached.filter(|t| is_learned(batch, *t, t + 1)).map(|t| t as u32).collect()
+    let own = batch.own.clone().unwrap_or_else(|| (0..tokens).into());
+    let reached = own.with_after(slots, tokens);
+    reached.iter().filter(|t| is_learned(batch, *t, t + 1)).map(|t| t as u32).collect()
 }
 
 /// The slots' losses against whole distributions; `labels` are the learned slots' states `[S, H]`, the target's head
@@ -103,7 +103,7 @@ impl SoftLoss {
         };
         match (&features.teacher, self.distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
-                let rows = features.state_rows(&slots.teachers());
+                let rows = features.state_rows(&slots.teachers())?;
                 against_whole(labels, Teacher { hidden, rows: Some(&rows), head }, terms)
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
@@ -111,7 +111,7 @@ impl SoftLoss {
                 tokens.sort_unstable();
                 tokens.dedup();
                 let k = k.min(head.dim(0)?);
-                let hidden = select_rows(hidden, &features.state_rows(&tokens))?;
+                let hidden = select_rows(hidden, &features.state_rows(&tokens)?)?;
                 sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)
             }
             (TeacherFeatures::TopK { entries, k, .. }, TeacherDistribution::TopK { tail, .. }) => {

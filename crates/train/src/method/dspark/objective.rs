@@ -31,7 +31,7 @@ use crate::method::block::{
 };
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
-use crate::rounds::Rounds;
+use crate::replay::Rounds;
 
 /// A block draft with sequential heads, and its loss.
 pub type ChainObjective = DrawnBlocks<ChainLoss>;
@@ -158,7 +158,7 @@ impl ChainObjective {
         let TeacherFeatures::EveryToken { hidden } = &features.teacher else {
             return Err(untapped("the teacher at every token").into());
         };
-        let rows = features.state_rows(&slots.teachers());
+        let rows = features.state_rows(&slots.teachers())?;
         let teacher = Teacher { hidden, rows: Some(&rows), head: &self.head };
         against_whole(&pass.labels(&self.head, slots).bent(self.bend), teacher, terms)
     }

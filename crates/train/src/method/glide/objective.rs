@@ -3,7 +3,6 @@
 //! The row at token `t` with delay `d` computes what the decoder computes at level `d` after
 //! `d − 1` accepted tokens, because the one-layer draft feeds no hidden state back.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -17,6 +16,7 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::token_ranges::TokenRanges;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{Ends, Tap, Target};
@@ -30,7 +30,7 @@ use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{
     Normalisation, Objective, Prepared, SoftTargetKind, TailKind, TeacherConfig, mixed_in_words,
 };
-use crate::rounds::Rounds;
+use crate::replay::Rounds;
 
 /// Switches of the objective; defaults are the default mode's.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,44 +136,43 @@ impl GlideObjective {
         let target_keys = KeyRanges::packed(&batch.document_ids, None, Delays::PerToken(delays));
         let embeddings = ends.embed(&batch.ids)?;
         trace.push(("input", embeddings.clone()));
-        let table = self.table(batch, 0..batch.ids.len())?;
+        let table = self.table(batch, &(0..batch.ids.len()).into())?;
         let cross = CrossContext { last_kv: features.last_kv()?, ranges: Arc::new(target_keys) };
         Ok(self.draft.forward(&embeddings, &table, &Arc::new(own), &cross, trace)?)
     }
 
     /// Angles of some tokens of a row, as the target's last layer has them.
-    fn table(&self, batch: &Batch, rows: Range<usize>) -> Result<RopeTable> {
+    fn table(&self, batch: &Batch, rows: &TokenRanges) -> Result<RopeTable> {
         Ok(self.target.rope_table((&batch.position_ids, &batch.document_ids), rows)?)
     }
 
     /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys
-    /// there depend on embeddings and positions alone, so that a rank computes those of its
-    /// neighbour's last tokens itself, and their gradients reach the same weights.
+    /// there depend on embeddings and positions alone, so that a rank computes those of the
+    /// tokens before its pieces itself, and their gradients reach the same weights.
     fn hidden_of(
         &self,
-        rows: Range<usize>,
+        rows: &TokenRanges,
         (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
         ends: &Ends<'_>,
     ) -> Result<Tensor> {
-        let window = self.draft.config().self_window;
-        let first = rows.start.saturating_sub(window);
-        let seen = first..rows.end;
-        let queries = |from: usize| -> Vec<u32> {
-            (rows.start - from..rows.end - from).map(|row| row as u32).collect()
-        };
-        let documents = &batch.document_ids;
-        let own = KeyRanges::packed(&documents[seen.clone()], Some(window), Delays::Same(0));
+        let (window, documents) = (self.draft.config().self_window, &batch.document_ids);
+        let seen = rows.with_before(window);
+        let own = KeyRanges::packed(documents, Some(window), Delays::Same(0));
+        // What a token sees stands side by side there, too.
+        let own = KeyRanges::of_each(rows.iter().map(|row| {
+            let range = own.of(row);
+            let first = seen.place_of(range.start).unwrap_or_default();
+            first..first + range.len()
+        }));
         let target_keys = KeyRanges::packed(documents, None, Delays::PerToken(delays));
-        let keys = self
-            .draft
-            .self_kv(&ends.embed(&batch.ids[seen.clone()])?, &self.table(batch, seen)?)?;
-        let ranges = Arc::new(target_keys.select(&queries(0)));
+        let embed = |tokens: &TokenRanges| ends.embed(&tokens.select(&batch.ids));
+        let keys = self.draft.self_kv(&embed(&seen)?, &self.table(batch, &seen)?)?;
+        let queries: Vec<u32> = rows.iter().map(|row| row as u32).collect();
+        let ranges = Arc::new(target_keys.select(&queries));
         let cross = CrossContext { last_kv: features.last_kv()?, ranges };
-        let embeddings = ends.embed(&batch.ids[rows.clone()])?;
-        let table = self.table(batch, rows.clone())?;
-        let own = Arc::new(own.select(&queries(first)));
-        Ok(self.draft.forward_cached(&embeddings, &table, &keys, &own, &cross)?)
+        let (embeddings, table) = (embed(rows)?, self.table(batch, rows)?);
+        Ok(self.draft.forward_cached(&embeddings, &table, &keys, &Arc::new(own), &cross)?)
     }
 
     /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless
@@ -185,7 +184,7 @@ impl GlideObjective {
         train: bool,
     ) -> Result<Tensor> {
         let hidden = self.hidden((batch, delays), features, &mut Vec::new())?;
-        let states = select_rows(&hidden, &learned_of(batch, features.tokens().as_ref()))?;
+        let states = select_rows(&hidden, &learned_of(batch, features.tokens())?)?;
         Ok(if train { states } else { states.detach() })
     }
 

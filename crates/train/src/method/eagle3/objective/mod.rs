@@ -24,6 +24,7 @@ use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rows::select_rows;
+use longdraft_kernels::token_ranges::TokenRanges;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
@@ -134,7 +135,7 @@ impl Eagle3Objective {
         distribution: TeacherDistribution,
     ) -> Result<RowPlan> {
         let tokens = batch.ids.len();
-        let run = features.tokens().unwrap_or(0..tokens).len();
+        let run = features.tokens().map_or(tokens, TokenRanges::len);
         let mut problems = Problems::default();
         for (name, length, wanted) in [
             ("mask bits", batch.loss_mask.len(), tokens),
@@ -160,12 +161,7 @@ impl Eagle3Objective {
         distribution: TeacherDistribution,
         (rows, tokens): (&[u32], usize),
     ) -> Result<TeacherSummary> {
-        let run = features.tokens().unwrap_or(0..tokens);
-        let known = run.start..if features.part.is_some() {
-            (run.end + self.config.ttt_steps).min(tokens)
-        } else {
-            tokens
-        };
+        let known = features.part.as_ref().map_or(tokens, |part| part.known().len());
         let vocabulary = self.draft.vocabulary();
         let of_entries = |entries: &TopK, k, tail| {
             TeacherSummary::of_top_k(entries, k, (rows, tokens), vocabulary, tail)
@@ -176,9 +172,8 @@ impl Eagle3Objective {
             refuse(Problems(problems), "batch")
         };
         let states = |hidden: &Tensor| -> Result<Tensor> {
-            lengths(hidden.dim(0)?, known.len())?;
-            let at: Vec<u32> = rows.iter().map(|row| row - known.start as u32).collect();
-            Ok(select_rows(hidden, &at)?)
+            lengths(hidden.dim(0)?, known)?;
+            Ok(select_rows(hidden, &features.state_rows(rows)?)?)
         };
         match (&features.teacher, distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {

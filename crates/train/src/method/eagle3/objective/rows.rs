@@ -8,7 +8,7 @@ use longdraft_models::{DraftTokenId, TargetTokenId};
 
 use super::config::{Eagle3Compat, Eagle3ObjectiveConfig, MaskRule, OovRows};
 use super::teacher::TeacherSummary;
-use crate::rounds::Rounds;
+use crate::replay::Rounds;
 
 /// A row that the head has to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

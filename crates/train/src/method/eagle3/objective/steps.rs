@@ -157,7 +157,7 @@ impl Eagle3Objective {
             let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
             let log_sum_exp = teacher_tokens.iter().map(of).collect();
             let hidden = teacher_hidden(features)?.clone();
-            let rows = features.state_rows(&teacher_tokens);
+            let rows = features.state_rows(&teacher_tokens)?;
             RowTeacher::Whole { hidden, rows, log_sum_exp }
         };
         Ok(Steps::Rows(HeadRows { normed, teacher }))
