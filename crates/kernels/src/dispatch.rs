@@ -6,6 +6,8 @@
 
 use candle_core::{DType, Device, Tensor};
 
+use crate::composed::FULL_ROWS;
+
 pub use crate::settings::{Ops, Products, Simd, set_ops, set_products, set_simd};
 use crate::settings::{composed_only, half_products};
 pub use crate::simd::{has_avx2_fma, has_avx512};
@@ -25,6 +27,20 @@ pub fn has_kernels(device: &Device) -> bool {
 /// The type of products of `x` on its device.
 pub(crate) fn products_of(x: &Tensor) -> Products {
     if half_products() && has_half_products(x.device()) { Products::Half } else { Products::Single }
+}
+
+/// Whether our kernels run on a device and its products have 16-bit factors.
+pub fn multiplies_halves(device: &Device) -> bool {
+    half_products() && has_half_products(device) && !composed_only() && crate::cuda::runs_on(device)
+}
+
+/// The type in which a network that does not train computes between its norms and its sums, from sums `x`, `[T, ..]`:
+/// bf16 where products round to it and our kernels take it, else that of `x`. Few rows stay as they are, as their
+/// products do.
+pub fn inner_type(x: &Tensor) -> DType {
+    let is_many = x.dims().first().is_some_and(|rows| *rows >= FULL_ROWS);
+    let rounds = x.dtype() == DType::F32 && !x.track_op() && multiplies_halves(x.device());
+    if is_many && rounds { DType::BF16 } else { x.dtype() }
 }
 
 /// What `f` computes with [`Products::Half`] on the calling thread.

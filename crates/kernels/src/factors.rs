@@ -1,12 +1,13 @@
 //! Weights as products multiply them, kept for a step of learning in which they do not change.
 //!
 //! Where products take 16-bit factors, a weight that trains in f32 is turned into 16 bits before each of them.
-//! A step that uses it seven times forward and seven times backward turns it once within [`with_factors`].
+//! A step that uses it seven times forward and seven times backward turns it once within [`with_factors`], and not at all
+//! where the optimizer wrote the factor beside the weight ([`Written`]).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use candle_core::{DType, Result, Tensor, TensorId};
+use candle_core::{DType, Result, Tensor, TensorId, Var};
 
 use crate::cuda::rows::to_halves;
 use crate::cuda::takes;
@@ -18,9 +19,35 @@ thread_local! {
     static KEPT: RefCell<Option<Factors>> = const { RefCell::new(None) };
 }
 
+/// bf16 factors of variables, as the optimizer that gave these their values wrote them. Whoever gives them others has to
+/// [`clear`](Self::clear) it.
+#[derive(Debug, Default)]
+pub struct Written(Factors);
+
+impl Written {
+    /// Keeps the values of a variable in bf16.
+    pub fn put(&mut self, variable: &Var, factor: Tensor) {
+        self.0.insert((variable.id(), factor.dtype()), factor);
+    }
+
+    /// Forgets all factors.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Runs `f` as [`with_factors`] does, with these factors in place of such as it would make.
+    pub fn with<R>(&self, f: impl FnOnce() -> R) -> R {
+        with_known(self.0.clone(), f)
+    }
+}
+
 /// Runs `f`, the forward and backward pass of a step. No variable may get other values meanwhile: factors of
 /// those that products read are kept until `f` ends, half the bytes of the weights themselves.
 pub fn with_factors<R>(f: impl FnOnce() -> R) -> R {
+    with_known(Factors::new(), f)
+}
+
+fn with_known<R>(known: Factors, f: impl FnOnce() -> R) -> R {
     struct Forget;
     impl Drop for Forget {
         fn drop(&mut self) {
@@ -30,7 +57,7 @@ pub fn with_factors<R>(f: impl FnOnce() -> R) -> R {
     if KEPT.with_borrow(Option::is_some) {
         return f();
     }
-    KEPT.set(Some(Factors::new()));
+    KEPT.set(Some(known));
     let _forget = Forget;
     f()
 }
@@ -98,6 +125,27 @@ mod tests {
         w.set(&(w.as_tensor() * 2.0)?)?;
         let doubled = with_factors(|| kept_factor(&w, DType::BF16))?.expect("kept");
         assert_close("new values", &doubled.to_dtype(DType::F32)?, &w, 1e-2);
+        Ok(())
+    }
+
+    #[test]
+    fn written_factors_are_taken_until_they_are_cleared() -> Result<()> {
+        let mut noise = Noise::new(72);
+        let (w, other) = (noise.var(&[5, 4]), noise.var(&[2, 2]));
+        let factor = w.to_dtype(DType::BF16)?;
+        let mut written = Written::default();
+        written.put(&w, factor.clone());
+        written.with(|| -> Result<()> {
+            let kept = kept_factor(&w, DType::BF16)?.expect("kept");
+            assert_eq!(kept.id(), factor.id());
+            // Others are made once, as without any.
+            let made = kept_factor(&other, DType::BF16)?.expect("kept").id();
+            assert_eq!(made, kept_factor(&other, DType::BF16)?.expect("kept").id());
+            Ok(())
+        })?;
+        written.clear();
+        let made = written.with(|| kept_factor(&w, DType::BF16))?.expect("kept");
+        assert_ne!(made.id(), factor.id());
         Ok(())
     }
 }

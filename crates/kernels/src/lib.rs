@@ -41,6 +41,7 @@ pub mod rope;
 pub mod rows;
 pub mod swiglu;
 pub mod threads;
+pub mod token_ranges;
 pub mod top_k;
 
 mod composed;

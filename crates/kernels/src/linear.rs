@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use crate::backward::add_product_to;
 use crate::composed::{FULL_ROWS, Gradients, differentiable_new};
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
-use crate::cuda::product::product;
+use crate::cuda::product::{add_product, product, product_as};
 use crate::dispatch::{Products, fused, products_of};
 use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, Fused, FusedOp};
@@ -106,6 +106,11 @@ pub fn linear_onto(
             residual.shape(),
             weight.shape()
         ),
+        (_, false) if fits && x.dtype() == DType::BF16 => {
+            if let Some(out) = halves_onto(residual, x, weight, bias)? {
+                return Ok(out);
+            }
+        }
         (None, false) if fits => {
             if let Some([out]) = few_rows(x, &[(weight, OnGpu::Residual(residual))])? {
                 return Ok(out);
@@ -116,6 +121,42 @@ pub fn linear_onto(
     let out = linear(x, weight, bias)?;
     let nothing = rows == 0 && residual.shape() == out.shape();
     if nothing { Ok(residual.clone()) } else { residual + out }
+}
+
+/// Adds `x Wᵀ` to f32 sums in place, for bf16 rows of a network that does not train. Whoever else holds the sums sees the
+/// new ones.
+///
+/// # Shapes
+/// - `sums`: `[R, O]`, as a whole in their memory, `x`: `[R, I]` in bf16, `weight`: `[O, I]`
+///
+/// # Errors
+/// - shapes or types are others, or an argument trains
+pub fn add_linear(sums: &Tensor, x: &Tensor, weight: &Tensor) -> Result<()> {
+    let trains = [sums, x, weight].into_iter().any(Tensor::track_op);
+    if trains || x.dtype() != DType::BF16 || sums.dtype() != DType::F32 {
+        bail!("linear: {x:?} by {weight:?} added to {sums:?}");
+    }
+    add_product(sums, x, &as_factor(weight, DType::BF16)?.t()?)
+}
+
+/// `residual + x Wᵀ + b` in f32 for bf16 rows of a network that does not train: the product is added to a copy of the
+/// residual while it is formed. `None` where it is another case.
+fn halves_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Option<Tensor>> {
+    let trains = [residual, x, weight].into_iter().chain(bias).any(Tensor::track_op);
+    if trains || residual.dtype() != DType::F32 || x.elem_count() == 0 {
+        return Ok(None);
+    }
+    let sum = match bias {
+        Some(bias) => residual.broadcast_add(&bias.to_dtype(DType::F32)?)?,
+        None => residual.force_contiguous()?,
+    };
+    add_linear(&sum, x, weight)?;
+    Ok(Some(sum))
 }
 
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
@@ -224,12 +265,21 @@ fn product_in(
     if let Some([out]) = few_rows(x, &[(weight, OnGpu::bias(bias))])? {
         return Ok(out);
     }
-    let short = !want_x && !want_weight && rows > 0 && rows < FULL_ROWS;
+    let is_frozen = !want_x && !want_weight;
+    let short = is_frozen && rows < FULL_ROWS;
     let factor = as_factor(x)?;
     let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
-    let out = product(&factor, &weight_factor(weight)?.t()?)?;
+    if let Some(bias) = bias.filter(|bias| !short && !bias.track_op())
+        && is_frozen
+        && x.dtype() == DType::BF16
+    {
+        let start = bias.to_dtype(DType::BF16)?.broadcast_as((rows, weight.dim(0)?))?;
+        let sum = start.force_contiguous()?;
+        add_product(&sum, &factor, &weight_factor(weight)?.t()?)?;
+        return Ok(sum);
+    }
+    let out = product_as(&factor, &weight_factor(weight)?.t()?, x.dtype())?;
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
-    let out = out.to_dtype(x.dtype())?;
     let (kept_x, kept_weight) = (x.detach(), weight.detach());
     let variable = (want_weight && weight.is_variable()).then(|| weight.clone());
     let out = differentiable_new("linear", [x, weight, weight], out, move |g| {

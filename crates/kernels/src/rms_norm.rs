@@ -33,11 +33,26 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
         x.contiguous()?.apply_op2(&weight.contiguous()?, Fused(RmsNorm { eps: eps as f32 }))
     } else if cuda::takes(&[x, weight]) {
         cuda::rows::rms_norm(x, weight, eps)
+    } else if cuda::takes_halves(&[x]) && cuda::takes(&[weight]) && !weight.track_op() {
+        cuda::halves::rms_norm(x, weight, eps)
     } else if x.dtype() == DType::F32 && weight.dtype() == DType::F32 {
         composed(x, weight, eps)
     } else {
         reference(x, weight, eps)
     }
+}
+
+/// The same in a type: where nothing trains, NVIDIA GPUs write bf16 in the same pass.
+///
+/// # Errors
+/// - as [`rms_norm`]
+pub fn rms_norm_as(x: &Tensor, weight: &Tensor, eps: f64, dtype: DType) -> Result<Tensor> {
+    let is_frozen = !x.track_op() && !weight.track_op();
+    let fits = x.dim(D::Minus1)? == weight.elem_count() && weight.rank() == 1;
+    if dtype == DType::BF16 && is_frozen && fits && cuda::takes(&[x, weight]) {
+        return cuda::halves::rms_norm(x, weight, eps);
+    }
+    rms_norm(x, weight, eps)?.to_dtype(dtype)
 }
 
 /// The same on any device for f32, without the intermediate values that a graph would keep.

@@ -4,11 +4,11 @@
 //! that go to the same place, in the order of their ids. A GPU forms each of them by threads of its own:
 //! the rows are sorted by place beforehand, and nothing is added atomically.
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use crate::composed::differentiable_new;
 use crate::cuda;
-use crate::cuda::rows::some_rows;
+use crate::cuda::rows::{put_halves, some_rows};
 use crate::settings::composed_only;
 use crate::sums::Sums;
 
@@ -70,6 +70,22 @@ pub fn scatter_rows(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
     differentiable_new("scatter_rows", [x; 3], out, move |gradient| {
         Ok([Some(select_rows(gradient, &ids)?), None, None])
     })
+}
+
+/// Writes `rows`, `[R, ...]`, over the rows of `into` from `first` on, rounded to its type, without gradients. On an
+/// NVIDIA GPU f32 is rounded to bf16 while it is written.
+///
+/// # Errors
+/// - `into` is not contiguous or too short, or rows differ in shape
+pub fn put_rows(into: &Tensor, rows: &Tensor, first: usize) -> Result<()> {
+    let rounds = into.dtype() == DType::BF16 && into.is_contiguous() && cuda::takes(&[rows]);
+    if rounds && rows.elem_count() > 0 && rows.dims().get(1..) == into.dims().get(1..) {
+        let place = into.narrow(0, first, rows.dim(0)?)?;
+        if put_halves(&rows.detach(), &place)? {
+            return Ok(());
+        }
+    }
+    into.slice_set(&rows.contiguous()?.to_dtype(into.dtype())?, 0, first)
 }
 
 /// The columns of both side by side, `[R, A]` and `[R, B]` → `[R, A + B]`.
@@ -268,6 +284,29 @@ mod tests {
             let own = emulated(|| sums.of(&x, &base))?;
             crate::test_support::assert_close("sums", &own, &sums.composed(&x, &base)?, 1e-6);
         }
+        Ok(())
+    }
+
+    #[test]
+    fn rows_are_written_over_others_in_their_type() -> Result<()> {
+        let mut noise = Noise::new(21);
+        for (width, first) in [(8, 3), (16, 0), (5, 2)] {
+            let rows = noise.tensor(&[4, 2, width]);
+            for dtype in [DType::BF16, DType::F32] {
+                let start = noise.tensor(&[9, 2, width]).to_dtype(dtype)?;
+                let wide = |t: &Tensor| t.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+                let want = start.copy()?;
+                want.slice_set(&rows.to_dtype(dtype)?, 0, first)?;
+                let (own, plain) = (start.copy()?, start.copy()?);
+                emulated(|| put_rows(&own, &rows, first))?;
+                put_rows(&plain, &rows, first)?;
+                assert_eq!(wide(&own)?, wide(&want)?, "{width} values, {dtype:?}");
+                assert_eq!(wide(&plain)?, wide(&want)?);
+            }
+        }
+        let held = Tensor::zeros((3, 8), DType::BF16, &Device::Cpu)?;
+        assert!(emulated(|| put_rows(&held, &noise.tensor(&[2, 8]), 2)).is_err(), "too long");
+        assert!(emulated(|| put_rows(&held, &noise.tensor(&[2, 4]), 0)).is_err(), "other rows");
         Ok(())
     }
 }

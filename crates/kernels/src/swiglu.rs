@@ -30,6 +30,8 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         gate.contiguous()?.apply_op2(&up.contiguous()?, Fused(SwiGlu))
     } else if cuda::takes(&[gate, up]) {
         cuda::rows::swiglu(gate, up)
+    } else if cuda::takes_halves(&[gate, up]) {
+        cuda::halves::swiglu(gate, up)
     } else {
         composed(gate, up)
     }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::config::TargetConfig;
 
-/// Published configuration keys by hub name: the targets of the ready configurations.
+/// Published configuration keys by hub name: the targets of the ready configurations, and larger ones that plans are made of.
 const SHAPES: &str = include_str!("target_shapes.json");
 
 /// The configuration of a published target `org/name`; `None` for others.

@@ -84,7 +84,11 @@ impl StoredFeatures {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         if ahead.is_none() {
             let (store, device) = (Arc::clone(&self.store), self.target.device().clone());
-            let thread = std::thread::spawn(move || store.record(part, row)?.upload_ahead(&device));
+            // A device widens what is held in bf16 when it is used.
+            let held = self.store.index.recipe.dtype.of_states();
+            let dtype = if device.is_cpu() { DType::F32 } else { held };
+            let read = move || store.record_as(part, row, dtype)?.upload_ahead(&device);
+            let thread = std::thread::spawn(read);
             *ahead = Some(Ahead { part, row, thread });
         }
     }
@@ -150,20 +154,21 @@ impl Record {
     ) -> std::result::Result<BatchFeatures, Missing> {
         let target = ends.target();
         let device = target.device();
+        let wide = |tensor: &Tensor| tensor.to_device(device)?.to_dtype(DType::F32);
         let last_kv = match &self.last_kv {
             Some((keys, values)) if needs.taps.contains(&Tap::LastKv) => {
                 let row = (&batch.position_ids[..], &batch.document_ids[..]);
                 let table = target
-                    .rope_table(row, 0..batch.position_ids.len())
+                    .rope_table(row, &(0..batch.position_ids.len()).into())
                     .map_err(FeatureError::from)?;
-                let k = rope(&keys.to_device(device)?, &table)?;
-                Some(KeyValues { k, v: values.to_device(device)? })
+                let k = rope(&wide(keys)?, &table)?;
+                Some(KeyValues { k, v: wide(values)? })
             }
             _ => None,
         };
         let hidden_taps = needs.taps.iter().any(|tap| matches!(tap, Tap::Hidden(_)));
         let aux_hidden = self.aux_hidden.as_ref().filter(|_| hidden_taps);
-        let aux_hidden = aux_hidden.map(|aux| aux.to_device(device)).transpose()?;
+        let aux_hidden = aux_hidden.map(wide).transpose()?;
         let teacher = self.teacher(ends, batch, needs.teacher, teacher_tokens)?;
         Ok(BatchFeatures { last_kv, aux_hidden, teacher, part: None })
     }
@@ -195,7 +200,7 @@ impl Record {
         let hidden = || -> Result<Tensor> {
             let hidden = self.final_hidden.as_ref();
             let hidden = hidden.ok_or_else(|| untapped("the teacher's final states"))?;
-            let hidden = hidden.to_device(device)?;
+            let hidden = hidden.to_device(device)?.to_dtype(DType::F32)?;
             if places.len() == self.teacher_tokens.len() {
                 return Ok(hidden);
             }
@@ -302,12 +307,17 @@ impl Store {
     }
 
     fn record(&self, part: Part, row: usize) -> Result<Record> {
+        self.record_as(part, row, DType::F32)
+    }
+
+    /// A row with states in a type, as [`Record::read`].
+    fn record_as(&self, part: Part, row: usize, dtype: DType) -> Result<Record> {
         let (receipt, entry) = self.entry(part, row)?;
         let contents: &Contents = &self.index.recipe.part(part).contents;
         let problem = |problem: &dyn std::fmt::Display| {
             self.location.problem(&receipt.object, format!("row {row}: {problem}"))
         };
-        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents)
+        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents, dtype)
             .map_err(|error| problem(&error))?;
         record.check(entry.tokens, contents).map_err(|text| problem(&text))?;
         Ok(record)

@@ -1,5 +1,6 @@
 //! What a store is made of.
 
+use candle_core::DType;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_models::target_model::{Tap, Taps};
 use longdraft_models::{LayerId, TargetConfig};
@@ -48,6 +49,14 @@ pub enum StoreDtype {
 }
 
 impl StoreDtype {
+    /// What states, keys and values are held as, where they are not 8 bits.
+    pub(super) fn of_states(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 | Self::Int8 => DType::BF16,
+        }
+    }
+
     fn bytes(self) -> u64 {
         match self {
             Self::Bf16 | Self::Int8 => 2,

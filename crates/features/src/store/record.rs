@@ -67,20 +67,17 @@ impl Record {
     /// # Errors
     /// - there is no memory for it, or the transfer fails
     pub(super) fn on_host(self, dtype: StoreDtype) -> Result<Self> {
-        let stored = |dtype| match dtype {
-            StoreDtype::F32 => DType::F32,
-            StoreDtype::Bf16 | StoreDtype::Int8 => DType::BF16,
-        };
-        let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { stored(dtype) };
+        let of_states = dtype.of_states();
+        let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { of_states };
         let fetch = |tensor: Tensor, dtype| download(&tensor.to_dtype(dtype)?);
         let last_kv = self.last_kv.map(|(k, v)| {
-            let of = |tensor| fetch(tensor, stored(dtype));
+            let of = |tensor| fetch(tensor, of_states);
             candle_core::Result::Ok((of(k)?, of(v)?))
         });
         Ok(Self {
             last_kv: last_kv.transpose()?,
             aux_hidden: self.aux_hidden.map(|aux| fetch(aux, of_aux)).transpose()?,
-            final_hidden: self.final_hidden.map(|t| fetch(t, stored(dtype))).transpose()?,
+            final_hidden: self.final_hidden.map(|t| fetch(t, of_states)).transpose()?,
             ..self
         })
     }
@@ -155,7 +152,7 @@ impl Record {
         Ok(())
     }
 
-    /// Reads a row of a shard.
+    /// Reads a row of a shard: states, keys and values in a type, but for what becomes f32 of 8 bits.
     ///
     /// # Errors
     /// - a tensor is missing or of another kind
@@ -163,15 +160,16 @@ impl Record {
         source: &SafetensorsSource,
         row: usize,
         contents: &Contents,
+        dtype: DType,
     ) -> Result<Self> {
         let name = |name: &str| format!("{row}.{name}");
-        let load = |key: &str| source.load(&name(key), DType::F32);
+        let load = |key: &str| source.load(&name(key), dtype);
         let ids = |key: &str| -> Result<Vec<u32>> {
             Ok(source.load_integers(&name(key))?.iter().map(|id| *id as u32).collect())
         };
         let last_kv =
             contents.last_kv.then(|| Ok::<_, FeatureError>((load("keys")?, load("values")?)));
-        let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row));
+        let aux = (!contents.layers.is_empty()).then(|| aux_hidden(source, row, dtype));
         let teacher_tokens = ids("teacher_rows")?;
         let mut record = Self {
             last_kv: last_kv.transpose()?,
@@ -185,7 +183,8 @@ impl Record {
                 StoredTeacher::None => {}
                 StoredTeacher::FinalHidden => record.final_hidden = Some(load("final_hidden")?),
                 StoredTeacher::TopK(_) => {
-                    let log_probs = load("topk_log_probs")?.flatten_all()?.to_vec1()?;
+                    let log_probs = source.load(&name("topk_log_probs"), DType::F32)?;
+                    let log_probs = log_probs.flatten_all()?.to_vec1()?;
                     record.top_k = Some(TopK { ids: ids("topk_ids")?, log_probs });
                 }
             }
@@ -227,11 +226,11 @@ impl Record {
     }
 }
 
-/// The tapped layers of a row, `[T, L·H]`, from whatever they are held as.
-fn aux_hidden(source: &SafetensorsSource, row: usize) -> Result<Tensor> {
+/// The tapped layers of a row, `[T, L·H]`: f32 of 8 bits, else in a type.
+fn aux_hidden(source: &SafetensorsSource, row: usize, dtype: DType) -> Result<Tensor> {
     let (name, scales) = (format!("{row}.aux_hidden_states"), format!("{row}.aux_scales"));
     let Some(shape) = source.shape(&name).filter(|_| source.shape(&scales).is_some()) else {
-        return Ok(source.load(&name, DType::F32)?);
+        return Ok(source.load(&name, dtype)?);
     };
     let codes = source.load_i8(&name)?;
     let scales: Vec<f32> = source.load(&scales, DType::F32)?.flatten_all()?.to_vec1()?;
@@ -288,9 +287,28 @@ mod tests {
         let rows: Vec<_> = rows.iter().map(on_host).collect();
         std::fs::write(&path, encode(&rows, dtype, 2).expect("bytes")).expect("write");
         let source = SafetensorsSource::open_file(&path).expect("open");
+        assert_read_alike(&source, dtype, contents);
         assert_eq!(source.load_integers("4.loss_mask").expect("mask"), [0b0100_1001, 0]);
         assert_eq!(source.load_integers("4.document_lengths").expect("lengths"), [4, 5]);
-        Record::read(&source, 4, contents).expect("read")
+        Record::read(&source, 4, contents, DType::F32).expect("read")
+    }
+
+    /// What is read as the store holds it and widened on a device is what is read in f32.
+    fn assert_read_alike(source: &SafetensorsSource, dtype: StoreDtype, contents: &Contents) {
+        let as_held = Record::read(source, 4, contents, dtype.of_states()).expect("read");
+        let as_held = as_held.upload_ahead(&Device::Cpu).expect("uploaded");
+        let wide = Record::read(source, 4, contents, DType::F32).expect("read");
+        let all = |record: &Record| -> Vec<Tensor> {
+            let kv = record.last_kv.iter().flat_map(|(k, v)| [k, v]);
+            kv.chain(&record.aux_hidden).chain(&record.final_hidden).cloned().collect()
+        };
+        for (own, wide) in all(&as_held).iter().zip(&all(&wide)) {
+            let is_8_bits = dtype == StoreDtype::Int8 && wide.dims() == [9, 8];
+            let held = if is_8_bits { DType::F32 } else { dtype.of_states() };
+            assert_eq!(own.dtype(), held);
+            let own = own.to_dtype(DType::F32).expect("widened");
+            assert_eq!(values(&own), values(wide));
+        }
     }
 
     fn values(tensor: &Tensor) -> Vec<f32> {

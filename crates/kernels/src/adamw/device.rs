@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use candle_core::{Result, Shape, Tensor};
+use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{AdamWStep, BLOCK, Factors};
 use crate::cuda::{self, Argument, Launch, Program, exactly};
@@ -36,19 +36,54 @@ pub fn stays_on_device(tensor: &Tensor) -> bool {
 /// # Errors
 /// - shapes or devices differ, or the device has no memory for the new state
 pub fn adamw_on_device(step: &AdamWStep, state: &AdamWState, g: &Tensor) -> Result<AdamWState> {
+    let f = Factors::of(step);
+    if !runs_kernel(state, g)? {
+        return composed(&f, state, g);
+    }
+    let (state, _) = by_kernel(&f, state, g, false)?;
+    Ok(state)
+}
+
+/// The same, and the new values in bf16, written in the same pass.
+///
+/// # Errors
+/// - as [`adamw_on_device`]
+pub fn adamw_with_halves(
+    step: &AdamWStep,
+    state: &AdamWState,
+    g: &Tensor,
+) -> Result<(AdamWState, Tensor)> {
+    let f = Factors::of(step);
+    if runs_kernel(state, g)? {
+        return by_kernel(&f, state, g, true);
+    }
+    let state = composed(&f, state, g)?;
+    let halves = state.theta.to_dtype(DType::BF16)?;
+    Ok((state, halves))
+}
+
+/// Whether a kernel takes the step.
+fn runs_kernel(state: &AdamWState, g: &Tensor) -> Result<bool> {
     let AdamWState { theta, first, second } = state;
     if [first, second, g].iter().any(|t| t.shape() != theta.shape()) {
         candle_core::bail!("adamw: {:?} against {:?}", g.shape(), theta.shape());
     }
-    let f = Factors::of(step);
-    if !cuda::takes(&[theta, first, second, g]) {
-        return composed(&f, state, g);
-    }
+    Ok(cuda::takes(&[theta, first, second, g]))
+}
+
+/// The new state, and its values in bf16 or, if they are not asked for, something without a meaning.
+fn by_kernel(
+    f: &Factors,
+    state: &AdamWState,
+    g: &Tensor,
+    has_halves: bool,
+) -> Result<(AdamWState, Tensor)> {
+    let AdamWState { theta, first, second } = state;
     let tensors = [theta, first, second, g].map(Tensor::contiguous);
     let [theta, first, second, g] = tensors;
     let (theta, first, second, g) = (theta?.detach(), first?, second?, g?);
     let count = theta.elem_count();
-    let arguments: [Argument<'_>; 15] = [
+    let arguments: [Argument<'_>; 16] = [
         (&theta).into(),
         (&first).into(),
         (&second).into(),
@@ -64,23 +99,22 @@ pub fn adamw_on_device(step: &AdamWStep, state: &AdamWState, g: &Tensor) -> Resu
         Argument::F32(f.rate),
         Argument::F32(f.eps),
         Argument::F32(f.grad_scale),
+        has_halves.into(),
     ];
-    let shapes = [(); 3].map(|()| theta.shape().clone());
-    let [theta, first, second] =
-        exactly(run("adamw", count.div_ceil(THREADS), &arguments, &shapes, &theta)?)?;
-    Ok(AdamWState { theta, first, second })
-}
-
-fn run(
-    kernel: &str,
-    blocks: usize,
-    arguments: &[Argument<'_>],
-    results: &[Shape],
-    like: &Tensor,
-) -> Result<Vec<Tensor>> {
-    let (program, grid) = (&*PROGRAM, [blocks, 1, 1]);
-    Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results }
-        .run(like.device())
+    let shape = theta.shape().clone();
+    let of_halves = if has_halves { shape.clone() } else { Shape::from(1) };
+    let launch = Launch {
+        program: &PROGRAM,
+        kernel: "adamw",
+        grid: [count.div_ceil(THREADS), 1, 1],
+        threads: THREADS,
+        memory: 0,
+        arguments: &arguments,
+        results: &[shape.clone(), shape.clone(), shape, of_halves],
+    };
+    let types = [DType::F32, DType::F32, DType::F32, DType::BF16];
+    let [theta, first, second, halves] = exactly(launch.run_as(theta.device(), &types)?)?;
+    Ok((AdamWState { theta, first, second }, halves))
 }
 
 fn composed(f: &Factors, state: &AdamWState, g: &Tensor) -> Result<AdamWState> {
@@ -103,8 +137,16 @@ pub fn square_sum_on_device(g: &Tensor) -> Result<f64> {
         let g = g.contiguous()?;
         let count = g.elem_count();
         let blocks = count.div_ceil(BLOCK);
-        let arguments = [(&g).into(), count.into()];
-        let [sums] = exactly(run("square_sums", blocks, &arguments, &[Shape::from(blocks)], &g)?)?;
+        let launch = Launch {
+            program: &PROGRAM,
+            kernel: "square_sums",
+            grid: [blocks, 1, 1],
+            threads: THREADS,
+            memory: 0,
+            arguments: &[(&g).into(), count.into()],
+            results: &[Shape::from(blocks)],
+        };
+        let [sums] = exactly(launch.run(g.device())?)?;
         sums
     } else {
         g.sqr()?.sum_all()?
@@ -140,8 +182,19 @@ mod tests {
                 let g = noise.tensor(&shape);
                 let [theta, first, second] = &mut on_cpu;
                 adamw(&step, theta, first, second, &flat(&g)?);
+                let (written, halves) = emulated(|| adamw_with_halves(&step, &of_kernel, &g))?;
                 of_kernel = emulated(|| adamw_on_device(&step, &of_kernel, &g))?;
+                let (of_both, of_ops_halves) = adamw_with_halves(&step, &of_ops, &g)?;
                 of_ops = adamw_on_device(&step, &of_ops, &g)?;
+                // The copy is that of the new values, which it does not change.
+                for (state, with, halves) in
+                    [(&of_kernel, written, halves), (&of_ops, of_both, of_ops_halves)]
+                {
+                    assert_eq!(flat(&with.theta)?, flat(&state.theta)?);
+                    let rounded = state.theta.to_dtype(DType::BF16)?.to_dtype(DType::F32)?;
+                    assert_eq!(halves.dtype(), DType::BF16);
+                    assert_eq!(flat(&halves.to_dtype(DType::F32)?)?, flat(&rounded)?);
+                }
             }
             for own in [of_kernel, of_ops] {
                 for (own, plain) in [own.theta, own.first, own.second].iter().zip(&on_cpu) {

@@ -2,17 +2,20 @@
 
 #define BLOCK 16384
 
+// `halves` are the new values in bf16, written if `has_halves`.
 extern "C" __global__ void adamw(const float *theta, const float *m, const float *v, const float *g, u32 count,
                                  float beta1, float beta2, float keep1, float keep2, float correct1, float correct2,
-                                 float shrink, float rate, float eps, float grad_scale, float *new_theta, float *new_m,
-                                 float *new_v) {
+                                 float shrink, float rate, float eps, float grad_scale, u32 has_halves, float *new_theta,
+                                 float *new_m, float *new_v, u16 *halves) {
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float gradient = g[i] * grad_scale;
     float first = beta1 * m[i] + keep1 * gradient, second = beta2 * v[i] + keep2 * gradient * gradient;
     new_m[i] = first;
     new_v[i] = second;
-    new_theta[i] = theta[i] * shrink - rate * (first * correct1) / (sqrtf(second * correct2) + eps);
+    float value = theta[i] * shrink - rate * (first * correct1) / (sqrtf(second * correct2) + eps);
+    new_theta[i] = value;
+    if (has_halves) halves[i] = (u16)pack(value, 0.0f);
 }
 KERNEL(adamw)
 

@@ -11,7 +11,9 @@ use rayon::prelude::*;
 
 use crate::simd::vectorised;
 
-pub use device::{AdamWState, adamw_on_device, square_sum_on_device, stays_on_device};
+pub use device::{
+    AdamWState, adamw_on_device, adamw_with_halves, square_sum_on_device, stays_on_device,
+};
 
 /// Values that a sum of squares is cut into, and that a thread updates at once.
 pub const BLOCK: usize = 16_384;

@@ -14,11 +14,11 @@ mod tiles;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_core::{Device, Result, Shape, Tensor, bail};
+use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 use super::{Dims, KeyRanges};
 use crate::composed::{FULL_ROWS, differentiable_by_result};
-use crate::cuda::{Argument, Program, block_memory, has_warp_groups};
+use crate::cuda::{self, Argument, Program, block_memory, has_warp_groups};
 use crate::dispatch::{Products, products_of};
 use beside::Beside;
 use tables::Tables;
@@ -57,6 +57,13 @@ impl Way {
     }
 }
 
+/// Whether the kernels take such arguments: f32, or bf16 among them where nothing trains.
+pub(super) fn takes(tensors: [&Tensor; 3]) -> bool {
+    let trains = tensors.iter().any(|t| t.track_op());
+    let is_read = |t: &&Tensor| t.dtype() == DType::F32 || (t.dtype() == DType::BF16 && !trains);
+    cuda::take(&tensors) && tensors.iter().all(is_read)
+}
+
 /// As [`super::attention`]; `None` where a head is too wide for the device's blocks.
 ///
 /// # Errors
@@ -79,10 +86,14 @@ pub(super) fn attention_of(
     ranges: &Arc<KeyRanges>,
 ) -> Result<Option<Tensor>> {
     if ![q, k, v].iter().any(|t| t.track_op()) && q.dim(0)? <= FULL_ROWS {
-        return few::attention(q, k, v, ranges);
+        let out = few::attention(q, k, v, ranges)?;
+        return out.map(|out| out.to_dtype(q.dtype())).transpose();
     }
     let Some(call) = Call::new(way, [q, k, v], ranges)? else { return Ok(None) };
     let (out, log_sum_exp) = call.forward()?;
+    if q.dtype() != DType::F32 {
+        return out.to_dtype(q.dtype()).map(Some);
+    }
     let wanted = [q.track_op(), k.track_op() || v.track_op()];
     differentiable_by_result("attention", [q, k, v], out, move |out, gradient| {
         call.backward(out, &log_sum_exp, &gradient.contiguous()?, wanted)
@@ -136,11 +147,12 @@ impl Kernels {
 pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Program> {
     let takes = way.takes(head_dim);
     let own = takes.then(|| Kernels::new(way, head_dim, memory)).flatten();
-    let beside = [beside::program(head_dim), few::program(head_dim)];
+    let beside =
+        [beside::program(head_dim), few::program(head_dim), few::program_of_halves(head_dim)];
     own.map(Kernels::into_program).into_iter().chain(beside).collect()
 }
 
-/// One call's arguments, detached and contiguous.
+/// One call's arguments, detached and contiguous: f32, or bf16 where all of the call's kernels take it.
 struct Call {
     kernels: Arc<Kernels>,
     tables: Arc<Tables>,
@@ -158,10 +170,15 @@ impl Call {
         let device = q.device();
         let Some(kernels) = Kernels::of(way, dims.head_dim, device)? else { return Ok(None) };
         let trained_keys = (k.track_op() || v.track_op()).then(|| k.dim(0)).transpose()?;
-        let plain = |t: &Tensor| t.detach().contiguous();
+        let tables = Tables::of(ranges, trained_keys, device)?;
+        let widens = matches!(way, Way::Terms(_)) || tables.has_singles;
+        let plain = |t: &Tensor| {
+            let t = t.detach();
+            if widens { t.to_dtype(DType::F32)?.contiguous() } else { t.contiguous() }
+        };
         Ok(Some(Self {
             kernels,
-            tables: Tables::of(ranges, trained_keys, device)?,
+            tables,
             dims,
             queries: q.dim(0)?,
             keys: k.dim(0)?,

@@ -26,7 +26,6 @@ use std::sync::{Arc, OnceLock};
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
 use crate::composed::Gradients;
-use crate::cuda;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, Fused, FusedOp};
 use crate::storage::{values_like, with_each_f32};
@@ -44,7 +43,8 @@ pub use reference::reference;
 /// - `q`: `[Tq, N, D]`, `k`, `v`: `[Tk, K, D]`, ranges over `Tq` queries and `Tk` keys → `[Tq, N, D]`
 ///
 /// `k` and `v` may be f16, or blocks of 8 bits of [`quantised_keys`], as a cache holds them; without
-/// gradients they are read as they lie.
+/// gradients they are read as they lie. On an NVIDIA GPU bf16 keys and values are, and where queries are bf16 so is the
+/// result.
 ///
 /// # Errors
 /// - shapes do not fit, or `K` does not divide `N`
@@ -98,6 +98,17 @@ fn attend(
     scores: Scores<'_>,
 ) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
+    let plain = scores.softcap.is_none() && scores.sinks.is_none();
+    if plain
+        && gpu::takes([q, k, v])
+        && let Some(out) = gpu::attention(q, k, v, ranges)?
+    {
+        return Ok(out);
+    }
+    if [q, k, v].iter().any(|t| t.dtype() == DType::BF16 && !t.track_op()) {
+        let [wide_q, k, v] = [q, k, v].map(|t| t.to_dtype(DType::F32));
+        return attend(&wide_q?, &k?, &v?, ranges, scores)?.to_dtype(q.dtype());
+    }
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
     let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
     let narrow = halves || blocks;
@@ -112,14 +123,10 @@ fn attend(
         let op =
             Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
         q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, Fused(op))
-    } else if scores.softcap.is_some() || scores.sinks.is_some() {
-        composed::frozen(q, k, v, ranges, scores)
-    } else if cuda::takes(&[q, k, v])
-        && let Some(out) = gpu::attention(q, k, v, ranges)?
-    {
-        Ok(out)
-    } else {
+    } else if plain {
         composed(q, k, v, ranges)
+    } else {
+        composed::frozen(q, k, v, ranges, scores)
     }
 }
 

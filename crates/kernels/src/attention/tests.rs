@@ -1,4 +1,5 @@
 mod gpu;
+mod halves;
 
 use std::sync::Arc;
 

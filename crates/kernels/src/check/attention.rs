@@ -208,21 +208,25 @@ pub(super) fn training(size: Size) -> Vec<Case> {
 /// Queries and head dim, the type of keys and values, and what is seen.
 type Decoding = (usize, usize, DType, Sight);
 
-const DECODING: [(Size, Decoding); 14] = [
+const DECODING: [(Size, Decoding); 18] = [
     (Smoke, (0, 64, DType::F32, Sight::Appended(9))),
     (Smoke, (1, 64, DType::F32, Sight::Appended(0))),
     (Smoke, (5, 64, DType::F16, Sight::Appended(300))),
     (Smoke, (9, 64, DType::F32, Sight::Tree(260))),
+    (Smoke, (3, 64, DType::BF16, Sight::Tree(130))),
     (Small, (1, 80, DType::F32, Sight::Appended(1023))),
     (Small, (63, 96, DType::F16, Sight::Appended(700))),
     (Small, (64, 128, DType::F32, Sight::Appended(515))),
     (Small, (100, 128, DType::F32, Sight::Appended(515))),
     (Small, (61, 128, DType::F16, Sight::Tree(1000))),
     (Small, (1, 256, DType::F32, Sight::Appended(2047))),
+    (Small, (7, 128, DType::BF16, Sight::Appended(1500))),
+    (Small, (61, 96, DType::BF16, Sight::Tree(515))),
     (Real, (1, 128, DType::F16, Sight::Appended(32_767))),
     (Real, (61, 128, DType::F32, Sight::Tree(32_000))),
     (Real, (1, 64, DType::F32, Sight::Appended(131_071))),
     (Real, (63, 256, DType::F16, Sight::Appended(8000))),
+    (Real, (8, 128, DType::BF16, Sight::Appended(32_760))),
 ];
 
 pub(super) fn decoding(size: Size) -> Vec<Case> {

@@ -14,6 +14,7 @@ mod attention;
 mod bench;
 mod case;
 mod compare;
+mod halves;
 mod losses;
 mod memory;
 mod optimizer;
@@ -55,7 +56,7 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 34] = [
+const OPS: [Op; 36] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
@@ -75,6 +76,8 @@ const OPS: [Op; 34] = [
     multiplies("softcapped_cross_entropy", losses::softcapped),
     multiplies("linear_log_sum_exp", losses::log_sum_exp),
     multiplies("linear_top_k", losses::top_k),
+    plain("bf16_activations", halves::activations),
+    plain("bf16_written", halves::written),
     plain("rms_norm", rows::norms),
     plain("rope", rows::rotations),
     plain("swiglu", rows::gates),

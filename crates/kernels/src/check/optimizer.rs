@@ -10,7 +10,7 @@ use crate::adamw::{
 };
 use crate::orthogonalise::{self, Rule, orthogonalise_on};
 
-const STEP: AdamWStep = AdamWStep {
+pub(super) const STEP: AdamWStep = AdamWStep {
     learning_rate: 0.05,
     betas: (0.9, 0.95),
     eps: 1e-6,

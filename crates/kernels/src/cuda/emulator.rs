@@ -96,7 +96,12 @@ impl Made {
     }
 }
 
-pub(super) fn run(launch: &Launch<'_>, types: &[DType]) -> Result<Vec<Tensor>> {
+/// `into`: the kernel's last argument, which it writes.
+pub(super) fn run(
+    launch: &Launch<'_>,
+    types: &[DType],
+    into: Option<&mut [bf16]>,
+) -> Result<Vec<Tensor>> {
     if launch.grid.contains(&0) || launch.threads == 0 {
         bail!("{}: a driver refuses to start a kernel without blocks", launch.kernel);
     }
@@ -142,6 +147,7 @@ pub(super) fn run(launch: &Launch<'_>, types: &[DType]) -> Result<Vec<Tensor>> {
     let mut results: Vec<Made> =
         shapes.zip(types).map(|(shape, of)| Made::new(*of, shape.elem_count())).collect();
     values.extend(results.iter_mut().map(Made::address));
+    values.extend(into.map(|into| into.as_mut_ptr().addr() as u64));
     let mut pointers: Vec<*mut c_void> =
         values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
     let grid = launch.grid.map(|blocks| blocks as u32);

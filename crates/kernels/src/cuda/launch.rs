@@ -1,6 +1,8 @@
 //! Starting a kernel on a device.
 
-use candle_core::{DType, Device, Result, Shape, Tensor, bail};
+use candle_core::{
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, bail,
+};
 
 use super::Program;
 #[cfg(any(test, feature = "emulate-cuda"))]
@@ -88,24 +90,18 @@ impl Launch<'_> {
         if types.len() != self.results.len() || !known {
             bail!("{}: {types:?} for {} results", self.kernel, self.results.len());
         }
-        for argument in self.arguments {
-            if let Argument::Tensor(tensor) = argument
-                && !tensor.is_contiguous()
-            {
-                bail!("{}: contiguous values expected, found {:?}", self.kernel, tensor.layout());
-            }
-        }
-        self.check_counts()?;
+        self.check_arguments()?;
         if self.grid.contains(&0) {
             let results = self.results.iter().zip(types);
             return results.map(|(shape, of)| Tensor::zeros(shape, *of, device)).collect();
         }
         match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => on_cuda::run(self, types, cuda),
+            Device::Cuda(cuda) => on_cuda::run(self, types, cuda, None),
             #[cfg(any(test, feature = "emulate-cuda"))]
             Device::Cpu => {
-                trace::on_host(|| self.kernel.to_owned(), || super::emulator::run(self, types))
+                let start = || super::emulator::run(self, types, None);
+                trace::on_host(|| self.kernel.to_owned(), start)
             }
             other => {
                 bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
@@ -113,7 +109,35 @@ impl Launch<'_> {
         }
     }
 
-    /// Whether all counts are what a kernel and a grid can hold.
+    /// Starts a kernel that has no results: its last argument are the values of `into`, contiguous ones of bf16 in no
+    /// gradient graph, which it writes where they are. Whoever else holds them sees the new ones.
+    ///
+    /// # Errors
+    /// - as [`run`](Self::run), or `into` is another tensor or holds an argument's values, too
+    pub(crate) fn run_into(&self, into: &Tensor) -> Result<()> {
+        let fits = into.is_contiguous() && into.dtype() == DType::BF16 && !into.track_op();
+        if !fits || !self.results.is_empty() {
+            bail!("{}: written into {into:?}", self.kernel);
+        }
+        self.check_arguments()?;
+        if self.grid.contains(&0) {
+            return Ok(());
+        }
+        into.inplace_op1(&InPlace { launch: self })
+    }
+
+    /// Whether arguments are contiguous, and all counts are what a kernel and a grid can hold.
+    fn check_arguments(&self) -> Result<()> {
+        for argument in self.arguments {
+            if let Argument::Tensor(tensor) = argument
+                && !tensor.is_contiguous()
+            {
+                bail!("{}: contiguous values expected, found {:?}", self.kernel, tensor.layout());
+            }
+        }
+        self.check_counts()
+    }
+
     fn check_counts(&self) -> Result<()> {
         for (place, argument) in self.arguments.iter().enumerate() {
             if let Argument::Count(count) = argument
@@ -130,6 +154,45 @@ impl Launch<'_> {
     }
 }
 
+/// A start that writes into values which exist.
+struct InPlace<'a> {
+    #[cfg_attr(
+        not(any(test, feature = "cuda", feature = "emulate-cuda")),
+        expect(dead_code, reason = "a build without a device starts no kernel")
+    )]
+    launch: &'a Launch<'a>,
+}
+
+impl InplaceOp1 for InPlace<'_> {
+    fn name(&self) -> &'static str {
+        "kernel"
+    }
+
+    #[cfg(any(test, feature = "emulate-cuda"))]
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let CpuStorage::BF16(values) = storage else { bail!("{}: bf16", self.launch.kernel) };
+        let into = &mut values[layout.start_offset()..];
+        let start = || super::emulator::run(self.launch, &[], Some(into));
+        trace::on_host(|| self.launch.kernel.to_owned(), start).map(drop)
+    }
+
+    #[cfg(not(any(test, feature = "emulate-cuda")))]
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        bail!("a kernel for NVIDIA GPUs on a CPU")
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let device = storage.device.clone();
+        on_cuda::run(self.launch, &[], &device, Some((storage, layout))).map(drop)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
+        bail!("built without CUDA")
+    }
+}
+
 #[cfg(feature = "cuda")]
 pub(super) use on_cuda::{block_memory, capability};
 
@@ -141,7 +204,7 @@ mod on_cuda {
     };
     use candle_core::op::BackpropOp;
     use candle_core::{
-        CudaDevice, CudaStorage, DType, Error, Result, Shape, Storage, Tensor, bail,
+        CudaDevice, CudaStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail,
     };
 
     use super::super::code::function;
@@ -202,10 +265,12 @@ mod on_cuda {
         }
     }
 
+    /// `into`: the kernel's last argument, bf16 values that it writes where they are.
     pub(super) fn run(
         launch: &Launch<'_>,
         types: &[DType],
         device: &CudaDevice,
+        into: Option<(&mut CudaStorage, &Layout)>,
     ) -> Result<Vec<Tensor>> {
         let function = function(launch.program, launch.kernel, launch.memory, device)?;
         let stream = device.cuda_stream();
@@ -245,6 +310,14 @@ mod on_cuda {
         for (shape, of) in launch.results.iter().zip(types) {
             results.push(Made::new(*of, shape.elem_count().max(1), device)?);
         }
+        let written = match into {
+            Some((storage, layout)) => {
+                let first = layout.start_offset();
+                let values = first..first + layout.shape().elem_count();
+                Some(storage.as_cuda_slice_mut::<half::bf16>()?.slice(values))
+            }
+            None => None,
+        };
         let mut start = stream.launch_builder(&function);
         for argument in &passed {
             match argument {
@@ -260,6 +333,9 @@ mod on_cuda {
                 Made::F32(values) => start.arg(values),
                 Made::Bf16(values) => start.arg(values),
             };
+        }
+        if let Some(values) = &written {
+            start.arg(values);
         }
         let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
         let config = LaunchConfig {

@@ -1,8 +1,8 @@
 //! Kernels of our own for NVIDIA GPUs, compiled by NVRTC when they are first needed.
 //!
 //! An op's kernels lie beside it (`gpu.cu`, started by `gpu.rs`), those of small ops in [`rows`]. They
-//! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0); all else goes the composed
-//! way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
+//! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0), those of [`halves`] bf16 ones that do not
+//! train; all else goes the composed way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
 
 #[cfg(any(test, feature = "cuda"))]
 mod code;
@@ -10,6 +10,7 @@ pub mod collectives;
 pub mod device;
 #[cfg(any(test, feature = "emulate-cuda"))]
 pub(crate) mod emulator;
+pub(crate) mod halves;
 mod launch;
 pub(crate) mod linear;
 #[cfg(feature = "nccl")]
@@ -31,8 +32,17 @@ use crate::settings::composed_only;
 
 /// Whether the kernels take these tensors: all f32, on one GPU that they run on.
 pub(crate) fn takes(tensors: &[&Tensor]) -> bool {
-    let on_gpu = tensors.first().is_some_and(|first| runs_on(first.device()));
-    on_gpu && !composed_only() && tensors.iter().all(|t| t.dtype() == DType::F32)
+    take(tensors) && tensors.iter().all(|t| t.dtype() == DType::F32)
+}
+
+/// The same of bf16 tensors, of which none trains.
+pub(crate) fn takes_halves(tensors: &[&Tensor]) -> bool {
+    take(tensors) && tensors.iter().all(|t| t.dtype() == DType::BF16 && !t.track_op())
+}
+
+/// Whether the kernels run where these tensors are, and are not switched off.
+pub(crate) fn take(tensors: &[&Tensor]) -> bool {
+    !composed_only() && tensors.first().is_some_and(|first| runs_on(first.device()))
 }
 
 /// Whether the kernels run on a device.
@@ -94,13 +104,17 @@ pub(crate) fn exactly<const N: usize>(results: Vec<Tensor>) -> Result<[Tensor; N
     results.try_into().map_err(|_| candle_core::Error::msg(format!("{N} results, found {found}")))
 }
 
-/// Contiguous values that begin where a kernel may read four of them at once.
+/// Bytes that a kernel reads at once.
+const AT_ONCE: usize = 16;
+
+/// Contiguous values that begin where a kernel may read 16 bytes of them at once.
 ///
 /// # Errors
 /// - the device has no memory for a copy
 pub(crate) fn aligned(values: &Tensor) -> Result<Tensor> {
     let values = values.contiguous()?;
-    let fits = values.layout().start_offset().is_multiple_of(4);
+    let first = values.layout().start_offset() * values.dtype().size_in_bytes();
+    let fits = first.is_multiple_of(AT_ONCE);
     if fits { Ok(values) } else { values.force_contiguous() }
 }
 

@@ -22,15 +22,32 @@ pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let narrow = matches!(a.dtype(), DType::BF16 | DType::F16);
     match a.device() {
         #[cfg(feature = "cuda")]
-        Device::Cuda(device) if narrow || a.dtype() == DType::F32 => on_cuda::run(a, b, device),
+        Device::Cuda(device) if narrow || a.dtype() == DType::F32 => {
+            on_cuda::run::<f32>(a, b, device)
+        }
         #[cfg(any(test, feature = "emulate-cuda"))]
         Device::Cpu if emulated() => on_host(|| name(a, b), || composed(a, b, narrow)),
         _ => composed(a, b, narrow),
     }
 }
 
-/// Adds `a b` to `sum`, a whole `[M, N]` matrix of f32 that is no factor, in place: whoever else holds its values
-/// sees the new ones.
+/// The same in a type: bf16 factors have sums that are rounded to bf16 once, when they are written.
+///
+/// # Errors
+/// - as [`product`]
+pub(crate) fn product_as(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = a.device()
+        && [a.dtype(), b.dtype(), dtype] == [DType::BF16; 3]
+        && a.dim(1)? == b.dim(0)?
+    {
+        return on_cuda::run::<half::bf16>(a, b, device);
+    }
+    product(a, b)?.to_dtype(dtype)
+}
+
+/// Adds `a b` to `sum`, a whole `[M, N]` matrix that is no factor, in place: whoever else holds its values sees the new
+/// ones. It is f32, or bf16 as its factors are.
 ///
 /// # Errors
 /// - as [`product`], or `sum` is no such matrix
@@ -38,7 +55,8 @@ pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     let ((rows, inner), (b_rows, columns)) = (a.dims2()?, b.dims2()?);
     let whole = sum.is_contiguous() && sum.layout().start_offset() == 0;
     let fits = inner == b_rows && a.dtype() == b.dtype() && sum.dims() == [rows, columns];
-    if !whole || !fits || sum.dtype() != DType::F32 {
+    let typed = matches!((sum.dtype(), a.dtype()), (DType::F32, _) | (DType::BF16, DType::BF16));
+    if !whole || !fits || !typed {
         bail!("product of {a:?} and {b:?} added to {sum:?}");
     }
     sum.inplace_op1(&Onto { a, b })
@@ -58,10 +76,18 @@ impl InplaceOp1 for Onto<'_> {
     fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
         let out = product(self.a, self.b)?;
         let (out, _) = out.storage_and_layout();
-        let (CpuStorage::F32(sum), Storage::Cpu(CpuStorage::F32(out))) = (storage, &*out) else {
-            bail!("add_product: values of f32 expected")
+        let Storage::Cpu(CpuStorage::F32(out)) = &*out else {
+            bail!("add_product: a product of f32 expected")
         };
-        sum.iter_mut().zip(out).for_each(|(sum, value)| *sum += value);
+        match storage {
+            CpuStorage::F32(sum) => sum.iter_mut().zip(out).for_each(|(sum, value)| *sum += value),
+            CpuStorage::BF16(sum) => {
+                sum.iter_mut().zip(out).for_each(|(sum, value)| {
+                    *sum = half::bf16::from_f32(sum.to_f32() + value);
+                });
+            }
+            _ => bail!("add_product: values of f32 or bf16 expected"),
+        }
         Ok(())
     }
 
@@ -126,9 +152,12 @@ impl Factor {
 mod on_cuda {
     use std::ffi::{c_int, c_void};
 
+    use candle_core::backend::BackendStorage;
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::cublas::{result::gemm_ex, sys};
-    use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr, DevicePtrMut};
+    use candle_core::cuda_backend::cudarc::driver::{
+        CudaSlice, CudaView, DevicePtr, DevicePtrMut, DeviceRepr,
+    };
     use candle_core::op::BackpropOp;
     use candle_core::{
         CudaDevice, CudaStorage, DType, Error, Layout, Result, Storage, Tensor, bail,
@@ -137,6 +166,27 @@ mod on_cuda {
 
     use super::super::trace::on_stream;
     use super::{Factor, name};
+
+    /// Values of matrices.
+    pub(super) trait Value: CudaDType + DeviceRepr {
+        const DTYPE: DType;
+        const KIND: sys::cudaDataType_t;
+    }
+
+    impl Value for f32 {
+        const DTYPE: DType = DType::F32;
+        const KIND: sys::cudaDataType_t = sys::cudaDataType_t::CUDA_R_32F;
+    }
+
+    impl Value for bf16 {
+        const DTYPE: DType = DType::BF16;
+        const KIND: sys::cudaDataType_t = sys::cudaDataType_t::CUDA_R_16BF;
+    }
+
+    impl Value for f16 {
+        const DTYPE: DType = DType::F16;
+        const KIND: sys::cudaDataType_t = sys::cudaDataType_t::CUDA_R_16F;
+    }
 
     /// A factor as it is, or a copy whose rows lie together.
     fn readable(tensor: &Tensor) -> Result<(Tensor, Factor)> {
@@ -148,48 +198,51 @@ mod on_cuda {
         Ok((copy, factor))
     }
 
-    pub(super) fn run(a: &Tensor, b: &Tensor, device: &CudaDevice) -> Result<Tensor> {
+    /// The product in f32, or in bf16 of such factors.
+    pub(super) fn run<O: Value>(a: &Tensor, b: &Tensor, device: &CudaDevice) -> Result<Tensor> {
         let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
         if rows * inner * columns == 0 {
-            return Tensor::zeros((rows, columns), DType::F32, a.device());
+            return Tensor::zeros((rows, columns), O::DTYPE, a.device());
         }
         // SAFETY: the library, started below, writes all values in the order of the device's stream.
-        let mut out = unsafe { device.alloc::<f32>(rows * columns) }?;
+        let mut out = unsafe { device.alloc::<O>(rows * columns) }?;
         multiply(a, b, (&mut out, 0.0), device)?;
         let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(out, device.clone()));
         Ok(Tensor::from_storage(storage, (rows, columns), BackpropOp::none(), false))
     }
 
-    /// Adds `a b` to a matrix of its size.
+    /// Adds `a b` to a matrix of its size, of f32 or of bf16.
     pub(super) fn add(a: &Tensor, b: &Tensor, sum: &mut CudaStorage) -> Result<()> {
         if a.elem_count() * b.elem_count() == 0 {
             return Ok(());
         }
         let device = sum.device.clone();
+        if sum.dtype() == DType::BF16 {
+            return multiply(a, b, (sum.as_cuda_slice_mut::<bf16>()?, 1.0), &device);
+        }
         multiply(a, b, (sum.as_cuda_slice_mut::<f32>()?, 1.0), &device)
     }
 
     /// `out`, times a number, plus `a b`.
-    fn multiply(
+    fn multiply<O: Value>(
         a: &Tensor,
         b: &Tensor,
-        out: (&mut CudaSlice<f32>, f32),
+        out: (&mut CudaSlice<O>, f32),
         device: &CudaDevice,
     ) -> Result<()> {
         let ((a, of_a), (b, of_b)) = (readable(a)?, readable(b)?);
         let (a, b) = ((&a, of_a), (&b, of_b));
         match a.0.dtype() {
-            DType::BF16 => of_type::<bf16>(a, b, sys::cudaDataType_t::CUDA_R_16BF, out, device),
-            DType::F16 => of_type::<f16>(a, b, sys::cudaDataType_t::CUDA_R_16F, out, device),
-            _ => of_type::<f32>(a, b, sys::cudaDataType_t::CUDA_R_32F, out, device),
+            DType::BF16 => of_type::<bf16, O>(a, b, out, device),
+            DType::F16 => of_type::<f16, O>(a, b, out, device),
+            _ => of_type::<f32, O>(a, b, out, device),
         }
     }
 
-    fn of_type<T: CudaDType>(
+    fn of_type<T: Value, O: Value>(
         (a, of_a): (&Tensor, Factor),
         (b, of_b): (&Tensor, Factor),
-        kind: sys::cudaDataType_t,
-        (out, kept): (&mut CudaSlice<f32>, f32),
+        (out, kept): (&mut CudaSlice<O>, f32),
         device: &CudaDevice,
     ) -> Result<()> {
         let ((rows, inner), (_, columns)) = (a.dims2()?, b.dims2()?);
@@ -217,14 +270,14 @@ mod on_cuda {
                     number(inner)?,
                     (&raw const one).cast(),
                     b_at as *const c_void,
-                    kind,
+                    T::KIND,
                     number(of_b.leading)?,
                     a_at as *const c_void,
-                    kind,
+                    T::KIND,
                     number(of_a.leading)?,
                     (&raw const kept).cast(),
                     out_at as *mut c_void,
-                    sys::cudaDataType_t::CUDA_R_32F,
+                    O::KIND,
                     number(columns)?,
                     sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
                     sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT,
@@ -345,6 +398,26 @@ mod tests {
         assert!(add_product(&sum.narrow(0, 1, 6)?, &a.narrow(0, 0, 6)?, &b).is_err(), "a part");
         assert!(add_product(&sum, &a, &b.t()?).is_err());
         assert!(add_product(&sum, &a, &b.to_dtype(DType::BF16)?).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn a_product_in_bf16_is_rounded_once() -> Result<()> {
+        let mut noise = Noise::new(34);
+        let half = |t: Tensor| t.to_dtype(DType::BF16);
+        let (a, b) = (half(noise.tensor(&[5, 70]))?, half(noise.tensor(&[70, 9]))?);
+        let wide = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec2::<f32>();
+        let own = product_as(&a, &b, DType::BF16)?;
+        assert_eq!(own.dtype(), DType::BF16);
+        assert_eq!(wide(&own)?, wide(&half(product(&a, &b)?)?)?);
+        // Onto bf16 values, too.
+        let sum = half(noise.tensor(&[5, 9]))?;
+        let want = (sum.to_dtype(DType::F32)? + product(&a, &b)?)?;
+        add_product(&sum, &a, &b)?;
+        assert_eq!(wide(&sum)?, wide(&half(want)?)?);
+        let [a, b] = [&a, &b].map(|t| t.to_dtype(DType::F32));
+        assert_eq!(product_as(&a?, &b?, DType::F32)?.dtype(), DType::F32);
+        assert!(add_product(&sum, &noise.tensor(&[5, 3]), &noise.tensor(&[3, 9])).is_err());
         Ok(())
     }
 

@@ -1,23 +1,4 @@
-// Norms, rotations, gates and sums of rows; formulas in rms_norm.rs, rope.rs, swiglu.rs, rows.rs.
-
-// What a thread reads at once.
-struct __align__(16) Quad {
-    float a, b, c, d;
-};
-
-// Quads of a row that a thread keeps.
-#define HELD 4
-
-DEVICE float add_squares(float sum, const Quad &x) {
-    sum = fmaf(x.a, x.a, sum);
-    sum = fmaf(x.b, x.b, sum);
-    sum = fmaf(x.c, x.c, sum);
-    return fmaf(x.d, x.d, sum);
-}
-
-DEVICE Quad normed(const Quad &x, float r, const Quad &weight) {
-    return {x.a * r * weight.a, x.b * r * weight.b, x.c * r * weight.c, x.d * r * weight.d};
-}
+// Norms, rotations, gates and sums of rows; formulas in rms_norm.rs, rope.rs, swiglu.rs, rows.rs. values.cu comes before.
 
 DEVICE float add_products(float sum, const Quad &x, const Quad &y) {
     sum = fmaf(x.a, y.a, sum);
@@ -152,9 +133,6 @@ KERNEL(rope)
 struct alignas(16) FourFloats {
     float at[4];
 };
-struct alignas(8) FourHalves {
-    u32 pairs[2];
-};
 
 // Whether so many values can be read four at a time.
 DEVICE bool in_fours(const void *values, u32 count) { return count % 4 == 0 && (size_t)values % 16 == 0; }
@@ -195,10 +173,6 @@ extern "C" __global__ void some_rows(const FourFloats *__restrict__ x, const u32
     if (i < count) out[i] = x[(size_t)ids[i / each] * each + i % each];
 }
 KERNEL(some_rows)
-
-struct alignas(16) EightHalves {
-    u32 pairs[4];
-};
 
 // Values rounded to bf16; a thread takes eight.
 extern "C" __global__ void to_halves(const float *__restrict__ x, u32 count, u16 *__restrict__ out) {

@@ -11,10 +11,13 @@ use crate::sums::Sums;
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
 const MOST_PIECES: usize = 65_535;
 
-static PROGRAM: LazyLock<Program> =
-    LazyLock::new(|| Program::new("rows", include_str!("rows.cu"), &[]));
+static PROGRAM: LazyLock<Program> = LazyLock::new(program);
 
-const THREADS: usize = 256;
+pub(super) fn program() -> Program {
+    Program::new("rows", concat!(include_str!("values.cu"), include_str!("rows.cu")), &[])
+}
+
+pub(super) const THREADS: usize = 256;
 /// Values of a row that a thread of a norm keeps: `4 * HELD` of the kernels.
 const HELD: usize = 16;
 const WARP: usize = 32;
@@ -99,7 +102,7 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
 }
 
 /// Threads of a norm's block, each of which keeps [`HELD`] values of a row.
-fn threads_of_row(hidden: usize) -> usize {
+pub(super) fn threads_of_row(hidden: usize) -> usize {
     hidden.div_ceil(HELD).next_multiple_of(WARP).clamp(WARP, MOST_THREADS)
 }
 
@@ -216,18 +219,29 @@ pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
 /// Values in bf16.
 pub(crate) fn to_halves(x: &Tensor) -> Result<Tensor> {
     let x = aligned(x)?;
-    let count = x.elem_count();
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "to_halves",
-        grid: [count.div_ceil(ROUNDED * THREADS), 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &[(&x).into(), count.into()],
-        results: &[x.shape().clone()],
-    };
+    let arguments = [(&x).into(), x.elem_count().into()];
+    let results = [x.shape().clone()];
+    let launch = rounding(&arguments, &results, x.elem_count());
     let [out] = exactly(launch.run_as(x.device(), &[DType::BF16])?)?;
     Ok(out)
+}
+
+/// The same into as many contiguous bf16 values that exist; false if they begin at no multiple of 16 bytes.
+pub(crate) fn put_halves(x: &Tensor, into: &Tensor) -> Result<bool> {
+    if !into.layout().start_offset().is_multiple_of(ROUNDED) || x.elem_count() != into.elem_count()
+    {
+        return Ok(false);
+    }
+    let x = aligned(x)?;
+    let arguments = [(&x).into(), x.elem_count().into()];
+    rounding(&arguments, &[], x.elem_count()).run_into(into)?;
+    Ok(true)
+}
+
+fn rounding<'a>(arguments: &'a [Argument<'a>], results: &'a [Shape], count: usize) -> Launch<'a> {
+    let grid = [count.div_ceil(ROUNDED * THREADS), 1, 1];
+    let (program, kernel) = (&*PROGRAM, "to_halves");
+    Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results }
 }
 
 /// Columns `from` to `from + columns` of `[R, width]` values.

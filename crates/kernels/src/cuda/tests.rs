@@ -3,7 +3,7 @@
 use candle_core::Result;
 
 use super::code::{Architecture, compile, on_large_stack};
-use super::{Program, linear};
+use super::{Program, halves, linear, rows};
 use crate::attention::{Way, programs as attention};
 
 /// Compute capabilities, with the dynamic memory that a block may have there.
@@ -56,7 +56,8 @@ fn the_assemblers_words_are_understood() {
 /// Every program that a run may need, with the width of its heads.
 fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
     let mut all = vec![
-        (Program::new("rows", include_str!("rows.cu"), &[]), 0),
+        (rows::program(), 0),
+        (halves::program(), 0),
         (Program::new("adamw", include_str!("../adamw/gpu.cu"), &[]), 0),
         (Program::new("cross_entropy", include_str!("../linear_cross_entropy/gpu.cu"), &[]), 0),
         (

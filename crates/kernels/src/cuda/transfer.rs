@@ -4,7 +4,7 @@ use candle_core::{Device, Result, Tensor};
 
 /// A contiguous copy on `device`, there when the call returns; to be called by a thread that reads
 /// ahead. On an NVIDIA GPU values of the host go through page-locked memory on a stream of their own, beside
-/// the kernels that other threads start.
+/// the kernels that other threads start; one piece is laid out while the one before is on its way.
 ///
 /// # Errors
 /// - the device has no memory for it, or the transfer fails
@@ -43,21 +43,37 @@ mod on_cuda {
 
     use candle_core::cuda_backend::CudaDType;
     use candle_core::cuda_backend::cudarc::driver::{
-        CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice,
+        CudaEvent, CudaSlice, CudaStream, DeviceRepr, PinnedHostSlice,
     };
     use candle_core::op::BackpropOp;
     use candle_core::{
         CpuStorage, CudaDevice, CudaStorage, Error, Layout, Result, Storage, Tensor, bail,
     };
 
-    /// Words of the page-locked memory: 16 MiB.
+    /// Words of a page-locked buffer: 16 MiB.
     const STAGE: usize = 1 << 21;
 
     /// What uploads to a device use, one at a time, once the first was asked for.
     struct Stage {
         stream: Arc<CudaStream>,
+        buffers: [Buffer; 2],
+    }
+
+    struct Buffer {
         /// Words, so that values of every type are aligned.
         memory: PinnedHostSlice<u64>,
+        /// The end of the last copy from it.
+        sent: Option<CudaEvent>,
+    }
+
+    impl Buffer {
+        /// The memory, once what was sent from it has arrived.
+        fn free(&mut self) -> Result<&mut [u64]> {
+            if let Some(sent) = self.sent.take() {
+                sent.synchronize().map_err(Error::wrap)?;
+            }
+            self.memory.as_mut_slice().map_err(Error::wrap)
+        }
     }
 
     /// By the device's index.
@@ -67,9 +83,12 @@ mod on_cuda {
         fn new(device: &CudaDevice) -> Result<Self> {
             let context = Arc::clone(device.cuda_stream().context());
             let stream = context.new_stream().map_err(Error::wrap)?;
-            // SAFETY: what is sent was written before.
-            let memory = unsafe { context.alloc_pinned(STAGE) }.map_err(Error::wrap)?;
-            Ok(Self { stream, memory })
+            let buffer = || {
+                // SAFETY: what is sent was written before.
+                let memory = unsafe { context.alloc_pinned(STAGE) }.map_err(Error::wrap)?;
+                Ok::<_, Error>(Buffer { memory, sent: None })
+            };
+            Ok(Self { stream, buffers: [buffer()?, buffer()?] })
         }
 
         /// The values on the device, there when the call returns.
@@ -80,7 +99,8 @@ mod on_cuda {
             let mut copy = copy.map_err(Error::wrap)?;
             let most = STAGE * size_of::<u64>() / size_of::<T>();
             for (index, piece) in values.chunks(most).enumerate() {
-                let words = self.memory.as_mut_slice().map_err(Error::wrap)?;
+                let buffer = &mut self.buffers[index % 2];
+                let words = buffer.free()?;
                 // SAFETY: the words are aligned for numbers of up to 8 bytes and hold `most` of them.
                 let staged = unsafe {
                     std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<T>(), piece.len())
@@ -88,9 +108,10 @@ mod on_cuda {
                 staged.copy_from_slice(piece);
                 let mut part = copy.slice_mut(index * most..index * most + piece.len());
                 self.stream.memcpy_htod(&*staged, &mut part).map_err(Error::wrap)?;
-                // Other threads' kernels may read it from now on, and the memory be written again.
-                self.stream.synchronize().map_err(Error::wrap)?;
+                buffer.sent = Some(self.stream.record_event(None).map_err(Error::wrap)?);
             }
+            // Other threads' kernels may read it from now on.
+            self.stream.synchronize().map_err(Error::wrap)?;
             Ok(copy)
         }
     }

@@ -235,3 +235,41 @@ fn kept_factors_give_the_same_bits() -> Result<()> {
         })
     })
 }
+
+/// bf16 rows of a network that does not train: as the f32 ones of the same values, rounded once where they are not added
+/// to f32 sums.
+#[test]
+fn bf16_rows_have_the_products_of_their_values() -> Result<()> {
+    let mut noise = Noise::new(81);
+    for (rows, inputs, outputs) in [(64, 48, 40), (70, 33, 5)] {
+        let x = noise.tensor(&[rows, inputs]).to_dtype(DType::BF16)?;
+        let (b, r) = (noise.tensor(&[outputs]), noise.tensor(&[rows, outputs]));
+        let (wide, before) = (x.to_dtype(DType::F32)?, r.to_vec2::<f32>()?);
+        for held in [DType::BF16, DType::F32] {
+            let w = noise.tensor(&[outputs, inputs]).to_dtype(held)?;
+            let rounded = w.to_dtype(DType::BF16)?;
+            with_half_products(|| {
+                emulated(|| {
+                    let plain = reference(&wide, &rounded, None)?;
+                    let own = linear(&x, &w, None)?;
+                    assert_eq!(own.dtype(), DType::BF16);
+                    assert_close("product", &own.to_dtype(DType::F32)?, &plain, 4e-3);
+                    let own = linear(&x, &w, Some(&b))?.to_dtype(DType::F32)?;
+                    assert_close("with a bias", &own, &plain.broadcast_add(&b)?, 8e-3);
+                    for bias in [None, Some(&b)] {
+                        let own = linear_onto(&r, &x, &w, bias)?;
+                        let want = (&r + reference(&wide, &rounded, bias)?)?;
+                        assert_close("onto", &own, &want, 1e-6);
+                    }
+                    assert_eq!(r.to_vec2::<f32>()?, before, "the residual stays");
+                    let (sums, onto) = (r.copy()?, linear_onto(&r, &x, &w, None)?);
+                    add_linear(&sums, &x, &w)?;
+                    assert_eq!(sums.to_vec2::<f32>()?, onto.to_vec2::<f32>()?, "in place");
+                    assert!(add_linear(&sums, &wide, &w).is_err(), "f32 rows");
+                    Ok::<_, candle_core::Error>(())
+                })
+            })?;
+        }
+    }
+    Ok(())
+}

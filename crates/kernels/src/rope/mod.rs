@@ -102,6 +102,12 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
         x.contiguous()?.apply_op3(&table.cos, &table.sin, Fused(op))
     } else if plain && cuda::takes(&[x, &table.cos]) {
         cuda::rows::rope(x, &table.cos, &table.sin)
+    } else if plain
+        && cuda::halves::turns(head_dim)
+        && cuda::takes_halves(&[x])
+        && cuda::takes(&[&table.cos])
+    {
+        cuda::halves::rope(x, &table.cos, &table.sin)
     } else {
         composed(x, table)
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::{Reach, quantised_keys};
 use longdraft_kernels::recurrence::Walk;
+use longdraft_kernels::rows::put_rows;
 
 use super::recurrent::{CachedState, Rule, State};
 use super::refused;
@@ -21,7 +22,8 @@ const INITIAL_CAPACITY: usize = 256;
 /// What keys and values are cached as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheType {
-    /// f16 beside quantised blocks, as llama.cpp does, which halves what a long context costs; else f32.
+    /// f16 beside quantised blocks, as llama.cpp does, and bf16 on a GPU whose products take it: half of what a long
+    /// context costs; else f32.
     #[default]
     Auto,
     /// f32.
@@ -33,10 +35,11 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// The type of the cache's tensors; `U8` for blocks.
-    pub(super) fn dtype(self, has_blocks: bool) -> DType {
+    /// The type of the cache's tensors; `U8` for blocks. `reads_halves`: whether attention reads bf16 as it lies.
+    pub(super) fn dtype(self, has_blocks: bool, reads_halves: bool) -> DType {
         match self {
             Self::Auto if has_blocks => DType::F16,
+            Self::Auto if reads_halves => DType::BF16,
             Self::Auto | Self::F32 => DType::F32,
             Self::F16 => DType::F16,
             Self::Q8 => DType::U8,
@@ -119,7 +122,7 @@ impl KvCache {
     }
 
     /// The same with layers of their own kinds, of which those with a window see as far as `reach`, and values of a
-    /// type, to which keys and values are rounded when they are written: f32, f16, or u8 for blocks of 8 bits.
+    /// type, to which keys and values are rounded when they are written: f32, bf16, f16, or u8 for blocks of 8 bits.
     ///
     /// # Errors
     /// - the device has no memory for it, or heads do not consist of blocks
@@ -336,14 +339,16 @@ impl KvCache {
                 return Err(refused("a layer without keys of its own holds none"));
             }
         };
-        let own = |tensor: &Tensor| match all_k.dtype() {
-            DType::U8 => quantised_keys(&tensor.contiguous()?.to_dtype(DType::F32)?),
-            dtype => tensor.contiguous()?.to_dtype(dtype),
-        };
         let at = self.length - first;
-        all_k.slice_set(&own(k)?, 0, at)?;
+        let put = |all: &Tensor, own: &Tensor| match all.dtype() {
+            DType::U8 => {
+                all.slice_set(&quantised_keys(&own.contiguous()?.to_dtype(DType::F32)?)?, 0, at)
+            }
+            _ => put_rows(all, own, at),
+        };
+        put(all_k, k)?;
         if let Some(all_v) = all_v {
-            all_v.slice_set(&own(v)?, 0, at)?;
+            put(all_v, v)?;
         }
         let all_v = all_v.unwrap_or(all_k);
         Ok((all_k.narrow(0, 0, at + new)?, all_v.narrow(0, 0, at + new)?))

@@ -1,11 +1,12 @@
 //! Second half of a decoder layer: a gated MLP, or a mixture of them.
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
+use longdraft_kernels::dispatch::inner_type;
 use longdraft_kernels::experts::{
     Choice, Expert, Routes, SigmoidChoice, experts_onto, gated_experts_onto,
 };
 use longdraft_kernels::geglu::geglu;
-use longdraft_kernels::linear::linear_exact;
+use longdraft_kernels::linear::{add_linear, linear_exact};
 use longdraft_kernels::matrix::{Matrix, linear_each};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::swiglu::swiglu;
@@ -22,6 +23,11 @@ pub(super) struct Projection {
 impl Projection {
     pub(super) fn map(&self) -> (&Matrix, Option<&Tensor>) {
         (&self.weight, self.bias.as_ref())
+    }
+
+    /// Whether products of it take bf16 factors without a loss: it is dense and not f16.
+    pub(super) fn takes_halves(&self) -> bool {
+        self.weight.dense().is_some_and(|weight| weight.dtype() != DType::F16)
     }
 
     /// `x Wᵀ + b`
@@ -53,6 +59,20 @@ pub(super) struct GatedMlp {
 }
 
 impl GatedMlp {
+    /// Adds the output for normed states of bf16 to `sums` in place; false if that is not possible.
+    pub(super) fn add_to(&self, sums: &Tensor, x: &Tensor) -> Result<bool> {
+        let (Some(down), None, DType::BF16) =
+            (self.down.weight.dense(), &self.down.bias, x.dtype())
+        else {
+            return Ok(false);
+        };
+        if !sums.is_contiguous() || sums.layout().start_offset() > 0 {
+            return Ok(false);
+        }
+        add_linear(sums, &self.gated(x)?, down)?;
+        Ok(true)
+    }
+
     fn gated(&self, x: &Tensor) -> Result<Tensor> {
         let [gate, up] = linear_each(x, [self.gate.map(), self.up.map()])?;
         Ok(match self.activation {
@@ -140,7 +160,20 @@ impl Beside {
 }
 
 impl FeedForward {
-    /// `residual` plus the output for the normed states `x` of `hidden`; `[T, H]` each.
+    /// The type in which it takes the normed states of `hidden`: bf16 where many rows are multiplied in it, but never
+    /// for a router, which reads them in f32.
+    pub(super) fn inner_type(&self, hidden: &Tensor) -> DType {
+        match self {
+            Self::Dense(GatedMlp { activation: Activation::Silu, gate, up, down })
+                if [gate, up, down].into_iter().all(Projection::takes_halves) =>
+            {
+                inner_type(hidden)
+            }
+            _ => hidden.dtype(),
+        }
+    }
+
+    /// `residual` plus the output for the normed states `x` of `hidden`; `[T, H]` each, `x` of [`Self::inner_type`].
     pub(super) fn apply_onto(
         &self,
         residual: &Tensor,

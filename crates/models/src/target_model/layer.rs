@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, Scores, attention, frozen_attention};
+use longdraft_kernels::dispatch::inner_type;
 use longdraft_kernels::matrix::linear_each;
-use longdraft_kernels::rms_norm::rms_norm;
+use longdraft_kernels::rms_norm::{rms_norm, rms_norm_as};
 use longdraft_kernels::rope::rope;
 
 use super::cache::KvCache;
@@ -61,7 +62,7 @@ impl Appended<'_> {
 }
 
 /// Rotated queries and keys, and values: `[T, N, D]`, `[T, K, D]`, `[T, K, D]`, `N` and `K` being this
-/// rank's heads where ranks share the layer.
+/// rank's heads where ranks share the layer. They are f32, or of [`DecoderLayer::inner_type`].
 #[derive(Clone)]
 pub(super) struct Heads {
     pub(super) q: Tensor,
@@ -108,6 +109,14 @@ impl Attention {
             }
             (None, _) => (self.q_proj.apply(normed)?, None),
         })
+    }
+
+    /// Whether all that is done with bf16 heads is what kernels do: there is neither a gate nor a sink, and products
+    /// take such factors.
+    fn takes_halves(&self) -> bool {
+        let Self { q_proj, k_proj, v_proj, o_proj, gate, sinks, .. } = self;
+        let mut all = [q_proj, o_proj].into_iter().chain(k_proj).chain(v_proj);
+        gate.is_none() && sinks.is_none() && all.all(Projection::takes_halves)
     }
 }
 
@@ -217,15 +226,26 @@ impl DecoderLayer {
         Ok(rope(heads, angles.of(self.sizes.slides))?)
     }
 
+    /// The type in which the layer attends, from the stream `hidden`: bf16 where many rows are multiplied in it.
+    pub(super) fn inner_type(&self, hidden: &Tensor) -> DType {
+        let LayerSizes { query_factor, softcap, grows, .. } = self.sizes;
+        let is_plain = query_factor.is_none() && softcap.is_none() && !grows;
+        match &self.mixer {
+            Mixer::Attention(own) if is_plain && own.takes_halves() => inner_type(hidden),
+            _ => hidden.dtype(),
+        }
+    }
+
     /// First half of a layer that attends: norm, projections, rotary embedding. `hidden`: `[T, H]`. A layer
-    /// with a state has no heads; one that reads an earlier layer's keys takes those of `shared`.
+    /// with a state has no heads; one that reads an earlier layer's keys takes those of `shared`. Heads are of `dtype`:
+    /// that of `hidden`, or [`Self::inner_type`].
     pub(super) fn project(
         &self,
-        hidden: &Tensor,
+        (hidden, dtype): (&Tensor, DType),
         angles: &Angles,
         shared: Option<&Heads>,
     ) -> Result<Option<Heads>> {
-        let normed = || self.normed(hidden, self.norms.before_attention.as_ref());
+        let normed = || self.normed_as(hidden, self.norms.before_attention.as_ref(), dtype);
         match &self.mixer {
             Mixer::Attention(own) => self.heads(own, &normed()?, angles, shared).map(Some),
             Mixer::Latent(own) => {
@@ -292,9 +312,14 @@ impl DecoderLayer {
 
     /// The stream as a norm leaves it, or as it is.
     fn normed(&self, hidden: &Tensor, norm: Option<&Tensor>) -> Result<Tensor> {
+        self.normed_as(hidden, norm, hidden.dtype())
+    }
+
+    /// The same in a type.
+    fn normed_as(&self, hidden: &Tensor, norm: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
         Ok(match norm {
-            Some(norm) => rms_norm(hidden, norm, self.sizes.eps)?,
-            None => hidden.clone(),
+            Some(norm) => rms_norm_as(hidden, norm, self.sizes.eps, dtype)?,
+            None => hidden.to_dtype(dtype)?,
         })
     }
 
@@ -341,7 +366,17 @@ impl DecoderLayer {
                 return Err(refused("attention without heads"));
             }
         };
-        let normed = self.normed(&hidden, before_feed_forward.as_ref())?;
+        let dtype = self.feed_forward.inner_type(&hidden);
+        let normed = self.normed_as(&hidden, before_feed_forward.as_ref(), dtype)?;
+        let adds = after_feed_forward.is_none() && self.sizes.residual_scale.is_none();
+        // The sum was made above: nobody else has it.
+        if let FeedForward::Dense(mlp) = &self.feed_forward
+            && adds
+            && self.share.size() == 1
+            && mlp.add_to(&hidden, &normed)?
+        {
+            return Ok(hidden);
+        }
         self.onto(&hidden, after_feed_forward.as_ref(), |sum| {
             self.feed_forward.apply_onto(sum, &normed, &hidden)
         })

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::is_quantisable;
+use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::memory::release_freed;
 
@@ -115,6 +116,13 @@ impl TargetOptions {
         };
         Err(ModelError::Tensor(candle_core::Error::Msg(problem)))
     }
+}
+
+/// Whether kernels attend to bf16 keys and values of such a target as they lie.
+fn reads_halves(config: &TargetConfig, device: &Device) -> bool {
+    let parts = &config.parts;
+    let is_plain = parts.latent.is_none() && parts.attention_softcap.is_none() && !parts.sinks;
+    is_plain && multiplies_halves(device)
 }
 
 /// What a path turned out to be.
@@ -339,7 +347,7 @@ pub(crate) fn from_source(
         fingerprint,
         widened: widened.into_iter().collect(),
         held,
-        cache_dtype: options.cache.dtype(has_blocks),
+        cache_dtype: options.cache.dtype(has_blocks, reads_halves(&config, &options.device)),
         has_blocks,
         ropes: Ropes::of(&config)?,
         embedding,
@@ -410,6 +418,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_cache_left_to_us_is_of_the_smallest_type_that_loses_little() {
+        let of = |cache: CacheType, blocks, halves| cache.dtype(blocks, halves);
+        assert_eq!(of(CacheType::Auto, true, true), DType::F16);
+        assert_eq!(of(CacheType::Auto, false, true), DType::BF16);
+        assert_eq!(of(CacheType::Auto, false, false), DType::F32);
+        assert_eq!(of(CacheType::F32, true, true), DType::F32);
+        assert_eq!(of(CacheType::Q8, false, true), DType::U8);
+    }
 
     #[test]
     fn only_parts_of_their_own_enter_a_target_s_name() {

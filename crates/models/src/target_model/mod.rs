@@ -25,6 +25,7 @@ mod pass;
 mod per_layer;
 mod recurrent;
 mod renamed;
+mod row_cut;
 mod run;
 mod sequence_parallel;
 mod spread;
@@ -34,12 +35,12 @@ mod tests;
 mod tied;
 mod views;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rope::{Rope, RopeTable};
+use longdraft_kernels::token_ranges::TokenRanges;
 
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
@@ -157,13 +158,14 @@ impl Target {
     pub fn rope_table(
         &self,
         (position_ids, document_ids): (&[u32], &[i32]),
-        rows: Range<usize>,
+        rows: &TokenRanges,
     ) -> Result<RopeTable> {
         let long = self.long_tokens(position_ids, document_ids);
-        let long = long.get(rows.clone()).unwrap_or_default();
+        let long = if long.is_empty() { long } else { rows.select(&long) };
+        let positions = rows.select(position_ids);
         let slides =
             self.config.window_of(self.config.num_hidden_layers.saturating_sub(1)).is_some();
-        self.ropes.last_table(slides, (&position_ids[rows], long), &self.device)
+        self.ropes.last_table(slides, (&positions, &long), &self.device)
     }
 
     fn rope_of_last(&self, long: bool) -> &Rope {

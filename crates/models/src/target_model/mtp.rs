@@ -287,7 +287,7 @@ impl MtpBlock {
         let states = rms_norm(&states.contiguous()?, &self.hidden_norm, eps)?;
         let hidden = self.joint.apply(&Tensor::cat(&[embedded, states], 1)?)?;
         let angles = self.ropes.angles(&self.config.parts, position_ids, &[], &target.device)?;
-        let heads = self.layer.project(&hidden, &angles, None)?;
+        let heads = self.layer.project((&hidden, hidden.dtype()), &angles, None)?;
         Ok((hidden, heads.ok_or_else(|| refused("a block for several tokens attends"))?))
     }
 }

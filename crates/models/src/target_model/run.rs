@@ -86,9 +86,9 @@ impl Target {
         let visible = self.visible(&sequence.document_ids, |whole| part.ranges(&whole));
         let mut context = Context::Part(part.clone(), visible);
         let long = self.long_tokens(&sequence.position_ids, &sequence.document_ids);
-        let long = long.get(rows.clone()).unwrap_or_default();
-        let tokens = (&sequence.ids[rows.clone()], &sequence.position_ids[rows]);
-        self.run(tokens, long, &mut context, (taps, Keeping::All))
+        let long = if long.is_empty() { long } else { rows.select(&long) };
+        let (ids, positions) = (rows.select(&sequence.ids), rows.select(&sequence.position_ids));
+        self.run((&ids, &positions), &long, &mut context, (taps, Keeping::All))
     }
 
     /// Takes part in what the ranks of a spread target gather for a pass with the same taps, or runs
@@ -146,7 +146,10 @@ impl Target {
         let (mut features, keeps) = (Features::default(), keeping == Keeping::All);
         self.layers.visit(0..read, &mut |index, layer| {
             let owner = layer.sizes.keys_owner.and_then(|owner| shared.get(&owner));
-            let mut heads = layer.project(&hidden, &angles, owner)?;
+            let is_tapped = taps.last_kv && last_kv == Some(index);
+            // What is handed out is not rounded.
+            let dtype = if is_tapped { hidden.dtype() } else { layer.inner_type(&hidden) };
+            let mut heads = layer.project((&hidden, dtype), &angles, owner)?;
             if let (Context::Part(part, _), Some(heads)) = (&*context, &mut heads)
                 && layer.sizes.keys_owner.is_none()
             {
@@ -155,7 +158,7 @@ impl Target {
             if let Some(heads) = heads.as_ref().filter(|_| self.config.owns_keys(index)) {
                 shared.insert(index, heads.clone());
             }
-            if let Some(heads) = heads.as_ref().filter(|_| last_kv == Some(index) && taps.last_kv) {
+            if let Some(heads) = heads.as_ref().filter(|_| is_tapped) {
                 let (kv, unrotated) = layer.all_heads(heads, &angles)?;
                 let whole = !matches!(context, Context::Part(..));
                 features.last_keys_unrotated = (keeps && whole).then_some(unrotated);

@@ -51,7 +51,9 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
     for (index, step) in steps.iter().enumerate() {
         let label = |what: &str| format!("step {} {what}", index + 1);
         let batches = batches(&case, index, step, &mut report)?;
-        let outcome = run_step(&case, &target, &objective, &batches, index, &mut report)?;
+        // As a stage does it: with what the last update wrote.
+        let step_of = || run_step(&case, &target, &objective, &batches, index, &mut report);
+        let outcome = optimizer.written().with(step_of)?;
         for (key, got) in [
             ("loss", outcome.loss),
             ("llm_loss", outcome.target_loss),

@@ -10,7 +10,9 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use candle_core::{Device, Shape, Tensor};
-use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device};
+use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device, adamw_with_halves};
+use longdraft_kernels::dispatch::multiplies_halves;
+use longdraft_kernels::factors::Written;
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use longdraft_models::weights::TensorRole;
@@ -114,6 +116,8 @@ pub struct AdamW {
     /// First and second moments, in the order of [`DataParallel::runs`].
     moments: [RunValues; 2],
     step: u64,
+    /// Weights as products multiply them, of those that it updated where they lie.
+    written: Written,
 }
 
 impl AdamWConfig {
@@ -148,7 +152,7 @@ impl AdamW {
     pub fn over(config: AdamWConfig, parallel: &DataParallel) -> Self {
         let lengths: Vec<usize> = parallel.runs().iter().map(|run| run.len).collect();
         let moments = [RunValues::zeros(&lengths), RunValues::zeros(&lengths)];
-        Self { config, moments, step: 0 }
+        Self { config, moments, step: 0, written: Written::default() }
     }
 
     /// The same with the moments in files without names in `folder`.
@@ -158,7 +162,7 @@ impl AdamW {
     pub fn over_files(config: AdamWConfig, parallel: &DataParallel, folder: &Path) -> Result<Self> {
         let lengths: Vec<usize> = parallel.runs().iter().map(|run| run.len).collect();
         let [first, second] = [(); 2].map(|()| RunValues::zeros_in(folder, &lengths));
-        Ok(Self { config, moments: [first?, second?], step: 0 })
+        Ok(Self { config, moments: [first?, second?], step: 0, written: Written::default() })
     }
 
     /// Goes on from a saved state, which `read` gives run by run.
@@ -185,6 +189,7 @@ impl AdamW {
             }
         }
         self.step = step;
+        self.written.clear();
         if self.config.matrices == MatrixUpdate::Muon {
             self.forget_sums_of_tables(parallel, parameters)?;
         }
@@ -224,6 +229,12 @@ impl AdamW {
         self.moments.iter().flat_map(RunValues::lengths).sum()
     }
 
+    /// The weights as products multiply them that the last update wrote, for the next step. They are those of the
+    /// parameters as long as nobody else gives these other values.
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.step
@@ -259,6 +270,7 @@ impl AdamW {
         learning_rate: f64,
     ) -> Result<()> {
         self.step += 1;
+        self.written.clear();
         let step = AdamWStep {
             learning_rate,
             betas: self.config.betas,
@@ -342,12 +354,24 @@ impl AdamW {
             return Ok(false);
         };
         let state = AdamWState { theta, first: own_first, second: own_second };
-        let state = adamw_on_device(step, &state, gradient)?;
+        let state = if is_multiplied_in_halves(parameter) {
+            let (state, halves) = adamw_with_halves(step, &state, gradient)?;
+            self.written.put(&parameter.var, halves);
+            state
+        } else {
+            adamw_on_device(step, &state, gradient)?
+        };
         parameter.var.set(&state.theta)?;
         first.keep(index, state.first);
         second.keep(index, state.second);
         Ok(true)
     }
+}
+
+/// Whether products turn a parameter into bf16 factors.
+fn is_multiplied_in_halves(parameter: &Parameter) -> bool {
+    let is_matrix = parameter.var.rank() == 2 && parameter.role != TensorRole::Embedding;
+    is_matrix && multiplies_halves(parameter.var.device())
 }
 
 /// Rows and columns of a matrix inside of a layer.

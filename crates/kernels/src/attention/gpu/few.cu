@@ -1,8 +1,8 @@
-// Attention of few queries over many keys, as decoding has it; formulas in attention/mod.rs. HEAD_DIM is set
-// when it is compiled.
+// Attention of few queries over many keys, as decoding has it; formulas in attention/mod.rs. HEAD_DIM, and HALVES, whether
+// keys and values are bf16, are set when it is compiled.
 //
 // A row is a (token, query head) pair. A block takes the rows of a key-value head and PIECE keys, of which it
-// reads each once; all values are f32. Keys are cut at fixed places, a key's place says which thread takes it,
+// reads each once; all else is f32. Keys are cut at fixed places, a key's place says which thread takes it,
 // and sums run over places, so a row's bits depend on nothing but what it sees.
 
 #define WARPS 8
@@ -37,11 +37,22 @@ struct __align__(16) Quad {
     float a, b, c, d;
 };
 
+// A value of a key, how many of them 128 bytes hold, and whether a lane reads eight values of a key at once.
+#if HALVES
+typedef u16 Held;
+#define LINE 64
+#define BY_EIGHT (HEAD_DIM % 8 == 0 && KEY_QUADS % 2 == 0)
+#else
+typedef float Held;
+#define LINE 32
+#define BY_EIGHT 0
+#endif
+
 #ifdef EMULATED
-DEVICE void fetch(const float *) {}
+DEVICE void fetch(const Held *) {}
 #else
 // Brings what is read later closer.
-DEVICE void fetch(const float *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+DEVICE void fetch(const Held *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 #endif
 
 // Quad `place` of a head, zeros after its end.
@@ -57,6 +68,56 @@ DEVICE Quad quad_of(const float *head, u32 place) {
         if (dim + 3 < HEAD_DIM) own.d = head[dim + 3];
     }
     return own;
+}
+
+#if HALVES
+struct __align__(8) Pairs {
+    u32 first, second;
+};
+struct __align__(16) EightHalves {
+    Pairs first, second;
+};
+
+DEVICE Quad widened(const Pairs &pairs) {
+    return {unpack_low(pairs.first), unpack_high(pairs.first), unpack_low(pairs.second), unpack_high(pairs.second)};
+}
+
+DEVICE float half_at(const u16 *head, u32 dim) { return dim < HEAD_DIM ? float_of((u32)head[dim] << 16) : 0.0f; }
+
+DEVICE Quad quad_of(const u16 *head, u32 place) {
+    if constexpr (HEAD_DIM % 4 == 0) {
+        return place < HEAD_QUADS ? widened(((const Pairs *)head)[place]) : Quad{0.0f, 0.0f, 0.0f, 0.0f};
+    } else {
+        u32 dim = 4 * place;
+        return {half_at(head, dim), half_at(head, dim + 1), half_at(head, dim + 2), half_at(head, dim + 3)};
+    }
+}
+#endif
+
+// Which quad of a head is the j-th that a lane holds of its key: where it reads eight values at once, two neighbours.
+DEVICE u32 own_quad(u32 within, u32 j) {
+    return BY_EIGHT ? 2 * (within + j / 2 * KEY_LANES) + j % 2 : within + j * KEY_LANES;
+}
+
+// What a lane holds of its key; zeros if there is none.
+DEVICE void load_key(Quad (&quads)[KEY_QUADS], const Held *key, u32 within, bool some) {
+#if HALVES
+    if constexpr (BY_EIGHT) {
+#pragma unroll
+        for (u32 j = 0; j < KEY_QUADS; j += 2) {
+            u32 place = own_quad(within, j);
+            EightHalves eight = {{0, 0}, {0, 0}};
+            if (some && place < HEAD_QUADS) eight = ((const EightHalves *)key)[place / 2];
+            quads[j] = widened(eight.first);
+            quads[j + 1] = widened(eight.second);
+        }
+    } else
+#endif
+    {
+#pragma unroll
+        for (u32 j = 0; j < KEY_QUADS; j++)
+            quads[j] = some ? quad_of(key, own_quad(within, j)) : Quad{0.0f, 0.0f, 0.0f, 0.0f};
+    }
 }
 
 DEVICE float add_dot(float sum, const Quad &x, const Quad &y) {
@@ -133,7 +194,7 @@ struct Queries {
 #define SCORES float (*scores)[PIECE]
 
 // Scores of all rows: q in `queries`, [ROWS, KEY_LANES * KEY_QUADS] quads.
-DEVICE void score(SCORES, const Quad *queries, const u32 *sees, const float *k, const Share &share, u32 place,
+DEVICE void score(SCORES, const Quad *queries, const u32 *sees, const Held *k, const Share &share, u32 place,
                   u32 stride, float scale) {
     int lane = threadIdx.x % 32, within = lane % KEY_LANES, warp = threadIdx.x / 32;
 #pragma unroll 1
@@ -144,10 +205,7 @@ DEVICE void score(SCORES, const Quad *queries, const u32 *sees, const float *k, 
         for (int i = 0; i < LANE_KEYS; i++) {
             u32 at = place + first + i * (32 / KEY_LANES);
             bool some = at < share.places.until;
-            const float *key = k + (size_t)(some ? share.places.key(at) : 0) * stride;
-#pragma unroll
-            for (int j = 0; j < KEY_QUADS; j++)
-                keys[i][j] = some ? quad_of(key, within + j * KEY_LANES) : Quad{0.0f, 0.0f, 0.0f, 0.0f};
+            load_key(keys[i], k + (size_t)(some ? share.places.key(at) : 0) * stride, within, some);
         }
         if (turn == 0) __syncthreads();
 #pragma unroll 1
@@ -200,7 +258,7 @@ DEVICE void soften(SCORES, const u32 *low, const u32 *high, const Share &share, 
 }
 
 // Sums of values by the weights of all rows.
-DEVICE void gather(SCORES, Quad *scratch, const u32 *sees, const float *v, const Share &share, u32 place, u32 stride,
+DEVICE void gather(SCORES, Quad *scratch, const u32 *sees, const Held *v, const Share &share, u32 place, u32 stride,
                    const size_t *places, float *parts) {
     int slot = threadIdx.x / VALUE_LANES, within = threadIdx.x % VALUE_LANES;
 #pragma unroll 1
@@ -210,7 +268,7 @@ DEVICE void gather(SCORES, Quad *scratch, const u32 *sees, const float *v, const
         for (int i = 0; i < SLOT_KEYS; i++) {
             u32 at = place + slot * SLOT_KEYS + i;
             bool some = at < share.places.until;
-            const float *value = v + (size_t)(some ? share.places.key(at) : 0) * stride;
+            const Held *value = v + (size_t)(some ? share.places.key(at) : 0) * stride;
             values[i] = some ? quad_of(value, span * VALUE_LANES + within) : Quad{0.0f, 0.0f, 0.0f, 0.0f};
         }
         // The first span waits for weights, later ones for who reads the sums before.
@@ -252,7 +310,7 @@ DEVICE void gather(SCORES, Quad *scratch, const u32 *sees, const float *v, const
 // Grid: blocks of pieces as `Queries::share` says, key-value heads. `parts` is [Tq, N, pieces, D], not divided by
 // the totals and not written where a row sees nothing, `softmax` [Tq, N, pieces, 2] the largest score and total.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-attention_few(const float *q, const float *k, const float *v, const u32 *start, const u32 *end, const u32 *singles,
+attention_few(const float *q, const Held *k, const Held *v, const u32 *start, const u32 *end, const u32 *singles,
               const u32 *singles_end, u32 has_singles, u32 queries, u32 keys, u32 heads, u32 kv_heads,
               u32 first_piece, u32 together, u32 pieces, float scale, float *parts, float *softmax) {
     __shared__ Quad scratch[SCRATCH], weights[ROWS * PIECE / 4];
@@ -266,14 +324,15 @@ attention_few(const float *q, const float *k, const float *v, const u32 *start, 
     k += head * HEAD_DIM;
     v += head * HEAD_DIM;
 
-    const u32 lines = (HEAD_DIM + 31) / 32;
+    const u32 lines = (HEAD_DIM + LINE - 1) / LINE;
     for (u32 i = threadIdx.x; i < PIECE * lines; i += THREADS)
         if (place + i / lines < share.places.range_end)
-            fetch(v + (size_t)(place + i / lines) * stride + i % lines * 32);
+            fetch(v + (size_t)(place + i / lines) * stride + i % lines * LINE);
     for (u32 i = threadIdx.x; i < share.count * KEY_LANES * KEY_QUADS; i += THREADS) {
         u32 row = share.first + i / (KEY_LANES * KEY_QUADS);
         const float *own = q + ((size_t)(row / group) * heads + head * group + row % group) * HEAD_DIM;
-        scratch[i] = quad_of(own, i % (KEY_LANES * KEY_QUADS));
+        u32 of_row = i % (KEY_LANES * KEY_QUADS);
+        scratch[i] = quad_of(own, own_quad(of_row % KEY_LANES, of_row / KEY_LANES));
     }
     // Warp 0 alone: each lane has a row.
     if (threadIdx.x < 32) {

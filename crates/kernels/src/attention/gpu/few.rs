@@ -1,10 +1,10 @@
 //! Attention of few queries without gradients, as decoding has it: pieces of keys beside one another, then their
-//! sum. All values are f32.
+//! sum. Keys and values are f32, or bf16 as a cache holds them; all else is f32.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use candle_core::{Result, Shape, Tensor};
+use candle_core::{DType, Result, Shape, Tensor};
 
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::tables::Tables;
@@ -20,11 +20,29 @@ const _: () = assert!(TILE_KEYS.is_multiple_of(PIECE), "dropped tiles would move
 const WIDEST: usize = 512;
 const WARP: usize = 32;
 
-static KNOWN: Programs = Programs::new(BTreeMap::new());
-
-/// The program for one width of heads.
+/// The program for one width of heads, whose keys and values are f32.
 pub(super) fn program(head_dim: usize) -> Program {
-    Program::new("attention_few", include_str!("few.cu"), &[("HEAD_DIM", head_dim)])
+    program_of(head_dim, false)
+}
+
+/// The same with bf16 keys and values.
+pub(super) fn program_of_halves(head_dim: usize) -> Program {
+    program_of(head_dim, true)
+}
+
+fn program_of(head_dim: usize, halves: bool) -> Program {
+    let numbers = [("HEAD_DIM", head_dim), ("HALVES", usize::from(halves))];
+    Program::new("attention_few", include_str!("few.cu"), &numbers)
+}
+
+/// The program for keys and values of a type.
+fn known(head_dim: usize, dtype: DType) -> Arc<Program> {
+    static KNOWN: Programs = Programs::new(BTreeMap::new());
+    static OF_HALVES: Programs = Programs::new(BTreeMap::new());
+    match dtype {
+        DType::BF16 => of_width(&OF_HALVES, head_dim, program_of_halves),
+        _ => of_width(&KNOWN, head_dim, program),
+    }
 }
 
 /// Rows that a block computes at most: `ROWS` of the kernels.
@@ -77,8 +95,10 @@ pub(super) fn attention(
     if dims.head_dim == 0 || dims.head_dim > WIDEST {
         return Ok(None);
     }
-    let program = of_width(&KNOWN, dims.head_dim, program);
-    let [q, k, v] = [aligned(&q.detach())?, aligned(&k.detach())?, aligned(&v.detach())?];
+    let held = if k.dtype() == v.dtype() { k.dtype() } else { DType::F32 };
+    let program = known(dims.head_dim, held);
+    let plain = |t: &Tensor, dtype| aligned(&t.detach().to_dtype(dtype)?);
+    let [q, k, v] = [plain(q, DType::F32)?, plain(k, held)?, plain(v, held)?];
     let pieces = Pieces::of(ranges);
     let (parts, softmax) = parts(&program, [&q, &k, &v], dims, ranges, &pieces)?;
     let arguments = [(&parts).into(), (&softmax).into(), pieces.count.into()];

@@ -177,11 +177,11 @@ template <int M> DEVICE void pack_all(u32 (&to)[M][4], const float (&s)[2 * M][4
 DEVICE int own_row() { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 DEVICE int group_row() { return threadIdx.x / 128 * 64; }
 
-// Grid: key-value heads, tiles of rows; those that see most begin first. Results are [Tq, N, D] and the log-sum-exp
-// [Tq, N].
+// Grid: key-value heads, tiles of rows; those that see most begin first. Results are [Tq, N, D], in bf16 if `halves`, and
+// the log-sum-exp [Tq, N].
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attention_half_forward(const u16 *q, const u16 *k, const u16 *v, const u32 *start, const u32 *end, u32 has_singles,
-                       u32 queries, u32 heads, u32 kv_heads, float scale, float *out, float *lse) {
+                       u32 queries, u32 heads, u32 kv_heads, float scale, u32 halves, float *out, float *lse) {
     BLOCK_MEMORY(memory);
     __shared__ u32 starts[ROWS], ends[ROWS];
     const int SIZE = FORWARD_KEYS * HEAD_DIM;
@@ -254,14 +254,9 @@ attention_half_forward(const u16 *q, const u16 *k, const u16 *v, const u32 *star
     total[0] = over_four(total[0]);
     total[1] = over_four(total[1]);
     u32 row = first + own_row();
-    if (row < rows) {
-        size_t at = of_q.place(row);
-        finish_row<0>(out + at * HEAD_DIM, lse + at, o, most[0], total[0], scale, has_singles);
-    }
-    if (row + 8 < rows) {
-        size_t at = of_q.place(row + 8);
-        finish_row<1>(out + at * HEAD_DIM, lse + at, o, most[1], total[1], scale, has_singles);
-    }
+    Results results = {out, lse, halves, has_singles};
+    if (row < rows) finish_row<0>(results, of_q.place(row), o, most[0], total[0], scale);
+    if (row + 8 < rows) finish_row<1>(results, of_q.place(row + 8), o, most[1], total[1], scale);
 }
 KERNEL(attention_half_forward)
 

@@ -125,14 +125,29 @@ template <int HALF> DEVICE void write_row(float *row, const float (&o)[HEAD_TILE
         for (int e = 0; e < 2; e++) row[8 * j + 2 * (threadIdx.x % 4) + e] = o[j][2 * HALF + e] * times;
 }
 
+// The same in bf16.
+template <int HALF> DEVICE void write_halves(u16 *row, const float (&o)[HEAD_TILES][4], float times) {
+#pragma unroll
+    for (int j = 0; j < HEAD_TILES; j++)
+        *(u32 *)(row + 8 * j + 2 * (threadIdx.x % 4)) = pack(o[j][2 * HALF] * times, o[j][2 * HALF + 1] * times);
+}
+
+// Where results and log-sum-exps go. Results are bf16 if `halves`.
+struct Results {
+    float *out, *lse;
+    u32 halves, has_singles;
+};
+
 // The end of the softmax for one row: its result, and its log-sum-exp. That of a row that sees nothing is 0, or
 // -INFINITY where single keys are still to come.
 template <int HALF>
-DEVICE void finish_row(float *out, float *lse, const float (&o)[HEAD_TILES][4], float most, float total, float scale,
-                       u32 has_singles) {
-    write_row<HALF>(out, o, total > 0.0f ? 1.0f / total : 0.0f);
+DEVICE void finish_row(const Results &results, size_t place, const float (&o)[HEAD_TILES][4], float most, float total,
+                       float scale) {
+    float times = total > 0.0f ? 1.0f / total : 0.0f;
+    if (results.halves) write_halves<HALF>((u16 *)results.out + place * HEAD_DIM, o, times);
+    else write_row<HALF>(results.out + place * HEAD_DIM, o, times);
     if (threadIdx.x % 4) return;
-    *lse = total > 0.0f ? most * scale + logf(total) : has_singles ? -INFINITY : 0.0f;
+    results.lse[place] = total > 0.0f ? most * scale + logf(total) : results.has_singles ? -INFINITY : 0.0f;
 }
 
 // Scores become slopes of the loss by them: exp2(s · scale − lse) · (d − delta).

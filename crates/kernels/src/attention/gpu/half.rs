@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{Call, Through, result_shapes};
-use crate::cuda::{Argument, Launch, Program, exactly};
+use crate::cuda::{Argument, Launch, Program, aligned, exactly};
 
 /// Rows, and keys, of a block's own tile, and rows of the inner tiles of the gradients of keys: `ROWS`, `KEYS` and
 /// `INNER_ROWS` of half.cu.
@@ -64,17 +64,20 @@ impl Kernels {
         (most + BESIDE <= memory).then_some(self)
     }
 
-    fn run(
+    /// Results of types.
+    fn run<const N: usize>(
         &self,
         call: &Call,
         kernel: &str,
         (tiles, threads, memory): (usize, usize, usize),
         arguments: &[Argument<'_>],
-        results: &[Shape],
-    ) -> Result<Vec<Tensor>> {
+        results: [(Shape, DType); N],
+    ) -> Result<[Tensor; N]> {
         let (program, grid) = (&self.program, [call.dims.kv_heads, tiles, 1]);
+        let (results, types): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+        let results = &results;
         let launch = Launch { program, kernel, grid, threads, memory, arguments, results };
-        launch.run(call.q.device())
+        exactly(launch.run_as(call.q.device(), &types)?)
     }
 
     /// Tiles of (token, head) rows that share a key-value head.
@@ -82,11 +85,12 @@ impl Kernels {
         (call.queries * call.dims.group()).div_ceil(OWN)
     }
 
-    /// The result of the ranges and its log-sum-exp.
+    /// The result of the ranges, of the type of the queries, and its log-sum-exp.
     pub(super) fn forward(&self, call: &Call) -> Result<(Tensor, Tensor)> {
         let [q, k, v] = halves([&call.q, &call.k, &call.v])?;
         let tables = &call.tables;
-        let arguments: [Argument<'_>; 10] = [
+        let of_result = call.q.dtype();
+        let arguments: [Argument<'_>; 11] = [
             (&q).into(),
             (&k).into(),
             (&v).into(),
@@ -97,12 +101,13 @@ impl Kernels {
             call.dims.heads.into(),
             call.dims.kv_heads.into(),
             call.scale(),
+            (of_result == DType::BF16).into(),
         ];
         let blocks = (Self::tiles(call), self.threads, self.forward);
-        let shapes = result_shapes(call);
-        let results = self.run(call, "attention_half_forward", blocks, &arguments, &shapes)?;
-        let [out, log_sum_exp] = exactly(results)?;
-        Ok((out, log_sum_exp))
+        let [out, log_sum_exp] = result_shapes(call);
+        let results = [(out, of_result), (log_sum_exp, DType::F32)];
+        let results = self.run(call, "attention_half_forward", blocks, &arguments, results)?;
+        Ok(results.into())
     }
 
     /// The queries' gradient by ranges.
@@ -123,9 +128,9 @@ impl Kernels {
             call.scale(),
         ];
         let blocks = (Self::tiles(call), self.threads, self.queries);
-        let shapes = [call.q.shape().clone()];
+        let results = [(call.q.shape().clone(), DType::F32)];
         let kernel = "attention_half_backward_queries";
-        let [dq] = exactly(self.run(call, kernel, blocks, &arguments, &shapes)?)?;
+        let [dq] = self.run(call, kernel, blocks, &arguments, results)?;
         Ok(dq)
     }
 
@@ -139,12 +144,13 @@ impl Kernels {
         let [q, k, v, gradient] = halves([&call.q, &call.k, &call.v, through.gradient])?;
         let arguments = call.arguments_of_keys([&q, &k, &v, &gradient], through, singles)?;
         let blocks = (call.keys.div_ceil(OWN), KEYS_THREADS, self.keys);
-        let shapes = [call.k.shape().clone(), call.k.shape().clone()];
-        exactly(self.run(call, "attention_half_backward_keys", blocks, &arguments, &shapes)?)
+        let of_keys = (call.k.shape().clone(), DType::F32);
+        let results = [of_keys.clone(), of_keys];
+        self.run(call, "attention_half_backward_keys", blocks, &arguments, results)
     }
 }
 
 fn halves<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
-    let all: Result<Vec<_>> = tensors.iter().map(|t| t.to_dtype(DType::BF16)).collect();
+    let all: Result<Vec<_>> = tensors.iter().map(|t| aligned(&t.to_dtype(DType::BF16)?)).collect();
     exactly(all?)
 }

@@ -82,11 +82,11 @@ DEVICE void hide_all(float (&s)[2][COUNT / 8][4], const u32 starts[ROWS], const 
     }
 }
 
-// Grid: key-value heads, tiles of rows; those that see most begin first. Results are [Tq, N, D] and the log-sum-exp
-// [Tq, N].
+// Grid: key-value heads, tiles of rows; those that see most begin first. Results are [Tq, N, D], in bf16 if `halves`, and
+// the log-sum-exp [Tq, N].
 extern "C" __global__ void __launch_bounds__(128)
 attention_half_forward(const u16 *q, const u16 *k, const u16 *v, const u32 *start, const u32 *end, u32 has_singles,
-                       u32 queries, u32 heads, u32 kv_heads, float scale, float *out, float *lse) {
+                       u32 queries, u32 heads, u32 kv_heads, float scale, u32 halves, float *out, float *lse) {
     DYNAMIC_SHARED(u16, memory);
     __shared__ u32 starts[ROWS], ends[ROWS];
     const int SIZE = FORWARD_KEYS * STRIDE;
@@ -134,17 +134,15 @@ attention_half_forward(const u16 *q, const u16 *k, const u16 *v, const u32 *star
     }
     wait_for_copies<0>();
 
+    Results results = {out, lse, halves, has_singles};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int m = i / 2;
         float sum = over_four(total[m][i % 2]);
         u32 row = first + own_row(m, i % 2);
         if (row >= rows) continue;
-        size_t at = of_q.place(row);
-        if (i % 2)
-            finish_row<1>(out + at * HEAD_DIM, lse + at, o[m], most[m][1], sum, scale, has_singles);
-        else
-            finish_row<0>(out + at * HEAD_DIM, lse + at, o[m], most[m][0], sum, scale, has_singles);
+        if (i % 2) finish_row<1>(results, of_q.place(row), o[m], most[m][1], sum, scale);
+        else finish_row<0>(results, of_q.place(row), o[m], most[m][0], sum, scale);
     }
 }
 KERNEL(attention_half_forward)
