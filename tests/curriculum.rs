@@ -138,16 +138,16 @@ fn a_curve_over_the_context(config: &str, base: &str, long: &str) {
     let bounds: Vec<_> = contexts.iter().map(|one| (&one["from"], &one["to"])).collect();
     assert_eq!(serde_json::json!(bounds), serde_json::json!([[0, 40], [40, 128], [128, 100_000]]));
     for draft in 0..2 {
-        let number = |of: &Value, key: &str| of["drafts"][draft][key].as_f64().expect("number");
+        let rows = |of: &Value| of["drafts"][draft]["rows"].as_u64().expect("rows");
         let agreeing = |of: &Value| {
             let first = of["drafts"][draft]["top1_by_delay"][0].as_f64().expect("share");
-            first * number(of, "rows")
+            first * rows(of) as f64
         };
-        let rows: f64 = contexts.iter().map(|one| number(one, "rows")).sum();
-        assert_eq!(rows, number(&measured, "rows"));
+        assert_eq!(contexts.iter().map(rows).sum::<u64>(), rows(&measured));
         let together: f64 = contexts.iter().map(agreeing).sum();
-        assert!((together - agreeing(&measured)).abs() < 1e-6 * rows, "{measured}");
-        assert!(contexts.iter().all(|one| number(one, "simulated_acceptance_length") >= 1.0));
+        assert!((together - agreeing(&measured)).abs() < 1e-3, "{measured}");
+        let length = |of: &Value| of["drafts"][draft]["simulated_acceptance_length"].as_f64();
+        assert!(contexts.iter().all(|one| length(one) >= Some(1.0)), "{measured}");
     }
     let falling = fail(&ask("128,40"), 2);
     assert!(falling.contains("do not rise"), "{falling}");

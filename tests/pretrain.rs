@@ -85,6 +85,12 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
         assert!(result[key].as_f64().is_some_and(f64::is_finite), "{key}: {result}");
     }
     assert_eq!(result["sliding_scored"], result["total_targets"]);
+    let listed = last_json(&succeed(&["runs", "list", &shop.path("run"), "--json"]));
+    let listed = &listed["runs"][0];
+    assert_eq!(
+        (&listed["state"], &listed["step"], &listed["steps"]),
+        (&json!("finished"), &4.into(), &4.into())
+    );
     // The side-cars' counts and the tokenizer's table agree.
     let data = shop.path("data");
     let score = |model: &str, more: &[&str]| {

@@ -58,6 +58,13 @@ impl Side {
         self.decode_seconds += generation.decode_seconds;
     }
 
+    /// All of some sides.
+    pub fn pooled<'a>(sides: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut pooled = Self::default();
+        sides.into_iter().for_each(|side| pooled.merge(side));
+        pooled
+    }
+
     fn merge(&mut self, other: &Self) {
         self.tokens += other.tokens;
         self.requests += other.requests;
@@ -117,12 +124,12 @@ impl Comparison {
 
     /// Plain decoding, pooled.
     pub fn plain(&self) -> Side {
-        pool(self.prompts.iter().map(|prompt| &prompt.plain))
+        Side::pooled(self.prompts.iter().map(|prompt| &prompt.plain))
     }
 
     /// Decoding with the draft, pooled.
     pub fn drafted(&self) -> Side {
-        pool(self.prompts.iter().map(|prompt| &prompt.drafted))
+        Side::pooled(self.prompts.iter().map(|prompt| &prompt.drafted))
     }
 
     /// Ratio of the pooled decoding speeds.
@@ -206,15 +213,9 @@ impl Comparison {
     }
 }
 
-fn pool<'a>(sides: impl Iterator<Item = &'a Side>) -> Side {
-    let mut pooled = Side::default();
-    sides.for_each(|side| pooled.merge(side));
-    pooled
-}
-
 fn speed_up<'a>(prompts: impl Iterator<Item = &'a PromptFigures> + Clone) -> f64 {
-    let plain = pool(prompts.clone().map(|prompt| &prompt.plain));
-    let drafted = pool(prompts.map(|prompt| &prompt.drafted));
+    let plain = Side::pooled(prompts.clone().map(|prompt| &prompt.plain));
+    let drafted = Side::pooled(prompts.map(|prompt| &prompt.drafted));
     drafted.decode_tokens_per_second() / plain.decode_tokens_per_second().max(1e-9)
 }
 

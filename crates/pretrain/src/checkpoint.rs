@@ -15,7 +15,7 @@ use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_parallel::{DataParallel, Run};
 use longdraft_train::checkpoint::RunIdentity;
-use longdraft_train::checkpoint::moments::{self, Moment, Moments};
+use longdraft_train::checkpoint::optimizer_shards::{self, Moment, Moments};
 use longdraft_train::{Result, TrainError};
 use serde::{Deserialize, Serialize};
 
@@ -86,7 +86,7 @@ impl Files<'_> {
                 }
             }
         }
-        moments::write(folder, self.parallel, moments, self.optimizer.step)?;
+        optimizer_shards::write(folder, self.parallel, moments, self.optimizer.step)?;
         if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
     }
 
@@ -104,13 +104,17 @@ impl Files<'_> {
     }
 }
 
-/// Reads a checkpoint whose manifest holds.
-pub(crate) fn load(folder: &Path) -> Result<Loaded> {
+/// Reads the small part of a checkpoint.
+pub(crate) fn read_state(folder: &Path) -> Result<PretrainState> {
     let path = folder.join(STATE);
     let text =
         std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
-    let state: PretrainState =
-        serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))?;
+    serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))
+}
+
+/// Reads a checkpoint whose manifest holds.
+pub(crate) fn load(folder: &Path) -> Result<Loaded> {
+    let state = read_state(folder)?;
     let weights = tensors(&folder.join(MODEL))?;
     let moments = Moments::read(folder)?;
     let average = folder.join(AVERAGE);

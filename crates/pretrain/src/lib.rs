@@ -33,5 +33,5 @@ pub use inputs::input_problems;
 pub use muon::{Muon, MuonConfig, MuonOutcome, MuonState, Orthogonalisation, TensorState};
 pub use observer::{PretrainEvent, PretrainObserver, PretrainStep};
 pub use outcome::{ArtifactReport, build_artifact};
-pub use run::Pretraining;
+pub use run::{Pretraining, Standing};
 pub use score::{ScoredStream, Tokenizer};

@@ -139,8 +139,9 @@ fn by_delay(runs: &[Run]) -> Section {
         note:
             "Position d: the d-th token that the draft writes after the target’s last one. Top-1 \
                agreement: share of rows where draft and target have the same most likely token. \
-               Acceptance rate: the mean overlap of their distributions. Loss by step: EAGLE-3’s, \
-               before the step’s weight. Line: training rows, smoothed. Dots: held-out rows."
+               Acceptance rate: the mean overlap of their distributions. Loss by step: of drafts that \
+               train over several steps, before the step’s weight. Line: training rows, smoothed. \
+               Dots: held-out rows."
                 .into(),
         legend,
         cards,

@@ -44,7 +44,7 @@ pub use scalars::scalars;
 pub use swanlab::SwanLab;
 pub use tensorboard::TensorBoard;
 pub use timestamp::Moment;
-pub use trackers::{Opened, Trackers, open};
+pub use trackers::{Opened, Trackers};
 pub use wandb::Wandb;
 
 /// Scalars of one step.
@@ -56,6 +56,13 @@ pub struct Row {
     pub time: Moment,
     /// Names such as `train/loss` and their values.
     pub scalars: Vec<(String, f64)>,
+}
+
+impl Row {
+    /// Of a step that was taken now.
+    pub fn now(step: u64, scalars: Vec<(String, f64)>) -> Self {
+        Self { step, time: Moment::now(), scalars }
+    }
 }
 
 /// How a tracked run ended.
@@ -74,9 +81,6 @@ pub enum Outcome {
 /// # Errors
 /// Whatever a method returns switches the tracker off; none of them is called again.
 pub trait Tracker {
-    /// The project's name.
-    fn name(&self) -> &'static str;
-
     /// Adds the scalars of a step; steps ascend.
     ///
     /// # Errors

@@ -156,10 +156,6 @@ impl TensorBoard {
 }
 
 impl Tracker for TensorBoard {
-    fn name(&self) -> &'static str {
-        "TensorBoard"
-    }
-
     fn log(&mut self, row: &Row) -> Result<()> {
         let value = |(tag, value): &(String, f64)| SummaryValue {
             tag: tag.clone(),

@@ -1,4 +1,4 @@
-//! The trackers of a run that hands over its scalars itself.
+//! The trackers of a run: opened by name, and dropped where they fail.
 
 use super::{
     Mlflow, Moment, Outcome, Result, Row, Run, Sink, SwanLab, TensorBoard, Tracker, Wandb,
@@ -8,7 +8,7 @@ use super::{
 pub type Opened = (&'static str, Result<Box<dyn Tracker>>);
 
 /// The trackers that a run reports to.
-pub fn open(run: &Run) -> Vec<Opened> {
+fn open(run: &Run) -> Vec<Opened> {
     type Open = fn(&Run) -> Result<Box<dyn Tracker>>;
     let known: [(Sink, &'static str, Open); 4] = [
         (Sink::TensorBoard, "TensorBoard", |run| Ok(Box::new(TensorBoard::new(run)))),
@@ -23,19 +23,25 @@ pub fn open(run: &Run) -> Vec<Opened> {
     wanted.map(|(_, name, open)| (name, open(run))).collect()
 }
 
-/// Open trackers; one that fails is dropped with a warning.
+/// Open trackers with their names; one that fails is dropped with a warning.
+#[derive(Default)]
 pub struct Trackers {
-    open: Vec<Box<dyn Tracker>>,
+    open: Vec<(&'static str, Box<dyn Tracker>)>,
     warnings: Vec<String>,
 }
 
 impl Trackers {
     /// Opens what the run lists.
     pub fn open(run: &Run) -> Self {
-        let mut trackers = Self { open: Vec::new(), warnings: Vec::new() };
-        for (name, opened) in open(run) {
+        Self::of(open(run))
+    }
+
+    /// Those that could be opened; why others could not is a warning.
+    pub fn of(all: Vec<Opened>) -> Self {
+        let mut trackers = Self::default();
+        for (name, opened) in all {
             match opened {
-                Ok(tracker) => trackers.open.push(tracker),
+                Ok(tracker) => trackers.open.push((name, tracker)),
                 Err(error) => trackers.warnings.push(format!("not tracked by {name}: {error}")),
             }
         }
@@ -43,21 +49,19 @@ impl Trackers {
     }
 
     fn each(&mut self, mut call: impl FnMut(&mut dyn Tracker) -> Result<()>) {
-        for mut tracker in std::mem::take(&mut self.open) {
+        for (name, mut tracker) in std::mem::take(&mut self.open) {
             match call(tracker.as_mut()) {
-                Ok(()) => self.open.push(tracker),
+                Ok(()) => self.open.push((name, tracker)),
                 Err(error) => {
-                    let name = tracker.name();
-                    self.warnings.push(format!("{name} is switched off: {error}"));
+                    self.warnings.push(format!("{name} is switched off, training goes on: {error}"));
                 }
             }
         }
     }
 
     /// Hands over the scalars of a step.
-    pub fn log(&mut self, step: u64, scalars: Vec<(String, f64)>) {
-        let row = Row { step, time: Moment::now(), scalars };
-        self.each(|tracker| tracker.log(&row));
+    pub fn log(&mut self, row: &Row) {
+        self.each(|tracker| tracker.log(row));
     }
 
     /// A checkpoint is about to count on all rows so far.
@@ -66,10 +70,10 @@ impl Trackers {
     }
 
     /// Ends all; returns what the user should know.
-    pub fn finish(mut self, outcome: Outcome) -> Vec<String> {
-        let mut notes = Vec::new();
+    pub fn finish(&mut self, outcome: Outcome) -> Vec<String> {
+        let (mut notes, time) = (Vec::new(), Moment::now());
         self.each(|tracker| {
-            notes.extend(tracker.finish(outcome, Moment::now())?);
+            notes.extend(tracker.finish(outcome, time)?);
             Ok(())
         });
         notes

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, TrainError};
-use crate::rounds::Rounds;
+use crate::replay::Rounds;
 
 /// Rows at one delay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

@@ -143,8 +143,7 @@ pub fn train(
         }
         Composed::Curriculum { output, stages } => {
             let last = stages.last().map(|stage| stage.located.config.output.clone());
-            let mut silence = |_: &str| {};
-            let mut audience = Audience::program(stop.0.clone(), &mut silence, observer);
+            let mut audience = Audience::program(stop.0.clone(), observer);
             let policy = options.policy;
             Ok(match curriculum::train_all(&output, stages, policy, &world, &mut audience)? {
                 End::Finished(end) => of_stages(&output, end.last_run, Some(end.held_out)),

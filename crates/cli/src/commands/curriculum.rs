@@ -85,8 +85,8 @@ pub(crate) struct Audience<'a> {
 enum Hears<'a> {
     /// Somebody at a terminal, who is told the name of each stage as it starts.
     Person(&'a mut dyn FnMut(&str)),
-    /// Somebody who hears every event, too, in place of the terminal.
-    Program(&'a mut dyn FnMut(&str), &'a mut dyn Observer),
+    /// Somebody who hears every event, in place of the terminal.
+    Program(&'a mut dyn Observer),
     /// A command.
     Command(&'a mut dyn Follower),
 }
@@ -107,12 +107,8 @@ impl<'a> Audience<'a> {
     }
 
     /// A program, which hears every event and may stop the stages.
-    pub(crate) fn program(
-        interrupts: Interrupts,
-        before_stage: &'a mut dyn FnMut(&str),
-        observer: &'a mut dyn Observer,
-    ) -> Self {
-        Self { interrupts, hears: Hears::Program(before_stage, observer) }
+    pub(crate) fn program(interrupts: Interrupts, observer: &'a mut dyn Observer) -> Self {
+        Self { interrupts, hears: Hears::Program(observer) }
     }
 
     /// A command that stages are a part of.
@@ -133,8 +129,7 @@ impl<'a> Audience<'a> {
                 (**before_stage)(name);
                 Ok(TrainingProgress::new(interrupts, Voice::of(world, &config.output)?))
             }
-            Hears::Program(before_stage, program) => {
-                (**before_stage)(name);
+            Hears::Program(program) => {
                 Ok(TrainingProgress::new(interrupts, Voice::silent()).heard_by(&mut **program))
             }
             Hears::Command(follower) => follower.begin(config, world),

@@ -3,14 +3,32 @@
 use std::path::Path;
 use std::time::SystemTime;
 
+use longdraft_configuration::{RECORD_MARK, file_text};
 use longdraft_records::{CONFIG_FILE, median};
 use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
-use longdraft_train::config::TrainConfig;
+use longdraft_train::config::{References, TrainConfig};
 use longdraft_train::stage::{Event, Observer, Tracked};
+use serde::Serialize;
 use serde_json::Value;
 
-use crate::commands::train::config_text;
+use crate::failure::{Failure, Result};
+
+/// The composed configuration of a run as it is kept there.
+pub(crate) fn config_text(
+    config: &impl Serialize,
+    references: &References,
+    run: &Path,
+) -> Result<String> {
+    file_text(config, references).map_err(Failure::at(run))
+}
+
+/// Keeps it, with the version.
+pub(crate) fn save_config(run: &Path, text: &str) -> Result<()> {
+    let path = run.join(CONFIG_FILE);
+    let whole = format!("{RECORD_MARK}{}\n{text}", env!("CARGO_PKG_VERSION"));
+    std::fs::write(&path, whole).map_err(Failure::at(&path))
+}
 
 /// Figures that a run has logged.
 #[derive(Debug, Default)]
@@ -58,7 +76,7 @@ impl FinishedRun {
     pub(crate) fn find(config: &TrainConfig) -> Option<Self> {
         let text = std::fs::read_to_string(config.output.join(CONFIG_FILE)).ok()?;
         let (_, made_with) = text.split_once('\n')?;
-        if made_with != config_text(config).ok()? {
+        if made_with != config_text(config, &config.references, &config.output).ok()? {
             return None;
         }
         let checkpoint = config.output.join("checkpoints").join(LAST);

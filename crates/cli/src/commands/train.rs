@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use longdraft_configuration::{Composed, RECORD_MARK, file_text, read, recheck, require_inputs};
+use longdraft_configuration::{Composed, read, recheck, require_inputs};
 use longdraft_models::device::name_of;
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{ParallelConfig, TargetRanks, Traffic, World};
-use longdraft_records::{CONFIG_FILE, median};
+use longdraft_records::median;
 use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
 use longdraft_train::config::TrainConfig;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::cli::TrainArguments;
 use crate::commands::curriculum::Audience;
-use crate::commands::recorded::{Figures, FinishedRun};
+use crate::commands::recorded::{Figures, FinishedRun, config_text, save_config};
 use crate::commands::{curriculum, plan, require_writable};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -252,7 +252,8 @@ pub(crate) fn train(
     }
     if world.is_first() {
         // Not before: a refused run keeps the configuration that it was made with.
-        save_config(stage.config())?;
+        let config = stage.config();
+        save_config(&config.output, &config_text(config, &config.references, &config.output)?)?;
     }
     let was_finished = stage.is_finished();
     let (rows, tokens, held_out) = stage.data_sizes();
@@ -296,18 +297,4 @@ pub(crate) fn train(
     }
     let ending = ending.map_err(|error| plan::explain(error, &stage, world))?;
     Ok((ending, stage))
-}
-
-/// Keeps the composed configuration and the version beside the run.
-fn save_config(config: &TrainConfig) -> Result<()> {
-    let text = format!("{RECORD_MARK}{}\n{}", env!("CARGO_PKG_VERSION"), config_text(config)?);
-    let path = config.output.join(CONFIG_FILE);
-    std::fs::write(&path, text)
-        .map_err(|error| Failure::work(format!("{}: {error}", path.display())))
-}
-
-/// The composed configuration as it is kept.
-pub(crate) fn config_text(config: &TrainConfig) -> Result<String> {
-    file_text(config, &config.references)
-        .map_err(|error| Failure::work(format!("{}: {error}", config.output.display())))
 }

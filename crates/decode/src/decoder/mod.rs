@@ -17,8 +17,8 @@ use crate::acceptance::AcceptanceMetrics;
 use crate::distribution::Sampling;
 use crate::drafter::Drafter;
 use crate::error::Result;
+use crate::layout::DraftShape;
 use crate::log_probs::LogProbs;
-use crate::shape::DraftShape;
 use crate::tree::Origin;
 use crate::verifier::VerifyRule;
 

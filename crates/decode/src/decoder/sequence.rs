@@ -16,8 +16,8 @@ use crate::distribution::Sampling;
 use crate::drafter::{DraftState, Drafter, Worth};
 use crate::error::Result;
 use crate::grammar::Grammar;
+use crate::layout::DraftShape;
 use crate::pace::{Mode, Pace, Pass, Proposals};
-use crate::shape::DraftShape;
 use crate::tree::{Origin, Tree};
 
 /// Tokens that a grammar forces which are proposed at a time.

@@ -23,7 +23,7 @@ use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 use crate::distribution::Sampling;
 use crate::draws::Draws;
 use crate::error::{DecodeError, Result};
-use crate::shape::DraftShape;
+use crate::layout::DraftShape;
 use crate::tree::Tree;
 
 use grow::Growth;

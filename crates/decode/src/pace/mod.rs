@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 use crate::acceptance::RoundRecord;
 use crate::drafter::{Drafted, LookedUp, Worth};
-use crate::shape::DraftShape;
+use crate::layout::DraftShape;
 
 pub use costs::{Costs, Pass, Proposals};
 

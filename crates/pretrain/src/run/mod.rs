@@ -1,6 +1,7 @@
 //! The step loop: micro-batches, the update, scores and checkpoints on the way.
 
 mod prepare;
+mod standing;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,7 +15,7 @@ use longdraft_kernels::factors::with_factors;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::{DataParallel, Gradients, share_of};
 use longdraft_rules::Checked;
-use longdraft_tracking::{MetricsLog, Outcome, Run, Trackers, scalars};
+use longdraft_tracking::{MetricsLog, Outcome, Row, Run, Trackers, scalars};
 use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{Checkpointer, Place, RunIdentity, RunLock, SaveClock};
 use longdraft_train::memory::peak_resident_mib;
@@ -27,6 +28,8 @@ use crate::error::Result;
 use crate::muon::Muon;
 use crate::observer::{PretrainEvent, PretrainObserver, PretrainStep};
 use crate::score::ScoredStream;
+
+pub use standing::Standing;
 
 /// Steps that are always logged.
 const FIRST_STEPS: u64 = 10;
@@ -47,7 +50,7 @@ pub struct Pretraining {
     identity: RunIdentity,
     log: MetricsLog,
     layouts: Layouts,
-    trackers: Option<Trackers>,
+    trackers: Trackers,
     _lock: Option<RunLock>,
 }
 
@@ -87,20 +90,20 @@ impl Pretraining {
         let value = self.config.references.record(&*self.config);
         let (output, tracking) = (&self.config.output, &self.config.tracking);
         let run = Run::new(output, tracking, value, self.progress.step);
-        self.trackers = Some(Trackers::open(&run));
+        self.trackers = Trackers::open(&run);
         let ending = self.train(observer);
         let outcome = match &ending {
             Ok(Ending::Finished) => Outcome::Finished,
             Ok(Ending::Stopped) => Outcome::Stopped,
             Err(_) => Outcome::Failed,
         };
-        if let Some(mut trackers) = self.trackers.take() {
-            for warning in trackers.warnings() {
-                observer.on_event(PretrainEvent::Warning(&warning));
-            }
-            for note in trackers.finish(outcome) {
-                observer.on_event(PretrainEvent::Note(&note));
-            }
+        let mut trackers = std::mem::take(&mut self.trackers);
+        let notes = trackers.finish(outcome);
+        for warning in trackers.warnings() {
+            observer.on_event(PretrainEvent::Warning(&warning));
+        }
+        for note in notes {
+            observer.on_event(PretrainEvent::Note(&note));
         }
         ending
     }
@@ -285,9 +288,7 @@ impl Pretraining {
         let step = self.progress.step;
         let record = json!({ "hard_loss": score.loss(), "bits_per_byte": score.bits_per_byte() });
         self.log.write(&json!({ "step": step, "held_out": record }))?;
-        if let Some(trackers) = &mut self.trackers {
-            trackers.log(step, scalars("held_out", &record));
-        }
+        self.trackers.log(&Row::now(step, scalars("held_out", &record)));
         observer.on_event(PretrainEvent::Evaluated(step, score.bits_per_byte()));
         Ok(())
     }
@@ -313,16 +314,12 @@ impl Pretraining {
             record["waited_seconds"] = json!(traffic.seconds);
         }
         self.log.write(&record)?;
-        if let Some(trackers) = &mut self.trackers {
-            trackers.log(report.step, scalars("train", &record));
-        }
+        self.trackers.log(&Row::now(report.step, scalars("train", &record)));
         Ok(())
     }
 
     fn save(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
-        if let Some(trackers) = &mut self.trackers {
-            trackers.flush();
-        }
+        self.trackers.flush();
         let state = PretrainState {
             progress: self.progress,
             metrics_bytes: self.log.position()?,

@@ -5,7 +5,7 @@ use longdraft_data::token_stream::{TokenStream, overlap};
 use longdraft_models::language_model::LanguageModel;
 use longdraft_parallel::{DataParallel, World};
 use longdraft_rules::Checked;
-use longdraft_tracking::MetricsLog;
+use longdraft_tracking::{MetricsLog, Trackers};
 use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{
     Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
@@ -21,7 +21,7 @@ use crate::observer::{PretrainEvent, PretrainObserver};
 use crate::score::{ScoredStream, Tokenizer};
 
 /// Names of a run's length in its identity.
-const STEPS: &str = "train.steps";
+pub(super) const STEPS: &str = "train.steps";
 const MAX_MINUTES: &str = "train.max_minutes";
 
 impl Pretraining {
@@ -103,7 +103,7 @@ impl Pretraining {
             identity,
             log,
             layouts: Layouts::default(),
-            trackers: None,
+            trackers: Trackers::default(),
             config,
             _lock: lock,
         })
@@ -162,7 +162,7 @@ fn identity(config: &PretrainConfig, stream: &TokenStream, tokenizer: &str) -> R
 }
 
 /// What an earlier version saved, under the keys of this one.
-fn upgraded(saved: &RunIdentity) -> RunIdentity {
+pub(super) fn upgraded(saved: &RunIdentity) -> RunIdentity {
     let values = saved.values.iter().map(|(name, text)| {
         let new = renamed(name).unwrap_or_else(|| name.clone());
         (new, upgraded_text(name, text).unwrap_or_else(|| text.clone()))

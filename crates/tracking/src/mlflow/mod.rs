@@ -76,10 +76,6 @@ fn broken() -> TrackerError {
 }
 
 impl Tracker for Mlflow {
-    fn name(&self) -> &'static str {
-        "MLflow"
-    }
-
     fn log(&mut self, row: &Row) -> Result<()> {
         self.send(Message::Row(row.clone()))
     }

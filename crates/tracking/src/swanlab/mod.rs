@@ -109,10 +109,6 @@ impl SwanLab {
 }
 
 impl Tracker for SwanLab {
-    fn name(&self) -> &'static str {
-        "SwanLab"
-    }
-
     fn log(&mut self, row: &Row) -> Result<()> {
         let mut records = Vec::new();
         for (key, number) in &row.scalars {

@@ -121,10 +121,6 @@ impl Wandb {
 }
 
 impl Tracker for Wandb {
-    fn name(&self) -> &'static str {
-        "W&B"
-    }
-
     fn log(&mut self, row: &Row) -> Result<()> {
         let time = row.time.as_f64();
         let own = [

@@ -14,7 +14,7 @@ mod due;
 mod locate;
 mod lock;
 mod manifest;
-pub mod moments;
+pub mod optimizer_shards;
 mod state;
 mod store;
 

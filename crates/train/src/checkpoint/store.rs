@@ -15,7 +15,7 @@ use longdraft_parallel::{DataParallel, World};
 
 use super::locate::draft_file;
 use super::manifest::{Manifest, describe_own};
-use super::moments::{self, Moment, Moments};
+use super::optimizer_shards::{self, Moment, Moments};
 use super::state::CheckpointState;
 use crate::error::{Result, TrainError};
 use crate::optim::{AdamW, MomentKind};
@@ -146,8 +146,8 @@ impl Checkpointer {
         world.barrier();
         let written = write(&temporary).and_then(|()| {
             let is_own = |name: &str| {
-                let part = moments::is_part(name);
-                if part { moments::is_part_of(name, world) } else { world.is_first() }
+                let part = optimizer_shards::is_part(name);
+                if part { optimizer_shards::is_part_of(name, world) } else { world.is_first() }
             };
             let parts = world.gather_json(&describe_own(&temporary, is_own)?)?;
             if world.is_first() {
@@ -284,7 +284,7 @@ impl Contents<'_> {
                 },
             }));
         }
-        moments::write(folder, self.parallel, moments, self.optimizer.steps())?;
+        optimizer_shards::write(folder, self.parallel, moments, self.optimizer.steps())?;
         if self.parallel.world().is_first() { self.write_common(folder) } else { Ok(()) }
     }
 

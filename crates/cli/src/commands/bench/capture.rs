@@ -11,7 +11,7 @@ use longdraft_train::method::Method;
 use serde_json::json;
 
 use super::clock::{Timed, time};
-use super::{Cases, Place, object, shape};
+use super::{Cases, Place, shape};
 use crate::cli::CaptureBenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -22,12 +22,12 @@ pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Resul
     let contents = contents(arguments.method, &target)?;
     let dtype = StoreDtype::Bf16;
     for &tokens in &arguments.tokens {
-        let mut about = place.describe("capture");
-        about.extend(object(json!({
+        let own = json!({
             "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
             "method": arguments.method.name(), "store_dtype": dtype,
             "row_bytes": contents.row_bytes(target.config(), dtype, (tokens, tokens)),
-        })));
+        });
+        let about = place.describe("capture", own);
         cases.steps(about, tokens, || steps(arguments, &place, &target, &contents, tokens));
     }
     Ok(())

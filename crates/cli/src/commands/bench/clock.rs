@@ -6,6 +6,7 @@ use candle_core::{Device, Tensor};
 use longdraft_kernels::device;
 use longdraft_kernels::trace::{OpTime, Trace};
 use longdraft_records::median;
+use longdraft_train::memory::peak_resident_mib;
 use serde_json::{Map, Value, json};
 
 use super::Place;
@@ -80,7 +81,8 @@ impl Timed {
         let figures = json!({
             "warm_ups": self.warm_ups, "seconds": self.seconds, "median_s": median,
             "least_s": least, "tokens_per_s": tokens as f64 / median,
-            "peak_device_mib": self.peak_device.map(mib), "peak_rss_mib": peak_rss_mib(),
+            "peak_device_mib": self.peak_device.map(mib),
+            "peak_rss_mib": peak_resident_mib().map(|mib| mib as u64),
             "loss": self.loss,
         });
         let mut figures = super::object(figures);
@@ -100,13 +102,6 @@ impl Timed {
             "ops": ops.iter().map(line).collect::<Vec<_>>(),
         })
     }
-}
-
-/// Largest resident set of this process so far, in MiB (Linux).
-fn peak_rss_mib() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::clock::{Timed, time};
 use super::products::read_bandwidth;
-use super::{Cases, Place, object, shape};
+use super::{Cases, Place, shape};
 use crate::cli::DecodeBenchArguments;
 use crate::failure::Result;
 
@@ -23,11 +23,11 @@ pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result
     let bytes = weight_bytes(target.config(), place.options.dtype);
     let bandwidth = arguments.read_bandwidth.then(read_bandwidth);
     for &rows in &arguments.rows {
-        let mut about = place.describe("decode");
-        about.extend(object(json!({
+        let own = json!({
             "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
             "context": arguments.context, "tokens": rows,
-        })));
+        });
+        let about = place.describe("decode", own);
         cases.case(about, || {
             let timed = passes(arguments, &place, &target, &mut cache, rows)?;
             let mut figures = timed.figures(rows);

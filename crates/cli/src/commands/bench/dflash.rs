@@ -1,21 +1,17 @@
 //! DFlash steps from given features, or with the target online: hard labels at the slots of drawn
 //! blocks, whose weights decay, over one document that is supervised everywhere.
 
-use longdraft_features::{BatchFeatures, run_target};
-use longdraft_kernels::backward::backward;
-use longdraft_kernels::factors::with_factors;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
 use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_parallel::Gradients;
 use longdraft_train::method::block::{BlockBudget, BlockDraws, BlockLoss, BlockObjective};
 use longdraft_train::objective::Objective;
-use longdraft_train::optim::{AdamW, AdamWConfig};
+use longdraft_train::optim::AdamWConfig;
 use serde_json::json;
 
-use super::clock::{Timed, time};
-use super::{Cases, Place, object, shape};
+use super::clock::Timed;
+use super::{Cases, Place, drafting, shape};
 use crate::cli::benchmarking::DflashBenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -29,18 +25,18 @@ pub(super) fn run(arguments: &DflashBenchArguments, cases: &mut Cases) -> Result
     let place = Place::open(&arguments.bench)?;
     let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
     let sizes = sizes(&config, arguments)?;
-    let target =
-        if arguments.online { Some(shape::target(&arguments.shape, &place)?) } else { None };
+    let online = arguments.online.then(|| shape::target(&arguments.shape, &place));
+    let target = online.transpose()?;
     let tables = shape::Tables::of(&config, target.as_ref(), &place)?;
     for &tokens in &arguments.tokens {
         let draws = draws(arguments);
         let blocks = draws.of(&shape::batch(tokens, 0, config.vocab_size)).len();
-        let mut about = place.describe("dflash");
-        about.extend(object(json!({
+        let own = json!({
             "shape": arguments.shape.shape, "layers": config.num_hidden_layers,
             "online": arguments.online, "draft_layers": sizes.layers.len(),
             "taps": sizes.target_layers.len(), "block": sizes.block_size, "blocks": blocks,
-        })));
+        });
+        let about = place.describe("dflash", own);
         cases.steps(about, tokens, || {
             let objective = objective(&sizes, &tables, (arguments, draws), &place)?;
             steps(arguments, &place, (&config, target.as_ref()), &objective, tokens)
@@ -88,32 +84,13 @@ fn steps(
     objective: &BlockObjective,
     tokens: usize,
 ) -> Result<Timed> {
-    let parameters = objective.draft().parameters();
     let clipped = AdamWConfig { clip_norm: 1.0, weight_decay: 0.0, ..Default::default() };
-    let mut optimizer = AdamW::new(clipped, parameters);
     let taps = objective.draft().taps().len();
-    let prepare = |step| -> Result<(_, Option<BatchFeatures>)> {
-        let given = match target {
-            None => Some(shape::tapped(tokens, taps, config, place)?),
-            Some(_) => None,
-        };
-        Ok((shape::batch(tokens, step, config.vocab_size), given))
-    };
-    time(place, &arguments.bench, prepare, |(batch, given)| {
-        let features = match (given, target) {
-            (None, Some(target)) => run_target(target, &batch, None, &objective.needs())?,
-            (given, _) => given.ok_or_else(|| Failure::work("no features were drawn"))?,
-        };
-        let prepared = objective.prepare(&batch, &features)?;
-        let denominators = &prepared.denominators;
-        let (loss, gradients) = with_factors(|| -> Result<_> {
-            let share = objective.share(&batch, &features, &prepared, denominators, true)?;
-            let loss = share.loss.ok_or_else(|| Failure::work("no slot is learned"))?;
-            let mut gradients = Gradients::new(parameters);
-            gradients.add(parameters, &backward(&loss)?)?;
-            Ok((loss.detach(), gradients))
-        })?;
-        optimizer.step(parameters, &gradients, LEARNING_RATE)?;
-        Ok(Some(loss))
-    })
+    drafting::steps(
+        (place, &arguments.bench),
+        objective,
+        (clipped, LEARNING_RATE),
+        (config, target, tokens),
+        || shape::tapped(tokens, taps, config, place),
+    )
 }

@@ -2,22 +2,18 @@
 //! the draft's own vocabulary, every row learned that has a token to learn.
 
 use candle_core::{Device, Tensor};
-use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
-use longdraft_kernels::backward::backward;
-use longdraft_kernels::factors::with_factors;
+use longdraft_features::{BatchFeatures, TeacherFeatures};
+use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
-use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
-use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
-use longdraft_train::objective::Objective;
-use longdraft_train::optim::{AdamW, AdamWConfig};
+use longdraft_train::optim::AdamWConfig;
 use serde_json::json;
 
-use super::clock::{Timed, time};
-use super::{Cases, Place, object, shape};
+use super::clock::Timed;
+use super::{Cases, Place, drafting, shape};
 use crate::cli::benchmarking::Eagle3BenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -29,15 +25,15 @@ pub(super) fn run(arguments: &Eagle3BenchArguments, cases: &mut Cases) -> Result
     let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
     let size = arguments.draft_vocab_size.unwrap_or_else(|| draft_vocabulary(&config));
     let sizes = sizes(&config, size)?;
-    let target =
-        if arguments.online { Some(shape::target(&arguments.shape, &place)?) } else { None };
+    let online = arguments.online.then(|| shape::target(&arguments.shape, &place));
+    let target = online.transpose()?;
     let tables = shape::Tables::of(&config, target.as_ref(), &place)?;
     for &tokens in &arguments.tokens {
-        let mut about = place.describe("eagle3");
-        about.extend(object(json!({
+        let own = json!({
             "shape": arguments.shape.shape, "layers": config.num_hidden_layers,
             "online": arguments.online, "draft_vocab_size": size,
-        })));
+        });
+        let about = place.describe("eagle3", own);
         cases.steps(about, tokens, || {
             let objective = objective(&sizes, &tables, &place)?;
             steps(arguments, &place, (&config, target.as_ref()), &objective, tokens)
@@ -98,31 +94,12 @@ fn steps(
     objective: &Eagle3Objective,
     tokens: usize,
 ) -> Result<Timed> {
-    let parameters = objective.eagle3().parameters();
     let clipped = AdamWConfig { clip_norm: 0.5, ..Default::default() };
-    let mut optimizer = AdamW::new(clipped, parameters);
-    let prepare = |step| -> Result<(_, Option<BatchFeatures>)> {
-        let given = match target {
-            None => Some(drawn_features(tokens, config, place)?),
-            Some(_) => None,
-        };
-        Ok((shape::batch(tokens, step, config.vocab_size), given))
-    };
-    time(place, &arguments.bench, prepare, |(batch, given)| {
-        let features = match (given, target) {
-            (None, Some(target)) => run_target(target, &batch, None, &objective.needs())?,
-            (given, _) => given.ok_or_else(|| Failure::work("no features were drawn"))?,
-        };
-        let plan = objective.plan(&batch, &features)?;
-        let denominators = objective.denominators(&plan);
-        let (loss, gradients) = with_factors(|| -> Result<_> {
-            let outcome = objective.evaluate(&batch, &features, &plan, &denominators, true)?;
-            let loss = outcome.loss.ok_or_else(|| Failure::work("no row is learned"))?;
-            let mut gradients = Gradients::new(parameters);
-            gradients.add(parameters, &backward(&loss)?)?;
-            Ok((loss.detach(), gradients))
-        })?;
-        optimizer.step(parameters, &gradients, LEARNING_RATE)?;
-        Ok(Some(loss))
-    })
+    drafting::steps(
+        (place, &arguments.bench),
+        objective,
+        (clipped, LEARNING_RATE),
+        (config, target, tokens),
+        || drawn_features(tokens, config, place),
+    )
 }

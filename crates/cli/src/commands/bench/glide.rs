@@ -4,19 +4,16 @@ use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target, sequence_of};
-use longdraft_kernels::backward::backward;
-use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{Compat, GlideConfig, GlideDraft};
 use longdraft_models::target_model::{Tap, Taps, Target};
-use longdraft_parallel::Gradients;
 use longdraft_train::method::glide::{GlideObjective, GlideObjectiveConfig};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::{AdamW, AdamWConfig};
 
 use super::clock::{Timed, time};
-use super::{Cases, Place, object, shape};
+use super::{Cases, Place, drafting, shape};
 use crate::cli::benchmarking::GlideBenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -29,12 +26,12 @@ pub(super) fn run(arguments: &GlideBenchArguments, cases: &mut Cases) -> Result<
     let target = Arc::new(shape::target(&arguments.shape, &place)?);
     for &tokens in &arguments.tokens {
         for &documents in &arguments.documents {
-            let mut about = place.describe("glide");
-            about.extend(object(serde_json::json!({
+            let own = serde_json::json!({
                 "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
                 "documents": documents, "soft": arguments.soft, "cached": arguments.cached,
                 "llm_loss": arguments.llm_loss,
-            })));
+            });
+            let about = place.describe("glide", own);
             cases.steps(about, tokens, || steps(arguments, &place, &target, (tokens, documents)));
         }
     }
@@ -68,15 +65,12 @@ fn steps(
                 None if arguments.llm_loss => with_own_loss(target, &batch)?,
                 None => run_target(target, &batch, None, &objective.needs())?,
             };
-            let (mean, gradients) = with_factors(|| -> Result<_> {
+            let mean = || {
                 let loss = objective.loss((&batch, &vec![DELAY; tokens]), &features, true)?;
                 let sum = loss.numerator.ok_or_else(|| Failure::work("no row is learned"))?;
-                let mean = (sum / loss.denominator as f64)?;
-                let mut gradients = Gradients::new(&parameters);
-                gradients.add(&parameters, &backward(&mean)?)?;
-                Ok((mean.detach(), gradients))
-            })?;
-            optimizer.step(&parameters, &gradients, LEARNING_RATE)?;
+                Ok((sum / loss.denominator as f64)?)
+            };
+            let mean = drafting::update(&parameters, &mut optimizer, LEARNING_RATE, mean)?;
             kept = arguments.cached.then_some(features);
             Ok(Some(mean))
         },

@@ -8,6 +8,7 @@ mod capture;
 mod clock;
 mod decode;
 mod dflash;
+mod drafting;
 mod eagle3;
 mod glide;
 mod pretrain;
@@ -68,11 +69,14 @@ impl Place {
         Ok(Self { device, options })
     }
 
-    fn describe(&self, case: &str) -> Map<String, Value> {
-        object(json!({
+    /// What a case is, with what it has of its own.
+    fn describe(&self, case: &str, own: Value) -> Map<String, Value> {
+        let mut about = object(json!({
             "impl": "longdraft", "case": case, "device": name_of(&self.device),
             "dtype": self.options.dtype.as_str(), "threads": rayon::current_num_threads(),
-        }))
+        }));
+        about.extend(object(own));
+        about
     }
 }
 

@@ -6,6 +6,7 @@ use longdraft_kernels::backward::backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::Gradients;
 use longdraft_pretrain::{Muon, MuonConfig};
+use serde_json::json;
 
 use super::clock::{Timed, time};
 use super::{Cases, Place, shape};
@@ -16,9 +17,8 @@ use crate::failure::{Failure, Result};
 pub(super) fn run(arguments: &PretrainBenchArguments, cases: &mut Cases) -> Result<()> {
     let place = Place::open(&arguments.bench)?;
     for &tokens in &arguments.tokens {
-        let mut about = place.describe("pretrain");
-        about.insert("sequence".to_owned(), tokens.into());
-        about.insert("sequences".to_owned(), arguments.sequences.into());
+        let own = json!({ "sequence": tokens, "sequences": arguments.sequences });
+        let about = place.describe("pretrain", own);
         cases.steps(about, tokens * arguments.sequences, || steps(arguments, &place, tokens));
     }
     Ok(())

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{DecodingArguments, EvalDecodeArguments, PaceChoice, WeightDtype};
 use crate::commands::recorded::last_change;
+use crate::commands::write_json;
 use crate::decoding::{Models, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
@@ -287,10 +288,8 @@ pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
 }
 
 fn keep(folder: &Path, record: &DecodeRecord) -> Result<()> {
-    let path = folder.join(DECODE_FILE);
-    std::fs::create_dir_all(folder).map_err(Failure::at(&path))?;
-    let text = serde_json::to_string_pretty(record).map_err(Failure::at(&path))?;
-    std::fs::write(&path, format!("{text}\n")).map_err(Failure::at(&path))
+    std::fs::create_dir_all(folder).map_err(Failure::at(folder))?;
+    write_json(&folder.join(DECODE_FILE), record)
 }
 
 /// The first cell's main figures, and everything under `record`.

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use longdraft_models::weights::atomic::write_atomically;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
 use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
 use longdraft_records::{FIT_LAYOUT, other_layout};
@@ -16,6 +15,7 @@ use super::prompts::Split;
 use super::rules::Plan;
 use super::search::{Choice, Tried};
 use super::trial::Trial;
+use crate::commands::write_json;
 use crate::failure::{Failure, Result};
 
 /// What must stay the same from call to call.
@@ -130,7 +130,7 @@ impl Ledger {
     /// - the folder holds a fit of something else, another process fits in it, or it cannot be written
     pub(super) fn open(folder: &Path, settings: &Settings, split: &Split) -> Result<Self> {
         let path = folder.join(STATE_FILE);
-        std::fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+        std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         let lock = RunLock::acquire(folder)?;
         let state = match std::fs::read_to_string(&path) {
             Ok(text) => read(&path, &text, settings)?,
@@ -143,7 +143,7 @@ impl Ledger {
                 trial: None,
                 rounds: Vec::new(),
             },
-            Err(error) => return Err(unwritable(&path, &error)),
+            Err(error) => return Err(Failure::unwritable(&path)(error)),
         };
         let (folder, events) = (folder.to_path_buf(), Events::none());
         let mut ledger = Self { folder, state, events, noted: Instant::now(), _lock: lock };
@@ -191,8 +191,7 @@ impl Ledger {
         if let Some(round) = self.state.rounds.last_mut() {
             round.spent += running;
         }
-        let text = serde_json::to_string_pretty(&self.state).map_err(Failure::work)?;
-        Ok(write_atomically(&self.folder.join(STATE_FILE), format!("{text}\n").as_bytes())?)
+        write_json(&self.folder.join(STATE_FILE), &self.state)
     }
 
     /// Begins a phase.
@@ -201,11 +200,6 @@ impl Ledger {
         self.events.phase(phase, self.number());
         self.write()
     }
-}
-
-fn unwritable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::usage(format!("{}: nothing can be written there: {error}", path.display()))
-        .hint("give another folder with --output DIR")
 }
 
 fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {

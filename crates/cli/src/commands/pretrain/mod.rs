@@ -5,7 +5,7 @@ mod experiment;
 mod quantize;
 mod table;
 
-use longdraft_configuration::{file_text, read_pretrain, recheck};
+use longdraft_configuration::{read_pretrain, recheck};
 use longdraft_models::bits_per_byte::Score;
 use longdraft_models::sha256;
 use longdraft_parallel::World;
@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 
 use super::{plan, write_json};
 use crate::cli::TrainArguments;
+use crate::commands::recorded::{config_text, save_config};
 use crate::commands::train::require_extension;
-use crate::failure::{Failure, Result};
+use crate::failure::Result;
 use crate::interrupts::Interrupts;
 use crate::progress::Lines;
 use crate::ranks::{Voice, over_ranks};
@@ -84,7 +85,7 @@ pub(super) fn train(
     world: &World,
     progress: &mut Progress,
 ) -> Result<Trained> {
-    let text = config_text(&config)?;
+    let text = config_text(&config, &config.references, &config.output)?;
     if !world.is_first() {
         // The first rank reports for all.
         config.tracking.report_to.clear();
@@ -93,7 +94,7 @@ pub(super) fn train(
     let config = run.config().clone();
     if world.is_first() {
         // Not before: a refused run keeps the configuration that it was made with.
-        save_config(&config, &text)?;
+        save_config(&config.output, &text)?;
     }
     let hash = sha256::of_text(&text)[..12].to_owned();
     progress.voice.say(&format!(
@@ -196,19 +197,6 @@ pub(super) fn print_artifact(
         sizes.total(),
         if sizes.fits() { "within" } else { "BEYOND" }
     );
-}
-
-/// The composed configuration as text.
-fn config_text(config: &PretrainConfig) -> Result<String> {
-    file_text(config, &config.references).map_err(Failure::at(&config.output))
-}
-
-/// Keeps the composed configuration and the version beside the run.
-fn save_config(config: &PretrainConfig, text: &str) -> Result<()> {
-    let fail = Failure::at(&config.output);
-    std::fs::create_dir_all(&config.output).map_err(fail)?;
-    let whole = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
-    std::fs::write(config.output.join("config.yaml"), whole).map_err(fail)
 }
 
 /// Prints a run's events; stops it when the user asks.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use longdraft_pretrain::Standing;
 use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_train::checkpoint::{Located, RunLock, Wanted, read_state, stages};
@@ -115,16 +116,20 @@ impl Found {
 
 /// How one stage stands, and its steps.
 fn standing(run: &Path) -> (State, Option<(u64, Option<u64>)>) {
-    let checkpoint = Located::at(run, Wanted::Newest);
-    let saved = checkpoint.and_then(|located| read_state(&located.checkpoint).ok());
-    let steps = saved.as_ref().map(|saved| (saved.step, saved.steps()));
+    let of_draft = || {
+        let located = Located::at(run, Wanted::Newest)?;
+        let saved = read_state(&located.checkpoint).ok()?;
+        Some((saved.step, saved.steps(), saved.is_finished()))
+    };
+    let of_model = || Standing::of(run).map(|saved| (saved.step, saved.steps, saved.is_finished));
+    let saved = of_draft().or_else(of_model);
     let state = match saved {
         _ if RunLock::is_held(run) => State::Running,
-        Some(saved) if saved.is_finished() => State::Finished,
+        Some((.., true)) => State::Finished,
         Some(_) => State::Stopped,
         None => State::Begun,
     };
-    (state, steps)
+    (state, saved.map(|(step, steps, _)| (step, steps)))
 }
 
 /// Bytes and files below a folder; links are not followed.

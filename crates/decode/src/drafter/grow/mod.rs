@@ -17,7 +17,7 @@ use super::{Asked, DraftContext, DraftModel, Drafted, Forecast, Logits, Plan, Re
 use crate::distribution::normalise;
 use crate::draws::{Place, Purpose};
 use crate::error::{DecodeError, Result};
-use crate::shape::DraftShape;
+use crate::layout::DraftShape;
 use crate::tree::{Origin, Tree};
 
 /// A tree that grows: what is said after its newest nodes is asked for, and decides about their children.

@@ -167,14 +167,7 @@ impl<'a> Heard<'a> {
     }
 
     fn pooled(&self) -> Side {
-        let mut pooled = Side::default();
-        for side in &self.sides {
-            pooled.tokens += side.tokens;
-            pooled.requests += side.requests;
-            pooled.prefill_seconds += side.prefill_seconds;
-            pooled.decode_seconds += side.decode_seconds;
-        }
-        pooled
+        Side::pooled(&self.sides)
     }
 }
 
