@@ -135,7 +135,8 @@ mod tests {
             ("Qwen/Qwen3-235B-A22B-Instruct-2507", 235.09),
         ] {
             assert!((billions(name, 4, 1) / 4.0 - parameters).abs() < 0.01, "{name}");
-            assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 0.03, "{name}");
+            // Norms and routers keep 32 bits.
+            assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 1e-3 * parameters, "{name}");
             // A quarter of the layers and both ends.
             let config = published_config(name).expect("a published target");
             let ends = weight_bytes(&config, Layers::None, 4, 4) as f64 / 1e9;
