@@ -141,7 +141,7 @@ mod tests {
             let config = published_config(name).expect("a published target");
             let ends = weight_bytes(&config, Layers::None, 4, 4) as f64 / 1e9;
             let shared = billions(name, 4, 4) - ends;
-            assert!((shared + ends / 4.0 - parameters).abs() < 0.05, "{name}");
+            assert!((shared + ends / 4.0 - parameters).abs() < 2e-3 * parameters, "{name}");
         }
     }
 }
