@@ -26,12 +26,12 @@ pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let changes = with_device(&arguments.overrides, arguments.device);
     let mut config = read_stage(&arguments.config, &changes)?;
     arguments.drafts.iter().try_for_each(|path| DraftSource::find(path).map(drop))?;
+    let contexts = ranges(&arguments.contexts, config.data.row_tokens)?;
     // Drafts bring their weights: no layer of the target is wanted for initial ones.
     config.draft.from = arguments.drafts.first().cloned();
     let target = open_target(&config, &World::single())?;
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let mut progress = TrainingProgress::new(Interrupts::default(), Voice::alone());
-    let contexts = ranges(&arguments.contexts, config.data.row_tokens)?;
     let places: Vec<_> = std::iter::once(None).chain(contexts.iter().cloned().map(Some)).collect();
     let of_target = (&target, &tokenizer);
     let measured = measure_at_places(&config, &arguments.drafts, &places, of_target, &mut progress);
