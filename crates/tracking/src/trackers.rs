@@ -53,7 +53,8 @@ impl Trackers {
             match call(tracker.as_mut()) {
                 Ok(()) => self.open.push((name, tracker)),
                 Err(error) => {
-                    self.warnings.push(format!("{name} is switched off, training goes on: {error}"));
+                    self.warnings
+                        .push(format!("{name} is switched off, training goes on: {error}"));
                 }
             }
         }
