@@ -48,6 +48,7 @@ mod composed;
 mod cuda;
 mod fused_op;
 mod gemm;
+mod large_pages;
 mod settings;
 mod simd;
 mod storage;

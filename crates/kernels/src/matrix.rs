@@ -17,6 +17,7 @@ use crate::gemm::quantised::{FixedRows, Kernel, matmul_quantised};
 use crate::gemm::{
     BLOCK, Blocks, GROUP, Mat, Product, Right, held_bytes, matmul_each, put_side_by_side,
 };
+use crate::large_pages::WeightBytes;
 use crate::linear::{Weight, linear, linear_onto};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
@@ -30,7 +31,7 @@ pub struct QuantisedMatrix {
     outputs: usize,
     inputs: usize,
     /// Of 16 rows side by side.
-    bytes: Vec<u8>,
+    bytes: WeightBytes,
 }
 
 /// Bytes of stored rows that are put side by side at a time.
@@ -69,7 +70,7 @@ impl QuantisedMatrix {
             return Err(wrong(format!("[{outputs}, {inputs}] is no matrix of blocks of {name}")));
         };
         let row = inputs / format.values() * format.bytes();
-        let mut bytes = vec![0; held];
+        let mut bytes = WeightBytes::zeroed(held);
         let groups = outputs.div_ceil(GROUP);
         let together = (PIECE / (GROUP * row).max(1)).max(1);
         let pieces = bytes.par_chunks_mut((together * held / groups.max(1)).max(1)).enumerate();
@@ -100,7 +101,7 @@ impl QuantisedMatrix {
         if held_bytes(format, outputs, inputs) != Some(bytes.len()) {
             bail!("{} bytes are no [{outputs}, {inputs}] matrix of {}", bytes.len(), format.name());
         }
-        Ok(Self { format, outputs, inputs, bytes })
+        Ok(Self { format, outputs, inputs, bytes: WeightBytes::Own(bytes) })
     }
 
     /// The blocks as they lie in memory, for [`Self::from_side_by_side`].
@@ -148,7 +149,7 @@ impl QuantisedMatrix {
     fn select(&self, rows: &[u32]) -> Result<Self> {
         self.check(rows)?;
         let &Self { format, inputs, .. } = self;
-        let bytes = self.blocks().gathered(rows);
+        let bytes = WeightBytes::Own(self.blocks().gathered(rows));
         Ok(Self { format, outputs: rows.len(), inputs, bytes })
     }
 
@@ -167,6 +168,7 @@ impl QuantisedMatrix {
         for group in self.bytes.chunks_exact(group.max(1)) {
             bytes.extend_from_slice(&group[part.clone()]);
         }
+        let bytes = WeightBytes::Own(bytes);
         Ok(Self { format, outputs, inputs: inputs.len(), bytes })
     }
 }

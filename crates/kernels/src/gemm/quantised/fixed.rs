@@ -15,20 +15,19 @@ const ROUNDING: f32 = 12_582_912.0;
 /// the nearest.
 ///
 /// The rows of a tile, [`MOST_ROWS`] of them or what is left, lie side by side: one block of each, then
-/// the next. A kernel reads them as one stream, from one address.
+/// the next. A kernel reads them with what holds for them as one stream, from one address.
 #[derive(Debug, Default)]
 pub(crate) struct FixedRows {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// `[cols / 32, rows, 32]` of every tile.
-    pub(super) codes: Vec<i8>,
     /// `[cols / 32, rows]` of every tile.
     pub(super) blocks: Vec<FixedBlock>,
 }
 
-/// What holds for 32 values.
+/// 32 values of a row.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct FixedBlock {
+    pub(super) codes: [i8; BLOCK],
     /// NaN where a value is not finite, and so is every product.
     pub(super) scale: f32,
     /// Sum of the values.
@@ -43,53 +42,43 @@ impl FixedRows {
         let Mat { rows, cols, .. } = a;
         assert!(cols.is_multiple_of(BLOCK), "a row does not consist of blocks");
         assert!(a.col_stride == 1 || cols == 0, "rows of the left operand have gaps");
-        let mut codes = vec![0; rows * cols];
         let mut blocks = vec![FixedBlock::default(); rows * cols / BLOCK];
-        let tile = |(tile, (codes, blocks)): (usize, (&mut [i8], &mut [FixedBlock]))| {
+        let tile = |(tile, blocks): (usize, &mut [FixedBlock])| {
             let rows = MOST_ROWS.min(rows - tile * MOST_ROWS);
             for row in 0..rows {
                 let values = &a.data[(tile * MOST_ROWS + row) * a.row_stride..][..cols];
-                fix(values, codes, blocks, row, rows);
+                fix(values, blocks, row, rows);
             }
         };
-        let (width, height) = ((MOST_ROWS * cols).max(1), (MOST_ROWS * cols / BLOCK).max(1));
+        let height = (MOST_ROWS * cols / BLOCK).max(1);
         if rows <= MOST_ROWS {
-            codes.chunks_mut(width).zip(blocks.chunks_mut(height)).enumerate().for_each(tile);
+            blocks.chunks_mut(height).enumerate().for_each(tile);
         } else {
-            let codes = codes.par_chunks_mut(width);
-            codes.zip(blocks.par_chunks_mut(height)).enumerate().for_each(tile);
+            blocks.par_chunks_mut(height).enumerate().for_each(tile);
         }
-        Self { rows, cols, codes, blocks }
+        Self { rows, cols, blocks }
     }
 
     /// One row that is given as codes from -127 on, whose scales are of [`BLOCK`] of them each.
     pub(crate) fn of_codes(codes: &[i8], scales: &[f32]) -> Self {
         assert_eq!(codes.len(), scales.len() * BLOCK, "a scale for every {BLOCK} codes");
-        let block = |(codes, scale): (&[i8], &f32)| {
+        let block = |(codes, scale): (&[i8; BLOCK], &f32)| {
             let sum = |codes: &[i8]| codes.iter().map(|code| i32::from(*code)).sum::<i32>();
             let (first, second) = codes.split_at(BLOCK / 2);
             let sums = [sum(first), sum(second)];
-            FixedBlock { scale: *scale, offset: scale * (sums[0] + sums[1]) as f32, sums }
+            let offset = scale * (sums[0] + sums[1]) as f32;
+            FixedBlock { codes: *codes, scale: *scale, offset, sums }
         };
-        let blocks = codes.chunks_exact(BLOCK).zip(scales).map(block).collect();
-        Self { rows: 1, cols: codes.len(), codes: codes.to_vec(), blocks }
+        let blocks = codes.as_chunks::<BLOCK>().0.iter().zip(scales).map(block).collect();
+        Self { rows: 1, cols: codes.len(), blocks }
     }
 }
 
 vectorised! {
     /// One of a tile's rows.
-    fn fix(
-        values: &[f32],
-        codes: &mut [i8],
-        blocks: &mut [FixedBlock],
-        row: usize,
-        rows: usize,
-    ) {
-        let values = values.as_chunks::<BLOCK>().0;
-        let codes = codes.as_chunks_mut::<BLOCK>().0;
-        for (block, values) in values.iter().enumerate() {
-            let place = block * rows + row;
-            blocks[place] = FixedBlock::of(values, &mut codes[place]);
+    fn fix(values: &[f32], blocks: &mut [FixedBlock], row: usize, rows: usize) {
+        for (block, values) in values.as_chunks::<BLOCK>().0.iter().enumerate() {
+            blocks[block * rows + row] = FixedBlock::of(values);
         }
     }
 }
@@ -102,7 +91,7 @@ impl FixedBlock {
     )]
     #[allow(clippy::needless_range_loop, reason = "vectorised")]
     #[inline(always)]
-    fn of(values: &[f32; BLOCK], codes: &mut [i8; BLOCK]) -> Self {
+    fn of(values: &[f32; BLOCK]) -> Self {
         // Bits of magnitudes are in the order of the magnitudes, infinity and NaN last.
         let mut largest = 0;
         for i in 0..BLOCK {
@@ -111,13 +100,13 @@ impl FixedBlock {
         let largest = f32::from_bits(largest.cast_unsigned());
         let inverse = LARGEST / largest;
         if !largest.is_finite() {
-            return Self { scale: f32::NAN, offset: f32::NAN, sums: [0; 2] };
+            return Self { scale: f32::NAN, offset: f32::NAN, ..Self::default() };
         }
         if !inverse.is_finite() {
             // Zeros, or numbers below 1e-34.
             return Self::default();
         }
-        let mut rounded = [0; BLOCK];
+        let (mut codes, mut rounded) = ([0; BLOCK], [0; BLOCK]);
         for i in 0..BLOCK {
             let moved = (values[i] * inverse + ROUNDING).to_bits().cast_signed();
             rounded[i] = moved - ROUNDING.to_bits().cast_signed();
@@ -129,6 +118,6 @@ impl FixedBlock {
             second += rounded[BLOCK / 2 + i];
         }
         let scale = largest / LARGEST;
-        Self { scale, offset: scale * (first + second) as f32, sums: [first, second] }
+        Self { codes, scale, offset: scale * (first + second) as f32, sums: [first, second] }
     }
 }

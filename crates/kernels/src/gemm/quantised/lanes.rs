@@ -1,8 +1,9 @@
 //! The inner kernel of every vector instruction set: 16 columns side by side.
 //!
-//! 32 steps of the columns are unpacked once, and multiplied with all rows of the pass.
+//! 32 steps of the columns are unpacked once, and multiplied with all rows of the tile.
 
 use super::super::micro::{Destination, store};
+use super::fixed::FixedBlock;
 use super::format::{Floats, Layout, SIGN, Scales};
 use super::side_by_side::WORDS;
 use super::{BLOCK, BlockFormat, GROUP, MOST_ROWS, Tile};
@@ -37,8 +38,28 @@ pub(super) trait Lanes {
     /// Entry of a table of 16 for every byte below 16.
     unsafe fn look_up(table: &[u8; 16], index: Self::Bytes) -> Self::Bytes;
 
-    /// `Σ (code − zero) x` over `codes` and four activations for each of them, whose sum is `x_sum`.
-    unsafe fn products(codes: &[Self::Bytes], kind: Codes, x: *const i8, x_sum: i32) -> Self::Ints;
+    /// The same number in every column.
+    unsafe fn ints(value: i32) -> Self::Ints;
+    /// `Σ (code − zero) x` over `codes` and four activations for each of them, from `x` on, whose sum is `x_sum`.
+    unsafe fn product(codes: &[Self::Bytes], kind: Codes, x: *const i8, x_sum: i32) -> Self::Ints;
+    /// The same for the activations of several rows from the value `first` on, whose sums are `x_sums`.
+    #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+    #[inline(always)]
+    unsafe fn products<const R: usize>(
+        codes: &[Self::Bytes],
+        kind: Codes,
+        (rows, first): (&[FixedBlock; R], usize),
+        x_sums: [i32; R],
+    ) -> [Self::Ints; R] {
+        // SAFETY: passed on to the caller.
+        unsafe {
+            let mut sums = [Self::ints(0); R];
+            for ((sum, row), x_sum) in sums.iter_mut().zip(rows).zip(x_sums) {
+                *sum = Self::product(codes, kind, row.codes.as_ptr().add(first), x_sum);
+            }
+            sums
+        }
+    }
 
     /// 16 numbers of f16.
     unsafe fn halves(at: *const u8) -> Self::Floats;
@@ -159,21 +180,12 @@ unsafe fn of_group<V: Lanes, const FORMAT: usize, const ROWS: usize>(
                 }
                 let factors = factors::<V, FORMAT>(at, d, m);
                 let codes = unpacked::<V, FORMAT>(at);
-                let place = (block * layout.parts() + part) * rows;
-                // Written out, so that the sums stay in registers.
-                macro_rules! each_row {
-                    ($($row:literal)*) => {$(
-                        if $row < ROWS {
-                            let place = place + $row;
-                            acc[$row] =
-                                added::<V, FORMAT>(acc[$row], &codes, &factors, tile, place);
-                        }
-                    )*};
-                }
-                each_row!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-                if ROWS == 0 {
-                    for (row, acc) in acc[..rows].iter_mut().enumerate() {
-                        *acc = added::<V, FORMAT>(*acc, &codes, &factors, tile, place + row);
+                let fixed = tile.fixed.as_ptr().add((block * layout.parts() + part) * tile.rows);
+                if ROWS > 0 {
+                    add::<V, FORMAT, ROWS>(&mut acc[..ROWS], &codes, &factors, fixed);
+                } else {
+                    for (row, acc) in acc[..rows].chunks_exact_mut(1).enumerate() {
+                        add::<V, FORMAT, 1>(acc, &codes, &factors, fixed.add(row));
                     }
                 }
             }
@@ -283,45 +295,48 @@ unsafe fn plane<V: Lanes, const FORMAT: usize>(
     }
 }
 
-/// Adds the products of 32 values and one row's activations at `place`.
+/// Adds the products of 32 values and the activations of `R` rows from `fixed` on.
 ///
 /// # Safety
-/// As [`columns`]; the activations lie within the tile.
+/// As [`columns`]; the activations lie within the tile, and `acc` are `R` sums.
 #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
 #[inline(always)]
-unsafe fn added<V: Lanes, const FORMAT: usize>(
-    acc: V::Floats,
+unsafe fn add<V: Lanes, const FORMAT: usize, const R: usize>(
+    acc: &mut [V::Floats],
     codes: &[V::Bytes; STEPS],
     factors: &Factors<V>,
-    tile: &Tile<'_>,
-    place: usize,
-) -> V::Floats {
+    fixed: *const FixedBlock,
+) {
     let kind = const { Codes::of(&layout::<FORMAT>()) };
     let layout = const { layout::<FORMAT>() };
     // SAFETY: passed on to the caller.
     unsafe {
-        let x = tile.codes.as_ptr().add(place * BLOCK);
-        let fixed = &*tile.fixed.as_ptr().add(place);
+        let rows = &*fixed.cast::<[FixedBlock; R]>();
+        let sums = rows.each_ref().map(|row| row.sums);
         if !layout.scales.halves() {
-            let exact = V::products(codes, kind, x, fixed.sums[0] + fixed.sums[1]);
-            let scale = V::mul(factors.scale[0], V::splat(fixed.scale));
-            let sum = V::mul_add(V::to_floats(exact), scale, acc);
-            if layout.has_least() {
-                return V::mul_add(factors.least[0], V::splat(fixed.offset), sum);
+            let exact = V::products(codes, kind, (rows, 0), sums.map(|[a, b]| a + b));
+            for ((acc, exact), row) in acc.iter_mut().zip(exact).zip(rows) {
+                let scale = V::mul(factors.scale[0], V::splat(row.scale));
+                *acc = V::mul_add(V::to_floats(exact), scale, *acc);
+                if layout.has_least() {
+                    *acc = V::mul_add(factors.least[0], V::splat(row.offset), *acc);
+                }
             }
-            return sum;
+            return;
         }
         let (first, second) = codes.split_at(STEPS / 2);
-        let first = V::products(first, kind, x, fixed.sums[0]);
-        let second = V::products(second, kind, x.add(BLOCK / 2), fixed.sums[1]);
-        let sum = V::mul(V::to_floats(first), factors.scale[0]);
-        let mut sum = V::mul_add(V::to_floats(second), factors.scale[1], sum);
-        if layout.has_least() {
-            for (least, codes) in factors.least.iter().zip(fixed.sums) {
-                sum = V::mul_add(*least, V::splat(codes as f32), sum);
+        let first = V::products(first, kind, (rows, 0), sums.map(|[a, _]| a));
+        let second = V::products(second, kind, (rows, BLOCK / 2), sums.map(|[_, b]| b));
+        for (((acc, first), second), row) in acc.iter_mut().zip(first).zip(second).zip(rows) {
+            let sum = V::mul(V::to_floats(first), factors.scale[0]);
+            let mut sum = V::mul_add(V::to_floats(second), factors.scale[1], sum);
+            if layout.has_least() {
+                for (least, codes) in factors.least.iter().zip(row.sums) {
+                    sum = V::mul_add(*least, V::splat(codes as f32), sum);
+                }
             }
+            *acc = V::mul_add(sum, V::splat(row.scale), *acc);
         }
-        V::mul_add(sum, V::splat(fixed.scale), acc)
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) use side_by_side::{GROUP, held_bytes, put_side_by_side};
 
 use crate::threads::split;
 
-/// Most rows for which a block is unpacked once.
+/// Most rows of a tile, which reads the right operand once from beyond the caches.
 const MOST_ROWS: usize = 16;
 /// Rows of a task, a whole number of tiles: their fixed-point numbers fit the second-level cache.
 const TASK_ROWS: usize = 16 * MOST_ROWS;
@@ -180,8 +180,8 @@ pub(super) unsafe fn columns(
         for first_row in rows.clone().step_by(MOST_ROWS) {
             let tile = Tile {
                 format: b.format,
-                codes: &a.codes[first_row * a.cols..],
                 fixed: &a.blocks[first_row * blocks..],
+                rows: MOST_ROWS.min(rows.end - first_row),
                 blocks,
                 right: &b.data[first_col / GROUP * b.stride()..],
                 right_stride: b.stride(),
@@ -191,8 +191,7 @@ pub(super) unsafe fn columns(
             unsafe {
                 let Output { at, stride, accumulate } =
                     dst.part(first_row - rows.start, first_col, 0);
-                let rows = MOST_ROWS.min(rows.end - first_row);
-                tile.run(kernel, Destination { at, stride, rows, cols, accumulate });
+                tile.run(kernel, Destination { at, stride, rows: tile.rows, cols, accumulate });
             }
         }
     }
@@ -203,8 +202,9 @@ pub(super) unsafe fn columns(
 struct Tile<'a> {
     format: BlockFormat,
     /// From the first row on, as [`FixedRows`] has them.
-    codes: &'a [i8],
     fixed: &'a [FixedBlock],
+    /// Rows that lie side by side there.
+    rows: usize,
     /// Blocks of 32 of a row, and of a column.
     blocks: usize,
     /// The first group on.
@@ -278,6 +278,12 @@ impl Kernel {
 }
 
 impl Tile<'_> {
+    /// The rows from `first` on.
+    #[cfg(target_arch = "x86_64")]
+    fn from(self, first: usize) -> Self {
+        Self { fixed: &self.fixed[first..], ..self }
+    }
+
     /// # Safety
     /// The CPU has the instruction set; both operands reach as far as the tile, and `dst` is
     /// writable for its rows and columns.

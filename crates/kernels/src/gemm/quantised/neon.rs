@@ -88,6 +88,7 @@ impl Lanes for Quad {
             let high = widened(vshrq_n_u8::<4>(bytes));
             [four!(I => vcvtq_f32_u32(low[I])), four!(I => vcvtq_f32_u32(high[I]))]
         };
+        ints(value: i32) -> Four<int32x4_t> = [vdupq_n_s32(value); 4];
         to_floats(ints: Four<int32x4_t>) -> Four<float32x4_t> = four!(I => vcvtq_f32_s32(ints[I]));
         splat(value: f32) -> Four<float32x4_t> = [vdupq_n_f32(value); 4];
         mul(a: Four<float32x4_t>, b: Four<float32x4_t>) -> Four<float32x4_t> =
@@ -109,7 +110,7 @@ impl Lanes for Quad {
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn products(
+    unsafe fn product(
         codes: &[Four<uint8x16_t>],
         kind: Codes,
         x: *const i8,

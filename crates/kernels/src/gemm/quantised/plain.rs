@@ -23,17 +23,16 @@ pub(super) unsafe fn columns(tile: Tile<'_>, dst: Destination) {
                 codes[lane] = bits.map(|bits| layout.signed(bits));
             }
             for (row, acc) in acc.iter_mut().take(dst.rows).enumerate() {
-                let place = block * dst.rows + row;
-                let x = &tile.codes[place * BLOCK..][..BLOCK];
+                let fixed = &tile.fixed[block * tile.rows + row];
                 for ((acc, codes), factors) in acc.iter_mut().zip(&codes).zip(&factors) {
                     let exact = [0, BLOCK / 2].map(|half| {
-                        let pairs = x[half..][..BLOCK / 2].iter().zip(&codes[half..]);
+                        let pairs = fixed.codes[half..][..BLOCK / 2].iter().zip(&codes[half..]);
                         pairs.map(|(x, code)| i32::from(*x) * code).sum::<i32>()
                     });
                     *acc = if layout.scales.halves() {
-                        add_halves(*acc, exact, factors, &tile.fixed[place], layout.has_least())
+                        add_halves(*acc, exact, factors, fixed, layout.has_least())
                     } else {
-                        add_whole(*acc, exact, factors, &tile.fixed[place], layout.has_least())
+                        add_whole(*acc, exact, factors, fixed, layout.has_least())
                     };
                 }
             }

@@ -4,6 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::super::micro::Destination;
+use super::fixed::FixedBlock;
 use super::format::BlockFormat;
 use super::lanes::{Codes, Lanes, by_format_and_rows, columns};
 use super::{Kernel, Tile};
@@ -63,6 +64,7 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
             let low = _mm512_and_si512(bytes, _mm512_set1_epi32(15));
             [_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(bytes))]
         };
+        ints(value: i32) -> __m512i = _mm512_set1_epi32(value);
         to_floats(ints: __m512i) -> __m512 = _mm512_cvtepi32_ps(ints);
         splat(value: f32) -> __m512 = _mm512_set1_ps(value);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
@@ -79,16 +81,10 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn products(codes: &[__m512i], kind: Codes, x: *const i8, x_sum: i32) -> __m512i {
+    unsafe fn product(codes: &[__m512i], kind: Codes, x: *const i8, x_sum: i32) -> __m512i {
         // SAFETY: as the trait says.
         unsafe {
             let mut sum = _mm512_set1_epi32(-kind.zero * x_sum);
-            if VNNI {
-                for (step, codes) in codes.iter().enumerate() {
-                    sum = _mm512_dpbusd_epi32(sum, *codes, four!(_mm512_set1_epi32, x, step));
-                }
-                return sum;
-            }
             let ones = _mm512_set1_epi16(1);
             if kind.are_bytes() {
                 // One factor has to be unsigned: the code's sign moves to the activation.
@@ -113,6 +109,38 @@ impl<const VNNI: bool> Lanes for Wide<VNNI> {
                 }
             }
             sum
+        }
+    }
+
+    // With VNNI step by step for all rows: a row's products wait for each other, and the processor does not
+    // look far enough ahead for the next row's.
+    #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+    #[inline(always)]
+    unsafe fn products<const R: usize>(
+        codes: &[__m512i],
+        kind: Codes,
+        (rows, first): (&[FixedBlock; R], usize),
+        x_sums: [i32; R],
+    ) -> [__m512i; R] {
+        // SAFETY: as the trait says.
+        unsafe {
+            let mut sums = [Self::ints(0); R];
+            for ((sum, row), x_sum) in sums.iter_mut().zip(rows).zip(x_sums) {
+                *sum = if VNNI {
+                    Self::ints(-kind.zero * x_sum)
+                } else {
+                    Self::product(codes, kind, row.codes.as_ptr().add(first), x_sum)
+                };
+            }
+            if VNNI {
+                for (step, codes) in codes.iter().enumerate() {
+                    for (sum, row) in sums.iter_mut().zip(rows) {
+                        let x = row.codes.as_ptr().add(first);
+                        *sum = _mm512_dpbusd_epi32(*sum, *codes, four!(_mm512_set1_epi32, x, step));
+                    }
+                }
+            }
+            sums
         }
     }
 }
@@ -197,6 +225,7 @@ impl<const VNNI: bool> Lanes for Pair<VNNI> {
             let high = both!(bytes => _mm256_srli_epi32::<4>(bytes));
             [both!(low => _mm256_cvtepi32_ps(low)), both!(high => _mm256_cvtepi32_ps(high))]
         };
+        ints(value: i32) -> [__m256i; 2] = [_mm256_set1_epi32(value); 2];
         to_floats(ints: [__m256i; 2]) -> [__m256; 2] = both!(ints => _mm256_cvtepi32_ps(ints));
         splat(value: f32) -> [__m256; 2] = [_mm256_set1_ps(value); 2];
         mul(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] = both!(a, b => _mm256_mul_ps(a, b));
@@ -215,7 +244,7 @@ impl<const VNNI: bool> Lanes for Pair<VNNI> {
 
     #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
     #[inline(always)]
-    unsafe fn products(
+    unsafe fn product(
         codes: &[[__m256i; 2]],
         kind: Codes,
         x: *const i8,
@@ -288,7 +317,15 @@ pub(super) unsafe fn run(kernel: Kernel, tile: Tile<'_>, dst: Destination) {
     // SAFETY: passed on to the caller.
     unsafe {
         match kernel {
-            Kernel::Avx512Vnni => by_format_and_rows!(avx512_vnni, [1 2 3 4 5 6 7 8 16], tile, dst),
+            Kernel::Avx512Vnni => {
+                // Registers hold the sums of eight rows; more are two parts.
+                let part = if dst.rows > 8 { dst.rows.div_ceil(2) } else { dst.rows.max(1) };
+                for first in (0..dst.rows).step_by(part) {
+                    let (at, rows) = (dst.at.add(first * dst.stride), part.min(dst.rows - first));
+                    let (tile, dst) = (tile.from(first), Destination { at, rows, ..dst });
+                    by_format_and_rows!(avx512_vnni, [1 2 3 4 5 6 7 8], tile, dst);
+                }
+            }
             Kernel::Avx512 => by_format_and_rows!(avx512, [1], tile, dst),
             Kernel::AvxVnni => by_format_and_rows!(avx_vnni, [1 2], tile, dst),
             Kernel::Avx2 => by_format_and_rows!(avx2, [1 2], tile, dst),
