@@ -330,10 +330,16 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
         assert_eq!(place(&one, name), expected, "{name}");
     }
     // 16 bits on a GPU unless told otherwise.
-    let weights = |plan: &Value| items(plan, "target weights")[0]["bytes"].as_u64().expect("bytes");
+    let bytes = |plan: &Value, name: &str| items(plan, name)[0]["bytes"].as_u64().expect("bytes");
+    let whole = plan(&["precision=f32"]);
     // Norms stay in f32.
-    let (half, single) = (2 * weights(&one), weights(&plan(&["precision=f32"])));
+    let (half, single) = (2 * bytes(&one, "target weights"), bytes(&whole, "target weights"));
     assert!(half >= single && half - single < single / 100, "{half} {single}");
+    // So are the states of the frozen target and its cache, but not the stream nor the last keys.
+    let (half, single) = (bytes(&one, "target forward"), bytes(&whole, "target forward"));
+    assert!(half < single && 2 * half > single, "{half} {single}");
+    let cache = |plan: &Value| plan["cache_bytes"].as_u64().expect("bytes");
+    assert_eq!(2 * cache(&one), cache(&whole));
     for host in
         [&["optimizer.matrices=muon"][..], &["--ranks", "2"], &["parallel.optimizer_state=file"]]
     {

@@ -111,6 +111,8 @@ pub(crate) struct RowTraffic {
     pub(crate) tokens: u64,
     /// Layers of the target that run.
     pub(crate) layers: u64,
+    /// Those of them whose keys and values ranks exchange in bf16.
+    pub(crate) half_layers: u64,
     /// Bytes of the target's layers that ZeRO-3 gathers for a row, and of its ends.
     pub(crate) gathered_bytes: [u64; 2],
     /// Whether a layer is gathered while the one before computes.
@@ -125,7 +127,7 @@ pub(crate) struct RowTraffic {
 impl RowTraffic {
     /// What the ranks that share a row or the weights send for a rank's rows: ZeRO-3 gathers what it uses of
     /// the target and the draft once a row, `(N − 1) / N` of the bytes from every rank's part; sequence
-    /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer, and EAGLE-3's of the first
+    /// parallelism gathers the target's keys and values, `8 T K·D (S − 1) / S` a layer or half of it in bf16, and EAGLE-3's of the first
     /// step, `8 T K·D (S − 1) / S` there and as much for the gradients on the way back, and the teacher's states at
     /// the first tokens of every piece, of a row of one document. Ranks that share the layers (tensor parallelism) give ids, positions and
     /// documents of their rows to all, `12 T (M − 1)`; for every row that any of them has they sum the states
@@ -165,7 +167,10 @@ impl RowTraffic {
             own("draft's weights (ZeRO-3)", (spread(F32 * draft.all()), rounds), ranks, sums),
             own(
                 "keys and values (sequence)",
-                (share(keys, parts) * self.layers, 2 * self.layers),
+                (
+                    share(keys, parts) * self.layers - share(keys / 2, parts) * self.half_layers,
+                    2 * self.layers,
+                ),
                 parts,
                 sums,
             ),

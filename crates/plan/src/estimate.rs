@@ -6,14 +6,14 @@ use longdraft_parallel::ZeroStage;
 use longdraft_train::footprint::{F32, RowMemory};
 use serde::Serialize;
 
-use crate::communication::{self, RowTraffic, Sent, Ways};
+use crate::communication::{self, RowTraffic, Sent, Way, Ways};
 use crate::operations::{self, Speed};
 use crate::optimizer::Parameters;
 use crate::place::{
-    COPIES, DRAFT, GATHERED_DRAFT, GATHERED_TARGET, Item, NEW_WEIGHTS, ON_THEIR_WAY, PAGE_LOCKED,
-    PROGRAM, Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
+    COPIES, DRAFT, FACTORS, GATHERED_DRAFT, GATHERED_TARGET, Item, NEW_WEIGHTS, ON_THEIR_WAY,
+    PAGE_LOCKED, PROGRAM, Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
 };
-use crate::target::{self, ForwardPass};
+use crate::target::{self, ForwardPass, States};
 use crate::workload::Workload;
 
 /// Bytes of the program itself: code, runtime, thread stacks.
@@ -150,8 +150,14 @@ impl Workload {
         };
         let summed = if self.own_rows() > 1 { parameters.gradient_bytes() } else { 0 };
         let whole = parameters.gathered_weight_bytes();
+        // Products of 16 bits read weights that are turned once a step, or that the update wrote so and keeps.
+        let turned = self.layout.has_half_products();
+        let factors = if turned { parameters.weight_bytes().max(whole) / 2 } else { 0 };
+        let is_written = self.layout.half_states && places.updates_on_accelerator();
+        let [written, made] = if is_written { [factors, 0] } else { [0, factors] };
         let phase = |name, parts: Vec<(&'static str, u64)>| {
-            let all = resident.into_iter().chain([("features kept in memory", kept)]).chain(parts);
+            let always = [("features kept in memory", kept), (FACTORS, written)];
+            let all = resident.into_iter().chain(always).chain(parts);
             Phase { name, items: places.items(all) }
         };
         let before =
@@ -174,9 +180,6 @@ impl Workload {
             let gathered = (GATHERED_TARGET, learning);
             phases.push(phase("rows", [&rows[..], &[gathered]].concat()));
         }
-        // Products of 16 bits read weights that are turned once a step.
-        let turned = self.layout.has_half_products();
-        let factors = if turned { parameters.weight_bytes().max(whole) / 2 } else { 0 };
         let common = |more: [(&'static str, u64); 3]| {
             let mut parts = vec![
                 (GATHERED_DRAFT, whole),
@@ -184,7 +187,7 @@ impl Workload {
                 ("features", held),
                 ("activations", row.activations),
                 ("results of rows", row.results),
-                ("weights as products take them", factors),
+                (FACTORS, made),
             ];
             parts.extend(more);
             parts
@@ -303,7 +306,12 @@ impl Workload {
             tensor: self.tensor(),
             tapped,
             finishes: self.draft.teacher() != TeacherKind::None,
-            accelerator: self.layout.is_accelerator(),
+            states: match (self.layout.is_accelerator(), self.layout.half_states) {
+                (false, _) => States::OfCpu,
+                (true, false) => States::Single,
+                (true, true) => States::Half,
+            },
+            taps_keys: self.taps_keys(),
         }
     }
 
@@ -333,6 +341,7 @@ impl Workload {
             taps_keys: self.taps_keys(),
             tokens: self.row().tokens,
             layers: if online { self.target.num_hidden_layers as u64 } else { 0 },
+            half_layers: if online { self.half_layers(ways.sums) } else { 0 },
             gathered_bytes: self.gathered_bytes(),
             gathers_ahead: self.parts() == 1,
             ways,
@@ -342,6 +351,16 @@ impl Workload {
         sent.extend(traffic.all(&self.target, parameters));
         sent.retain(|sent| sent.bytes > 0);
         sent
+    }
+
+    /// Layers whose heads ranks exchange in bf16: where their devices do it, but for what is handed out.
+    fn half_layers(&self, way: Way) -> u64 {
+        if !self.layout.half_states || way == Way::Host {
+            return 0;
+        }
+        let handed_out = self.target.last_attention_layer().filter(|_| self.taps_keys());
+        let layers = (0..self.target.num_hidden_layers).filter(|layer| Some(*layer) != handed_out);
+        layers.filter(|layer| self.target.has_half_heads(*layer)).count() as u64
     }
 
     /// Operations of a token: the target's and the draft's.
@@ -364,6 +383,7 @@ mod tests {
 
     use longdraft_parallel::Reduction;
 
+    use super::FACTORS;
     use crate::{Layout, Links, Speed, Workload};
 
     /// A GLIDE draft of Qwen3-8B whose ranks have a GPU each and share all weights.
@@ -409,8 +429,39 @@ mod tests {
         };
         // Four rows for each of two groups, 36 layers: keys, and values.
         assert_eq!(of("keys and values (sequence)"), (4 * 36 * 2, 4));
+        let bytes = |layout| {
+            let sent = of_gpus(layout).estimate().sent;
+            let mut keys = sent.iter().filter(|sent| sent.name == "keys and values (sequence)");
+            keys.next().expect("gathered keys").bytes
+        };
+        // Heads in bf16 are half as much, but for the last layer's, which the draft reads.
+        let (single, half) = (bytes(layout), bytes(Layout { half_states: true, ..layout }));
+        assert_eq!(72 * half, 37 * single);
         assert_eq!(of("target's layers (ZeRO-3)"), (4 * 36, 8));
         assert_eq!(of("embedding and head (ZeRO-3)"), (4 * 2, 8));
+    }
+
+    #[test]
+    fn weights_that_the_update_writes_in_16_bits_are_there_all_the_time() {
+        let holds = |layout: Layout, name: &str| {
+            let config = serde_json::json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "draft": { "method": "glide" },
+            });
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let workload = Workload::new(&config, target, layout).expect("sizes that fit");
+            let phases = workload.estimate().phases;
+            let phase = phases.iter().find(|phase| phase.name == name).expect("a phase");
+            let factors = phase.items.iter().filter(|item| item.name == FACTORS);
+            factors.map(|item| item.bytes).sum::<u64>()
+        };
+        let one = Layout { target_value_bytes: 2, half_states: true, ..Layout::of(1, 0) };
+        let made = Layout { half_states: false, ..one };
+        let factors = holds(made, "backward");
+        assert!(factors > 0 && holds(made, "features") == 0);
+        assert_eq!([holds(one, "features"), holds(one, "backward")], [factors; 2]);
+        assert_eq!(holds(Layout::of(1, 1), "backward"), 0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Bytes of features: while they are made or read, and while they wait.
 
 use longdraft_features::TeacherKind;
+use longdraft_features::store::StoreDtype;
 use longdraft_train::footprint::F32;
 
 use crate::target::ForwardPass;
@@ -8,6 +9,8 @@ use crate::workload::Workload;
 
 /// Bytes of a most likely token: id and log-probability.
 const ENTRY: u64 = 8;
+/// Bytes of a bf16.
+const HALF: u64 = 2;
 
 impl Workload {
     /// Bytes while a row's features are made or read: a layer of the target, or what it put out with the
@@ -38,17 +41,19 @@ impl Workload {
     pub(crate) fn feature_bytes(&self) -> u64 {
         let row = self.row();
         let gathered = if self.taps_keys() { row.parts } else { 1 };
-        self.tapped_bytes(row.tokens * gathered) + self.teacher_bytes()
+        self.tapped_bytes(row.tokens * gathered, [F32; 2]) + self.teacher_bytes(F32)
     }
 
-    /// Bytes of what the draft taps of so many tokens: `8 T K D` of keys and values, `4 T Ht` of a layer.
-    fn tapped_bytes(&self, tokens: u64) -> u64 {
-        let keys = if self.taps_keys() { 2 * self.target.kv_size() } else { 0 };
-        let layers = self.tapped_layers().len() * self.target.hidden_size;
-        F32 * tokens * (keys + layers) as u64
+    /// Bytes of what the draft taps of so many tokens, of so many bytes a value of keys and values, `2 T K D`, and of
+    /// layers, `T Ht` each.
+    fn tapped_bytes(&self, tokens: u64, [of_keys, of_layers]: [u64; 2]) -> u64 {
+        let keys = if self.taps_keys() { 2 * self.target.kv_size() as u64 } else { 0 };
+        let layers = (self.tapped_layers().len() * self.target.hidden_size) as u64;
+        tokens * (of_keys * keys + of_layers * layers)
     }
 
-    fn teacher_bytes(&self) -> u64 {
+    /// Bytes of what the teacher hands out, of so many bytes a value of its states.
+    fn teacher_bytes(&self, of_states: u64) -> u64 {
         let (tokens, width) = (self.row().tokens, self.target.hidden_size as u64);
         let stored = self.features.store().is_some();
         match self.draft.teacher() {
@@ -56,13 +61,21 @@ impl Workload {
             TeacherKind::TopK(k) => ENTRY * tokens * k as u64,
             // A store keeps the tokens alone; the target hands out its states.
             TeacherKind::EveryTokenTopK(k) if stored => ENTRY * tokens * k as u64,
-            _ => F32 * tokens * width,
+            _ => of_states * tokens * width,
         }
     }
 
-    /// Bytes of a row as it lies in a store, widened to f32.
+    /// Bytes of a row of a store as it is read: for an accelerator as the store holds it, but for layers of 8 bits, which
+    /// are widened to f32 as all is for a CPU.
     pub(crate) fn record_bytes(&self) -> u64 {
-        self.tapped_bytes(self.row().tokens) + self.teacher_bytes()
+        let (of_states, of_layers) = match self.stored_as {
+            _ if !self.layout.is_accelerator() => (F32, F32),
+            StoreDtype::F32 => (F32, F32),
+            StoreDtype::Int8 => (HALF, F32),
+            StoreDtype::Bf16 => (HALF, HALF),
+        };
+        let tapped = self.tapped_bytes(self.row().tokens, [of_states, of_layers]);
+        tapped + self.teacher_bytes(of_states)
     }
 
     /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
@@ -86,5 +99,34 @@ impl Workload {
     fn final_values(&self) -> u64 {
         let is_read = self.draft.teacher() != TeacherKind::None;
         if is_read { self.target.hidden_size as u64 } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::published::published_config;
+    use longdraft_train::config::TrainConfig;
+
+    use crate::{Layout, Workload};
+
+    #[test]
+    fn a_gpu_reads_rows_as_a_store_holds_them() {
+        let bytes = |dtype: &str, threads: usize| {
+            let config = serde_json::json!({
+                "target": "t", "output": "o", "draft": { "method": "eagle3" },
+                "data": { "train": [{ "path": "p" }], "row_tokens": 1024 },
+                "train": { "features": "STORE" }, "capture": { "dtype": dtype },
+            });
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let workload = Workload::new(&config, target, Layout::of(1, threads));
+            workload.expect("sizes that fit").record_bytes()
+        };
+        // Three tapped layers and the final states.
+        let values = 1024 * 4096;
+        assert_eq!(bytes("bf16", 1), 4 * 4 * values);
+        assert_eq!(bytes("bf16", 0), 2 * 4 * values);
+        assert_eq!(bytes("f32", 0), 4 * 4 * values);
+        assert_eq!(bytes("int8", 0), (4 * 3 + 2) * values);
     }
 }

@@ -13,12 +13,16 @@ pub struct Layout {
     pub threads: usize,
     /// Bytes of a value of the target's matrices.
     pub target_value_bytes: usize,
+    /// Whether the frozen target computes in bf16 between its norms and its f32 sums: on an NVIDIA GPU whose products
+    /// take bf16.
+    pub half_states: bool,
 }
 
 impl Layout {
     /// Processes of some threads that share rows of a step only, with the target in f32.
     pub fn of(ranks: usize, threads: usize) -> Self {
-        Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes: 4 }
+        let (target_value_bytes, half_states) = (4, false);
+        Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes, half_states }
     }
 
     /// Whether models and activations lie in an accelerator's memory.

@@ -21,6 +21,7 @@ mod advice;
 mod communication;
 mod estimate;
 mod features;
+mod half_layer;
 mod language_model;
 mod layout;
 mod links;

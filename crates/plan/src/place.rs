@@ -29,11 +29,13 @@ pub(crate) const NEW_WEIGHTS: &str = "gathered new weights";
 pub(crate) const COPIES: &str = "copies of tensors";
 /// Rows of a store between its files and the accelerator.
 pub(crate) const ON_THEIR_WAY: &str = "rows on their way";
+/// Weights of the draft as products of 16 bits take them.
+pub(crate) const FACTORS: &str = "weights as products take them";
 /// The running average of pretraining.
 pub(crate) const AVERAGES: &str = "averaged weights";
 
-/// Bytes of page-locked memory that rows of a store go through.
-pub(crate) const PAGE_LOCKED: u64 = 16 << 20;
+/// Bytes of page-locked memory that rows of a store go through: two buffers.
+pub(crate) const PAGE_LOCKED: u64 = 2 * (16 << 20);
 
 /// A memory of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

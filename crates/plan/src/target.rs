@@ -20,6 +20,17 @@ fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
     if vector { F32 * values } else { bytes * values.div_ceil(ranks) }
 }
 
+/// Where the states of a forward pass lie, and as what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum States {
+    /// f32 in main memory.
+    OfCpu,
+    /// f32 on an accelerator.
+    Single,
+    /// bf16 between sums of f32, as [`crate::Layout::half_states`] says.
+    Half,
+}
+
 /// A forward pass over some tokens of a row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ForwardPass {
@@ -33,8 +44,10 @@ pub(crate) struct ForwardPass {
     pub(crate) tapped: u64,
     /// Whether the last layer's MLP runs: not for its keys and values alone.
     pub(crate) finishes: bool,
-    /// Whether it runs on a GPU.
-    pub(crate) accelerator: bool,
+    /// Where its states lie, and as what.
+    pub(crate) states: States,
+    /// Whether the last keys and values are handed out.
+    pub(crate) taps_keys: bool,
 }
 
 impl ForwardPass {
@@ -46,18 +59,34 @@ impl ForwardPass {
     /// chose the same expert: sums and a copy of the input, `2 H`, beside that expert's MLP, and on a GPU the
     /// outputs of its `k` experts, `k H`. A layer with a recurrent state holds its inputs, gates and outputs in place
     /// of heads, and two states whatever the number of tokens. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
-    /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's.
+    /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's. Where states are bf16 between sums,
+    /// [`Self::half_layer_bytes`] counts the layer.
     pub(crate) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
+        // The state before a row's documents, and the one that steps.
+        let states = (0..config.num_hidden_layers).map(|layer| config.state_values_of(layer)).max();
+        let states = 2 * states.unwrap_or(0) as u64;
+        let is_half = self.states == States::Half;
+        let tables = if is_half && config.parts.sliding_rope.is_some() { 2 } else { 1 };
+        let angles = tables * config.head_dim as u64;
+        let beside = angles + self.tapped * config.hidden_size as u64;
+        let of_layer =
+            if is_half { self.half_layer_bytes(config) } else { F32 * self.layer_values(config) };
+        self.tokens * (of_layer + F32 * beside) + F32 * states
+    }
+
+    /// Values of a token in a layer whose states are all f32.
+    fn layer_values(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
         let query = (config.query_size() as u64).div_ceil(self.tensor);
         let kv = (config.kv_size() as u64).div_ceil(self.tensor);
         let gathered = if self.parts > 1 { 2 * kv * self.parts } else { 0 };
         let projected = 2 * width + 2 * query + 3 * kv;
-        let per_token = if self.finishes || config.num_hidden_layers > 1 {
+        if self.finishes || config.num_hidden_layers > 1 {
             let inner = inner_values(config).div_ceil(self.tensor);
             let summing = if self.tensor > 1 { 3 * width - width / self.tensor } else { 0 };
             let mixed = config.experts.as_ref().map_or(0, |experts| {
-                2 + if self.accelerator { experts.num_experts_per_tok as u64 } else { 0 }
+                let is_kept = self.states != States::OfCpu;
+                2 + if is_kept { experts.num_experts_per_tok as u64 } else { 0 }
             });
             let mlp = (3 * inner).max(inner + width).max(summing) + mixed * width;
             let recurrent = config.recurrent_values() as u64;
@@ -65,12 +94,7 @@ impl ForwardPass {
             projected.max(3 * width + mixer + mlp)
         } else {
             projected
-        };
-        let angles = config.head_dim as u64;
-        // The state before a row's documents, and the one that steps.
-        let states = (0..config.num_hidden_layers).map(|layer| config.state_values_of(layer)).max();
-        let states = 2 * states.unwrap_or(0) as u64;
-        F32 * (self.tokens * (per_token + angles + self.tapped * width) + states)
+        }
     }
 
     /// Bytes of packed operands that its products leave.
@@ -107,16 +131,18 @@ mod tests {
     fn a_gpu_holds_the_outputs_of_all_experts_of_a_token() {
         let config =
             published_config("Qwen/Qwen3-30B-A3B-Instruct-2507").expect("a published target");
-        let pass = |accelerator| ForwardPass {
+        let pass = |states| ForwardPass {
             tokens: 1024,
             parts: 1,
             tensor: 1,
             tapped: 0,
             finishes: true,
-            accelerator,
+            states,
+            taps_keys: false,
         };
         // 8 of 2048 values for each token.
-        let more = pass(true).layer_bytes(&config) - pass(false).layer_bytes(&config);
+        let more =
+            pass(States::Single).layer_bytes(&config) - pass(States::OfCpu).layer_bytes(&config);
         assert_eq!(more, 1024 * 8 * 2048 * 4);
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use longdraft_features::store::StoreDtype;
 use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::{Layers, Tap};
@@ -26,6 +27,8 @@ pub struct Workload {
     /// Rows of a step over all ranks.
     pub(crate) rows_per_step: u64,
     pub(crate) features: FeatureMode,
+    /// What a store holds states as.
+    pub(crate) stored_as: StoreDtype,
     pub(crate) zero: longdraft_parallel::ZeroStage,
     pub(crate) bucket_bytes: u64,
     pub(crate) reduction: Reduction,
@@ -48,6 +51,7 @@ impl Workload {
             row_tokens: config.data.row_tokens as u64,
             rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
             features: config.train.features.clone(),
+            stored_as: config.capture.dtype,
             zero: config.parallel.zero_stage(),
             bucket_bytes: config.parallel.bucket_bytes as u64,
             reduction: config.parallel.reduction,

@@ -1,24 +1,27 @@
 // A CPU's stand-in for a GPU: the text of the kernels, compiled as C++, runs block by block; the
 // threads of a block are fibres that hand over at barriers, shuffles and products of tiles. Slow, and
-// made for tests alone: indices, masks, formulas and the host's launches are what it checks, not
-// races between barriers and not the hardware's rounding of sums.
+// made for tests alone: indices, masks, formulas and the host's launches are what it checks, and of races
+// between barriers those that show where threads run one after the other, from the first to the last or back; not the
+// hardware's rounding of sums.
 #pragma once
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <sys/mman.h>
 #include <tuple>
 #include <ucontext.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 #define EMULATED 1
 #define __global__
 #define __launch_bounds__(...)
-#define __align__(...)
+#define __align__(bytes) alignas(bytes)
 #define __restrict__
-#define __shared__ static
+#define __shared__ static __attribute__((section("block_memory")))
 #define DEVICE static inline
 #define METHOD inline
 
@@ -27,14 +30,47 @@ struct Three {
 };
 static Three threadIdx, blockIdx, blockDim, gridDim;
 
+// Where the linker lays out a program's `__shared__` values, but for those of templates.
+extern char __start_block_memory[] __attribute__((weak, visibility("hidden")));
+extern char __stop_block_memory[] __attribute__((weak, visibility("hidden")));
+
 namespace emulator {
 const size_t STACK = 128 * 1024;
+
+inline size_t up_to(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+} // namespace emulator
+
+// A kernel's memory: multiples of 16 bytes, begun with 0xff, where an access after the end ends the process. Null if there
+// is none.
+extern "C" void *emulator_memory(size_t bytes) {
+    size_t page = sysconf(_SC_PAGESIZE), own = emulator::up_to(bytes, 16), pages = emulator::up_to(own, page);
+    void *base = mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) return nullptr;
+    char *end = static_cast<char *>(base) + pages;
+    mprotect(end, page, PROT_NONE);
+    std::memset(end - own, 0xff, own);
+    return end - own;
+}
+extern "C" void emulator_release(void *at, size_t bytes) {
+    size_t page = sysconf(_SC_PAGESIZE), own = emulator::up_to(bytes, 16), pages = emulator::up_to(own, page);
+    munmap(static_cast<char *>(at) + own - pages, pages + page);
+}
+
+namespace emulator {
+
+// 16 bytes on their way to a block's memory; without a source zeros.
+struct Copy {
+    uint16_t *to;
+    const uint16_t *from;
+};
 
 struct Fibre {
     ucontext_t context;
     bool done;
     // Barriers of the block and of the warp that it has come to.
     unsigned block_barriers, warp_barriers;
+    // Copies that it began, by groups; the last one is still open.
+    std::vector<std::vector<Copy>> copies;
 };
 
 static std::vector<Fibre> fibres;
@@ -43,6 +79,7 @@ static size_t stacks_of;
 static std::vector<char> shared_memory;
 static ucontext_t scheduler;
 static unsigned current;
+static bool backwards;
 static void (*body)(void *);
 static void *body_arguments;
 // What the lanes of each warp lay out for one another, twice for steps that overtake.
@@ -98,15 +135,19 @@ inline void run_block(unsigned threads) {
         Fibre &f = fibres[i];
         f.done = false;
         f.block_barriers = f.warp_barriers = 0;
+        f.copies.assign(1, {});
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
         f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = &scheduler;
         makecontext(&f.context, entry, 0);
     }
+    // What does not wait for a barrier finds other threads further behind, or further ahead, in every second block.
+    backwards = !backwards;
     for (bool any = true; any;) {
         any = false;
-        for (current = 0; current < threads; current++) {
+        for (unsigned i = 0; i < threads; i++) {
+            current = backwards ? threads - 1 - i : i;
             if (fibres[current].done) continue;
             any = true;
             threadIdx = {current, 0, 0};
@@ -134,6 +175,7 @@ static void launch(void (*kernel)(A...), const unsigned *grid, unsigned threads,
                 blockIdx = {x, y, z};
                 // What a block finds in its memory is never to matter.
                 shared_memory.assign(shared_bytes + 16, char(0xff));
+                if (__start_block_memory) std::memset(__start_block_memory, 0xff, __stop_block_memory - __start_block_memory);
                 run_block(threads);
             }
 }
@@ -183,13 +225,24 @@ static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
     }
 }
 
-// Copies are there at once: a missing wait does not show.
+// What is copied is there when the thread waits for it, and NaN as soon as it is begun: who reads before, or still reads
+// what was there, finds that.
 static inline void copy_ahead(uint16_t *to, const uint16_t *from, bool some) {
-    if (some) std::memcpy(to, from, 16);
-    else std::memset(to, 0, 16);
+    if (((uintptr_t)to | (some ? (uintptr_t)from : 0)) % 16) __builtin_trap();
+    std::memset(to, 0xff, 16);
+    emulator::fibres[emulator::current].copies.back().push_back({to, some ? from : nullptr});
 }
-static inline void end_copies() {}
-template <int GROUPS> static inline void wait_for_copies() {}
+static inline void end_copies() { emulator::fibres[emulator::current].copies.emplace_back(); }
+template <int GROUPS> static inline void wait_for_copies() {
+    auto &copies = emulator::fibres[emulator::current].copies;
+    while (copies.size() > GROUPS + 1) {
+        for (const auto &copy : copies.front()) {
+            if (copy.from) std::memcpy(copy.to, copy.from, 16);
+            else std::memset(copy.to, 0, 16);
+        }
+        copies.erase(copies.begin());
+    }
+}
 
 static inline void load_tiles(uint32_t tiles[4], const uint16_t *row) {
     auto *warp = emulator::laid_out();

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
+use std::ptr::NonNull;
 use std::rc::Rc;
 
 use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
@@ -56,7 +57,9 @@ fn library(program: &Program) -> Result<Rc<libloading::Library>> {
 
 fn compile(source: &Path, built: &Path) -> Result<()> {
     let made = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-o"])
+        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-w"])
+        // A read of 16 bytes that is not aligned ends the test, as it ends a GPU's process.
+        .args(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"])
         .args([built, source])
         .output()?;
     if !made.status.success() {
@@ -67,32 +70,93 @@ fn compile(source: &Path, built: &Path) -> Result<()> {
 
 type Start = unsafe extern "C" fn(*const u32, u32, u32, *mut *mut c_void);
 
-/// A result whose values show if they are never written.
-enum Made {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
+type Memory = unsafe extern "C" fn(usize) -> *mut c_void;
+type Release = unsafe extern "C" fn(*mut c_void, usize);
+
+/// Bytes of which a kernel's memory has a multiple.
+const UNIT: usize = 16;
+
+/// Values that a kernel reads or writes: an access after their end ends the process, and what is never written shows.
+struct Guarded<'a> {
+    library: &'a libloading::Library,
+    memory: NonNull<c_void>,
+    /// Bytes of the memory, of which the first `within` are before the values.
+    bytes: usize,
+    within: usize,
 }
 
-impl Made {
-    fn new(dtype: DType, count: usize) -> Self {
-        match dtype {
-            DType::BF16 => Self::Bf16(vec![bf16::NAN; count]),
-            _ => Self::F32(vec![f32::NAN; count]),
-        }
+impl<'a> Guarded<'a> {
+    fn new(library: &'a libloading::Library, bytes: usize) -> Result<Self> {
+        // SAFETY: emulator.h defines the symbol with this type.
+        let memory = unsafe { library.get::<Memory>(b"emulator_memory") };
+        let memory = memory.map_err(candle_core::Error::wrap)?;
+        // SAFETY: it takes any number.
+        let Some(memory) = NonNull::new(unsafe { memory(bytes) }) else {
+            bail!("no memory for {bytes} bytes of a kernel")
+        };
+        Ok(Self { library, memory, bytes, within: 0 })
     }
 
-    fn address(&mut self) -> u64 {
-        match self {
-            Self::F32(values) => values.as_mut_ptr().addr() as u64,
-            Self::Bf16(values) => values.as_mut_ptr().addr() as u64,
-        }
+    /// A copy that begins as far after a multiple of [`UNIT`] as the values do.
+    fn of<T: Copy>(library: &'a libloading::Library, values: &[T]) -> Result<Self> {
+        let (within, bytes) = (values.as_ptr().addr() % UNIT, size_of_val(values));
+        let mut own = Self::new(library, within + bytes)?;
+        own.within = within;
+        // SAFETY: the memory is as large as that, and new.
+        unsafe { own.first().copy_from(values.as_ptr().cast(), bytes) };
+        Ok(own)
     }
 
-    fn tensor(self, shape: &Shape) -> Result<Tensor> {
-        match self {
-            Self::F32(values) => Tensor::from_vec(values, shape, &candle_core::Device::Cpu),
-            Self::Bf16(values) => Tensor::from_vec(values, shape, &candle_core::Device::Cpu),
+    /// Where the values begin.
+    fn first(&self) -> *mut u8 {
+        self.memory.cast::<u8>().as_ptr().wrapping_add(self.within)
+    }
+
+    /// To numbers of whatever bits.
+    fn copy_to<T: Copy>(&self, values: &mut [T]) {
+        let bytes = size_of_val(values).min(self.bytes - self.within);
+        // SAFETY: both are as large as that, and no kernel runs.
+        unsafe { values.as_mut_ptr().cast::<u8>().copy_from(self.first(), bytes) };
+    }
+
+    fn tensor(&self, dtype: DType, shape: &Shape) -> Result<Tensor> {
+        let count = shape.elem_count();
+        if dtype == DType::BF16 {
+            let mut values = vec![bf16::ZERO; count];
+            self.copy_to(&mut values);
+            return Tensor::from_vec(values, shape, &candle_core::Device::Cpu);
         }
+        let mut values = vec![0.0_f32; count];
+        self.copy_to(&mut values);
+        Tensor::from_vec(values, shape, &candle_core::Device::Cpu)
+    }
+}
+
+impl Drop for Guarded<'_> {
+    fn drop(&mut self) {
+        // SAFETY: emulator.h defines the symbol with this type; the memory is its own.
+        let release = unsafe { self.library.get::<Release>(b"emulator_release") };
+        if let Ok(release) = release {
+            // SAFETY: as above; nobody uses the memory any more.
+            unsafe { release(self.memory.as_ptr(), self.bytes) };
+        }
+    }
+}
+
+/// A tensor's values as a kernel reads them.
+fn guarded<'a>(
+    library: &'a libloading::Library,
+    kernel: &str,
+    tensor: &Tensor,
+) -> Result<Guarded<'a>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let first = layout.start_offset();
+    let own = first..first + layout.shape().elem_count();
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Guarded::of(library, &values[own]),
+        Storage::Cpu(CpuStorage::BF16(values)) => Guarded::of(library, &values[own]),
+        Storage::Cpu(CpuStorage::U32(values)) => Guarded::of(library, &values[own]),
+        _ => bail!("{kernel}: an argument is neither f32, bf16 nor u32"),
     }
 }
 
@@ -110,54 +174,42 @@ pub(super) fn run(
     // SAFETY: every kernel's text ends with KERNEL(name), which defines this symbol with this type.
     let start = unsafe { library.get::<Start>(symbol.as_bytes()) };
     let start = start.map_err(candle_core::Error::wrap)?;
-    let held: Vec<_> = launch
-        .arguments
-        .iter()
-        .filter_map(|argument| match argument {
-            Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
-            _ => None,
-        })
-        .collect();
-    let mut tensors = held.iter().map(|(storage, layout)| match &**storage {
-        Storage::Cpu(CpuStorage::F32(values)) => {
-            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
-        }
-        Storage::Cpu(CpuStorage::BF16(values)) => {
-            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
-        }
-        Storage::Cpu(CpuStorage::U32(values)) => {
-            Ok(values[layout.start_offset()..].as_ptr().cast::<c_void>())
-        }
-        _ => bail!("{}: an argument is neither f32, bf16 nor u32", launch.kernel),
-    });
     // Eight bytes hold any argument.
-    let mut values: Vec<u64> = Vec::new();
+    let (mut values, mut read): (Vec<u64>, Vec<Guarded<'_>>) = (Vec::new(), Vec::new());
+    let address = |memory: &Guarded<'_>| memory.first().addr() as u64;
     for argument in launch.arguments {
         values.push(match argument {
-            Argument::Tensor(_) => match tensors.next() {
-                Some(pointer) => pointer?.addr() as u64,
-                None => bail!("{}: an argument is missing", launch.kernel),
-            },
+            Argument::Tensor(tensor) => {
+                read.push(guarded(&library, launch.kernel, tensor)?);
+                read.last().map_or(0, address)
+            }
             Argument::U32(value) => u64::from(*value),
             Argument::Count(value) => *value as u64,
             Argument::F32(value) => u64::from(value.to_bits()),
         });
     }
-    let shapes = launch.results.iter();
-    let mut results: Vec<Made> =
-        shapes.zip(types).map(|(shape, of)| Made::new(*of, shape.elem_count())).collect();
-    values.extend(results.iter_mut().map(Made::address));
-    values.extend(into.map(|into| into.as_mut_ptr().addr() as u64));
+    let made: Vec<Guarded<'_>> = launch
+        .results
+        .iter()
+        .zip(types)
+        .map(|(shape, of)| Guarded::new(&library, shape.elem_count() * of.size_in_bytes()))
+        .collect::<Result<_>>()?;
+    values.extend(made.iter().map(address));
+    let written = into.as_deref().map(|into| Guarded::of(&library, into)).transpose()?;
+    values.extend(written.as_ref().map(address));
     let mut pointers: Vec<*mut c_void> =
         values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
     let grid = launch.grid.map(|blocks| blocks as u32);
     // SAFETY: the arguments are those of the kernel's signature (their number and types are what the
-    // tests are there to find out); the tensors are held and the results live until it returns.
+    // tests are there to find out); copies of the tensors and memory for the results live until it returns.
     unsafe {
         start(grid.as_ptr(), launch.threads as u32, launch.memory as u32, pointers.as_mut_ptr());
     }
-    let made = results.into_iter().zip(launch.results);
-    made.map(|(result, shape)| result.tensor(shape)).collect()
+    if let (Some(into), Some(written)) = (into, &written) {
+        written.copy_to(into);
+    }
+    let made = made.iter().zip(launch.results).zip(types);
+    made.map(|((memory, shape), of)| memory.tensor(*of, shape)).collect()
 }
 
 #[cfg(test)]
@@ -180,6 +232,48 @@ extern \"C\" __global__ void thread_probe(const float *in, float *out) {
 }
 KERNEL(thread_probe)
 ";
+
+    /// Every thread copies 8 values, the last one zeros, and reads the first that its opposite copied.
+    const COPIES: &str = "
+extern \"C\" __global__ void copies(const u16 *in, u32 waits, u32 meets, float *out) {
+  DYNAMIC_SHARED(u16, tile);
+  u32 own = threadIdx.x;
+  copy_ahead(tile + 8 * own, in + 8 * own, own < 31);
+  end_copies();
+  if (waits) wait_for_copies<0>();
+  if (meets) __syncthreads();
+  out[32 * blockIdx.x + own] = unpack_low(tile[8 * (31 - own)]);
+}
+KERNEL(copies)
+";
+
+    #[test]
+    fn copies_are_there_once_they_are_waited_for_and_everybody_has_met() -> Result<()> {
+        let values: Vec<bf16> = (1..=8 * 32).map(|i| bf16::from_f32(i as f32)).collect();
+        let x = Tensor::from_slice(&values, values.len(), &Device::Cpu)?;
+        let copied = |waits: bool, meets: bool| -> Result<Vec<f32>> {
+            let launch = Launch {
+                program: &Program::new("copies", COPIES, &[]),
+                kernel: "copies",
+                grid: [2, 1, 1],
+                threads: 32,
+                memory: 8 * 32 * 2,
+                arguments: &[Argument::from(&x), waits.into(), meets.into()],
+                results: &[Shape::from(2 * 32)],
+            };
+            launch.run(&Device::Cpu)?[0].to_vec1()
+        };
+        let first = |own: usize| if own == 0 { 0.0 } else { (8 * (31 - own) + 1) as f32 };
+        let want: Vec<f32> = (0..2 * 32).map(|place| first(place % 32)).collect();
+        assert_eq!(copied(true, true)?, want);
+        assert!(copied(false, true)?.iter().all(|value| value.is_nan()));
+        // In whichever order threads run, half of them read what is not there yet.
+        let early = copied(true, false)?;
+        for block in early.chunks(32) {
+            assert!(block.iter().any(|value| value.is_nan()), "{block:?}");
+        }
+        Ok(())
+    }
 
     fn start(x: &Tensor) -> Result<Vec<f32>> {
         let launch = Launch {

@@ -171,7 +171,8 @@ impl InplaceOp1 for InPlace<'_> {
     #[cfg(any(test, feature = "emulate-cuda"))]
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let CpuStorage::BF16(values) = storage else { bail!("{}: bf16", self.launch.kernel) };
-        let into = &mut values[layout.start_offset()..];
+        let first = layout.start_offset();
+        let into = &mut values[first..first + layout.shape().elem_count()];
         let start = || super::emulator::run(self.launch, &[], Some(into));
         trace::on_host(|| self.launch.kernel.to_owned(), start).map(drop)
     }

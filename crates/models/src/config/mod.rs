@@ -5,6 +5,7 @@ mod end_tokens;
 mod experts;
 mod families;
 mod gguf;
+mod halves;
 mod hugging_face;
 mod json_keys;
 pub(crate) mod latent;

@@ -111,12 +111,11 @@ impl Attention {
         })
     }
 
-    /// Whether all that is done with bf16 heads is what kernels do: there is neither a gate nor a sink, and products
-    /// take such factors.
+    /// Whether products of all projections take bf16 factors.
     fn takes_halves(&self) -> bool {
-        let Self { q_proj, k_proj, v_proj, o_proj, gate, sinks, .. } = self;
+        let Self { q_proj, k_proj, v_proj, o_proj, .. } = self;
         let mut all = [q_proj, o_proj].into_iter().chain(k_proj).chain(v_proj);
-        gate.is_none() && sinks.is_none() && all.all(Projection::takes_halves)
+        all.all(Projection::takes_halves)
     }
 }
 
@@ -142,6 +141,7 @@ pub(super) struct DecoderLayer {
 
 /// The sizes and switches that a layer needs at run time.
 #[derive(Debug, Clone, Copy)]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of a layer")]
 pub(super) struct LayerSizes {
     heads: usize,
     kv_heads: usize,
@@ -161,6 +161,8 @@ pub(super) struct LayerSizes {
     grows: bool,
     /// Factor of what is added to the stream.
     residual_scale: Option<f64>,
+    /// As [`TargetConfig::has_half_heads`].
+    half_heads: bool,
     /// The earlier layer whose keys and values are read.
     pub(super) keys_owner: Option<usize>,
 }
@@ -188,6 +190,7 @@ impl LayerSizes {
                 .query_growth
                 .is_some_and(|growth| !growth.only_still || config.parts.is_still(index)),
             residual_scale: config.parts.residual_scale,
+            half_heads: config.has_half_heads(index),
             heads: config.num_attention_heads / share.size(),
             kv_heads: kv_heads / share.size(),
             head_dim,
@@ -228,10 +231,10 @@ impl DecoderLayer {
 
     /// The type in which the layer attends, from the stream `hidden`: bf16 where many rows are multiplied in it.
     pub(super) fn inner_type(&self, hidden: &Tensor) -> DType {
-        let LayerSizes { query_factor, softcap, grows, .. } = self.sizes;
-        let is_plain = query_factor.is_none() && softcap.is_none() && !grows;
         match &self.mixer {
-            Mixer::Attention(own) if is_plain && own.takes_halves() => inner_type(hidden),
+            Mixer::Attention(own) if self.sizes.half_heads && own.takes_halves() => {
+                inner_type(hidden)
+            }
             _ => hidden.dtype(),
         }
     }

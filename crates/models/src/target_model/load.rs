@@ -118,13 +118,6 @@ impl TargetOptions {
     }
 }
 
-/// Whether kernels attend to bf16 keys and values of such a target as they lie.
-fn reads_halves(config: &TargetConfig, device: &Device) -> bool {
-    let parts = &config.parts;
-    let is_plain = parts.latent.is_none() && parts.attention_softcap.is_none() && !parts.sinks;
-    is_plain && multiplies_halves(device)
-}
-
 /// What a path turned out to be.
 enum Files {
     Folder(Box<TargetConfig>, Box<dyn WeightSource>),
@@ -339,6 +332,7 @@ pub(crate) fn from_source(
         _ => None,
     };
     let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
+    let reads_halves = config.reads_half_keys() && multiplies_halves(&options.device);
     let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
     let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut held: Vec<_> = held.into_iter().collect();
@@ -347,7 +341,7 @@ pub(crate) fn from_source(
         fingerprint,
         widened: widened.into_iter().collect(),
         held,
-        cache_dtype: options.cache.dtype(has_blocks, reads_halves(&config, &options.device)),
+        cache_dtype: options.cache.dtype(has_blocks, reads_halves),
         has_blocks,
         ropes: Ropes::of(&config)?,
         embedding,

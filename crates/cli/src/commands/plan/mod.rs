@@ -7,10 +7,12 @@ mod table;
 use std::fmt;
 use std::path::Path;
 
+use candle_core::Device;
 use longdraft_configuration::{
     Composed, ConfigurationError, LocatedStage, input_problems, read, read_located_stage,
 };
 use longdraft_decode::READ_ALONE;
+use longdraft_kernels::dispatch::{has_kernels, multiplies_halves};
 use longdraft_models::device::free_memory;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
@@ -54,7 +56,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             continue;
         }
         let layout = machine.layout_of(&config, &target)?;
-        let cache = Cache::of(&target);
+        let cache = Cache::of(&target, layout.half_states);
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
@@ -86,7 +88,8 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     require_fit(too_large)
 }
 
-/// What a sequence takes of a target's cache in f32 when it is decoded.
+/// What a sequence takes of a target's cache when it is decoded: keys and values in bf16 where the frozen target computes
+/// in it, else in f32.
 struct Cache {
     tokens: usize,
     bytes: u64,
@@ -95,10 +98,11 @@ struct Cache {
 }
 
 impl Cache {
-    fn of(target: &TargetConfig) -> Self {
+    fn of(target: &TargetConfig, half_states: bool) -> Self {
         let tokens = target.max_position_embeddings.min(SAID_CONTEXT);
-        let states = target.cached_state_values();
-        let bytes = |rows| 4 * (target.cache_values(tokens, rows) + states) as u64;
+        let states = 4 * target.cached_state_values();
+        let value = if half_states && target.reads_half_keys() { 2 } else { 4 };
+        let bytes = |rows| (value * target.cache_values(tokens, rows) + states) as u64;
         // A pass over everything holds everything.
         Self { tokens, bytes: bytes(READ_ALONE), without_windows: bytes(tokens) }
     }
@@ -233,6 +237,10 @@ impl Machine {
         let named = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Metal(_));
         let found = opened.as_ref().is_some_and(|device| !device.is_cpu());
         let on_gpu = arguments.table || named || found;
+        // One that is not here is as new as the kernels ask for.
+        let is_metal =
+            matches!(device, DeviceChoice::Metal(_)) || matches!(opened, Some(Device::Metal(_)));
+        let has_nvidia_kernels = !is_metal && has_kernels(opened.as_ref().unwrap_or(&Device::Cpu));
         let threads = if on_gpu { 0 } else { rayon::current_num_threads() };
         let given = arguments.memory.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
         let free = given.or_else(|| match opened {
@@ -248,8 +256,9 @@ impl Machine {
         let gflops = if measured { Some(Speed::measured_gflops()) } else { arguments.gflops };
         let target_value_bytes =
             arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
+        let half_states = on_gpu && target_value_bytes == 2 && has_nvidia_kernels;
         Self {
-            layout: Layout { target_value_bytes, ..Layout::of(ranks, threads) },
+            layout: Layout { target_value_bytes, half_states, ..Layout::of(ranks, threads) },
             free,
             links,
             speed: gflops.map(|gflops| Speed { gflops, links }),
@@ -329,6 +338,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
         tensor: config.parallel.tensor,
         threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
         target_value_bytes: config.precision.frozen_bytes(!target.device().is_cpu()),
+        half_states: !target.device().is_cpu() && multiplies_halves(target.device()),
     };
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(config, target.config().clone(), layout).ok()?;
