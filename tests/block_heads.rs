@@ -104,6 +104,8 @@ fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_o
             }
             let config = read(&format!("{folder}/config.json"));
             assert_eq!(config["draft_vocab_size"], kept().len(), "{method} {profile}");
+            let serve = &read(&format!("{folder}/longdraft-manifest.json"))["serve"];
+            assert!(serve["sglang"].is_null() && serve["vllm"].is_string(), "{profile}: {serve}");
         }
         let (target, output) = (shop.target(), shop.path("out"));
         for (profile, reason) in [

@@ -109,7 +109,10 @@ impl Format for Block {
             sglang: &format!("--speculative-num-draft-tokens {}", config.proposals() + 1),
             llamacpp: if is_whole { " --spec-draft-p-min 0" } else { "" },
         };
-        Ok(commands::lines(profile, served, &own))
+        let mut lines = commands::lines(profile, served, &own);
+        // SGLang leaves such a head out without a message.
+        lines.retain(|engine, _| engine != "sglang" || !config.has_own_head());
+        Ok(lines)
     }
 
     fn recording(

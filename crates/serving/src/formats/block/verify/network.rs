@@ -27,6 +27,14 @@ const OUTSIDE: Rule = Rule::garbage(
     "the numbers are those of another target, or count as another reader does",
 );
 const NOT_THE_TARGET: Rule = Rule::rejects("not-the-target", "", "the draft is another target's");
+/// The speculators library's own choice for a tokenizer without a mask token whose table has no spare row.
+const ENDS_ANSWERS: Rule = Rule::garbage(
+    "mask-token",
+    "a token that texts do not hold",
+    "where the draft was trained with another one, it guesses badly without a message; the speculators library \
+     takes one that ends answers where no row of the table is spare",
+)
+.doubtful();
 /// Engines read these numbers from the draft's files, not from the target's.
 const NOT_BENT: Rule = Rule::garbage(
     "not-bent",
@@ -102,7 +110,7 @@ pub(super) fn target(
         wrong.push((MASK_TOKEN, mask.to_string(), "a row of the target's table".into()));
     }
     if wanted.eos_token_ids.contains(&config.mask_token_id) {
-        wrong.push((MASK_TOKEN, mask.to_string(), "a token that texts do not hold".into()));
+        checks.broken(&ENDS_ANSWERS, place(MASK_TOKEN), format!("{mask}, which ends answers"));
     }
     if !config.bends_like(wanted) {
         let (found, own) = (format!("{:?}", config.bend), format!("{:?}", wanted.bend()));
