@@ -57,8 +57,8 @@ impl TextEncoder for Recorder<'_> {
         self.inner.render_generated(conversation)
     }
 
-    fn has_chat_template(&self) -> bool {
-        self.inner.has_chat_template()
+    fn chat_fingerprint(&self) -> Option<String> {
+        self.inner.chat_fingerprint()
     }
 
     fn end_of_text(&self) -> Option<u32> {

@@ -284,9 +284,9 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     assert!(out.contains("read as `messages`") && out.contains("</s><assistant>[["), "{out}");
 }
 
-/// A wrong field answers no row; with the right one the same command answers them all.
+/// A wrong field answers no row; with the right one the same command answers them all. Nothing is tried twice alike.
 #[test]
-fn rows_that_failed_are_tried_again() {
+fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     let shop = chat_shop();
     let rows: Vec<Value> = (0..4).map(|i| json!({ "q": format!("question {i}") })).collect();
     let prompts = write(&shop, "prompts.jsonl", &rows);
@@ -303,8 +303,11 @@ fn rows_that_failed_are_tried_again() {
         "4",
     ];
     let failures = || std::fs::read_to_string(format!("{output}.failed.jsonl")).expect("failures");
-    for wrong in [&["--field", "typo"][..], &[]] {
+    let typo = &["--field", "typo"][..];
+    for (wrong, is_known) in [(typo, false), (typo, true), (&[], false)] {
         let text = fail(&[&common[..], wrong].concat(), 1);
+        assert_eq!(text.contains("not tried again: 4 rows"), is_known, "{text}");
+        assert_eq!(text.contains("row prompts.jsonl:1: "), !is_known, "{text}");
         assert!(text.contains("prompts.jsonl: no row was answered"), "{text}");
         assert!(text.contains("hint: --field names the field of the prompt"), "{text}");
         assert_eq!(failures().lines().count(), 4);

@@ -105,8 +105,8 @@ pub(crate) mod tests {
             Ok(text)
         }
 
-        fn has_chat_template(&self) -> bool {
-            true
+        fn chat_fingerprint(&self) -> Option<String> {
+            Some("a template".to_owned())
         }
 
         fn end_of_text(&self) -> Option<u32> {

@@ -37,8 +37,13 @@ pub trait TextEncoder: Sync {
         Ok(None)
     }
 
+    /// Tells chat templates apart: equal for equal texts of every conversation; `None` if the model has none.
+    fn chat_fingerprint(&self) -> Option<String>;
+
     /// Whether the model has a chat template.
-    fn has_chat_template(&self) -> bool;
+    fn has_chat_template(&self) -> bool {
+        self.chat_fingerprint().is_some()
+    }
 
     /// The end-of-text token.
     fn end_of_text(&self) -> Option<u32>;

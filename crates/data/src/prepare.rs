@@ -1,5 +1,8 @@
 //! Sources into shards, resumable at every shard.
 
+#[cfg(test)]
+mod tests;
+
 use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
 
@@ -12,10 +15,11 @@ use crate::error::{DataError, Result};
 use crate::quarantine::Quarantine;
 use crate::reader::{Outcome, SourceReader, SourceReport, in_chunks};
 use crate::shards::{
-    FORMAT, INDEX, Index, RECIPE, Receipt, ShardEntry, file, read_json, write_atomically,
-    write_json,
+    FORMAT, INDEX, Index, OF_OTHER_RULES, RECIPE, Receipt, ShardEntry, file, read_json,
+    write_atomically, write_json,
 };
 use crate::source::{RawRow, SourceConfig};
+use crate::template::RULES;
 
 /// A source and the files that its text stands in.
 #[derive(Debug, Clone)]
@@ -62,20 +66,25 @@ pub fn prepare(
     on_shard: &mut dyn FnMut(Progress),
 ) -> Result<Index> {
     let output = &options.output;
+    let readers = sources
+        .iter()
+        .map(|source| SourceReader::open(&source.config, source.paths.clone(), encoder))
+        .collect::<Result<Vec<_>>>()?;
     std::fs::create_dir_all(output).map_err(DataError::io(output))?;
-    check_recipe(sources, encoder, options)?;
+    check_recipe(sources, &readers, encoder, options)?;
     let quarantine = Quarantine::new(Some(output.join("quarantine.jsonl")), options.max_bad_rows)?;
     let progress = Progress { shards: 0, reused: 0, rows: 0, tokens: 0 };
     let mut run = Run { options, quarantine, progress, entries: Vec::new(), on_shard };
     let mut reports = Vec::new();
-    for source in sources {
-        let reader = SourceReader::open(&source.config, source.paths.clone(), encoder)?;
-        reports.push(run.source(&source.config, &reader)?);
+    for (source, reader) in sources.iter().zip(&readers) {
+        reports.push(run.source(&source.config, reader)?);
     }
     let sum = |count: fn(&SourceReport) -> usize| reports.iter().map(count).sum();
     let index = Index {
         format: FORMAT.to_owned(),
         tokenizer: encoder.fingerprint(),
+        rules: Some(RULES),
+        chat_template: chat_template(&readers, encoder),
         documents: sum(|report| report.documents),
         tokens: sum(|report| report.tokens),
         learned: sum(|report| report.learned),
@@ -86,16 +95,27 @@ pub fn prepare(
     Ok(index)
 }
 
+/// Fingerprint of the chat template, where a source goes through it.
+fn chat_template(readers: &[SourceReader<'_>], encoder: &dyn TextEncoder) -> Option<String> {
+    let has_chats = readers.iter().any(|reader| reader.template().is_chat());
+    has_chats.then(|| encoder.chat_fingerprint()).flatten()
+}
+
 /// Shards of another recipe must not be mixed with these.
 fn check_recipe(
     sources: &[Source],
+    readers: &[SourceReader<'_>],
     encoder: &dyn TextEncoder,
     options: &PrepareOptions,
 ) -> Result<()> {
     let configs: Vec<&SourceConfig> = sources.iter().map(|source| &source.config).collect();
+    // As it was recognised, where the configuration leaves it open.
+    let read_as: Vec<_> =
+        readers.iter().map(|reader| (reader.template(), reader.learn())).collect();
     let recipe = json!({
-        "format": FORMAT, "tokenizer": encoder.fingerprint(), "end_of_text": encoder.end_of_text(),
-        "shard_bytes": options.shard_bytes, "sources": configs,
+        "format": FORMAT, "rules": RULES, "tokenizer": encoder.fingerprint(),
+        "end_of_text": encoder.end_of_text(), "chat_template": chat_template(readers, encoder),
+        "shard_bytes": options.shard_bytes, "sources": configs, "read_as": read_as,
     });
     let path = options.output.join(RECIPE);
     if !path.is_file() {
@@ -105,16 +125,16 @@ fn check_recipe(
     if old == recipe {
         return Ok(());
     }
-    let keys = ["format", "tokenizer", "end_of_text", "shard_bytes", "sources"];
-    let differing: Vec<&str> =
-        keys.into_iter().filter(|key| old.get(key) != recipe.get(key)).collect();
-    Err(DataError::shards(
-        &options.output,
-        format!(
-            "holds shards of another recipe ({} differ): give another output, or remove it",
-            differing.join(", ")
-        ),
-    ))
+    let problem = if old.get("rules") == recipe.get("rules") {
+        let keys = recipe.as_object().into_iter().flat_map(serde_json::Map::keys);
+        let differing: Vec<&str> =
+            keys.filter(|key| old.get(key) != recipe.get(key)).map(String::as_str).collect();
+        format!("holds shards of another recipe ({} differ)", differing.join(", "))
+    } else {
+        format!("holds shards {OF_OTHER_RULES}")
+    };
+    let problem = format!("{problem}: give another output, or remove it");
+    Err(DataError::shards(&options.output, problem))
 }
 
 struct Run<'a> {
@@ -283,135 +303,4 @@ fn hash(rows: &[RawRow]) -> String {
         }
     }
     hasher.finalize().to_hex().to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::document::tests::Bytes;
-    use crate::shards::read;
-
-    struct Shop {
-        dir: tempfile::TempDir,
-        sources: Vec<Source>,
-    }
-
-    impl Shop {
-        fn new() -> Self {
-            let dir = tempfile::tempdir().expect("tempdir");
-            let rows: String = (0..40)
-                .map(|i| match i {
-                    7 => "{broken\n".to_owned(),
-                    _ => format!("{{\"text\": \"row {i} {}\"}}\n", "x".repeat(i)),
-                })
-                .collect();
-            std::fs::write(dir.path().join("a.jsonl"), rows).expect("write");
-            std::fs::write(dir.path().join("b.txt"), "a text").expect("write");
-            let source = |name: &str| {
-                let path = dir.path().join(name);
-                let config = SourceConfig { path: path.clone(), ..SourceConfig::default() };
-                Source { config, paths: vec![path] }
-            };
-            let sources = vec![source("a.jsonl"), source("b.txt")];
-            Self { dir, sources }
-        }
-
-        fn prepare(&self, name: &str) -> Result<(Index, Progress)> {
-            let options = PrepareOptions {
-                output: self.dir.path().join(name),
-                shard_bytes: 300,
-                max_bad_rows: 0.1,
-            };
-            let mut last = None;
-            let index =
-                prepare(&self.sources, &Bytes, &options, &mut |progress| last = Some(progress))?;
-            Ok((index, last.expect("shards")))
-        }
-
-        fn files(&self, name: &str) -> Vec<(String, Vec<u8>)> {
-            let mut files: Vec<_> = std::fs::read_dir(self.dir.path().join(name))
-                .expect("folder")
-                .map(|entry| entry.expect("entry").path())
-                .map(|p| {
-                    (p.display().to_string().replace(name, ""), std::fs::read(p).expect("file"))
-                })
-                .collect();
-            files.sort();
-            files
-        }
-    }
-
-    #[test]
-    fn shards_hold_what_reading_the_sources_gives() -> Result<()> {
-        let shop = Shop::new();
-        let (index, progress) = shop.prepare("out")?;
-        assert!(progress.shards > 3 && progress.reused == 0);
-        assert_eq!((index.sources[0].rows, index.sources[0].bad), (40, 1));
-        let folder = shop.dir.path().join("out");
-        assert!(crate::shards::is_shards(&folder));
-        let (documents, report) = read(&folder, &Bytes, None)?;
-        assert_eq!((report.documents, report.tokens), (index.documents, index.tokens));
-        let mut expected = Vec::new();
-        for source in &shop.sources {
-            let reader = SourceReader::open(&source.config, source.paths.clone(), &Bytes)?;
-            let mut quarantine = Quarantine::new(None, 1.0)?;
-            expected.extend(crate::reader::read_documents(&reader, &mut quarantine)?.0);
-        }
-        assert_eq!(documents, expected);
-        assert_eq!(read(&folder, &Bytes, Some(1))?.0, expected[..1]);
-        let aside = std::fs::read_to_string(folder.join("quarantine.jsonl")).expect("quarantine");
-        assert!(aside.contains("a.jsonl:8"), "{aside}");
-        Ok(())
-    }
-
-    #[test]
-    fn a_run_goes_on_after_its_complete_shards_and_ends_with_the_same_bytes() -> Result<()> {
-        let shop = Shop::new();
-        shop.prepare("whole")?;
-        let (_, all) = shop.prepare("cut")?;
-        let folder = shop.dir.path().join("cut");
-        let remove = |name: &str| std::fs::remove_file(folder.join(name)).expect("remove");
-        // What a kill leaves: no index, a shard without receipt, half a file beside.
-        remove("index.json");
-        remove("shard-00002.json");
-        std::fs::write(folder.join("shard-00003.bin"), "torn").expect("write");
-        std::fs::write(folder.join("shard-00003.partial"), "half").expect("write");
-        let message = read(&folder, &Bytes, None).expect_err("no index").to_string();
-        assert!(message.contains("not finished"), "{message}");
-        let (_, resumed) = shop.prepare("cut")?;
-        assert_eq!((resumed.reused, resumed.shards), (all.shards - 2, all.shards));
-        assert_eq!(shop.files("whole"), shop.files("cut"));
-        Ok(())
-    }
-
-    #[test]
-    fn another_recipe_changed_rows_and_damage_are_refused() -> Result<()> {
-        let mut shop = Shop::new();
-        shop.prepare("out")?;
-        let folder = shop.dir.path().join("out");
-        let source = shop.sources[0].config.path.clone();
-        let text = std::fs::read_to_string(&source).expect("read");
-        std::fs::write(&source, text.replace("row 3", "row 9")).expect("write");
-        let message = shop.prepare("out").expect_err("changed").to_string();
-        assert!(message.contains("a.jsonl: changed since shard-00000.bin"), "{message}");
-        shop.sources.pop();
-        let message = shop.prepare("out").expect_err("recipe").to_string();
-        assert!(message.contains("another recipe (sources differ)"), "{message}");
-        let shard = folder.join("shard-00001.bin");
-        let mut bytes = std::fs::read(&shard).expect("read");
-        *bytes.last_mut().expect("bytes") ^= 1;
-        std::fs::write(&shard, bytes).expect("write");
-        let message = read(&folder, &Bytes, None).expect_err("damaged").to_string();
-        assert!(message.contains("shard-00001.bin: damaged"), "{message}");
-        let index = folder.join("index.json");
-        let text = std::fs::read_to_string(&index).expect("read");
-        std::fs::write(&index, text.replace("\"bytes\"", "\"other\"")).expect("write");
-        let message = read(&folder, &Bytes, None).expect_err("tokenizer").to_string();
-        assert!(message.contains("another tokenizer (other, the target's is bytes)"), "{message}");
-        let elsewhere = text.replace("shard-00001.bin", "../shard-00001.bin");
-        std::fs::write(&index, elsewhere).expect("write");
-        let message = read(&folder, &Bytes, None).expect_err("elsewhere").to_string();
-        assert!(message.contains("index.json") && message.contains("not the name"), "{message}");
-        Ok(())
-    }
 }

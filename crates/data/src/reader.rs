@@ -15,7 +15,7 @@ pub use crate::report::{Outcome, SourceReport};
 use crate::shards;
 use crate::source::{RawRow, Row, SourceConfig, read_rows};
 use crate::template::chat::ChatLayout;
-use crate::template::{Example, Learn, Rendered, Template, render_conversation, render_plain};
+use crate::template::{Cut, Example, Learn, Rendered, Template, render_conversation, render_plain};
 
 /// Text that is in work at once, in bytes. It bounds memory, and changes no result.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -133,6 +133,16 @@ impl<'a> SourceReader<'a> {
         Ok(row)
     }
 
+    /// How rows become text, as it was given or recognised.
+    pub(crate) fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// What of the text is learned.
+    pub(crate) fn learn(&self) -> Learn {
+        self.learn
+    }
+
     /// A report that counts nothing yet.
     pub fn report(&self) -> SourceReport {
         SourceReport {
@@ -188,24 +198,27 @@ impl<'a> SourceReader<'a> {
     }
 
     fn render(&self, row: &Row, example: Example) -> Result<Rendered> {
-        let (learn, is_cut) = (self.learn, self.is_cut(row));
+        let (learn, cut) = (self.learn, self.cut(row));
         match example {
             Example::Plain { text, answer } => {
-                Ok(Rendered { append_end: !is_cut, ..render_plain(text, answer, learn) })
+                let append_end = cut == Cut::Nowhere;
+                Ok(Rendered { append_end, ..render_plain(text, answer, learn) })
             }
             Example::Chat(conversation) => {
                 let layout = self.layout.as_ref();
-                render_conversation(&conversation, learn, layout, is_cut, self.encoder)
+                render_conversation(&conversation, learn, layout, &cut, self.encoder)
                     .map_err(|problem| row.problem(problem))
             }
             Example::Tokens { .. } => Err(row.problem("tokens are not rendered")),
         }
     }
 
-    /// Whether a row says that its answer was cut off, as rows of the target's own answers do.
-    fn is_cut(&self, row: &Row) -> bool {
-        matches!(self.template, Template::Messages { .. } | Template::Raw { .. })
-            && row.fields.get("finish").is_some_and(|finish| finish == "length")
+    /// What a row says of its answers, as rows of the target's own answers do.
+    fn cut(&self, row: &Row) -> Cut {
+        match self.template {
+            Template::Messages { .. } | Template::Raw { .. } => Cut::of(&row.fields),
+            _ => Cut::Nowhere,
+        }
     }
 
     fn checked(&self, row: &Row, ids: Vec<u32>, loss_mask: Vec<bool>) -> Result<Document> {

@@ -87,8 +87,8 @@ impl TextEncoder for Bytes {
             .map_err(|error| error.to_string())
     }
 
-    fn has_chat_template(&self) -> bool {
-        true
+    fn chat_fingerprint(&self) -> Option<String> {
+        Some("a template".to_owned())
     }
 
     fn end_of_text(&self) -> Option<u32> {

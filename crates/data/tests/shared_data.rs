@@ -30,8 +30,8 @@ impl TextEncoder for FourBytes {
         Ok(if prompt { text + "<|im_start|>assistant\n" } else { text })
     }
 
-    fn has_chat_template(&self) -> bool {
-        true
+    fn chat_fingerprint(&self) -> Option<String> {
+        Some("a template".to_owned())
     }
 
     fn end_of_text(&self) -> Option<u32> {

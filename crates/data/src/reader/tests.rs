@@ -1,4 +1,5 @@
-//! Rows of every format, good and bad, as documents.
+//! Rows of every format, good and bad, as documents. Who changes the text or the mask that is expected of a row
+//! raises [`crate::template::RULES`]: shards say by which rules they were made.
 
 use super::*;
 use crate::document::tests::Bytes;
@@ -126,6 +127,17 @@ fn the_end_of_an_answer_that_was_cut_off_is_not_learned() {
         shows(learn("all"), &ended, "[<user>a|<assistant>b|<user>a|<assistant>b|]");
         shows(learn("assistant"), &ended, "<user>a|<assistant>[b|]<user>a|<assistant>[b|]");
     }
+    // Where the row says which answer was cut, the others keep their ends.
+    let first = row(r#", "finish": "length", "finishes": ["length", "stop"]"#);
+    shows(learn("assistant"), &first, "<user>a|<assistant>[b]|<user>a|<assistant>[b|]");
+    shows(learn("last"), &first, "<user>a|<assistant>b|<user>a|<assistant>[b|]");
+    shows(learn("no_system"), &first, "[<user>a|<assistant>b]|[<user>a|<assistant>b|]");
+    shows(learn("all"), &first, "[<user>a|<assistant>b]|[<user>a|<assistant>b|]");
+    let second = row(r#", "finish": "length", "finishes": ["stop", "length"]"#);
+    shows(learn("assistant"), &second, "<user>a|<assistant>[b|]<user>a|<assistant>[b]|");
+    // An answer that the list does not speak of may have been cut.
+    let short = row(r#", "finish": "length", "finishes": ["length"]"#);
+    shows(learn("assistant"), &short, both);
     // Without a chat template the end of the text is the end of the answer.
     shows(json!({"path": ""}), r#"{"text": "ab", "finish": "length"}"#, "[ab]");
     shows(json!({"path": ""}), r#"{"text": "ab", "finish": "stop"}"#, "[ab$]");

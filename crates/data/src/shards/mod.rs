@@ -3,7 +3,7 @@
 //! A folder of shards, each complete or absent, and an index that is written last:
 //!
 //! ```text
-//! recipe.json       what the shards are made of: sources, tokenizer; another recipe is refused
+//! recipe.json       what the shards are made of: sources, templates and masks, tokenizer, rules; another recipe is refused
 //! shard-00000.bin   documents of about `shard_bytes` bytes of text   (format: `file.rs`)
 //! shard-00000.json  its hash, counts and malformed rows; written when the shard is complete
 //! quarantine.jsonl  malformed rows of all sources
@@ -27,6 +27,7 @@ use crate::error::{DataError, Result};
 use crate::quarantine::BadRow;
 use crate::report::SourceReport;
 
+pub(crate) use read::OF_OTHER_RULES;
 pub use read::{check, is_shards, read};
 
 pub(crate) const INDEX: &str = "index.json";
@@ -45,6 +46,12 @@ pub struct Index {
     pub format: String,
     /// Fingerprint of the tokenizer that made the ids.
     pub tokenizer: String,
+    /// Version of the [rules](crate::template::RULES) that made text and masks; shards of earlier versions do not say it.
+    #[serde(default)]
+    pub rules: Option<u32>,
+    /// Fingerprint of the chat template that made the text of conversations, if there are any.
+    #[serde(default)]
+    pub chat_template: Option<String>,
     /// Documents of all shards.
     pub documents: usize,
     /// Their tokens.

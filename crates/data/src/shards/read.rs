@@ -7,16 +7,18 @@ use crate::document::Document;
 use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
 use crate::report::SourceReport;
+use crate::template::RULES;
 
 /// Whether a path is a folder of prepared shards, complete or not.
 pub fn is_shards(path: &Path) -> bool {
     path.join(INDEX).is_file() || path.join(RECIPE).is_file()
 }
 
-/// Checks that shards are complete, all there, and made with this tokenizer; none is read.
+/// Checks that shards are complete, all there, and made as they would be made now; none is read.
 ///
 /// # Errors
-/// - preparing them was not finished, they were made with another tokenizer, or a file is missing
+/// - preparing them was not finished, they were made with another tokenizer or chat template or by other
+///   [rules](RULES), or a file is missing
 pub fn check(folder: &Path, encoder: &dyn TextEncoder) -> Result<()> {
     for shard in &index_for(folder, encoder)?.shards {
         let path = folder.join(&shard.file);
@@ -28,7 +30,7 @@ pub fn check(folder: &Path, encoder: &dyn TextEncoder) -> Result<()> {
 /// Reads shards in order, at most `limit_tokens` tokens and the rest of a document.
 ///
 /// # Errors
-/// - preparing them was not finished, they were made with another tokenizer, or a file is damaged
+/// - as [`check`], or a file is damaged
 pub fn read(
     folder: &Path,
     encoder: &dyn TextEncoder,
@@ -64,22 +66,34 @@ pub fn read(
     Ok((documents, report))
 }
 
-/// The index of a folder that was prepared with this tokenizer.
+/// The index of a folder that was prepared as it would be now.
 fn index_for(folder: &Path, encoder: &dyn TextEncoder) -> Result<Index> {
     let index = index(folder)?;
+    let fail = |problem: String| Err(DataError::shards(folder, problem));
+    if index.rules != Some(RULES) {
+        return fail(format!("{OF_OTHER_RULES}: prepare the data again, into another folder"));
+    }
     let fingerprint = encoder.fingerprint();
     if index.tokenizer != fingerprint {
-        return Err(DataError::shards(
-            folder,
-            format!(
-                "prepared with another tokenizer ({}, the target's is {fingerprint}): prepare the \
-                 data again for this target",
-                index.tokenizer
-            ),
+        return fail(format!(
+            "prepared with another tokenizer ({}, the target's is {fingerprint}): prepare the \
+             data again for this target",
+            index.tokenizer
         ));
+    }
+    if index.chat_template.is_some() && index.chat_template != encoder.chat_fingerprint() {
+        return fail(
+            "its conversations were prepared with another chat template than the target's: prepare \
+             the data again for this target"
+                .to_owned(),
+        );
     }
     Ok(index)
 }
+
+/// What is wrong with shards of other rules.
+pub(crate) const OF_OTHER_RULES: &str =
+    "prepared by another version of this program, whose text or masks of the same rows may differ";
 
 /// The index of a folder.
 pub(super) fn index(folder: &Path) -> Result<Index> {

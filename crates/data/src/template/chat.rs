@@ -39,6 +39,8 @@ pub struct Turns {
     pub text: String,
     /// Assistant turns from after the header to the end of the end-of-turn mark, ascending.
     pub assistant: Vec<Range<usize>>,
+    /// Which message of the assistant each of them is, from 0: a template may drop some.
+    pub answers: Vec<usize>,
     /// The last message of the assistant, if the template shows it.
     pub last_assistant: Option<Range<usize>>,
     /// System turns with header and end-of-turn mark, ascending.
@@ -111,9 +113,14 @@ impl ChatLayout {
     ) -> Result<Turns, String> {
         let text = encoder.render_chat(conversation, false)?;
         let marks = Marks::find(conversation, &text, encoder)?;
-        let mut turns =
-            Turns { text, assistant: Vec::new(), last_assistant: None, system: Vec::new() };
-        let mut cursor = 0;
+        let mut turns = Turns {
+            text,
+            assistant: Vec::new(),
+            answers: Vec::new(),
+            last_assistant: None,
+            system: Vec::new(),
+        };
+        let (mut cursor, mut answer) = (0, 0);
         for index in 0..conversation.messages.len() {
             match conversation.role(index) {
                 "assistant" => {
@@ -121,7 +128,9 @@ impl ChatLayout {
                     if let Some(turn) = &turn {
                         cursor = turn.end;
                         turns.assistant.push(turn.clone());
+                        turns.answers.push(answer);
                     }
+                    answer += 1;
                     turns.last_assistant = turn;
                 }
                 "system" | "developer" => {

@@ -4,6 +4,7 @@
 //! conversation is rendered by the model's chat template; [`chat`] finds its turns in the result.
 
 pub mod chat;
+mod cut;
 mod detect;
 mod formats;
 
@@ -18,8 +19,14 @@ use serde::{Deserialize, Serialize};
 use crate::conversation::Conversation;
 use crate::encoder::TextEncoder;
 use chat::ChatLayout;
+use cut::without;
 
+pub(crate) use cut::Cut;
 pub use formats::Example;
+
+/// Version of how rows become text and masks: raised by every change that gives other tokens or another mask for
+/// the same row, so that shards of older rules are not taken for new ones.
+pub const RULES: u32 = 1;
 
 /// Which tokens are learned as labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -318,8 +325,8 @@ pub(crate) fn render_plain(text: String, answer: usize, learn: Learn) -> Rendere
     Rendered { learned: std::iter::once(start..text.len()).collect(), text, append_end: true }
 }
 
-/// Renders a conversation; `layout` is needed unless everything is learned. Where answers were cut off
-/// (`is_cut`), their end-of-turn marks are not learned: the model did not write them.
+/// Renders a conversation; `layout` is needed unless everything is learned. The end-of-turn marks of answers
+/// that were cut off are not learned: the model did not write them.
 ///
 /// # Errors
 /// - the model has no chat template, it refuses the messages, or its turns cannot be found
@@ -327,29 +334,22 @@ pub(crate) fn render_conversation(
     conversation: &Conversation,
     learn: Learn,
     layout: Option<&ChatLayout>,
-    is_cut: bool,
+    cut: &Cut,
     encoder: &dyn TextEncoder,
 ) -> std::result::Result<Rendered, String> {
-    let whole = |text: String| Rendered {
-        learned: std::iter::once(0..text.len()).collect(),
-        text,
-        append_end: false,
-    };
+    let rendered = |text, learned: Vec<_>| Rendered { text, learned, append_end: false };
+    let is_cut = *cut != Cut::Nowhere;
     if learn == Learn::All {
-        let mut rendered = encoder.render_chat(conversation, false).map(whole)?;
+        let text = encoder.render_chat(conversation, false)?;
+        let mut learned: Vec<_> = std::iter::once(0..text.len()).collect();
         // Where no turns can be found, all stays learned.
         if let (true, Some(layout)) = (is_cut, layout)
             && let Ok(turns) = layout.locate(conversation, encoder)
         {
-            let ends = layout.ends(&turns.text, &turns.assistant);
-            rendered.learned = without(&rendered.learned, &ends);
+            learned = without(&learned, &cut.ends_of(layout, &turns));
         }
-        return Ok(rendered);
+        return Ok(rendered(text, learned));
     }
-    let ends = |text: &str, turns: &[Range<usize>]| match layout {
-        Some(layout) if is_cut => layout.ends(text, turns),
-        _ => Vec::new(),
-    };
     if learn != Learn::NoSystem
         && let Some((text, mut turns)) = encoder.render_generated(conversation)?
     {
@@ -358,36 +358,24 @@ pub(crate) fn render_conversation(
             let answered = answered.is_some_and(|last| conversation.role(last) == "assistant");
             turns = turns.pop().filter(|_| answered).into_iter().collect();
         }
-        let learned = without(&turns, &ends(&text, &turns));
-        return Ok(Rendered { text, learned, append_end: false });
+        if let (true, Some(layout)) = (is_cut, layout) {
+            let ends = match layout.locate(conversation, encoder) {
+                Ok(found) if found.text == text => cut.ends_of(layout, &found),
+                _ => layout.ends(&text, &turns),
+            };
+            turns = without(&turns, &ends);
+        }
+        return Ok(rendered(text, turns));
     }
     let layout = layout.ok_or("the chat template's turns are not known")?;
     let turns = layout.locate(conversation, encoder)?;
-    let ends = ends(&turns.text, &turns.assistant);
+    let ends = cut.ends_of(layout, &turns);
     let learned: Vec<Range<usize>> = match learn {
         Learn::NoSystem => turns.without_system(),
         Learn::Assistant => turns.assistant,
         Learn::All | Learn::Last | Learn::Answer => turns.last_assistant.into_iter().collect(),
     };
-    Ok(Rendered { learned: without(&learned, &ends), text: turns.text, append_end: false })
-}
-
-/// Ranges without the holes in them; both lists ascend.
-fn without(ranges: &[Range<usize>], holes: &[Range<usize>]) -> Vec<Range<usize>> {
-    let mut kept = Vec::new();
-    for range in ranges {
-        let mut start = range.start;
-        for hole in holes.iter().filter(|hole| hole.start < range.end && hole.end > range.start) {
-            if start < hole.start {
-                kept.push(start..hole.start);
-            }
-            start = hole.end;
-        }
-        if start < range.end {
-            kept.push(start..range.end);
-        }
-    }
-    kept
+    Ok(rendered(turns.text, without(&learned, &ends)))
 }
 
 #[cfg(test)]
@@ -422,8 +410,8 @@ mod tests {
             Ok(Some((text, turns)))
         }
 
-        fn has_chat_template(&self) -> bool {
-            true
+        fn chat_fingerprint(&self) -> Option<String> {
+            Some("a template".to_owned())
         }
 
         fn end_of_text(&self) -> Option<u32> {
@@ -442,16 +430,10 @@ mod tests {
     fn learned(turns: &[(&str, &str)], learn: Learn) -> Vec<String> {
         let layout = ChatLayout::probe(&Marked).expect("layout");
         let conversation = Conversation::of(turns);
-        let rendered = render_conversation(&conversation, learn, Some(&layout), false, &Marked);
+        let rendered =
+            render_conversation(&conversation, learn, Some(&layout), &Cut::Nowhere, &Marked);
         let rendered = rendered.expect("rendered");
         rendered.learned.into_iter().map(|range| rendered.text[range].to_owned()).collect()
-    }
-
-    #[test]
-    fn holes_are_taken_out_of_ranges() {
-        assert_eq!(without(&[0..4, 6..9], &[2..3, 8..9]), [0..2, 3..4, 6..8]);
-        assert_eq!(without(&[0..9, 12..20], &[2..3, 5..6, 12..20]), [0..2, 3..5, 6..9]);
-        assert_eq!(without(&[0..4, 6..9], &[4..6, 9..10]), [0..4, 6..9]);
     }
 
     #[test]

@@ -103,6 +103,16 @@ impl ChatTemplate {
         self.for_tools.as_deref().filter(|_| tools.is_some()).unwrap_or(self)
     }
 
+    /// Tells templates apart: a hash of their texts.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for template in [Some(self), self.for_tools.as_deref()].into_iter().flatten() {
+            hasher.update(&(template.source.len() as u64).to_le_bytes());
+            hasher.update(template.source.as_bytes());
+        }
+        hasher.finalize().to_hex()[..16].to_owned()
+    }
+
     /// The text of the template that conversations with tools have.
     pub fn source_with_tools(&self) -> &str {
         &self.for_tools.as_deref().unwrap_or(self).source

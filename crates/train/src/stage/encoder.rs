@@ -5,7 +5,7 @@ use std::ops::Range;
 use longdraft_data::conversation::Conversation;
 use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::TargetConfig;
-use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
 
 /// Names that an end-of-text token goes by.
 const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
@@ -57,8 +57,8 @@ impl TextEncoder for Encoder<'_> {
             .map_err(|error| error.to_string())
     }
 
-    fn has_chat_template(&self) -> bool {
-        self.tokenizer.chat_template().is_some()
+    fn chat_fingerprint(&self) -> Option<String> {
+        self.tokenizer.chat_template().map(ChatTemplate::fingerprint)
     }
 
     fn vocabulary(&self) -> usize {

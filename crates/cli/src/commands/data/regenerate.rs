@@ -2,10 +2,11 @@
 //!
 //! A draft is judged by how well it follows its target, so the target's own answers are its best
 //! text. Rows are answered several at a time; every row gives one line in the output or one in the
-//! file of failures, in order. A second call goes on after the answers that are there, and tries failed rows
-//! again.
+//! file of failures, in order. A second call goes on after the lines that are there. It tries a failed row again only
+//! where the row, or how it is asked, changed.
 
 mod dialogue;
+mod failures;
 mod ledger;
 mod prompt;
 mod writer;
@@ -25,7 +26,7 @@ use crate::interrupts::Interrupts;
 use crate::progress::Lines;
 use crate::terminal::counted;
 
-pub(crate) use ledger::failures_file;
+pub(crate) use failures::failures_file;
 use ledger::{Counts, require_free};
 pub(crate) use prompt::{Prompts, of_row as prompts_of_row};
 pub(crate) use writer::Writer;
@@ -90,6 +91,14 @@ fn conclude(
         }
         return Err(interrupts.failure());
     }
+    if answered.failed_before > 0 {
+        let path = failures_file(&arguments.output);
+        errln!(
+            "not tried again: {} that failed before and did not change; remove {} to try them all",
+            counted(answered.failed_before, "row"),
+            path.display()
+        );
+    }
     outln!("{} = {}: {output}", answered.counts, counted(rows, "row"));
     if json {
         outjson!({
@@ -125,6 +134,8 @@ pub(crate) struct Answered {
     pub(crate) rows: usize,
     /// Rows that were done before.
     pub(crate) before: usize,
+    /// Rows that failed before, and were not tried again.
+    pub(crate) failed_before: usize,
     pub(crate) reached: Reached,
 }
 

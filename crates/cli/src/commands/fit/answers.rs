@@ -200,10 +200,18 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
     cleaned.tokens = kept.iter().map(|line| line["tokens"].as_u64().unwrap_or(0) as usize).sum();
     let row = |line: &Value| {
         // The end of an answer that was cut off is not learned.
-        if has_chat_template {
-            json!({ "messages": line["messages"], "finish": line["finish"] })
-        } else {
-            json!({ "text": whole(line), "finish": line["finish"] })
+        let finish = &line["finish"];
+        let finishes = line["finishes"].as_array();
+        match finishes {
+            Some(each) if has_chat_template => {
+                json!({ "messages": line["messages"], "finish": finish, "finishes": each })
+            }
+            None if has_chat_template => json!({ "messages": line["messages"], "finish": finish }),
+            // A text has one end, that of its last answer.
+            each => {
+                let last = each.and_then(|each| each.last()).unwrap_or(finish);
+                json!({ "text": whole(line), "finish": last })
+            }
         }
     };
     let text: String = kept.iter().map(|line| format!("{}\n", row(line))).collect();
@@ -308,6 +316,23 @@ mod tests {
         assert_eq!((endless, keeps_endless, cut), (1, false, 1));
         let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
         assert!(written.starts_with("{\"text\":\"qanswer number 0"), "{written}");
+        // A cut answer may stand among whole ones.
+        let messages = json!([
+            { "role": "user", "content": "q" }, { "role": "assistant", "content": answer(98) },
+            { "role": "user", "content": "r" }, { "role": "assistant", "content": "whole" },
+        ]);
+        let each = json!({
+            "row": 2, "messages": messages, "finish": "length", "finishes": ["length", "stop"],
+        });
+        for (has_template, end) in [
+            (true, ",\"finish\":\"length\",\"finishes\":[\"length\",\"stop\"]}\n"),
+            (false, "\nrwhole\",\"finish\":\"stop\"}\n"),
+        ] {
+            std::fs::write(answers_file(folder.path(), 1), format!("{each}\n")).expect("again");
+            assert_eq!(clean(folder.path(), has_template).expect("cleaned").cut, 2);
+            let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
+            assert!(written.ends_with(&end.replace("\nr", "\\nr")), "{written}");
+        }
         // Further answers are learned, too.
         std::fs::write(answers_file(folder.path(), 1), line(&answer(99), "stop")).expect("again");
         assert_eq!(clean(folder.path(), false).expect("cleaned").kept, LEAST_ANSWERS + 1);

@@ -126,20 +126,39 @@ fn about_stage(name: &str) -> &'static str {
     }
 }
 
+/// What to do next: commands that the program itself is enough for.
 fn tell_next(target: &str, draft: &Path, chosen: &str) {
-    let draft = draft.display();
-    outln!("next, see it write:");
-    outln!(
-        "  longdraft generate --target {target} --draft {draft} --show-acceptance --prompt \"Tom \
-         has 3 boxes with 12 pens each. He gives away 9 pens. How many pens are left?\""
-    );
-    if chosen == DEMONSTRATION {
-        outln!("then the same with a real model (SmolLM2-135M, 98 MB are fetched):");
-        outln!("  longdraft quickstart --target smollm2 --output runs/quickstart-smollm2");
-    } else {
-        outln!("then a draft of your own:");
-        outln!("  longdraft train conf/glide/smollm2.yaml target={target} output=runs/mine");
+    for (word, command) in next(target, draft, chosen) {
+        outln!("{word}:\n  {command}");
     }
+}
+
+fn next(target: &str, draft: &Path, chosen: &str) -> Vec<(&'static str, String)> {
+    let draft = draft.display();
+    let question =
+        "Tom has 3 boxes with 12 pens each. He gives away 9 pens. How many pens are left?";
+    let mut next = vec![(
+        "next, see it write",
+        format!(
+            "longdraft generate --target {target} --draft {draft} --show-acceptance --prompt \"{question}\""
+        ),
+    )];
+    if chosen == DEMONSTRATION {
+        next.push((
+            "then the same with a real model (SmolLM2-135M, 98 MB are fetched)",
+            "longdraft quickstart --target smollm2 --output runs/quickstart-smollm2".to_owned(),
+        ));
+    } else {
+        next.push((
+            "then a better draft, in as much time as you give it",
+            format!("longdraft fit {target} --time 1h"),
+        ));
+        next.push((
+            "or a training whose settings you choose",
+            format!("longdraft init mine.yaml --for train --target {target}"),
+        ));
+    }
+    next
 }
 
 /// The stages with target, run directory and the place of the text.
@@ -161,4 +180,22 @@ fn configured(
         }
     }
     Ok(stages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Who installed the program alone has no `conf/`.
+    #[test]
+    fn what_is_said_to_be_next_is_understood_and_needs_no_checkout() {
+        for chosen in [DEMONSTRATION, "smollm2"] {
+            for (_, command) in next("model.gguf", Path::new("runs/q/draft"), chosen) {
+                let words = shlex::split(&command).expect("a command");
+                let read = <crate::cli::Cli as clap::Parser>::try_parse_from(words);
+                assert!(read.is_ok(), "{command}: {:?}", read.err());
+                assert!(!command.contains("conf/"), "{command}");
+            }
+        }
+    }
 }

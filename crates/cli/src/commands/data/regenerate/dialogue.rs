@@ -2,7 +2,7 @@
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::RawRow;
-use longdraft_decode::{EndReason, Generation};
+use longdraft_decode::EndReason;
 use serde_json::{Value, json};
 
 use super::ledger::{Entry, Outcome};
@@ -16,9 +16,13 @@ pub(super) fn plain(conversation: &Conversation) -> String {
 }
 
 /// A row's line, as failed until it is answered, and its conversation if there is one.
-pub(super) fn opened(index: usize, row: &RawRow, field: Option<&str>) -> (Entry, Option<Dialogue>) {
-    let mut entry =
-        Entry { row: index, id: row.origin(), outcome: Outcome::Error, body: Value::Null };
+pub(super) fn opened(
+    index: usize,
+    (row, attempt): (&RawRow, String),
+    field: Option<&str>,
+) -> (Entry, Option<Dialogue>) {
+    let (id, outcome) = (row.origin(), Outcome::Error);
+    let mut entry = Entry { row: index, id, attempt, outcome, body: Value::Null };
     let prompts =
         row.parse().map_err(|error| error.to_string()).and_then(|row| prompt::of_row(row, field));
     match prompts {
@@ -38,13 +42,14 @@ pub(super) struct Dialogue {
     /// Prompts that are part of `done`.
     taken: usize,
     tokens: usize,
-    finish: &'static str,
+    /// How each answer ended.
+    finishes: Vec<&'static str>,
 }
 
 impl Dialogue {
     fn new(prompts: Conversation) -> Self {
         let done = Conversation { messages: Vec::new(), tools: prompts.tools.clone() };
-        Self { prompts, done, turn: 0, taken: 0, tokens: 0, finish: "stop" }
+        Self { prompts, done, turn: 0, taken: 0, tokens: 0, finishes: Vec::new() }
     }
 
     /// Goes on to the next prompt of the user; whether there is one.
@@ -60,15 +65,45 @@ impl Dialogue {
         false
     }
 
-    pub(super) fn answer(&mut self, generation: &Generation, text: &str) {
-        self.tokens += generation.tokens.len();
-        if generation.end != EndReason::StopToken {
-            self.finish = finish(generation.end);
-        }
+    /// The prompt's answer of so many tokens.
+    pub(super) fn answer(&mut self, tokens: usize, end: EndReason, text: &str) {
+        self.tokens += tokens;
+        self.finishes.push(finish(end));
         self.done.push("assistant", text);
     }
 
+    /// The row's fields; its `finish` is the last one that is not `stop`.
     pub(super) fn to_json(&self) -> Value {
-        json!({ "messages": self.done.messages, "finish": self.finish, "tokens": self.tokens })
+        let finish = self.finishes.iter().rfind(|finish| **finish != "stop").unwrap_or(&"stop");
+        let mut body =
+            json!({ "messages": self.done.messages, "finish": finish, "tokens": self.tokens });
+        if self.finishes.len() > 1 {
+            body["finishes"] = json!(self.finishes);
+        }
+        body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_says_how_each_of_its_answers_ended() {
+        let prompts =
+            Conversation::of(&[("system", "s"), ("user", "a"), ("user", "b"), ("user", "c")]);
+        let mut dialogue = Dialogue::new(prompts);
+        let answered = |dialogue: &mut Dialogue, end: EndReason| {
+            assert!(dialogue.next_turn());
+            dialogue.answer(1, end, "text");
+            dialogue.to_json()
+        };
+        let one = answered(&mut dialogue, EndReason::StopToken);
+        assert_eq!((&one["finish"], &one["finishes"]), (&json!("stop"), &Value::Null));
+        answered(&mut dialogue, EndReason::TokenLimit);
+        let all = answered(&mut dialogue, EndReason::StopToken);
+        assert_eq!(all["finish"], "length", "one of them was cut");
+        assert_eq!(all["finishes"], json!(["stop", "length", "stop"]));
+        assert!(!dialogue.next_turn());
     }
 }

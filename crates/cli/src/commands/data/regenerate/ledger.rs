@@ -1,4 +1,4 @@
-//! The lines that are written: answers in one file, failed rows in another beside it.
+//! The lines that are written: answers in one file, failed rows in [another](super::failures) beside it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,14 +11,8 @@ use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
 
+use super::failures::Failures;
 use crate::failure::{Failure, Result};
-
-/// Where rows without an answer stand, beside the file of answers.
-pub(crate) fn failures_file(answers: &Path) -> PathBuf {
-    let mut name = answers.as_os_str().to_owned();
-    name.push(".failed.jsonl");
-    PathBuf::from(name)
-}
 
 /// What became of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +31,14 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    fn add(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Success => self.success += 1,
+            Outcome::Error => self.error += 1,
+            Outcome::Skipped => self.skipped += 1,
+        }
+    }
+
     pub(crate) fn sum(self) -> usize {
         self.success + self.error + self.skipped
     }
@@ -54,6 +56,8 @@ pub(super) struct Entry {
     pub(super) row: usize,
     /// `file:line` of the prompt.
     pub(super) id: String,
+    /// Fingerprint of all that a failure follows from: the row, and how it is asked.
+    pub(super) attempt: String,
     pub(super) outcome: Outcome,
     /// Further fields.
     pub(super) body: Value,
@@ -70,39 +74,29 @@ impl Entry {
 /// Both files, and which rows stand in them.
 pub(super) struct Ledger {
     answers: (PathBuf, File),
-    failures: (PathBuf, File),
+    failures: Failures,
     recipe: String,
     done: HashMap<usize, String>,
-    /// Rows that failed in an earlier call still stand in their file.
-    has_old_failures: bool,
     pub(super) counts: Counts,
 }
 
 impl Ledger {
-    /// Opens the files for appending, for this process alone; a torn last line is cut off. Rows that failed
-    /// are tried again, for another call may name another field. Their lines stay until this call has shown that its prompts
-    /// are the same: until its first line, or its end.
+    /// Opens the files for appending, for this process alone; a torn last line is cut off. Failures of earlier
+    /// calls stand until this one has tried their rows again, or has no such row.
     pub(super) fn open(output: &Path, recipe: &str) -> Result<Self> {
         let folder = parent_of(output);
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
-        let name = failures_file(output);
         let mut answers = for_appending(output)?;
         lock_file(&answers, output).map_err(|error| match error {
             TrainError::Locked { path } => held(&path),
             other => other.into(),
         })?;
         let written = whole_lines(&mut answers, output)?;
-        let mut failures = for_appending(&name)?;
-        let failed = whole_lines(&mut failures, &name)?;
-        if failed.iter().any(|line| line["status"].as_str().is_none()) {
-            return Err(foreign(&name));
-        }
         let mut ledger = Self {
             answers: (output.to_path_buf(), answers),
-            failures: (name, failures),
+            failures: Failures::open(output)?,
             recipe: recipe.to_owned(),
             done: HashMap::new(),
-            has_old_failures: !failed.is_empty(),
             counts: Counts::default(),
         };
         for line in &written {
@@ -110,13 +104,6 @@ impl Ledger {
             ledger.counts.success += 1;
         }
         Ok(ledger)
-    }
-
-    fn forget_old_failures(&mut self) -> Result<()> {
-        if std::mem::take(&mut self.has_old_failures) {
-            cut(&mut self.failures.1, 0).map_err(Failure::at(&self.failures.0))?;
-        }
-        Ok(())
     }
 
     /// Notes a line of an earlier run.
@@ -152,25 +139,33 @@ impl Ledger {
         }
     }
 
+    /// Whether an earlier call tried a row just as this one would, in vain; the row then counts as done.
+    pub(super) fn failed_before(&mut self, row: usize, id: &str, attempt: &str) -> bool {
+        let Some(outcome) = self.failures.confirm(row, id, attempt) else { return false };
+        self.counts.add(outcome);
+        self.done.insert(row, id.to_owned());
+        true
+    }
+
     /// Writes a line with one call, so that a kill leaves whole lines or one torn one.
     pub(super) fn write(&mut self, entry: &Entry) -> Result<()> {
-        self.forget_old_failures()?;
         let mut line = json!({ "row": entry.row, "id": entry.id });
-        let counts = &mut self.counts;
-        let ((path, file), count, status) = match entry.outcome {
-            Outcome::Success => (&mut self.answers, &mut counts.success, None),
-            Outcome::Error => (&mut self.failures, &mut counts.error, Some("error")),
-            Outcome::Skipped => (&mut self.failures, &mut counts.skipped, Some("skipped")),
-        };
-        if let Some(status) = status {
-            line["status"] = status.into();
-        }
         if let (Value::Object(line), Value::Object(body)) = (&mut line, &entry.body) {
             line.extend(body.clone());
         }
         line["recipe"] = self.recipe.as_str().into();
-        file.write_all(format!("{line}\n").as_bytes()).map_err(Failure::at(path))?;
-        *count += 1;
+        match entry.outcome {
+            Outcome::Success => {
+                let (path, file) = &mut self.answers;
+                file.write_all(format!("{line}\n").as_bytes()).map_err(Failure::at(path))?;
+                self.failures.answered(entry.row);
+            }
+            failed => {
+                line["attempt"] = entry.attempt.as_str().into();
+                self.failures.write(entry.row, failed, line)?;
+            }
+        }
+        self.counts.add(entry.outcome);
         self.done.insert(entry.row, entry.id.clone());
         Ok(())
     }
@@ -182,9 +177,8 @@ impl Ledger {
 
     /// Every row has its line, and there are no lines beyond.
     pub(super) fn check(&mut self, rows: usize) -> Result<()> {
-        self.forget_old_failures()?;
         if self.counts.sum() == rows && self.done.len() == rows {
-            return Ok(());
+            return self.failures.forget_others();
         }
         Err(Failure::work(format!(
             "{}: {} is not {rows} rows",
@@ -208,7 +202,7 @@ fn held(output: &Path) -> Failure {
         .hint("wait for it, stop it, or give another --output")
 }
 
-fn for_appending(path: &Path) -> Result<File> {
+pub(super) fn for_appending(path: &Path) -> Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     options.open(path).map_err(Failure::unwritable(path))
@@ -221,7 +215,7 @@ fn cut(file: &mut File, bytes: usize) -> std::io::Result<()> {
 }
 
 /// A file's whole lines; it stands at the end of them. Nothing is cut from a file that holds anything else.
-fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<Value>> {
+pub(super) fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<Value>> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(Failure::at(path))?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -240,21 +234,23 @@ fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<Value>> {
     Ok(parsed)
 }
 
-fn foreign(path: &Path) -> Failure {
+pub(super) fn foreign(path: &Path) -> Failure {
     Failure::work(format!("{}: holds lines of another kind", path.display()))
         .hint("give another --output")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::failures_file;
     use super::*;
 
     fn entry(row: usize, outcome: Outcome) -> Entry {
-        Entry { row, id: format!("p.jsonl:{}", row + 1), outcome, body: json!({"problem": "x"}) }
+        let (id, attempt) = (format!("p.jsonl:{}", row + 1), "a".to_owned());
+        Entry { row, id, attempt, outcome, body: json!({"problem": "x"}) }
     }
 
     #[test]
-    fn every_row_has_one_line_a_torn_one_is_cut_and_failed_ones_are_tried_again() {
+    fn every_row_has_one_line_and_a_torn_one_is_cut() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("out/answers.jsonl");
         let mut ledger = Ledger::open(&path, "r").expect("new");

@@ -15,7 +15,7 @@ use longdraft_decode::{
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::target_model::Target;
-use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
 
 use super::dialogue::{Dialogue, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
@@ -48,6 +48,8 @@ struct Work<'w, 'a, I> {
     most_open: usize,
     engine: BatchEngine<'w>,
     ledger: Ledger,
+    /// Hash of how rows are asked.
+    asking: blake3::Hasher,
     answered: Answered,
 }
 
@@ -80,7 +82,14 @@ impl Writer<'_> {
             most_open: ROWS_OF_A_PLACE * batch,
             engine: BatchEngine::new(self.target, self.drafters()?),
             ledger,
-            answered: Answered { counts, rows: 0, before, reached: Reached::TheEnd },
+            asking: self.asking()?,
+            answered: Answered {
+                counts,
+                rows: 0,
+                before,
+                failed_before: 0,
+                reached: Reached::TheEnd,
+            },
         };
         tell(&work.answered);
         loop {
@@ -127,6 +136,18 @@ impl Writer<'_> {
         let DataRegenerateArguments { temperature, seed, max_tokens, .. } = self.arguments;
         let target = self.target.fingerprint();
         format!("{target} temperature={temperature} seed={seed} max_tokens={max_tokens}")
+    }
+
+    /// Hash of how rows are asked: a row that failed would fail again while it is the same.
+    fn asking(&self) -> Result<blake3::Hasher> {
+        let mut hasher = blake3::Hasher::new();
+        let template = self.tokenizer.chat_template().map(ChatTemplate::fingerprint);
+        let field = self.arguments.field.as_deref();
+        let version = env!("CARGO_PKG_VERSION");
+        let parts = (version, self.recipe(), self.tokenizer.fingerprint()?, template, field);
+        // With quotes, so that no two lists of parts give one text.
+        hasher.update(format!("{parts:?}").as_bytes());
+        Ok(hasher)
     }
 
     fn render(&self, done: &Conversation) -> std::result::Result<String, String> {
@@ -194,12 +215,28 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             };
             let row = row?;
             self.answered.rows = index + 1;
-            if !self.ledger.is_done(index, &row.origin())? {
-                let (entry, dialogue) = opened(index, &row, self.writer.arguments.field.as_deref());
-                self.open.push_back(Open { entry, dialogue, running: None });
+            let id = row.origin();
+            if self.ledger.is_done(index, &id)? {
+                continue;
             }
+            let attempt = self.attempt(&row);
+            if self.ledger.failed_before(index, &id, &attempt) {
+                self.answered.failed_before += 1;
+                self.answered.counts = self.ledger.counts;
+                continue;
+            }
+            let field = self.writer.arguments.field.as_deref();
+            let (entry, dialogue) = opened(index, (&row, attempt), field);
+            self.open.push_back(Open { entry, dialogue, running: None });
         }
         Ok(())
+    }
+
+    /// Fingerprint of all that a row's failure follows from.
+    fn attempt(&self, row: &RawRow) -> String {
+        let mut attempt = self.asking.clone();
+        attempt.update(row.raw().as_bytes());
+        attempt.finalize().to_hex()[..16].to_owned()
     }
 
     /// Has a row's next prompt answered, if there is one.
@@ -256,7 +293,9 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             match generation {
                 Ok(generation) => {
                     let answer = self.writer.text(&prompt, &generation)?;
-                    open.dialogue.iter_mut().for_each(|open| open.answer(&generation, &answer));
+                    if let Some(dialogue) = &mut open.dialogue {
+                        dialogue.answer(generation.tokens.len(), generation.end, &answer);
+                    }
                 }
                 Err(error) => {
                     open.entry.fail(Outcome::Skipped, &error.to_string());
