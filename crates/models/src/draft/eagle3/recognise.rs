@@ -9,9 +9,12 @@ use super::config_file::ARCHITECTURES;
 pub(super) fn names_eagle3(config: &Value) -> bool {
     let is_eagle3 = |name: &Value| name.as_str().is_some_and(|n| ARCHITECTURES.contains(&n));
     let named = config["architectures"].as_array().is_some_and(|names| names.iter().any(is_eagle3));
+    // Block drafts of one layer may have a vocabulary of their own, too.
+    let has_blocks = ["block_size", "dflash_config"].iter().any(|key| !config[*key].is_null());
     let unnamed = config["draft_vocab_size"].is_u64()
         && config["num_hidden_layers"] == 1
-        && config["model_type"] != "glide";
+        && config["model_type"] != "glide"
+        && !has_blocks;
     named || config["speculators_model_type"] == "eagle3" || unnamed
 }
 
@@ -29,6 +32,11 @@ mod tests {
             "draft_vocab_size": 32000
         });
         assert!(names_eagle3(&first_public));
+        for (key, value) in [("block_size", json!(4)), ("dflash_config", json!({}))] {
+            let mut of_blocks = first_public.clone();
+            of_blocks[key] = value;
+            assert!(!names_eagle3(&of_blocks), "{key}");
+        }
         assert!(names_eagle3(&json!({"architectures": ["LlamaForCausalLMEagle3"]})));
         assert!(names_eagle3(&json!({"speculators_model_type": "eagle3"})));
         assert!(!names_eagle3(&json!({"architectures": ["LlamaForCausalLM"]})));
