@@ -15,32 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-
-def with_vocabulary(source, copy):
-    """Copies a GGUF file, names its tokens where it does not, and widens its blocks."""
-    import gguf
-    from gguf.quants import dequantize
-
-    reader = gguf.GGUFReader(source)
-    architecture = reader.get_field("general.architecture").contents()
-    writer = gguf.GGUFWriter(copy, architecture)
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        kind = field.types[0]
-        of_list = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=of_list)
-    if "tokenizer.ggml.model" not in reader.fields:
-        size = next(tensor.shape[-1] for tensor in reader.tensors if tensor.name == "token_embd.weight")
-        writer.add_string("tokenizer.ggml.model", "rwkv")
-        writer.add_array("tokenizer.ggml.tokens", [f"t{token}" for token in range(size)])
-    for tensor in reader.tensors:
-        values = dequantize(tensor.data, tensor.tensor_type).astype("float32")
-        writer.add_tensor(tensor.name, values.reshape(tensor.shape.tolist()[::-1]))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+from gguf_widened import widened
 
 
 def generate(model, prompts):
@@ -75,7 +50,7 @@ def tokens_of(folder):
     prompts = json.loads((folder / "prompts.json").read_text())
     with tempfile.TemporaryDirectory() as work:
         model = os.path.join(work, "model.gguf")
-        with_vocabulary(next((folder / "target").glob("*.gguf")), model)
+        widened(next((folder / "target").glob("*.gguf")), model)
         # In a process of its own: an assertion of the library ends it.
         call = [sys.executable, __file__, "--generate", model, str(folder)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=600)

@@ -15,8 +15,7 @@ GPU, slowly: half as many tokens are decoded then.
 
 Tokens must be equal. Sums run in another order in the two programs, so that two tokens of nearly the same weight may
 change places. A prompt that differs is compared up to there by its tokens alone, and at most one may differ. Counts may
-differ by one a prompt and position: the limit of tokens cuts the last round, and our counts are read back from rates that
-leave out what was cut.
+differ by one a prompt and position: the limit of tokens cuts our last draft, and vLLM counts what it accepts beyond it.
 
 The last line is JSON: counts of both by position, summed over the prompts.
 """
@@ -107,10 +106,7 @@ def ours(prompt):
     """Tokens, rounds, rounds by position of the chain that accepted it."""
     drafted = generate(prompt, "--draft", export, "--draft-len", str(length), "--pace", "fixed", "--json")
     record = json.loads(drafted.strip().splitlines()[-1])
-    counts, left = [], record["rounds"] - record["plain_rounds"]
-    for rate in record["conditional_acceptance"]:
-        left = round(left * rate)
-        counts.append(left)
+    counts = [round(share * record["rounds"]) for share in record["accepted_share"]]
     return record["tokens"], record["rounds"], counts + [0] * (length - len(counts))
 
 
