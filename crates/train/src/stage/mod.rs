@@ -105,7 +105,6 @@ impl Stage {
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
         self.release_draft()?;
-        self.capture(observer)?;
         while !self.is_finished() {
             if self.parallel.world().any(observer.should_stop()) {
                 self.save(Place::Last, observer)?;

@@ -6,17 +6,15 @@ use std::time::Duration;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
-use longdraft_features::{
-    BatchFeatures, FeatureSource, MemoryFeatures, Part, forward, join_target, learned_of,
-};
+use longdraft_features::{BatchFeatures, FeatureSource, Part, forward, join_target, learned_of};
 use longdraft_kernels::backward::backward;
 use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::target_model::{RowPart, Tap, Taps};
 use longdraft_parallel::Gradients;
 
+use super::Stage;
 use super::evaluate::over_ranks;
-use super::{Event, Observer, Stage};
 use crate::error::{Result, TrainError};
 use crate::metrics::DraftMetrics;
 use crate::objective::{Normalisation, Prepared};
@@ -57,27 +55,6 @@ impl Stage {
         let data = &self.train;
         let batch = Batch::from_row(row, &data.rows[row], &data.documents, &self.draws, epochs);
         self.groups.cut(batch)
-    }
-
-    /// Runs the target over every training row once, if features are kept in memory. A rank among
-    /// several waits for the rows that fall to it.
-    pub(super) fn capture(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let in_memory = matches!(self.features, FeatureSource::Memory(_));
-        if !in_memory || self.is_finished() || self.parallel.world().size() > 1 {
-            return Ok(());
-        }
-        let mut store = MemoryFeatures::default();
-        let rows = self.train.rows.len();
-        let needs = self.objective.needs();
-        for row in 0..rows {
-            if observer.should_stop() {
-                break;
-            }
-            store.capture(&self.target, &self.batch(row, 0), None, &needs)?;
-            observer.on_event(Event::Captured(row + 1, rows));
-        }
-        self.features = FeatureSource::Memory(store);
-        Ok(())
     }
 
     /// Keeps the features of rows in memory that this process has not seen before. Every rank makes
