@@ -267,6 +267,36 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
 }
 
 #[test]
+fn drafts_are_judged_from_a_store_as_they_are_online() {
+    let shop = Workshop::of_four_layers();
+    let config = shop.config();
+    let (features, run) = (shop.path("features"), shop.path("run"));
+    let stored = format!("train.features={features}");
+    let common = [
+        "teacher.soft_targets=top_k",
+        "teacher.top_k=8",
+        "capture.dtype=f32",
+        "data.anchor.enabled=false",
+    ];
+    succeed(&[&["capture", &config, &stored][..], &common].concat());
+    succeed(&[&["train", &config, &stored, &format!("output={run}")][..], &common].concat());
+    let judge = |place: &str, changes: &[&str]| {
+        let verb =
+            ["eval", "held-out", &config, "--draft", &run, "--contexts", "16,64", "--json", place];
+        [&verb[..], &common, changes].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let figures = |place: &str| {
+        let command = judge(place, &[]);
+        last_json(&succeed(&command.iter().map(String::as_str).collect::<Vec<_>>()))
+    };
+    assert_eq!(figures(&stored), figures("train.features=online"));
+    // Its own text has to be the one that was captured.
+    let other = judge(&stored, &["data.held_out_rows=1"]);
+    let said = fail(&other.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    assert!(said.contains("held-out text was"), "{said}");
+}
+
+#[test]
 fn stores_of_another_target_text_or_objective_are_refused() {
     let shop = Workshop::of_four_layers();
     let config = shop.config();

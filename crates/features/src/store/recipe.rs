@@ -241,7 +241,7 @@ impl Recipe {
 
     /// What differs from a recipe whose shards must be the same.
     pub(super) fn differences(&self, new: &Self) -> Vec<String> {
-        let mut differences = self.differences_in_use(new);
+        let mut differences = self.differences_of(new, &Part::ALL);
         let mut compare = |name: &str, old: String, new: String| {
             if old != new {
                 differences.push(format!("{name} was {old}, now {new}"));
@@ -269,22 +269,31 @@ impl Recipe {
         differences
     }
 
-    /// What keeps this store from serving a run that would make `new`.
+    /// What keeps this store from serving a run that would make `new`. The run does not read a part of which it has no row.
     pub(super) fn differences_in_use(&self, new: &Self) -> Vec<String> {
+        let read: Vec<_> = Part::ALL.into_iter().filter(|part| new.part(*part).rows > 0).collect();
+        self.differences_of(new, &read)
+    }
+
+    fn differences_of(&self, new: &Self, parts: &[Part]) -> Vec<String> {
         let mut differences = Vec::new();
-        for (name, old, new) in [
-            ("format", &self.format, &new.format),
-            ("target", &self.target, &new.target),
-            ("tokenizer", &self.tokenizer, &new.tokenizer),
-            ("training text", &self.train.text, &new.train.text),
-            ("held-out text", &self.held_out.text, &new.held_out.text),
-        ] {
+        let mut compare = |name: &str, old: &str, new: &str| {
             if old != new {
                 differences.push(format!("{name} was {old}, now {new}"));
             }
+        };
+        compare("format", &self.format, &new.format);
+        compare("target", &self.target, &new.target);
+        compare("tokenizer", &self.tokenizer, &new.tokenizer);
+        for part in parts {
+            let name = match part {
+                Part::Train => "training text",
+                Part::HeldOut => "held-out text",
+            };
+            compare(name, &self.part(*part).text, &new.part(*part).text);
         }
-        for part in Part::ALL {
-            let (old, new) = (&self.part(part).contents, &new.part(part).contents);
+        for part in parts {
+            let (old, new) = (&self.part(*part).contents, &new.part(*part).contents);
             if !old.serve(new) {
                 let name = part.name();
                 differences.push(format!("{name} features are {old:?}, {new:?} are needed"));
