@@ -135,7 +135,7 @@ class Bench:
         return sum(size * max(step) for step in steps) / sum(map(sum, steps))
 
     def pytorch(self, program, *flags):
-        """Seconds of a step of a PyTorch program, and its tokens."""
+        """Padded tokens a second of a PyTorch program."""
         command = [self.options.python, f"{self.options.baselines}/{program}", "--threads", str(self.options.threads), *map(str, flags)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -226,6 +226,9 @@ fn a_plan_measures_and_stops() {
     for key in ["answering", "training", "proof", "disk", "memory", "steps"] {
         assert!(of(&short, key) > 0.0, "{key}: {short}");
     }
+    for speed in ["step", "capture"] {
+        assert!(short["trial"][speed].as_f64().is_some_and(|seconds| seconds > 0.0), "{short}");
+    }
     let lookup = short["machine"]["lookup_interval"].as_array().expect("measured");
     let of_lookup = short["machine"]["lookup"].as_f64();
     assert!(lookup[0].as_f64() <= of_lookup && of_lookup <= lookup[1].as_f64(), "{short}");

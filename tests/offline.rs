@@ -280,19 +280,11 @@ fn drafts_are_judged_from_a_store_as_they_are_online() {
     ];
     succeed(&[&["capture", &config, &stored][..], &common].concat());
     succeed(&[&["train", &config, &stored, &format!("output={run}")][..], &common].concat());
-    let judge = |place: &str, changes: &[&str]| {
-        let verb =
-            ["eval", "held-out", &config, "--draft", &run, "--contexts", "16,64", "--json", place];
-        [&verb[..], &common, changes].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()
-    };
-    let figures = |place: &str| {
-        let command = judge(place, &[]);
-        last_json(&succeed(&command.iter().map(String::as_str).collect::<Vec<_>>()))
-    };
+    let judge = ["eval", "held-out", &config, "--draft", &run, "--contexts", "16,64", "--json"];
+    let figures = |place: &str| last_json(&succeed(&[&judge[..], &common, &[place]].concat()));
     assert_eq!(figures(&stored), figures("train.features=online"));
     // Its own text has to be the one that was captured.
-    let other = judge(&stored, &["data.held_out_rows=1"]);
-    let said = fail(&other.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    let said = fail(&[&judge[..], &common, &[&stored, "data.held_out_rows=1"]].concat(), 1);
     assert!(said.contains("held-out text was"), "{said}");
 }
 

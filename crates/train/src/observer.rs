@@ -39,6 +39,8 @@ pub struct StepReport {
     pub total_tokens: u64,
     /// Of this step.
     pub seconds: f64,
+    /// Of these, those in which the target made features that stay in memory.
+    pub capture_seconds: f64,
     /// Largest resident set of this process so far, where the system tells.
     pub memory_mib: Option<f64>,
     /// What the first rank sent and how long it waited in this step, where there are several.

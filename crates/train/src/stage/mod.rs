@@ -305,6 +305,7 @@ impl Stage {
             tokens,
             total_tokens: self.progress.tokens,
             seconds,
+            capture_seconds: outcome.capture_seconds,
             memory_mib: crate::memory::peak_resident_mib(),
             traffic: (self.parallel.world().size() > 1).then_some(traffic),
             metrics: outcome.metrics,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use longdraft_data::Batch;
 use longdraft_data::batch::DrawEpochs;
@@ -38,11 +38,13 @@ pub(super) struct Outcome {
     pub(super) target_loss: Option<f64>,
     pub(super) grad_norm: f64,
     pub(super) learning_rate: f64,
+    pub(super) capture_seconds: f64,
 }
 
 impl Outcome {
-    fn nothing(learning_rate: f64) -> Self {
-        Self { metrics: DraftMetrics::default(), target_loss: None, grad_norm: 0.0, learning_rate }
+    fn nothing(learning_rate: f64, capture_seconds: f64) -> Self {
+        let metrics = DraftMetrics::default();
+        Self { metrics, target_loss: None, grad_norm: 0.0, learning_rate, capture_seconds }
     }
 }
 
@@ -58,8 +60,9 @@ impl Stage {
     }
 
     /// Keeps the features of rows in memory that this process has not seen before. Every rank makes
-    /// as many passes as the one with most of them.
-    fn capture_new(&mut self, batches: &[Batch]) -> Result<()> {
+    /// as many passes as the one with most of them. Returns the seconds that it took.
+    fn capture_new(&mut self, batches: &[Batch]) -> Result<f64> {
+        let started = Instant::now();
         let needs = self.objective.needs();
         if let FeatureSource::Memory(store) = &mut self.features {
             let new: Vec<&Batch> = batches.iter().filter(|b| !store.holds(b.row)).collect();
@@ -75,7 +78,7 @@ impl Stage {
                 }
             }
         }
-        Ok(())
+        Ok(started.elapsed().as_secs_f64())
     }
 
     /// Makes the draft whole for its use; all ranks call it.
@@ -95,13 +98,13 @@ impl Stage {
         let step = self.progress.step + 1;
         // What is a share of the steps stays as it is where a run is extended.
         self.objective.begin_step(step, self.schedule.warmup_of);
-        self.capture_new(batches)?;
+        let capture_seconds = self.capture_new(batches)?;
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
         let (denominators, held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
             if allows_empty {
                 self.progress.step = step;
-                return Ok(Outcome::nothing(self.schedule.learning_rate(step)));
+                return Ok(Outcome::nothing(self.schedule.learning_rate(step), capture_seconds));
             }
             return Err(TrainError::NothingLearned { step, origins: origins() });
         }
@@ -116,7 +119,7 @@ impl Stage {
         self.optimizer.update(rank, parameters, &gradients, grad_norm, learning_rate)?;
         self.progress.step = step;
         let metrics = over_ranks(self.parallel.world(), &metrics.to_numbers())?;
-        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate })
+        Ok(Outcome { metrics, target_loss, grad_norm, learning_rate, capture_seconds })
     }
 
     /// Gradients of all ranks and their norm. While they are summed the target runs over the next step's

@@ -201,6 +201,7 @@ mod tests {
             tokens: 10,
             total_tokens: 10 * step,
             seconds: 1.0,
+            capture_seconds: 0.0,
             metrics: DraftMetrics::default(),
         }
     }

@@ -1,8 +1,5 @@
 //! How fast a draft trains here: a few steps of its own training.
 
-use std::cell::Cell;
-use std::time::Instant;
-
 use longdraft_parallel::World;
 use longdraft_records::median;
 use longdraft_train::stage::{Ending, Event};
@@ -41,19 +38,16 @@ pub(crate) fn timed(config: &Value, interrupts: &Interrupts) -> Result<TrainingS
         "rows_per_step": 1, "steps": STEPS, "features": "memory", "save_minutes": 0,
     });
     config["tracking"] = json!({ "report_to": [] });
-    // Seconds of rows, and of a token in steps.
+    // Seconds of rows, a new one in every step, and of a token in the rest of a step.
     let (mut captured, mut steps) = (Vec::<f64>::new(), Vec::<f64>::new());
-    let last: Cell<Option<Instant>> = Cell::new(None);
-    let mut watch = heard(interrupts, |event| match event {
-        Event::Captured(..) => {
-            let before = last.replace(Some(Instant::now()));
-            captured.extend(before.map(|before| before.elapsed().as_secs_f64()));
+    let mut watch = heard(interrupts, |event| {
+        if let Event::Step(report) = event {
+            captured.push(report.capture_seconds);
+            let own = report.seconds - report.capture_seconds;
+            steps.push(own / report.tokens.max(1) as f64);
         }
-        Event::Step(report) => steps.push(report.seconds / report.tokens.max(1) as f64),
-        _ => {}
     });
     let mut stage = prepared(&config, &mut watch)?;
-    last.set(Some(Instant::now()));
     if stage.run(&mut watch)? == Ending::Stopped {
         return Err(interrupts.failure());
     }
