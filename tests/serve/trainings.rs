@@ -89,7 +89,7 @@ fn no_row_ends_a_training() {
         ("block", 4, 1),
         ("glide", 9, 900),
     ] {
-        let told = Prepared::new(&shelf, draft, &texts(prompt, answer), 0.2).run();
+        let told = Prepared::new(&shelf, draft, &texts(prompt, answer), 0.4).run();
         let held_out = told["held_out"].as_u64().expect("a number");
         assert!((8..30).contains(&held_out), "{draft} {prompt} {answer}: {told}");
         assert!(told["rows"].as_u64() > Some(50), "{draft} {prompt} {answer}: {told}");
