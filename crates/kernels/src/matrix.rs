@@ -4,178 +4,34 @@
 //! fixed-point numbers, which a training or f32 target does not need: its products differ by some
 //! 1e-3 of their size. Of blocks of 4 bits a seventh of the bytes is read.
 
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Storage, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::cuda::linear::{Addend, few_rows};
 use crate::dispatch::fused;
-use crate::gemm::quantised::{FixedRows, Kernel, matmul_quantised};
-use crate::gemm::{
-    BLOCK, Blocks, GROUP, Mat, Product, Right, held_bytes, matmul_each, put_side_by_side,
-};
-use crate::large_pages::WeightBytes;
+use crate::gemm::quantised::Kernel;
+use crate::gemm::{Mat, Product, Right, matmul_each};
 use crate::linear::{Weight, linear, linear_onto};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
 
+mod on_gpu;
+mod quantised;
+
 pub use crate::gemm::BlockFormat;
-
-/// An `[O, I]` matrix of quantised blocks.
-#[derive(Debug)]
-pub struct QuantisedMatrix {
-    format: BlockFormat,
-    outputs: usize,
-    inputs: usize,
-    /// Of 16 rows side by side.
-    bytes: WeightBytes,
-}
-
-/// Bytes of stored rows that are put side by side at a time.
-const PIECE: usize = 1 << 20;
-
-impl QuantisedMatrix {
-    /// From blocks as a file holds them, row after row.
-    ///
-    /// # Errors
-    /// - a row does not consist of whole blocks, or the bytes are not those of the shape
-    pub fn new(format: BlockFormat, outputs: usize, inputs: usize, bytes: &[u8]) -> Result<Self> {
-        let row = inputs / format.values() * format.bytes();
-        if outputs.checked_mul(row) != Some(bytes.len()) {
-            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {}", bytes.len(), format.name());
-        }
-        Self::read(format, outputs, inputs, |rows| {
-            Ok(Cow::Borrowed(&bytes[rows.start * row..rows.end * row]))
-        })
-    }
-
-    /// From rows as a file holds them, some at a time on every thread, so that the whole is never held
-    /// twice.
-    ///
-    /// # Errors
-    /// - those of `read`, which gives the blocks of a range of rows; a row does not consist of whole
-    ///   blocks, or the bytes are not those of its rows
-    pub fn read<'a, E: From<candle_core::Error> + Send>(
-        format: BlockFormat,
-        outputs: usize,
-        inputs: usize,
-        read: impl Fn(Range<usize>) -> std::result::Result<Cow<'a, [u8]>, E> + Sync,
-    ) -> std::result::Result<Self, E> {
-        let wrong = |what: String| E::from(candle_core::Error::Msg(what));
-        let Some(held) = held_bytes(format, outputs, inputs) else {
-            let name = format.name();
-            return Err(wrong(format!("[{outputs}, {inputs}] is no matrix of blocks of {name}")));
-        };
-        let row = inputs / format.values() * format.bytes();
-        let mut bytes = WeightBytes::zeroed(held);
-        let groups = outputs.div_ceil(GROUP);
-        let together = (PIECE / (GROUP * row).max(1)).max(1);
-        let pieces = bytes.par_chunks_mut((together * held / groups.max(1)).max(1)).enumerate();
-        pieces.try_for_each(|(piece, out)| {
-            let first = piece * together * GROUP;
-            let rows = first..(first + together * GROUP).min(outputs);
-            let stored = read(rows.clone())?;
-            if stored.len() != rows.len() * row {
-                let found = stored.len();
-                return Err(wrong(format!("{found} bytes for {} rows of {row}", rows.len())));
-            }
-            put_side_by_side(format, inputs, &stored, out);
-            Ok(())
-        })?;
-        Ok(Self { format, outputs, inputs, bytes })
-    }
-
-    /// From the bytes of [`Self::side_by_side`].
-    ///
-    /// # Errors
-    /// - the bytes are not those of the shape
-    pub fn from_side_by_side(
-        format: BlockFormat,
-        outputs: usize,
-        inputs: usize,
-        bytes: Vec<u8>,
-    ) -> Result<Self> {
-        if held_bytes(format, outputs, inputs) != Some(bytes.len()) {
-            bail!("{} bytes are no [{outputs}, {inputs}] matrix of {}", bytes.len(), format.name());
-        }
-        Ok(Self { format, outputs, inputs, bytes: WeightBytes::Own(bytes) })
-    }
-
-    /// The blocks as they lie in memory, for [`Self::from_side_by_side`].
-    pub fn side_by_side(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Format, outputs and inputs.
-    pub fn layout(&self) -> (BlockFormat, usize, usize) {
-        (self.format, self.outputs, self.inputs)
-    }
-
-    /// `W x` for activations that were rounded before: `x = code · scale`, with a scale for every 32
-    /// codes. What [`Matrix::linear`] computes after its own rounding.
-    ///
-    /// # Shapes
-    /// - `codes`: `[I]`, `scales`: `[I / 32]` → `[O]`
-    ///
-    /// # Errors
-    /// - the lengths are others, or a code is -128
-    pub fn of_codes(&self, codes: &[i8], scales: &[f32]) -> Result<Vec<f32>> {
-        if codes.len() != self.inputs || codes.len() != scales.len() * BLOCK {
-            let (codes, scales) = (codes.len(), scales.len());
-            bail!("{codes} codes and {scales} scales for a matrix of {} inputs", self.inputs);
-        }
-        if codes.contains(&i8::MIN) {
-            bail!("codes of activations are -127 and more");
-        }
-        let mut out = vec![0.0; self.outputs];
-        matmul_quantised(&mut out, &FixedRows::of_codes(codes, scales), self.blocks(), false);
-        Ok(out)
-    }
-
-    fn blocks(&self) -> Blocks<'_> {
-        Blocks::transposed(&self.bytes, self.format, self.outputs, self.inputs)
-    }
-
-    fn check(&self, rows: &[u32]) -> Result<()> {
-        match rows.iter().find(|row| **row as usize >= self.outputs) {
-            Some(row) => bail!("row {row} lies outside a matrix of {} rows", self.outputs),
-            None => Ok(()),
-        }
-    }
-
-    fn select(&self, rows: &[u32]) -> Result<Self> {
-        self.check(rows)?;
-        let &Self { format, inputs, .. } = self;
-        let bytes = WeightBytes::Own(self.blocks().gathered(rows));
-        Ok(Self { format, outputs: rows.len(), inputs, bytes })
-    }
-
-    fn columns(&self, inputs: Range<usize>) -> Result<Self> {
-        let &Self { format, outputs, inputs: width, .. } = self;
-        let values = format.values();
-        let cut = [inputs.start, inputs.end].iter().any(|end| !end.is_multiple_of(values));
-        if cut || inputs.start > inputs.end || inputs.end > width {
-            bail!("inputs {inputs:?} of {width} are no whole blocks of {values} of a matrix");
-        }
-        let groups = outputs.div_ceil(GROUP);
-        let group = self.bytes.len() / groups.max(1);
-        let size = group / (width / values).max(1);
-        let part = inputs.start / values * size..inputs.end / values * size;
-        let mut bytes = Vec::with_capacity(groups * part.len());
-        for group in self.bytes.chunks_exact(group.max(1)) {
-            bytes.extend_from_slice(&group[part.clone()]);
-        }
-        let bytes = WeightBytes::Own(bytes);
-        Ok(Self { format, outputs, inputs: inputs.len(), bytes })
-    }
-}
+pub use on_gpu::{GpuMatrix, holds_blocks};
+pub use quantised::QuantisedMatrix;
 
 /// The instruction set that multiplies blocks here, by its name.
 pub fn block_products() -> &'static str {
     Kernel::detect().name()
+}
+
+/// What multiplies blocks on a device, by its name.
+pub fn block_products_on(device: &Device) -> &'static str {
+    if on_gpu::by_kernels(device) { "kernels for NVIDIA GPUs" } else { block_products() }
 }
 
 /// A frozen weight.
@@ -185,6 +41,9 @@ pub enum Matrix {
     Dense(Tensor),
     /// Quantised blocks; inference on the CPU only.
     Quantised(Arc<QuantisedMatrix>),
+    /// Quantised blocks on an NVIDIA GPU: few rows are multiplied with them as on the CPU, many with the widened
+    /// values, which gradients of inputs flow through.
+    OnGpu(Arc<GpuMatrix>),
 }
 
 impl Matrix {
@@ -196,18 +55,39 @@ impl Matrix {
         match self {
             Self::Dense(weight) => weight.dims2(),
             Self::Quantised(matrix) => Ok((matrix.outputs, matrix.inputs)),
+            Self::OnGpu(matrix) => {
+                let (_, outputs, inputs) = matrix.layout();
+                Ok((outputs, inputs))
+            }
         }
+    }
+
+    /// Blocks that a device multiplies, there: on the CPU they stay in main memory. Where
+    /// [`holds_blocks`] says no they are widened.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub fn of_blocks(matrix: QuantisedMatrix, device: &Device) -> Result<Self> {
+        if on_gpu::by_kernels(device) {
+            return Ok(Self::OnGpu(Arc::new(GpuMatrix::new(&matrix, device)?)));
+        }
+        let held = Self::Quantised(Arc::new(matrix));
+        if holds_blocks(device) {
+            return Ok(held);
+        }
+        Ok(Self::Dense(held.to_dense()?.to_device(device)?))
     }
 
     /// The dense tensor, if it is one.
     pub fn dense(&self) -> Option<&Tensor> {
         match self {
             Self::Dense(weight) => Some(weight),
-            Self::Quantised(_) => None,
+            Self::Quantised(_) | Self::OnGpu(_) => None,
         }
     }
 
-    /// The values as a tensor `[O, I]`: a dense one itself, else widened to f32.
+    /// The values as a tensor `[O, I]`: a dense one itself, else widened to f32, or on a GPU whose products have
+    /// such factors to bf16.
     ///
     /// # Errors
     /// - there is no memory for it
@@ -218,6 +98,7 @@ impl Matrix {
                 let shape = (matrix.outputs, matrix.inputs);
                 Tensor::from_vec(matrix.blocks().widened(), shape, &Device::Cpu)
             }
+            Self::OnGpu(matrix) => matrix.to_dense(),
         }
     }
 
@@ -240,6 +121,7 @@ impl Matrix {
                 let values = ids.iter().flat_map(|id| blocks.column(*id as usize)).collect();
                 Tensor::from_vec(values, (ids.len(), matrix.inputs), &Device::Cpu)
             }
+            Self::OnGpu(matrix) => matrix.rows(ids),
         }
     }
 
@@ -251,6 +133,9 @@ impl Matrix {
         match self {
             Self::Dense(weight) => Ok(Self::Dense(select_rows(weight, rows)?)),
             Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.select(rows)?))),
+            Self::OnGpu(matrix) => {
+                Ok(Self::OnGpu(Arc::new(matrix.changed(|matrix| matrix.select(rows))?)))
+            }
         }
     }
 
@@ -265,6 +150,9 @@ impl Matrix {
                 Ok(Self::Dense(part.force_contiguous()?))
             }
             Self::Quantised(matrix) => Ok(Self::Quantised(Arc::new(matrix.columns(inputs)?))),
+            Self::OnGpu(matrix) => {
+                Ok(Self::OnGpu(Arc::new(matrix.changed(|matrix| matrix.columns(inputs))?)))
+            }
         }
     }
 
@@ -275,7 +163,7 @@ impl Matrix {
     pub fn linear(&self, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         match self {
             Self::Dense(weight) => linear(x, weight, bias),
-            Self::Quantised(_) => {
+            Self::Quantised(_) | Self::OnGpu(_) => {
                 let [out] = linear_each(x, [(self, bias)])?;
                 Ok(out)
             }
@@ -294,6 +182,12 @@ impl Matrix {
     ) -> Result<Tensor> {
         match (self, bias) {
             (Self::Dense(weight), _) => linear_onto(residual, x, weight, bias),
+            (Self::OnGpu(_), Some(_)) => {
+                residual + self.linear(x, bias)?.to_dtype(residual.dtype())?
+            }
+            (Self::OnGpu(matrix), None) => {
+                matrix.linear(x, GpuMatrix::few(x)?.as_ref(), Addend::Residual(residual))
+            }
             (Self::Quantised(_), Some(_)) => residual + self.linear(x, bias)?,
             (Self::Quantised(_), None) if widens(x) => residual + self.linear(x, None)?,
             (Self::Quantised(_), None) => {
@@ -325,6 +219,7 @@ pub fn linear_each<const N: usize>(
 ) -> Result<[Tensor; N]> {
     let simple = |matrix: &Matrix, bias: Option<&Tensor>| {
         bias.is_none_or(|b| b.dtype() == DType::F32)
+            && !matches!(matrix, Matrix::OnGpu(_))
             && matrix.dense().is_none_or(|w| !w.track_op() && w.is_contiguous())
     };
     if let Some(outputs) = each_on_gpu(x, &maps)? {
@@ -334,8 +229,11 @@ pub fn linear_each<const N: usize>(
     let outputs = if together {
         frozen_each(x, &maps)?
     } else {
+        let on_gpu = maps.iter().any(|(matrix, _)| matches!(matrix, Matrix::OnGpu(_)));
+        let few = if on_gpu { GpuMatrix::few(x)? } else { None };
         let alone = |(matrix, bias): &(&Matrix, Option<&Tensor>)| match matrix {
             Matrix::Dense(weight) => linear(x, weight, *bias),
+            Matrix::OnGpu(matrix) => matrix.linear(x, few.as_ref(), Addend::bias(*bias)),
             // Composed ops on a CPU know no blocks.
             Matrix::Quantised(_) if widens(x) => linear(x, &matrix.to_dense()?, *bias),
             Matrix::Quantised(_) => bail!(

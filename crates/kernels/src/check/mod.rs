@@ -12,6 +12,7 @@
 
 mod attention;
 mod bench;
+mod blocks;
 mod case;
 mod compare;
 mod halves;
@@ -56,7 +57,7 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 36] = [
+const OPS: [Op; 39] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
@@ -66,6 +67,9 @@ const OPS: [Op; 36] = [
     multiplies("linear_exact", products::exact),
     multiplies("few_rows", products::few_rows),
     multiplies("few_rows_bits", products::few_rows_bits),
+    plain("block_few_rows", blocks::few_rows),
+    multiplies("block_many_rows", blocks::many_rows),
+    multiplies("block_values", blocks::values),
     multiplies("gated_mlp", products::gated),
     multiplies("experts", products::mixtures),
     plain("delta_rule", recurrence::delta_rule),

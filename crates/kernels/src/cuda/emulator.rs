@@ -8,7 +8,7 @@ use std::process::Command;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Storage, Tensor, WithDType, bail};
 use half::bf16;
 
 use super::{Argument, Launch, Program};
@@ -120,13 +120,15 @@ impl<'a> Guarded<'a> {
     }
 
     fn tensor(&self, dtype: DType, shape: &Shape) -> Result<Tensor> {
-        let count = shape.elem_count();
-        if dtype == DType::BF16 {
-            let mut values = vec![bf16::ZERO; count];
-            self.copy_to(&mut values);
-            return Tensor::from_vec(values, shape, &candle_core::Device::Cpu);
+        match dtype {
+            DType::BF16 => self.values(bf16::ZERO, shape),
+            DType::U32 => self.values(0_u32, shape),
+            _ => self.values(0.0_f32, shape),
         }
-        let mut values = vec![0.0_f32; count];
+    }
+
+    fn values<T: WithDType>(&self, zero: T, shape: &Shape) -> Result<Tensor> {
+        let mut values = vec![zero; shape.elem_count()];
         self.copy_to(&mut values);
         Tensor::from_vec(values, shape, &candle_core::Device::Cpu)
     }
@@ -156,7 +158,8 @@ fn guarded<'a>(
         Storage::Cpu(CpuStorage::F32(values)) => Guarded::of(library, &values[own]),
         Storage::Cpu(CpuStorage::BF16(values)) => Guarded::of(library, &values[own]),
         Storage::Cpu(CpuStorage::U32(values)) => Guarded::of(library, &values[own]),
-        _ => bail!("{kernel}: an argument is neither f32, bf16 nor u32"),
+        Storage::Cpu(CpuStorage::U8(values)) => Guarded::of(library, &values[own]),
+        _ => bail!("{kernel}: an argument is neither f32, bf16, u32 nor u8"),
     }
 }
 

@@ -15,7 +15,7 @@ use super::trace;
     expect(dead_code, reason = "a build without a device starts no kernel")
 )]
 pub(crate) enum Argument<'a> {
-    /// Contiguous f32, bf16 or u32 values.
+    /// Contiguous f32, bf16, u32 or u8 values.
     Tensor(&'a Tensor),
     U32(u32),
     /// Passed as a `u32`; [`Launch::run`] refuses one that is larger.
@@ -81,12 +81,12 @@ impl Launch<'_> {
         self.run_as(device, &vec![DType::F32; self.results.len()])
     }
 
-    /// The same with results of `types`, each f32 or bf16.
+    /// The same with results of `types`, each f32, bf16 or u32.
     ///
     /// # Errors
     /// - as [`run`](Self::run), or there is not such a type a result
     pub(crate) fn run_as(&self, device: &Device, types: &[DType]) -> Result<Vec<Tensor>> {
-        let known = types.iter().all(|of| matches!(of, DType::F32 | DType::BF16));
+        let known = types.iter().all(|of| matches!(of, DType::F32 | DType::BF16 | DType::U32));
         if types.len() != self.results.len() || !known {
             bail!("{}: {types:?} for {} results", self.kernel, self.results.len());
         }
@@ -234,6 +234,7 @@ mod on_cuda {
         F32(CudaView<'a, f32>),
         Bf16(CudaView<'a, half::bf16>),
         U32(CudaView<'a, u32>),
+        U8(CudaView<'a, u8>),
         Integer(u32),
         Number(f32),
     }
@@ -242,6 +243,7 @@ mod on_cuda {
     enum Made {
         F32(CudaSlice<f32>),
         Bf16(CudaSlice<half::bf16>),
+        U32(CudaSlice<u32>),
     }
 
     impl Made {
@@ -252,6 +254,7 @@ mod on_cuda {
             unsafe {
                 Ok(match dtype {
                     DType::BF16 => Self::Bf16(device.alloc::<half::bf16>(count)?),
+                    DType::U32 => Self::U32(device.alloc::<u32>(count)?),
                     _ => Self::F32(device.alloc::<f32>(count)?),
                 })
             }
@@ -261,6 +264,7 @@ mod on_cuda {
             let storage = match self {
                 Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
                 Self::Bf16(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+                Self::U32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
             };
             Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
         }
@@ -298,6 +302,7 @@ mod on_cuda {
                             Passed::Bf16(storage.as_cuda_slice::<half::bf16>()?.slice(values))
                         }
                         DType::U32 => Passed::U32(storage.as_cuda_slice::<u32>()?.slice(values)),
+                        DType::U8 => Passed::U8(storage.as_cuda_slice::<u8>()?.slice(values)),
                         other => bail!("{}: an argument of {other:?}", launch.kernel),
                     }
                 }
@@ -325,6 +330,7 @@ mod on_cuda {
                 Passed::F32(values) => start.arg(values),
                 Passed::Bf16(values) => start.arg(values),
                 Passed::U32(values) => start.arg(values),
+                Passed::U8(values) => start.arg(values),
                 Passed::Integer(value) => start.arg(value),
                 Passed::Number(value) => start.arg(value),
             };
@@ -333,6 +339,7 @@ mod on_cuda {
             match result {
                 Made::F32(values) => start.arg(values),
                 Made::Bf16(values) => start.arg(values),
+                Made::U32(values) => start.arg(values),
             };
         }
         if let Some(values) = &written {

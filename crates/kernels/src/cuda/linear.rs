@@ -76,7 +76,7 @@ impl<'a> Addend<'a> {
     }
 
     /// The kernel's number for it.
-    fn kind(self) -> usize {
+    pub(super) fn kind(self) -> usize {
         match self {
             Self::None => 0,
             Self::Bias(_) => 1,
@@ -84,7 +84,7 @@ impl<'a> Addend<'a> {
         }
     }
 
-    fn tensor(self) -> Option<&'a Tensor> {
+    pub(super) fn tensor(self) -> Option<&'a Tensor> {
         match self {
             Self::None => None,
             Self::Bias(tensor) | Self::Residual(tensor) => Some(tensor),

@@ -4,6 +4,7 @@
 //! take f32 tensors on a GPU that multiplies bf16 (compute capability 8.0), those of [`halves`] bf16 ones that do not
 //! train; all else goes the composed way. Tests start the same kernels on a CPU: [`emulator`] compiles their text as C++.
 
+pub(crate) mod blocks;
 #[cfg(any(test, feature = "cuda"))]
 mod code;
 pub mod collectives;

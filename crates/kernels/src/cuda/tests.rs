@@ -3,8 +3,9 @@
 use candle_core::Result;
 
 use super::code::{Architecture, compile, on_large_stack};
-use super::{Program, halves, linear, rows};
+use super::{Program, blocks, halves, linear, rows};
 use crate::attention::{Way, programs as attention};
+use crate::gemm::BlockFormat;
 
 /// Compute capabilities, with the dynamic memory that a block may have there.
 const GPUS: [(i32, usize); 3] = [(80, 163 << 10), (90, 227 << 10), (100, 227 << 10)];
@@ -69,6 +70,8 @@ fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
             0,
         ),
     ];
+    all.push((blocks::fixing(), 0));
+    all.extend(BlockFormat::ALL.into_iter().map(|format| (blocks::program(format), 0)));
     all.extend((0..linear::KINDS).map(|kind| (linear::program(kind), 0)));
     let groups = (capability == 90).then_some(Way::Groups);
     let ways: Vec<Way> =

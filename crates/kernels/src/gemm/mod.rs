@@ -25,7 +25,7 @@ pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 use pack::LeftOrder;
 pub use quantised::BlockFormat;
-pub(crate) use quantised::{BLOCK, Blocks, GROUP, held_bytes, put_side_by_side};
+pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
 
 use crate::threads::split;
 

@@ -1,4 +1,7 @@
+use std::borrow::Cow;
+
 use super::*;
+use crate::cuda::emulator::emulated;
 use crate::test_support::Noise;
 
 #[test]
@@ -142,4 +145,77 @@ fn bytes_of_another_shape_are_errors() {
         let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &vec![0; bytes]);
         assert!(matrix.is_err());
     }
+}
+
+/// The same blocks on the CPU and where kernels for GPUs are emulated.
+fn on_both(
+    noise: &mut Noise,
+    format: BlockFormat,
+    outputs: usize,
+    inputs: usize,
+) -> Result<[Matrix; 2]> {
+    let stored = stored(noise, format, outputs, inputs);
+    let of = |stored: &[u8]| QuantisedMatrix::new(format, outputs, inputs, stored);
+    let on_gpu = emulated(|| Matrix::of_blocks(of(&stored)?, &Device::Cpu))?;
+    assert!(matches!(on_gpu, Matrix::OnGpu(_)));
+    Ok([Matrix::of_blocks(of(&stored)?, &Device::Cpu)?, on_gpu])
+}
+
+fn bits(values: &Tensor) -> Result<Vec<u32>> {
+    Ok(values.flatten_all()?.to_vec1::<f32>()?.iter().map(|value| value.to_bits()).collect())
+}
+
+#[test]
+fn a_gpus_products_of_few_rows_have_the_bits_of_the_cpus() -> Result<()> {
+    let mut noise = Noise::new(27);
+    for format in BlockFormat::ALL {
+        for (rows, outputs, blocks) in
+            [(1, 1, 1), (1, 40, 5), (3, 35, 3), (5, 17, 2), (16, 70, 1), (21, 18, 2)]
+        {
+            let inputs = blocks * format.values();
+            let [cpu, gpu] = on_both(&mut noise, format, outputs, inputs)?;
+            let (x, bias) = (noise.tensor(&[rows, inputs]), noise.tensor(&[outputs]));
+            let residual = noise.tensor(&[rows, outputs]);
+            for bias in [None, Some(&bias)] {
+                let own = emulated(|| gpu.linear(&x, bias))?;
+                assert_eq!(bits(&own)?, bits(&cpu.linear(&x, bias)?)?, "{format:?} {rows}");
+            }
+            let own = emulated(|| gpu.linear_onto(&residual, &x, None))?;
+            assert_eq!(bits(&own)?, bits(&cpu.linear_onto(&residual, &x, None)?)?, "{format:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gpus_blocks_have_the_values_of_the_cpus() -> Result<()> {
+    let mut noise = Noise::new(28);
+    for format in BlockFormat::ALL {
+        let (outputs, block) = (37, format.values());
+        let inputs = 3 * block;
+        let [cpu, gpu] = on_both(&mut noise, format, outputs, inputs)?;
+        let whole = cpu.to_dense()?;
+        assert_eq!(bits(&emulated(|| gpu.to_dense())?)?, bits(&whole)?, "{format:?}");
+        assert_eq!(bits(&gpu.to_dense()?)?, bits(&whole)?, "without kernels");
+        let ids = [36, 0, 7, 7];
+        assert_eq!(bits(&emulated(|| gpu.rows(&ids))?)?, bits(&cpu.rows(&ids)?)?, "{format:?}");
+        assert_eq!(bits(&gpu.rows(&ids)?)?, bits(&cpu.rows(&ids)?)?);
+        let narrow = emulated(|| crate::dispatch::with_half_products(|| gpu.to_dense()))?;
+        assert_eq!(narrow.dtype(), DType::BF16);
+        let wide = narrow.to_dtype(DType::F32)?;
+        assert_eq!(bits(&wide)?, bits(&whole.to_dtype(DType::BF16)?.to_dtype(DType::F32)?)?);
+        emulated(|| -> Result<()> {
+            let some = gpu.select(&ids)?;
+            assert!(matches!(some, Matrix::OnGpu(_)));
+            assert_eq!(bits(&some.to_dense()?)?, bits(&cpu.rows(&ids)?)?);
+            let part = gpu.columns(block..3 * block)?.to_dense()?;
+            let want = whole.narrow(1, block, 2 * block)?.force_contiguous()?;
+            assert_eq!(bits(&part)?, bits(&want)?);
+            assert!(gpu.rows(&[37]).is_err() && gpu.select(&[37]).is_err());
+            assert!(gpu.rows(&[])?.dims() == [0, inputs]);
+            assert!(gpu.columns(0..block - 8).is_err());
+            Ok(())
+        })?;
+    }
+    Ok(())
 }

@@ -1,16 +1,19 @@
 //! What is timed, by size.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::super::Size::{self, Real, Small, Smoke};
+use super::super::blocks::Made;
 use super::super::case::{Input, frozen, trained};
 use super::{Entry, Work};
 use crate::adamw::{AdamWState, AdamWStep, adamw_on_device};
 use crate::attention::{Delays, KeyRanges, attention};
 use crate::linear::linear;
 use crate::linear_cross_entropy::{Inputs, SoftTargets, Teacher, linear_cross_entropy};
+use crate::matrix::{BlockFormat, Matrix};
 use crate::rms_norm::rms_norm;
 use crate::rope::{Rope, RopeScaling};
 use crate::rows::select_rows;
@@ -23,6 +26,7 @@ const CALLS: usize = 200;
 pub(super) fn entries(size: Size, device: &Device) -> Vec<Entry> {
     let mut all = attention_entries(size);
     all.extend(map_entries(size));
+    all.extend(block_entries(size));
     all.extend(loss_entry(size));
     all.extend(pass_entries(size));
     all.extend(host_entries(size));
@@ -114,6 +118,31 @@ fn map_entries(size: Size) -> Vec<Entry> {
         let read = Work::Bytes((2 * inputs * outputs) as f64);
         all.push(entry(("few_rows", shape), false, arguments, read, |t| {
             linear(&t[0], &t[1], None).map(drop)
+        }));
+    }
+    all
+}
+
+/// Decoding passes over an 8B model's matrices as a file of Q4_K_M holds them.
+fn block_entries(size: Size) -> Vec<Entry> {
+    let maps: &[[usize; 2]] = match size {
+        Smoke => &[[256, 64]],
+        Small => &[[1024, 2048]],
+        Real => &[[4096, 4096], [4096, 14_336], [14_336, 4096], [4096, 128_256]],
+    };
+    let mut all = Vec::new();
+    for (&[inputs, outputs], rows) in maps.iter().flat_map(|map| [1, 4, 8, 16].map(|r| (map, r))) {
+        let format = if outputs > 100_000 { BlockFormat::Q6K } else { BlockFormat::Q4K };
+        let bytes = inputs * outputs / format.values() * format.bytes();
+        let shape = format!("[{rows}, {inputs}] by [{outputs}, {inputs}] of {}", format.name());
+        let (made, held) = (Made::new(format, outputs, inputs), OnceCell::new());
+        let arguments = [frozen("x", [rows, inputs])];
+        let read = Work::Bytes(bytes as f64);
+        all.push(entry(("block_few_rows", shape), false, arguments, read, move |t| {
+            if held.get().is_none() {
+                let _ = held.set(Matrix::of_blocks(made.matrix()?, t[0].device())?);
+            }
+            held.get().map_or(Ok(()), |matrix| matrix.linear(&t[0], None).map(drop))
         }));
     }
     all

@@ -19,6 +19,7 @@
 
 mod fixed;
 mod format;
+mod gpu;
 mod lanes;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -46,7 +47,7 @@ pub(crate) use side_by_side::{GROUP, held_bytes, put_side_by_side};
 use crate::threads::split;
 
 /// Most rows of a tile, which reads the right operand once from beyond the caches.
-const MOST_ROWS: usize = 16;
+pub(crate) const MOST_ROWS: usize = 16;
 /// Rows of a task, a whole number of tiles: their fixed-point numbers fit the second-level cache.
 const TASK_ROWS: usize = 16 * MOST_ROWS;
 

@@ -1,7 +1,5 @@
 //! A rank's part of one matrix: values on its device, or bytes as they lie in memory.
 
-use std::sync::Arc;
-
 use bytemuck::Pod;
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
@@ -19,7 +17,7 @@ const PIECE: usize = 1 << 30;
 #[derive(Debug, Clone)]
 enum Form {
     Dense { dtype: DType, shape: Vec<usize>, device: Device },
-    Quantised { format: BlockFormat, outputs: usize, inputs: usize },
+    Quantised { format: BlockFormat, outputs: usize, inputs: usize, device: Device },
 }
 
 /// `1/N` of a matrix, filled up with zeros.
@@ -49,12 +47,9 @@ impl Slice {
             return Self::on_device(tensor, devices);
         }
         let (form, whole, own) = match matrix {
-            Matrix::Quantised(matrix) => {
-                let (format, outputs, inputs) = matrix.layout();
-                let bytes = matrix.side_by_side();
-                let form = Form::Quantised { format, outputs, inputs };
-                (form, bytes.len(), own_part(bytes, ranks))
-            }
+            Matrix::Quantised(matrix) => of_blocks(matrix, Device::Cpu, ranks),
+            // Parts of blocks are gathered in main memory.
+            Matrix::OnGpu(matrix) => of_blocks(&matrix.to_host()?, matrix.device().clone(), ranks),
             Matrix::Dense(tensor) => {
                 let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
                 let (whole, own) = match dtype {
@@ -116,10 +111,10 @@ impl Slice {
             (Part::Values(own), None) => return Err(unsupported(own.dtype())),
         };
         match &self.form {
-            Form::Quantised { format, outputs, inputs } => {
+            Form::Quantised { format, outputs, inputs, device } => {
                 let bytes = self.collect::<u8>(own, ranks);
                 let matrix = QuantisedMatrix::from_side_by_side(*format, *outputs, *inputs, bytes)?;
-                Ok(Matrix::Quantised(Arc::new(matrix)))
+                Ok(Matrix::of_blocks(matrix, device)?)
             }
             Form::Dense { dtype, shape, device } => {
                 let tensor = match dtype {
@@ -156,6 +151,17 @@ impl Slice {
         values.truncate(self.whole / size_of::<T>());
         values
     }
+}
+
+/// Form, bytes and this rank's part of a matrix whose blocks lie on `device`.
+fn of_blocks(
+    matrix: &QuantisedMatrix,
+    device: Device,
+    ranks: &dyn Ranks,
+) -> (Form, usize, Vec<u8>) {
+    let (format, outputs, inputs) = matrix.layout();
+    let bytes = matrix.side_by_side();
+    (Form::Quantised { format, outputs, inputs, device }, bytes.len(), own_part(bytes, ranks))
 }
 
 fn unsupported(dtype: DType) -> ModelError {

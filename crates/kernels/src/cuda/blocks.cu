@@ -1,0 +1,325 @@
+// Products with quantised blocks as they are stored, and what the blocks stand for. 16 rows of a matrix [O, I] lie side
+// by side (side_by_side.rs says how), here called columns, and 16 threads read a group of them, one each.
+//
+// The numbers that tell one type of blocks from another are defined before this text: VALUES of a block and PARTS of 32
+// of them; FLOATS and SCALES, which say what scales them; SCALE_BYTES of 32 values; LOW and HIGH bits of a code; ZERO, its
+// code of zero; TABLE_0 to TABLE_3, whose bytes codes choose among, if TABLED.
+
+#define GROUP 16
+
+#define FLOATS_SCALE_AND_LEAST 1
+#define FLOATS_POWER 2
+#define SCALES_NONE 0
+#define SCALES_SIGNED 1
+#define SCALES_SIGNED_HALVES 2
+#define SCALES_WITH_LEAST 3
+#define SCALES_NIBBLE_HALVES 4
+
+#define HAS_LEAST (FLOATS == FLOATS_SCALE_AND_LEAST)
+// Whether 16 values have a scale of their own.
+#define HALVED (SCALES == SCALES_SIGNED_HALVES || SCALES == SCALES_NIBBLE_HALVES)
+#define FLOAT_BYTES (HAS_LEAST ? 4 : 2)
+#define PART_BYTES (SCALE_BYTES + 4 * (LOW + HIGH))
+// Bytes of a block of a group.
+#define SIZE (GROUP * (FLOAT_BYTES + PARTS * PART_BYTES))
+// Words of a column's 32 codes.
+#define HELD (LOW + HIGH)
+
+#ifdef EMULATED
+DEVICE float of_f16(u16 bits) {
+    int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    float size = exponent ? std::ldexp(float(mantissa + 1024), exponent - 25) : std::ldexp(float(mantissa), -24);
+    if (exponent == 31) size = mantissa ? NAN : INFINITY;
+    return bits >> 15 ? -size : size;
+}
+// Sum of products of four unsigned and four signed bytes, and c.
+DEVICE int four_products(u32 a, u32 b, int c) {
+    for (int i = 0; i < 32; i += 8) c += int(a >> i & 255) * int(int8_t(b >> i & 255));
+    return c;
+}
+// Four of the bytes of low and high, by the lowest three bits of the lowest four halves of bytes.
+DEVICE u32 four_bytes(u32 low, u32 high, u32 choice) {
+    u64 all = u64(high) << 32 | low;
+    u32 out = 0;
+    for (int i = 0; i < 4; i++) out |= u32(all >> (8 * (choice >> (4 * i) & 7)) & 255) << (8 * i);
+    return out;
+}
+#else
+DEVICE float of_f16(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+DEVICE int four_products(u32 a, u32 b, int c) {
+    int sum;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+}
+DEVICE u32 four_bytes(u32 low, u32 high, u32 choice) {
+    u32 out;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(choice));
+    return out;
+}
+#endif
+
+// 32 values of a column as they are stored.
+struct Part {
+    u32 words[HELD];
+    u16 floats[2];
+    u8 scales[2];
+};
+
+DEVICE Part part_of(const u8 *group, u32 part, u32 lane) {
+    Part out;
+    const u8 *block = group + (size_t)(part / PARTS) * SIZE;
+    const u8 *own = block + GROUP * (FLOAT_BYTES + part % PARTS * PART_BYTES);
+    const u16 *floats = (const u16 *)block;
+    out.floats[0] = floats[lane];
+    out.floats[1] = HAS_LEAST ? floats[GROUP + lane] : 0;
+    out.scales[0] = SCALE_BYTES > 0 ? own[lane] : 0;
+    out.scales[1] = SCALE_BYTES > 1 ? own[GROUP + lane] : 0;
+    const u32 *words = (const u32 *)(own + GROUP * SCALE_BYTES);
+#pragma unroll
+    for (int w = 0; w < HELD; w++) out.words[w] = words[GROUP * w + lane];
+    return out;
+}
+
+// What the codes of each half of 32 values are multiplied with, and what is added.
+struct Factors {
+    float scale[2], least[2];
+};
+
+DEVICE float signed_scale(float d, u8 byte) { return product_of(d, (float)(int)(signed char)byte); }
+
+DEVICE Factors factors_of(const Part &part) {
+    float d = FLOATS == FLOATS_POWER ? float_of((u32)part.floats[0] << 16) : of_f16(part.floats[0]);
+    float m = HAS_LEAST ? of_f16(part.floats[1]) : 0.0f;
+    Factors out;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float scale = d, least = m;
+        if (SCALES == SCALES_SIGNED) scale = signed_scale(d, part.scales[0]);
+        if (SCALES == SCALES_SIGNED_HALVES) scale = signed_scale(d, part.scales[half]);
+        if (SCALES == SCALES_WITH_LEAST) {
+            scale = product_of(d, (float)part.scales[0]);
+            least = -product_of(m, (float)part.scales[1]);
+        }
+        if (SCALES == SCALES_NIBBLE_HALVES) {
+            scale = product_of(d, (float)(part.scales[half] & 15));
+            least = -product_of(m, (float)(part.scales[half] >> 4));
+        }
+        out.scale[half] = scale;
+        out.least[half] = least;
+    }
+    return out;
+}
+
+// The lowest bits of every byte.
+#define BYTE_MASK(bits) (0x01010101u * ((1u << (bits)) - 1u))
+
+// Four codes below 16 turned into what they choose.
+DEVICE u32 looked_up(u32 codes) {
+#if TABLED
+    // The lowest three bits of all four side by side.
+    u32 pairs = codes & 0x07070707u;
+    pairs |= pairs >> 4;
+    u32 choice = (pairs & 0xffu) | (pairs >> 8 & 0xff00u);
+    u32 low = four_bytes(TABLE_0, TABLE_1, choice), high = four_bytes(TABLE_2, TABLE_3, choice);
+    u32 upper = (codes >> 3 & 0x01010101u) * 255u;
+    return (low & ~upper) | (high & upper);
+#else
+    return codes;
+#endif
+}
+
+// Unsigned codes, four to a word.
+DEVICE void unpack(u32 codes[WORDS], const Part &part) {
+#pragma unroll
+    for (int step = 0; step < WORDS; step++) {
+        u32 code = part.words[step * LOW / 8] >> (step * LOW % 8) & BYTE_MASK(LOW);
+#if HIGH > 0
+        code |= (part.words[LOW + step * HIGH / 8] >> (step * HIGH % 8) & BYTE_MASK(HIGH)) << LOW;
+#endif
+        codes[step] = looked_up(code);
+    }
+}
+
+// Exact sums of products of codes and a row's codes, of each half of 32 values.
+DEVICE void exact_sums(int exact[2], const u32 codes[WORDS], const Fixed &row) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        exact[half] = -ZERO * row.sums[half];
+#pragma unroll
+        for (int step = 0; step < WORDS / 2; step++) {
+            int at = half * (WORDS / 2) + step;
+            exact[half] = four_products(codes[at], row.codes[at], exact[half]);
+        }
+    }
+}
+
+// Groups of threads of a block, each of which reads 32 values of every column at a time.
+#define READERS 16
+
+// What readers leave for those that sum: the products of 32 values and a row, as far as they are formed without the sum
+// so far, and, where that is a number without a scale, the scale and what is added.
+template <int ROWS, int TURN> struct Left {
+    float products[TURN][ROWS][GROUP];
+    float scales[HALVED ? 1 : TURN][GROUP];
+    float leasts[!HALVED && HAS_LEAST ? TURN : 1][GROUP];
+};
+
+template <int ROWS, int TURN>
+DEVICE void leave(Left<ROWS, TURN> &left, int place, u32 lane, const Part &part, const Fixed *x, u32 count) {
+    Factors factors = factors_of(part);
+    u32 codes[WORDS];
+    unpack(codes, part);
+    if (!HALVED) left.scales[HALVED ? 0 : place][lane] = factors.scale[0];
+    if (!HALVED && HAS_LEAST) left.leasts[!HALVED && HAS_LEAST ? place : 0][lane] = factors.least[0];
+#pragma unroll 4
+    for (int r = 0; r < ROWS; r++) {
+        const Fixed row = x[min((u32)r, count - 1)];
+        int exact[2];
+        exact_sums(exact, codes, row);
+        float sum = (float)(exact[0] + exact[1]);
+        if (HALVED) {
+            sum = fmaf((float)exact[1], factors.scale[1], product_of((float)exact[0], factors.scale[0]));
+            if (HAS_LEAST) {
+                sum = fmaf(factors.least[0], (float)row.sums[0], sum);
+                sum = fmaf(factors.least[1], (float)row.sums[1], sum);
+            }
+        }
+        left.products[place][r][lane] = sum;
+    }
+}
+
+// A column's sum with 32 values more.
+template <int ROWS, int TURN>
+DEVICE float added(float sum, const Left<ROWS, TURN> &left, int place, u32 row, u32 lane, const Fixed &x) {
+    float product = left.products[place][row][lane];
+    if (HALVED) return fmaf(product, x.scale, sum);
+    sum = fmaf(product, product_of(left.scales[HALVED ? 0 : place][lane], x.scale), sum);
+    return HAS_LEAST ? fmaf(left.leasts[!HALVED && HAS_LEAST ? place : 0][lane], x.offset, sum) : sum;
+}
+
+#define NO_ADDEND 0
+#define BIAS 1
+
+// out [R, O] = x Wᵀ + addend, which is none, the same for every row [O], or one a row [R, O]. Readers take 32 values in
+// turn; one thread for each row and column then sums what they left, in order: the sum has the bits that the CPU gives it.
+// Grid: for every group of columns the tiles of rows. ROWS are at least those of a tile.
+template <int ROWS>
+DEVICE void few_rows(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs, u32 outputs,
+                     float *out) {
+    const int each = ROWS > 8 ? 1 : 2, turn = each * READERS;
+    __shared__ Left<ROWS, turn> left[2];
+    u32 tiles = (rows + TILE - 1) / TILE, tile = blockIdx.x % tiles, group = blockIdx.x / tiles;
+    u32 first = tile * TILE, count = min(rows - first, (u32)TILE), parts = inputs / BLOCK;
+    u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    const u8 *own = blocks + (size_t)group * (inputs / VALUES) * SIZE;
+    x += (size_t)first * parts;
+    float sum = 0.0f;
+    u32 which = 0;
+    for (u32 from = 0; from < parts; from += turn) {
+        Part part[each];
+#pragma unroll
+        for (int e = 0; e < each; e++) part[e] = part_of(own, min(from + e * READERS + reader, parts - 1), lane);
+#pragma unroll
+        for (int e = 0; e < each; e++) {
+            u32 place = e * READERS + reader, at = min(from + place, parts - 1);
+            leave(left[which], place, lane, part[e], x + (size_t)at * count, count);
+        }
+        __syncthreads();
+        // Others are at the next turn meanwhile, which they leave elsewhere.
+        if (reader < count) {
+            u32 some = min(parts - from, (u32)turn);
+#pragma unroll 4
+            for (u32 i = 0; i < some; i++)
+                sum = added(sum, left[which], i, reader, lane, x[(size_t)(from + i) * count + reader]);
+        }
+        which ^= 1;
+    }
+    u32 output = group * GROUP + lane, row = first + reader;
+    if (reader >= count || output >= outputs) return;
+    size_t at = (size_t)row * outputs + output;
+    if (kind != NO_ADDEND) sum = sum_of(addend[kind == BIAS ? output : at], sum);
+    out[at] = sum;
+}
+
+#define FEW_ROWS(rows_of_tile)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(GROUP *READERS, 2)                                                    \
+    few_rows_##rows_of_tile(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs,     \
+                            u32 outputs, float *out) {                                                                 \
+        few_rows<rows_of_tile>(blocks, x, addend, kind, rows, inputs, outputs, out);                                   \
+    }                                                                                                                  \
+    KERNEL(few_rows_##rows_of_tile)
+
+FEW_ROWS(1)
+FEW_ROWS(4)
+FEW_ROWS(8)
+FEW_ROWS(16)
+
+DEVICE float value_of(u32 code, float scale, float least) {
+    float value = product_of((float)((int)code - ZERO), scale);
+    return HAS_LEAST ? sum_of(value, least) : value;
+}
+
+// 32 values of a column, `apart` from each other.
+DEVICE void widen_part(float *out, const Part &part) {
+    Factors factors = factors_of(part);
+    u32 codes[WORDS];
+    unpack(codes, part);
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        int half = i / (BLOCK / 2);
+        out[i] = value_of(codes[i / 4] >> (8 * (i % 4)) & 255u, factors.scale[half], factors.least[half]);
+    }
+}
+
+// Parts of 32 values that a block widens of every column of a group.
+#define WIDENED 8
+
+DEVICE void put_pair(float *out, float low, float high) {
+    out[0] = low;
+    out[1] = high;
+}
+DEVICE void put_pair(u16 *out, float low, float high) { *(u32 *)out = pack(low, high); }
+
+// out [C, I]: columns from the first of group `from` on. Grid: for every group the runs of WIDENED parts.
+template <class TO> DEVICE void widen(const u8 *blocks, u32 from, u32 columns, u32 inputs, TO *out) {
+    __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
+    u32 parts = inputs / BLOCK, runs = (parts + WIDENED - 1) / WIDENED;
+    u32 group = blockIdx.x / runs, first = blockIdx.x % runs * WIDENED, some = min(parts - first, (u32)WIDENED);
+    u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
+    const u8 *own = blocks + (size_t)(from + group) * (inputs / VALUES) * SIZE;
+    if (reader < some) widen_part(&tile[lane][reader * BLOCK], part_of(own, first + reader, lane));
+    __syncthreads();
+    for (u32 column = 0; column < GROUP && group * GROUP + column < columns; column++) {
+        TO *to = out + (size_t)(group * GROUP + column) * inputs + first * BLOCK;
+        for (u32 i = 2 * threadIdx.x; i < some * BLOCK; i += 2 * GROUP * WIDENED)
+            put_pair(to + i, tile[column][i], tile[column][i + 1]);
+    }
+}
+
+extern "C" __global__ void widen_f32(const u8 *blocks, u32 from, u32 columns, u32 inputs, float *out) {
+    widen(blocks, from, columns, inputs, out);
+}
+KERNEL(widen_f32)
+
+extern "C" __global__ void widen_bf16(const u8 *blocks, u32 from, u32 columns, u32 inputs, u16 *out) {
+    widen(blocks, from, columns, inputs, out);
+}
+KERNEL(widen_bf16)
+
+// out [T, I]: the columns `ids`. A thread widens 32 values, one of `count` such.
+extern "C" __global__ void widen_rows(const u8 *blocks, const u32 *ids, u32 count, u32 inputs, float *out) {
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x, parts = inputs / BLOCK;
+    if (i >= count) return;
+    u32 id = ids[i / parts];
+    const u8 *own = blocks + (size_t)(id / GROUP) * (inputs / VALUES) * SIZE;
+    float values[BLOCK];
+    widen_part(values, part_of(own, i % parts, id % GROUP));
+    FourValues *to = (FourValues *)(out + (size_t)i * BLOCK);
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) to[w] = {values[4 * w], values[4 * w + 1], values[4 * w + 2], values[4 * w + 3]};
+}
+KERNEL(widen_rows)

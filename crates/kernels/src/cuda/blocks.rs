@@ -1,0 +1,168 @@
+//! Products of few rows with quantised blocks as they are stored, and the values of blocks.
+//!
+//! Both have the bits that the CPU gives them: activations become the same fixed-point numbers, sums of codes are exact,
+//! and floats are added in the same order.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use candle_core::{DType, Result, Shape, Tensor, bail};
+
+use super::linear::Addend;
+use super::{Argument, Launch, Program, aligned, exactly};
+use crate::gemm::{BLOCK, BlockFormat, GROUP, MOST_ROWS};
+
+const FIXED: &str = include_str!("fixed.cu");
+
+static FIXING: LazyLock<Program> = LazyLock::new(|| Program::new("fixed", FIXED, &[]));
+
+/// A program for each type of blocks, so that none is compiled that a run does not need.
+static PROGRAMS: LazyLock<Vec<Program>> =
+    LazyLock::new(|| BlockFormat::ALL.into_iter().map(program).collect());
+
+/// The program of a type of blocks.
+pub(super) fn program(format: BlockFormat) -> Program {
+    let text = [&format.definitions(), FIXED, include_str!("blocks.cu")].concat();
+    Program::new(&format!("blocks_{}", format.name()), &text, &[])
+}
+
+/// The program that makes fixed-point numbers.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn fixing() -> Program {
+    Program::new("fixed", FIXED, &[])
+}
+
+/// Words of 32 activations of a row: `Fixed` of the kernels.
+const WORDS: usize = 12;
+/// Threads of kernels whose threads have work of their own.
+const THREADS: usize = 64;
+/// Groups of threads of a block that multiplies: `READERS` of the kernels.
+const READERS: usize = 16;
+/// Parts of 32 values that a block widens: `WIDENED` of the kernels.
+const WIDENED: usize = 8;
+
+/// An `[outputs, inputs]` matrix of quantised blocks on a device, 16 rows side by side.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    pub(crate) bytes: &'a Tensor,
+    pub(crate) format: BlockFormat,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
+}
+
+/// Activations as 8-bit fixed-point numbers, for products with any number of matrices.
+#[derive(Debug)]
+pub(crate) struct Fixed {
+    words: Tensor,
+    rows: usize,
+    inputs: usize,
+}
+
+impl Fixed {
+    /// # Shapes
+    /// - `x`: `[R, I]` in f32, `I` in blocks of 32
+    ///
+    /// # Errors
+    /// - the kernel cannot be compiled or started
+    pub(crate) fn of(x: &Tensor) -> Result<Self> {
+        let (rows, inputs) = x.dims2()?;
+        let blocks = rows * inputs / BLOCK;
+        let x = aligned(x)?;
+        let launch = Launch {
+            program: &FIXING,
+            kernel: "fix_rows",
+            grid: [blocks.div_ceil(THREADS), 1, 1],
+            threads: THREADS,
+            memory: 0,
+            arguments: &[(&x).into(), rows.into(), inputs.into(), blocks.into()],
+            results: &[Shape::from(blocks * WORDS)],
+        };
+        let [words] = exactly(launch.run_as(x.device(), &[DType::U32])?)?;
+        Ok(Self { words, rows, inputs })
+    }
+}
+
+impl Stored<'_> {
+    fn run(
+        &self,
+        kernel: &str,
+        (blocks, threads): (usize, usize),
+        arguments: &[Argument<'_>],
+        result: ((usize, usize), DType),
+    ) -> Result<Tensor> {
+        let launch = Launch {
+            program: &PROGRAMS[self.format as usize],
+            kernel,
+            grid: [blocks, 1, 1],
+            threads,
+            memory: 0,
+            arguments,
+            results: &[Shape::from(result.0)],
+        };
+        let [out] = exactly(launch.run_as(self.bytes.device(), &[result.1])?)?;
+        Ok(out)
+    }
+
+    /// `x Wᵀ + addend`, `[R, O]` in f32. A row's bits do not depend on the rows beside it.
+    ///
+    /// # Errors
+    /// - widths differ, or the kernel cannot be compiled or started
+    pub(crate) fn product(&self, x: &Fixed, addend: Addend<'_>) -> Result<Tensor> {
+        if x.inputs != self.inputs {
+            let Self { outputs, inputs, .. } = self;
+            bail!("linear: input [{}, {}] for weight [{outputs}, {inputs}]", x.rows, x.inputs);
+        }
+        let tiles = x.rows.div_ceil(MOST_ROWS);
+        let kernel = match x.rows {
+            0..=1 => "few_rows_1",
+            2..=4 => "few_rows_4",
+            5..=8 => "few_rows_8",
+            _ => "few_rows_16",
+        };
+        let added = addend.tensor().map(Tensor::contiguous).transpose()?;
+        let arguments: [Argument<'_>; 7] = [
+            self.bytes.into(),
+            (&x.words).into(),
+            added.as_ref().unwrap_or(&x.words).into(),
+            addend.kind().into(),
+            x.rows.into(),
+            self.inputs.into(),
+            self.outputs.into(),
+        ];
+        let blocks = (self.outputs.div_ceil(GROUP) * tiles, GROUP * READERS);
+        self.run(kernel, blocks, &arguments, ((x.rows, self.outputs), DType::F32))
+    }
+
+    /// The values of some rows of the matrix in f32 or bf16, `[R, I]`; they begin at a multiple of 16.
+    ///
+    /// # Errors
+    /// - the kernel cannot be compiled or started, or the device has no memory for the values
+    pub(crate) fn widened(&self, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        let kernel = match dtype {
+            DType::F32 => "widen_f32",
+            DType::BF16 => "widen_bf16",
+            other => bail!("blocks are widened to f32 or bf16, not {other:?}"),
+        };
+        if !rows.start.is_multiple_of(GROUP) || rows.end > self.outputs {
+            bail!("rows {rows:?} of {} are not whole groups of {GROUP}", self.outputs);
+        }
+        let runs = (self.inputs / BLOCK).div_ceil(WIDENED);
+        let arguments: [Argument<'_>; 4] =
+            [self.bytes.into(), (rows.start / GROUP).into(), rows.len().into(), self.inputs.into()];
+        let blocks = (rows.len().div_ceil(GROUP) * runs, GROUP * WIDENED);
+        self.run(kernel, blocks, &arguments, ((rows.len(), self.inputs), dtype))
+    }
+
+    /// The rows `ids`, which lie within the matrix, in f32, `[T, I]`.
+    ///
+    /// # Errors
+    /// - as [`widened`](Self::widened)
+    pub(crate) fn rows(&self, ids: &[u32]) -> Result<Tensor> {
+        let places = super::upload(ids, self.bytes.device())?;
+        let parts = ids.len() * self.inputs / BLOCK;
+        let arguments: [Argument<'_>; 4] =
+            [self.bytes.into(), (&places).into(), parts.into(), self.inputs.into()];
+        let shape = (ids.len(), self.inputs);
+        self.run("widen_rows", (parts.div_ceil(THREADS), THREADS), &arguments, (shape, DType::F32))
+    }
+}
