@@ -11,7 +11,7 @@ use longdraft_decode::drafter::{
 use longdraft_decode::{
     DecodeError, DecodeOptions, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
 };
-use longdraft_kernels::matrix::block_products;
+use longdraft_kernels::matrix::block_products_on;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
@@ -296,8 +296,8 @@ pub(crate) fn open_target(target: &str, held: OpenOptions) -> Result<Target> {
     let target = Target::open(target, &target_options(held)?)?;
     if !target.widened().is_empty() {
         errln!(
-            "note: {} weights are held in f32: blocks are multiplied on the CPU only; --dtype bf16 \
-             takes half the memory",
+            "note: {} weights are held in f32: blocks are multiplied on the CPU and on NVIDIA GPUs \
+             from compute capability 8.0 on; --dtype bf16 takes half the memory",
             target.widened().join(", ")
         );
     }
@@ -317,7 +317,7 @@ pub(crate) fn holdings(target: &Target) -> String {
     let of_type = |(name, bytes): &(&str, u64)| format!("{name} {}", readable_bytes(*bytes));
     let held: Vec<String> = target.held().iter().map(of_type).collect();
     let products = if target.holds_blocks() {
-        format!("; blocks times activations of 8 bits by {}", block_products())
+        format!("; blocks times activations of 8 bits by {}", block_products_on(target.device()))
     } else {
         String::new()
     };

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::experts::Expert;
-use longdraft_kernels::matrix::{BlockFormat, Matrix};
+use longdraft_kernels::matrix::{BlockFormat, Matrix, holds_blocks};
 use longdraft_kernels::recurrence::Convolution;
 
 use super::feed_forward::{
@@ -111,12 +111,12 @@ impl Weights for FileWeights<'_> {
     fn matrix(&self, name: &str) -> Result<Matrix> {
         let TargetOptions { device, as_stored, .. } = self.options;
         if *as_stored
-            && matches!(device, Device::Cpu)
+            && holds_blocks(device)
             && let Some(matrix) = self.source.load_quantised(name)?
         {
             self.has_blocks.store(true, Ordering::Relaxed);
             self.count(matrix.layout().0.name(), matrix.side_by_side().len());
-            return Ok(Matrix::Quantised(Arc::new(matrix)));
+            return Ok(Matrix::of_blocks(matrix, device)?);
         }
         let tensor = self.source.load(name, self.dense_type(name))?;
         let held = match tensor.dtype() {
