@@ -5,6 +5,7 @@
 // hardware's rounding of sums.
 #pragma once
 #include <cmath>
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -29,6 +30,9 @@ struct Three {
     unsigned x, y, z;
 };
 static Three threadIdx, blockIdx, blockDim, gridDim;
+
+template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
+template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 
 // Where the linker lays out a program's `__shared__` values, but for those of templates.
 extern char __start_block_memory[] __attribute__((weak, visibility("hidden")));
@@ -64,58 +68,90 @@ struct Copy {
     const uint16_t *from;
 };
 
+// What threads wait for until all of them that have not returned have come.
+struct Barrier {
+    unsigned running, waiting, passed;
+
+    // A thread that has returned holds up nobody.
+    void leave() {
+        running--;
+        open_if_all();
+    }
+    void open_if_all() {
+        if (waiting < running || waiting == 0) return;
+        waiting = 0;
+        passed++;
+    }
+};
+
 struct Fibre {
-    ucontext_t context;
-    bool done;
-    // Barriers of the block and of the warp that it has come to.
-    unsigned block_barriers, warp_barriers;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    // Where it began, and where it goes on.
+    ucontext_t first;
+    jmp_buf next;
+    bool begun = false, done;
+    // The barrier that it waits for, which had been passed so often when it came.
+    const Barrier *at;
+    unsigned passed;
+    // Barriers of the warp that it has come to.
+    unsigned warp_barriers;
     // Copies that it began, by groups; the last one is still open.
     std::vector<std::vector<Copy>> copies;
 };
 
-static std::vector<Fibre> fibres;
-static std::unique_ptr<char[]> stacks;
-static size_t stacks_of;
+// Fibres are kept for the next block. The first of them are its threads.
+static std::vector<std::unique_ptr<Fibre>> fibres;
 static std::vector<char> shared_memory;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static unsigned current;
 static bool backwards;
 static void (*body)(void *);
 static void *body_arguments;
+static Barrier block, warps[64];
 // What the lanes of each warp lay out for one another, twice for steps that overtake.
 static uint32_t slots[2][64][32][6];
 
-inline void hand_over() { swapcontext(&fibres[current].context, &scheduler); }
+// Jumps leave the mask of signals as it is: switching contexts would ask the system each time.
+__attribute__((noinline)) static void hand_over() {
+    if (!_setjmp(fibres[current]->next)) _longjmp(scheduler, 1);
+}
 
-inline void entry() {
-    body(body_arguments);
-    fibres[current].done = true;
+static void entry() {
+    for (;;) {
+        body(body_arguments);
+        fibres[current]->done = true;
+        block.leave();
+        warps[current / 32].leave();
+        hand_over();
+    }
+}
+
+// Until the fibre hands over.
+__attribute__((noinline)) static void resume(Fibre &fibre) {
+    if (_setjmp(scheduler)) return;
+    if (fibre.begun) _longjmp(fibre.next, 1);
+    fibre.begun = true;
+    setcontext(&fibre.first);
+}
+
+inline void wait_at(Barrier &barrier) {
+    unsigned passed = barrier.passed;
+    barrier.waiting++;
+    barrier.open_if_all();
+    if (barrier.passed != passed) return;
+    fibres[current]->at = &barrier;
+    fibres[current]->passed = passed;
     hand_over();
 }
 
-// A thread that has returned holds up nobody.
-inline void wait_for_block() {
-    unsigned mine = ++fibres[current].block_barriers;
-    for (;;) {
-        bool all = true;
-        for (auto &f : fibres) all &= f.done || f.block_barriers >= mine;
-        if (all) return;
-        hand_over();
-    }
-}
+inline void wait_for_block() { wait_at(block); }
 
 inline void wait_for_warp() {
-    unsigned mine = ++fibres[current].warp_barriers, first = current / 32 * 32;
-    for (;;) {
-        bool all = true;
-        for (unsigned i = first; i < first + 32 && i < fibres.size(); i++)
-            all &= fibres[i].done || fibres[i].warp_barriers >= mine;
-        if (all) return;
-        hand_over();
-    }
+    fibres[current]->warp_barriers++;
+    wait_at(warps[current / 32]);
 }
 
-inline uint32_t (*laid_out())[6] { return slots[fibres[current].warp_barriers % 2][current / 32]; }
+inline uint32_t (*laid_out())[6] { return slots[fibres[current]->warp_barriers % 2][current / 32]; }
 
 template <class T> inline T from_lane(T value, unsigned lane) {
     auto *warp = laid_out();
@@ -126,33 +162,39 @@ template <class T> inline T from_lane(T value, unsigned lane) {
 }
 
 inline void run_block(unsigned threads) {
-    fibres.resize(threads);
-    if (threads > stacks_of) {
-        stacks.reset(new char[threads * STACK]);
-        stacks_of = threads;
+    while (fibres.size() < threads) {
+        fibres.emplace_back(new Fibre);
+        Fibre &fibre = *fibres.back();
+        getcontext(&fibre.first);
+        fibre.first.uc_stack.ss_sp = fibre.stack.get();
+        fibre.first.uc_stack.ss_size = STACK;
+        makecontext(&fibre.first, entry, 0);
     }
+    block = {threads, 0, 0};
+    for (unsigned first = 0; first < threads; first += 32) warps[first / 32] = {min(threads - first, 32u), 0, 0};
     for (unsigned i = 0; i < threads; i++) {
-        Fibre &f = fibres[i];
-        f.done = false;
-        f.block_barriers = f.warp_barriers = 0;
-        f.copies.assign(1, {});
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = stacks.get() + i * STACK;
-        f.context.uc_stack.ss_size = STACK;
-        f.context.uc_link = &scheduler;
-        makecontext(&f.context, entry, 0);
+        Fibre &fibre = *fibres[i];
+        fibre.done = false;
+        fibre.at = nullptr;
+        fibre.warp_barriers = 0;
+        fibre.copies.resize(1);
+        fibre.copies.front().clear();
     }
     // What does not wait for a barrier finds other threads further behind, or further ahead, in every second block.
     backwards = !backwards;
-    for (bool any = true; any;) {
-        any = false;
+    while (block.running > 0) {
+        bool any = false;
         for (unsigned i = 0; i < threads; i++) {
             current = backwards ? threads - 1 - i : i;
-            if (fibres[current].done) continue;
+            Fibre &fibre = *fibres[current];
+            if (fibre.done || (fibre.at && fibre.at->passed == fibre.passed)) continue;
+            fibre.at = nullptr;
             any = true;
             threadIdx = {current, 0, 0};
-            swapcontext(&scheduler, &fibres[current].context);
+            resume(fibre);
         }
+        // All wait for others: on a GPU for ever.
+        if (!any) __builtin_trap();
     }
 }
 
@@ -230,11 +272,11 @@ static inline void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 static inline void copy_ahead(uint16_t *to, const uint16_t *from, bool some) {
     if (((uintptr_t)to | (some ? (uintptr_t)from : 0)) % 16) __builtin_trap();
     std::memset(to, 0xff, 16);
-    emulator::fibres[emulator::current].copies.back().push_back({to, some ? from : nullptr});
+    emulator::fibres[emulator::current]->copies.back().push_back({to, some ? from : nullptr});
 }
-static inline void end_copies() { emulator::fibres[emulator::current].copies.emplace_back(); }
+static inline void end_copies() { emulator::fibres[emulator::current]->copies.emplace_back(); }
 template <int GROUPS> static inline void wait_for_copies() {
-    auto &copies = emulator::fibres[emulator::current].copies;
+    auto &copies = emulator::fibres[emulator::current]->copies;
     while (copies.size() > GROUPS + 1) {
         for (const auto &copy : copies.front()) {
             if (copy.from) std::memcpy(copy.to, copy.from, 16);
@@ -268,9 +310,6 @@ static inline void load_turned_tiles(uint32_t tiles[4], const uint16_t *row) {
     }
 }
 static inline float power_of_two(float exponent) { return std::exp2(exponent); }
-
-template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
-template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(emulator::shared_memory.data())
 #define KERNEL(name)                                                                                                    \

@@ -3,7 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -44,10 +45,17 @@ fn library(program: &Program) -> Result<Rc<libloading::Library>> {
         return Ok(library);
     }
     let folder = tempfile::tempdir()?;
-    let source = folder.path().join("kernels.cpp");
-    std::fs::write(&source, format!("{EMULATOR}\n{}", program.text))?;
     let built = folder.path().join("kernels.so");
-    compile(&source, &built)?;
+    let text = format!("{EMULATOR}\n{}", program.text);
+    let kept = kept(&text);
+    if kept.as_ref().is_none_or(|kept| std::fs::copy(kept, &built).is_err()) {
+        let source = folder.path().join("kernels.cpp");
+        std::fs::write(&source, text)?;
+        compile(&source, &built)?;
+        if let Some(kept) = kept {
+            keep(&built, &kept);
+        }
+    }
     // SAFETY: the library is compiled from our own text and runs nothing when it is loaded.
     let library = unsafe { libloading::Library::new(&built) }.map_err(candle_core::Error::wrap)?;
     let library = Rc::new(library);
@@ -55,13 +63,41 @@ fn library(program: &Program) -> Result<Rc<libloading::Library>> {
     Ok(library)
 }
 
+/// A read of 16 bytes that is not aligned ends the test, as it ends a GPU's process. The check of jumps takes fibres for a mistake.
+const FLAGS: [&str; 8] = [
+    "-std=c++17",
+    "-O1",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-U_FORTIFY_SOURCE",
+    "-fsanitize=alignment",
+    "-fsanitize-undefined-trap-on-error",
+];
+
+/// Where a library is kept for other processes, beside the program that runs; compiling takes seconds.
+fn kept(text: &str) -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let mut hasher = DefaultHasher::new();
+    (text, FLAGS).hash(&mut hasher);
+    let name = format!("{:016x}.so", hasher.finish());
+    Some(program.parent()?.join("emulated").join(name))
+}
+
+/// Nothing is kept where nothing can be written.
+fn keep(built: &Path, kept: &Path) {
+    let Some(folder) = kept.parent() else { return };
+    let written = || {
+        std::fs::create_dir_all(folder)?;
+        let mut whole = tempfile::NamedTempFile::new_in(folder)?;
+        std::io::copy(&mut std::fs::File::open(built)?, &mut whole)?;
+        whole.persist(kept).map_err(|error| error.error)
+    };
+    let _: std::io::Result<_> = written();
+}
+
 fn compile(source: &Path, built: &Path) -> Result<()> {
-    let made = Command::new("c++")
-        .args(["-std=c++17", "-O1", "-fPIC", "-shared", "-w"])
-        // A read of 16 bytes that is not aligned ends the test, as it ends a GPU's process.
-        .args(["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-o"])
-        .args([built, source])
-        .output()?;
+    let made = Command::new("c++").args(FLAGS).arg("-o").args([built, source]).output()?;
     if !made.status.success() {
         bail!("c++: {}", String::from_utf8_lossy(&made.stderr));
     }
