@@ -44,42 +44,57 @@ fn library(program: &Program) -> Result<Rc<libloading::Library>> {
     if let Some(library) = LOADED.with_borrow(|all| all.get(&program.name).cloned()) {
         return Ok(library);
     }
-    let folder = tempfile::tempdir()?;
-    let built = folder.path().join("kernels.so");
     let text = format!("{EMULATOR}\n{}", program.text);
     let kept = kept(&text);
-    if kept.as_ref().is_none_or(|kept| std::fs::copy(kept, &built).is_err()) {
-        let source = folder.path().join("kernels.cpp");
-        std::fs::write(&source, text)?;
-        compile(&source, &built)?;
-        if let Some(kept) = kept {
-            keep(&built, &kept);
-        }
-    }
-    // SAFETY: the library is compiled from our own text and runs nothing when it is loaded.
-    let library = unsafe { libloading::Library::new(&built) }.map_err(candle_core::Error::wrap)?;
-    let library = Rc::new(library);
+    // One of another machine, or a damaged one, is made anew.
+    let known = kept.as_deref().and_then(|kept| {
+        let folder = tempfile::tempdir().ok()?;
+        let own = folder.path().join("kernels.so");
+        std::fs::copy(kept, &own).ok()?;
+        load(&own).ok()
+    });
+    let library = Rc::new(match known {
+        Some(library) => library,
+        None => compiled(&text, kept.as_deref())?,
+    });
     LOADED.with_borrow_mut(|all| all.insert(program.name.clone(), Rc::clone(&library)));
     Ok(library)
 }
 
-/// A read of 16 bytes that is not aligned ends the test, as it ends a GPU's process. The check of jumps takes fibres for a mistake.
 const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-O1",
     "-fPIC",
     "-shared",
     "-w",
+    // Hardened jumps would take one to another fibre's stack for a mistake.
     "-U_FORTIFY_SOURCE",
+    // A read of 16 bytes that is not aligned ends the test, as it ends a GPU's process.
     "-fsanitize=alignment",
     "-fsanitize-undefined-trap-on-error",
 ];
+
+fn load(built: &Path) -> Result<libloading::Library> {
+    // SAFETY: the library is compiled from our own text and runs nothing when it is loaded.
+    unsafe { libloading::Library::new(built) }.map_err(candle_core::Error::wrap)
+}
+
+fn compiled(text: &str, kept: Option<&Path>) -> Result<libloading::Library> {
+    let folder = tempfile::tempdir()?;
+    let (source, built) = (folder.path().join("kernels.cpp"), folder.path().join("kernels.so"));
+    std::fs::write(&source, text)?;
+    compile(&source, &built)?;
+    if let Some(kept) = kept {
+        keep(&built, kept);
+    }
+    load(&built)
+}
 
 /// Where a library is kept for other processes, beside the program that runs; compiling takes seconds.
 fn kept(text: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let mut hasher = DefaultHasher::new();
-    (text, FLAGS).hash(&mut hasher);
+    (text, FLAGS, std::env::consts::ARCH).hash(&mut hasher);
     let name = format!("{:016x}.so", hasher.finish());
     Some(program.parent()?.join("emulated").join(name))
 }
@@ -91,6 +106,7 @@ fn keep(built: &Path, kept: &Path) {
         std::fs::create_dir_all(folder)?;
         let mut whole = tempfile::NamedTempFile::new_in(folder)?;
         std::io::copy(&mut std::fs::File::open(built)?, &mut whole)?;
+        whole.as_file().sync_all()?;
         whole.persist(kept).map_err(|error| error.error)
     };
     let _: std::io::Result<_> = written();
