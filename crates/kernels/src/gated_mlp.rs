@@ -80,8 +80,9 @@ pub fn gated_mlp_onto(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Resu
 fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
     let weights = [mlp.gate, mlp.up];
     let want = [x, mlp.gate, mlp.up].map(Tensor::track_op);
-    let factors = factor_type(x, mlp.gate);
-    let alike = factors == factor_type(x, mlp.up) && matches!(factors, DType::F32 | DType::BF16);
+    let factors = factor_type(x, mlp.gate.dtype());
+    let alike =
+        factors == factor_type(x, mlp.up.dtype()) && matches!(factors, DType::F32 | DType::BF16);
     if !want.contains(&true) || !alike || x.elem_count() == 0 || !takes(&[x]) {
         return Ok(None);
     }

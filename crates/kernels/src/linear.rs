@@ -207,12 +207,12 @@ pub fn reference(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<T
 /// # Errors
 /// - as [`linear`]
 pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    product_in(factor_type(x, weight), x, weight, bias)
+    product_in(factor_type(x, weight.dtype()), x, weight, bias)
 }
 
-/// The type in which `x` and `weight` are multiplied.
-pub(crate) fn factor_type(x: &Tensor, weight: &Tensor) -> DType {
-    match (x.dtype(), products_of(x), weight.dtype()) {
+/// The type in which `x` and a weight of a type are multiplied.
+pub(crate) fn factor_type(x: &Tensor, weight: DType) -> DType {
+    match (x.dtype(), products_of(x), weight) {
         (DType::F32, Products::Half, DType::F16) => DType::F16,
         (DType::F32, Products::Half, _) => DType::BF16,
         (own, ..) => own,

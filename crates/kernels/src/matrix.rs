@@ -21,7 +21,7 @@ mod on_gpu;
 mod quantised;
 
 pub use crate::gemm::BlockFormat;
-pub use on_gpu::{GpuMatrix, holds_blocks};
+pub use on_gpu::{GpuMatrix, holds_blocks, multiplies_by_kernels};
 pub use quantised::QuantisedMatrix;
 
 /// The instruction set that multiplies blocks here, by its name.
@@ -31,7 +31,7 @@ pub fn block_products() -> &'static str {
 
 /// What multiplies blocks on a device, by its name.
 pub fn block_products_on(device: &Device) -> &'static str {
-    if on_gpu::by_kernels(device) { "kernels for NVIDIA GPUs" } else { block_products() }
+    if multiplies_by_kernels(device) { "kernels for NVIDIA GPUs" } else { block_products() }
 }
 
 /// A frozen weight.
@@ -41,8 +41,8 @@ pub enum Matrix {
     Dense(Tensor),
     /// Quantised blocks; inference on the CPU only.
     Quantised(Arc<QuantisedMatrix>),
-    /// Quantised blocks on an NVIDIA GPU: few rows are multiplied with them as on the CPU, many with the widened
-    /// values, which gradients of inputs flow through.
+    /// Quantised blocks on an NVIDIA GPU, multiplied as on the CPU. Inputs that train are multiplied with the widened values,
+    /// which their gradients flow through.
     OnGpu(Arc<GpuMatrix>),
 }
 
@@ -68,7 +68,7 @@ impl Matrix {
     /// # Errors
     /// - the device has no memory for them
     pub fn of_blocks(matrix: QuantisedMatrix, device: &Device) -> Result<Self> {
-        if on_gpu::by_kernels(device) {
+        if multiplies_by_kernels(device) {
             return Ok(Self::OnGpu(Arc::new(GpuMatrix::new(&matrix, device)?)));
         }
         let held = Self::Quantised(Arc::new(matrix));
@@ -182,11 +182,12 @@ impl Matrix {
     ) -> Result<Tensor> {
         match (self, bias) {
             (Self::Dense(weight), _) => linear_onto(residual, x, weight, bias),
+            (Self::OnGpu(_), Some(_)) if residual.elem_count() == 0 => Ok(residual.clone()),
             (Self::OnGpu(_), Some(_)) => {
                 residual + self.linear(x, bias)?.to_dtype(residual.dtype())?
             }
             (Self::OnGpu(matrix), None) => {
-                matrix.linear(x, GpuMatrix::few(x)?.as_ref(), Addend::Residual(residual))
+                matrix.linear(x, GpuMatrix::fixed(x)?.as_ref(), Addend::Residual(residual))
             }
             (Self::Quantised(_), Some(_)) => residual + self.linear(x, bias)?,
             (Self::Quantised(_), None) if widens(x) => residual + self.linear(x, None)?,
@@ -230,10 +231,10 @@ pub fn linear_each<const N: usize>(
         frozen_each(x, &maps)?
     } else {
         let on_gpu = maps.iter().any(|(matrix, _)| matches!(matrix, Matrix::OnGpu(_)));
-        let few = if on_gpu { GpuMatrix::few(x)? } else { None };
+        let fixed = if on_gpu { GpuMatrix::fixed(x)? } else { None };
         let alone = |(matrix, bias): &(&Matrix, Option<&Tensor>)| match matrix {
             Matrix::Dense(weight) => linear(x, weight, *bias),
-            Matrix::OnGpu(matrix) => matrix.linear(x, few.as_ref(), Addend::bias(*bias)),
+            Matrix::OnGpu(matrix) => matrix.linear(x, fixed.as_ref(), Addend::bias(*bias)),
             // Composed ops on a CPU know no blocks.
             Matrix::Quantised(_) if widens(x) => linear(x, &matrix.to_dense()?, *bias),
             Matrix::Quantised(_) => bail!(

@@ -1,4 +1,4 @@
-//! Quantised blocks as they are stored: products of few rows, of many, and the values.
+//! Quantised blocks as they are stored: products, those of inputs that train, and the values.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -6,7 +6,7 @@ use std::rc::Rc;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
-use super::case::{Case, Output, frozen, only, up_to};
+use super::case::{Case, Output, frozen, only, trained, up_to};
 use crate::linear;
 use crate::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use crate::random::CounterRng;
@@ -20,7 +20,7 @@ const MAPS: [(Size, Map); 5] = [
     (Smoke, [5, 3, 40]),
     (Small, [1, 16, 1000]),
     (Small, [16, 5, 515]),
-    (Small, [63, 16, 96]),
+    (Small, [150, 16, 96]),
 ];
 
 /// Maps of an 8B model's layers and head.
@@ -94,8 +94,8 @@ impl Held {
     }
 }
 
-/// Passes of few rows have the values of the CPU's kernel, whatever the products are.
-pub(super) fn few_rows(size: Size) -> Vec<Case> {
+/// Products have the values of the CPU's kernel, whatever the type of other products is.
+pub(super) fn products(size: Size) -> Vec<Case> {
     let case = |([rows, blocks, outputs], format): (Map, BlockFormat)| {
         let inputs = blocks * format.values();
         let made = Made::new(format, outputs, inputs);
@@ -123,20 +123,20 @@ pub(super) fn few_rows(size: Size) -> Vec<Case> {
     maps(size).into_iter().map(case).collect()
 }
 
-/// Passes of many rows: widened weights on a device. The values of a block have a common mean. Rows are positive, so that their sums
+/// Inputs that train meet widened weights. The values of a block have a common mean. Rows are positive, so that their sums
 /// do not nearly cancel: 16-bit factors would be a few percent off.
-pub(super) fn many_rows(size: Size) -> Vec<Case> {
+pub(super) fn widened(size: Size) -> Vec<Case> {
     let case = |([_, blocks, outputs], format): (Map, BlockFormat)| {
         let inputs = blocks * format.values();
         let made = Made::new(format, outputs, inputs);
         let (own, held) = (made.clone(), Held(OnceCell::new()));
         let rows = 70;
         let scale = (3.0 / inputs as f64).sqrt();
-        let arguments = [frozen("x", [rows, inputs]).times(scale)];
+        let arguments = [trained("x", [rows, inputs]).times(scale)];
         let op = move |t: &[Tensor]| {
             let x = t[0].abs()?;
             only(match held.on(&own, x.device())? {
-                // A CPU rounds activations of any number of rows.
+                // Blocks of a CPU take no gradients.
                 matrix @ Matrix::Quantised(_) => linear::linear(&x, &matrix.to_dense()?, None),
                 matrix => matrix.linear(&x, None),
             })

@@ -159,6 +159,8 @@ DEVICE void exact_sums(int exact[2], const u32 codes[WORDS], const Fixed &row) {
 
 // Groups of threads of a block, each of which reads 32 values of every column at a time.
 #define READERS 16
+// Times 32 values that a block reads of every column in one turn.
+#define TURN(rows) (READERS * ((rows) > 8 ? 1 : 2))
 
 // What readers leave for those that sum: the products of 32 values and a row, as far as they are formed without the sum
 // so far, and, where that is a number without a scale, the scale and what is added.
@@ -208,10 +210,9 @@ DEVICE float added(float sum, const Left<ROWS, TURN> &left, int place, u32 row, 
 // turn; one thread for each row and column then sums what they left, in order: the sum has the bits that the CPU gives it.
 // Grid: for every group of columns the tiles of rows. ROWS are at least those of a tile.
 template <int ROWS>
-DEVICE void few_rows(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs, u32 outputs,
-                     float *out) {
-    const int each = ROWS > 8 ? 1 : 2, turn = each * READERS;
-    __shared__ Left<ROWS, turn> left[2];
+DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const u8 *blocks, const Fixed *x, const float *addend, u32 kind,
+                     u32 rows, u32 inputs, u32 outputs, float *out) {
+    const int turn = TURN(ROWS), each = turn / READERS;
     u32 tiles = (rows + TILE - 1) / TILE, tile = blockIdx.x % tiles, group = blockIdx.x / tiles;
     u32 first = tile * TILE, count = min(rows - first, (u32)TILE), parts = inputs / BLOCK;
     u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
@@ -245,18 +246,19 @@ DEVICE void few_rows(const u8 *blocks, const Fixed *x, const float *addend, u32 
     out[at] = sum;
 }
 
-#define FEW_ROWS(rows_of_tile)                                                                                          \
+#define PRODUCTS(rows_of_tile)                                                                                          \
     extern "C" __global__ void __launch_bounds__(GROUP *READERS, 2)                                                    \
-    few_rows_##rows_of_tile(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs,     \
+    products_##rows_of_tile(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs,     \
                             u32 outputs, float *out) {                                                                 \
-        few_rows<rows_of_tile>(blocks, x, addend, kind, rows, inputs, outputs, out);                                   \
+        __shared__ Left<rows_of_tile, TURN(rows_of_tile)> left[2];                                                     \
+        products<rows_of_tile>(left, blocks, x, addend, kind, rows, inputs, outputs, out);                             \
     }                                                                                                                  \
-    KERNEL(few_rows_##rows_of_tile)
+    KERNEL(products_##rows_of_tile)
 
-FEW_ROWS(1)
-FEW_ROWS(4)
-FEW_ROWS(8)
-FEW_ROWS(16)
+PRODUCTS(1)
+PRODUCTS(4)
+PRODUCTS(8)
+PRODUCTS(16)
 
 DEVICE float value_of(u32 code, float scale, float least) {
     float value = product_of((float)((int)code - ZERO), scale);
@@ -278,15 +280,16 @@ DEVICE void widen_part(float *out, const Part &part) {
 // Parts of 32 values that a block widens of every column of a group.
 #define WIDENED 8
 
-DEVICE void put_pair(float *out, float low, float high) {
-    out[0] = low;
-    out[1] = high;
-}
+struct __align__(8) TwoValues {
+    float low, high;
+};
+
+DEVICE void put_pair(float *out, float low, float high) { *(TwoValues *)out = {low, high}; }
 DEVICE void put_pair(u16 *out, float low, float high) { *(u32 *)out = pack(low, high); }
 
 // out [C, I]: columns from the first of group `from` on. Grid: for every group the runs of WIDENED parts.
-template <class TO> DEVICE void widen(const u8 *blocks, u32 from, u32 columns, u32 inputs, TO *out) {
-    __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
+template <class TO>
+DEVICE void widen(float tile[GROUP][WIDENED * BLOCK + 1], const u8 *blocks, u32 from, u32 columns, u32 inputs, TO *out) {
     u32 parts = inputs / BLOCK, runs = (parts + WIDENED - 1) / WIDENED;
     u32 group = blockIdx.x / runs, first = blockIdx.x % runs * WIDENED, some = min(parts - first, (u32)WIDENED);
     u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
@@ -301,12 +304,14 @@ template <class TO> DEVICE void widen(const u8 *blocks, u32 from, u32 columns, u
 }
 
 extern "C" __global__ void widen_f32(const u8 *blocks, u32 from, u32 columns, u32 inputs, float *out) {
-    widen(blocks, from, columns, inputs, out);
+    __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
+    widen(tile, blocks, from, columns, inputs, out);
 }
 KERNEL(widen_f32)
 
 extern "C" __global__ void widen_bf16(const u8 *blocks, u32 from, u32 columns, u32 inputs, u16 *out) {
-    widen(blocks, from, columns, inputs, out);
+    __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
+    widen(tile, blocks, from, columns, inputs, out);
 }
 KERNEL(widen_bf16)
 

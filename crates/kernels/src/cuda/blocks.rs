@@ -1,4 +1,4 @@
-//! Products of few rows with quantised blocks as they are stored, and the values of blocks.
+//! Products with quantised blocks as they are stored, and the values of blocks.
 //!
 //! Both have the bits that the CPU gives them: activations become the same fixed-point numbers, sums of codes are exact,
 //! and floats are added in the same order.
@@ -33,7 +33,7 @@ pub(super) fn fixing() -> Program {
 }
 
 /// Words of 32 activations of a row: `Fixed` of the kernels.
-const WORDS: usize = 12;
+const WORDS_OF_FIXED: usize = 12;
 /// Threads of kernels whose threads have work of their own.
 const THREADS: usize = 64;
 /// Groups of threads of a block that multiplies: `READERS` of the kernels.
@@ -75,7 +75,7 @@ impl Fixed {
             threads: THREADS,
             memory: 0,
             arguments: &[(&x).into(), rows.into(), inputs.into(), blocks.into()],
-            results: &[Shape::from(blocks * WORDS)],
+            results: &[Shape::from(blocks * WORDS_OF_FIXED)],
         };
         let [words] = exactly(launch.run_as(x.device(), &[DType::U32])?)?;
         Ok(Self { words, rows, inputs })
@@ -114,10 +114,10 @@ impl Stored<'_> {
         }
         let tiles = x.rows.div_ceil(MOST_ROWS);
         let kernel = match x.rows {
-            0..=1 => "few_rows_1",
-            2..=4 => "few_rows_4",
-            5..=8 => "few_rows_8",
-            _ => "few_rows_16",
+            0..=1 => "products_1",
+            2..=4 => "products_4",
+            5..=8 => "products_8",
+            _ => "products_16",
         };
         let added = addend.tensor().map(Tensor::contiguous).transpose()?;
         let arguments: [Argument<'_>; 7] = [

@@ -120,7 +120,7 @@ struct Sums {
 /// head is added to that of the chunks before it by its product.
 fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) -> Result<Sums> {
     let Inputs { hidden, head, .. } = *inputs;
-    let factors = factor_type(hidden, head);
+    let factors = factor_type(hidden, head.dtype());
     let states = as_factor(hidden, factors)?;
     let states = if reordered { select_rows(&states, all)? } else { states };
     let weight = match kept_factor(head, factors)? {

@@ -5,7 +5,6 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::{BlockFormat, QuantisedMatrix};
-use crate::composed::FULL_ROWS;
 use crate::cuda::blocks::{Fixed, Stored};
 use crate::cuda::linear::Addend;
 use crate::cuda::{runs_on, takes};
@@ -14,7 +13,7 @@ use crate::gemm::GROUP;
 use crate::linear::{factor_type, linear, linear_onto};
 use crate::settings::composed_only;
 
-/// Values that are widened at a time for a product of many rows.
+/// Values that are widened at a time for a product.
 const PIECE: usize = 1 << 26;
 
 /// An `[O, I]` matrix of quantised blocks on an NVIDIA GPU, or where its kernels are emulated.
@@ -29,11 +28,11 @@ pub struct GpuMatrix {
 
 /// Whether quantised blocks stay as they are stored on a device and are multiplied there.
 pub fn holds_blocks(device: &Device) -> bool {
-    matches!(device, Device::Cpu) || by_kernels(device)
+    matches!(device, Device::Cpu) || multiplies_by_kernels(device)
 }
 
-/// Whether it is kernels for GPUs that multiply them.
-pub(super) fn by_kernels(device: &Device) -> bool {
+/// Whether it is kernels for NVIDIA GPUs that multiply them there.
+pub fn multiplies_by_kernels(device: &Device) -> bool {
     !composed_only() && runs_on(device)
 }
 
@@ -81,7 +80,7 @@ impl GpuMatrix {
         if rows.is_empty() || self.inputs == 0 {
             return Tensor::zeros((rows.len(), self.inputs), dtype, self.device());
         }
-        if by_kernels(self.device()) {
+        if multiplies_by_kernels(self.device()) {
             return self.stored().widened(rows, dtype);
         }
         let all = self.to_host()?.blocks().widened();
@@ -105,26 +104,26 @@ impl GpuMatrix {
         if ids.is_empty() || self.inputs == 0 {
             return Tensor::zeros((ids.len(), self.inputs), DType::F32, self.device());
         }
-        if by_kernels(self.device()) {
+        if multiplies_by_kernels(self.device()) {
             return self.stored().rows(ids);
         }
         let chosen = self.to_host()?.select(ids)?.blocks().widened();
         Tensor::from_vec(chosen, (ids.len(), self.inputs), self.device())
     }
 
-    /// Inputs as the kernel for few rows takes them; `None` where they are to meet widened weights: they are many, train,
-    /// or are not f32.
-    pub(super) fn few(x: &Tensor) -> Result<Option<Fixed>> {
+    /// Inputs as the kernel takes them that multiplies blocks, however many rows they are: a row has the bits that it has alone.
+    /// `None` where they are to meet widened weights: they train, or are not f32.
+    pub(super) fn fixed(x: &Tensor) -> Result<Option<Fixed>> {
         let (rows, inputs) = x.dims2()?;
-        let few = (1..FULL_ROWS).contains(&rows) && inputs > 0 && inputs.is_multiple_of(32);
-        if few && !x.track_op() && takes(&[x]) { Fixed::of(x).map(Some) } else { Ok(None) }
+        let some = rows > 0 && inputs > 0 && inputs.is_multiple_of(32);
+        if some && !x.track_op() && takes(&[x]) { Fixed::of(x).map(Some) } else { Ok(None) }
     }
 
-    /// `x Wᵀ + addend`; `few` are inputs from [`few`](Self::few).
+    /// `x Wᵀ + addend`; `fixed` are inputs from [`fixed`](Self::fixed).
     pub(super) fn linear(
         &self,
         x: &Tensor,
-        few: Option<&Fixed>,
+        fixed: Option<&Fixed>,
         addend: Addend<'_>,
     ) -> Result<Tensor> {
         let Self { outputs, inputs, .. } = *self;
@@ -141,16 +140,19 @@ impl GpuMatrix {
         {
             bail!("linear: {:?} added to {shape:?}", given.shape());
         }
+        if x.dim(0)? == 0 || outputs == 0 {
+            return Tensor::zeros((x.dim(0)?, outputs), x.dtype(), x.device());
+        }
         let plain = wanted.is_none_or(|(t, _)| t.dtype() == DType::F32 && !t.track_op());
-        match few {
-            Some(few) if plain && outputs > 0 => self.stored().product(few, addend),
+        match fixed {
+            Some(fixed) if plain => self.stored().product(fixed, addend),
             _ => self.by_pieces(x, addend),
         }
     }
 
     /// The product with widened weights, some at a time.
     fn by_pieces(&self, x: &Tensor, addend: Addend<'_>) -> Result<Tensor> {
-        let factors = match factor_type(x, &Tensor::zeros(0, DType::F32, x.device())?) {
+        let factors = match factor_type(x, DType::F32) {
             DType::BF16 => DType::BF16,
             _ => DType::F32,
         };
@@ -170,10 +172,6 @@ impl GpuMatrix {
                 }
             });
         }
-        match parts.len() {
-            0 => Tensor::zeros((x.dim(0)?, 0), x.dtype(), x.device()),
-            1 => Ok(parts.remove(0)),
-            _ => Tensor::cat(&parts, 1),
-        }
+        if parts.len() == 1 { Ok(parts.remove(0)) } else { Tensor::cat(&parts, 1) }
     }
 }

@@ -166,11 +166,11 @@ fn bits(values: &Tensor) -> Result<Vec<u32>> {
 }
 
 #[test]
-fn a_gpus_products_of_few_rows_have_the_bits_of_the_cpus() -> Result<()> {
+fn a_gpus_products_have_the_bits_of_the_cpus_however_many_rows_there_are() -> Result<()> {
     let mut noise = Noise::new(27);
     for format in BlockFormat::ALL {
         for (rows, outputs, blocks) in
-            [(1, 1, 1), (1, 40, 5), (3, 35, 3), (5, 17, 2), (16, 70, 1), (21, 18, 2)]
+            [(1, 1, 1), (1, 40, 5), (3, 35, 3), (5, 17, 2), (16, 70, 1), (70, 18, 2)]
         {
             let inputs = blocks * format.values();
             let [cpu, gpu] = on_both(&mut noise, format, outputs, inputs)?;
@@ -182,6 +182,13 @@ fn a_gpus_products_of_few_rows_have_the_bits_of_the_cpus() -> Result<()> {
             }
             let own = emulated(|| gpu.linear_onto(&residual, &x, None))?;
             assert_eq!(bits(&own)?, bits(&cpu.linear_onto(&residual, &x, None)?)?, "{format:?}");
+            let none = noise.tensor(&[0, inputs]);
+            for bias in [None, Some(&bias)] {
+                let empty = residual.narrow(0, 0, 0)?;
+                let of = || Ok([gpu.linear(&none, bias)?, gpu.linear_onto(&empty, &none, bias)?]);
+                let of: Result<[Tensor; 2]> = emulated(of);
+                assert!(of?.iter().all(|out| out.dims() == [0, outputs]), "{format:?}");
+            }
         }
     }
     Ok(())

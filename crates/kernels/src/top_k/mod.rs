@@ -57,7 +57,7 @@ pub fn bent_top_k(hidden: &Tensor, head: &Tensor, k: usize, bend: Bend) -> Resul
         let head = if rows < FULL_ROWS {
             head.clone()
         } else {
-            head.detach().to_dtype(factor_type(hidden, head))?
+            head.detach().to_dtype(factor_type(hidden, head.dtype()))?
         };
         let parts = (0..rows).step_by(chunk);
         let parts = parts.map(|first| gpu::top_k(&logits(&head, first, chunk)?, k.min(vocabulary)));

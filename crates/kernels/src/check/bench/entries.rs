@@ -1,6 +1,6 @@
 //! What is timed, by size.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::super::Size::{self, Real, Small, Smoke};
 use super::super::blocks::Made;
 use super::super::case::{Input, frozen, trained};
-use super::{Entry, Work};
+use super::{Entry, ROTATED, Work};
 use crate::adamw::{AdamWState, AdamWStep, adamw_on_device};
 use crate::attention::{Delays, KeyRanges, attention};
 use crate::linear::linear;
@@ -123,7 +123,8 @@ fn map_entries(size: Size) -> Vec<Entry> {
     all
 }
 
-/// Decoding passes over an 8B model's matrices as a file of Q4_K_M holds them.
+/// Passes over an 8B model's matrices as a file of Q4_K_M holds them. Copies are read in turn, as a pass reads other layers between.
+/// Of 512 rows a product in f32 or bf16 might be faster.
 fn block_entries(size: Size) -> Vec<Entry> {
     let maps: &[[usize; 2]] = match size {
         Smoke => &[[256, 64]],
@@ -131,18 +132,25 @@ fn block_entries(size: Size) -> Vec<Entry> {
         Real => &[[4096, 4096], [4096, 14_336], [14_336, 4096], [4096, 128_256]],
     };
     let mut all = Vec::new();
-    for (&[inputs, outputs], rows) in maps.iter().flat_map(|map| [1, 4, 8, 16].map(|r| (map, r))) {
+    for (&[inputs, outputs], rows) in
+        maps.iter().flat_map(|map| [1, 4, 8, 16, 64, 512].map(|r| (map, r)))
+    {
         let format = if outputs > 100_000 { BlockFormat::Q6K } else { BlockFormat::Q4K };
         let bytes = inputs * outputs / format.values() * format.bytes();
         let shape = format!("[{rows}, {inputs}] by [{outputs}, {inputs}] of {}", format.name());
-        let (made, held) = (Made::new(format, outputs, inputs), OnceCell::new());
+        let (made, held, turn) =
+            (Made::new(format, outputs, inputs), OnceCell::new(), Cell::new(0));
+        let copies = of(size, [1, 2, ROTATED.div_ceil(bytes)]);
         let arguments = [frozen("x", [rows, inputs])];
         let read = Work::Bytes(bytes as f64);
-        all.push(entry(("block_few_rows", shape), false, arguments, read, move |t| {
+        all.push(entry(("block_products", shape), false, arguments, read, move |t| {
             if held.get().is_none() {
-                let _ = held.set(Matrix::of_blocks(made.matrix()?, t[0].device())?);
+                let copy = |_| Matrix::of_blocks(made.matrix()?, t[0].device());
+                let _ = held.set((0..copies).map(copy).collect::<Result<Vec<_>>>()?);
             }
-            held.get().map_or(Ok(()), |matrix| matrix.linear(&t[0], None).map(drop))
+            let matrix =
+                held.get().and_then(|all| all.get(turn.replace((turn.get() + 1) % copies)));
+            matrix.map_or(Ok(()), |matrix| matrix.linear(&t[0], None).map(drop))
         }));
     }
     all
