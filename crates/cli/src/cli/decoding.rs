@@ -107,7 +107,7 @@ pub(crate) struct ServeArguments {
 /// Storage of cached keys and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CacheChoice {
-    /// f16 beside quantised blocks, bf16 on a GPU that multiplies in it, else f32.
+    /// f16 beside quantised blocks, bf16 there on an NVIDIA GPU and where it multiplies in bf16, else f32.
     #[default]
     Auto,
     /// 32 bits.

@@ -78,8 +78,8 @@ pub struct OpenOptions {
     /// How to hold the target's weights.
     #[arg(long, default_value = "stored", help_heading = None)]
     pub dtype: WeightDtype,
-    /// How to hold keys and values of the context: auto (f16 beside quantised blocks, bf16 on an NVIDIA GPU with
-    /// `--dtype bf16`, else f32), f32, f16, q8 (a byte a value and a scale for 32: half of f16).
+    /// How to hold keys and values of the context: auto (f16 beside quantised blocks, on an NVIDIA GPU bf16
+    /// there and with `--dtype bf16`, else f32), f32, f16, q8 (a byte a value and a scale for 32: half of f16).
     #[arg(long, default_value = "auto", help_heading = None)]
     pub cache: CacheChoice,
     /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.

@@ -212,7 +212,7 @@ pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOption
 }
 
 /// How a target is held that a draft is trained for while it is served from the same files: on a CPU as they hold
-/// it, which takes the least time and memory.
+/// it, which takes the least time and memory; on a GPU in bf16, since blocks take no gradients.
 pub(crate) fn as_served(device: DeviceChoice) -> Result<Precision> {
     Ok(if device.open(0)?.is_cpu() { Precision::Stored } else { Precision::Auto })
 }

@@ -2,11 +2,10 @@
 //! read as blocks of 4 a draft in f32 would take a third of its time.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use candle_core::Tensor;
 use candle_core::quantized::{GgmlDType, QTensor};
-use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
+use candle_core::{Device, Tensor};
+use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, holds_blocks};
 
 use super::Parameter;
 use crate::error::Result;
@@ -16,7 +15,7 @@ use crate::error::Result;
 pub(super) struct Blocks(HashMap<String, Matrix>);
 
 impl Blocks {
-    /// Every matrix on the CPU whose rows are whole blocks.
+    /// Every matrix whose rows are whole blocks, where its device multiplies them.
     pub(super) fn of(parameters: &[Parameter]) -> Result<Self> {
         let mut blocks = HashMap::new();
         for Parameter { name, var, dead, .. } in parameters {
@@ -25,14 +24,15 @@ impl Blocks {
             // Weights of modules are multiplied, other tables are looked up.
             if *dead
                 || !name.ends_with(".weight")
-                || !tensor.device().is_cpu()
+                || !holds_blocks(tensor.device())
                 || !inputs.is_multiple_of(32)
             {
                 continue;
             }
-            let bytes = QTensor::quantize(&tensor, GgmlDType::Q8_0)?;
+            let on_host = tensor.to_device(&Device::Cpu)?;
+            let bytes = QTensor::quantize(&on_host, GgmlDType::Q8_0)?;
             let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes.data()?)?;
-            blocks.insert(name.clone(), Matrix::Quantised(Arc::new(matrix)));
+            blocks.insert(name.clone(), Matrix::of_blocks(matrix, tensor.device())?);
         }
         Ok(Self(blocks))
     }
@@ -56,6 +56,8 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use longdraft_kernels::attention::{Delays, KeyRanges};
     use serde_json::json;
 

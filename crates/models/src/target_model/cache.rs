@@ -22,8 +22,8 @@ const INITIAL_CAPACITY: usize = 256;
 /// What keys and values are cached as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheType {
-    /// f16 beside quantised blocks, as llama.cpp does, and bf16 on a GPU whose products take it: half of what a long
-    /// context costs; else f32.
+    /// f16 beside quantised blocks on the CPU, as llama.cpp does, and bf16 on a GPU beside blocks and where products
+    /// take it: half of what a long context costs; else f32.
     #[default]
     Auto,
     /// f32.
@@ -35,11 +35,12 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// The type of the cache's tensors; `U8` for blocks. `reads_halves`: whether attention reads bf16 as it lies.
-    pub(super) fn dtype(self, has_blocks: bool, reads_halves: bool) -> DType {
+    /// The type of the cache's tensors; `U8` for blocks. `of_blocks`: whether a CPU multiplies blocks; `reads_bf16`: whether
+    /// attention reads bf16 as it lies.
+    pub(super) fn dtype(self, of_blocks: bool, reads_bf16: bool) -> DType {
         match self {
-            Self::Auto if has_blocks => DType::F16,
-            Self::Auto if reads_halves => DType::BF16,
+            Self::Auto if of_blocks => DType::F16,
+            Self::Auto if reads_bf16 => DType::BF16,
             Self::Auto | Self::F32 => DType::F32,
             Self::F16 => DType::F16,
             Self::Q8 => DType::U8,

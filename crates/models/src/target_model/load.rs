@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::is_quantisable;
 use longdraft_kernels::dispatch::multiplies_halves;
-use longdraft_kernels::matrix::Matrix;
+use longdraft_kernels::matrix::{Matrix, multiplies_by_kernels};
 use longdraft_kernels::memory::release_freed;
 
 use super::build::{self, FileWeights, Weights};
@@ -332,7 +332,9 @@ pub(crate) fn from_source(
         _ => None,
     };
     let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
-    let reads_halves = config.reads_half_keys() && multiplies_halves(&options.device);
+    let blocks_on_gpu = has_blocks && multiplies_by_kernels(&options.device);
+    let reads_bf16 =
+        config.reads_half_keys() && (blocks_on_gpu || multiplies_halves(&options.device));
     let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
     let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut held: Vec<_> = held.into_iter().collect();
@@ -341,7 +343,7 @@ pub(crate) fn from_source(
         fingerprint,
         widened: widened.into_iter().collect(),
         held,
-        cache_dtype: options.cache.dtype(has_blocks, reads_halves),
+        cache_dtype: options.cache.dtype(has_blocks && !blocks_on_gpu, reads_bf16),
         has_blocks,
         ropes: Ropes::of(&config)?,
         embedding,
