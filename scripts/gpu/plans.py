@@ -117,6 +117,8 @@ def call3(place):
         trace("dflash", "--tokens", "3072", "--blocks", "512", "--block-size", "16", shape=NARROW),
         trace("capture", "--layers", "8", "--tokens", "4096"),
         trace("decode", "--layers", "2", "--rows", "1,8", "--context", "2048"),
+        Step("trace_decode_stored", place.bench("decode", "--shape", SHAPE, *few, "--layers", "2", "--rows", "1,8", "--context", "2048",
+                                                "--stored", "Q4_K"), 60, "figures"),
         *[profile(kernel) for kernel in KERNELS],
         Step("peak", place.probe("peak"), 40, "last", decisive=False),
     ]
@@ -134,6 +136,7 @@ def call4(place):
         return Step(name, place.train(method, device), ceiling, "training", decisive=decisive, keep=keep)
 
     rows = ("--shape", SHAPE, "--rows", "1,2,4,8,16,32", "--context", "2048", "--steps", "30")
+    few = ("--shape", SMALL, "--rows", "1,8", "--context", "512", "--steps", "100")
     return [
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         quickstart("quickstart", 180, f"device={place.device}"),
@@ -141,6 +144,10 @@ def call4(place):
         quickstart("quickstart_cpu", 150, "device=cpu"),
         *[train(f"train_{method}", method, place.device, 150) for method in METHODS],
         Step("decode", place.bench("decode", *rows), 90, "figures"),
+        # As a file of Q4_K holds an 8B model, and one of Q8_0 a small one, whose width is no multiple of 256.
+        Step("decode_stored", place.bench("decode", *rows, "--stored", "Q4_K"), 90, "figures"),
+        Step("decode_135m", place.bench("decode", *few), 40, "figures"),
+        Step("decode_135m_stored", place.bench("decode", *few, "--stored", "Q8_0"), 40, "figures"),
         Step("decode_f32", place.bench("decode", *rows, "--precision", "f32"), 90, "figures"),
         # The same steps on the CPU, cut off where time is short: losses are compared as far as they go.
         *[train(f"train_{method}_cpu", method, "cpu", 90, decisive=False) for method in METHODS],

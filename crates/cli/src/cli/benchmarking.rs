@@ -1,6 +1,7 @@
 //! Arguments of `bench`.
 
 use clap::{Args, Subcommand};
+use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_train::method::Method;
 
@@ -167,9 +168,19 @@ pub(crate) struct DecodeBenchArguments {
     /// Tokens that are cached before.
     #[arg(long, default_value_t = 0)]
     pub(crate) context: usize,
+    /// Hold the matrices as quantised blocks of this type: Q4_K, Q4_1, ...
+    #[arg(long, value_parser = blocks)]
+    pub(crate) stored: Option<BlockFormat>,
     /// Also measure how fast the host's memory is read, over one GiB.
     #[arg(long)]
     pub(crate) read_bandwidth: bool,
+}
+
+fn blocks(text: &str) -> Result<BlockFormat, String> {
+    BlockFormat::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+        let names = BlockFormat::ALL.map(BlockFormat::name);
+        format!("a type of blocks: {}", names.join(", "))
+    })
 }
 
 fn precision(text: &str) -> Result<Precision, String> {

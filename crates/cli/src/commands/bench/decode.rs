@@ -1,14 +1,15 @@
 //! Passes of the target over a few rows after a cached context, logits included: one row is a plain
 //! decoding step, more rows are a verification.
 
-use candle_core::DType;
+use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::TargetConfig;
-use longdraft_models::target_model::{KvCache, Tap, Taps, Target};
+use longdraft_models::target_model::{KvCache, Tap, Taps, Target, TargetOptions, tensor_specs};
+use longdraft_models::weights::{TensorRole, TensorSpec};
 use serde_json::json;
 
 use super::clock::{Timed, time};
 use super::products::read_bandwidth;
-use super::{Cases, Place, shape};
+use super::{Cases, Place, shape, stored};
 use crate::cli::DecodeBenchArguments;
 use crate::failure::Result;
 
@@ -18,14 +19,16 @@ const PREFILL: usize = 2048;
 /// Every number of rows after one context.
 pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result<()> {
     let place = Place::open(&arguments.bench)?;
-    let target = shape::target(&arguments.shape, &place)?;
+    let target = target(arguments, &place)?;
     let mut cache = context(&target, arguments.context)?;
-    let bytes = weight_bytes(target.config(), place.options.dtype);
+    let held = |spec: &TensorSpec| stored::held_bytes(spec, arguments.stored, place.options.dtype);
+    let bytes = weight_bytes(target.config(), held);
     let bandwidth = arguments.read_bandwidth.then(read_bandwidth);
     for &rows in &arguments.rows {
         let own = json!({
             "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
             "context": arguments.context, "tokens": rows,
+            "stored": arguments.stored.map(BlockFormat::name),
         });
         let about = place.describe("decode", own);
         cases.case(about, || {
@@ -40,14 +43,20 @@ pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result
     Ok(())
 }
 
-/// Bytes of weights that a pass over few rows reads: all but the embedding table, which is read as the
+fn target(arguments: &DecodeBenchArguments, place: &Place) -> Result<Target> {
+    let Some(format) = arguments.stored else { return shape::target(&arguments.shape, place) };
+    let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
+    let source = stored::Blocks::new(&config, format, place);
+    let options = TargetOptions { as_stored: true, ..place.options.clone() };
+    Ok(Target::from_source(config.clone(), &source, &options)?)
+}
+
+/// Bytes of weights that a pass over few rows reads: all matrices but the embedding table, which is read as the
 /// head where the two are tied.
-fn weight_bytes(config: &TargetConfig, dtype: DType) -> usize {
-    let layer = 2 * config.hidden_size * config.query_size()
-        + 2 * config.hidden_size * config.kv_size()
-        + 3 * config.hidden_size * config.intermediate_size;
-    let values = layer * config.num_hidden_layers + config.vocab_size * config.hidden_size;
-    values * dtype.size_in_bytes()
+fn weight_bytes(config: &TargetConfig, held: impl Fn(&TensorSpec) -> usize) -> usize {
+    let specs = tensor_specs(config);
+    let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
+    matrices.filter(|spec| spec.role != TensorRole::Embedding).map(held).sum()
 }
 
 fn context(target: &Target, tokens: usize) -> Result<KvCache> {
@@ -83,18 +92,52 @@ fn passes(
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::target_model::TargetOptions;
+    use candle_core::{DType, Device};
+    use longdraft_models::{DeviceChoice, Precision};
 
     use super::*;
+    use crate::cli::{BenchArguments, ShapeArguments};
 
     #[test]
     fn a_pass_reads_all_matrices_but_the_table() {
         let config = shape::config("tiny", None).expect("known");
-        let target = Target::random(config.clone(), 0, &TargetOptions::default()).expect("target");
-        let specs = longdraft_models::target_model::tensor_specs(&config);
-        let matrices = specs.iter().filter(|spec| spec.shape.len() == 2);
-        let values: usize = matrices.map(|spec| spec.shape.iter().product::<usize>()).sum();
-        let table = config.vocab_size * config.hidden_size;
-        assert_eq!(weight_bytes(target.config(), DType::F32), 4 * (values - table));
+        let (hidden, inner, kv) = (64, 128, 32);
+        let layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner;
+        let values = 8 * layer + 512 * hidden;
+        let held = |format| move |spec: &TensorSpec| stored::held_bytes(spec, format, DType::F32);
+        assert_eq!(weight_bytes(&config, held(None)), 4 * values);
+        // 32 values of Q8_0 take 34 bytes.
+        assert_eq!(weight_bytes(&config, held(Some(BlockFormat::Q8_0))), values / 32 * 34);
+        // No row of them is a block of 256 values.
+        assert_eq!(weight_bytes(&config, held(Some(BlockFormat::Q4K))), 4 * values);
+    }
+
+    #[test]
+    fn a_target_of_blocks_holds_them_and_says_something() {
+        let place = Place { device: Device::Cpu, options: TargetOptions::default() };
+        let bench = BenchArguments {
+            device: DeviceChoice::Cpu,
+            precision: Precision::F32,
+            warm_ups: 0,
+            steps: 1,
+            trace: false,
+        };
+        let arguments = DecodeBenchArguments {
+            shape: ShapeArguments { shape: "tiny".to_owned(), layers: None },
+            bench,
+            rows: vec![1],
+            context: 3,
+            stored: Some(BlockFormat::Q4_1),
+            read_bandwidth: false,
+        };
+        let target = target(&arguments, &place).expect("target");
+        let mut cache = context(&target, 3).expect("context");
+        let features = target.extend(&[1], &[3], &mut cache, &Taps::of(&[Tap::FinalHidden]));
+        let features = features.expect("pass");
+        let ends = target.hold_ends().expect("ends");
+        let logits = ends.logits(features.final_hidden().expect("states")).expect("logits");
+        let logits: Vec<f32> = logits.flatten_all().expect("flat").to_vec1().expect("values");
+        assert!(logits.iter().all(|value| value.is_finite()));
+        assert!(logits.iter().any(|value| value.to_bits() != logits[0].to_bits()));
     }
 }

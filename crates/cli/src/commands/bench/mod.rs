@@ -14,6 +14,7 @@ mod glide;
 mod pretrain;
 mod products;
 mod shape;
+mod stored;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

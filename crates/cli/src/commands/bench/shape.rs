@@ -64,7 +64,7 @@ pub(super) fn target(shape: &ShapeArguments, place: &Place) -> Result<Target> {
     Ok(Target::from_source(config, &MemorySource::new(source), &place.options)?)
 }
 
-/// Normal matrices of the frozen type, norms of 1 and biases of 0.
+/// Tensors by name, each as [`drawn`].
 ///
 /// # Errors
 /// - the device has no memory for them
@@ -72,27 +72,40 @@ pub(super) fn draw(
     specs: &[TensorSpec],
     deviation: f64,
     place: &Place,
-) -> Result<Vec<(String, Tensor)>> {
-    let draw = |spec: &TensorSpec| {
-        let shape = spec.shape.as_slice();
-        let tensor = if spec.name.rsplit('.').next() == Some("bias") {
-            Tensor::zeros(shape, DType::F32, &place.device)?
-        } else if shape.len() == 1 {
-            Tensor::ones(shape, DType::F32, &place.device)?
-        } else {
-            normal(deviation, shape, &place.device)?.to_dtype(place.options.dtype)?
-        };
-        Ok((spec.name.clone(), tensor))
-    };
+) -> candle_core::Result<Vec<(String, Tensor)>> {
+    let draw = |spec: &TensorSpec| Ok((spec.name.clone(), drawn(spec, deviation, place)?));
     specs.iter().map(draw).collect()
+}
+
+/// A normal matrix of the frozen type, a norm of 1 or a bias of 0.
+///
+/// # Errors
+/// - the device has no memory for it
+pub(super) fn drawn(
+    spec: &TensorSpec,
+    deviation: f64,
+    place: &Place,
+) -> candle_core::Result<Tensor> {
+    let shape = spec.shape.as_slice();
+    if spec.name.rsplit('.').next() == Some("bias") {
+        Tensor::zeros(shape, DType::F32, &place.device)
+    } else if shape.len() == 1 {
+        Tensor::ones(shape, DType::F32, &place.device)
+    } else {
+        normal(deviation, shape, &place.device)?.to_dtype(place.options.dtype)
+    }
 }
 
 /// Normal values in f32.
 ///
 /// # Errors
 /// - the device has no memory for them
-pub(super) fn normal(deviation: f64, shape: &[usize], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::randn(0.0_f32, deviation as f32, shape, device)?)
+pub(super) fn normal(
+    deviation: f64,
+    shape: &[usize],
+    device: &Device,
+) -> candle_core::Result<Tensor> {
+    Tensor::randn(0.0_f32, deviation as f32, shape, device)
 }
 
 /// A row of one document, all of it supervised.
@@ -121,7 +134,7 @@ pub(super) fn states(
     config: &TargetConfig,
     place: &Place,
 ) -> Result<Tensor> {
-    normal(1.0, &[tokens, layers * config.hidden_size], &place.device)
+    Ok(normal(1.0, &[tokens, layers * config.hidden_size], &place.device)?)
 }
 
 /// Features of some tapped layers as a store would give them, without a teacher.

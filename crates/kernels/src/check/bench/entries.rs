@@ -1,6 +1,7 @@
 //! What is timed, by size.
 
 use std::cell::{Cell, OnceCell};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
@@ -132,28 +133,46 @@ fn block_entries(size: Size) -> Vec<Entry> {
         Real => &[[4096, 4096], [4096, 14_336], [14_336, 4096], [4096, 128_256]],
     };
     let mut all = Vec::new();
-    for (&[inputs, outputs], rows) in
-        maps.iter().flat_map(|map| [1, 4, 8, 16, 64, 512].map(|r| (map, r)))
-    {
+    for &[inputs, outputs] in maps {
         let format = if outputs > 100_000 { BlockFormat::Q6K } else { BlockFormat::Q4K };
         let bytes = inputs * outputs / format.values() * format.bytes();
-        let shape = format!("[{rows}, {inputs}] by [{outputs}, {inputs}] of {}", format.name());
-        let (made, held, turn) =
-            (Made::new(format, outputs, inputs), OnceCell::new(), Cell::new(0));
         let copies = of(size, [1, 2, ROTATED.div_ceil(bytes)]);
-        let arguments = [frozen("x", [rows, inputs])];
-        let read = Work::Bytes(bytes as f64);
-        all.push(entry(("block_products", shape), false, arguments, read, move |t| {
-            if held.get().is_none() {
-                let copy = |_| Matrix::of_blocks(made.matrix()?, t[0].device());
-                let _ = held.set((0..copies).map(copy).collect::<Result<Vec<_>>>()?);
-            }
-            let matrix =
-                held.get().and_then(|all| all.get(turn.replace((turn.get() + 1) % copies)));
-            matrix.map_or(Ok(()), |matrix| matrix.linear(&t[0], None).map(drop))
-        }));
+        let turns = Rc::new(Turns::new(Made::new(format, outputs, inputs), copies));
+        for rows in [1, 4, 8, 16, 64, 512] {
+            let shape = format!("[{rows}, {inputs}] by [{outputs}, {inputs}] of {}", format.name());
+            let arguments = [frozen("x", [rows, inputs])];
+            let (turns, read) = (Rc::clone(&turns), Work::Bytes(bytes as f64));
+            all.push(entry(("block_products", shape), false, arguments, read, move |t| {
+                turns.next(t[0].device())?.linear(&t[0], None).map(drop)
+            }));
+        }
     }
     all
+}
+
+/// Copies of a matrix on a device, made when the first is asked for.
+struct Turns {
+    made: Made,
+    copies: usize,
+    held: OnceCell<Vec<Matrix>>,
+    turn: Cell<usize>,
+}
+
+impl Turns {
+    fn new(made: Made, copies: usize) -> Self {
+        Self { made, copies, held: OnceCell::new(), turn: Cell::new(0) }
+    }
+
+    /// The copy whose turn it is.
+    fn next(&self, device: &Device) -> Result<&Matrix> {
+        if self.held.get().is_none() {
+            let copy = |_| Matrix::of_blocks(self.made.matrix()?, device);
+            let _ = self.held.set((0..self.copies).map(copy).collect::<Result<_>>()?);
+        }
+        let turn = self.turn.replace((self.turn.get() + 1) % self.copies);
+        let held = self.held.get().and_then(|all| all.get(turn));
+        held.ok_or_else(|| candle_core::Error::msg("no copy"))
+    }
 }
 
 /// A chunk of a loss with a full teacher; products of both heads and two gradients' worth.
