@@ -42,6 +42,9 @@ pub(crate) struct BenchArguments {
     /// Time every kernel and product of the timed steps by itself, which slows them (NVIDIA GPUs).
     #[arg(long)]
     pub(crate) trace: bool,
+    /// Begin every kernel after the end of the one before it, where they may overlap (NVIDIA GPUs).
+    #[arg(long)]
+    pub(crate) in_turn: bool,
 }
 
 /// Sizes of a target with random weights.

@@ -205,6 +205,8 @@ DEVICE float added(float sum, const Left<ROWS, TURN> &left, int place, u32 row, 
 
 #define NO_ADDEND 0
 #define BIAS 1
+// Bytes of blocks that are asked for before x is there.
+#define AHEAD 65536
 
 // out [R, O] = x Wᵀ + addend, which is none, the same for every row [O], or one a row [R, O]. Readers take 32 values in
 // turn; one thread for each row and column then sums what they left, in order: the sum has the bits that the CPU gives it.
@@ -217,6 +219,10 @@ DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const u8 *blocks, const Fix
     u32 first = tile * TILE, count = min(rows - first, (u32)TILE), parts = inputs / BLOCK;
     u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
     const u8 *own = blocks + (size_t)group * (inputs / VALUES) * SIZE;
+    // Blocks that begin later read at once.
+    if (begins_first(2))
+        for (u32 at = 128 * threadIdx.x; at < min(inputs / VALUES * SIZE, (u32)AHEAD); at += 128 * blockDim.x) prefetch(own + at);
+    begin_in_turn();
     x += (size_t)first * parts;
     float sum = 0.0f;
     u32 which = 0;
@@ -304,12 +310,14 @@ DEVICE void widen(float tile[GROUP][WIDENED * BLOCK + 1], const u8 *blocks, u32 
 }
 
 extern "C" __global__ void widen_f32(const u8 *blocks, u32 from, u32 columns, u32 inputs, float *out) {
+    begin_in_turn();
     __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
     widen(tile, blocks, from, columns, inputs, out);
 }
 KERNEL(widen_f32)
 
 extern "C" __global__ void widen_bf16(const u8 *blocks, u32 from, u32 columns, u32 inputs, u16 *out) {
+    begin_in_turn();
     __shared__ float tile[GROUP][WIDENED * BLOCK + 1];
     widen(tile, blocks, from, columns, inputs, out);
 }
@@ -317,6 +325,7 @@ KERNEL(widen_bf16)
 
 // out [T, I]: the columns `ids`. A thread widens 32 values, one of `count` such.
 extern "C" __global__ void widen_rows(const u8 *blocks, const u32 *ids, u32 count, u32 inputs, float *out) {
+    begin_in_turn();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x, parts = inputs / BLOCK;
     if (i >= count) return;
     u32 id = ids[i / parts];

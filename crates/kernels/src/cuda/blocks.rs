@@ -14,7 +14,7 @@ use crate::gemm::{BLOCK, BlockFormat, GROUP, MOST_ROWS};
 
 const FIXED: &str = include_str!("fixed.cu");
 
-static FIXING: LazyLock<Program> = LazyLock::new(|| Program::new("fixed", FIXED, &[]));
+static FIXING: LazyLock<Program> = LazyLock::new(fixing);
 
 /// A program for each type of blocks, so that none is compiled that a run does not need.
 static PROGRAMS: LazyLock<Vec<Program>> =
@@ -23,13 +23,12 @@ static PROGRAMS: LazyLock<Vec<Program>> =
 /// The program of a type of blocks.
 pub(super) fn program(format: BlockFormat) -> Program {
     let text = [&format.definitions(), FIXED, include_str!("blocks.cu")].concat();
-    Program::new(&format!("blocks_{}", format.name()), &text, &[])
+    Program::new(&format!("blocks_{}", format.name()), &text, &[]).overlapping()
 }
 
 /// The program that makes fixed-point numbers.
-#[cfg(all(test, feature = "cuda"))]
 pub(super) fn fixing() -> Program {
-    Program::new("fixed", FIXED, &[])
+    Program::new("fixed", FIXED, &[]).overlapping()
 }
 
 /// Words of 32 activations of a row: `Fixed` of the kernels.

@@ -117,21 +117,25 @@ mod of_nvrtc {
     /// Dynamic memory that a kernel has without asking: 48 KiB, less what its static arrays take.
     const GRANTED_MEMORY: usize = 46 * 1024;
 
+    /// The major compute capability from which on a kernel can wait for those before it.
+    const OVERLAPS_FROM: i32 = 9;
+
     /// A program's functions on one device.
     struct Loaded {
         module: Arc<CudaModule>,
         /// With the dynamic memory that was asked for, in bytes.
         functions: HashMap<String, (CudaFunction, usize)>,
+        overlaps: bool,
     }
 
     /// The kernel of a program on a device, whose blocks may have `memory` bytes of dynamic memory;
-    /// compiled, loaded and looked up once in a process.
+    /// compiled, loaded and looked up once in a process. Also whether it may begin while kernels before it run.
     pub(in super::super) fn function(
         program: &Program,
         kernel: &str,
         memory: usize,
         device: &CudaDevice,
-    ) -> Result<CudaFunction> {
+    ) -> Result<(CudaFunction, bool)> {
         /// By the device's index and the program's name.
         static LOADED: Mutex<Option<HashMap<usize, HashMap<String, Loaded>>>> = Mutex::new(None);
         let stream = device.cuda_stream();
@@ -140,7 +144,8 @@ mod of_nvrtc {
         let of_device = all.get_or_insert_default().entry(context.ordinal()).or_default();
         if !of_device.contains_key(&program.name) {
             let module = on_large_stack(|| load(program, device, context))?;
-            let loaded = Loaded { module, functions: HashMap::new() };
+            let overlaps = program.overlaps && capability(device)?.0 >= OVERLAPS_FROM;
+            let loaded = Loaded { module, functions: HashMap::new(), overlaps };
             of_device.insert(program.name.clone(), loaded);
         }
         let Some(loaded) = of_device.get_mut(&program.name) else { bail!("{}", program.name) };
@@ -154,7 +159,7 @@ mod of_nvrtc {
             function.set_attribute(most, memory as i32).map_err(Error::wrap)?;
             *granted = memory;
         }
-        Ok(function.clone())
+        Ok((function.clone(), loaded.overlaps))
     }
 
     /// Runs `work` where a compiler has room.

@@ -74,7 +74,32 @@ DEVICE float power_of_two(float exponent) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
     return power;
 }
+
+#if __CUDA_ARCH__ >= 900
+DEVICE void wait_for_kernels_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+#else
+DEVICE void wait_for_kernels_before() {}
+DEVICE void let_next_begin() {}
 #endif
+
+// Whether this block may be among the first, if so many run on a multiprocessor at once.
+DEVICE bool begins_first(u32 at_once) {
+    u32 multiprocessors;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+    return blockIdx.x < at_once * multiprocessors;
+}
+
+// Brings the 128 bytes around a place closer. What is read later is what is there then.
+DEVICE void prefetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+#endif
+
+// The first words of a kernel that may be started while those before it run: the next one may be started when all blocks
+// have said this, and whatever the kernels before write is there afterwards. All threads say it.
+DEVICE void begin_in_turn() {
+    let_next_begin();
+    wait_for_kernels_before();
+}
 
 #define EVERY_LANE 0xffffffffu
 

@@ -6,6 +6,8 @@
 
 use candle_core::{Device, Result};
 
+pub use super::launch::overlap_kernels;
+
 /// The NVIDIA GPU of an index, the same for all callers. Memory that tensors give back stays with the
 /// process: mapping it anew takes about a millisecond a GiB, and the driver would take it at every
 /// synchronisation.

@@ -122,6 +122,7 @@ fn compile(source: &Path, built: &Path) -> Result<()> {
 
 type Start = unsafe extern "C" fn(*const u32, u32, u32, *mut *mut c_void);
 
+type Waits = unsafe extern "C" fn() -> u64;
 type Memory = unsafe extern "C" fn(usize) -> *mut c_void;
 type Release = unsafe extern "C" fn(*mut c_void, usize);
 
@@ -260,6 +261,16 @@ pub(super) fn run(
     unsafe {
         start(grid.as_ptr(), launch.threads as u32, launch.memory as u32, pointers.as_mut_ptr());
     }
+    if launch.program.overlaps {
+        // SAFETY: emulator.h defines the symbol with this type.
+        let waits = unsafe { library.get::<Waits>(b"emulator_waits") };
+        // SAFETY: it reads a number of this thread's library.
+        let waits = unsafe { waits.map_err(candle_core::Error::wrap)?() };
+        let threads = (launch.grid.iter().product::<usize>() * launch.threads) as u64;
+        if waits != threads {
+            bail!("{}: {waits} of {threads} threads wait for the kernels before", launch.kernel);
+        }
+    }
     if let (Some(into), Some(written)) = (into, &written) {
         written.copy_to(into);
     }
@@ -301,6 +312,34 @@ extern \"C\" __global__ void copies(const u16 *in, u32 waits, u32 meets, float *
 }
 KERNEL(copies)
 ";
+
+    /// Threads after the first `waiting` go ahead.
+    const WAITS: &str = "
+extern \"C\" __global__ void some_wait(u32 waiting, float *out) {
+  if (threadIdx.x < waiting) begin_in_turn();
+  out[threadIdx.x] = 1.0f;
+}
+KERNEL(some_wait)
+";
+
+    #[test]
+    fn a_kernel_that_may_overlap_has_to_wait_in_every_thread() {
+        let run = |waiting: usize| {
+            let launch = Launch {
+                program: &Program::new("some_wait", WAITS, &[]).overlapping(),
+                kernel: "some_wait",
+                grid: [1, 1, 1],
+                threads: 32,
+                memory: 0,
+                arguments: &[Argument::from(waiting)],
+                results: &[Shape::from(32)],
+            };
+            launch.run(&Device::Cpu)
+        };
+        assert!(run(32).is_ok());
+        let error = run(31).expect_err("one goes ahead").to_string();
+        assert!(error.contains("some_wait: 31 of 32 threads"), "{error}");
+    }
 
     #[test]
     fn copies_are_there_once_they_are_waited_for_and_everybody_has_met() -> Result<()> {

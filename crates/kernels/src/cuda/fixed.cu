@@ -72,7 +72,8 @@ DEVICE Fixed fixed_of(const FourValues values[WORDS]) {
 
 // x [R, I], I in blocks of 32, from a multiple of 16 bytes on. out: of every tile of 16 rows, or of what is left, the
 // blocks of the first 32 inputs, then those of the next. A thread makes a block, one of `count`.
-extern "C" __global__ void fix_rows(const float *__restrict__ x, u32 rows, u32 inputs, u32 count, Fixed *__restrict__ out) {
+extern "C" __global__ void fix_rows(const float *x, u32 rows, u32 inputs, u32 count, Fixed *out) {
+    begin_in_turn();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const FourValues *from = (const FourValues *)(x + (size_t)i * BLOCK);

@@ -1,5 +1,7 @@
 //! Starting a kernel on a device.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use candle_core::{
     CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, bail,
 };
@@ -25,6 +27,15 @@ pub(crate) enum Argument<'a> {
 
 /// Blocks that a grid may have in each direction.
 const LARGEST_GRID: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+
+/// Whether every kernel begins after the end of the one before it, also where it would not have to.
+static SERIAL: AtomicBool = AtomicBool::new(false);
+
+/// Whether kernels may begin while the one before them ends, which changes no bit of what they compute. They may, unless a
+/// benchmark asks what it brings.
+pub fn overlap_kernels(overlap: bool) {
+    SERIAL.store(!overlap, Ordering::Relaxed);
+}
 
 impl<'a> From<&'a Tensor> for Argument<'a> {
     fn from(tensor: &'a Tensor) -> Self {
@@ -199,9 +210,16 @@ pub(super) use on_cuda::{block_memory, capability};
 
 #[cfg(feature = "cuda")]
 mod on_cuda {
-    use candle_core::cuda_backend::cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
+    use std::ffi::c_void;
+    use std::ptr::null_mut;
+    use std::sync::atomic::Ordering;
+
+    use candle_core::cuda_backend::cudarc::driver::sys::{
+        CUdevice_attribute_enum as Attribute, CUdeviceptr, CUlaunchAttribute, CUlaunchAttributeID,
+        CUlaunchAttributeValue, CUlaunchConfig, cuLaunchKernelEx,
+    };
     use candle_core::cuda_backend::cudarc::driver::{
-        CudaSlice, CudaView, LaunchConfig, PushKernelArg,
+        CudaFunction, CudaSlice, CudaStream, DevicePtr,
     };
     use candle_core::op::BackpropOp;
     use candle_core::{
@@ -210,7 +228,7 @@ mod on_cuda {
 
     use super::super::code::function;
     use super::super::trace::on_stream;
-    use super::{Argument, Launch};
+    use super::{Argument, Launch, SERIAL};
 
     /// Bytes of dynamic memory that a block may ask for.
     pub(in super::super) fn block_memory(device: &CudaDevice) -> Result<usize> {
@@ -230,13 +248,63 @@ mod on_cuda {
     }
 
     /// An argument as the driver takes it.
-    enum Passed<'a> {
-        F32(CudaView<'a, f32>),
-        Bf16(CudaView<'a, half::bf16>),
-        U32(CudaView<'a, u32>),
-        U8(CudaView<'a, u8>),
+    enum Passed {
+        /// Values on the device.
+        At(CUdeviceptr),
         Integer(u32),
         Number(f32),
+    }
+
+    impl Passed {
+        fn place(&mut self) -> *mut c_void {
+            match self {
+                Self::At(address) => (&raw mut *address).cast(),
+                Self::Integer(value) => (&raw mut *value).cast(),
+                Self::Number(value) => (&raw mut *value).cast(),
+            }
+        }
+    }
+
+    /// Where values lie, which stay there while the stream that uses them orders all work on them.
+    fn at<T>(values: &impl DevicePtr<T>, stream: &CudaStream) -> Passed {
+        Passed::At(values.device_ptr(stream).0)
+    }
+
+    /// Starts a kernel; if it `overlaps`, while the kernels before it may still run.
+    fn start(
+        launch: &Launch<'_>,
+        function: &CudaFunction,
+        overlaps: bool,
+        passed: &mut [Passed],
+        stream: &CudaStream,
+    ) -> Result<()> {
+        stream.context().bind_to_thread().map_err(Error::wrap)?;
+        let mut arguments: Vec<*mut c_void> = passed.iter_mut().map(Passed::place).collect();
+        let mut attribute = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: launch.threads as u32,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.memory as u32,
+            hStream: stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(overlaps && !SERIAL.load(Ordering::Relaxed)),
+        };
+        // SAFETY: number, order and types of the arguments are those of the kernel's signature, which the emulator's tests
+        // start through the same list; indices stay within the shapes passed. A kernel that overlaps waits for those
+        // before it until it reads or writes what they use (`Program::overlapping`).
+        let started = unsafe {
+            cuLaunchKernelEx(&config, function.cu_function(), arguments.as_mut_ptr(), null_mut())
+        };
+        started.result().map_err(Error::wrap)
     }
 
     /// A new result.
@@ -260,6 +328,14 @@ mod on_cuda {
             }
         }
 
+        fn at(&self, stream: &CudaStream) -> Passed {
+            match self {
+                Self::F32(slice) => at(slice, stream),
+                Self::Bf16(slice) => at(slice, stream),
+                Self::U32(slice) => at(slice, stream),
+            }
+        }
+
         fn tensor(self, shape: &Shape, device: &CudaDevice) -> Tensor {
             let storage = match self {
                 Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
@@ -277,7 +353,7 @@ mod on_cuda {
         device: &CudaDevice,
         into: Option<(&mut CudaStorage, &Layout)>,
     ) -> Result<Vec<Tensor>> {
-        let function = function(launch.program, launch.kernel, launch.memory, device)?;
+        let (function, overlaps) = function(launch.program, launch.kernel, launch.memory, device)?;
         let stream = device.cuda_stream();
         let held: Vec<_> = launch
             .arguments
@@ -287,7 +363,7 @@ mod on_cuda {
                 _ => None,
             })
             .collect();
-        let mut passed = Vec::with_capacity(held.len());
+        let mut passed = Vec::with_capacity(held.len() + launch.results.len() + 1);
         for (argument, held) in launch.arguments.iter().zip(&held) {
             passed.push(match (argument, held) {
                 (Argument::Tensor(tensor), Some((storage, layout))) => {
@@ -297,12 +373,12 @@ mod on_cuda {
                     let first = layout.start_offset();
                     let values = first..first + layout.shape().elem_count();
                     match tensor.dtype() {
-                        DType::F32 => Passed::F32(storage.as_cuda_slice::<f32>()?.slice(values)),
+                        DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), &stream),
                         DType::BF16 => {
-                            Passed::Bf16(storage.as_cuda_slice::<half::bf16>()?.slice(values))
+                            at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), &stream)
                         }
-                        DType::U32 => Passed::U32(storage.as_cuda_slice::<u32>()?.slice(values)),
-                        DType::U8 => Passed::U8(storage.as_cuda_slice::<u8>()?.slice(values)),
+                        DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), &stream),
+                        DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), &stream),
                         other => bail!("{}: an argument of {other:?}", launch.kernel),
                     }
                 }
@@ -314,52 +390,17 @@ mod on_cuda {
         }
         let mut results = Vec::with_capacity(launch.results.len());
         for (shape, of) in launch.results.iter().zip(types) {
-            results.push(Made::new(*of, shape.elem_count().max(1), device)?);
+            let made = Made::new(*of, shape.elem_count().max(1), device)?;
+            passed.push(made.at(&stream));
+            results.push(made);
         }
-        let written = match into {
-            Some((storage, layout)) => {
-                let first = layout.start_offset();
-                let values = first..first + layout.shape().elem_count();
-                Some(storage.as_cuda_slice_mut::<half::bf16>()?.slice(values))
-            }
-            None => None,
-        };
-        let mut start = stream.launch_builder(&function);
-        for argument in &passed {
-            match argument {
-                Passed::F32(values) => start.arg(values),
-                Passed::Bf16(values) => start.arg(values),
-                Passed::U32(values) => start.arg(values),
-                Passed::U8(values) => start.arg(values),
-                Passed::Integer(value) => start.arg(value),
-                Passed::Number(value) => start.arg(value),
-            };
+        if let Some((storage, layout)) = into {
+            let first = layout.start_offset();
+            let values = first..first + layout.shape().elem_count();
+            passed.push(at(&storage.as_cuda_slice_mut::<half::bf16>()?.slice(values), &stream));
         }
-        for result in &mut results {
-            match result {
-                Made::F32(values) => start.arg(values),
-                Made::Bf16(values) => start.arg(values),
-                Made::U32(values) => start.arg(values),
-            };
-        }
-        if let Some(values) = &written {
-            start.arg(values);
-        }
-        let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
-        let config = LaunchConfig {
-            grid_dim: (x, y, z),
-            block_dim: (launch.threads as u32, 1, 1),
-            shared_mem_bytes: launch.memory as u32,
-        };
-        on_stream(
-            &stream,
-            || launch.kernel.to_owned(),
-            || {
-                // SAFETY: number, order and types of the arguments are those of the kernel's signature, which
-                // the emulator's tests start through the same list; indices stay within the shapes passed.
-                unsafe { start.launch(config) }.map_err(Error::wrap)
-            },
-        )?;
+        let start = || start(launch, &function, overlaps, &mut passed, &stream);
+        on_stream(&stream, || launch.kernel.to_owned(), start)?;
         let made = results.into_iter().zip(launch.results);
         Ok(made.map(|(result, shape)| result.tensor(shape, device)).collect())
     }

@@ -127,7 +127,7 @@ DEVICE Quad read_once(const u16 *from) { return *(const Quad *)from; }
 // Leaves the first cache to what is read again.
 DEVICE Quad read_once(const u16 *from) {
     Quad all;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(all.a), "=r"(all.b), "=r"(all.c), "=r"(all.d)
         : "l"(from));
     return all;
@@ -267,6 +267,17 @@ DEVICE void block_of(const float *x, const Product<u16> &product, u32 row, u32 c
         columns_of<u16, WARPS_BF16, TILES, 2>(x, product, row, count, inputs, first);
 }
 
+// Bytes of each output's weights that a block asks for before x is there.
+#define AHEAD 8192
+
+template <class WEIGHT>
+DEVICE void ask_for_weights(const Product<WEIGHT> &product, u32 first, u32 outputs, u32 inputs) {
+    u32 bytes = min(inputs * (u32)sizeof(WEIGHT), (u32)AHEAD), lines = (bytes + 127) / 128;
+    outputs = min(outputs, product.outputs - first);
+    for (u32 i = threadIdx.x; i < outputs * lines; i += blockDim.x)
+        prefetch((const char *)(product.w + (size_t)(first + i / lines) * inputs) + 128 * (i % lines));
+}
+
 // Grid: blocks of outputs, those of one matrix after those of the other, and for each of them blocks of rows.
 template <int TILES, int GROUPS, class WEIGHT, int COUNT>
 DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u32 rows, u32 inputs) {
@@ -282,6 +293,9 @@ DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u
         found = block < blocks;
         if (!found) block -= blocks;
     }
+    // Blocks that begin later read at once.
+    if (found && begins_first(2)) ask_for_weights(product, block * own, own, inputs);
+    begin_in_turn();
     if (found) block_of<TILES, GROUPS>(x, product, row, min(rows - row, most), inputs, block * own);
 }
 

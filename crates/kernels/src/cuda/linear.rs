@@ -16,7 +16,7 @@ pub(super) const KINDS: usize = 4;
 
 /// The program of one kind of blocks.
 pub(super) fn program(kind: usize) -> Program {
-    Program::new("linear", include_str!("linear.cu"), &[("KIND", kind)])
+    Program::new("linear", include_str!("linear.cu"), &[("KIND", kind)]).overlapping()
 }
 
 /// Outputs of a tile: `OUTPUTS` of the kernels.

@@ -17,13 +17,19 @@ pub(crate) struct Program {
         expect(dead_code, reason = "read where kernels are compiled for a device")
     )]
     pub(super) for_one_architecture: bool,
+    /// Whether its kernels may be started while those before them run.
+    #[cfg_attr(
+        not(any(test, feature = "cuda", feature = "emulate-cuda")),
+        expect(dead_code, reason = "read where kernels are started")
+    )]
+    pub(super) overlaps: bool,
 }
 
 impl Program {
     /// `body` with every number defined under its name.
     pub(crate) fn new(name: &str, body: &str, numbers: &[(&str, usize)]) -> Self {
-        let mut program =
-            Self { name: name.to_owned(), text: String::new(), for_one_architecture: false };
+        let (text, name) = (String::new(), name.to_owned());
+        let mut program = Self { name, text, for_one_architecture: false, overlaps: false };
         for (key, value) in numbers {
             // Writing to a string does not fail.
             let _ = write!(program.name, "_{value}");
@@ -37,5 +43,31 @@ impl Program {
     /// The same, compiled with all that its device's architecture has.
     pub(crate) fn for_one_architecture(self) -> Self {
         Self { for_one_architecture: true, ..self }
+    }
+
+    /// The same, whose kernels may be started while those before them still run: each of them waits for those
+    /// (`wait_for_kernels_before`) in all of its threads. Before that it reads nothing and writes nothing, but may prefetch. No
+    /// pointer is `__restrict__`: the compiler could read ahead of the wait.
+    pub(crate) fn overlapping(self) -> Self {
+        Self { overlaps: true, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{blocks, linear, rows};
+    use super::Program;
+    use crate::gemm::BlockFormat;
+
+    /// The emulator finds out whether all threads of a kernel wait.
+    #[test]
+    fn programs_that_overlap_have_no_pointers_that_are_read_ahead() {
+        let mut all: Vec<Program> = vec![rows::program(), blocks::fixing()];
+        all.extend(BlockFormat::ALL.map(blocks::program));
+        all.extend((0..linear::KINDS).map(linear::program));
+        for program in all {
+            assert!(program.overlaps, "{}", program.name);
+            assert!(!program.text.contains("__restrict__"), "{}", program.name);
+        }
     }
 }

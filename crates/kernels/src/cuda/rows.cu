@@ -14,6 +14,7 @@ DEVICE Quad less_pull(const Quad &pulled, float r, const Quad &x, float back) {
 // A block a row of H values, whose sum depends on H and the block's threads alone.
 extern "C" __global__ void __launch_bounds__(1024)
 rms_norm(const float *x, const float *weight, u32 hidden, float eps, float *out) {
+    begin_in_turn();
     __shared__ float scratch[33];
     size_t first = (size_t)blockIdx.x * hidden;
     float sum = 0.0f;
@@ -47,8 +48,9 @@ KERNEL(rms_norm)
 
 // `inverse` [R] is kept for the weight's gradient.
 extern "C" __global__ void __launch_bounds__(1024)
-rms_norm_backward(const float *__restrict__ x, const float *__restrict__ weight, const float *__restrict__ gradient,
-                  u32 hidden, float eps, float *__restrict__ dx, float *inverse) {
+rms_norm_backward(const float *x, const float *weight, const float *gradient,
+                  u32 hidden, float eps, float *dx, float *inverse) {
+    begin_in_turn();
     __shared__ float scratch[33];
     size_t first = (size_t)blockIdx.x * hidden;
     float squares = 0.0f, pull = 0.0f;
@@ -96,6 +98,7 @@ KERNEL(rms_norm_backward)
 // Sums of a weight's gradient over `rows_each` rows: grid of columns, pieces; out [pieces, H].
 extern "C" __global__ void rms_norm_weight(const float *x, const float *gradient, const float *inverse, u32 rows,
                                            u32 hidden, u32 rows_each, float *out) {
+    begin_in_turn();
     u32 column = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * rows_each;
     if (column >= hidden) return;
     float sum = 0.0f;
@@ -108,6 +111,7 @@ KERNEL(rms_norm_weight)
 // Cos and sin [T, D/2] of position times frequency in f32, taken in f64; a thread an angle.
 extern "C" __global__ void rope_table(const u32 *positions, const float *frequencies, u32 count, u32 half, float amplitude,
                                       float *cosine, float *sine) {
+    begin_in_turn();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     double angle = (double)((float)positions[i / half] * frequencies[i % half]);
@@ -119,6 +123,7 @@ KERNEL(rope_table)
 // Turns x [T, N, D] by the angles [T, D/2]; a thread a pair. `sign` is -1 to turn back.
 extern "C" __global__ void rope(const float *x, const float *cosine, const float *sine, u32 pairs, u32 heads, u32 half,
                                 float sign, float *out) {
+    begin_in_turn();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= pairs) return;
     u32 dim = i % half, head = i / half, token = head / heads;
@@ -167,15 +172,17 @@ DEVICE void put_four(float *out, u32 first, u32 count, bool whole, bool half, Fo
 }
 
 // Rows `ids` of x, each of so many times 16 bytes; a thread takes 16 bytes.
-extern "C" __global__ void some_rows(const FourFloats *__restrict__ x, const u32 *__restrict__ ids, u32 each, u32 count,
-                                     FourFloats *__restrict__ out) {
+extern "C" __global__ void some_rows(const FourFloats *x, const u32 *ids, u32 each, u32 count,
+                                     FourFloats *out) {
+    begin_in_turn();
     u32 i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = x[(size_t)ids[i / each] * each + i % each];
 }
 KERNEL(some_rows)
 
 // Values rounded to bf16; a thread takes eight.
-extern "C" __global__ void to_halves(const float *__restrict__ x, u32 count, u16 *__restrict__ out) {
+extern "C" __global__ void to_halves(const float *x, u32 count, u16 *out) {
+    begin_in_turn();
     u32 i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     if (count - i >= 8) {
@@ -189,8 +196,9 @@ extern "C" __global__ void to_halves(const float *__restrict__ x, u32 count, u16
 KERNEL(to_halves)
 
 // Columns `from` to `from + columns` of x [R, width]; a thread takes four values of the result.
-extern "C" __global__ void some_columns(const float *__restrict__ x, u32 width, u32 from, u32 columns, u32 count,
-                                        float *__restrict__ out) {
+extern "C" __global__ void some_columns(const float *x, u32 width, u32 from, u32 columns, u32 count,
+                                        float *out) {
+    begin_in_turn();
     u32 i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     if (width % 4 == 0 && from % 4 == 0 && columns % 4 == 0) {
@@ -203,8 +211,9 @@ extern "C" __global__ void some_columns(const float *__restrict__ x, u32 width, 
 KERNEL(some_columns)
 
 // A thread takes four values.
-extern "C" __global__ void swiglu(const float *__restrict__ gate, const float *__restrict__ up, u32 count,
-                                  float *__restrict__ out) {
+extern "C" __global__ void swiglu(const float *gate, const float *up, u32 count,
+                                  float *out) {
+    begin_in_turn();
     u32 i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     bool whole = in_fours(gate, count) && in_fours(up, count);
@@ -216,9 +225,10 @@ extern "C" __global__ void swiglu(const float *__restrict__ gate, const float *_
 KERNEL(swiglu)
 
 // The same; both gradients in bf16 if `half`.
-extern "C" __global__ void swiglu_backward(const float *__restrict__ gate, const float *__restrict__ up,
-                                           const float *__restrict__ gradient, u32 count, u32 half,
-                                           float *__restrict__ of_gate, float *__restrict__ of_up) {
+extern "C" __global__ void swiglu_backward(const float *gate, const float *up,
+                                           const float *gradient, u32 count, u32 half,
+                                           float *of_gate, float *of_up) {
+    begin_in_turn();
     u32 i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     bool whole = in_fours(gate, count) && in_fours(up, count) && in_fours(gradient, count);
@@ -239,6 +249,7 @@ KERNEL(swiglu_backward)
 // `weights[i]` (1 without weights), i from `from[r]` to `from[r + 1]`. Grid: rows, blocks of columns.
 extern "C" __global__ void sum_rows(const float *x, const float *base, const u32 *from, const u32 *places,
                                     const float *weights, u32 has_base, u32 has_weights, u32 width, float *out) {
+    begin_in_turn();
     u32 row = blockIdx.x, column = blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= width) return;
     float sum = has_base ? base[(size_t)row * width + column] : 0.0f;

@@ -15,6 +15,7 @@ static PROGRAM: LazyLock<Program> = LazyLock::new(program);
 
 pub(super) fn program() -> Program {
     Program::new("rows", concat!(include_str!("values.cu"), include_str!("rows.cu")), &[])
+        .overlapping()
 }
 
 pub(super) const THREADS: usize = 256;

@@ -121,6 +121,7 @@ mod tests {
             warm_ups: 0,
             steps: 1,
             trace: false,
+            in_turn: false,
         };
         let arguments = DecodeBenchArguments {
             shape: ShapeArguments { shape: "tiny".to_owned(), layers: None },

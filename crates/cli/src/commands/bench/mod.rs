@@ -19,6 +19,7 @@ mod stored;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::Device;
+use longdraft_kernels::device::overlap_kernels;
 use longdraft_kernels::trace::Trace;
 use longdraft_models::device::name_of;
 use longdraft_models::target_model::TargetOptions;
@@ -65,6 +66,7 @@ impl Place {
                 format!("--trace times kernels of NVIDIA GPUs; {} has none", name_of(&device));
             return Err(Failure::usage(problem).hint("add --device cuda:0, or leave --trace out"));
         }
+        overlap_kernels(!arguments.in_turn);
         let dtype = arguments.precision.apply(&device);
         let options = TargetOptions { dtype, device: device.clone(), ..TargetOptions::default() };
         Ok(Self { device, options })

@@ -48,13 +48,6 @@ typedef float Held;
 #define BY_EIGHT 0
 #endif
 
-#ifdef EMULATED
-DEVICE void fetch(const Held *) {}
-#else
-// Brings what is read later closer.
-DEVICE void fetch(const Held *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-#endif
-
 // Quad `place` of a head, zeros after its end.
 DEVICE Quad quad_of(const float *head, u32 place) {
     Quad own = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -313,6 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 attention_few(const float *q, const Held *k, const Held *v, const u32 *start, const u32 *end, const u32 *singles,
               const u32 *singles_end, u32 has_singles, u32 queries, u32 keys, u32 heads, u32 kv_heads,
               u32 first_piece, u32 together, u32 pieces, float scale, float *parts, float *softmax) {
+    begin_in_turn();
     __shared__ Quad scratch[SCRATCH], weights[ROWS * PIECE / 4];
     __shared__ u32 low[ROWS], high[ROWS], sees[ROWS / STEP];
     __shared__ size_t places[ROWS];
@@ -327,7 +321,7 @@ attention_few(const float *q, const Held *k, const Held *v, const u32 *start, co
     const u32 lines = (HEAD_DIM + LINE - 1) / LINE;
     for (u32 i = threadIdx.x; i < PIECE * lines; i += THREADS)
         if (place + i / lines < share.places.range_end)
-            fetch(v + (size_t)(place + i / lines) * stride + i % lines * LINE);
+            prefetch(v + (size_t)(place + i / lines) * stride + i % lines * LINE);
     for (u32 i = threadIdx.x; i < share.count * KEY_LANES * KEY_QUADS; i += THREADS) {
         u32 row = share.first + i / (KEY_LANES * KEY_QUADS);
         const float *own = q + ((size_t)(row / group) * heads + head * group + row % group) * HEAD_DIM;
@@ -359,6 +353,7 @@ KERNEL(attention_few)
 
 // Joins the pieces of a row: a block a row, a thread a dimension.
 extern "C" __global__ void attention_few_join(const float *parts, const float *softmax, u32 pieces, float *out) {
+    begin_in_turn();
     __shared__ float weights[512], totals[512];
     const u32 at_once = 32;
     size_t first = (size_t)blockIdx.x * pieces;

@@ -32,7 +32,7 @@ pub(super) fn program_of_halves(head_dim: usize) -> Program {
 
 fn program_of(head_dim: usize, halves: bool) -> Program {
     let numbers = [("HEAD_DIM", head_dim), ("HALVES", usize::from(halves))];
-    Program::new("attention_few", include_str!("few.cu"), &numbers)
+    Program::new("attention_few", include_str!("few.cu"), &numbers).overlapping()
 }
 
 /// The program for keys and values of a type.
