@@ -232,15 +232,18 @@ struct OfSingles {
     METHOD void write(float *to, const float (&sum)[HEAD_TILES][4], float times, u32 key, const float *more) const {
         size_t at = ((size_t)key * kv_heads + head) * HEAD_DIM;
         u32 place = has_singles ? slot[key] : NOWHERE;
-        write_row<HALF>(to + at, sum, times);
-        if (place == NOWHERE) return;
-        size_t from = ((size_t)place * kv_heads + head) * HEAD_DIM;
+        if (place == NOWHERE) {
+            write_row<HALF>(to + at, sum, times);
+            return;
+        }
+        // All are read before the first is written: a compiler cannot know that they lie apart.
+        const float *from = more + ((size_t)place * kv_heads + head) * HEAD_DIM;
+        float all[HEAD_TILES][4];
 #pragma unroll
         for (int j = 0; j < HEAD_TILES; j++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int dim = 8 * j + 2 * (threadIdx.x % 4) + e;
-                to[at + dim] += more[from + dim];
-            }
+            for (int e = 0; e < 2; e++)
+                all[j][2 * HALF + e] = fmaf(sum[j][2 * HALF + e], times, from[8 * j + 2 * (threadIdx.x % 4) + e]);
+        write_row<HALF>(to + at, all, 1.0f);
     }
 };

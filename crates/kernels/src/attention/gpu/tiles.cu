@@ -413,14 +413,24 @@ attention_backward_keys(const float *q, const float *k, const float *v, const fl
         size_t at = ((size_t)key * kv_heads + head) * HEAD_DIM;
         u32 place = has_singles ? slot[key] : NOWHERE;
         size_t more = ((size_t)place * kv_heads + head) * HEAD_DIM;
+        // All are read before the first is written: a compiler cannot know that they lie apart.
+#pragma unroll
+        for (int j = 0; j < HEAD_TILES; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int dim = 8 * j + 2 * t + e;
+                bool some = dim < HEAD_DIM && place != NOWHERE;
+                sum_k[j][2 * i + e] = sum_k[j][2 * i + e] * scale + (some ? singles_dk[more + dim] : 0.0f);
+                sum_v[j][2 * i + e] += some ? singles_dv[more + dim] : 0.0f;
+            }
 #pragma unroll
         for (int j = 0; j < HEAD_TILES; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int dim = 8 * j + 2 * t + e;
                 if (dim >= HEAD_DIM) continue;
-                dk[at + dim] = sum_k[j][2 * i + e] * scale + (place == NOWHERE ? 0.0f : singles_dk[more + dim]);
-                dv[at + dim] = sum_v[j][2 * i + e] + (place == NOWHERE ? 0.0f : singles_dv[more + dim]);
+                dk[at + dim] = sum_k[j][2 * i + e];
+                dv[at + dim] = sum_v[j][2 * i + e];
             }
     }
 }
