@@ -68,6 +68,8 @@ def problems(calls, uploads, traced=False, captures=False):
     if not launches and not uploads:
         return ["no kernel was started"]
     working = {line[1] for line in of("launch", "product", "fill", "copy", "mark")}
+    beside = {line[1] for line in of("stream")} - working
+    ahead = [line for line in of("upload") if line[1] in beside]
     if len(working) > 1:
         found.append(f"work on {len(working)} streams: {' '.join(sorted(working))}")
     if "(nil)" in working:
@@ -75,13 +77,12 @@ def problems(calls, uploads, traced=False, captures=False):
     for line in launches:
         if any(not 0 < int(blocks) <= most for blocks, most in zip(line[2:5], (2**31 - 1, 65535, 65535))):
             found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
-    if len(of("event")) > 8:
+    # What is sent ahead has an event of its own.
+    if len(of("event")) > 8 + len(ahead):
         found.append(f"{len(of('event'))} events: tensors are tracked one by one")
     found += marks(lines, traced)
     if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
         found.append("freed memory goes back to the driver at every synchronisation")
-    beside = {line[1] for line in of("stream")} - working
-    ahead = [line for line in of("upload") if line[1] in beside]
     if uploads and not ahead:
         found.append("no values were sent on a stream of their own")
     if ahead and not of("pinned"):
