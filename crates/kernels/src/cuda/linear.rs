@@ -84,7 +84,7 @@ impl<'a> Addend<'a> {
         }
     }
 
-    pub(super) fn tensor(self) -> Option<&'a Tensor> {
+    pub(crate) fn tensor(self) -> Option<&'a Tensor> {
         match self {
             Self::None => None,
             Self::Bias(tensor) | Self::Residual(tensor) => Some(tensor),
@@ -160,7 +160,7 @@ pub(crate) fn each_row<const N: usize>(
         arguments: &arguments,
         results: &results,
     };
-    exactly(launch.run(x.device())?).map(Some)
+    exactly(launch.run_sharing(x.device())?).map(Some)
 }
 
 #[cfg(test)]
