@@ -227,11 +227,13 @@ pub fn linear_each<const N: usize>(
         return Ok(outputs);
     }
     let together = fused(&[x]) && !x.track_op() && maps.iter().all(|(w, bias)| simple(w, *bias));
+    let stored: Vec<_> = maps.iter().filter_map(stored_on_gpu).collect();
     let outputs = if together {
         frozen_each(x, &maps)?
+    } else if stored.len() == N {
+        GpuMatrix::linear_each(x, GpuMatrix::fixed(x)?.as_ref(), &stored)?
     } else {
-        let on_gpu = maps.iter().any(|(matrix, _)| matches!(matrix, Matrix::OnGpu(_)));
-        let fixed = if on_gpu { GpuMatrix::fixed(x)? } else { None };
+        let fixed = if stored.is_empty() { None } else { GpuMatrix::fixed(x)? };
         let alone = |(matrix, bias): &(&Matrix, Option<&Tensor>)| match matrix {
             Matrix::Dense(weight) => linear(x, weight, *bias),
             Matrix::OnGpu(matrix) => matrix.linear(x, fixed.as_ref(), Addend::bias(*bias)),
@@ -245,6 +247,15 @@ pub fn linear_each<const N: usize>(
         maps.iter().map(alone).collect::<Result<Vec<_>>>()?
     };
     outputs.try_into().map_err(|_| candle_core::Error::Msg("linear: an output a map".into()))
+}
+
+fn stored_on_gpu<'a>(
+    (matrix, bias): &(&'a Matrix, Option<&'a Tensor>),
+) -> Option<(&'a GpuMatrix, Addend<'a>)> {
+    match matrix {
+        Matrix::OnGpu(stored) => Some((stored, Addend::bias(*bias))),
+        Matrix::Dense(_) | Matrix::Quantised(_) => None,
+    }
 }
 
 /// One start for all maps, where our kernel for GPUs takes them.

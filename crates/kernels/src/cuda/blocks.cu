@@ -162,12 +162,40 @@ DEVICE void exact_sums(int exact[2], const u32 codes[WORDS], const Fixed &row) {
 // Times 32 values that a block reads of every column in one turn.
 #define TURN(rows) (READERS * ((rows) > 8 ? 1 : 2))
 
-// What readers leave for those that sum: the products of 32 values and a row, as far as they are formed without the sum
-// so far, and, where that is a number without a scale, the scale and what is added.
+// What a column's sum takes of 32 values and a row: it becomes sum + product * factor + least * offset, rounded after each
+// addition. With scales of halves the product has them already, and the factor is the row's scale.
+struct __align__(16) Term {
+    float product, factor, least, offset;
+};
+
+// What readers leave for those that sum. One row has all of its terms; several share the columns' numbers.
 template <int ROWS, int TURN> struct Left {
     float products[TURN][ROWS][GROUP];
     float scales[HALVED ? 1 : TURN][GROUP];
     float leasts[!HALVED && HAS_LEAST ? TURN : 1][GROUP];
+
+    METHOD void keep(int place, u32 lane, const Factors &factors) {
+        if (!HALVED) scales[HALVED ? 0 : place][lane] = factors.scale[0];
+        if (!HALVED && HAS_LEAST) leasts[!HALVED && HAS_LEAST ? place : 0][lane] = factors.least[0];
+    }
+    METHOD void put(int place, u32 row, u32 lane, float product, const Factors &, const Fixed &) { products[place][row][lane] = product; }
+    METHOD Term term(int place, u32 row, u32 lane, const Fixed &x) const {
+        float product = products[place][row][lane];
+        if (HALVED) return {product, x.scale, 0.0f, 0.0f};
+        float least = HAS_LEAST ? leasts[!HALVED && HAS_LEAST ? place : 0][lane] : 0.0f;
+        return {product, product_of(scales[HALVED ? 0 : place][lane], x.scale), least, x.offset};
+    }
+};
+
+template <int TURN> struct Left<1, TURN> {
+    Term terms[TURN][GROUP];
+
+    METHOD void keep(int, u32, const Factors &) {}
+    METHOD void put(int place, u32, u32 lane, float product, const Factors &factors, const Fixed &x) {
+        float factor = HALVED ? x.scale : product_of(factors.scale[0], x.scale);
+        terms[place][lane] = {product, factor, factors.least[0], x.offset};
+    }
+    METHOD Term term(int place, u32, u32 lane, const Fixed &) const { return terms[place][lane]; }
 };
 
 template <int ROWS, int TURN>
@@ -175,8 +203,7 @@ DEVICE void leave(Left<ROWS, TURN> &left, int place, u32 lane, const Part &part,
     Factors factors = factors_of(part);
     u32 codes[WORDS];
     unpack(codes, part);
-    if (!HALVED) left.scales[HALVED ? 0 : place][lane] = factors.scale[0];
-    if (!HALVED && HAS_LEAST) left.leasts[!HALVED && HAS_LEAST ? place : 0][lane] = factors.least[0];
+    left.keep(place, lane, factors);
 #pragma unroll 4
     for (int r = 0; r < ROWS; r++) {
         const Fixed row = x[min((u32)r, count - 1)];
@@ -190,17 +217,14 @@ DEVICE void leave(Left<ROWS, TURN> &left, int place, u32 lane, const Part &part,
                 sum = fmaf(factors.least[1], (float)row.sums[1], sum);
             }
         }
-        left.products[place][r][lane] = sum;
+        left.put(place, r, lane, sum, factors, row);
     }
 }
 
 // A column's sum with 32 values more.
-template <int ROWS, int TURN>
-DEVICE float added(float sum, const Left<ROWS, TURN> &left, int place, u32 row, u32 lane, const Fixed &x) {
-    float product = left.products[place][row][lane];
-    if (HALVED) return fmaf(product, x.scale, sum);
-    sum = fmaf(product, product_of(left.scales[HALVED ? 0 : place][lane], x.scale), sum);
-    return HAS_LEAST ? fmaf(left.leasts[!HALVED && HAS_LEAST ? place : 0][lane], x.offset, sum) : sum;
+DEVICE float added(float sum, const Term &term) {
+    sum = fmaf(term.product, term.factor, sum);
+    return !HALVED && HAS_LEAST ? fmaf(term.least, term.offset, sum) : sum;
 }
 
 #define NO_ADDEND 0
@@ -208,17 +232,35 @@ DEVICE float added(float sum, const Left<ROWS, TURN> &left, int place, u32 row, 
 // Bytes of blocks that are asked for before x is there.
 #define AHEAD 65536
 
-// out [R, O] = x Wᵀ + addend, which is none, the same for every row [O], or one a row [R, O]. Readers take 32 values in
-// turn; one thread for each row and column then sums what they left, in order: the sum has the bits that the CPU gives it.
-// Grid: for every group of columns the tiles of rows. ROWS are at least those of a tile.
+// One of the matrices [O, I]. The addend is none, the same for every row [O], or one a row [R, O].
+struct Matrix {
+    const u8 *blocks;
+    const float *addend;
+    u32 kind, outputs;
+};
+#define MATRICES 3
+
+// out: [R, O] = x Wᵀ + addend of each matrix, one after the other. Readers take 32 values in turn; one thread for each row and
+// column then sums what they left, in order: the sum has the bits that the CPU gives it.
+// Grid: for every group of columns, those of a matrix after those of the one before, the tiles of rows. ROWS are at least those
+// of a tile.
 template <int ROWS>
-DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const u8 *blocks, const Fixed *x, const float *addend, u32 kind,
-                     u32 rows, u32 inputs, u32 outputs, float *out) {
+DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const Matrix (&matrices)[MATRICES], const Fixed *x, u32 rows, u32 inputs,
+                     float *out) {
     const int turn = TURN(ROWS), each = turn / READERS;
     u32 tiles = (rows + TILE - 1) / TILE, tile = blockIdx.x % tiles, group = blockIdx.x / tiles;
+    Matrix matrix = matrices[0];
+#pragma unroll
+    for (int i = 1; i < MATRICES; i++) {
+        u32 groups = (matrix.outputs + GROUP - 1) / GROUP;
+        if (group < groups) continue;
+        group -= groups;
+        out += (size_t)rows * matrix.outputs;
+        matrix = matrices[i];
+    }
     u32 first = tile * TILE, count = min(rows - first, (u32)TILE), parts = inputs / BLOCK;
     u32 reader = threadIdx.x / GROUP, lane = threadIdx.x % GROUP;
-    const u8 *own = blocks + (size_t)group * (inputs / VALUES) * SIZE;
+    const u8 *own = matrix.blocks + (size_t)group * (inputs / VALUES) * SIZE;
     // Blocks that begin later read at once.
     if (begins_first(2))
         for (u32 at = 128 * threadIdx.x; at < min(inputs / VALUES * SIZE, (u32)AHEAD); at += 128 * blockDim.x) prefetch(own + at);
@@ -226,10 +268,17 @@ DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const u8 *blocks, const Fix
     x += (size_t)first * parts;
     float sum = 0.0f;
     u32 which = 0;
+    Part next[each];
+#pragma unroll
+    for (int e = 0; e < each; e++) next[e] = part_of(own, min(e * READERS + reader, parts - 1), lane);
     for (u32 from = 0; from < parts; from += turn) {
         Part part[each];
 #pragma unroll
-        for (int e = 0; e < each; e++) part[e] = part_of(own, min(from + e * READERS + reader, parts - 1), lane);
+        for (int e = 0; e < each; e++) {
+            part[e] = next[e];
+            // On its way until the next turn.
+            next[e] = part_of(own, min(from + turn + e * READERS + reader, parts - 1), lane);
+        }
 #pragma unroll
         for (int e = 0; e < each; e++) {
             u32 place = e * READERS + reader, at = min(from + place, parts - 1);
@@ -239,25 +288,28 @@ DEVICE void products(Left<ROWS, TURN(ROWS)> left[2], const u8 *blocks, const Fix
         // Others are at the next turn meanwhile, which they leave elsewhere.
         if (reader < count) {
             u32 some = min(parts - from, (u32)turn);
-#pragma unroll 4
+#pragma unroll 8
             for (u32 i = 0; i < some; i++)
-                sum = added(sum, left[which], i, reader, lane, x[(size_t)(from + i) * count + reader]);
+                sum = added(sum, left[which].term(i, reader, lane, x[(size_t)(from + i) * count + reader]));
         }
         which ^= 1;
     }
     u32 output = group * GROUP + lane, row = first + reader;
-    if (reader >= count || output >= outputs) return;
-    size_t at = (size_t)row * outputs + output;
-    if (kind != NO_ADDEND) sum = sum_of(addend[kind == BIAS ? output : at], sum);
+    if (reader >= count || output >= matrix.outputs) return;
+    size_t at = (size_t)row * matrix.outputs + output;
+    if (matrix.kind != NO_ADDEND) sum = sum_of(matrix.addend[matrix.kind == BIAS ? output : at], sum);
     out[at] = sum;
 }
 
+#define MATRIX(i) const u8 *blocks##i, const float *addend##i, u32 kind##i, u32 outputs##i
 #define PRODUCTS(rows_of_tile)                                                                                          \
     extern "C" __global__ void __launch_bounds__(GROUP *READERS, 2)                                                    \
-    products_##rows_of_tile(const u8 *blocks, const Fixed *x, const float *addend, u32 kind, u32 rows, u32 inputs,     \
-                            u32 outputs, float *out) {                                                                 \
+    products_##rows_of_tile(const Fixed *x, u32 rows, u32 inputs, MATRIX(0), MATRIX(1), MATRIX(2), float *out) {       \
         __shared__ Left<rows_of_tile, TURN(rows_of_tile)> left[2];                                                     \
-        products<rows_of_tile>(left, blocks, x, addend, kind, rows, inputs, outputs, out);                             \
+        Matrix matrices[MATRICES] = {{blocks0, addend0, kind0, outputs0},                                              \
+                                     {blocks1, addend1, kind1, outputs1},                                              \
+                                     {blocks2, addend2, kind2, outputs2}};                                             \
+        products<rows_of_tile>(left, matrices, x, rows, inputs, out);                                                  \
     }                                                                                                                  \
     KERNEL(products_##rows_of_tile)
 

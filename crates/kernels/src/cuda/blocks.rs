@@ -81,13 +81,74 @@ impl Fixed {
     }
 }
 
+/// Most matrices of one start: `MATRICES` of the kernels.
+pub(crate) const MOST: usize = 3;
+
+/// `x Wᵀ + addend` of each matrix, `[R, O]` in f32, in one start; all are of one format, and at most [`MOST`]. A row's
+/// bits do not depend on the rows beside it.
+///
+/// # Errors
+/// - widths or formats differ, or the kernel cannot be compiled or started
+pub(crate) fn products(maps: &[(Stored<'_>, Addend<'_>)], x: &Fixed) -> Result<Vec<Tensor>> {
+    let Some((first, _)) = maps.first().filter(|_| maps.len() <= MOST) else {
+        bail!("linear: {} matrices in one start, at most {MOST} are", maps.len())
+    };
+    for (Stored { outputs, inputs, format, .. }, _) in maps {
+        if x.inputs != *inputs {
+            bail!("linear: input [{}, {}] for weight [{outputs}, {inputs}]", x.rows, x.inputs);
+        }
+        if *format != first.format {
+            bail!("linear: {} beside {} in one start", format.name(), first.format.name());
+        }
+    }
+    let added: Vec<Option<Tensor>> = maps
+        .iter()
+        .map(|(_, addend)| addend.tensor().map(Tensor::contiguous).transpose())
+        .collect::<Result<_>>()?;
+    let mut arguments: Vec<Argument<'_>> = vec![(&x.words).into(), x.rows.into(), x.inputs.into()];
+    for place in 0..MOST {
+        // What is not there has no outputs.
+        let (matrix, addend) = maps.get(place).unwrap_or(&maps[0]);
+        let outputs = if place < maps.len() { matrix.outputs } else { 0 };
+        let values = added.get(place).and_then(Option::as_ref).unwrap_or(&x.words);
+        let own: [Argument<'_>; 4] =
+            [matrix.bytes.into(), values.into(), addend.kind().into(), outputs.into()];
+        arguments.extend(own);
+    }
+    let kernel = match x.rows {
+        0..=1 => "products_1",
+        2..=4 => "products_4",
+        5..=8 => "products_8",
+        _ => "products_16",
+    };
+    let groups: usize = maps.iter().map(|(matrix, _)| matrix.outputs.div_ceil(GROUP)).sum();
+    let outputs: usize = maps.iter().map(|(matrix, _)| matrix.outputs).sum();
+    let launch = Launch {
+        program: &PROGRAMS[first.format as usize],
+        kernel,
+        grid: [groups * x.rows.div_ceil(MOST_ROWS), 1, 1],
+        threads: GROUP * READERS,
+        memory: 0,
+        arguments: &arguments,
+        results: &[Shape::from(x.rows * outputs)],
+    };
+    let [all] = exactly(launch.run_sharing(first.bytes.device())?)?;
+    let mut from = 0;
+    let mut own = |(matrix, _): &(Stored<'_>, Addend<'_>)| {
+        let product = all.narrow(0, from, x.rows * matrix.outputs)?;
+        from += x.rows * matrix.outputs;
+        product.reshape((x.rows, matrix.outputs))
+    };
+    maps.iter().map(&mut own).collect()
+}
+
 impl Stored<'_> {
     fn run(
         &self,
         kernel: &str,
         (blocks, threads): (usize, usize),
         arguments: &[Argument<'_>],
-        result: ((usize, usize), DType),
+        result: (Shape, DType),
     ) -> Result<Tensor> {
         let launch = Launch {
             program: &PROGRAMS[self.format as usize],
@@ -96,40 +157,10 @@ impl Stored<'_> {
             threads,
             memory: 0,
             arguments,
-            results: &[Shape::from(result.0)],
+            results: &[result.0],
         };
         let [out] = exactly(launch.run_as(self.bytes.device(), &[result.1])?)?;
         Ok(out)
-    }
-
-    /// `x Wᵀ + addend`, `[R, O]` in f32. A row's bits do not depend on the rows beside it.
-    ///
-    /// # Errors
-    /// - widths differ, or the kernel cannot be compiled or started
-    pub(crate) fn product(&self, x: &Fixed, addend: Addend<'_>) -> Result<Tensor> {
-        if x.inputs != self.inputs {
-            let Self { outputs, inputs, .. } = self;
-            bail!("linear: input [{}, {}] for weight [{outputs}, {inputs}]", x.rows, x.inputs);
-        }
-        let tiles = x.rows.div_ceil(MOST_ROWS);
-        let kernel = match x.rows {
-            0..=1 => "products_1",
-            2..=4 => "products_4",
-            5..=8 => "products_8",
-            _ => "products_16",
-        };
-        let added = addend.tensor().map(Tensor::contiguous).transpose()?;
-        let arguments: [Argument<'_>; 7] = [
-            self.bytes.into(),
-            (&x.words).into(),
-            added.as_ref().unwrap_or(&x.words).into(),
-            addend.kind().into(),
-            x.rows.into(),
-            self.inputs.into(),
-            self.outputs.into(),
-        ];
-        let blocks = (self.outputs.div_ceil(GROUP) * tiles, GROUP * READERS);
-        self.run(kernel, blocks, &arguments, ((x.rows, self.outputs), DType::F32))
     }
 
     /// The values of some rows of the matrix in f32 or bf16, `[R, I]`; they begin at a multiple of 16.
@@ -149,7 +180,7 @@ impl Stored<'_> {
         let arguments: [Argument<'_>; 4] =
             [self.bytes.into(), (rows.start / GROUP).into(), rows.len().into(), self.inputs.into()];
         let blocks = (rows.len().div_ceil(GROUP) * runs, GROUP * WIDENED);
-        self.run(kernel, blocks, &arguments, ((rows.len(), self.inputs), dtype))
+        self.run(kernel, blocks, &arguments, ((rows.len(), self.inputs).into(), dtype))
     }
 
     /// The rows `ids`, which lie within the matrix, in f32, `[T, I]`.
@@ -161,7 +192,7 @@ impl Stored<'_> {
         let parts = ids.len() * self.inputs / BLOCK;
         let arguments: [Argument<'_>; 4] =
             [self.bytes.into(), (&places).into(), parts.into(), self.inputs.into()];
-        let shape = (ids.len(), self.inputs);
+        let shape = Shape::from((ids.len(), self.inputs));
         self.run("widen_rows", (parts.div_ceil(THREADS), THREADS), &arguments, (shape, DType::F32))
     }
 }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use super::{BlockFormat, QuantisedMatrix};
-use crate::cuda::blocks::{Fixed, Stored};
+use crate::cuda::blocks::{self, Fixed, MOST, Stored};
 use crate::cuda::linear::Addend;
-use crate::cuda::{runs_on, takes};
+use crate::cuda::{exactly, runs_on, takes};
 use crate::dispatch::multiplies_halves;
 use crate::gemm::GROUP;
 use crate::linear::{factor_type, linear, linear_onto};
@@ -126,32 +126,76 @@ impl GpuMatrix {
         fixed: Option<&Fixed>,
         addend: Addend<'_>,
     ) -> Result<Tensor> {
+        let [product] = exactly(Self::linear_each(x, fixed, &[(self, addend)])?)?;
+        Ok(product)
+    }
+
+    /// The same of several matrices. Neighbours of one format are multiplied in one start.
+    pub(super) fn linear_each(
+        x: &Tensor,
+        fixed: Option<&Fixed>,
+        maps: &[(&Self, Addend<'_>)],
+    ) -> Result<Vec<Tensor>> {
+        let mut products = Vec::with_capacity(maps.len());
+        let mut rest = maps;
+        while let Some((matrix, addend)) = rest.first() {
+            let multiplied = fixed.filter(|_| matrix.is_multiplied(x, *addend));
+            let mut count = 1;
+            match multiplied {
+                Some(fixed) => {
+                    count = rest
+                        .iter()
+                        .take(MOST)
+                        .take_while(|(other, addend)| {
+                            other.format == matrix.format && other.is_multiplied(x, *addend)
+                        })
+                        .count();
+                    for (matrix, addend) in &rest[..count] {
+                        matrix.check(x, *addend)?;
+                    }
+                    let all: Vec<_> = rest[..count]
+                        .iter()
+                        .map(|(matrix, addend)| (matrix.stored(), *addend))
+                        .collect();
+                    products.extend(blocks::products(&all, fixed)?);
+                }
+                None => products.push(matrix.by_pieces(x, *addend)?),
+            }
+            rest = &rest[count..];
+        }
+        Ok(products)
+    }
+
+    /// Whether blocks are multiplied as they are where the inputs are there for it.
+    fn is_multiplied(&self, x: &Tensor, addend: Addend<'_>) -> bool {
+        let plain = |t: &Tensor| t.dtype() == DType::F32 && !t.track_op();
+        x.dims().first() != Some(&0) && self.outputs > 0 && addend.tensor().is_none_or(plain)
+    }
+
+    /// Refuses inputs and addends of other shapes.
+    fn check(&self, x: &Tensor, addend: Addend<'_>) -> Result<()> {
         let Self { outputs, inputs, .. } = *self;
-        if x.dims2()?.1 != inputs {
+        let (rows, width) = x.dims2()?;
+        if width != inputs {
             bail!("linear: input {:?} does not fit weight [{outputs}, {inputs}]", x.shape());
         }
-        let wanted = match addend {
-            Addend::None => None,
-            Addend::Bias(bias) => Some((bias, vec![outputs])),
-            Addend::Residual(residual) => Some((residual, vec![x.dim(0)?, outputs])),
+        let (given, shape) = match addend {
+            Addend::None => return Ok(()),
+            Addend::Bias(bias) => (bias, vec![outputs]),
+            Addend::Residual(residual) => (residual, vec![rows, outputs]),
         };
-        if let Some((given, shape)) = &wanted
-            && given.dims() != shape.as_slice()
-        {
-            bail!("linear: {:?} added to {shape:?}", given.shape());
+        if given.dims() == shape.as_slice() {
+            return Ok(());
         }
-        if x.dim(0)? == 0 || outputs == 0 {
-            return Tensor::zeros((x.dim(0)?, outputs), x.dtype(), x.device());
-        }
-        let plain = wanted.is_none_or(|(t, _)| t.dtype() == DType::F32 && !t.track_op());
-        match fixed {
-            Some(fixed) if plain => self.stored().product(fixed, addend),
-            _ => self.by_pieces(x, addend),
-        }
+        bail!("linear: {:?} added to {shape:?}", given.shape())
     }
 
     /// The product with widened weights, some at a time.
     fn by_pieces(&self, x: &Tensor, addend: Addend<'_>) -> Result<Tensor> {
+        self.check(x, addend)?;
+        if x.dim(0)? == 0 || self.outputs == 0 {
+            return Tensor::zeros((x.dim(0)?, self.outputs), x.dtype(), x.device());
+        }
         let factors = match factor_type(x, DType::F32) {
             DType::BF16 => DType::BF16,
             _ => DType::F32,

@@ -195,6 +195,40 @@ fn a_gpus_products_have_the_bits_of_the_cpus_however_many_rows_there_are() -> Re
 }
 
 #[test]
+fn a_gpus_products_of_one_input_have_the_bits_of_single_ones() -> Result<()> {
+    use BlockFormat::{Q4K, Q6K, Q8_0};
+    let (mut noise, inputs) = (Noise::new(29), 512);
+    // Neighbours of one format are one start, whose products lie one after the other.
+    for (formats, starts) in [([Q4K, Q4K, Q4K], 1), ([Q4K, Q4K, Q6K], 2), ([Q8_0, Q6K, Q8_0], 3)] {
+        for rows in [1, 5, 20] {
+            let x = noise.tensor(&[rows, inputs]);
+            let sizes = [35, 16, 7];
+            let mut matrices = Vec::new();
+            for (format, outputs) in formats.into_iter().zip(sizes) {
+                matrices.push(on_both(&mut noise, format, outputs, inputs)?);
+            }
+            let bias = noise.tensor(&[sizes[1]]);
+            let biases = [None, Some(&bias), None];
+            let gpu = std::array::from_fn::<_, 3, _>(|i| (&matrices[i][1], biases[i]));
+            let together = emulated(|| linear_each(&x, gpu))?;
+            let first = |own: &&Tensor| own.layout().start_offset() == 0;
+            assert_eq!(together.iter().filter(first).count(), starts);
+            for (i, own) in together.iter().enumerate() {
+                let alone = matrices[i][0].linear(&x, biases[i])?;
+                assert_eq!(own.dims(), alone.dims());
+                assert_eq!(bits(own)?, bits(&alone)?, "{formats:?} {rows} {i}");
+            }
+        }
+    }
+    let x = noise.tensor(&[1, inputs]);
+    let [[_, first], [_, narrow]] =
+        [on_both(&mut noise, Q4K, 4, inputs)?, on_both(&mut noise, Q4K, 4, 256)?];
+    let refused = emulated(|| linear_each(&x, [(&first, None), (&narrow, None)]));
+    assert!(refused.is_err());
+    Ok(())
+}
+
+#[test]
 fn a_gpus_blocks_have_the_values_of_the_cpus() -> Result<()> {
     let mut noise = Noise::new(28);
     for format in BlockFormat::ALL {
