@@ -132,7 +132,7 @@ pub(crate) fn products(maps: &[(Stored<'_>, Addend<'_>)], x: &Fixed) -> Result<V
         arguments: &arguments,
         results: &[Shape::from(x.rows * outputs)],
     };
-    let [all] = exactly(launch.run_sharing(first.bytes.device())?)?;
+    let [all] = exactly(launch.run(first.bytes.device())?)?;
     let mut from = 0;
     let mut own = |(matrix, _): &(Stored<'_>, Addend<'_>)| {
         let product = all.narrow(0, from, x.rows * matrix.outputs)?;

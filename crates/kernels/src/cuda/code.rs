@@ -26,6 +26,14 @@ impl Architecture {
         }
         known.iter().copied().filter(|older| *older < device).max().map(Self::Virtual)
     }
+
+    /// What the code may use: 90 is 9.0.
+    #[cfg(feature = "cuda")]
+    fn capability(self) -> i32 {
+        match self {
+            Self::Real(capability) | Self::Virtual(capability) => capability,
+        }
+    }
 }
 
 impl std::fmt::Display for Architecture {
@@ -117,8 +125,8 @@ mod of_nvrtc {
     /// Dynamic memory that a kernel has without asking: 48 KiB, less what its static arrays take.
     const GRANTED_MEMORY: usize = 46 * 1024;
 
-    /// The major compute capability from which on a kernel can wait for those before it.
-    const OVERLAPS_FROM: i32 = 9;
+    /// The compute capability from which on a kernel's code can wait for the kernels before it.
+    const OVERLAPS_FROM: i32 = 90;
 
     /// A program's functions on one device.
     struct Loaded {
@@ -143,8 +151,8 @@ mod of_nvrtc {
         let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         let of_device = all.get_or_insert_default().entry(context.ordinal()).or_default();
         if !of_device.contains_key(&program.name) {
-            let module = on_large_stack(|| load(program, device, context))?;
-            let overlaps = program.overlaps && capability(device)?.0 >= OVERLAPS_FROM;
+            let (module, architecture) = on_large_stack(|| load(program, device, context))?;
+            let overlaps = program.overlaps && architecture.capability() >= OVERLAPS_FROM;
             let loaded = Loaded { module, functions: HashMap::new(), overlaps };
             of_device.insert(program.name.clone(), loaded);
         }
@@ -177,7 +185,7 @@ mod of_nvrtc {
         program: &Program,
         device: &CudaDevice,
         context: &Arc<CudaContext>,
-    ) -> Result<Arc<CudaModule>> {
+    ) -> Result<(Arc<CudaModule>, Architecture)> {
         let (major, minor) = capability(device)?;
         let known = known_architectures()?;
         let Some(architecture) = Architecture::among(&known, 10 * major + minor) else {
@@ -190,14 +198,14 @@ mod of_nvrtc {
         if let Some(code) = cache.as_ref().and_then(|cache| cache.get(&name, &program.text))
             && let Ok(module) = context.load_module(Ptx::from_binary(code))
         {
-            return Ok(module);
+            return Ok((module, architecture));
         }
         let Compiled { code, .. } = compile(program, architecture, &[])?;
         let module = context.load_module(Ptx::from_binary(code.clone())).map_err(Error::wrap)?;
         if let Some(cache) = cache {
             cache.put(&name, &program.text, &code);
         }
-        Ok(module)
+        Ok((module, architecture))
     }
 
     /// A program as NVRTC has it.

@@ -262,6 +262,12 @@ pub(super) fn run(
         start(grid.as_ptr(), launch.threads as u32, launch.memory as u32, pointers.as_mut_ptr());
     }
     if launch.program.overlaps {
+        if launch.program.text.contains("__restrict__") {
+            bail!(
+                "{}: a compiler may read what is `__restrict__` ahead of the wait",
+                launch.kernel
+            );
+        }
         // SAFETY: emulator.h defines the symbol with this type.
         let waits = unsafe { library.get::<Waits>(b"emulator_waits") };
         // SAFETY: it reads a number of this thread's library.

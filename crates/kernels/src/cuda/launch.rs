@@ -92,14 +92,6 @@ impl Launch<'_> {
         self.run_as(device, &vec![DType::F32; self.results.len()])
     }
 
-    /// The same where nobody writes into the results: small ones share memory with others.
-    ///
-    /// # Errors
-    /// - as [`run`](Self::run)
-    pub(crate) fn run_sharing(&self, device: &Device) -> Result<Vec<Tensor>> {
-        self.begin(device, &vec![DType::F32; self.results.len()], true)
-    }
-
     /// The same with results of `types`, each f32, bf16 or u32.
     ///
     /// # Errors
@@ -109,14 +101,6 @@ impl Launch<'_> {
         if types.len() != self.results.len() || !known {
             bail!("{}: {types:?} for {} results", self.kernel, self.results.len());
         }
-        self.begin(device, types, false)
-    }
-
-    #[cfg_attr(
-        not(feature = "cuda"),
-        expect(unused_variables, reason = "a host's results share nothing")
-    )]
-    fn begin(&self, device: &Device, types: &[DType], share: bool) -> Result<Vec<Tensor>> {
         self.check_arguments()?;
         if self.grid.contains(&0) {
             let results = self.results.iter().zip(types);
@@ -124,7 +108,7 @@ impl Launch<'_> {
         }
         match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => on_cuda::run(self, (types, share), cuda, None),
+            Device::Cuda(cuda) => on_cuda::run(self, types, cuda, None),
             #[cfg(any(test, feature = "emulate-cuda"))]
             Device::Cpu => {
                 let start = || super::emulator::run(self, types, None);
@@ -212,8 +196,7 @@ impl InplaceOp1 for InPlace<'_> {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
         let device = storage.device.clone();
-        let results: (&[DType], bool) = (&[], false);
-        on_cuda::run(self.launch, results, &device, Some((storage, layout))).map(drop)
+        on_cuda::run(self.launch, &[], &device, Some((storage, layout))).map(drop)
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -227,17 +210,17 @@ pub(super) use on_cuda::{block_memory, capability};
 
 #[cfg(feature = "cuda")]
 mod on_cuda {
-    use std::collections::BTreeMap;
     use std::ffi::c_void;
     use std::ptr::null_mut;
     use std::sync::atomic::Ordering;
-    use std::sync::{Mutex, PoisonError};
 
     use candle_core::cuda_backend::cudarc::driver::sys::{
         CUdevice_attribute_enum as Attribute, CUdeviceptr, CUlaunchAttribute, CUlaunchAttributeID,
         CUlaunchAttributeValue, CUlaunchConfig, cuLaunchKernelEx,
     };
-    use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaStream, DevicePtr};
+    use candle_core::cuda_backend::cudarc::driver::{
+        CudaFunction, CudaSlice, CudaStream, DevicePtr,
+    };
     use candle_core::op::BackpropOp;
     use candle_core::{
         CudaDevice, CudaStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail,
@@ -324,93 +307,91 @@ mod on_cuda {
         started.result().map_err(Error::wrap)
     }
 
-    /// A new result, with whatever values its memory has.
-    fn new_result(dtype: DType, shape: &Shape, device: &CudaDevice) -> Result<Tensor> {
-        let (count, own) = (shape.elem_count().max(1), device.clone());
-        // SAFETY: the values are not read before the kernel, started after this, has written them all, or not at all; both
-        // are ordered by the device's stream.
-        let storage = unsafe {
-            match dtype {
-                DType::BF16 => {
-                    CudaStorage::wrap_cuda_slice(device.alloc::<half::bf16>(count)?, own)
-                }
-                DType::U32 => CudaStorage::wrap_cuda_slice(device.alloc::<u32>(count)?, own),
-                _ => CudaStorage::wrap_cuda_slice(device.alloc::<f32>(count)?, own),
+    /// A new result.
+    enum Made {
+        F32(CudaSlice<f32>),
+        Bf16(CudaSlice<half::bf16>),
+        U32(CudaSlice<u32>),
+    }
+
+    impl Made {
+        /// With whatever values its memory has.
+        fn new(dtype: DType, count: usize, device: &CudaDevice) -> Result<Self> {
+            // SAFETY: the values are not read before the kernel, started after this, has written them all,
+            // or not at all; both are ordered by the device's stream.
+            unsafe {
+                Ok(match dtype {
+                    DType::BF16 => Self::Bf16(device.alloc::<half::bf16>(count)?),
+                    DType::U32 => Self::U32(device.alloc::<u32>(count)?),
+                    _ => Self::F32(device.alloc::<f32>(count)?),
+                })
             }
-        };
-        Ok(Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false))
-    }
-
-    /// f32 values of a small result, of which many lie side by side in one piece of memory: to hand out memory and to take it
-    /// back takes the driver as long as to start a kernel. The piece is given back with the last of its results.
-    /// `None` for larger ones.
-    fn small_result(count: usize, device: &CudaDevice) -> Result<Option<Tensor>> {
-        /// Values of a piece, and the most of a result.
-        const PIECE: usize = 1 << 18;
-        const LARGEST: usize = 1 << 14;
-        /// Where results begin.
-        const UNIT: usize = 64;
-        /// By the device's index, the piece that is being handed out and how many of its values are.
-        static PIECES: Mutex<BTreeMap<usize, (Tensor, usize)>> = Mutex::new(BTreeMap::new());
-        if count > LARGEST {
-            return Ok(None);
         }
-        let stream = device.cuda_stream();
-        let mut pieces = PIECES.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = stream.context().ordinal();
-        let (piece, used) = match pieces.remove(&index) {
-            Some((piece, used)) if used + count <= PIECE => (piece, used),
-            _ => (new_result(DType::F32, &Shape::from(PIECE), device)?, 0),
-        };
-        let part = piece.narrow(0, used, count)?;
-        pieces.insert(index, (piece, (used + count).next_multiple_of(UNIT)));
-        Ok(Some(part))
+
+        fn at(&self, stream: &CudaStream) -> Passed {
+            match self {
+                Self::F32(slice) => at(slice, stream),
+                Self::Bf16(slice) => at(slice, stream),
+                Self::U32(slice) => at(slice, stream),
+            }
+        }
+
+        fn tensor(self, shape: &Shape, device: &CudaDevice) -> Tensor {
+            let storage = match self {
+                Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+                Self::Bf16(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+                Self::U32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+            };
+            Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+        }
     }
 
-    /// Where a tensor's values lie.
-    fn address_of(tensor: &Tensor, stream: &CudaStream) -> Result<Passed> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let Storage::Cuda(storage) = &*storage else { bail!("values lie on another device") };
-        let first = layout.start_offset();
-        let values = first..first + layout.shape().elem_count();
-        Ok(match tensor.dtype() {
-            DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), stream),
-            DType::BF16 => at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), stream),
-            DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), stream),
-            DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), stream),
-            other => bail!("values of {other:?}"),
-        })
-    }
-
-    /// `into`: the kernel's last argument, bf16 values that it writes where they are. Small results of f32 may `share` memory.
+    /// `into`: the kernel's last argument, bf16 values that it writes where they are.
     pub(super) fn run(
         launch: &Launch<'_>,
-        (types, share): (&[DType], bool),
+        types: &[DType],
         device: &CudaDevice,
         into: Option<(&mut CudaStorage, &Layout)>,
     ) -> Result<Vec<Tensor>> {
         let (function, overlaps) = function(launch.program, launch.kernel, launch.memory, device)?;
         let stream = device.cuda_stream();
-        let mut passed = Vec::with_capacity(launch.arguments.len() + launch.results.len() + 1);
-        for argument in launch.arguments {
-            passed.push(match argument {
-                Argument::Tensor(tensor) => address_of(tensor, &stream)
-                    .map_err(|error| error.context(launch.kernel.to_owned()))?,
-                Argument::F32(value) => Passed::Number(*value),
-                Argument::U32(value) => Passed::Integer(*value),
-                Argument::Count(value) => Passed::Integer(*value as u32),
+        let held: Vec<_> = launch
+            .arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
+                _ => None,
+            })
+            .collect();
+        let mut passed = Vec::with_capacity(held.len() + launch.results.len() + 1);
+        for (argument, held) in launch.arguments.iter().zip(&held) {
+            passed.push(match (argument, held) {
+                (Argument::Tensor(tensor), Some((storage, layout))) => {
+                    let Storage::Cuda(storage) = &**storage else {
+                        bail!("{}: an argument lies on another device", launch.kernel)
+                    };
+                    let first = layout.start_offset();
+                    let values = first..first + layout.shape().elem_count();
+                    match tensor.dtype() {
+                        DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), &stream),
+                        DType::BF16 => {
+                            at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), &stream)
+                        }
+                        DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), &stream),
+                        DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), &stream),
+                        other => bail!("{}: an argument of {other:?}", launch.kernel),
+                    }
+                }
+                (Argument::F32(value), _) => Passed::Number(*value),
+                (Argument::U32(value), _) => Passed::Integer(*value),
+                (Argument::Count(value), _) => Passed::Integer(*value as u32),
+                (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
             });
         }
         let mut results = Vec::with_capacity(launch.results.len());
         for (shape, of) in launch.results.iter().zip(types) {
-            let count = shape.elem_count().max(1);
-            let small =
-                if share && *of == DType::F32 { small_result(count, device)? } else { None };
-            let made = match small {
-                Some(part) => part.narrow(0, 0, shape.elem_count())?.reshape(shape)?,
-                None => new_result(*of, shape, device)?,
-            };
-            passed.push(address_of(&made, &stream)?);
+            let made = Made::new(*of, shape.elem_count().max(1), device)?;
+            passed.push(made.at(&stream));
             results.push(made);
         }
         if let Some((storage, layout)) = into {
@@ -420,7 +401,8 @@ mod on_cuda {
         }
         let start = || start(launch, &function, overlaps, &mut passed, &stream);
         on_stream(&stream, || launch.kernel.to_owned(), start)?;
-        Ok(results)
+        let made = results.into_iter().zip(launch.results);
+        Ok(made.map(|(result, shape)| result.tensor(shape, device)).collect())
     }
 }
 

@@ -127,7 +127,7 @@ DEVICE Quad read_once(const u16 *from) { return *(const Quad *)from; }
 // Leaves the first cache to what is read again.
 DEVICE Quad read_once(const u16 *from) {
     Quad all;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(all.a), "=r"(all.b), "=r"(all.c), "=r"(all.d)
         : "l"(from));
     return all;

@@ -160,7 +160,7 @@ pub(crate) fn each_row<const N: usize>(
         arguments: &arguments,
         results: &results,
     };
-    exactly(launch.run_sharing(x.device())?).map(Some)
+    exactly(launch.run(x.device())?).map(Some)
 }
 
 #[cfg(test)]

@@ -52,22 +52,3 @@ impl Program {
         Self { overlaps: true, ..self }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::super::{blocks, linear, rows};
-    use super::Program;
-    use crate::gemm::BlockFormat;
-
-    /// The emulator finds out whether all threads of a kernel wait.
-    #[test]
-    fn programs_that_overlap_have_no_pointers_that_are_read_ahead() {
-        let mut all: Vec<Program> = vec![rows::program(), blocks::fixing()];
-        all.extend(BlockFormat::ALL.map(blocks::program));
-        all.extend((0..linear::KINDS).map(linear::program));
-        for program in all {
-            assert!(program.overlaps, "{}", program.name);
-            assert!(!program.text.contains("__restrict__"), "{}", program.name);
-        }
-    }
-}

@@ -45,21 +45,6 @@ fn run(
         .run(like.device())
 }
 
-/// The one result of a start, which shares memory with others if it does not train.
-fn forward(
-    kernel: &str,
-    grid: [usize; 3],
-    arguments: &[Argument<'_>],
-    trains: bool,
-    like: &Tensor,
-) -> Result<Tensor> {
-    let (program, results) = (&*PROGRAM, &[like.shape().clone()]);
-    let launch = Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results };
-    let device = like.device();
-    let [out] = exactly(if trains { launch.run(device)? } else { launch.run_sharing(device)? })?;
-    Ok(out)
-}
-
 /// [`crate::rms_norm::rms_norm`] of `[.., H]`.
 pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let (x, weight) = (aligned(x)?, aligned(weight)?);
@@ -74,9 +59,7 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
         arguments: &[(&x).into(), (&weight).into(), hidden.into(), eps.into()],
         results: &[x.shape().clone()],
     };
-    let trains = x.track_op() || weight.track_op();
-    let out = if trains { launch.run(x.device())? } else { launch.run_sharing(x.device())? };
-    let [out] = exactly(out)?;
+    let [out] = exactly(launch.run(x.device())?)?;
     let (of_x, of_weight) = (x.detach(), weight.detach());
     let want = [x.track_op(), weight.track_op()];
     differentiable_new("rms_norm", [&x, &weight, &weight], out, move |gradient| {
@@ -164,7 +147,8 @@ fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, sign: f64) -> Result<Tensor> 
         sign.into(),
     ];
     let grid = [pairs.div_ceil(THREADS), 1, 1];
-    forward("rope", grid, &arguments, x.track_op(), x)
+    let [out] = exactly(run("rope", grid, &arguments, &[x.shape().clone()], x)?)?;
+    Ok(out)
 }
 
 /// [`crate::swiglu::swiglu`].
@@ -173,7 +157,7 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let count = gate.elem_count();
     let grid = [count.div_ceil(EACH * THREADS), 1, 1];
     let arguments = [(&gate).into(), (&up).into(), count.into()];
-    let out = forward("swiglu", grid, &arguments, gate.track_op() || up.track_op(), &gate)?;
+    let [out] = exactly(run("swiglu", grid, &arguments, &[gate.shape().clone()], &gate)?)?;
     let (of_gate, of_up) = (gate.detach(), up.detach());
     differentiable_new("swiglu", [&gate, &up, &up], out, move |gradient| {
         let [d_gate, d_up] = swiglu_gradients(&of_gate, &of_up, gradient, DType::F32)?;

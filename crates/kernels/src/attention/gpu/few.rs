@@ -111,7 +111,7 @@ pub(super) fn attention(
         arguments: &arguments,
         results: &[q.shape().clone()],
     };
-    let [out] = exactly(launch.run_sharing(q.device())?)?;
+    let [out] = exactly(launch.run(q.device())?)?;
     Ok(Some(out))
 }
 
@@ -156,7 +156,7 @@ fn parts(
         arguments: &arguments,
         results: &[Shape::from((all, dims.head_dim)), Shape::from((all, 2))],
     };
-    let [parts, softmax] = exactly(launch.run_sharing(q.device())?)?;
+    let [parts, softmax] = exactly(launch.run(q.device())?)?;
     Ok((parts, softmax))
 }
 
