@@ -153,10 +153,19 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         (BlockConfig { mask_token_id: 5, ..config.clone() }, "mask_token_id"),
         (BlockConfig { target_layers: vec![LayerId(0), LayerId(3)], ..config.clone() }, "layers"),
         (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
+        (BlockConfig { layers: vec![LayerKind::Full], ..config.clone() }, "`layers` = 2, 1"),
     ] {
         let error = BlockDraft::load(&saved, &other, &table, 3).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
     }
+    // A window is given and taken.
+    let windowed = BlockConfig {
+        layers: vec![LayerKind::Sliding; config.layers.len()],
+        sliding_window: Some(3),
+        ..config.clone()
+    };
+    let again = BlockDraft::load(&saved, &windowed, &table, 3).expect("opened");
+    assert_eq!(again.config(), &windowed);
 }
 
 #[test]

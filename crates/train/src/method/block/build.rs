@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use longdraft_data::Document;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft};
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
 use serde_json::{Map, Value, json};
@@ -63,6 +63,9 @@ pub(in crate::method) fn build(
     let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
     check_sizes(&sizes, target.config())?;
     warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
+    if let Some(start) = materials.start {
+        tell_of_another_window(&sizes, start, observer)?;
+    }
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;
     let (embedding, seed) = (ends.embedding()?, *seed);
@@ -90,6 +93,36 @@ fn warn_of_mask_token(token: u32, documents: &[Document], observer: &mut dyn Obs
         );
         observer.on_event(Event::Warning(&text));
     }
+}
+
+/// Layers may begin with weights that learned with another window, or without one.
+fn tell_of_another_window(
+    wanted: &BlockConfig,
+    start: &SavedDraft,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let found = BlockConfig::of_saved(start)?;
+    if let Some(text) = found.and_then(|found| other_windows(&windows(&found), &windows(wanted))) {
+        observer.on_event(Event::Warning(&text));
+    }
+    Ok(())
+}
+
+/// The window of every layer, in tokens; `None` for one that sees everything.
+fn windows(config: &BlockConfig) -> Vec<Option<usize>> {
+    let of = |kind: &LayerKind| config.sliding_window.filter(|_| *kind == LayerKind::Sliding);
+    config.layers.iter().map(of).collect()
+}
+
+fn other_windows(learned: &[Option<usize>], now: &[Option<usize>]) -> Option<String> {
+    let listed = |windows: &[Option<usize>]| {
+        let of = |window: &Option<usize>| window.map_or("none".to_owned(), |w| w.to_string());
+        windows.iter().map(of).collect::<Vec<_>>().join(", ")
+    };
+    (learned != now).then(|| {
+        let (learned, now) = (listed(learned), listed(now));
+        format!("windows of the draft's layers: {learned} where it learned before, {now} here")
+    })
 }
 
 /// The token of unknown slots: the known one, or the first that neither the tokenizer nor a document
@@ -144,5 +177,12 @@ mod tests {
         warn_of_mask_token(7, &documents, &mut told);
         assert!(told.0.len() == 1 && told.0[0].contains("token 7"), "{:?}", told.0);
         assert!(told.0[0].contains("3 times in the text"), "{:?}", told.0);
+    }
+
+    #[test]
+    fn other_windows_than_those_that_a_draft_learned_with_are_told() {
+        assert_eq!(other_windows(&[None, Some(8)], &[None, Some(8)]), None);
+        let told = other_windows(&[None, Some(8)], &[Some(16), Some(16)]).expect("told");
+        assert!(told.contains("none, 8 where") && told.contains("16, 16 here"), "{told}");
     }
 }
