@@ -58,7 +58,7 @@ def call1(place):
         Step("gpu", ["nvidia-smi"], 15, "text", decisive=False, needs="nvidia-smi"),
         Step("doctor", [place.longdraft, "doctor", "--json"], 20, "last"),
         Step("pool", place.probe("pool"), 25, "last", decisive=False),
-        Step("kernels_small", place.kernel_check("--small"), 100, "checks"),
+        Step("kernels_small", place.kernel_check("--small"), 150, "checks"),
         Step("parity", [place.longdraft, "parity", *place.cases, "--device", place.device, "--json"], 100, "parity"),
         Step("parity_bf16", [place.longdraft, "parity", *place.cases, "--device", place.device, "--precision", "bf16", "--json"], 100,
              "parity"),
