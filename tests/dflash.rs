@@ -424,7 +424,7 @@ fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
     let output = format!("output={}", shop.path("other"));
     let said = [&silent[..], &[&from, &output, "draft.causal=false"]].concat();
     let text = fail(&arguments(&config, &said), 2);
-    assert!(text.contains("[(Sliding, true), (Full, false)]"), "{text}");
+    assert!(text.contains("`causal (of every layer)` = [true, false]"), "{text}");
 }
 
 #[test]
