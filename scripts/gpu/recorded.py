@@ -77,8 +77,8 @@ def problems(calls, uploads, traced=False, captures=False):
     for line in launches:
         if any(not 0 < int(blocks) <= most for blocks, most in zip(line[2:5], (2**31 - 1, 65535, 65535))):
             found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
-    # What is sent ahead has an event of its own.
-    if len(of("event")) > 8 + len(ahead):
+    # What is sent ahead has events of its own.
+    if len(of("event")) > max(8, 3 * len(ahead)):
         found.append(f"{len(of('event'))} events: tensors are tracked one by one")
     found += marks(lines, traced)
     if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
