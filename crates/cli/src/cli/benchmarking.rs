@@ -180,7 +180,7 @@ pub(crate) struct DecodeBenchArguments {
 }
 
 fn blocks(text: &str) -> Result<BlockFormat, String> {
-    BlockFormat::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+    BlockFormat::named(text).ok_or_else(|| {
         let names = BlockFormat::ALL.map(BlockFormat::name);
         format!("a type of blocks: {}", names.join(", "))
     })

@@ -91,7 +91,7 @@ fn measure(name: &str) -> Result<Pace> {
 
 /// A matrix, its values, and their bytes in memory.
 fn matrix(name: &str) -> Result<(Matrix, usize, usize)> {
-    if let Some(format) = BlockFormat::ALL.into_iter().find(|format| format.name() == name) {
+    if let Some(format) = BlockFormat::named(name) {
         let row = INPUTS / format.values() * format.bytes();
         let outputs = BYTES / row;
         let matrix = QuantisedMatrix::new(format, outputs, INPUTS, &vec![17; outputs * row])?;

@@ -55,7 +55,7 @@ extern "C" void *emulator_memory(size_t bytes) {
     std::memset(end - own, 0xff, own);
     return end - own;
 }
-extern "C" void emulator_release(void *at, size_t bytes) {
+extern "C" void emulator_free(void *at, size_t bytes) {
     size_t page = sysconf(_SC_PAGESIZE), own = emulator::up_to(bytes, 16), pages = emulator::up_to(own, page);
     munmap(static_cast<char *>(at) + own - pages, pages + page);
 }

@@ -190,7 +190,7 @@ impl<'a> Guarded<'a> {
 impl Drop for Guarded<'_> {
     fn drop(&mut self) {
         // SAFETY: emulator.h defines the symbol with this type; the memory is its own.
-        let release = unsafe { self.library.get::<Release>(b"emulator_release") };
+        let release = unsafe { self.library.get::<Release>(b"emulator_free") };
         if let Ok(release) = release {
             // SAFETY: as above; nobody uses the memory any more.
             unsafe { release(self.memory.as_ptr(), self.bytes) };

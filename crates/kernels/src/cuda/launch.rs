@@ -300,7 +300,7 @@ mod on_cuda {
         };
         // SAFETY: number, order and types of the arguments are those of the kernel's signature, which the emulator's tests
         // start through the same list; indices stay within the shapes passed. A kernel that overlaps waits for those
-        // before it until it reads or writes what they use (`Program::overlapping`).
+        // before it, and then reads and writes what they use (`Program::overlapping`).
         let started = unsafe {
             cuLaunchKernelEx(&config, function.cu_function(), arguments.as_mut_ptr(), null_mut())
         };

@@ -136,32 +136,27 @@ impl GpuMatrix {
         fixed: Option<&Fixed>,
         maps: &[(&Self, Addend<'_>)],
     ) -> Result<Vec<Tensor>> {
+        type Map<'a> = (&'a GpuMatrix, Addend<'a>);
+        let is_multiplied =
+            |(matrix, addend): &Map<'_>| fixed.is_some() && matrix.is_multiplied(x, *addend);
+        let together = |one: &Map<'_>, next: &Map<'_>| {
+            one.0.format == next.0.format && is_multiplied(one) && is_multiplied(next)
+        };
         let mut products = Vec::with_capacity(maps.len());
-        let mut rest = maps;
-        while let Some((matrix, addend)) = rest.first() {
-            let multiplied = fixed.filter(|_| matrix.is_multiplied(x, *addend));
-            let mut count = 1;
-            match multiplied {
-                Some(fixed) => {
-                    count = rest
-                        .iter()
-                        .take(MOST)
-                        .take_while(|(other, addend)| {
-                            other.format == matrix.format && other.is_multiplied(x, *addend)
-                        })
-                        .count();
-                    for (matrix, addend) in &rest[..count] {
-                        matrix.check(x, *addend)?;
-                    }
-                    let all: Vec<_> = rest[..count]
-                        .iter()
-                        .map(|(matrix, addend)| (matrix.stored(), *addend))
-                        .collect();
-                    products.extend(blocks::products(&all, fixed)?);
+        for run in maps.chunk_by(together).flat_map(|run| run.chunks(MOST)) {
+            // What is not multiplied is a run of its own.
+            let Some(fixed) = fixed.filter(|_| run.iter().all(is_multiplied)) else {
+                for (matrix, addend) in run {
+                    products.push(matrix.by_pieces(x, *addend)?);
                 }
-                None => products.push(matrix.by_pieces(x, *addend)?),
+                continue;
+            };
+            let mut stored = Vec::with_capacity(run.len());
+            for (matrix, addend) in run {
+                matrix.check(x, *addend)?;
+                stored.push((matrix.stored(), *addend));
             }
-            rest = &rest[count..];
+            products.extend(blocks::products(&stored, fixed)?);
         }
         Ok(products)
     }

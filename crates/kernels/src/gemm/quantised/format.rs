@@ -214,6 +214,11 @@ impl BlockFormat {
         }
     }
 
+    /// The type that GGML calls so.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
     /// The type's name as GGML writes it.
     pub const fn name(self) -> &'static str {
         match self {

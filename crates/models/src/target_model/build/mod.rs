@@ -97,7 +97,7 @@ impl<'a> FileWeights<'a> {
         match (stored, device) {
             (Some("BF16"), Device::Cpu | Device::Cuda(_)) => DType::BF16,
             (Some("F16"), Device::Cpu) => DType::F16,
-            (Some(quantised), _) if BlockFormat::ALL.iter().any(|f| f.name() == quantised) => {
+            (Some(quantised), _) if BlockFormat::named(quantised).is_some() => {
                 let mut widened = self.widened.lock().unwrap_or_else(PoisonError::into_inner);
                 widened.insert(quantised);
                 *dtype
