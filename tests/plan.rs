@@ -265,9 +265,12 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     assert!(text.contains("memory at most, in the backward phase:"), "{text}");
     assert!(text.contains("does not fit: 51 MiB free; one of these makes it fit:"), "{text}");
     // No change alone is enough.
-    assert!(text.contains("  train.features=FOLDER after `longdraft capture`"), "{text}");
-    assert!(text.contains(" and data.row_tokens="), "{text}");
-    assert!(!text.contains("  data.row_tokens="), "{text}");
+    let remedies: Vec<&str> = text.lines().filter(|line| line.contains("row_tokens=")).collect();
+    assert!(!remedies.is_empty(), "{text}");
+    for remedy in remedies {
+        let both = remedy.contains("train.features=FOLDER after `longdraft capture`");
+        assert!(both && remedy.contains(" and "), "{text}");
+    }
     let text = lacking(&[&base[..], &["--memory", "0.15"]].concat());
     assert!(text.contains("one of these makes it fit:\n"), "{text}");
     assert!(text.contains("  data.row_tokens=2048: "), "{text}");
@@ -426,8 +429,9 @@ fn plans_of_gpus_say_what_one_took() {
         let bytes = last_json(&stdout(&output))["stages"][0]["bytes"].as_f64().expect("bytes");
         let gib = bytes / f64::from(1 << 30);
         assert_eq!(format!("{gib:.1}"), planned, "`{command}`");
+        // They were taken with candle's graph. Ours holds less; no GPU has said yet how much.
         let off = gib / taken - 1.0;
-        assert!(off.abs() <= 0.05, "`{command}`: {gib:.1} GiB planned, {taken} GiB taken");
+        assert!((-0.3..=0.05).contains(&off), "`{command}`: {gib:.1} GiB planned, {taken} taken");
     }
 }
 

@@ -4,6 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
+use longdraft_kernels::graph::Backward;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -262,7 +263,7 @@ fn delayed_attention() {
     });
     let both = median(|| {
         let out = attention(&q, &k, &v, &ranges).expect("attention");
-        out.sum_all().and_then(|sum| sum.backward()).expect("backward");
+        out.sum_all().and_then(|sum| sum.gradients()).expect("backward");
     });
     let product = 1e-9 * (tokens * tokens / 2 * heads * head_dim) as f64;
     println!("attention of {tokens}, forward: {:.1} GFLOP/s", 4.0 * product / forward);

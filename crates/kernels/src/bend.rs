@@ -93,6 +93,7 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -108,7 +109,7 @@ mod tests {
             assert_close("values", &got, &want, 1e-5);
             gradcheck(std::slice::from_ref(&z), |t| bend.of(t[0].clone()));
             let var = candle_core::Var::from_tensor(&z)?;
-            let slopes = bend.of(var.as_tensor().clone())?.sum_all()?.backward()?;
+            let slopes = bend.of(var.as_tensor().clone())?.sum_all()?.gradients()?;
             let mut own = vec![1.0; values.len()];
             bend.back(&mut own, &values);
             let own = Tensor::from_vec(own, (5, 9), z.device())?;

@@ -14,8 +14,8 @@ use std::ops::Range;
 use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::differentiable;
 use crate::dispatch::fused;
+use crate::graph::differentiable;
 use crate::storage::with_each_f32;
 
 /// Blocks of a parallel task, whose gradients of `base` are summed together.
@@ -223,6 +223,7 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -240,8 +241,8 @@ mod tests {
                 let fast = block_convolution(&y, &base, &delta, (slots, side))?;
                 let plain = reference(&y, &base, &delta, (slots, side))?;
                 assert_close("forward", &fast, &plain, 1e-6);
-                let fast = (fast * &direction)?.sum_all()?.backward()?;
-                let plain = (plain * &direction)?.sum_all()?.backward()?;
+                let fast = (fast * &direction)?.sum_all()?.gradients()?;
+                let plain = (plain * &direction)?.sum_all()?.gradients()?;
                 for (name, var) in [("y", &y), ("base", &base), ("delta", &delta)] {
                     let fast = fast.get(var).expect("fast");
                     assert_close(name, fast, plain.get(var).expect("plain"), 1e-5);

@@ -7,9 +7,9 @@
 use candle_core::{D, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::Gradients;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, add, differentiable_new};
 use crate::storage::{values_like, with_each_f32};
 
 /// Rows of a parallel task, whose weight gradients are summed together.
@@ -29,11 +29,10 @@ pub fn scale_channels(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
         return Ok(x.clone());
     }
     if !fused(&[x, weight]) {
-        return x.broadcast_mul(weight);
+        return composed(x, weight);
     }
     let none = Tensor::zeros(0, x.dtype(), x.device())?;
-    let op = Fused(ChannelScale { residual: false });
-    x.contiguous()?.apply_op3(&weight.contiguous()?, &none, op)
+    fuse(ChannelScale { residual: false }, [x, weight, &none])
 }
 
 /// `residual + x ∘ w`.
@@ -52,10 +51,21 @@ pub fn add_scaled(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tens
         return Ok(residual.clone());
     }
     if !fused(&[residual, x, weight]) {
-        return reference(residual, x, weight);
+        return add(residual, &composed(x, weight)?);
     }
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
-    x.apply_op3(&weight, &residual.contiguous()?, Fused(ChannelScale { residual: true }))
+    fuse(ChannelScale { residual: true }, [x, weight, residual])
+}
+
+/// [`scale_channels`] on any device, one node of the graph.
+fn composed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let (values, factors) = (x.detach(), weight.detach());
+    let out = values.broadcast_mul(&factors)?;
+    let want = [x.track_op(), weight.track_op()];
+    differentiable_new("channel_scale", [x, weight, weight], out, move |gradient| {
+        let dx = want[0].then(|| gradient.broadcast_mul(&factors)).transpose()?;
+        let sums = || (gradient * &values)?.reshape(((), factors.elem_count()))?.sum(0);
+        Ok([dx, want[1].then(sums).transpose()?, None])
+    })
 }
 
 /// [`add_scaled`] from plain tensor ops, for any device and float type.
@@ -80,6 +90,7 @@ struct ChannelScale {
 
 impl FusedOp<3> for ChannelScale {
     const NAME: &'static str = "channel_scale";
+    const READS: [bool; 3] = [true, true, false];
 
     fn forward(&self, [x, weight, residual]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (shape, x, weight) = (x.shape().clone(), x.f32()?, weight.f32()?);
@@ -88,9 +99,10 @@ impl FusedOp<3> for ChannelScale {
         Ok((out, shape))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
-        let [x, weight, residual] = inputs;
-        let dx = if x.track_op() {
+    fn backward(&self, inputs: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let trains = inputs.map(|input| input.trains);
+        let [x, weight, _] = inputs.map(|input| &input.tensor);
+        let dx = if trains[0] {
             let mut dx = vec![0.0; x.elem_count()];
             with_each_f32([grad, weight], |[g, w]| {
                 add_products(&mut dx, g, w);
@@ -100,14 +112,14 @@ impl FusedOp<3> for ChannelScale {
         } else {
             None
         };
-        let dw = if weight.track_op() {
+        let dw = if trains[1] {
             let channels = weight.elem_count();
             let dw = with_each_f32([grad, x], |[g, x]| Ok(product_sums(g, x, channels)))?;
             Some(values_like(weight, dw)?)
         } else {
             None
         };
-        let d_residual = (self.residual && residual.track_op()).then(|| grad.clone());
+        let d_residual = (self.residual && trains[2]).then(|| grad.clone());
         Ok([dx, dw, d_residual])
     }
 }
@@ -150,6 +162,7 @@ fn product_sums(a: &[f32], b: &[f32], channels: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -160,15 +173,15 @@ mod tests {
             let (w, direction) = (noise.var(&[channels]), noise.tensor(&[rows, channels]));
             let (fused, plain) = (add_scaled(&r, &x, &w)?, reference(&r, &x, &w)?);
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("residual", &r), ("x", &x), ("weight", &w)] {
                 let fused = fused.get(var).expect("fused");
                 assert_close(name, fused, plain.get(var).expect("plain"), 1e-5);
             }
             let scaled = scale_channels(&x, &w)?;
             assert_close("scaled", &scaled, &x.broadcast_mul(&w)?, 1e-6);
-            let scaled = (scaled * &direction)?.sum_all()?.backward()?;
+            let scaled = (scaled * &direction)?.sum_all()?.gradients()?;
             assert_close("x", scaled.get(&x).expect("x"), plain.get(&x).expect("x"), 1e-5);
         }
         Ok(())
@@ -187,5 +200,21 @@ mod tests {
         let (x, w) = (noise.tensor(&[2, 4]), noise.tensor(&[3]));
         assert!(scale_channels(&x, &w).is_err() && add_scaled(&x, &x, &w).is_err());
         assert!(add_scaled(&noise.tensor(&[1, 4]), &x, &noise.tensor(&[4])).is_err());
+    }
+
+    #[test]
+    fn other_devices_match_the_reference_forward_and_backward() -> Result<()> {
+        let mut noise = Noise::new(31);
+        let (r, x, w) = (noise.var(&[3, 5, 8]), noise.var(&[3, 5, 8]), noise.var(&[8]));
+        let direction = noise.tensor(&[3, 5, 8]);
+        let want = (reference(&r, &x, &w)? * &direction)?.sum_all()?.backward()?;
+        let own = crate::cuda::emulator::emulated(|| add_scaled(&r, &x, &w))?;
+        assert_close("forward", &own, &reference(&r, &x, &w)?, 1e-6);
+        let own = (own * &direction)?.sum_all()?.gradients()?;
+        for (name, var) in [("r", &r), ("x", &x), ("w", &w)] {
+            let (own, want) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+            assert_close(name, own, want, 1e-5);
+        }
+        Ok(())
     }
 }

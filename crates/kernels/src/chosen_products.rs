@@ -11,8 +11,9 @@
 use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::{CHUNK_VALUES, differentiable};
+use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
+use crate::graph::differentiable;
 use crate::rows::{scatter_rows, select_rows};
 use crate::simd::{axpy, dot};
 use crate::storage::with_f32;
@@ -181,6 +182,7 @@ impl Choice {
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::DType;
 
     use super::*;
@@ -197,8 +199,8 @@ mod tests {
             let ids: Vec<u32> = (0..rows * each).map(|_| noise.below(all) as u32).collect();
             let (fast, plain) = (chosen_products(&x, &table, &ids)?, reference(&x, &table, &ids)?);
             assert_close("forward", &fast, &plain, 1e-5);
-            let fast = (fast * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fast = (fast * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("x", &x), ("table", &table)] {
                 assert_close(
                     name,
@@ -236,7 +238,7 @@ mod tests {
         let ids = [1, 1, 0, 4, 3, 1];
         gradcheck(&inputs, |t| reference(&t[0], &t[1], &ids));
         let (x, table) = (noise.var(&[3, 4]), noise.tensor(&[5, 4]));
-        let gradients = chosen_products(&x, &table, &ids)?.sum_all()?.backward()?;
+        let gradients = chosen_products(&x, &table, &ids)?.sum_all()?.gradients()?;
         assert!(gradients.get(&x).is_some() && gradients.get(&table).is_none());
         Ok(())
     }

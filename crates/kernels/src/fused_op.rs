@@ -1,15 +1,13 @@
-//! Fused ops on the CPU as nodes of candle's graph.
+//! Fused ops on the CPU as nodes of the graph.
 //!
-//! candle has a trait for each number of arguments, over storages and layouts. An op here is one trait over its
-//! arguments: slices come in, values and their shape go out, and `backward` gives the gradients in the same order.
+//! An op here is one trait over its arguments: slices come in, values and their shape go out, and `backward` gives the
+//! gradients in the same order.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Error, Layout, Result, Shape, Tensor,
-};
+use candle_core::{CpuStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
 use half::f16;
 
-use crate::composed::Gradients;
+use crate::graph::{Gradients, Held, join, trains};
 use crate::storage::{f16_slice, f32_slice, u8_slice};
 
 /// An argument in the CPU's memory.
@@ -43,10 +41,25 @@ impl<'a> Argument<'a> {
     }
 }
 
+/// An argument in the backward pass.
+#[derive(Clone)]
+pub(crate) struct Input {
+    /// Without its graph.
+    pub(crate) tensor: Tensor,
+    /// Whether a gradient is asked for.
+    pub(crate) trains: bool,
+}
+
 /// An op of `N` arguments whose result is f32.
-pub(crate) trait FusedOp<const N: usize> {
+pub(crate) trait FusedOp<const N: usize>: Send + Sync + 'static {
     /// What errors call it.
     const NAME: &'static str;
+
+    /// Whether `backward` reads the result; it gets the gradient in its place if not.
+    const READS_RESULT: bool = false;
+
+    /// The arguments whose values `backward` reads. Of the others it gets the shape alone.
+    const READS: [bool; N] = [true; N];
 
     /// The result's values and shape.
     ///
@@ -54,13 +67,14 @@ pub(crate) trait FusedOp<const N: usize> {
     /// - an argument is of another type or not contiguous
     fn forward(&self, arguments: [Argument<'_>; N]) -> Result<(Vec<f32>, Shape)>;
 
-    /// The arguments' gradients from the gradient of the result; none for arguments that do not train.
+    /// The arguments' gradients from the gradient of the result; none for arguments that do not train, and for those
+    /// to whose sums `graph::add_to` has added them.
     ///
     /// # Errors
     /// - the op has no gradients
     fn backward(
         &self,
-        _arguments: [&Tensor; N],
+        _arguments: [&Input; N],
         _result: &Tensor,
         _gradient: &Tensor,
     ) -> Result<Gradients<N>> {
@@ -68,90 +82,48 @@ pub(crate) trait FusedOp<const N: usize> {
     }
 }
 
-/// An op as candle takes it.
-pub(crate) struct Fused<F>(pub(crate) F);
-
-impl<F> Fused<F> {
-    fn run<const N: usize>(
-        &self,
-        arguments: [(&CpuStorage, &Layout); N],
-    ) -> Result<(CpuStorage, Shape)>
-    where
-        F: FusedOp<N>,
-    {
-        let arguments =
-            arguments.map(|(storage, layout)| Argument { storage, layout, op: F::NAME });
-        let (values, shape) = self.0.forward(arguments)?;
-        Ok((CpuStorage::F32(values), shape))
+/// The op's result, in the graph if an argument trains. Arguments are copied if they have gaps.
+///
+/// # Errors
+/// - as [`FusedOp::forward`], or an argument lies on another device
+pub(crate) fn fuse<F: FusedOp<N>, const N: usize>(
+    op: F,
+    arguments: [&Tensor; N],
+) -> Result<Tensor> {
+    let whole =
+        arguments.iter().map(|argument| argument.contiguous()).collect::<Result<Vec<_>>>()?;
+    let (values, shape) = forward(&op, &whole)?;
+    if !trains(&arguments) {
+        return Tensor::from_vec(values, shape, arguments[0].device());
     }
+    let mut inputs = Vec::with_capacity(N);
+    for (i, whole) in whole.iter().enumerate() {
+        let tensor = if F::READS[i] { whole.detach() } else { without_values(whole)? };
+        inputs.push(Input { tensor, trains: arguments[i].track_op() });
+    }
+    let held = if F::READS_RESULT { Held::Result } else { Held::Nothing };
+    let backward = move |result: &Tensor, gradient: &Tensor| {
+        let inputs = std::array::from_fn(|i| &inputs[i]);
+        op.backward(inputs, result, gradient).map(Vec::from)
+    };
+    let storage = Storage::Cpu(CpuStorage::F32(values));
+    join(F::NAME, &arguments, (storage, shape), (held, backward))
 }
 
-impl<F: FusedOp<1>> CustomOp1 for Fused<F> {
-    fn name(&self) -> &'static str {
-        F::NAME
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.run([(storage, layout)])
-    }
-
-    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let [dx] = self.0.backward([x], result, gradient)?;
-        Ok(dx)
-    }
+/// A tensor of the same shape that holds one number.
+fn without_values(tensor: &Tensor) -> Result<Tensor> {
+    Tensor::zeros((), tensor.dtype(), tensor.device())?.broadcast_as(tensor.shape())
 }
 
-impl<F: FusedOp<2>> CustomOp2 for Fused<F> {
-    fn name(&self) -> &'static str {
-        F::NAME
+fn forward<F: FusedOp<N>, const N: usize>(op: &F, whole: &[Tensor]) -> Result<(Vec<f32>, Shape)> {
+    let held: Vec<_> = whole.iter().map(Tensor::storage_and_layout).collect();
+    let mut arguments = Vec::with_capacity(N);
+    for (storage, layout) in &held {
+        let Storage::Cpu(storage) = &**storage else {
+            bail!("{}: an argument on the CPU expected", F::NAME)
+        };
+        arguments.push(Argument { storage, layout, op: F::NAME });
     }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run([(s1, l1), (s2, l2)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok(self.0.backward([a, b], result, gradient)?.into())
-    }
-}
-
-impl<F: FusedOp<3>> CustomOp3 for Fused<F> {
-    fn name(&self) -> &'static str {
-        F::NAME
-    }
-
-    fn cpu_fwd(
-        &self,
-        s1: &CpuStorage,
-        l1: &Layout,
-        s2: &CpuStorage,
-        l2: &Layout,
-        s3: &CpuStorage,
-        l3: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.run([(s1, l1), (s2, l2), (s3, l3)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        c: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        Ok(self.0.backward([a, b, c], result, gradient)?.into())
-    }
+    let Ok(arguments) = arguments.try_into() else { bail!("{}: {N} arguments expected", F::NAME) };
+    op.forward(arguments)
 }

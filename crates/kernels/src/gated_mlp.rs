@@ -7,16 +7,15 @@
 
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
-use crate::backward::add_product_to;
-use crate::composed::{Gradients, differentiable_new};
-use crate::cuda::product::{add_product, product};
+use crate::cuda::product::{add_product_to, product};
 use crate::cuda::{self, takes};
 use crate::dispatch::fused;
 use crate::factors::{as_factor, kept_factor};
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, differentiable_new};
 use crate::linear::{
-    Weight, factor_type, linear, linear_onto, product_nn_into, product_nt_into,
-    reference as linear_reference, weight_gradient, with_weight,
+    Weight, add_gradient, add_weight_gradient, factor_type, linear, linear_onto, product_nn_into,
+    product_nt_into, reference as linear_reference, with_weight,
 };
 use crate::storage::{values_like, with_f32};
 use crate::swiglu::{self, swiglu};
@@ -69,9 +68,8 @@ pub fn gated_mlp_onto(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Resu
         };
         return linear_onto(residual, &gated, mlp.down, None);
     }
-    let (gate, up) = (mlp.gate.contiguous()?, mlp.up.contiguous()?);
-    let both = x.contiguous()?.apply_op3(&gate, &up, Fused(GateAndUp))?;
-    both.apply_op3(&mlp.down.contiguous()?, &residual.contiguous()?, Fused(GatedDown))
+    let both = fuse(GateAndUp, [x, mlp.gate, mlp.up])?;
+    fuse(GatedDown, [&both, mlp.down, residual])
 }
 
 /// `silu(Wg x) ∘ Wu x` on a GPU as one node of the graph: `x` and the gradients of both projections are turned
@@ -98,25 +96,16 @@ fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
     let (kept, weights) = (x.detach(), weights.map(Tensor::clone));
     let node = differentiable_new("gated", [x, mlp.gate, mlp.up], out, move |gradient| {
         let [dz, du] = cuda::rows::swiglu_gradients(&gate, &up, gradient, factors)?;
-        let dx = if want[0] {
-            let dx = product(&dz, &of_weight(&weights[0])?)?;
-            add_product(&dx, &du, &of_weight(&weights[1])?)?;
-            Some(dx)
-        } else {
-            None
-        };
-        if !want[1] && !want[2] {
-            return Ok([dx, None, None]);
+        if want[0] {
+            add_product_to(0, &dz, &of_weight(&weights[0])?)?;
+            add_product_to(0, &du, &of_weight(&weights[1])?)?;
         }
-        let input = as_factor(&kept)?;
-        let of = |weight: &Tensor, gradient: &Tensor, wanted: bool| -> Result<Option<Tensor>> {
-            let turned = gradient.t()?;
-            if !wanted || add_product_to(weight, &turned, &input)? {
-                return Ok(None);
-            }
-            product(&turned, &input)?.to_dtype(weight.dtype()).map(Some)
-        };
-        Ok([dx, of(&weights[0], &dz, want[1])?, of(&weights[1], &du, want[2])?])
+        if want[1] || want[2] {
+            let input = as_factor(&kept)?;
+            add_product_to(1, &dz.t()?, &input)?;
+            add_product_to(2, &du.t()?, &input)?;
+        }
+        Ok([None, None, None])
     });
     node.map(Some)
 }
@@ -148,26 +137,24 @@ impl FusedOp<3> for GateAndUp {
         Ok((both, (2, rows, inner).into()))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+    fn backward(&self, inputs: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
         let [x, gate, up] = inputs;
-        let (rows, width) = x.dims2()?;
-        let inner = gate.dim(0)?;
+        let (rows, width) = x.tensor.dims2()?;
+        let inner = gate.tensor.dim(0)?;
         with_f32(grad, |grad| {
             let (of_gate, of_up) = grad.split_at(rows * inner);
-            let dx = if x.track_op() {
-                let mut dx = vec![0.0; rows * width];
-                for (weight, grad, add) in [(gate, of_gate, false), (up, of_up, true)] {
-                    with_weight(weight, |w| {
-                        product_nn_into(&mut dx, grad, w, (width, inner), add);
+            add_gradient(0, x, |dx, accumulate| {
+                for (weight, grad, add) in [(gate, of_gate, accumulate), (up, of_up, true)] {
+                    with_weight(&weight.tensor, |w| {
+                        product_nn_into(dx, grad, w, (width, inner), add);
                         Ok(())
                     })?;
                 }
-                Some(values_like(x, dx)?)
-            } else {
-                None
-            };
-            let d_gate = weight_gradient(x, of_gate, gate)?;
-            Ok([dx, d_gate, weight_gradient(x, of_up, up)?])
+                Ok(())
+            })?;
+            add_weight_gradient(1, &x.tensor, of_gate, gate)?;
+            add_weight_gradient(2, &x.tensor, of_up, up)?;
+            Ok([None, None, None])
         })
     }
 }
@@ -177,6 +164,7 @@ struct GatedDown;
 
 impl FusedOp<3> for GatedDown {
     const NAME: &'static str = "gated MLP";
+    const READS: [bool; 3] = [true, true, false];
 
     fn forward(&self, [both, down, residual]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (gate, up) = halves(both.f32()?);
@@ -187,21 +175,21 @@ impl FusedOp<3> for GatedDown {
         Ok((out, residual.shape().clone()))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+    fn backward(&self, inputs: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
         let [both, down, residual] = inputs;
-        let (outputs, inner) = down.dims2()?;
-        let (d_both, d_down) = with_f32(both, |values| {
+        let (outputs, inner) = down.tensor.dims2()?;
+        let d_both = with_f32(&both.tensor, |values| {
             let (gate, up) = halves(values);
             let gated = swiglu::product(gate, up);
             let shape = (gated.len() / inner.max(1), inner);
-            let gated = Tensor::from_vec(gated, shape, both.device())?;
-            let d_down = with_f32(grad, |grad| weight_gradient(&gated, grad, down))?;
+            let gated = Tensor::from_vec(gated, shape, both.tensor.device())?;
+            with_f32(grad, |grad| add_weight_gradient(1, &gated, grad, down))?;
             drop(gated);
-            if !both.track_op() {
-                return Ok((None, d_down));
+            if !both.trains {
+                return Ok(None);
             }
             let mut d_gated = vec![0.0; gate.len()];
-            with_weight(down, |w| {
+            with_weight(&down.tensor, |w| {
                 with_f32(grad, |grad| {
                     product_nn_into(&mut d_gated, grad, w, (inner, outputs), false);
                     Ok(())
@@ -210,9 +198,9 @@ impl FusedOp<3> for GatedDown {
             let mut d_both = vec![0.0; values.len()];
             let (d_gate, d_up) = d_both.split_at_mut(gate.len());
             swiglu::backward((gate, up), &d_gated, (d_gate, d_up));
-            Ok((Some(values_like(both, d_both)?), d_down))
+            Ok(Some(values_like(&both.tensor, d_both)?))
         })?;
-        Ok([d_both, d_down, residual.track_op().then(|| grad.clone())])
+        Ok([d_both, None, residual.trains.then(|| grad.clone())])
     }
 }
 
@@ -222,6 +210,7 @@ fn halves(both: &[f32]) -> (&[f32], &[f32]) {
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::{DType, Var};
 
     use super::*;
@@ -250,8 +239,8 @@ mod tests {
             let fused = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
             let plain = reference(&arguments[0], &arguments[1], &mlp)?;
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in ["residual", "x", "gate", "up", "down"].iter().zip(&arguments) {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
@@ -268,19 +257,14 @@ mod tests {
             let direction = noise.tensor(&[rows, width + 1]);
             let mlp = weights(&arguments);
             let plain = reference(&arguments[0], &arguments[1], &mlp)?;
-            let want = (&plain * &direction)?.sum_all()?.backward()?;
+            let want = (&plain * &direction)?.sum_all()?.gradients()?;
             let compare = |(forward, gradient): (f64, f64)| -> Result<()> {
                 let own = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
                 assert_close("forward", &own, &plain, forward);
-                let loss = (&own * &direction)?.sum_all()?;
-                // Gradients of weights come from the node, or are summed beside it.
-                for own in [loss.backward()?, crate::backward::backward(&loss)?] {
-                    for (name, var) in
-                        ["residual", "x", "gate", "up", "down"].iter().zip(&arguments)
-                    {
-                        let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
-                        assert_close(name, a, b, gradient);
-                    }
+                let own = (&own * &direction)?.sum_all()?.gradients()?;
+                for (name, var) in ["residual", "x", "gate", "up", "down"].iter().zip(&arguments) {
+                    let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
+                    assert_close(name, a, b, gradient);
                 }
                 Ok(())
             };
@@ -302,8 +286,8 @@ mod tests {
                 .collect();
             let mlp = GatedMlp { gate: &given[2], up: &given[3], down: &given[4] };
             let loss = || gated_mlp_onto(&given[0], &given[1], &mlp)?.sqr()?.sum_all();
-            let own = emulated(|| loss()?.backward())?;
-            let want = loss()?.backward()?;
+            let own = emulated(|| loss()?.gradients())?;
+            let want = loss()?.gradients()?;
             for (i, var) in arguments.iter().enumerate() {
                 assert_eq!(own.get(var).is_some(), i == trained, "argument {i}");
             }
@@ -319,7 +303,7 @@ mod tests {
         let arguments = arguments(&mut Noise::new(9), 0, 3, 5);
         let out = gated_mlp_onto(&arguments[0], &arguments[1], &weights(&arguments))?;
         assert_eq!(out.dims(), [0, 4]);
-        out.sum_all()?.backward()?;
+        out.sum_all()?.gradients()?;
         Ok(())
     }
 
@@ -355,8 +339,8 @@ mod tests {
         let mlp = GatedMlp { gate: &gate, up: &up, down: &down };
         // Columns as rows, without a copy.
         let x = below.t()?;
-        let own = gated_mlp_onto(&residual, &x, &mlp)?.sqr()?.sum_all()?.backward()?;
-        let want = reference(&residual, &x, &mlp)?.sqr()?.sum_all()?.backward()?;
+        let own = gated_mlp_onto(&residual, &x, &mlp)?.sqr()?.sum_all()?.gradients()?;
+        let want = reference(&residual, &x, &mlp)?.sqr()?.sum_all()?.gradients()?;
         for var in [&below, &residual] {
             assert_close("below", own.get(var).expect("own"), want.get(var).expect("plain"), 1e-5);
         }
@@ -375,8 +359,8 @@ mod tests {
                 .map(|(i, var)| if i == trained { var.as_tensor().clone() } else { var.detach() })
                 .collect();
             let mlp = GatedMlp { gate: &given[2], up: &given[3], down: &given[4] };
-            let own = gated_mlp_onto(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.backward()?;
-            let want = reference(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.backward()?;
+            let own = gated_mlp_onto(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.gradients()?;
+            let want = reference(&given[0], &given[1], &mlp)?.sqr()?.sum_all()?.gradients()?;
             for (i, var) in arguments.iter().enumerate() {
                 assert_eq!(own.get(var).is_some(), i == trained, "argument {i}");
             }

@@ -7,9 +7,9 @@
 use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::differentiable;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, fuse};
+use crate::graph::differentiable;
 use crate::simd::{exp, vectorised};
 
 const CHUNK: usize = 8192;
@@ -29,7 +29,7 @@ pub fn geglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         bail!("geglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
     if fused(&[gate, up]) && !gate.track_op() && !up.track_op() {
-        gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &Fused(GeGlu))
+        fuse(GeGlu, [gate, up])
     } else {
         composed(gate, up)
     }

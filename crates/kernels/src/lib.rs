@@ -16,7 +16,6 @@
 
 pub mod adamw;
 pub mod attention;
-pub mod backward;
 pub mod bend;
 pub mod block_convolution;
 pub mod channel_scale;
@@ -27,6 +26,7 @@ pub mod experts;
 pub mod factors;
 pub mod gated_mlp;
 pub mod geglu;
+pub mod graph;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod log_sum_exp;
@@ -59,13 +59,13 @@ mod sums;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-pub use composed::{Gradients, differentiable};
 pub use cuda::collectives;
 pub use cuda::device;
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;
 pub use cuda::trace;
 pub use cuda::transfer;
+pub use graph::{Gradients, differentiable};
 
 #[cfg(test)]
 mod test_support;

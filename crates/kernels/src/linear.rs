@@ -10,15 +10,15 @@ use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, Ten
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::backward::add_product_to;
-use crate::composed::{FULL_ROWS, Gradients, differentiable_new};
+use crate::composed::FULL_ROWS;
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
-use crate::cuda::product::{add_product, product, product_as};
+use crate::cuda::product::{add_product, add_product_to, product_as};
 use crate::dispatch::{Products, fused, products_of};
 use crate::factors::{as_factor, kept_factor};
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::gemm::{self, Mat, Right, Threads, matmul};
-use crate::storage::{values_like, with_f32};
+use crate::graph::{Gradients, add, add_to, differentiable_new};
+use crate::storage::{change_f32, values_like, with_f32};
 
 /// `x Wᵀ + b`.
 ///
@@ -120,7 +120,7 @@ pub fn linear_onto(
     }
     let out = linear(x, weight, bias)?;
     let nothing = rows == 0 && residual.shape() == out.shape();
-    if nothing { Ok(residual.clone()) } else { residual + out }
+    if nothing { Ok(residual.clone()) } else { add(residual, &out) }
 }
 
 /// Adds `x Wᵀ` to f32 sums in place, for bf16 rows of a network that does not train. Whoever else holds the sums sees the
@@ -160,8 +160,7 @@ fn halves_onto(
 }
 
 fn apply(x: &Tensor, weight: &Tensor, addend: &Tensor, kind: Addend) -> Result<Tensor> {
-    let op = Fused(Linear { addend: kind });
-    x.contiguous()?.apply_op3(&weight.contiguous()?, &addend.contiguous()?, op)
+    fuse(Linear { addend: kind }, [x, weight, addend])
 }
 
 /// Which of a linear map's products is meant.
@@ -280,28 +279,22 @@ fn product_in(
     }
     let out = product_as(&factor, &weight_factor(weight)?.t()?, x.dtype())?;
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
+    let out = with_bias(out, bias.map(Tensor::detach).as_ref())?;
+    let trained_bias = bias.filter(|bias| bias.track_op());
+    let of_bias = trained_bias.map(Tensor::dtype);
+    let arguments = [x, weight, trained_bias.unwrap_or(weight)];
     let (kept_x, kept_weight) = (x.detach(), weight.detach());
-    let variable = (want_weight && weight.is_variable()).then(|| weight.clone());
-    let out = differentiable_new("linear", [x, weight, weight], out, move |g| {
-        let g = as_factor(g)?;
-        let dx = if want_x {
-            Some(product(&g, &weight_factor(&kept_weight)?)?.to_dtype(kept_x.dtype())?)
-        } else {
-            None
-        };
-        if !want_weight {
-            return Ok([dx, None, None]);
+    differentiable_new("linear", arguments, out, move |gradient| {
+        let g = as_factor(gradient)?;
+        if want_x {
+            add_product_to(0, &g, &weight_factor(&kept_weight)?)?;
         }
-        let (turned, x) = (g.t()?, as_factor(&kept_x)?);
-        if let Some(variable) = &variable
-            && add_product_to(variable, &turned, &x)?
-        {
-            return Ok([dx, None, None]);
+        if want_weight {
+            add_product_to(1, &g.t()?, &as_factor(&kept_x)?)?;
         }
-        let dw = Some(product(&turned, &x)?.to_dtype(kept_weight.dtype())?);
-        Ok([dx, dw, None])
-    })?;
-    with_bias(out, bias)
+        let db = of_bias.map(|dtype| gradient.sum(0)?.to_dtype(dtype)).transpose()?;
+        Ok([None, None, db])
+    })
 }
 
 /// The product of no rows: a GPU's driver refuses to start a kernel without blocks.
@@ -407,20 +400,40 @@ pub(crate) fn product_nn_into(
     });
 }
 
-/// `gᵀ x` with `g`: `[R, O]`, `x`: `[R, I]`, if the weight `[O, I]` trains.
-pub(crate) fn weight_gradient(x: &Tensor, g: &[f32], weight: &Tensor) -> Result<Option<Tensor>> {
-    if !weight.track_op() {
-        return Ok(None);
-    }
+/// Adds `gᵀ x` to the gradients of the weight `[O, I]` among a node's arguments, `g`: `[R, O]`, `x`: `[R, I]`.
+pub(crate) fn add_weight_gradient(
+    argument: usize,
+    x: &Tensor,
+    g: &[f32],
+    weight: &Input,
+) -> Result<()> {
     let (rows, inputs) = x.dims2()?;
-    let (outputs, _) = weight.dims2()?;
-    let mut dw = vec![0.0; outputs * inputs];
-    with_f32(x, |x| {
-        let g = Mat::rows(g, rows, outputs, outputs).t();
-        matmul(&mut dw, inputs, g, Mat::rows(x, rows, inputs, inputs), false, Threads::Pool);
-        Ok(())
-    })?;
-    Ok(Some(values_like(weight, dw)?))
+    let (outputs, _) = weight.tensor.dims2()?;
+    add_gradient(argument, weight, |dw, accumulate| {
+        with_f32(x, |x| {
+            let g = Mat::rows(g, rows, outputs, outputs).t();
+            let x = Mat::rows(x, rows, inputs, inputs);
+            matmul(dw, inputs, g, x, accumulate, Threads::Pool);
+            Ok(())
+        })
+    })
+}
+
+/// Adds a gradient of an argument, which `form` writes, or adds to what is there if it is told so.
+pub(crate) fn add_gradient(
+    argument: usize,
+    input: &Input,
+    form: impl Fn(&mut [f32], bool) -> Result<()>,
+) -> Result<()> {
+    add_to(argument, |sum| {
+        if let Some(sum) = sum {
+            change_f32(sum, |values| form(values, true))?;
+            return Ok(sum.clone());
+        }
+        let mut values = vec![0.0; input.tensor.elem_count()];
+        form(&mut values, false)?;
+        values_like(&input.tensor, values)
+    })
 }
 
 /// Runs `f` on a weight in the CPU's memory.
@@ -450,6 +463,7 @@ struct Linear {
 
 impl FusedOp<3> for Linear {
     const NAME: &'static str = "linear";
+    const READS: [bool; 3] = [true, true, false];
 
     fn forward(&self, [x, weight, addend]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (rows, inputs) = x.shape().dims2()?;
@@ -464,27 +478,29 @@ impl FusedOp<3> for Linear {
         Ok((out, (rows, outputs).into()))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
-        let [x, weight, addend] = inputs;
-        let (_, inputs) = x.dims2()?;
-        let (outputs, _) = weight.dims2()?;
-        let dx = if x.track_op() {
-            let dx =
-                with_weight(weight, |w| with_f32(grad, |g| Ok(product_nn(g, w, inputs, outputs))))?;
-            Some(values_like(x, dx)?)
-        } else {
-            None
-        };
-        let dw = with_f32(grad, |g| weight_gradient(x, g, weight))?;
+    fn backward(&self, arguments: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, weight, addend] = arguments;
+        let (_, inputs) = x.tensor.dims2()?;
+        let (outputs, _) = weight.tensor.dims2()?;
+        add_gradient(0, x, |dx, accumulate| {
+            let add = |w: Weight<'_>| {
+                with_f32(grad, |g| {
+                    product_nn_into(dx, g, w, (inputs, outputs), accumulate);
+                    Ok(())
+                })
+            };
+            with_weight(&weight.tensor, add)
+        })?;
+        with_f32(grad, |g| add_weight_gradient(1, &x.tensor, g, weight))?;
         let d_addend = match self.addend {
-            Addend::Bias if addend.track_op() => {
+            Addend::Bias if addend.trains => {
                 let db = with_f32(grad, |g| Ok(column_sums(g, outputs)))?;
-                Some(values_like(addend, db)?)
+                Some(values_like(&addend.tensor, db)?)
             }
-            Addend::Residual if addend.track_op() => Some(grad.clone()),
+            Addend::Residual if addend.trains => Some(grad.clone()),
             _ => None,
         };
-        Ok([dx, dw, d_addend])
+        Ok([None, None, d_addend])
     }
 }
 

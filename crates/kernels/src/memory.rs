@@ -139,14 +139,19 @@ thread_local! {
 pub struct Budget {
     /// Bytes.
     left: AtomicIsize,
+    /// The fewest that were left.
+    least: AtomicIsize,
+    /// All.
+    bytes: isize,
     exceeded: AtomicBool,
 }
 
 impl Budget {
     /// So many bytes.
     pub fn new(bytes: usize) -> Arc<Self> {
-        let left = AtomicIsize::new(isize::try_from(bytes).unwrap_or(isize::MAX));
-        Arc::new(Self { left, exceeded: AtomicBool::new(false) })
+        let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
+        let [left, least] = [(); 2].map(|()| AtomicIsize::new(bytes));
+        Arc::new(Self { left, least, bytes, exceeded: AtomicBool::new(false) })
     }
 
     /// Works within the budget. A thread that asks for more is stopped for good, inside of the
@@ -172,6 +177,11 @@ impl Budget {
         self.exceeded.load(Ordering::Acquire)
     }
 
+    /// Bytes that the thread held at most, beyond what it held before.
+    pub fn most_held(&self) -> usize {
+        (self.bytes - self.least.load(Ordering::Relaxed)).unsigned_abs()
+    }
+
     /// Stops the thread when it asks for memory the next time.
     pub fn withdraw(&self) {
         self.left.store(isize::MIN / 2, Ordering::Relaxed);
@@ -187,6 +197,7 @@ fn charge(bytes: usize) {
     let budget = unsafe { &*current };
     let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
     let left = budget.left.fetch_sub(bytes, Ordering::Relaxed);
+    budget.least.fetch_min(left - bytes, Ordering::Relaxed);
     if left < bytes {
         budget.exceeded.store(true, Ordering::Release);
         loop {

@@ -5,9 +5,9 @@
 use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::Gradients;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, differentiable_new};
 use crate::simd::vectorised;
 use crate::storage::{values_like, with_each_f32};
 
@@ -28,11 +28,18 @@ pub fn relu_squared(x: &Tensor, slope: f64) -> Result<Tensor> {
         // A GPU's driver refuses to start a kernel without blocks.
         return Ok(x.clone());
     }
-    if fused(&[x]) {
-        x.contiguous()?.apply_op1(Fused(ReluSquared { slope: slope as f32 }))
-    } else {
-        reference(x, slope)
-    }
+    if fused(&[x]) { fuse(ReluSquared { slope: slope as f32 }, [x]) } else { composed(x, slope) }
+}
+
+/// The same on any device, one node of the graph.
+fn composed(x: &Tensor, slope: f64) -> Result<Tensor> {
+    let values = x.detach();
+    let out = reference(&values, slope)?;
+    differentiable_new("relu_squared", [x; 3], out, move |gradient| {
+        let (above, below) = ((values.relu()? * (1.0 - slope * slope))?, slope * slope);
+        let half = (above + (&values * below)?)?;
+        Ok([Some(((half * gradient)? * 2.0)?), None, None])
+    })
 }
 
 /// The same from plain tensor ops, for any device and float type.
@@ -59,7 +66,8 @@ impl FusedOp<1> for ReluSquared {
         Ok((out, shape))
     }
 
-    fn backward(&self, [x]: [&Tensor; 1], _: &Tensor, grad: &Tensor) -> Result<Gradients<1>> {
+    fn backward(&self, [x]: [&Input; 1], _: &Tensor, grad: &Tensor) -> Result<Gradients<1>> {
+        let x = &x.tensor;
         let dx = with_each_f32([x, grad], |[x, g]| {
             let mut dx = vec![0.0; x.len()];
             dx.par_chunks_mut(CHUNK)
@@ -90,6 +98,7 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -99,8 +108,8 @@ mod tests {
             let (x, direction) = (noise.var(&shape), noise.tensor(&shape));
             let (fused, plain) = (relu_squared(&x, slope)?, reference(&x, slope)?);
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
         }
         Ok(())
@@ -109,6 +118,19 @@ mod tests {
     #[test]
     fn reference_gradient_matches_differences() {
         gradcheck(&[Noise::new(4).tensor(&[3, 5])], |t| reference(&t[0], 0.5));
+    }
+
+    #[test]
+    fn other_devices_match_the_reference_forward_and_backward() -> Result<()> {
+        let (x, direction) = (Noise::new(6).var(&[9, 13]), Noise::new(7).tensor(&[9, 13]));
+        for slope in [0.0, 0.5] {
+            let (own, plain) = (composed(&x, slope)?, reference(&x, slope)?);
+            assert_close("forward", &own, &plain, 0.0);
+            let own = (own * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            assert_close("x", own.get(&x).expect("own"), plain.get(&x).expect("plain"), 1e-6);
+        }
+        Ok(())
     }
 
     #[test]

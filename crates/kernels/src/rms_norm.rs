@@ -8,10 +8,10 @@
 use candle_core::{D, DType, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, differentiable};
 use crate::storage::{values_like, with_each_f32};
 
 /// Rows whose weight gradients are summed together before partial sums are added in order.
@@ -30,7 +30,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
         bail!("rms_norm: weight of shape [{hidden}] expected, found {:?}", weight.shape());
     }
     if fused(&[x, weight]) {
-        x.contiguous()?.apply_op2(&weight.contiguous()?, Fused(RmsNorm { eps: eps as f32 }))
+        fuse(RmsNorm { eps: eps as f32 }, [x, weight])
     } else if cuda::takes(&[x, weight]) {
         cuda::rows::rms_norm(x, weight, eps)
     } else if cuda::takes_halves(&[x]) && cuda::takes(&[weight]) && !weight.track_op() {
@@ -125,11 +125,12 @@ impl FusedOp<2> for RmsNorm {
         Ok((out, shape))
     }
 
-    fn backward(&self, [x, w]: [&Tensor; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
+    fn backward(&self, inputs: [&Input; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
+        let [x, w] = inputs.map(|input| &input.tensor);
         let hidden = w.elem_count().max(1);
         let (dx, dw) =
             with_each_f32([x, w, grad], |[xs, ws, gs]| Ok(backward(xs, ws, gs, hidden, self.eps)))?;
-        let dx = x.track_op().then(|| values_like(x, dx)).transpose()?;
+        let dx = inputs[0].trains.then(|| values_like(x, dx)).transpose()?;
         Ok([dx, Some(values_like(w, dw)?)])
     }
 }
@@ -171,6 +172,7 @@ fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -182,8 +184,8 @@ mod tests {
             let fused = rms_norm(&x, &w, 1e-5)?;
             let plain = reference(&x, &w, 1e-5)?;
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("x", &x), ("weight", &w)] {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 2e-5);
@@ -200,8 +202,8 @@ mod tests {
             let direction = noise.tensor(&shape);
             let (own, fused) = (composed(&x, &w, 1e-5)?, rms_norm(&x, &w, 1e-5)?);
             assert_close("forward", &own, &fused, 1e-6);
-            let own = (own * &direction)?.sum_all()?.backward()?;
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let own = (own * &direction)?.sum_all()?.gradients()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("x", &x), ("weight", &w)] {
                 let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
                 assert_close(name, a, b, 2e-5);
@@ -222,7 +224,7 @@ mod tests {
         let w = Noise::new(7).var(&[8]);
         let out = rms_norm(&x.t()?, &w, 1e-5)?;
         assert_close("forward", &out, &reference(&x.t()?.contiguous()?, &w, 1e-5)?, 1e-6);
-        assert!(out.sum_all()?.backward()?.get(&x).is_some());
+        assert!(out.sum_all()?.gradients()?.get(&x).is_some());
         Ok(())
     }
 

@@ -5,11 +5,13 @@
 //! the rows are sorted by place beforehand, and nothing is added atomically.
 
 use candle_core::{DType, Result, Tensor, bail};
+use rayon::prelude::*;
 
-use crate::composed::differentiable_new;
 use crate::cuda;
 use crate::cuda::rows::{put_halves, some_rows};
+use crate::graph::{add_to, cat, differentiable_new};
 use crate::settings::composed_only;
+use crate::storage::{change_f32, with_f32};
 use crate::sums::Sums;
 
 /// The rows `ids` of `x`, `[T, ...]` → `[R, ...]`; gradients flow into them.
@@ -24,8 +26,8 @@ pub fn select_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
         shape[0] = 0;
         return Tensor::zeros(shape, x.dtype(), x.device());
     }
-    // candle's own gradient adds the rows one after the other.
-    if x.track_op() && !cuda::takes(&[x]) {
+    let on_cpu = crate::dispatch::fused(&[x]);
+    if x.track_op() && !on_cpu && !cuda::takes(&[x]) {
         return rows_by_ops(x, ids);
     }
     let by_kernel = cuda::runs_on(x.device()) && !composed_only();
@@ -37,9 +39,27 @@ pub fn select_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     if !x.track_op() {
         return Ok(out);
     }
-    let back = Sums::by_id(ids, x.dim(0)?)?;
+    let (back, values) = (Sums::by_id(ids, x.dim(0)?)?, x.elem_count());
+    let shape = x.shape().clone();
     differentiable_new("select_rows", [x; 3], out, move |gradient| {
-        Ok([Some(cuda::rows::sum_rows(gradient, None, &back)?), None, None])
+        if !on_cpu {
+            return Ok([Some(cuda::rows::sum_rows(gradient, None, &back)?), None, None]);
+        }
+        with_f32(gradient, |rows| {
+            add_to(0, |sum| {
+                if let Some(sum) = sum {
+                    change_f32(sum, |sum| {
+                        back.add_rows(rows, sum);
+                        Ok(())
+                    })?;
+                    return Ok(sum.clone());
+                }
+                let mut sum = vec![0.0; values];
+                back.add_rows(rows, &mut sum);
+                Tensor::from_vec(sum, &shape, gradient.device())
+            })
+        })?;
+        Ok([None, None, None])
     })
 }
 
@@ -95,7 +115,7 @@ pub fn put_rows(into: &Tensor, rows: &Tensor, first: usize) -> Result<()> {
 pub fn beside(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let ((rows, left), (_, right)) = (a.dims2()?, b.dims2()?);
     if rows == 0 || !cuda::takes(&[a, b]) {
-        return Tensor::cat(&[a, b], 1);
+        return cat(&[a, b], 1);
     }
     let out = Tensor::cat(&[a.detach(), b.detach()], 1)?;
     let want = [a.track_op(), b.track_op()];
@@ -121,6 +141,22 @@ pub fn reference(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
 }
 
 impl Sums {
+    /// Adds rows to those of `sum` that they belong to, each sum in the order of its terms.
+    fn add_rows(&self, rows: &[f32], sum: &mut [f32]) {
+        let width = sum.len() / self.rows().max(1);
+        if width == 0 {
+            return;
+        }
+        sum.par_chunks_mut(width).zip(self.from.par_windows(2)).with_min_len(64).for_each(
+            |(sum, range)| {
+                for &place in &self.places[range[0] as usize..range[1] as usize] {
+                    let row = &rows[place as usize * width..][..width];
+                    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                }
+            },
+        );
+    }
+
     /// `base` plus the weighted rows of `x`, both `[.., H]` in f32 without gradients: by the kernel where
     /// it takes them, else from plain tensor ops, where every row must sum equally many.
     pub(crate) fn of(&self, x: &Tensor, base: &Tensor) -> Result<Tensor> {
@@ -148,6 +184,7 @@ impl Sums {
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::{DType, Device, Var};
 
     use super::*;
@@ -205,7 +242,7 @@ mod tests {
             let run = |a: &Tensor, b: &Tensor| {
                 let both = beside(a, b)?;
                 let loss = (&both * &direction)?.sum_all()?;
-                Ok::<_, candle_core::Error>((both.detach(), loss.backward()?))
+                Ok::<_, candle_core::Error>((both.detach(), loss.gradients()?))
             };
             let (plain, want) = run(&a, &b)?;
             let (own, got) = emulated(|| run(&a, &b))?;
@@ -260,7 +297,7 @@ mod tests {
                 let scattered = scatter_rows(&picked, &ids, rows)?;
                 let loss = (&selected * &direction)?.sum_all()?;
                 let loss = (loss + (&scattered * &onto)?.sum_all()?)?;
-                let gradients = loss.backward()?;
+                let gradients = loss.gradients()?;
                 let of = |variable: &Var| gradients.get(variable).expect("a gradient").clone();
                 let all = [selected, scattered, of(&x), of(&picked)];
                 all.iter().map(|t| t.flatten_all()?.to_vec1()).collect()

@@ -1,6 +1,10 @@
 //! Reading a tensor's CPU memory as a slice, with a named error when it cannot be.
 
-use candle_core::{CpuStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
+use std::cell::Cell;
+
+use candle_core::{
+    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail,
+};
 use half::f16;
 
 /// The contiguous f32 values of a custom op's argument.
@@ -93,6 +97,29 @@ pub(crate) fn with_each_f32<const N: usize, R>(
         *slice = cpu_f32(storage, layout)?;
     }
     f(slices)
+}
+
+/// Runs `f` on the contiguous f32 values of a CPU tensor, which it may change: whoever else holds them sees that.
+///
+/// # Errors
+/// - as [`with_f32`], or the tensor is not contiguous
+pub(crate) fn change_f32(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
+    struct Change<F>(Cell<Option<F>>);
+    impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for Change<F> {
+        fn name(&self) -> &'static str {
+            "change"
+        }
+
+        fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+            let (CpuStorage::F32(values), Some((start, end))) =
+                (storage, layout.contiguous_offsets())
+            else {
+                bail!("values to change: contiguous f32 expected, found {layout:?}")
+            };
+            self.0.take().map_or(Ok(()), |f| f(&mut values[start..end]))
+        }
+    }
+    tensor.inplace_op1(&Change(Cell::new(Some(f))))
 }
 
 /// Values in the shape and on the device of another tensor.

@@ -6,10 +6,10 @@
 use candle_core::{Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, differentiable};
 use crate::simd::{exp, vectorised};
 use crate::storage::{values_like, with_each_f32};
 
@@ -27,7 +27,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
         bail!("swiglu: gate {:?} and up {:?} differ in shape", gate.shape(), up.shape());
     }
     if fused(&[gate, up]) {
-        gate.contiguous()?.apply_op2(&up.contiguous()?, Fused(SwiGlu))
+        fuse(SwiGlu, [gate, up])
     } else if cuda::takes(&[gate, up]) {
         cuda::rows::swiglu(gate, up)
     } else if cuda::takes_halves(&[gate, up]) {
@@ -85,7 +85,7 @@ pub fn clamped_swiglu(gate: &Tensor, up: &Tensor, bounds: Clamped) -> Result<Ten
         bail!("swiglu: a clamped unit has no gradients");
     }
     if fused(&[gate, up]) {
-        return gate.contiguous()?.apply_op2_no_bwd(&up.contiguous()?, &Fused(bounds));
+        return fuse(bounds, [gate, up]);
     }
     let gate = gate.minimum(bounds.limit)?;
     let up = (up.clamp(-bounds.limit, bounds.limit)? + 1.0)?;
@@ -129,8 +129,8 @@ impl FusedOp<2> for SwiGlu {
         Ok((product(gate.f32()?, up.f32()?), gate.shape().clone()))
     }
 
-    fn backward(&self, inputs: [&Tensor; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
-        let [gate, up] = inputs;
+    fn backward(&self, inputs: [&Input; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
+        let [gate, up] = inputs.map(|input| &input.tensor);
         let (dgate, dup) = with_each_f32([gate, up, grad], |[gates, ups, grads]| {
             let mut out = (vec![0.0; gates.len()], vec![0.0; gates.len()]);
             backward((gates, ups), grads, (&mut out.0, &mut out.1));
@@ -185,6 +185,7 @@ pub(crate) fn backward(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -217,8 +218,8 @@ mod tests {
             let fused = swiglu(&wide, &up)?;
             let plain = reference(&wide, &up)?;
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("gate", &gate), ("up", &up)] {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
@@ -236,8 +237,8 @@ mod tests {
             let wide = (gate.as_tensor() * factor)?;
             let (own, fused) = (composed(&wide, &up)?, swiglu(&wide, &up)?);
             assert_close("forward", &own, &fused, 1e-6);
-            let own = (own * &direction)?.sum_all()?.backward()?;
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
+            let own = (own * &direction)?.sum_all()?.gradients()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("gate", &gate), ("up", &up)] {
                 let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
                 assert_close(name, a, b, 1e-5);

@@ -1,5 +1,6 @@
 //! Random tensors, comparisons and finite differences for the ops' tests.
 
+use crate::graph::Backward;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 /// A deterministic stream of numbers in `[-1, 1)`.
@@ -71,7 +72,7 @@ pub(crate) fn gradcheck(inputs: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tenso
         let direction = noise.tensor(out.dims()).to_dtype(DType::F64).expect("to f64");
         (out * direction).and_then(|t| t.sum_all()).expect("scalar")
     };
-    let grads = run(&inputs).backward().expect("backward");
+    let grads = run(&inputs).gradients().expect("backward");
     for (index, var) in inputs.iter().enumerate() {
         let grad = grads.get(var.as_tensor()).expect("a gradient for every input");
         let grad: Vec<f64> = grad.flatten_all().and_then(|g| g.to_vec1()).expect("values");

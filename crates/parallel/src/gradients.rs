@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor};
 use longdraft_kernels::adamw::{square_sum, square_sum_on_device, stays_on_device};
+use longdraft_kernels::graph::into_values;
 use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
@@ -49,19 +50,19 @@ impl Gradients {
         Self { values: parameters.iter().map(|_| None).collect() }
     }
 
-    /// Adds the gradients of one backward pass.
+    /// Adds the gradients of one backward pass, which are not copied where they are the first.
     ///
     /// # Errors
     /// - a gradient cannot be read as f32
-    pub fn add(&mut self, parameters: &[Parameter], store: &GradStore) -> Result<()> {
+    pub fn add(&mut self, parameters: &[Parameter], mut store: GradStore) -> Result<()> {
         for (value, parameter) in self.values.iter_mut().zip(parameters) {
-            let Some(grad) = store.get(parameter.var.as_tensor()) else {
+            let Some(gradient) = store.remove(parameter.var.as_tensor()) else {
                 continue;
             };
-            let values = if stays_on_device(grad) {
-                Values::Device(grad.to_dtype(DType::F32)?)
+            let values = if stays_on_device(&gradient) {
+                Values::Device(gradient.to_dtype(DType::F32)?)
             } else {
-                Values::Host(grad.flatten_all()?.to_vec1()?)
+                Values::Host(into_values(gradient)?)
             };
             accumulate(value, values)?;
         }

@@ -371,6 +371,7 @@ impl MatrixStep {
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};
+    use longdraft_kernels::graph::Backward;
     use longdraft_models::weights::TensorRole;
 
     use super::*;
@@ -386,7 +387,7 @@ mod tests {
         let terms = parameters.iter().map(|p| (p.var.sqr()? * factor)?.sum_all());
         let total = terms.reduce(|a, b| a? + b?).expect("parameters").expect("sum");
         let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, &total.backward().expect("backward")).expect("gradients");
+        gradients.add(parameters, total.gradients().expect("backward")).expect("gradients");
         gradients
     }
 

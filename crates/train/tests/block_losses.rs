@@ -6,6 +6,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{D, Device, Result, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
+use longdraft_kernels::graph::Backward;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
 use longdraft_models::draft::Parameter;
@@ -243,13 +244,13 @@ fn assert_same(
     want: &Tensor,
 ) {
     let share = step(objective, row, &row.features());
-    let gradients = want.backward().expect("backward");
+    let gradients = want.gradients().expect("backward");
     let want = want.to_scalar::<f32>().expect("number");
     let (told, loss) = (share.metrics.loss(), share.loss.expect("a loss"));
     let found = loss.to_scalar::<f32>().expect("number");
     assert!((found - want).abs() < 2e-5 * want.abs(), "{name}: {found} {want}");
     assert!((told - f64::from(want)).abs() < 2e-5 * told.abs(), "{name}: told {told} {want}");
-    let own = loss.backward().expect("backward");
+    let own = loss.gradients().expect("backward");
     for (a, b) in draft.weights().parameters().iter().zip(objective.draft().parameters()) {
         let (a_values, b_values) = (values(&gradients, a), values(&own, b));
         let largest = a_values.iter().chain(&b_values).fold(0.0_f32, |m, g| m.max(g.abs()));
@@ -382,7 +383,7 @@ fn gradients_are_finite_differences_of_the_told_loss() {
         };
         let parameters = objective.draft().parameters();
         let norm = parameters.iter().find(|p| p.name == "norm.weight").expect("a norm");
-        let gradients = share().loss.expect("a loss").backward().expect("backward");
+        let gradients = share().loss.expect("a loss").gradients().expect("backward");
         let own = values(&gradients, norm);
         let largest = own.iter().fold(0.0_f32, |most, g| most.max(g.abs()));
         let at = norm.var.as_tensor().copy().and_then(|t| t.to_vec1::<f32>()).expect("values");
@@ -452,7 +453,7 @@ fn a_selector_may_keep_labels_and_leave_the_layers_alone() -> Result<()> {
 
     let gradients = |objective: &BlockObjective| {
         let loss = step(objective, &row, &features).loss.expect("a loss");
-        let gradients = loss.backward().expect("backward");
+        let gradients = loss.gradients().expect("backward");
         let named = |p: &Parameter| (p.name.clone(), values(&gradients, p));
         objective.draft().parameters().iter().map(named).collect::<Vec<_>>()
     };
@@ -629,7 +630,7 @@ fn no_gradient_reaches_the_targets_table_or_head() {
             Box::new(BlockObjective::new(draft, head.as_tensor(), loss, draws()))
         };
         let loss = step(objective.as_ref(), &row, &row.features()).loss.expect("a loss");
-        let gradients = loss.backward().expect("backward");
+        let gradients = loss.gradients().expect("backward");
         for frozen in [&table, &head] {
             assert!(gradients.get(frozen.as_tensor()).is_none(), "the target trains along");
         }
@@ -659,7 +660,7 @@ fn a_selector_counts_for_less_in_the_first_steps_of_training_and_not_when_it_is_
     let value = |objective: &BlockObjective| {
         let share = step(objective, &row, &features);
         let loss = share.loss.expect("a loss");
-        let gradients = loss.backward().expect("backward");
+        let gradients = loss.gradients().expect("backward");
         let all = objective.draft().parameters().iter().map(|p| values(&gradients, p));
         let loss = loss.to_scalar::<f32>().expect("number");
         (loss, share.metrics.loss(), all.collect::<Vec<_>>())

@@ -1,6 +1,7 @@
 //! Ranks in processes of their own that exchange tensors as if on a GPU each: they come to what threads do, and one that dies or
 //! hangs ends all.
 
+use longdraft_kernels::graph::Backward;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -104,7 +105,7 @@ fn shared_row(world: &World, lengths: &[usize]) -> [Tensor; 3] {
     let whole = part.gather(own.as_tensor()).expect("gathered");
     let weights = all.affine(0.1, world.rank() as f64).expect("weights");
     let loss = (&whole * weights).and_then(|product| product.sum_all()).expect("a loss");
-    let gradients = loss.backward().expect("backward");
+    let gradients = loss.gradients().expect("backward");
     let gradient = gradients.get(own.as_tensor()).expect("a gradient").clone();
     let flat = own.flatten_from(1).expect("states");
     let after = part.with_rows_after(&flat, 2).expect("states after");

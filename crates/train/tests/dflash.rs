@@ -2,6 +2,7 @@
 
 mod blocks;
 
+use longdraft_kernels::graph::Backward;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -153,7 +154,7 @@ fn the_targets_distribution_is_learned_as_plain_ops_say() {
         let objective = objective.with_starts(|_| vec![3, 12]);
         let draft = draft();
         let want = plain_loss(&draft, (&batch, &states, &teacher, &head), soft).expect("loss");
-        let gradients = want.backward().expect("backward");
+        let gradients = want.gradients().expect("backward");
         let want = want.to_scalar::<f32>().expect("number");
         // As the target gives it, and as a store keeps it.
         let mut teachers = vec![TeacherFeatures::EveryToken { hidden: teacher.clone() }];
@@ -172,7 +173,7 @@ fn the_targets_distribution_is_learned_as_plain_ops_say() {
             let found = loss.to_scalar::<f32>().expect("number");
             assert!((found - want).abs() < 1e-5 * want, "{soft:?}: {found} {want}");
             assert!((told - f64::from(want)).abs() < 1e-5 * told, "{soft:?}: {told} {want}");
-            let own = loss.backward().expect("backward");
+            let own = loss.gradients().expect("backward");
             for (a, b) in draft.parameters().iter().zip(objective.draft().parameters()) {
                 let values = |gradients: &GradStore, parameter: &Parameter| -> Vec<f32> {
                     let gradient = gradients.get(&parameter.var).expect("a gradient");

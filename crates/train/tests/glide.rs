@@ -1,5 +1,6 @@
 //! The GLIDE objective on tiny random targets.
 
+use longdraft_kernels::graph::Backward;
 use std::sync::Arc;
 
 use candle_core::Tensor;
@@ -85,8 +86,8 @@ fn every_trained_tensor_gets_a_gradient_in_every_mode() {
             assert_eq!(loss.denominator, batch.learned.len());
             let parameters = objective.draft().parameters();
             let mut gradients = Gradients::new(parameters);
-            let store = loss.numerator.expect("learned").backward().expect("backward");
-            gradients.add(parameters, &store).expect("gradients");
+            let store = loss.numerator.expect("learned").gradients().expect("backward");
+            gradients.add(parameters, store).expect("gradients");
             let mut reached = 0;
             for (index, parameter) in parameters.iter().enumerate() {
                 let name = &parameter.name;
@@ -231,8 +232,8 @@ fn every_tensor_of_a_draft_of_some_tokens_gets_a_gradient() {
         let loss = objective.loss((&batch, &delays()), &features, true).expect("loss");
         let parameters = objective.draft().parameters();
         let mut gradients = Gradients::new(parameters);
-        let store = loss.numerator.expect("learned").backward().expect("backward");
-        gradients.add(parameters, &store).expect("gradients");
+        let store = loss.numerator.expect("learned").gradients().expect("backward");
+        gradients.add(parameters, store).expect("gradients");
         for (index, parameter) in parameters.iter().enumerate() {
             let gradient = gradients.get(index).expect("values").expect("a gradient");
             let trains =

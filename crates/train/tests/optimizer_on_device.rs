@@ -3,6 +3,7 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 use longdraft_kernels::dispatch::{Ops, set_ops};
+use longdraft_kernels::graph::Backward;
 use longdraft_models::draft::Parameter;
 use longdraft_models::weights::TensorRole;
 use longdraft_parallel::DataParallel;
@@ -27,9 +28,9 @@ fn gradients(parameters: &[Parameter]) -> Gradients {
     let half = parameters[..2].iter().map(|p| (p.var.sqr()? * 0.5)?.sum_all());
     let total = half.reduce(|a, b| a? + b?).expect("parameters").expect("sum");
     let mut gradients = Gradients::new(parameters);
-    gradients.add(parameters, &total.backward().expect("backward")).expect("gradients");
+    gradients.add(parameters, total.gradients().expect("backward")).expect("gradients");
     // Micro-batches add up.
-    gradients.add(parameters, &total.backward().expect("backward")).expect("gradients");
+    gradients.add(parameters, total.gradients().expect("backward")).expect("gradients");
     gradients
 }
 

@@ -2,6 +2,7 @@
 //! test-time steps tells every round, and the simulated acceptance length is the decoded one but
 //! for what a product of means leaves out: rounds begin after a rejection, and texts end.
 
+use longdraft_kernels::graph::Backward;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -118,7 +119,7 @@ fn train(objective: &Eagle3Objective, batch: &Batch, features: &BatchFeatures) {
         let outcome = objective.evaluate(batch, features, &plan, &denominators, true);
         let loss = outcome.expect("evaluation").loss.expect("learned rows");
         let mut gradients = Gradients::new(parameters);
-        gradients.add(parameters, &loss.backward().expect("backward")).expect("gradients");
+        gradients.add(parameters, loss.gradients().expect("backward")).expect("gradients");
         optimizer.step(parameters, &gradients, 4e-3).expect("step");
     }
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::{KeyRanges, Scores};
-use crate::composed::{CHUNK_VALUES, FULL_ROWS, differentiable};
+use crate::composed::{CHUNK_VALUES, FULL_ROWS};
+use crate::graph::differentiable;
 
 /// Most queries of a block.
 const BLOCK_QUERIES: usize = 1024;

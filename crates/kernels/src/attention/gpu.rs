@@ -17,9 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 use super::{Dims, KeyRanges};
-use crate::composed::{FULL_ROWS, differentiable_by_result};
+use crate::composed::FULL_ROWS;
 use crate::cuda::{self, Argument, Program, block_memory, has_warp_groups};
 use crate::dispatch::{Products, products_of};
+use crate::graph::differentiable_by_result;
 use beside::Beside;
 use tables::Tables;
 

@@ -25,9 +25,9 @@ use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
-use crate::composed::Gradients;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::Gradients;
 use crate::storage::{values_like, with_each_f32};
 
 pub use composed::composed;
@@ -122,7 +122,7 @@ fn attend(
         let sinks = scores.sinks.map(Tensor::to_vec1::<f32>).transpose()?;
         let op =
             Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
-        q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, Fused(op))
+        fuse(op, [q, k, v])
     } else if plain {
         composed(q, k, v, ranges)
     } else {
@@ -207,6 +207,7 @@ struct Attention {
 
 impl FusedOp<3> for Attention {
     const NAME: &'static str = "attention";
+    const READS_RESULT: bool = true;
 
     fn forward(&self, [q, k, v]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let dims = Dims { softcap: self.softcap, ..Dims::new(q.shape(), k.shape())? };
@@ -224,14 +225,14 @@ impl FusedOp<3> for Attention {
         Ok((out, shape))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], out: &Tensor, grad: &Tensor) -> Result<Gradients> {
-        let [q, k, v] = inputs;
+    fn backward(&self, inputs: [&Input; 3], out: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let train_keys = inputs[1].trains || inputs[2].trains;
+        let [q, k, v] = inputs.map(|input| &input.tensor);
         let Some(lse) = self.log_sum_exp.get() else { bail!("attention: backward before forward") };
         if self.softcap.is_some() || self.sinks.is_some() {
             bail!("attention: soft-capped scores and sinks have no gradients");
         }
         let dims = Dims::new(q.shape(), k.shape())?;
-        let train_keys = k.track_op() || v.track_op();
         let (dq, dkv) = with_each_f32([q, k, v, out, grad], |[q, k, v, out, grad]| {
             let saved = backward::Saved { q, k, v, out, grad, lse };
             let dq = backward::queries(&saved, dims, &self.ranges);

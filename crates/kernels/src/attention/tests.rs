@@ -1,6 +1,7 @@
 mod gpu;
 mod halves;
 
+use crate::graph::Backward;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -58,9 +59,9 @@ fn assert_matches_reference(
     assert_close("forward", &fused, &plain, 1e-5);
     let own = composed(q, k, v, ranges)?;
     assert_close("composed", &own, &plain, 1e-5);
-    let own = (own * &direction)?.sum_all()?.backward()?;
-    let fused = (fused * &direction)?.sum_all()?.backward()?;
-    let plain = (plain * &direction)?.sum_all()?.backward()?;
+    let own = (own * &direction)?.sum_all()?.gradients()?;
+    let fused = (fused * &direction)?.sum_all()?.gradients()?;
+    let plain = (plain * &direction)?.sum_all()?.gradients()?;
     for (name, var) in [("q", q), ("k", k), ("v", v)] {
         let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
         assert_close(name, a, b, 3e-5);
@@ -84,8 +85,8 @@ fn composed_blocks_meet_at_their_borders() -> Result<()> {
         let own = composed_within(4 * 20 * 50, &q, &k, &v, &ranges)?;
         let fused = attention(&q, &k, &v, &ranges)?;
         assert_close("forward", &own, &fused, 1e-5);
-        let own = (own * &direction)?.sum_all()?.backward()?;
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
+        let own = (own * &direction)?.sum_all()?.gradients()?;
+        let fused = (fused * &direction)?.sum_all()?.gradients()?;
         for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
             let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
             assert_close(name, a, b, 3e-5);
@@ -323,7 +324,7 @@ fn row_without_keys_is_exactly_zero_and_passes_no_gradient() -> Result<()> {
             (noise.var(&[tokens, 2, 8]), noise.var(&[tokens, 1, 8]), noise.var(&[tokens, 1, 8]));
         let out = attention(&q, &k, &v, &ranges)?;
         assert!(out.narrow(0, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|&x| x == 0.0));
-        let grads = out.sqr()?.sum_all()?.backward()?;
+        let grads = out.sqr()?.sum_all()?.gradients()?;
         let dq = grads.get(&q).expect("gradient").narrow(0, 0, 3)?.abs()?.sum_all()?;
         assert!(dq.to_scalar::<f32>()? == 0.0);
     }
@@ -335,7 +336,7 @@ fn frozen_keys_get_no_gradient() -> Result<()> {
     let mut noise = Noise::new(42);
     let ranges = Arc::new(KeyRanges::packed(&[0; 20], None, Delays::Same(1)));
     let (q, k, v) = (noise.var(&[20, 2, 4]), noise.tensor(&[20, 1, 4]), noise.tensor(&[20, 1, 4]));
-    let grads = attention(&q, &k, &v, &ranges)?.sum_all()?.backward()?;
+    let grads = attention(&q, &k, &v, &ranges)?.sum_all()?.gradients()?;
     assert!(grads.get(&q).is_some() && grads.get(&k).is_none() && grads.get(&v).is_none());
     Ok(())
 }
@@ -374,7 +375,7 @@ fn result_does_not_depend_on_the_number_of_threads() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
         pool.install(|| {
             let out = attention(&q, &k, &v, &ranges).expect("forward");
-            let grads = out.sqr().and_then(|o| o.sum_all()?.backward()).expect("backward");
+            let grads = out.sqr().and_then(|o| o.sum_all()?.gradients()).expect("backward");
             [&q, &k, &v]
                 .iter()
                 .flat_map(|var| {

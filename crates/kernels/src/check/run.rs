@@ -1,5 +1,6 @@
 //! Running cases.
 
+use crate::graph::Backward;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -230,7 +231,7 @@ fn results(function: &Function, inputs: &[Input], leaves: &[Leaf]) -> Result<Vec
         && first.tensor.elem_count() > 0
     {
         let along = direction(&first.tensor)?;
-        let store = (&first.tensor * along)?.sum_all()?.backward()?;
+        let store = (&first.tensor * along)?.sum_all()?.gradients()?;
         for (input, leaf) in inputs.iter().zip(leaves) {
             let Some(variable) = leaf.variable() else { continue };
             let Some(gradient) = store.get(variable) else {

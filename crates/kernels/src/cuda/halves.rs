@@ -80,6 +80,7 @@ pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::{DType, Device, Result, Tensor};
 
     use super::super::emulator::emulated;
@@ -126,7 +127,7 @@ mod tests {
         let plain = rms_norm_as(&x, &w, 1e-5, DType::BF16)?;
         assert_rounded(&plain, &rms_norm(&x, &w, 1e-5)?)?;
         let trained = emulated(|| rms_norm_as(&x, &w, 1e-5, DType::BF16))?;
-        assert!(trained.to_dtype(DType::F32)?.sum_all()?.backward()?.get(&x).is_some());
+        assert!(trained.to_dtype(DType::F32)?.sum_all()?.gradients()?.get(&x).is_some());
         assert_eq!(rms_norm_as(&x, &w, 1e-5, DType::F32)?.dtype(), DType::F32);
         Ok(())
     }

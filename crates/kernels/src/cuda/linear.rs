@@ -165,6 +165,7 @@ pub(crate) fn each_row<const N: usize>(
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::{DType, Result, Tensor};
 
     use super::super::emulator::emulated;
@@ -263,8 +264,8 @@ mod tests {
     fn rows_that_train_and_odd_widths_go_the_composed_way() -> Result<()> {
         let mut noise = Noise::new(8);
         let (x, weight) = (noise.var(&[3, 7]), noise.tensor(&[4, 7]));
-        let plain = linear(&x, &weight, None)?.sqr()?.sum_all()?.backward()?;
-        let own = emulated(|| linear(&x, &weight, None)?.sqr()?.sum_all()?.backward())?;
+        let plain = linear(&x, &weight, None)?.sqr()?.sum_all()?.gradients()?;
+        let own = emulated(|| linear(&x, &weight, None)?.sqr()?.sum_all()?.gradients())?;
         assert_close("dx", own.get(&x).expect("own"), plain.get(&x).expect("cpu"), 1e-5);
         let own = emulated(|| linear(&x.detach(), &weight, None))?;
         assert_close("odd", &own, &linear(&x.detach(), &weight, None)?, 2e-6);

@@ -8,6 +8,7 @@ use candle_core::{
 
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::{emulated, trace::on_host};
+use crate::graph::{add_to, trained_type};
 
 /// `a b` of `[M, K]` and `[K, N]` factors of the same type: in f32 for f32, bf16 and f16, else in their
 /// own. Factors may be turned, not copied, matrices.
@@ -60,6 +61,27 @@ pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
         bail!("product of {a:?} and {b:?} added to {sum:?}");
     }
     sum.inplace_op1(&Onto { a, b })
+}
+
+/// Adds `a b` to the gradients of an argument of a node, as [`add_to`]: a GPU's library adds to an f32 sum what it
+/// multiplies.
+///
+/// # Errors
+/// - as [`product`]
+pub(crate) fn add_product_to(argument: usize, a: &Tensor, b: &Tensor) -> Result<()> {
+    let Some(dtype) = trained_type(argument) else { return Ok(()) };
+    let narrow = matches!(a.dtype(), DType::F32 | DType::BF16 | DType::F16);
+    if dtype != DType::F32 || !narrow || a.device().is_metal() {
+        let own = product(a, b)?.to_dtype(dtype)?;
+        return add_to(argument, |sum| sum.map_or_else(|| Ok(own.clone()), |sum| sum + &own));
+    }
+    add_to(argument, |sum| match sum {
+        None => product(a, b),
+        Some(sum) => {
+            add_product(sum, a, b)?;
+            Ok(sum.clone())
+        }
+    })
 }
 
 /// Adds the product of its factors to what is there.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 
 use super::{Argument, Launch, Program, aligned, exactly, upload};
-use crate::composed::differentiable_new;
+use crate::graph::differentiable_new;
 use crate::sums::Sums;
 
 /// Pieces of rows that one start sums side by side: what a grid can have in its second direction.
@@ -284,6 +284,7 @@ pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result
 
 #[cfg(test)]
 mod tests {
+    use crate::graph::Backward;
     use candle_core::{DType, Device, Result, Tensor, Var};
 
     use super::super::emulator::emulated;
@@ -297,7 +298,7 @@ mod tests {
     fn assert_same(op: impl Fn() -> Result<Tensor>, variables: &[&Var]) -> Result<()> {
         let plain = op()?;
         let direction = Noise::new(77).tensor(plain.dims());
-        let through = |out: &Tensor| (out * &direction)?.sum_all()?.backward();
+        let through = |out: &Tensor| (out * &direction)?.sum_all()?.gradients();
         let of_plain = through(&plain)?;
         emulated(|| {
             let own = op()?;

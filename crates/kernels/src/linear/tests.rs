@@ -1,3 +1,4 @@
+use crate::graph::Backward;
 use candle_core::Var;
 
 use super::*;
@@ -18,8 +19,8 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let fused = linear(&x, &w, Some(&b))?;
         let plain = reference(&x, &w, Some(&b))?;
         assert_close("forward", &fused, &plain, 1e-6);
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
-        let plain = (plain * &direction)?.sum_all()?.backward()?;
+        let fused = (fused * &direction)?.sum_all()?.gradients()?;
+        let plain = (plain * &direction)?.sum_all()?.gradients()?;
         for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
             let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
             assert_close(name, a, b, 1e-5);
@@ -36,20 +37,20 @@ fn composed_matches_reference_and_trains_only_what_is_a_variable() -> Result<()>
             (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
         let direction = noise.tensor(&[rows, outputs]);
         let plain = reference(&x, &w, Some(&b))?;
-        let want = (&plain * &direction)?.sum_all()?.backward()?;
+        let want = (&plain * &direction)?.sum_all()?.gradients()?;
         for (factors, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
             let own = product_in(factors, &x, &w, Some(&b))?;
             assert_eq!(own.dtype(), DType::F32);
             assert_close("forward", &own, &plain, tolerance);
-            let own = (own * &direction)?.sum_all()?.backward()?;
+            let own = (own * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
                 let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
                 assert_close(name, a, b, tolerance);
             }
         }
         let frozen = w.to_dtype(DType::BF16)?.detach();
-        let own = (composed(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
-        let fused = (linear(&x, &frozen, None)? * &direction)?.sum_all()?.backward()?;
+        let own = (composed(&x, &frozen, None)? * &direction)?.sum_all()?.gradients()?;
+        let fused = (linear(&x, &frozen, None)? * &direction)?.sum_all()?.gradients()?;
         assert_close("x", own.get(&x).expect("own"), fused.get(&x).expect("fused"), 1e-5);
         let alone = composed(&x.detach(), &frozen, None)?;
         assert!(!alone.track_op());
@@ -69,8 +70,8 @@ fn residual_matches_a_separate_addition_forward_and_backward() -> Result<()> {
             let fused = linear_onto(&r, &x, &w, bias)?;
             let plain = (r.as_tensor() + reference(&x, &w, bias)?)?;
             assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.backward()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
+            let fused = (fused * &direction)?.sum_all()?.gradients()?;
+            let plain = (plain * &direction)?.sum_all()?.gradients()?;
             for (name, var) in [("x", &x), ("weight", &w), ("residual", &r)] {
                 let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
                 assert_close(name, a, b, 1e-5);
@@ -109,7 +110,7 @@ fn sixteen_bit_weights_equal_their_widened_selves() -> Result<()> {
             let wide = narrow.to_dtype(DType::F32)?;
             let (a, b) = (linear(&x, &narrow, None)?, linear(&x, &wide, None)?);
             assert_close("forward", &a, &b, 0.0);
-            let (a, b) = (a.sqr()?.sum_all()?.backward()?, b.sqr()?.sum_all()?.backward()?);
+            let (a, b) = (a.sqr()?.sum_all()?.gradients()?, b.sqr()?.sum_all()?.gradients()?);
             assert_close("x", a.get(&x).expect("grad"), b.get(&x).expect("grad"), 0.0);
         }
     }
@@ -127,7 +128,7 @@ fn reference_gradient_matches_differences() {
 fn frozen_weight_gets_no_gradient() -> Result<()> {
     let mut noise = Noise::new(10);
     let (x, w) = (noise.var(&[3, 4]), noise.tensor(&[2, 4]));
-    let grads = linear(&x, &w, None)?.sum_all()?.backward()?;
+    let grads = linear(&x, &w, None)?.sum_all()?.gradients()?;
     assert!(grads.get(&x).is_some() && grads.get(&w).is_none());
     Ok(())
 }
@@ -175,7 +176,7 @@ fn exact_products_train_and_take_any_width() -> Result<()> {
     let want = linear(&x, &w, Some(&b))?;
     let own = emulated(|| with_half_products(|| linear_exact(&x, &w, Some(&b))))?;
     assert_close("forward", &own, &want, 1e-6);
-    let gradients = |out: Tensor| out.sqr()?.sum_all()?.backward();
+    let gradients = |out: Tensor| out.sqr()?.sum_all()?.gradients();
     let (want, own) = (gradients(want)?, with_half_products(|| gradients(own))?);
     for (name, var) in [("x", &x), ("weight", &w)] {
         let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
@@ -199,7 +200,7 @@ fn half_products_are_sums_of_f32() -> Result<()> {
             return emulated(|| {
                 with_half_products(|| {
                     let out = linear(&x, &w, None)?;
-                    let gradients = (&out * &direction)?.sum_all()?.backward()?;
+                    let gradients = (&out * &direction)?.sum_all()?.gradients()?;
                     let of = |var: &Var| gradients.get(var).cloned().expect("gradient");
                     Ok([out, of(&x), of(&w)])
                 })
@@ -222,7 +223,7 @@ fn kept_factors_give_the_same_bits() -> Result<()> {
     let (x, w) = (noise.var(&[70, 12]), noise.var(&[12, 12]));
     let step = || -> Result<_> {
         let out = linear(&linear(&x, &w, None)?, &w, None)?;
-        let gradients = out.sqr()?.sum_all()?.backward()?;
+        let gradients = out.sqr()?.sum_all()?.gradients()?;
         let of = |variable| gradients.get(variable).cloned().expect("a gradient");
         Ok([out.detach(), of(x.as_tensor()), of(w.as_tensor())])
     };

@@ -1,6 +1,7 @@
 //! The loss on any device: the reference or a GPU's kernel of some rows at a time, gradients along
 //! with it.
 
+use crate::graph::Backward;
 use std::borrow::Cow;
 
 use candle_core::backprop::GradStore;
@@ -12,8 +13,9 @@ use super::{
     Inputs, LowRank, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted,
     check, gpu,
 };
-use crate::composed::{CHUNK_VALUES, differentiable};
+use crate::composed::CHUNK_VALUES;
 use crate::cuda;
+use crate::graph::differentiable;
 use crate::linear::{factor_type, with_factor};
 use crate::storage::{from_f64, host_f64};
 
@@ -76,7 +78,7 @@ pub(super) fn in_chunks(
         let output = with_factor(last.leaf.tensor(), &last.factor, loss)?;
         sums.add(rows, &output)?;
         if trains {
-            let gradients = output.loss_sum.backward()?;
+            let gradients = output.loss_sum.gradients()?;
             for (product, part) in all.iter_mut().zip(&parts) {
                 product.add(part, &gradients)?;
             }

@@ -13,11 +13,10 @@ use super::{
     Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Tail, Teacher,
     Weighted,
 };
-use crate::backward::add_to;
-use crate::composed::differentiable;
 use crate::cuda::product::{add_product, product};
 use crate::cuda::{Argument, Launch, Program, exactly, takes, upload};
 use crate::factors::{as_factor, as_of_type, kept_factor};
+use crate::graph::{add_to, differentiable};
 use crate::linear::{composed as linear, factor_type};
 use crate::rows::select_rows;
 
@@ -95,14 +94,19 @@ pub(super) fn in_chunks(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
         of_rows[*row as usize] = numbers;
     }
     let loss = Tensor::new(loss_of(&of_rows), hidden.device())?;
-    let (head_type, variable) = (head.dtype(), head.clone());
+    let head_type = head.dtype();
     let loss_sum = differentiable("linear_cross_entropy", [hidden, head, head], loss, move |g| {
         let dh = d_hidden.as_ref().map(|own| scaled(own, g)).transpose()?;
-        let Some(own) = &d_head else { return Ok([dh, None, None]) };
-        if add_to(&variable, |sum| scaled_onto(sum, own, g))? {
-            return Ok([dh, None, None]);
+        match &d_head {
+            Some(own) if head_type != DType::F32 => {
+                Ok([dh, Some(scaled(own, g)?.to_dtype(head_type)?), None])
+            }
+            Some(own) => {
+                add_to(1, |sum| scaled_onto(sum, own, g))?;
+                Ok([dh, None, None])
+            }
+            None => Ok([dh, None, None]),
         }
-        Ok([dh, Some(scaled(own, g)?.to_dtype(head_type)?), None])
     })?;
     Ok(Output { loss_sum, rows: row_statistics(inputs, &of_rows) })
 }

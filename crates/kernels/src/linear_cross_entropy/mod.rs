@@ -40,7 +40,7 @@ mod top_k;
 use candle_core::{Result, Tensor, bail};
 
 use crate::bend::Bend;
-use crate::composed::differentiable;
+use crate::graph::{add_to, differentiable};
 
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
 
@@ -262,10 +262,12 @@ fn with_gradients(loss: f64, gradients: fused::Gradients, trained: [&Tensor; 3])
     let own = [of(hidden, trained[0])?, of(head, trained[1])?, of(low_rank, trained[2])?];
     let loss = Tensor::new(loss as f32, device)?;
     differentiable("linear_cross_entropy", trained, loss, move |gradient| {
-        let scaled = |own: &Option<Tensor>| -> Result<Option<Tensor>> {
-            own.as_ref().map(|own| own.broadcast_mul(gradient)).transpose()
-        };
-        Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
+        for (argument, own) in own.iter().enumerate() {
+            let Some(own) = own else { continue };
+            let scaled = own.broadcast_mul(gradient)?;
+            add_to(argument, |sum| sum.map_or(Ok(scaled.clone()), |sum| sum + &scaled))?;
+        }
+        Ok([None, None, None])
     })
 }
 

@@ -195,6 +195,7 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Backward;
     use crate::test_support::{Noise, assert_close, gradcheck};
 
     #[test]
@@ -210,13 +211,13 @@ mod tests {
             let own = softcapped_composed(&hidden, &head, &labels, softcap)?;
             assert_close("composed", &own.loss_sum, &plain.loss_sum, 2e-6);
             assert_eq!(own.rows.agrees, plain.rows.agrees);
-            let own = own.loss_sum.backward()?;
+            let own = own.loss_sum.gradients()?;
             assert_close("loss", &fused.loss_sum, &plain.loss_sum, 2e-6);
             assert_eq!(fused.rows.agrees, plain.rows.agrees);
             for (a, b) in fused.rows.hard.iter().zip(&plain.rows.hard) {
                 assert!((a - b).abs() < 1e-5, "{a} {b}");
             }
-            let (fused, plain) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
+            let (fused, plain) = (fused.loss_sum.gradients()?, plain.loss_sum.gradients()?);
             for (name, var) in [("hidden", &hidden), ("head", &head)] {
                 let fused = fused.get(var).expect("fused gradient");
                 assert_close(name, fused, plain.get(var).expect("gradient"), 1e-5);
@@ -238,7 +239,7 @@ mod tests {
         let mut noise = Noise::new(7);
         let (hidden, head) = (noise.var(&[2, 3]), noise.tensor(&[4, 3]));
         let loss = softcapped_linear_cross_entropy(&hidden, &head, &[1, 3], 30.0)?.loss_sum;
-        let gradients = loss.backward()?;
+        let gradients = loss.gradients()?;
         assert!(gradients.get(&hidden).is_some() && gradients.get(&head).is_none());
         for (labels, softcap) in [(&[1, 4][..], 30.0), (&[1], 30.0), (&[1, 2], 0.0)] {
             assert!(softcapped_linear_cross_entropy(&hidden, &head, labels, softcap).is_err());

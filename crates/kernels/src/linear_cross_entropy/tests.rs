@@ -2,6 +2,7 @@ mod gpu;
 mod low_rank;
 mod sparse;
 
+use crate::graph::Backward;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::composed_within;
@@ -113,13 +114,13 @@ fn bent_logits_have_the_slope_in_their_gradients_in_every_version() -> Result<()
             let straight = reference(&case.inputs(case.hidden.as_tensor(), soft, true))?;
             let [bent, straight] = [&plain, &straight].map(|of| of.loss_sum.to_scalar::<f32>());
             assert!((bent? - straight?).abs() > 1e-3, "{soft}: nothing was bent");
-            let want = plain.loss_sum.backward()?;
+            let want = plain.loss_sum.gradients()?;
             for (name, other) in
                 [("fused", linear_cross_entropy(&inputs)?), ("composed", composed(&inputs)?)]
             {
                 assert_close(name, &other.loss_sum, &plain.loss_sum, 2e-6);
                 assert_eq!(other.rows.agrees, plain.rows.agrees);
-                let got = other.loss_sum.backward()?;
+                let got = other.loss_sum.gradients()?;
                 for (part, var) in [("dh", &case.hidden), ("dW", &case.head)] {
                     let (got, want) = (got.get(var).expect("own"), want.get(var).expect("plain"));
                     assert_close(&format!("{soft} {name} {part}"), got, want, 2e-5);
@@ -139,7 +140,7 @@ fn bent_labels_are_those_of_the_op_for_labels_alone() -> Result<()> {
     let other = super::softcapped_linear_cross_entropy(hidden, head, &case.labels, 1.5)?;
     let own = linear_cross_entropy(&inputs)?;
     assert_close("loss", &own.loss_sum, &other.loss_sum, 2e-6);
-    let (a, b) = (own.loss_sum.backward()?, other.loss_sum.backward()?);
+    let (a, b) = (own.loss_sum.gradients()?, other.loss_sum.gradients()?);
     assert_close("dh", a.get(hidden).expect("own"), b.get(hidden).expect("other"), 1e-5);
     Ok(())
 }
@@ -168,7 +169,7 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
                         assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{soft} {name}: {a} {b}");
                     }
                 }
-                let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
+                let (a, b) = (fused.loss_sum.gradients()?, plain.loss_sum.gradients()?);
                 for (name, var) in [("dh", &case.hidden), ("dW", &case.head)] {
                     let (a, b) = (a.get(var).expect("fused"), b.get(var).expect("plain"));
                     assert_close(&format!("{soft} {name}"), a, b, 2e-5);
@@ -190,7 +191,7 @@ fn assert_same(fused: &Output, own: &Output, [hidden, head]: [&Var; 2]) -> Resul
         assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
     }
     // A factor after the loss, as the mean over rows is.
-    let (a, b) = ((&own.loss_sum * 0.3)?.backward()?, (&fused.loss_sum * 0.3)?.backward()?);
+    let (a, b) = ((&own.loss_sum * 0.3)?.gradients()?, (&fused.loss_sum * 0.3)?.gradients()?);
     for (name, var) in [("dh", hidden), ("dW", head)] {
         let (a, b) = (a.get(var).expect("composed"), b.get(var).expect("fused"));
         assert_close(name, a, b, 2e-5);
@@ -232,7 +233,7 @@ fn frozen_heads_get_no_gradient_from_the_composed_loss() -> Result<()> {
     let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
     let inputs = Inputs { head: &frozen, ..inputs };
     let (fused, own) = (linear_cross_entropy(&inputs)?, composed(&inputs)?);
-    let (a, b) = (own.loss_sum.backward()?, fused.loss_sum.backward()?);
+    let (a, b) = (own.loss_sum.gradients()?, fused.loss_sum.gradients()?);
     let (a, b) = (a.get(&case.hidden).expect("composed"), b.get(&case.hidden).expect("fused"));
     assert_close("dh", a, b, 2e-5);
     let detached = case.hidden.detach();
@@ -263,7 +264,7 @@ fn rows_that_share_teachers_match_rows_with_their_own() -> Result<()> {
             assert_eq!(shared.rows, own.rows, "{soft}");
             assert_close("loss", &shared.loss_sum, &own.loss_sum, 0.0);
             assert_close("loss", &shared.loss_sum, &plain.loss_sum, 2e-6);
-            let (a, b) = (shared.loss_sum.backward()?, own.loss_sum.backward()?);
+            let (a, b) = (shared.loss_sum.gradients()?, own.loss_sum.gradients()?);
             let of = |grads: &candle_core::backprop::GradStore, var: &Var| {
                 grads.get(var).cloned().expect("gradient")
             };
@@ -309,7 +310,7 @@ fn peaked_draft_activates_the_tail_floor_without_nan() -> Result<()> {
     };
     let (fused, plain) = (linear_cross_entropy(&inputs)?, reference(&inputs)?);
     assert_close("loss", &fused.loss_sum, &plain.loss_sum, 1e-6);
-    let (a, b) = (fused.loss_sum.backward()?, plain.loss_sum.backward()?);
+    let (a, b) = (fused.loss_sum.gradients()?, plain.loss_sum.gradients()?);
     assert_close("dh", a.get(&hidden).expect("dh"), b.get(&hidden).expect("dh"), 1e-6);
     Ok(())
 }
@@ -333,7 +334,7 @@ fn frozen_arguments_compute_no_gradient() -> Result<()> {
     let inputs = Inputs { head: &head, ..case.inputs(&hidden, "full", true) };
     assert!(!linear_cross_entropy(&inputs)?.loss_sum.track_op());
     let inputs = Inputs { head: &head, ..case.inputs(&case.hidden, "full", true) };
-    let grads = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+    let grads = linear_cross_entropy(&inputs)?.loss_sum.gradients()?;
     assert!(grads.get(&case.hidden).is_some() && grads.get(&case.head).is_none());
     Ok(())
 }
@@ -349,7 +350,7 @@ fn rows_with_zero_factors_are_measured_and_move_nothing() -> Result<()> {
         (&none.rows.soft, &none.rows.acceptance),
         (&whole.rows.soft, &whole.rows.acceptance)
     );
-    let grads = none.loss_sum.backward()?;
+    let grads = none.loss_sum.gradients()?;
     let moved = grads.get(&case.hidden).expect("dh").abs()?.max_all()?.to_scalar::<f32>()?;
     assert!(moved == 0.0, "{moved}");
     Ok(())
@@ -373,7 +374,7 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
     };
     for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
         assert_eq!(output.loss_sum.to_scalar::<f32>()?.to_bits(), 0.0_f32.to_bits());
-        let grads = output.loss_sum.backward()?;
+        let grads = output.loss_sum.gradients()?;
         let moved = grads.get(&hidden).expect("dh").flatten_all()?.to_vec1::<f32>()?;
         assert!(moved[0] == 0.0, "{moved:?}");
     }

@@ -14,10 +14,10 @@ mod tests;
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-use crate::composed::{Gradients, differentiable};
 use crate::cuda;
 use crate::dispatch::fused;
-use crate::fused_op::{Argument, Fused, FusedOp};
+use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::graph::{Gradients, differentiable};
 use crate::storage::{values_like, with_each_f32};
 
 pub use frequencies::{Rope, RopeScaling};
@@ -99,7 +99,7 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let plain = 2 * pairs == head_dim && !table.interleaved;
     if fused(&[x, &table.cos]) {
         let op = Rotate { sign: 1.0, interleaved: table.interleaved };
-        x.contiguous()?.apply_op3(&table.cos, &table.sin, Fused(op))
+        fuse(op, [x, &table.cos, &table.sin])
     } else if plain && cuda::takes(&[x, &table.cos]) {
         cuda::rows::rope(x, &table.cos, &table.sin)
     } else if plain
@@ -186,6 +186,7 @@ struct Heads {
 
 impl FusedOp<3> for Rotate {
     const NAME: &'static str = "rope";
+    const READS: [bool; 3] = [false, true, true];
 
     fn forward(&self, [x, cos, sin]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (_, half) = cos.shape().dims2()?;
@@ -193,8 +194,8 @@ impl FusedOp<3> for Rotate {
         Ok((turned, x.shape().clone()))
     }
 
-    fn backward(&self, inputs: [&Tensor; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
-        let [x, cos, sin] = inputs;
+    fn backward(&self, inputs: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
+        let [x, cos, sin] = inputs.map(|input| &input.tensor);
         let half = cos.dim(1)?;
         let back = Self { sign: -self.sign, ..*self };
         let dx = with_each_f32([grad, cos, sin], |[g, c, s]| back.run(g, c, s, x.shape(), half))?;

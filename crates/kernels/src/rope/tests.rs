@@ -1,4 +1,5 @@
 use super::*;
+use crate::graph::Backward;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 #[test]
@@ -14,9 +15,9 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         assert_close("forward", &fused, &plain, 1e-6);
         let own = composed(&x, &table)?;
         assert_close("composed", &own, &fused, 1e-6);
-        let own = (own * &direction)?.sum_all()?.backward()?;
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
-        let plain = (plain * &direction)?.sum_all()?.backward()?;
+        let own = (own * &direction)?.sum_all()?.gradients()?;
+        let fused = (fused * &direction)?.sum_all()?.gradients()?;
+        let plain = (plain * &direction)?.sum_all()?.gradients()?;
         assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
         assert_close("own", own.get(&x).expect("own"), plain.get(&x).expect("plain"), 1e-6);
     }
@@ -50,8 +51,8 @@ fn neighbours_and_parts_of_a_head_turn_alike_in_every_version() -> Result<()> {
         assert_close("re-ordered", &fused.index_select(&order, 2)?, &turned, 1e-6);
         let back = rope(&fused.detach(), &table.reversed()?)?;
         assert_close("back", &back, &x, 1e-5);
-        let fused = (fused * &direction)?.sum_all()?.backward()?;
-        let plain = (plain * &direction)?.sum_all()?.backward()?;
+        let fused = (fused * &direction)?.sum_all()?.gradients()?;
+        let plain = (plain * &direction)?.sum_all()?.gradients()?;
         assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
     }
     let still = Rope::still(6).table(&positions, &Device::Cpu)?;

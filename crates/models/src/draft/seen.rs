@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::graph::{cat, narrow};
 
 use crate::error::Result;
 use crate::target_model::KeyValues;
@@ -30,8 +31,8 @@ pub(super) fn attention_each(q: &Tensor, sequences: &[Seen]) -> Result<Tensor> {
     let mut attended = Vec::with_capacity(sequences.len());
     for Seen { keys, ranges } in sequences {
         let rows = ranges.queries();
-        attended.push(attention(&q.narrow(0, first, rows)?, &keys.k, &keys.v, ranges)?);
+        attended.push(attention(&narrow(q, 0, first, rows)?, &keys.k, &keys.v, ranges)?);
         first += rows;
     }
-    Ok(Tensor::cat(&attended, 0)?)
+    Ok(cat(&attended, 0)?)
 }

@@ -2,6 +2,7 @@
 
 use candle_core::{Device, Tensor, Var};
 use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
+use longdraft_kernels::graph::{add, reshape};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::random::CounterRng;
@@ -124,7 +125,7 @@ impl DraftWeights {
     /// - there is no such module, or shapes do not fit
     pub fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
         if self.is_blocks(&format!("{module}.gate_proj")) {
-            return Ok((residual + self.mlp(x, module)?)?);
+            return Ok(add(residual, &self.mlp(x, module)?)?);
         }
         let weight = |name: &str| self.tensor(&format!("{module}.{name}.weight"));
         let mlp = GatedMlp {
@@ -143,7 +144,7 @@ impl DraftWeights {
     /// # Errors
     /// - there is no such module, or shapes do not fit
     pub fn heads(&self, x: &Tensor, module: &str, count: usize, head_dim: usize) -> Result<Tensor> {
-        Ok(self.project(x, module)?.reshape((x.dim(0)?, count, head_dim))?)
+        Ok(reshape(&self.project(x, module)?, (x.dim(0)?, count, head_dim))?)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle_core::{D, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::channel_scale::{add_scaled, scale_channels};
+use longdraft_kernels::graph::{cat, narrow, reshape, scale};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::relu_squared::relu_squared;
 use longdraft_kernels::rms_norm::rms_norm;
@@ -76,7 +77,7 @@ impl Block {
         let (heads, kv_heads, dim) =
             (config.num_attention_heads, config.num_key_value_heads, config.head_dim());
         let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
-            Ok(linear(normed, weight, None)?.reshape((tokens, heads, dim))?)
+            Ok(reshape(&linear(normed, weight, None)?, (tokens, heads, dim))?)
         };
         let turned = |x: &Tensor| -> Result<Tensor> { turn(&norm(x, config.rms_norm_eps)?, pass) };
         let q = turned(&project(&self.c_q, heads)?)?;
@@ -84,10 +85,10 @@ impl Block {
         let v = project(&self.c_v, kv_heads)?;
         let gain = self.q_gain.unsqueeze(1)?.broadcast_as((heads, dim))?.contiguous()?;
         let gain = gain.reshape(heads * dim)?;
-        let q = scale_channels(&q.reshape((tokens, width))?, &gain)?;
-        let out = attention(&q.reshape((tokens, heads, dim))?, &k, &v, pass.ranges)?;
+        let q = scale_channels(&reshape(&q, (tokens, width))?, &gain)?;
+        let out = attention(&reshape(&q, (tokens, heads, dim))?, &k, &v, pass.ranges)?;
         let out = if config.exclusive_attention { exclude_own(&out, &v)? } else { out };
-        Ok(linear(&out.reshape((tokens, width))?, &self.attn_proj, None)?)
+        Ok(linear(&reshape(&out, (tokens, width))?, &self.attn_proj, None)?)
     }
 }
 
@@ -95,7 +96,7 @@ impl Block {
 fn input(x: &Tensor, layer: usize, pass: &Pass<'_>) -> Result<Tensor> {
     let normed = norm(x, pass.config.rms_norm_eps)?;
     if pass.config.depth_scaled_norm {
-        return Ok((normed / ((layer + 1) as f64).sqrt())?);
+        return Ok(scale(&normed, 1.0 / ((layer + 1) as f64).sqrt())?);
     }
     Ok(normed)
 }
@@ -106,18 +107,18 @@ fn turn(x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
     if turning == dim {
         return Ok(rope(x, pass.table)?);
     }
-    let front = rope(&x.narrow(2, 0, turning)?.contiguous()?, pass.table)?;
-    Ok(Tensor::cat(&[&front, &x.narrow(2, turning, dim - turning)?.contiguous()?], 2)?)
+    let front = rope(&narrow(x, 2, 0, turning)?, pass.table)?;
+    Ok(cat(&[&front, &narrow(x, 2, turning, dim - turning)?], 2)?)
 }
 
 /// `o − (o · v̂) v̂` with each token's own value.
 fn exclude_own(out: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (tokens, heads, dim) = out.dims3()?;
     let kv_heads = v.dim(1)?;
-    let grouped = out.reshape((tokens, kv_heads, heads / kv_heads, dim))?;
+    let grouped = reshape(out, (tokens, kv_heads, heads / kv_heads, dim))?;
     let v = v.unsqueeze(2)?;
     let length = (v.sqr()?.sum_keepdim(3)? + 1e-12)?;
     let along = grouped.broadcast_mul(&v)?.sum_keepdim(3)?.broadcast_div(&length)?;
     let rest = (grouped - along.broadcast_mul(&v)?)?;
-    Ok(rest.reshape((tokens, heads, dim))?)
+    Ok(reshape(&rest, (tokens, heads, dim))?)
 }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use candle_core::Tensor;
 use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::gated_mlp::{GatedMlp, gated_mlp_onto};
-use longdraft_kernels::linear::linear;
+use longdraft_kernels::graph::reshape;
+use longdraft_kernels::linear::{linear, linear_onto};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 use serde_json::{Value, json};
@@ -131,13 +132,13 @@ impl LlamaBlock {
         let (dim, eps) = (config.head_dim(), config.rms_norm_eps);
         let normed = rms_norm(x, &self.input_layernorm, eps)?;
         let project = |weight: &Tensor, heads: usize| -> Result<Tensor> {
-            Ok(linear(&normed, weight, None)?.reshape((tokens, heads, dim))?)
+            Ok(reshape(&linear(&normed, weight, None)?, (tokens, heads, dim))?)
         };
         let q = rope(&project(&self.q_proj, config.num_attention_heads)?, table)?;
         let k = rope(&project(&self.k_proj, config.num_key_value_heads)?, table)?;
         let v = project(&self.v_proj, config.num_key_value_heads)?;
-        let attended = attention(&q, &k, &v, ranges)?.reshape((tokens, width))?;
-        let x = (x + linear(&attended, &self.o_proj, None)?)?;
+        let attended = reshape(&attention(&q, &k, &v, ranges)?, (tokens, width))?;
+        let x = linear_onto(x, &attended, &self.o_proj, None)?;
         let normed = rms_norm(&x, &self.post_attention_layernorm, eps)?;
         let mlp = GatedMlp { gate: &self.gate_proj, up: &self.up_proj, down: &self.down_proj };
         Ok(gated_mlp_onto(&x, &normed, &mlp)?)

@@ -1,4 +1,5 @@
 use candle_core::{DType, Tensor};
+use longdraft_kernels::graph::Backward;
 
 use super::*;
 use crate::Result;
@@ -64,7 +65,7 @@ fn every_tensor_gets_a_gradient_from_a_random_start() -> Result<()> {
         let model = LanguageModel::from_source(&config, &source)?;
         let layout = Layout::new(&config, &[16], 16)?;
         let hidden = model.hidden(&ids(16), &layout)?;
-        let gradients = model.cross_entropy(&hidden, &ids(16))?.loss_sum.backward()?;
+        let gradients = model.cross_entropy(&hidden, &ids(16))?.loss_sum.gradients()?;
         for parameter in model.parameters() {
             let name = &parameter.name;
             let gradient = gradients.get(&parameter.var).unwrap_or_else(|| panic!("{name}"));

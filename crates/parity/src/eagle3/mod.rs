@@ -8,8 +8,8 @@ use std::path::Path;
 
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
-use longdraft_kernels::backward::backward;
 use longdraft_kernels::factors::with_factors;
+use longdraft_kernels::graph::Backward;
 use longdraft_models::draft::Draft;
 use longdraft_parallel::Gradients;
 use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
@@ -113,7 +113,7 @@ fn step(
     let metrics = with_factors(|| -> Result<_> {
         let outcome = objective.evaluate(batch, features, &plan, &denominators, true)?;
         if let Some(loss) = outcome.loss {
-            gradients.add(parameters, &backward(&loss)?)?;
+            gradients.add(parameters, loss.gradients()?)?;
         }
         Ok(outcome.metrics)
     })?;

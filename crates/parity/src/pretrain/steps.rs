@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::token_stream::{Loader, Position, Sequential, TokenStream};
-use longdraft_kernels::backward::backward;
+use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -62,7 +62,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
             let output = model.cross_entropy(&hidden, &targets)?;
             let share = 1.0 / (ids.len() * case.micro_batches) as f64;
             loss += output.rows.hard.iter().sum::<f64>() * share;
-            gradients.add(parameters, &backward(&(output.loss_sum * share)?)?)?;
+            gradients.add(parameters, (output.loss_sum * share)?.gradients()?)?;
         }
         let error = (loss - number_of(case, step, "loss")?).abs();
         report.check(label("loss"), error, place.allowed(LOSS, ROUNDED.loss));

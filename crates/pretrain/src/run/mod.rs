@@ -10,8 +10,8 @@ use std::time::Instant;
 use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
 };
-use longdraft_kernels::backward::backward;
 use longdraft_kernels::factors::with_factors;
+use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
 use longdraft_parallel::{DataParallel, Gradients, share_of};
 use longdraft_rules::Checked;
@@ -259,10 +259,10 @@ impl Pretraining {
                 let hidden = self.model.hidden(&batch.inputs, layout)?;
                 let output = self.model.cross_entropy(&hidden, &batch.targets)?;
                 let hard = output.rows.hard.iter().sum::<f64>();
-                Ok((hard, backward(&(output.loss_sum * share)?)?))
+                Ok((hard, (output.loss_sum * share)?.gradients()?))
             })?;
             loss += hard * share;
-            gradients.add(parameters, &own)?;
+            gradients.add(parameters, own)?;
         }
         Ok((gradients, loss, position))
     }

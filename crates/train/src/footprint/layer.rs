@@ -1,7 +1,7 @@
 //! Terms of a decoder layer, in values: what attention keeps of a token, and gradients under way.
 //!
-//! A backward pass gives up the gradient of a state once it is handed on, and adds a gradient to what is
-//! there in a fresh tensor. Two places of a layer hold most: the MLP and attention.
+//! A result is kept where an op reads it in the backward pass. That pass gives up the gradient of a state once it is
+//! handed on. Two places of a layer hold most: the MLP and attention.
 
 use super::row::{ALL_PASSES, Row};
 
@@ -23,21 +23,21 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Kept of a query: itself before and after rotation, what attention returns, a log-sum-exp a head, and
+    /// Kept of a query: itself after rotation, what attention returns, a log-sum-exp a head, and
     /// the 8 bytes of its range of keys.
     pub fn query_values(&self) -> u64 {
-        3 * self.query + self.heads + 2
+        2 * self.query + self.heads + 2
     }
 
-    /// Kept of a token's keys and values: keys before and after rotation, values.
+    /// Kept of a token's keys and values: keys after rotation, values.
     pub fn key_values(&self) -> u64 {
-        3 * self.kv
+        2 * self.kv
     }
 
     /// Kept of a token in a layer whose gate, up and product are one: norms before attention and the MLP,
-    /// attention with its keys, its output and the sum, gate and up, output.
+    /// attention with its keys, the sum, gate and up, output.
     pub fn token_values(&self) -> u64 {
-        5 * self.width + self.query_values() + self.key_values() + 2 * self.inner
+        4 * self.width + self.query_values() + self.key_values() + 2 * self.inner
     }
 
     /// Of the matrices of queries, keys and values.
@@ -50,20 +50,19 @@ impl Layer {
         self.projections() + self.width * (self.query + 3 * self.inner)
     }
 
-    /// Gradients under way in the MLP of some rows: of the output, of gate and up as they are made and as they
-    /// are added, and of the last matrix; or with few rows those of output, input, gate and up, and of the first
-    /// two matrices, of which one is added.
+    /// Gradients under way in the MLP of some rows: of the output, of the product, of gate and up, and of the last
+    /// matrix; or with few rows those of output, input, gate and up, and of all three matrices.
     pub fn mlp_gradients(&self, rows: u64) -> u64 {
         let matrix = self.width * self.inner;
-        let of_states = rows * (self.width + 4 * self.inner) + matrix;
+        let of_states = rows * (self.width + 3 * self.inner) + matrix;
         of_states.max(2 * rows * (self.width + self.inner) + 3 * matrix)
     }
 
     /// Gradients under way in attention of some rows to some keys: of the state beside it, of its output and of
-    /// queries, of keys and values, and the larger of them once more as it is added.
+    /// queries, of keys and values.
     pub fn attention_gradients(&self, rows: u64, keys: u64) -> u64 {
         let (queries, sides) = (rows * self.query, keys * self.kv);
-        rows * self.width + 2 * queries + 2 * sides + queries.max(sides)
+        rows * self.width + 2 * queries + 2 * sides
     }
 
     /// Bytes of packed operands that the products of some rows leave.

@@ -89,7 +89,7 @@ pub(crate) fn matrix_values(specs: &[TensorSpec]) -> f64 {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::{Row, RowMemory};
+    use super::Row;
 
     /// A row that a CPU works on.
     pub(crate) fn on_cpu(tokens: u64, parts: u64) -> Row {
@@ -100,24 +100,5 @@ pub(crate) mod tests {
     /// A row that a GPU works on, with products of 16 bits.
     pub(crate) fn on_gpu(tokens: u64) -> Row {
         Row { threads: 0, half_products: true, ..on_cpu(tokens, 1) }
-    }
-
-    /// Holds what a row takes on a CPU at most, packed operands apart, to what was counted tensor by tensor over both
-    /// passes.
-    #[track_caller]
-    pub(crate) fn assert_peak(memory: &RowMemory, counted: u64) {
-        let bytes = memory.peak();
-        let off = bytes as f64 / counted as f64 - 1.0;
-        assert!(off.abs() < 0.1, "{bytes} of {counted} bytes: {memory:?}");
-    }
-
-    /// Holds what a row takes at most on a GPU to what was counted tensor by tensor over both passes, in the order of
-    /// candle's.
-    #[track_caller]
-    pub(crate) fn assert_peak_on_gpu(memory: &RowMemory, counted: u64) {
-        let under_way = memory.chunks.max(memory.backward).max(memory.left);
-        let bytes = memory.activations + under_way;
-        let off = bytes as f64 / counted as f64 - 1.0;
-        assert!(off.abs() < 0.02 && memory.packed == 0, "{bytes} of {counted} bytes: {memory:?}");
     }
 }

@@ -80,14 +80,13 @@ pub struct RowMemory {
     pub results: u64,
     /// Packed operands that the calling thread keeps.
     pub packed: u64,
-    /// Gradients of all weights that it trains. A CPU copies them at the end of the backward pass.
+    /// Gradients of all weights that it trains.
     pub weight_gradients: u64,
 }
 
 impl RowMemory {
     /// What it holds on a CPU at most at the same time, packed operands apart.
     pub fn peak(&self) -> u64 {
-        let at_end = self.left + self.weight_gradients;
-        self.activations + self.results + self.chunks.max(self.backward).max(at_end)
+        self.activations + self.results + self.chunks.max(self.backward).max(self.left)
     }
 }

@@ -390,6 +390,7 @@ fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], u
 #[cfg(test)]
 mod tests {
     use candle_core::Var;
+    use longdraft_kernels::graph::Backward;
 
     use longdraft_kernels::orthogonalise::orthogonalise;
 
@@ -419,7 +420,7 @@ mod tests {
         let half = parameters.iter().map(|p| (p.var.sqr()? * 0.5)?.sum_all());
         let total = half.reduce(|a, b| a? + b?).expect("parameters").expect("sum");
         let mut gradients = Gradients::new(&parameters);
-        gradients.add(&parameters, &total.backward().expect("backward")).expect("gradients");
+        gradients.add(&parameters, total.gradients().expect("backward")).expect("gradients");
         let config = AdamWConfig { matrices, clip_norm: 1e9, ..AdamWConfig::default() };
         AdamW::new(config, &parameters).step(&parameters, &gradients, 0.01).expect("a step");
         parameters.iter().map(values).collect()

@@ -1,6 +1,7 @@
 //! Ranks whose devices exchange tensors come to what those do that exchange them in main memory.
 
 use candle_core::{DType, Device, Tensor, Var};
+use longdraft_kernels::graph::Backward;
 use longdraft_models::target_model::{Features, RowPart, Tap, Taps, Target, TargetOptions};
 use longdraft_models::{LayerId, TargetConfig};
 use longdraft_parallel::World;
@@ -72,7 +73,7 @@ fn gathered(world: &World, tokens: usize, after: usize) -> [Vec<f32>; 3] {
     // Every rank asks for something else.
     let weights = all.affine(0.01, world.rank() as f64).expect("weights");
     let loss = (&whole * weights).and_then(|product| product.sum_all()).expect("loss");
-    let gradients = loss.backward().expect("backward");
+    let gradients = loss.gradients().expect("backward");
     let gradient = gradients.get(variable.as_tensor()).expect("a gradient");
     let flat = own.flatten_from(1).expect("a matrix");
     let known = part.seeing_ahead(after).known();

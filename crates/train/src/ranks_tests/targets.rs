@@ -1,5 +1,6 @@
 //! Targets that are spread over ranks, and rows that ranks share, come to what one process does.
 
+use longdraft_kernels::graph::Backward;
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
@@ -279,7 +280,7 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
     let parameters = objective.draft().parameters();
     let mut gradients = Gradients::new(parameters);
     if let Some(numerator) = &loss.numerator {
-        gradients.add(parameters, &numerator.backward().expect("backward")).expect("gradients");
+        gradients.add(parameters, numerator.gradients().expect("backward")).expect("gradients");
     }
     let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
     let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");
@@ -349,7 +350,7 @@ fn step(
     let parameters = objective.draft().parameters();
     let mut gradients = Gradients::new(parameters);
     if let Some(loss) = &share.loss {
-        gradients.add(parameters, &loss.backward().expect("backward")).expect("gradients");
+        gradients.add(parameters, loss.gradients().expect("backward")).expect("gradients");
     }
     let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
     let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");

@@ -7,6 +7,7 @@ use candle_core::{DType, Device, Tensor};
 use composed::Composed;
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
+use longdraft_kernels::graph::Backward;
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::{Draft, VocabularyMap};
@@ -135,7 +136,7 @@ fn run(
     let parameters = objective.eagle3().parameters();
     let mut gradients = Gradients::new(parameters);
     let loss = outcome.loss.map_or(0.0, |loss| {
-        gradients.add(parameters, &loss.backward().expect("backward")).expect("gradients");
+        gradients.add(parameters, loss.gradients().expect("backward")).expect("gradients");
         f64::from(loss.to_scalar::<f32>().expect("scalar"))
     });
     (loss, gradients)
@@ -180,7 +181,7 @@ fn loss_and_gradients_match_the_composed_rules_in_every_mode() {
             Composed::new(&objective).loss(&batch, &features, &lengths).expect("composed");
         let want = f64::from(composed.to_scalar::<f32>().expect("scalar"));
         assert!((loss - want).abs() < 1e-5 * want.abs(), "{mode:?}: {loss} against {want}");
-        let store = composed.backward().expect("backward");
+        let store = composed.gradients().expect("backward");
         for (index, parameter) in objective.eagle3().parameters().iter().enumerate() {
             let name = format!("{mode:?} {}", parameter.name);
             let want = store.get(parameter.var.as_tensor()).expect("a composed gradient");

@@ -1,5 +1,6 @@
 //! The GPU's kernels, emulated, against the CPU's.
 
+use crate::graph::Backward;
 use std::sync::Arc;
 
 use candle_core::{Result, Tensor, Var};
@@ -23,11 +24,11 @@ fn assert_near(
 ) -> Result<()> {
     let direction = Noise::new(5).tensor(q.dims());
     let plain = attention(q, k, v, ranges)?;
-    let of_plain = (&plain * &direction)?.sum_all()?.backward()?;
+    let of_plain = (&plain * &direction)?.sum_all()?.gradients()?;
     emulated(|| {
         let own = gpu::attention_of(way, q, k, v, ranges)?.expect("narrow heads");
         assert_close("forward", &own, &plain, forward);
-        let of_own = (own * &direction)?.sum_all()?.backward()?;
+        let of_own = (own * &direction)?.sum_all()?.gradients()?;
         for (name, variable) in [("q", q), ("k", k), ("v", v)] {
             let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
             assert_close(name, a, b, backward);
@@ -153,8 +154,8 @@ fn frozen_keys_get_no_gradient() -> Result<()> {
     let q = noise.var(&[9, 2, 8]);
     let (k, v) = (noise.tensor(&[9, 1, 8]), noise.tensor(&[9, 1, 8]));
     let ranges = Arc::new(KeyRanges::packed(&[0; 9], None, Delays::Same(1)));
-    let plain = attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.backward()?;
-    let own = emulated(|| attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.backward())?;
+    let plain = attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.gradients()?;
+    let own = emulated(|| attention(&q, &k, &v, &ranges)?.sqr()?.sum_all()?.gradients())?;
     assert_close("q", own.get(&q).expect("own"), plain.get(&q).expect("cpu"), 1e-5);
     assert!(own.get(&k).is_none() && own.get(&v).is_none());
     Ok(())
@@ -289,7 +290,7 @@ fn queries_that_see_nothing_get_zeros() -> Result<()> {
         Ok(t.flatten_all()?.to_vec1::<f32>()?.iter().all(|x| x.to_bits() == 0))
     };
     assert!(zeros(&out)?);
-    let gradients = emulated(|| out.sum_all()?.backward())?;
+    let gradients = emulated(|| out.sum_all()?.gradients())?;
     for variable in [&q, &k, &v] {
         let gradient = gradients.get(variable).expect("a gradient");
         assert!(zeros(&gradient.abs()?)?);
@@ -365,11 +366,11 @@ fn tables_that_are_kept_serve_frozen_and_trained_keys() -> Result<()> {
     let q = noise.var(&[70, 2, 8]);
     let (k, v) = (noise.var(&[140, 1, 8]), noise.var(&[140, 1, 8]));
     let loss = |k: &Tensor, v: &Tensor| attention(&q, k, v, &ranges)?.sqr()?.sum_all();
-    let plain = loss(&k, &v)?.backward()?;
+    let plain = loss(&k, &v)?.gradients()?;
     emulated(|| {
         for _ in 0..2 {
-            let frozen = loss(&k.detach(), &v.detach())?.backward()?;
-            let trained = loss(&k, &v)?.backward()?;
+            let frozen = loss(&k.detach(), &v.detach())?.gradients()?;
+            let trained = loss(&k, &v)?.gradients()?;
             assert!(frozen.get(&k).is_none());
             for variable in [&q, &k, &v] {
                 let (own, cpu) = (trained.get(variable).expect("own"), plain.get(variable));

@@ -1,5 +1,6 @@
 //! What is timed, by size.
 
+use crate::graph::Backward;
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -84,7 +85,7 @@ fn attention_entries(size: Size) -> Vec<Entry> {
         all.push(entry(("attention_training", shape), true, inputs, work, move |t| {
             // Its own gradient: one pass less than a sum of squares.
             let out = attention(&t[0], &t[1], &t[2], &ranges)?;
-            out.backward().map(drop)
+            out.gradients().map(drop)
         }));
     }
     all
@@ -197,7 +198,7 @@ fn loss_entry(size: Size) -> Vec<Entry> {
             teacher: Some(Teacher { hidden: &t[2], rows: None, head: &t[3] }),
             ..Inputs::of_labels(&t[0], &t[1], &labels)
         };
-        linear_cross_entropy(&inputs)?.loss_sum.backward().map(drop)
+        linear_cross_entropy(&inputs)?.loss_sum.gradients().map(drop)
     })]
 }
 

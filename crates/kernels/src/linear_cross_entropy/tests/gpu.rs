@@ -1,5 +1,6 @@
 //! The GPU's kernel, emulated, against the CPU's loss.
 
+use crate::graph::Backward;
 use candle_core::Result;
 
 use super::super::composed::composed_within;
@@ -20,8 +21,8 @@ fn assert_near(name: &str, own: &Output, plain: &Output, case: &Case) -> Result<
             assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{name}: {a} against {b}");
         }
     }
-    let of_own = emulated(|| own.loss_sum.backward())?;
-    let of_plain = plain.loss_sum.backward()?;
+    let of_own = emulated(|| own.loss_sum.gradients())?;
+    let of_plain = plain.loss_sum.gradients()?;
     for (which, variable) in [("dh", &case.hidden), ("dW", &case.head)] {
         let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
         assert_close(&format!("{name} {which}"), a, b, 2e-5);
@@ -120,9 +121,9 @@ fn products_of_halves_give_the_same_up_to_their_digits() -> Result<()> {
         for soft in ["none", "full", "bucket", "renormalise"] {
             let inputs = case.inputs(case.hidden.as_tensor(), soft, soft != "none");
             let halves =
-                || with_half_products(|| linear_cross_entropy(&inputs)?.loss_sum.backward());
+                || with_half_products(|| linear_cross_entropy(&inputs)?.loss_sum.gradients());
             let own = emulated(halves)?;
-            let exact = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+            let exact = linear_cross_entropy(&inputs)?.loss_sum.gradients()?;
             for variable in [&case.hidden, &case.head] {
                 let (own, exact) =
                     (own.get(variable).expect("own"), exact.get(variable).expect("cpu"));
@@ -154,7 +155,7 @@ fn gradients_of_chunks_are_not_rounded_to_halves_before_they_are_added() -> Resu
     let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
     let gradients = |rows: usize| {
         emulated(|| {
-            with_half_products(|| composed_within(rows * vocabulary, &inputs)?.loss_sum.backward())
+            with_half_products(|| composed_within(rows * vocabulary, &inputs)?.loss_sum.gradients())
         })
     };
     let (whole, chunks) = (gradients(60)?, gradients(2)?);
@@ -163,7 +164,7 @@ fn gradients_of_chunks_are_not_rounded_to_halves_before_they_are_added() -> Resu
         assert_close(name, a, b, 2e-4);
     }
     // Factors are halves.
-    let exact = linear_cross_entropy(&inputs)?.loss_sum.backward()?;
+    let exact = linear_cross_entropy(&inputs)?.loss_sum.gradients()?;
     let exact = exact.get(&case.head).expect("exact");
     let error = relative_error(chunks.get(&case.head).expect("chunks"), exact);
     assert!((1e-4..2e-2).contains(&error), "{error:.1e}");

@@ -1,5 +1,6 @@
 //! A trained part of low rank beside a frozen head, and weights of labels.
 
+use crate::graph::Backward;
 use candle_core::{DType, Result, Tensor, Var};
 
 use super::super::composed::composed_within;
@@ -63,7 +64,7 @@ fn assert_near(kind: &str, own: &Output, plain: &Output, variables: [&Var; 3]) -
     for (a, b) in own.rows.acceptance.iter().zip(&plain.rows.acceptance) {
         assert!((a - b).abs() < 1e-5, "{kind}: {a} against {b}");
     }
-    let (a, b) = (emulated(|| own.loss_sum.backward())?, plain.loss_sum.backward()?);
+    let (a, b) = (emulated(|| own.loss_sum.gradients())?, plain.loss_sum.gradients()?);
     for (name, variable) in ["dh", "dm", "dW2"].into_iter().zip(variables) {
         let (a, b) = (a.get(variable).expect("own"), b.get(variable).expect("plain"));
         assert_close(&format!("{kind} {name}"), a, b, 2e-5);
@@ -158,7 +159,7 @@ fn labels_without_weight_are_measured_and_move_nothing() -> Result<()> {
     let weighted = Inputs { label_weights: Some(&nothing), ..labels };
     let (whole, none) = (linear_cross_entropy(&labels)?, linear_cross_entropy(&weighted)?);
     assert_eq!(whole.rows, none.rows);
-    let gradients = none.loss_sum.backward()?;
+    let gradients = none.loss_sum.gradients()?;
     let moved = gradients.get(&case.hidden).expect("dh").abs()?.max_all()?.to_scalar::<f32>()?;
     assert!(moved == 0.0, "{moved}");
     Ok(())

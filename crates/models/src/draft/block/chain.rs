@@ -12,6 +12,7 @@
 //! Slot 0 proposes too: slot k proposes the token k + 1 places after the anchor (arXiv 2607.05147).
 
 use candle_core::Tensor;
+use longdraft_kernels::graph::{cat, narrow, node};
 use longdraft_kernels::rows::select_rows;
 
 use super::config::{BlockConfig, ChainKind, ChainSizes};
@@ -131,7 +132,7 @@ impl Chain<'_> {
         embedded: &Tensor,
     ) -> Result<ChainStep> {
         let gated = || -> Result<Tensor> {
-            let gate = self.weights.project(&Tensor::cat(&[states, embedded], 1)?, GATE)?;
+            let gate = self.weights.project(&cat(&[states, embedded], 1)?, GATE)?;
             Ok((sigmoid(&gate)? * embedded)?)
         };
         match self.sizes.kind {
@@ -150,12 +151,12 @@ impl Chain<'_> {
         let rank = self.sizes.rank;
         let zeros = embedded.zeros_like()?.detach();
         let state = state.unwrap_or(&zeros);
-        let all = self.weights.project(&Tensor::cat(&[state, embedded, states], 1)?, JOINT)?;
-        let part = |i: usize| all.narrow(1, i * rank, rank)?.contiguous();
+        let all = self.weights.project(&cat(&[state, embedded, states], 1)?, JOINT)?;
+        let part = |i: usize| narrow(&all, 1, i * rank, rank);
         let (gate, candidate, mixed) = (sigmoid(&part(0)?)?, part(1)?.tanh()?, part(2)?.tanh()?);
         let kept = (&gate * state)?;
         let state = (kept + (gate.affine(-1.0, 1.0)? * candidate)?)?;
-        Ok(ChainStep { mixed, state: Some(state) })
+        Ok(ChainStep { mixed, state: Some(node(&state)?) })
     }
 
     /// `ĉ`, the logit of the chance that a slot's token is kept; `None` without such a head.
@@ -168,7 +169,7 @@ impl Chain<'_> {
     pub fn confidence(&self, states: &Tensor, embedded: Option<&Tensor>) -> Result<Option<Tensor>> {
         let Some(reads_token) = self.sizes.confidence else { return Ok(None) };
         let input = match embedded.filter(|_| reads_token) {
-            Some(embedded) => Tensor::cat(&[states, embedded], 1)?,
+            Some(embedded) => cat(&[states, embedded], 1)?,
             None => states.clone(),
         };
         Ok(Some(self.weights.project(&input, CONFIDENCE)?.squeeze(1)?))

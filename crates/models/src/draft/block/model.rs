@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
+use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
@@ -121,7 +122,7 @@ impl BlockDraft {
                     format!("the context of {} layers has no layer {layer}", context.len());
                 return Err(candle_core::Error::Msg(problem).into());
             };
-            let (k, v) = (Tensor::cat(&[k, &own.k], 0)?, Tensor::cat(&[v, &own.v], 0)?);
+            let (k, v) = (cat(&[k, &own.k], 0)?, cat(&[v, &own.v], 0)?);
             attention_each(q, &[self.seen(layer, KeyValues { k, v }, visible)])
         };
         self.forward(ids, positions, &attend, visible.slots())
@@ -216,11 +217,11 @@ impl BlockDraft {
         let name = format!("layers.{layer}");
         let z = self.weights.norm(x, &format!("{name}.input_layernorm"))?;
         let x = match self.convolution(&format!("{name}.attention_conv"), &z, slots)? {
-            None => (x + self.attention(layer, &z, table, attend)?)?,
+            None => add(x, &self.attention(layer, &z, table, attend)?)?,
             Some(convolution) => {
                 let input = convolution.apply(&z, 0)?;
                 let out = self.attention(layer, &input, table, attend)?;
-                (x + convolution.apply(&out, 1)?)?
+                add(x, &convolution.apply(&out, 1)?)?
             }
         };
         let z = self.weights.norm(&x, &format!("{name}.post_attention_layernorm"))?;
@@ -229,7 +230,7 @@ impl BlockDraft {
             None => self.weights.mlp_onto(&x, &z, &mlp),
             Some(convolution) => {
                 let out = self.weights.mlp(&convolution.apply(&z, 0)?, &mlp)?;
-                Ok((x + convolution.apply(&out, 1)?)?)
+                Ok(add(&x, &convolution.apply(&out, 1)?)?)
             }
         }
     }
@@ -256,7 +257,7 @@ impl BlockDraft {
         let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
         let q = rope(&self.weights.norm(&q, &format!("{module}.q_norm"))?, table)?;
         let attended = attend(layer, &q, self.key_values(layer, input, table)?)?;
-        let attended = attended.reshape((input.dim(0)?, self.config.query_size()))?;
+        let attended = reshape(&attended, (input.dim(0)?, self.config.query_size()))?;
         self.weights.project(&attended, &format!("{module}.o_proj"))
     }
 }

@@ -2,6 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::graph::Backward;
 
 use super::*;
 use crate::config::{RopeParameters, TargetConfig};
@@ -110,7 +111,7 @@ fn fresh_convolutions_change_nothing_and_every_tensor_gets_a_gradient() {
     let hidden = run(&with, &ids, &features, &[2, 7]);
     assert!(worst(&hidden, &run(&without, &ids, &features, &[2, 7])) <= 0.0);
     let loss = (hidden * noise(&[8, 32], 5)).and_then(|t| t.sum_all()).expect("loss");
-    let gradients = loss.backward().expect("backward");
+    let gradients = loss.gradients().expect("backward");
     for parameter in with.weights().parameters() {
         let gradient = gradients.get(parameter.var.as_tensor());
         assert!(gradient.is_some(), "{} gets no gradient", parameter.name);

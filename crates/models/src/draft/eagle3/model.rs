@@ -1,6 +1,7 @@
 //! The layer's parts, on any rows.
 
 use candle_core::{DType, Tensor};
+use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::linear::linear_onto;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
@@ -131,7 +132,7 @@ impl Eagle3Draft {
         let layers = (0..self.config.target_layers.len())
             .map(|i| self.norm(&aux.narrow(1, i * width, width)?, &format!("fc_norm.{i}")))
             .collect::<Result<Vec<_>>>()?;
-        self.project(&Tensor::cat(&layers, 1)?, "fc")
+        self.project(&cat(&layers, 1)?, "fc")
     }
 
     /// What attention projects: embeddings and states, each through its norm, side by side.
@@ -177,7 +178,7 @@ impl Eagle3Draft {
     ) -> Result<Tensor> {
         let q = rope(&self.heads(input, "q_proj", self.config.num_attention_heads)?, table)?;
         let attended = attention_each(&q, sequences)?;
-        let attended = attended.reshape((state.dim(0)?, self.config.query_size()))?;
+        let attended = reshape(&attended, (state.dim(0)?, self.config.query_size()))?;
         let start = if self.config.norm_before_residual {
             self.norm(state, "midlayer.hidden_norm")?
         } else {
@@ -185,7 +186,7 @@ impl Eagle3Draft {
         };
         let output = "midlayer.self_attn.o_proj";
         let residual = if self.weights.is_blocks(output) {
-            (start + self.project(&attended, output)?)?
+            add(&start, &self.project(&attended, output)?)?
         } else {
             let weight = self.weights.tensor(&format!("{output}.weight"))?;
             linear_onto(&start, &attended, weight, None)?

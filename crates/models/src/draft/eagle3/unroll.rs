@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::graph::{cat, narrow};
 use longdraft_kernels::rows::select_rows;
 
 use super::model::Eagle3Draft;
@@ -163,8 +164,8 @@ impl<'a> TestTimeSteps<'a> {
     fn gather_from_ranks(&self, own: KeyValues) -> Result<KeyValues> {
         let Some(part) = self.part else { return Ok(own) };
         let width = own.k.dim(2)?;
-        let all = part.gather(&Tensor::cat(&[own.k, own.v], 2)?)?;
-        Ok(KeyValues { k: all.narrow(2, 0, width)?, v: all.narrow(2, width, width)? })
+        let all = part.gather(&cat(&[own.k, own.v], 2)?)?;
+        Ok(KeyValues { k: narrow(&all, 2, 0, width)?, v: narrow(&all, 2, width, width)? })
     }
 
     fn later(&mut self, rows: &[u32], at: &[u32]) -> Result<Tensor> {
@@ -179,7 +180,7 @@ impl<'a> TestTimeSteps<'a> {
         self.columns.push(Column { first, rows: rows.to_vec() });
         self.keys.push(own.k);
         self.values.push(own.v);
-        let keys = KeyValues { k: Tensor::cat(&self.keys, 0)?, v: Tensor::cat(&self.values, 0)? };
+        let keys = KeyValues { k: cat(&self.keys, 0)?, v: cat(&self.values, 0)? };
         let ranges = self.context.select(rows).with_singles(self.own_columns(rows)?);
         self.draft.layer(&state, &input, &table, &[Seen { keys, ranges: Arc::new(ranges) }])
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
+use longdraft_kernels::graph::{add, reshape};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{RopeTable, rope};
 
@@ -181,20 +182,20 @@ impl GlideDraft {
         let q = rope(&self.heads(normed, "self_attn.q_proj", heads)?, table)?;
         let attended = self.output(&attention_each(&q, own)?, "self_attn")?;
         trace.push(("self_attn", attended.clone()));
-        let h1 = (embeddings + attended)?;
+        let h1 = add(embeddings, &attended)?;
 
         let normed = self.norm(&h1, "post_self_attention_layernorm")?;
         trace.push(("post_self_attention_layernorm", normed.clone()));
         let q = rope(&self.heads(&normed, "cross_attn.q_proj", heads)?, table)?;
         let attended = self.output(&attention_each(&q, cross)?, "cross_attn")?;
         trace.push(("cross_attn", attended.clone()));
-        let h2 = (h1 + attended)?;
+        let h2 = add(&h1, &attended)?;
 
         let normed = self.norm(&h2, "post_cross_attention_layernorm")?;
         trace.push(("post_cross_attention_layernorm", normed.clone()));
         let mlp = self.weights.mlp(&normed, "mlp")?;
         trace.push(("mlp", mlp.clone()));
-        let h3 = (h2 + mlp)?;
+        let h3 = add(&h2, &mlp)?;
         trace.push(("output", h3.clone()));
         match (self.config.final_norm, &self.target_norm) {
             (FinalNorm::None, _) => Ok(h3),
@@ -210,7 +211,7 @@ impl GlideDraft {
 
     /// `[T, N, D]` heads through the output projection of a branch.
     fn output(&self, heads: &Tensor, branch: &str) -> Result<Tensor> {
-        let flat = heads.reshape((heads.dim(0)?, self.config.query_size()))?;
+        let flat = reshape(heads, (heads.dim(0)?, self.config.query_size()))?;
         self.project(&flat, &format!("{branch}.o_proj"))
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
+use longdraft_kernels::graph::{cat, narrow};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::block::{Anchor, BlockConfig, BlockDraft, Visible};
 use longdraft_models::target_model::KeyValues;
@@ -237,9 +238,9 @@ pub(in crate::method) fn context(
     let Some(part) = &features.part else { return Ok(draft.context(aux, &batch.position_ids)?) };
     let layers = draft.context(aux, &part.rows().select(&batch.position_ids))?;
     let sides: Vec<&Tensor> = layers.iter().flat_map(|layer| [&layer.k, &layer.v]).collect();
-    let all = part.gather(&Tensor::cat(&sides, 1)?)?;
+    let all = part.gather(&cat(&sides, 1)?)?;
     let heads = draft.config().num_key_value_heads;
-    let side = |side: usize| all.narrow(1, side * heads, heads);
+    let side = |side: usize| narrow(&all, 1, side * heads, heads);
     let layer = |i| Ok(KeyValues { k: side(2 * i)?, v: side(2 * i + 1)? });
     (0..layers.len()).map(layer).collect()
 }

