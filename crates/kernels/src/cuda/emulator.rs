@@ -131,7 +131,7 @@ const UNIT: usize = 16;
 
 /// Values that a kernel reads or writes: an access after their end ends the process, and what is never written shows.
 struct Guarded<'a> {
-    library: &'a libloading::Library,
+    code: &'a libloading::Library,
     memory: NonNull<c_void>,
     /// Bytes of the memory, of which the first `within` are before the values.
     bytes: usize,
@@ -147,7 +147,7 @@ impl<'a> Guarded<'a> {
         let Some(memory) = NonNull::new(unsafe { memory(bytes) }) else {
             bail!("no memory for {bytes} bytes of a kernel")
         };
-        Ok(Self { library, memory, bytes, within: 0 })
+        Ok(Self { code: library, memory, bytes, within: 0 })
     }
 
     /// A copy that begins as far after a multiple of [`UNIT`] as the values do.
@@ -190,7 +190,7 @@ impl<'a> Guarded<'a> {
 impl Drop for Guarded<'_> {
     fn drop(&mut self) {
         // SAFETY: emulator.h defines the symbol with this type; the memory is its own.
-        let release = unsafe { self.library.get::<Release>(b"emulator_free") };
+        let release = unsafe { self.code.get::<Release>(b"emulator_free") };
         if let Ok(release) = release {
             // SAFETY: as above; nobody uses the memory any more.
             unsafe { release(self.memory.as_ptr(), self.bytes) };

@@ -8,8 +8,8 @@
 //!
 //! Ops of candle between ours keep candle's graph. To candle the result of a node is a leaf: a gradient that candle's
 //! backward pass brings there goes on in ours, and ours starts candle's where it meets one of its results. So any op
-//! of candle may stand anywhere, and costs what it costs there. A chain of them through many steps is gone through
-//! from every step that ours read: [`node`] cuts it.
+//! of candle may stand anywhere, and costs what it costs there. If candle hands a state on through many steps, every
+//! step that an op of ours reads is followed back to the first one. [`node`] cuts such a chain.
 
 mod node;
 mod pass;
@@ -17,7 +17,7 @@ mod views;
 
 use candle_core::{Result, Tensor};
 
-use node::{begins_its_storage, copied, taken};
+use node::taken;
 
 pub use pass::{Backward, into_values};
 pub use views::{add, cat, narrow, node, reshape, scale};
@@ -42,10 +42,7 @@ pub fn differentiable(
     if !trains(&arguments) {
         return Ok(result);
     }
-    let storage =
-        if begins_its_storage(&result) { copied(&result)? } else { taken(name, &result)? };
-    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient).map(Vec::from);
-    join(name, &arguments, (storage, result.shape().clone()), (Held::Nothing, backward))
+    differentiable_new(name, arguments, result.force_contiguous()?, backward)
 }
 
 /// The same of a new result: no other tensor has its values, so they are taken over without a copy.
@@ -58,12 +55,8 @@ pub(crate) fn differentiable_new(
     result: Tensor,
     backward: impl Fn(&Tensor) -> Result<Gradients> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    if !trains(&arguments) {
-        return Ok(result);
-    }
-    let storage = taken(name, &result)?;
-    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient).map(Vec::from);
-    join(name, &arguments, (storage, result.shape().clone()), (Held::Nothing, backward))
+    let backward = move |_: &Tensor, gradient: &Tensor| backward(gradient);
+    of_new(name, arguments, result, (Held::Nothing, backward))
 }
 
 /// The same where `backward` reads the result, too, as its first argument.
@@ -76,12 +69,24 @@ pub(crate) fn differentiable_by_result(
     result: Tensor,
     backward: impl Fn(&Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
 ) -> Result<Tensor> {
+    of_new(name, arguments, result, (Held::Result, backward))
+}
+
+fn of_new(
+    name: &'static str,
+    arguments: [&Tensor; 3],
+    result: Tensor,
+    (held, backward): (
+        Held,
+        impl Fn(&Tensor, &Tensor) -> Result<Gradients> + Send + Sync + 'static,
+    ),
+) -> Result<Tensor> {
     if !trains(&arguments) {
         return Ok(result);
     }
-    let storage = taken(name, &result)?;
+    let of = (taken(name, &result)?, result.shape().clone());
     let backward = move |out: &Tensor, gradient: &Tensor| backward(out, gradient).map(Vec::from);
-    join(name, &arguments, (storage, result.shape().clone()), (Held::Result, backward))
+    join(name, &arguments, of, (held, backward))
 }
 
 /// Whether one of the arguments trains.

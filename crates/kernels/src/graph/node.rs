@@ -223,11 +223,11 @@ impl CustomOp1 for Leaf {
     }
 }
 
-pub(super) fn begins_its_storage(result: &Tensor) -> bool {
+fn begins_its_storage(result: &Tensor) -> bool {
     result.layout().start_offset() == 0 && result.is_contiguous()
 }
 
-pub(super) fn copied(result: &Tensor) -> Result<Storage> {
+fn copied(result: &Tensor) -> Result<Storage> {
     let (storage, layout) = result.storage_and_layout();
     Ok(match &*storage {
         Storage::Cpu(storage) => Storage::Cpu(storage.try_clone(layout)?),

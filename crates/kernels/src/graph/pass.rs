@@ -10,7 +10,6 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, DType, Layout, MetalStorage, Result, Shape, Storage,
     Tensor, TensorId, bail,
 };
-
 use rayon::prelude::*;
 
 use super::node::{self, Argument, Node, Source, Way};
@@ -36,9 +35,9 @@ impl Backward for Tensor {
         while let Some((node, gradient)) = next() {
             match &node.way {
                 Way::Own(backward) => {
-                    set_arguments(node.arguments.clone());
+                    set_current(Some(Arc::clone(&node)));
                     let gradients = backward(node.result(&gradient), &gradient);
-                    set_arguments(Vec::new());
+                    set_current(None);
                     hand_on(&node, gradients?)?;
                 }
                 Way::Candle(tensor) => {
@@ -96,8 +95,8 @@ struct Pass {
     pending: BTreeMap<u64, (Arc<Node>, Sum)>,
     /// With the variables.
     variables: HashMap<TensorId, (Tensor, Sum)>,
-    /// Of the node whose gradients are being computed.
-    arguments: Vec<Argument>,
+    /// The node whose backward pass runs.
+    current: Option<Arc<Node>>,
 }
 
 /// A sum of gradients.
@@ -138,10 +137,10 @@ fn hand_on(node: &Node, gradients: Vec<Option<Tensor>>) -> Result<()> {
     Ok(())
 }
 
-fn set_arguments(arguments: Vec<Argument>) {
+fn set_current(node: Option<Arc<Node>>) {
     PASS.with_borrow_mut(|pass| {
         if let Some(pass) = pass {
-            pass.arguments = arguments;
+            pass.current = node;
         }
     });
 }
@@ -262,7 +261,7 @@ pub(crate) fn trained_type(argument: usize) -> Option<DType> {
 
 fn trained(argument: usize) -> Option<Argument> {
     PASS.with_borrow(|pass| {
-        let argument = pass.as_ref()?.arguments.get(argument)?;
+        let argument = pass.as_ref()?.current.as_ref()?.arguments.get(argument)?;
         (!matches!(argument.source, Source::None)).then(|| argument.clone())
     })
 }

@@ -75,7 +75,7 @@ pub fn scale(x: &Tensor, factor: f64) -> Result<Tensor> {
     })
 }
 
-/// The same values as a result of ours. What reads it ends there, and does not go through what candle computed before:
+/// The same values as the result of a node. The way back through candle's ops begins there, once for all that read it:
 /// for a state that goes from step to step.
 ///
 /// # Errors
