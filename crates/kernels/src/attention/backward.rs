@@ -67,7 +67,7 @@ impl QueryTile {
     /// Probability and score gradient of one row and one key.
     fn single_grad(&self, row: usize, dims: Dims, k: &[f32], v: &[f32]) -> (f32, f32) {
         let range = row * dims.head_dim..(row + 1) * dims.head_dim;
-        let p = exp(dot(&self.q[range.clone()], k) - self.lse[row]);
+        let p = probability(dot(&self.q[range.clone()], k), self.lse[row]);
         (p, p * (dot(&self.grad[range], v) - self.delta[row]))
     }
 
@@ -101,11 +101,24 @@ impl QueryTile {
     }
 }
 
+/// Smallest probability that has a gradient, 2^-60: beside a sum of 1, f32 keeps nothing of it. Gradients of smaller ones
+/// would be subnormal numbers, with which products take a hundred times as long.
+const LEAST_PROBABILITY: f32 = f32::from_bits((127 - 60) << 23);
+
+/// `e^(score − lse)`, or 0 below [`LEAST_PROBABILITY`].
+#[allow(clippy::inline_always, reason = "loops over it are compiled per instruction set")]
+#[inline(always)]
+fn probability(score: f32, lse: f32) -> f32 {
+    let p = exp(score - lse);
+    // A comparison that is false for NaN lets it through.
+    if p < LEAST_PROBABILITY { 0.0 } else { p }
+}
+
 vectorised! {
     /// Scores and `dO · v` of one row become probabilities and score gradients.
     fn softmax_grad_row(p: &mut [f32], ds: &mut [f32], lse: f32, delta: f32) {
         for (p, ds) in p.iter_mut().zip(ds) {
-            *p = exp(*p - lse);
+            *p = probability(*p, lse);
             *ds = *p * (*ds - delta);
         }
     }

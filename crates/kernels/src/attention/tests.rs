@@ -332,6 +332,41 @@ fn row_without_keys_is_exactly_zero_and_passes_no_gradient() -> Result<()> {
 }
 
 #[test]
+fn keys_far_below_the_softmax_get_zeros_and_no_subnormal_numbers() -> Result<()> {
+    let mut noise = Noise::new(43);
+    let (far, tokens, head_dim) = (TILE_KEYS + 30, 3 * TILE_KEYS, 16);
+    let ranges = Arc::new(KeyRanges::packed(&vec![0; tokens], None, Delays::Same(0)));
+    // The first value of a key is a score of its own: 80 to the later ones, e^-80 beside them for the far ones.
+    let own = |of: &dyn Fn(usize) -> f32| -> Result<Tensor> {
+        Tensor::from_vec((0..tokens).map(of).collect::<Vec<_>>(), (tokens, 1, 1), &Device::Cpu)
+    };
+    let later = own(&|t| if t < far { 0.0 } else { 80.0 })?;
+    let ones = own(&|_| (head_dim as f32).sqrt())?;
+    let rest = |noise: &mut Noise| noise.tensor(&[tokens, 1, head_dim - 1]);
+    let q = Var::from_tensor(&Tensor::cat(&[&ones, &rest(&mut noise)], 2)?)?;
+    let k = Var::from_tensor(&Tensor::cat(&[&later, &rest(&mut noise)], 2)?)?;
+    let v = noise.var(&[tokens, 1, head_dim]);
+    // Queries that see far keys alone have no gradient. Those of others are as small as a mean over a long row makes them.
+    let direction = noise.tensor(q.dims());
+    let small = own(&|t| if t < far { 0.0 } else { 1e-5 })?;
+    let small = direction.broadcast_mul(&small)?;
+    let fused = (attention(&q, &k, &v, &ranges)? * &small)?.sum_all()?.gradients()?;
+    let plain = (reference(&q, &k, &v, &ranges)? * &small)?.sum_all()?.gradients()?;
+    for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
+        let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
+        assert_close(name, &(a * 1e5)?, &(b * 1e5)?, 3e-5);
+        let values = a.flatten_all()?.to_vec1::<f32>()?;
+        assert!(values.iter().all(|x| !x.is_subnormal()), "{name}: a subnormal number");
+        let of_far = &values[..far * head_dim];
+        assert!(
+            of_far.iter().all(|x| *x == 0.0),
+            "{name}: a gradient of keys that count for nothing"
+        );
+    }
+    Ok(())
+}
+
+#[test]
 fn frozen_keys_get_no_gradient() -> Result<()> {
     let mut noise = Noise::new(42);
     let ranges = Arc::new(KeyRanges::packed(&[0; 20], None, Delays::Same(1)));
