@@ -1,5 +1,5 @@
 //! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
-//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention,
+//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention, cache,
 //! recurrence.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -18,12 +18,13 @@ use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
-    let parts: [(&str, fn()); 6] = [
+    let parts: [(&str, fn()); 7] = [
         ("products", products),
         ("blocks", blocks),
         ("few-rows", few_rows),
         ("token", one_token),
         ("attention", delayed_attention),
+        ("cache", cached_attention),
         ("recurrence", recurrence),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| arg != "--bench").collect();
@@ -268,4 +269,38 @@ fn delayed_attention() {
     let product = 1e-9 * (tokens * tokens / 2 * heads * head_dim) as f64;
     println!("attention of {tokens}, forward: {:.1} GFLOP/s", 4.0 * product / forward);
     println!("attention of {tokens}, backward: {:.1} GFLOP/s", 6.0 * product / (both - forward));
+}
+
+/// A pass's attention over a cache in f16, all layers of a model of 135 M parameters.
+fn cached_attention() {
+    let (layers, heads, kv_heads, head_dim) = (30, 9, 3, 64);
+    for cached in [200, 1024, 4096, 8192] {
+        let held = || {
+            let held = Tensor::randn(0.0_f32, 1.0, (cached + 16, kv_heads, head_dim), &Device::Cpu);
+            held.and_then(|held| held.to_dtype(DType::F16)).expect("keys")
+        };
+        let caches: Vec<[Tensor; 2]> = (0..layers).map(|_| [held(), held()]).collect();
+        let mut one_row = f64::INFINITY;
+        for rows in [1, 3, 5, 8, 16] {
+            let q = Tensor::randn(0.0_f32, 1.0, (rows, heads, head_dim), &Device::Cpu).expect("q");
+            let ranges = Arc::new(KeyRanges::appended(cached, rows));
+            let seconds = awake(|| {
+                median(|| {
+                    for held in &caches {
+                        let [k, v] =
+                            held.each_ref().map(|t| t.narrow(0, 0, cached + rows).expect("keys"));
+                        attention(&q, &k, &v, &ranges).expect("attention");
+                    }
+                })
+            });
+            one_row = seconds.min(one_row);
+            let bytes = 4e-9 * (layers * cached * kv_heads * head_dim) as f64;
+            println!(
+                "{rows} rows over {cached} cached tokens: {:.2} ms, {:.2} of one row, {:.1} GB/s",
+                1e3 * seconds,
+                seconds / one_row,
+                bytes / seconds
+            );
+        }
+    }
 }

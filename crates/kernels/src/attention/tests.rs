@@ -463,8 +463,18 @@ fn assert_count_as_their_values(
 
 #[test]
 fn keys_of_16_bits_count_as_their_values() -> Result<()> {
-    // 24: not whole vectors. One query and a few, as at decoding, and more than a tile of them.
-    for sizes in [(1, 700, 64), (5, 300, 24), (3, 0, 16), (80, 260, 32)] {
+    // 24: not whole vectors. One query and a few, as at decoding, and more than a tile of them; 5, 9, 16 and 17 queries are
+    // 15, 27, 48 and 51 rows of a head.
+    for sizes in [
+        (1, 700, 64),
+        (5, 300, 24),
+        (3, 0, 16),
+        (80, 260, 32),
+        (5, 1100, 64),
+        (9, 1100, 64),
+        (16, 700, 32),
+        (17, 700, 32),
+    ] {
         let halves: (Turn, Turn) = (|t| t.to_dtype(DType::F16), |t| t.to_dtype(DType::F32));
         assert_count_as_their_values(sizes, halves)?;
     }

@@ -74,9 +74,12 @@ fn few_queries<S: Keys>(inputs: Inputs<'_, S>, out: &mut [f32], lse: &mut [f32])
     let groups: Vec<Group<'_, S>> =
         (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
     let rows = groups.first().map_or(0, Group::rows);
-    let chunk = rows.div_ceil(2).max(FEW_ROWS);
+    let tiles: Vec<Range<usize>> = tiles(inputs.ranges.hull(queries)).collect();
+    // A task of all rows reads its keys once.
+    let enough = tiles.len() * heads >= 4 * rayon::current_num_threads();
+    let chunk = if enough { rows.max(1) } else { rows.div_ceil(2).max(FEW_ROWS) };
     let mut tasks = Vec::new();
-    for tile in tiles(inputs.ranges.hull(queries)) {
+    for tile in tiles {
         for kv_head in 0..heads {
             let chunks = (0..rows).step_by(chunk).map(|first| first..(first + chunk).min(rows));
             tasks.extend(chunks.map(|rows| (tile.clone(), kv_head, rows)));

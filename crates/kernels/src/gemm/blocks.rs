@@ -84,7 +84,7 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
     SCRATCH.with_borrow_mut(|scratch| {
         // SAFETY: passed on to the caller.
         unsafe {
-            if unpacked::fits(a, b) {
+            if unpacked::fits(isa, a, b) {
                 unpacked::block(isa, dst, a, b, depth, &mut scratch.wide);
             } else if a.rows <= BLOCK_ROWS {
                 few_rows(isa, dst, a, b, depth, scratch);

@@ -34,10 +34,10 @@ impl Right<'_> {
         for_each_type!(self, b => b.cols, q => q.cols)
     }
 
-    fn fits(&self, a: Mat<'_>) -> bool {
+    fn fits(&self, isa: Isa, a: Mat<'_>) -> bool {
         for_each_type!(
             self,
-            b => a.cols == b.rows && unpacked::fits(a, *b),
+            b => a.cols == b.rows && unpacked::fits(isa, a, *b),
             q => a.cols == q.rows && a.rows <= unpacked::MOST_ROWS
         )
     }
@@ -57,7 +57,8 @@ pub(crate) struct Product<'a> {
 /// Every element has the bits that [`matmul`] or [`matmul_quantised`] gives it.
 pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     let total: usize = products.iter().map(|product| product.right.cols()).sum();
-    let apart = !products.iter().all(|product| product.right.fits(a))
+    let isa = Isa::detect();
+    let apart = !products.iter().all(|product| product.right.fits(isa, a))
         || a.rows * total * a.cols < 2 * SMALLEST_TASK
         || rayon::current_num_threads() == 1;
     let quantised = |product: &Product<'_>| matches!(product.right, Right::Quantised(_));
@@ -82,7 +83,7 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
             tasks.push((whole, *right, first..(first + unpacked::TASK_COLUMNS).min(cols)));
         }
     }
-    let (isa, kernel) = (Isa::detect(), Kernel::detect());
+    let kernel = Kernel::detect();
     split(tasks.len(), |task| {
         let (whole, right, range) = tasks[task].clone();
         // SAFETY: the assertion above bounds every product to its destination, of which the tasks

@@ -114,7 +114,7 @@ fn product<T: Element>(
     assert!(dst_stride >= cols, "rows of the destination overlap");
     let whole = Output { at: dst.as_mut_ptr(), stride: dst_stride, accumulate };
     let tasks = match threads {
-        Threads::Pool => tasks_of(a, b, rayon::current_num_threads()),
+        Threads::Pool => tasks_of(isa, a, b, rayon::current_num_threads()),
         Threads::One => 1,
     };
     if tasks == 1 || rows * cols * a.cols < SMALLEST_TASK * 2 {
@@ -150,8 +150,8 @@ fn product<T: Element>(
     });
 }
 
-fn tasks_of<T: Element>(a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
-    if unpacked::fits(a, b) {
+fn tasks_of<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
+    if unpacked::fits(isa, a, b) {
         let most = 4 * TASKS_PER_THREAD * threads;
         return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, most);
     }

@@ -10,8 +10,6 @@ use super::element::Element;
 #[cfg(target_arch = "x86_64")]
 use super::element::Storage;
 use super::micro::Isa;
-#[cfg(target_arch = "x86_64")]
-use super::unpacked::MOST_ROWS;
 
 /// Whether a product is of this kind.
 pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
@@ -19,7 +17,7 @@ pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
     if isa == Isa::Avx512 {
         // Masks reach values of 32 bits only.
         let whole = T::STORAGE == Storage::F32 || b.cols.is_multiple_of(16);
-        return a.rows <= MOST_ROWS && b.col_stride == 1 && whole;
+        return a.rows <= isa.most_rows::<T>() && b.col_stride == 1 && whole;
     }
     let _ = (isa, a, b);
     false
@@ -57,14 +55,15 @@ pub(super) unsafe fn block<T: Element>(dst: Output, a: Mat<'_>, b: Mat<'_, T>, d
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __mmask16, _mm512_fmadd_ps, _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
-        _mm512_storeu_ps,
+        __mmask16, _MM_HINT_T0, _mm_prefetch, _mm512_fmadd_ps, _mm512_maskz_loadu_ps,
+        _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
     use super::super::Mat;
     use super::super::blocks::Output;
     use super::super::element::{Element, Storage};
     use super::super::micro::{Destination, store};
+    use super::super::pack::AHEAD;
     use super::super::unpacked::x86::load;
 
     /// Rows of a tile.
@@ -107,6 +106,9 @@ mod x86 {
             let mut values = [_mm512_setzero_ps(); VECTORS];
             for (vector, value) in values.iter_mut().enumerate() {
                 let at = right.wrapping_add(step * b.row_stride + 16 * vector);
+                if (16 * vector * size_of::<T>()).is_multiple_of(64) {
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD * b.row_stride).cast());
+                }
                 // SAFETY: the mask leaves out what lies after the columns; of 16 bits there are whole
                 // vectors or none.
                 *value = unsafe {

@@ -106,7 +106,18 @@ fn an_element_has_the_same_bits_in_every_product_on_every_unit_with_any_number_o
             pool.install(|| product(isa, &mut again, cols, (a, b), false, Threads::Pool));
             assert!(whole.iter().zip(&again).all(|(x, y)| x.to_bits() == y.to_bits()));
         }
-        for (first, count) in [(0, 1), (3, 2), (10, 16), (74, 1), (20, 55), (100, 168), (3, 169)] {
+        for (first, count) in [
+            (0, 1),
+            (3, 2),
+            (7, 5),
+            (30, 7),
+            (40, 13),
+            (10, 16),
+            (74, 1),
+            (20, 55),
+            (100, 168),
+            (3, 169),
+        ] {
             let mut part = vec![0.0; count * cols];
             let some = a.t().columns(first..first + count).t();
             product(isa, &mut part, cols, (some, b), false, Threads::One);

@@ -10,16 +10,16 @@ use super::micro::{Destination, Isa};
 
 /// Most rows of the left operand for which turning columns in registers beats packing them.
 pub(super) const MOST_ROWS: usize = 16;
+/// The same where AVX-512 also widens them.
+pub(super) const MOST_ROWS_OF_HALVES: usize = 48;
 /// Columns of a task: few, so that a thread that wakes up late finds the rest done.
 pub(super) const TASK_COLUMNS: usize = 32;
 /// Columns that are worked on together.
 pub(super) const GROUP: usize = 16;
-/// Most rows of one pass over a group.
-pub(super) const ROWS: usize = 8;
 
 /// Whether a product is of this kind.
-pub(super) fn fits<T: Element>(a: Mat<'_>, b: Mat<'_, T>) -> bool {
-    a.rows <= MOST_ROWS && b.row_stride == 1 && b.rows > 1
+pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
+    a.rows <= isa.most_rows::<T>() && a.col_stride == 1 && b.row_stride == 1 && b.rows > 1
 }
 
 /// A left and a right block as the kernels read them.
@@ -27,8 +27,8 @@ pub(super) fn fits<T: Element>(a: Mat<'_>, b: Mat<'_, T>) -> bool {
 pub(super) struct Operands<T> {
     pub(super) depth: usize,
     pub(super) a: *const f32,
-    /// From one row and one step of the left operand to the next.
-    pub(super) a_strides: (usize, usize),
+    /// From one row of the left operand to the next; steps lie side by side.
+    pub(super) a_stride: usize,
     pub(super) b: *const T,
     /// From one column of the right operand to the next.
     pub(super) b_stride: usize,
@@ -44,12 +44,14 @@ impl<T> Operands<T> {
         std::array::from_fn(|i| self.b.wrapping_add((first + i).min(cols - 1) * self.b_stride))
     }
 
+    /// A row of the left operand from a step on.
+    ///
     /// # Safety
     /// Row and step lie within the left operand.
     #[inline]
-    pub(super) unsafe fn left(&self, row: usize, step: usize) -> f32 {
+    pub(super) unsafe fn left(&self, row: usize, step: usize) -> *const f32 {
         // SAFETY: passed on to the caller.
-        unsafe { *self.a.add(row * self.a_strides.0 + step * self.a_strides.1) }
+        unsafe { self.a.add(row * self.a_stride + step) }
     }
 }
 
@@ -74,9 +76,9 @@ pub(super) unsafe fn block<T: Element>(
             let steps = first_step..(first_step + depth).min(b.rows);
             let a = a.columns(steps.clone());
             let b = b.columns(first_col..first_col + cols).t().columns(steps).t();
-            let a_strides = (a.row_stride, a.col_stride);
-            for first_row in (0..a.rows).step_by(ROWS) {
-                let rows = ROWS.min(a.rows - first_row);
+            let (a_stride, rows_at_once) = (a.row_stride, isa.rows_at_once());
+            for first_row in (0..a.rows).step_by(rows_at_once) {
+                let rows = rows_at_once.min(a.rows - first_row);
                 let (depth, a) = (a.cols, a.data[first_row * a.row_stride..].as_ptr());
                 // SAFETY: row and column lie within the destination; the views bound both
                 // operands; the caller vouches for the instruction set.
@@ -86,10 +88,10 @@ pub(super) unsafe fn block<T: Element>(
                     let dst = Destination { at, stride, rows, cols, accumulate };
                     if isa.reads::<T>() {
                         let (b, b_stride) = (b.data.as_ptr(), b.col_stride);
-                        tile(isa, Operands { depth, a, a_strides, b, b_stride, ahead }, dst);
+                        tile(isa, Operands { depth, a, a_stride, b, b_stride, ahead }, dst);
                     } else {
                         let (b, b_stride) = (widened(b, wide).as_ptr(), b.rows);
-                        let operands = Operands { depth, a, a_strides, b, b_stride, ahead: 0 };
+                        let operands = Operands { depth, a, a_stride, b, b_stride, ahead: 0 };
                         tile(isa, operands, dst);
                     }
                 }
@@ -108,6 +110,24 @@ fn widened<'a, T: Element>(b: Mat<'_, T>, wide: &'a mut Vec<f32>) -> &'a [f32] {
 }
 
 impl Isa {
+    /// Most rows of the left operand for a right one of a type.
+    pub(super) fn most_rows<T: Element>(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if T::STORAGE != Storage::F32 => MOST_ROWS_OF_HALVES,
+            _ => MOST_ROWS,
+        }
+    }
+
+    /// Most rows for which a group of columns is turned around once.
+    fn rows_at_once(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => 8,
+            _ => MOST_ROWS_OF_HALVES,
+        }
+    }
+
     /// Whether the kernel widens values of this type itself.
     fn reads<T: Element>(self) -> bool {
         match self {
@@ -119,7 +139,7 @@ impl Isa {
 }
 
 /// # Safety
-/// The CPU has the instruction set, which reads the type; the operands hold `dst.rows` <= [`ROWS`]
+/// The CPU has the instruction set, which reads the type; the operands hold `dst.rows` <= [`Isa::rows_at_once`]
 /// rows and `dst.cols` <= [`GROUP`] columns of `depth` steps; `dst` is writable for them.
 pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
     #[cfg(target_arch = "x86_64")]
@@ -142,7 +162,7 @@ pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Dest
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => by_rows!(x86::avx512),
+            Isa::Avx512 => x86::avx512(operands, dst),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => by_rows!(x86::avx2),
             Isa::Portable => portable(operands, dst),
@@ -153,13 +173,13 @@ pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Dest
 /// # Safety
 /// As [`tile`].
 unsafe fn portable<T: Element>(operands: Operands<T>, dst: Destination) {
-    let Operands { depth, a, a_strides, b, b_stride, .. } = operands;
+    let Operands { depth, b, b_stride, .. } = operands;
     let b = b.cast::<f32>();
     for row in 0..dst.rows {
         let mut sums = [0.0_f32; GROUP];
         for k in 0..depth {
             // SAFETY: row and step lie within the left operand.
-            let x = unsafe { *a.add(row * a_strides.0 + k * a_strides.1) };
+            let x = unsafe { *operands.left(row, k) };
             for (col, sum) in sums[..dst.cols].iter_mut().enumerate() {
                 // SAFETY: column and step lie within the right operand.
                 *sum = x.mul_add(unsafe { *b.add(col * b_stride + k) }, *sum);
@@ -173,18 +193,19 @@ unsafe fn portable<T: Element>(operands: Operands<T>, dst: Destination) {
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps,
-        _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_castpd_ps,
-        _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
-        _mm512_slli_epi32, _mm512_storeu_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps,
-        _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+        __m256, __m512, __mmask16, _MM_HINT_T1, _mm_prefetch, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps, _mm512_add_ps,
+        _mm512_castpd_ps, _mm512_castps_pd, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
+        _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps,
+        _mm512_maskz_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
+        _mm512_slli_epi32, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+        _mm512_unpacklo_ps,
     };
 
     use super::super::element::{Element, Storage};
     use super::super::micro::{Destination, store};
     use super::super::pack::x86::transposed_8x8;
-    use super::{GROUP, Operands};
+    use super::{GROUP, MOST_ROWS_OF_HALVES, Operands};
 
     /// The last values of some columns, zeros after them.
     ///
@@ -206,24 +227,25 @@ pub(super) mod x86 {
     /// # Safety
     /// As [`super::tile`], with AVX-512F.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn avx512<const ROWS: usize, T: Element>(
-        operands: Operands<T>,
-        dst: Destination,
-    ) {
+    pub(super) unsafe fn avx512<T: Element>(operands: Operands<T>, dst: Destination) {
         let starts: [*const T; 16] = operands.starts(0, dst.cols);
-        let mut acc = [_mm512_setzero_ps(); ROWS];
+        let mut acc = [_mm512_setzero_ps(); MOST_ROWS_OF_HALVES];
+        let acc = &mut acc[..dst.rows];
         let whole = operands.depth / 16 * 16;
         for k in (0..whole).step_by(16) {
+            let first_of_line = (k * size_of::<T>()).is_multiple_of(64);
             // SAFETY: 16 steps from `k` on lie within every column and row.
             unsafe {
                 let mut lines = [_mm512_setzero_ps(); 16];
                 for (line, start) in lines.iter_mut().zip(&starts) {
                     let at = start.add(k);
-                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(operands.ahead).cast());
+                    if first_of_line {
+                        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(operands.ahead).cast());
+                    }
                     *line = load(at);
                 }
                 let turned = transposed_16x16(&lines);
-                add_512(&operands, k, &turned, &mut acc);
+                add_512(&operands, k, &turned, acc);
             }
         }
         if whole < operands.depth {
@@ -235,16 +257,20 @@ pub(super) mod x86 {
                 for (line, tail) in lines.iter_mut().zip(&tails) {
                     *line = load(tail.as_ptr());
                 }
-                let turned = transposed_16x16(&lines);
-                add_512(&operands, whole, &turned[..count], &mut acc);
+                add_512(&operands, whole, &transposed_16x16(&lines)[..count], acc);
             }
         }
-        for (row, acc) in acc.into_iter().enumerate() {
-            let mut values = [0.0; GROUP];
-            // SAFETY: 16 values fit, and the row lies within the destination.
+        let columns = ((1_u32 << dst.cols) - 1) as __mmask16;
+        for (row, acc) in acc.iter().enumerate() {
+            // SAFETY: the row's columns lie within the destination; the mask leaves out all others.
             unsafe {
-                _mm512_storeu_ps(values.as_mut_ptr(), acc);
-                store(&values, dst, row, 0);
+                let at = dst.at.add(row * dst.stride);
+                let sum = if dst.accumulate {
+                    _mm512_add_ps(_mm512_maskz_loadu_ps(columns, at), *acc)
+                } else {
+                    *acc
+                };
+                _mm512_mask_storeu_ps(at, columns, sum);
             }
         }
     }
@@ -255,19 +281,55 @@ pub(super) mod x86 {
     /// The steps lie within every row.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn add_512<const ROWS: usize, T: Element>(
+    unsafe fn add_512<T>(
         operands: &Operands<T>,
         first_step: usize,
         turned: &[__m512],
-        acc: &mut [__m512; ROWS],
+        acc: &mut [__m512],
     ) {
+        let mut row = 0;
+        macro_rules! take {
+            ($count:literal) => {
+                while let Some(sums) = acc[row..].first_chunk_mut::<$count>() {
+                    // SAFETY: passed on to the caller.
+                    unsafe {
+                        add_rows(operands.left(row, first_step), operands.a_stride, turned, sums);
+                    }
+                    row += $count;
+                }
+            };
+        }
+        take!(8);
+        take!(7);
+        take!(6);
+        take!(5);
+        take!(4);
+        take!(3);
+        take!(2);
+        take!(1);
+    }
+
+    /// The same for a number of rows that is known: enough of them keep both units for products busy.
+    ///
+    /// # Safety
+    /// As [`add_512`].
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add_rows<const COUNT: usize>(
+        left: *const f32,
+        stride: usize,
+        turned: &[__m512],
+        acc: &mut [__m512; COUNT],
+    ) {
+        let mut sums = *acc;
         for (step, turned) in turned.iter().enumerate() {
-            for (row, acc) in acc.iter_mut().enumerate() {
+            for (row, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: passed on to the caller.
-                let x = _mm512_set1_ps(unsafe { operands.left(row, first_step + step) });
-                *acc = _mm512_fmadd_ps(x, *turned, *acc);
+                let x = _mm512_set1_ps(unsafe { *left.add(row * stride + step) });
+                *sum = _mm512_fmadd_ps(x, *turned, *sum);
             }
         }
+        *acc = sums;
     }
 
     /// 16 values as f32.
@@ -332,8 +394,8 @@ pub(super) mod x86 {
         operands: Operands<T>,
         dst: Destination,
     ) {
-        let Operands { depth, a, a_strides, b, b_stride, ahead } = operands;
-        let operands = Operands { depth, a, a_strides, b: b.cast::<f32>(), b_stride, ahead };
+        let Operands { depth, a, a_stride, b, b_stride, ahead } = operands;
+        let operands = Operands { depth, a, a_stride, b: b.cast::<f32>(), b_stride, ahead };
         if dst.cols > 8 && ROWS <= 3 {
             // SAFETY: passed on to the caller.
             unsafe { octets::<ROWS, 2>(operands, dst, 0) };
@@ -421,7 +483,7 @@ pub(super) mod x86 {
         for (step, turned) in turned.iter().enumerate() {
             for (row, acc) in acc.iter_mut().enumerate() {
                 // SAFETY: passed on to the caller.
-                let x = _mm256_set1_ps(unsafe { operands.left(row, first_step + step) });
+                let x = _mm256_set1_ps(unsafe { *operands.left(row, first_step + step) });
                 acc[octet] = _mm256_fmadd_ps(x, *turned, acc[octet]);
             }
         }
