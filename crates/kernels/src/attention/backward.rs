@@ -102,7 +102,7 @@ impl QueryTile {
 }
 
 /// Smallest probability that has a gradient, 2^-60: beside a sum of 1, f32 keeps nothing of it. Gradients of smaller ones
-/// would be subnormal numbers, with which products take a hundred times as long.
+/// may be subnormal numbers, with which products take a hundred times as long.
 const LEAST_PROBABILITY: f32 = f32::from_bits((127 - 60) << 23);
 
 /// `e^(score − lse)`, or 0 below [`LEAST_PROBABILITY`].

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
-use crate::gemm::{Mat, Threads, matmul};
+use crate::gemm::{Mat, Threads, matmul, rows_of_a_tile};
 use crate::simd::{axpy, dot_in_order, exp, tanh, vectorised};
 use crate::threads::split;
 
@@ -66,8 +66,8 @@ pub(super) fn forward<S: Keys>(
     (out, lse)
 }
 
-/// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share
-/// out, and some rows of each. A tile's heads lie side by side in memory, so a thread takes them one
+/// One tile of queries, as decoding has: its heads and tiles of keys are what there is to share out, and some
+/// rows of each where these are few. A tile's heads lie side by side in memory, so a thread takes them one
 /// after the other.
 fn few_queries<S: Keys>(inputs: Inputs<'_, S>, out: &mut [f32], lse: &mut [f32]) {
     let (heads, queries) = (inputs.dims.kv_heads, 0..inputs.ranges.queries());
@@ -75,9 +75,10 @@ fn few_queries<S: Keys>(inputs: Inputs<'_, S>, out: &mut [f32], lse: &mut [f32])
         (0..heads).map(|kv_head| Group::new(inputs, queries.clone(), kv_head)).collect();
     let rows = groups.first().map_or(0, Group::rows);
     let tiles: Vec<Range<usize>> = tiles(inputs.ranges.hull(queries)).collect();
-    // A task of all rows reads its keys once.
+    // A task of all rows turns its keys around once.
     let enough = tiles.len() * heads >= 4 * rayon::current_num_threads();
-    let chunk = if enough { rows.max(1) } else { rows.div_ceil(2).max(FEW_ROWS) };
+    let whole = enough && rows <= rows_of_a_tile::<S::Value>();
+    let chunk = if whole { rows.max(1) } else { rows.div_ceil(2).max(FEW_ROWS) };
     let mut tasks = Vec::new();
     for tile in tiles {
         for kv_head in 0..heads {
@@ -104,7 +105,7 @@ fn few_queries<S: Keys>(inputs: Inputs<'_, S>, out: &mut [f32], lse: &mut [f32])
     }
 }
 
-/// Rows of a head for which keys are turned around once, so that fewer are not worth a task.
+/// Fewest rows of a head that are worth a task of their own.
 const FEW_ROWS: usize = 8;
 
 /// Room for a tile's scores.

@@ -150,6 +150,11 @@ fn product<T: Element>(
     });
 }
 
+/// Most rows for which the columns of a tile are turned around once.
+pub(crate) fn rows_of_a_tile<T: Element>() -> usize {
+    Isa::detect().most_rows_of_a_tile::<T>()
+}
+
 fn tasks_of<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
     if unpacked::fits(isa, a, b) {
         let most = 4 * TASKS_PER_THREAD * threads;

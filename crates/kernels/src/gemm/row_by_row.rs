@@ -17,7 +17,7 @@ pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
     if isa == Isa::Avx512 {
         // Masks reach values of 32 bits only.
         let whole = T::STORAGE == Storage::F32 || b.cols.is_multiple_of(16);
-        return a.rows <= isa.most_rows::<T>() && b.col_stride == 1 && whole;
+        return a.rows <= isa.most_rows(b) && b.col_stride == 1 && whole;
     }
     let _ = (isa, a, b);
     false

@@ -7,10 +7,11 @@ use super::Mat;
 use super::blocks::Output;
 use super::element::{Element, Storage};
 use super::micro::{Destination, Isa};
+use super::pack::MAX_DEPTH;
 
 /// Most rows of the left operand for which turning columns in registers beats packing them.
 pub(super) const MOST_ROWS: usize = 16;
-/// The same where AVX-512 also widens them.
+/// The same where AVX-512 also widens them, as long as the rows stay in the cache: an attention's tiles.
 pub(super) const MOST_ROWS_OF_HALVES: usize = 48;
 /// Columns of a task: few, so that a thread that wakes up late finds the rest done.
 pub(super) const TASK_COLUMNS: usize = 32;
@@ -19,7 +20,7 @@ pub(super) const GROUP: usize = 16;
 
 /// Whether a product is of this kind.
 pub(super) fn fits<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>) -> bool {
-    a.rows <= isa.most_rows::<T>() && a.col_stride == 1 && b.row_stride == 1 && b.rows > 1
+    a.rows <= isa.most_rows(b) && a.col_stride == 1 && b.row_stride == 1 && b.rows > 1
 }
 
 /// A left and a right block as the kernels read them.
@@ -110,8 +111,13 @@ fn widened<'a, T: Element>(b: Mat<'_, T>, wide: &'a mut Vec<f32>) -> &'a [f32] {
 }
 
 impl Isa {
-    /// Most rows of the left operand for a right one of a type.
-    pub(super) fn most_rows<T: Element>(self) -> usize {
+    /// Most rows of the left operand for a right one.
+    pub(super) fn most_rows<T: Element>(self, b: Mat<'_, T>) -> usize {
+        if b.rows <= MAX_DEPTH { self.most_rows_of_a_tile::<T>() } else { MOST_ROWS }
+    }
+
+    /// The same where the inner sum is short.
+    pub(crate) fn most_rows_of_a_tile<T: Element>(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 if T::STORAGE != Storage::F32 => MOST_ROWS_OF_HALVES,
@@ -142,29 +148,22 @@ impl Isa {
 /// The CPU has the instruction set, which reads the type; the operands hold `dst.rows` <= [`Isa::rows_at_once`]
 /// rows and `dst.cols` <= [`GROUP`] columns of `depth` steps; `dst` is writable for them.
 pub(super) unsafe fn tile<T: Element>(isa: Isa, operands: Operands<T>, dst: Destination) {
-    #[cfg(target_arch = "x86_64")]
-    macro_rules! by_rows {
-        ($kernel:path) => {{
-            use $kernel as kernel;
-            match dst.rows {
-                1 => kernel::<1, T>(operands, dst),
-                2 => kernel::<2, T>(operands, dst),
-                3 => kernel::<3, T>(operands, dst),
-                4 => kernel::<4, T>(operands, dst),
-                5 => kernel::<5, T>(operands, dst),
-                6 => kernel::<6, T>(operands, dst),
-                7 => kernel::<7, T>(operands, dst),
-                _ => kernel::<8, T>(operands, dst),
-            }
-        }};
-    }
     // SAFETY: passed on to the caller.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => x86::avx512(operands, dst),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => by_rows!(x86::avx2),
+            Isa::Avx2 => match dst.rows {
+                1 => x86::avx2::<1, T>(operands, dst),
+                2 => x86::avx2::<2, T>(operands, dst),
+                3 => x86::avx2::<3, T>(operands, dst),
+                4 => x86::avx2::<4, T>(operands, dst),
+                5 => x86::avx2::<5, T>(operands, dst),
+                6 => x86::avx2::<6, T>(operands, dst),
+                7 => x86::avx2::<7, T>(operands, dst),
+                _ => x86::avx2::<8, T>(operands, dst),
+            },
             Isa::Portable => portable(operands, dst),
         }
     }

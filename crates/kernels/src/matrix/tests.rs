@@ -31,6 +31,24 @@ fn maps_of_one_input_have_the_bits_of_each_alone() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn halves_with_one_input_have_the_bits_of_each_alone() -> Result<()> {
+    let mut noise = Noise::new(25);
+    for (rows, inputs) in [(5, 600), (24, 64), (48, 500), (48, 600), (49, 64)] {
+        let x = noise.tensor(&[rows, inputs]);
+        let mut half = |outputs| -> Result<Matrix> {
+            Ok(Matrix::Dense(noise.tensor(&[outputs, inputs]).to_dtype(DType::BF16)?))
+        };
+        let maps = [half(70)?, half(192)?];
+        let together = linear_each(&x, [(&maps[0], None), (&maps[1], None)])?;
+        for (together, matrix) in together.iter().zip(&maps) {
+            let alone = matrix.linear(&x, None)?;
+            assert_eq!(together.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
+        }
+    }
+    Ok(())
+}
+
 /// Random bytes, whose scales are all finite because they are small.
 fn stored(noise: &mut Noise, format: BlockFormat, outputs: usize, inputs: usize) -> Vec<u8> {
     let size = outputs * inputs / format.values() * format.bytes();
