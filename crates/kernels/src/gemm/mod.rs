@@ -150,7 +150,7 @@ fn product<T: Element>(
     });
 }
 
-/// Most rows for which the columns of a tile are turned around once.
+/// Most rows of a product with an attention's tile whose columns are read where they lie.
 pub(crate) fn rows_of_a_tile<T: Element>() -> usize {
     Isa::detect().most_rows_of_a_tile::<T>()
 }

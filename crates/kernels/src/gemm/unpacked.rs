@@ -117,7 +117,7 @@ impl Isa {
     }
 
     /// The same where the inner sum is short.
-    pub(crate) fn most_rows_of_a_tile<T: Element>(self) -> usize {
+    pub(super) fn most_rows_of_a_tile<T: Element>(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 if T::STORAGE != Storage::F32 => MOST_ROWS_OF_HALVES,
