@@ -1,5 +1,7 @@
-//! Backward passes over tiles, one for queries and one for keys and values, so that every
-//! gradient is summed by one task in a fixed order whatever the number of threads.
+//! Backward passes over tiles: for queries alone, or for queries, keys and values together. Every gradient is
+//! summed in a fixed order, whatever the number of threads.
+
+mod blocks;
 
 use std::ops::Range;
 
@@ -9,6 +11,8 @@ use super::tiled::{key_tile, pack_queries, tiles, visible_in};
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::gemm::{Mat, Threads, matmul};
 use crate::simd::{axpy, dot, exp, vectorised};
+
+pub(super) use blocks::{all, held_values};
 
 /// Keys whose single queries one task adds up.
 const SINGLES_PER_TASK: usize = 64;
@@ -99,6 +103,36 @@ impl QueryTile {
             softmax_grad_row(p, ds, self.lse[row], self.delta[row]);
         }
     }
+
+    /// Adds what single keys give to the queries' sums.
+    fn add_singles(
+        &self,
+        saved: &Saved<'_>,
+        dims: Dims,
+        ranges: &KeyRanges,
+        kv_head: usize,
+        sums: &mut [f32],
+    ) {
+        let head_dim = dims.head_dim;
+        for (row, sum) in sums.chunks_exact_mut(head_dim).enumerate() {
+            for &key in ranges.singles_of(self.queries.start + row / dims.group()) {
+                let at = key as usize * dims.kv_stride() + kv_head * head_dim;
+                let (k, v) = (&saved.k[at..][..head_dim], &saved.v[at..][..head_dim]);
+                axpy(self.single_grad(row, dims, k, v).1, k, sum);
+            }
+        }
+    }
+}
+
+/// Writes sums of one key-value head's queries, `[queries · G, D]`, into `dQ`, `[queries, N, D]`.
+fn write_queries(dims: Dims, kv_head: usize, sums: &[f32], dq: &mut [f32]) {
+    let width = dims.group() * dims.head_dim;
+    for (t, sum) in sums.chunks_exact(width).enumerate() {
+        let out = &mut dq[t * dims.q_stride() + kv_head * width..][..width];
+        for (out, sum) in out.iter_mut().zip(sum) {
+            *out = sum * dims.scale();
+        }
+    }
 }
 
 /// Smallest probability that has a gradient, 2^-60: beside a sum of 1, f32 keeps nothing of it. Gradients of smaller ones
@@ -160,54 +194,8 @@ fn query_tile_grad(
         let keys = key_tile(saved.k, dims, &key_range, kv_head);
         matmul(&mut acc, head_dim, Mat::rows(&ds, rows, width, width), keys, true, Threads::One);
     }
-    for (row, acc) in acc.chunks_exact_mut(head_dim).enumerate() {
-        for &key in ranges.singles_of(tile.queries.start + row / dims.group()) {
-            let at = key as usize * dims.kv_stride() + kv_head * head_dim;
-            let (k, v) = (&saved.k[at..][..head_dim], &saved.v[at..][..head_dim]);
-            axpy(tile.single_grad(row, dims, k, v).1, k, acc);
-        }
-    }
-    let width = dims.group() * head_dim;
-    for (t, acc) in acc.chunks_exact(width).enumerate() {
-        let out = &mut dq[t * dims.q_stride() + kv_head * width..][..width];
-        for (out, acc) in out.iter_mut().zip(acc) {
-            *out = acc * dims.scale();
-        }
-    }
-}
-
-/// `dK` and `dV`, `[Tk, K, D]`.
-pub(super) fn keys(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> (Vec<f32>, Vec<f32>) {
-    let tile_queries = dims.tile_queries();
-    let query_tiles: Vec<(Range<usize>, Range<usize>)> = (0..ranges.queries())
-        .step_by(tile_queries)
-        .map(|first| {
-            let queries = first..(first + tile_queries).min(ranges.queries());
-            (queries.clone(), ranges.hull(queries))
-        })
-        .collect();
-    let (mut dk, mut dv) = (vec![0.0; saved.k.len()], vec![0.0; saved.v.len()]);
-    let chunk = (TILE_KEYS * dims.kv_stride()).max(1);
-    dk.par_chunks_mut(chunk).zip(dv.par_chunks_mut(chunk)).enumerate().for_each(
-        |(index, (dk, dv))| {
-            let first = index * TILE_KEYS;
-            let tile = first..first + dk.len() / dims.kv_stride();
-            for kv_head in 0..dims.kv_heads {
-                for (queries, hull) in &query_tiles {
-                    let seen = hull.start.max(tile.start)..hull.end.min(tile.end);
-                    if seen.is_empty() {
-                        continue;
-                    }
-                    let queries = QueryTile::new(saved, dims, queries.clone(), kv_head);
-                    let at = (seen.start - tile.start) * dims.kv_stride() + kv_head * dims.head_dim;
-                    let grads = (&mut dk[at..], &mut dv[at..]);
-                    key_tile_grad(saved, dims, ranges, &queries, &seen, kv_head, grads);
-                }
-            }
-        },
-    );
-    single_keys(saved, dims, ranges, (&mut dk, &mut dv));
-    (dk, dv)
+    tile.add_singles(saved, dims, ranges, kv_head, &mut acc);
+    write_queries(dims, kv_head, &acc, dq);
 }
 
 /// Adds what single keys contribute: each key's queries in ascending order, by one task.
@@ -245,22 +233,4 @@ fn single_keys(
                 }
             }
         });
-}
-
-fn key_tile_grad(
-    saved: &Saved<'_>,
-    dims: Dims,
-    ranges: &KeyRanges,
-    queries: &QueryTile,
-    seen: &Range<usize>,
-    kv_head: usize,
-    (dk, dv): (&mut [f32], &mut [f32]),
-) {
-    let (rows, width, head_dim) = (queries.rows(), seen.len(), dims.head_dim);
-    let (mut p, mut ds) = (vec![0.0_f32; rows * width], vec![0.0_f32; rows * width]);
-    queries.softmax_grad(saved, dims, ranges, seen, kv_head, (&mut p, &mut ds));
-    let (p, ds) = (Mat::rows(&p, rows, width, width), Mat::rows(&ds, rows, width, width));
-    // The packed queries carry the 1/√D already.
-    matmul(dk, dims.kv_stride(), ds.t(), queries.q_mat(head_dim), true, Threads::One);
-    matmul(dv, dims.kv_stride(), p.t(), queries.grad_mat(head_dim), true, Threads::One);
 }

@@ -195,6 +195,17 @@ impl Dims {
 /// Keys of a tile. Tiles are cut at its multiples, so keys that are dropped by whole tiles leave every bit.
 pub const TILE_KEYS: usize = 256;
 
+/// Bytes that a backward pass on a CPU holds at most while keys train, beside its arguments and results: score
+/// gradients `[N, Tq, Tk]` of a block.
+pub fn held_bytes(
+    (queries, keys): (usize, usize),
+    (heads, kv_heads): (usize, usize),
+    threads: usize,
+) -> usize {
+    let dims = Dims { heads, kv_heads, head_dim: 1, softcap: None };
+    backward::held_values(dims, queries, keys, threads) * size_of::<f32>()
+}
+
 struct Attention {
     ranges: Arc<KeyRanges>,
     /// Forward only, as the next.
@@ -233,16 +244,15 @@ impl FusedOp<3> for Attention {
             bail!("attention: soft-capped scores and sinks have no gradients");
         }
         let dims = Dims::new(q.shape(), k.shape())?;
-        let (dq, dkv) = with_each_f32([q, k, v, out, grad], |[q, k, v, out, grad]| {
-            let saved = backward::Saved { q, k, v, out, grad, lse };
-            let dq = backward::queries(&saved, dims, &self.ranges);
-            Ok((dq, train_keys.then(|| backward::keys(&saved, dims, &self.ranges))))
-        })?;
-        let (dk, dv) = match dkv {
-            None => (None, None),
-            Some((dk, dv)) => (Some(values_like(k, dk)?), Some(values_like(v, dv)?)),
-        };
-        Ok([Some(values_like(q, dq)?), dk, dv])
+        with_each_f32([q, k, v, out, grad], |[q_values, k_values, v_values, out, grad]| {
+            let saved = backward::Saved { q: q_values, k: k_values, v: v_values, out, grad, lse };
+            if !train_keys {
+                let dq = backward::queries(&saved, dims, &self.ranges);
+                return Ok([Some(values_like(q, dq)?), None, None]);
+            }
+            let [dq, dk, dv] = backward::all(&saved, dims, &self.ranges);
+            Ok([Some(values_like(q, dq)?), Some(values_like(k, dk)?), Some(values_like(v, dv)?)])
+        })
     }
 }
 

@@ -377,6 +377,28 @@ fn frozen_keys_get_no_gradient() -> Result<()> {
 }
 
 #[test]
+fn gradients_over_several_blocks_of_queries_and_keys_match_and_keep_those_of_queries_alone()
+-> Result<()> {
+    let mut noise = Noise::new(77);
+    // Blocks of 4 tiles: 256 queries (64 of three heads), 1024 keys.
+    let tokens = 4 * TILE_KEYS + 150;
+    for documents in [vec![0; tokens], random_documents(&mut noise, tokens)] {
+        let ranges = KeyRanges::packed(&documents, None, Delays::Same(0)).with_own_columns(1);
+        let ranges = Arc::new(ranges);
+        let q = noise.var(&[tokens, 6, 8]);
+        let (k, v) = (noise.var(&[2 * tokens, 2, 8]), noise.var(&[2 * tokens, 2, 8]));
+        assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
+        let direction = noise.tensor(q.dims());
+        let of_queries = |k: &Tensor, v: &Tensor| -> Result<Tensor> {
+            let out = (attention(&q, k, v, &ranges)? * &direction)?;
+            Ok(out.sum_all()?.gradients()?.get(&q).expect("queries").clone())
+        };
+        assert_same_bits(&of_queries(&k, &v)?, &of_queries(&k.detach(), &v.detach())?);
+    }
+    Ok(())
+}
+
+#[test]
 fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
     let mut noise = Noise::new(43);
     for (head_dim, cached, queries) in [(16, 100, 5), (24, 250, 40), (80, 511, 300)] {
@@ -403,9 +425,12 @@ fn decoded_rows_have_the_same_bits_alone_and_together() -> Result<()> {
 #[test]
 fn result_does_not_depend_on_the_number_of_threads() {
     let mut noise = Noise::new(44);
-    let context = KeyRanges::packed(&random_documents(&mut noise, 200), None, Delays::Same(0));
+    // Keys enough for blocks whose size the number of threads decides.
+    let (tokens, keys) = (6 * TILE_KEYS, 18 * TILE_KEYS);
+    let context = KeyRanges::packed(&vec![0; tokens], None, Delays::Same(0));
     let ranges = Arc::new(context.with_own_columns(2));
-    let (q, k, v) = (noise.var(&[200, 4, 16]), noise.var(&[600, 2, 16]), noise.var(&[600, 2, 16]));
+    let q = noise.var(&[tokens, 4, 16]);
+    let (k, v) = (noise.var(&[keys, 2, 16]), noise.var(&[keys, 2, 16]));
     let run = |threads: usize| -> Vec<f32> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
         pool.install(|| {
@@ -420,8 +445,8 @@ fn result_does_not_depend_on_the_number_of_threads() {
                 .collect()
         })
     };
-    let (one, three) = (run(1), run(3));
-    assert!(one.iter().zip(&three).all(|(a, b)| a.to_bits() == b.to_bits()));
+    let (one, eight) = (run(1), run(8));
+    assert!(one.iter().zip(&eight).all(|(a, b)| a.to_bits() == b.to_bits()));
 }
 
 #[test]

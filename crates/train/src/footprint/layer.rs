@@ -3,6 +3,8 @@
 //! A result is kept where an op reads it in the backward pass. That pass gives up the gradient of a state once it is
 //! handed on. Two places of a layer hold most: the MLP and attention.
 
+use longdraft_kernels::attention::held_bytes;
+
 use super::row::{ALL_PASSES, Row};
 
 /// Widths of a layer.
@@ -59,10 +61,13 @@ impl Layer {
     }
 
     /// Gradients under way in attention of some rows to some keys: of the state beside it, of its output and of
-    /// queries, of keys and values.
-    pub fn attention_gradients(&self, rows: u64, keys: u64) -> u64 {
+    /// queries, of keys and values, one of which is there in two orders for a moment, or of a block's scores.
+    pub fn attention_gradients(&self, row: &Row, rows: u64, keys: u64) -> u64 {
         let (queries, sides) = (rows * self.query, keys * self.kv);
-        rows * self.width + 2 * queries + 2 * sides
+        let kv_heads = (self.kv * self.heads / self.query) as usize;
+        let tokens = (rows as usize, keys as usize);
+        let held = held_bytes(tokens, (self.heads as usize, kv_heads), row.threads) as u64 / 4;
+        rows * self.width + 2 * queries + 2 * sides + sides.max(held)
     }
 
     /// Bytes of packed operands that the products of some rows leave.

@@ -241,8 +241,8 @@ impl<'a> Steps<'a> {
             return of_layer.into_iter().max().unwrap_or(0);
         }
         let in_mlp = waiting - missing(layer.matrices()) + layer.mlp_gradients(rows);
-        let in_attention =
-            waiting - missing(layer.projections()) + layer.attention_gradients(rows, keys);
+        let in_attention = waiting - missing(layer.projections())
+            + layer.attention_gradients(&self.row, rows, keys);
         in_mlp.max(in_attention)
     }
 
