@@ -160,14 +160,15 @@ fn tasks_of<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> 
         let most = 4 * TASKS_PER_THREAD * threads;
         return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, most);
     }
-    packed_tasks(a.rows, b.cols, threads)
+    packed_tasks(isa, a.rows, b.cols, threads)
 }
 
 /// Tasks of a product whose operands are packed. With many rows a task reads all of the left operand
 /// from beyond the caches, so it gets columns enough to make that worth while.
-fn packed_tasks(rows: usize, cols: usize, threads: usize) -> usize {
+fn packed_tasks(isa: Isa, rows: usize, cols: usize, threads: usize) -> usize {
     let most = TASKS_PER_THREAD * threads;
-    if rows > BLOCK_ROWS { (cols / TASK_COLUMNS).clamp(threads, most) } else { most }
+    let columns = TASK_PANELS * isa.widths().panel;
+    if rows > BLOCK_ROWS { (cols / columns).clamp(threads, most) } else { most }
 }
 
 /// Bytes that the thread which begins a product `[rows, inner] · [inner, cols]` keeps for the packed
@@ -178,7 +179,8 @@ pub(crate) fn kept_bytes(
     transposed: bool,
     threads: usize,
 ) -> usize {
-    let (isa, tasks) = (Isa::detect(), packed_tasks(rows, cols, threads));
+    let isa = Isa::detect();
+    let tasks = packed_tasks(isa, rows, cols, threads);
     let alone = tasks == 1 || rows * cols * inner < SMALLEST_TASK * 2;
     if alone || rows <= BLOCK_ROWS || cols < isa.widths().panel * tasks {
         return 0;
@@ -189,8 +191,8 @@ pub(crate) fn kept_bytes(
 
 /// Tasks for each thread, so that an uneven machine still ends together.
 const TASKS_PER_THREAD: usize = 4;
-/// Columns of a task of many rows, at least, as far as every thread has one.
-const TASK_COLUMNS: usize = 256;
+/// Panels of columns of a task of many rows, at least, as far as every thread has one.
+const TASK_PANELS: usize = 8;
 /// Multiplications below which a task is not worth handing out.
 const SMALLEST_TASK: usize = 1 << 17;
 #[cfg(test)]
