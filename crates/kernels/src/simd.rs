@@ -143,6 +143,12 @@ vectorised! {
         }
     }
 
+    /// [`exp`] of two values, for callers that are not compiled for the instruction set: products fused with
+    /// additions would be calls there.
+    pub(crate) fn exp_of_two(x: f32, y: f32) -> [f32; 2] {
+        [exp(x), exp(y)]
+    }
+
     /// `x ← e^(x − max)`; returns the sum, taken in 16 lanes.
     pub(crate) fn exp_in_place(row: &mut [f32], max: f32) -> f32 {
         let mut lanes = [0.0_f32; 16];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::simd::{blend, exp, exp_in_place, max_of};
+use crate::simd::{blend, exp_in_place, exp_of_two, max_of};
 
 /// Softmax sums of rows over some keys, relative to the largest score among these.
 pub(super) struct Part {
@@ -53,7 +53,7 @@ impl Part {
             return;
         }
         let max = if later.max[from] > self.max[row] { later.max[from] } else { self.max[row] };
-        let (mine, theirs) = (exp(self.max[row] - max), exp(later.max[from] - max));
+        let [mine, theirs] = exp_of_two(self.max[row] - max, later.max[from] - max);
         self.max[row] = max;
         self.total[row] = self.total[row] * mine + later.total[from] * theirs;
         let values = &later.values[from * self.head_dim..][..self.head_dim];

@@ -78,7 +78,7 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
     let depth = depth_of(a.cols);
     if row_by_row::fits(isa, a, b) {
         // SAFETY: passed on to the caller.
-        unsafe { row_by_row::block(dst, a, b, depth) };
+        unsafe { row_by_row::block(isa, dst, a, b, depth) };
         return;
     }
     SCRATCH.with_borrow_mut(|scratch| {

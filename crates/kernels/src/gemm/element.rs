@@ -3,9 +3,9 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-#[cfg(target_arch = "x86_64")]
-use crate::simd::has_avx512;
 use crate::simd::vectorised;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::{has_avx2_fma, has_avx512};
 
 /// The types by name, for kernels that load each in its own way.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,6 +64,11 @@ impl Element for f16 {
             // SAFETY: AVX-512 was just detected.
             return unsafe { widen_f16(from, to) };
         }
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2_fma() && std::arch::is_x86_feature_detected!("f16c") {
+            // SAFETY: AVX2 and F16C were just detected.
+            return unsafe { widen_f16_by_8(from, to) };
+        }
         from.convert_to_f32_slice(to);
     }
 }
@@ -80,6 +85,23 @@ fn widen_f16(from: &[f16], to: &mut [f32]) {
         unsafe {
             let numbers = _mm256_loadu_si256(from.as_ptr().cast());
             _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(numbers));
+        }
+    }
+    from_rest.convert_to_f32_slice(to_rest);
+}
+
+/// 8 numbers at a time.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_f16_by_8(from: &[f16], to: &mut [f32]) {
+    use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
+
+    let ((from, from_rest), (to, to_rest)) = (from.as_chunks::<8>(), to.as_chunks_mut::<8>());
+    for (from, to) in from.iter().zip(to) {
+        // SAFETY: both hold 8 numbers.
+        unsafe {
+            let numbers = _mm_loadu_si128(from.as_ptr().cast());
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(numbers));
         }
     }
     from_rest.convert_to_f32_slice(to_rest);

@@ -227,7 +227,7 @@ pub(super) mod x86 {
         _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
-    use super::super::unpacked::x86::transposed_16x16;
+    use super::super::unpacked::avx512::transposed_16x16;
     use crate::simd::{has_avx2_fma, has_avx512};
 
     /// Writes rows of a square, some values apart, as columns.
