@@ -96,7 +96,8 @@ fn planned(method: &dyn DraftMethod, teacher_logits: bool) -> RowMemory {
     let footprint = method.footprint(&TeacherConfig::default(), &target());
     let footprint = footprint.expect("sizes that fit");
     let tokens = TOKENS as u64;
-    let (threads, half_products) = (usize::from(!EMULATED), false);
+    let threads = if EMULATED { 0 } else { rayon::current_num_threads() };
+    let half_products = false;
     footprint.row_memory(&Row {
         tokens,
         learned: tokens,

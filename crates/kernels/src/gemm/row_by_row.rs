@@ -1,7 +1,8 @@
 //! Products with few rows whose right operand lies row by row (attention's values at decoding): it is
 //! read where it lies.
 //!
-//! What is added in which order is as in the packed kernels, which plain Rust takes.
+//! What is added in which order is as in the packed kernels. These take what does not fit, and everything in
+//! plain Rust.
 
 use super::Mat;
 use super::blocks::Output;
@@ -98,8 +99,8 @@ mod x86 {
     pub(super) const NARROW: usize = 8;
 
     /// # Safety
-    /// The CPU has the instruction set; at most [`ROWS`] rows of `a` and [`COLUMNS`] columns of f32 in `b`, whose rows have
-    /// no gaps (AVX2: two vectors of columns, or four for [`ROWS`]` / 2` rows); `dst` is writable for them.
+    /// The CPU has the instruction set, AVX2 or AVX-512. The product [`super::fits`]; it has at most [`ROWS`] rows and
+    /// [`COLUMNS`] columns, of AVX2 two vectors, or four with half as many rows. `dst` is writable for them.
     pub(super) unsafe fn tile<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
         let Output { at, stride, accumulate } = dst;
         let dst = Destination { at, stride, rows: a.rows, cols: b.cols, accumulate };

@@ -64,9 +64,10 @@ impl Layer {
     /// queries, of keys and values, one of which is there in two orders for a moment, or of a block's scores.
     pub fn attention_gradients(&self, row: &Row, rows: u64, keys: u64) -> u64 {
         let (queries, sides) = (rows * self.query, keys * self.kv);
-        let kv_heads = (self.kv * self.heads / self.query) as usize;
+        let (heads, head_dim) = (self.heads, self.query / self.heads);
+        let of_heads = [heads, self.kv / head_dim, head_dim].map(|size| size as usize);
         let tokens = (rows as usize, keys as usize);
-        let held = held_bytes(tokens, (self.heads as usize, kv_heads), row.threads) as u64 / 4;
+        let held = held_bytes(tokens, of_heads.into(), row.threads) as u64 / 4;
         rows * self.width + 2 * queries + 2 * sides + sides.max(held)
     }
 

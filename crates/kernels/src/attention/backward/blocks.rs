@@ -9,12 +9,12 @@ use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::{QueryTile, Saved, single_keys, write_queries};
 use crate::gemm::{Mat, Threads, matmul};
 
-/// Tiles of queries, and of keys, of a block: tasks enough for all threads.
+/// Tiles of queries, and of keys, of a block: two tasks a thread up to `4 K` threads, one up to `8 K`.
 fn tiles_of_block(kv_heads: usize, threads: usize) -> usize {
     (2 * threads).div_ceil(kv_heads.max(1)).clamp(4, 8)
 }
 
-/// Score gradients that [`all`] holds at most.
+/// Values that [`all`] holds at most: score gradients of a block, and its queries, their output gradients and sums.
 pub(in super::super) fn held_values(
     dims: Dims,
     queries: usize,
@@ -24,7 +24,7 @@ pub(in super::super) fn held_values(
     let tiles = tiles_of_block(dims.kv_heads, threads);
     let tile = dims.tile_queries();
     let rows = queries.next_multiple_of(tile).min(tiles * tile) * dims.heads;
-    rows * keys.next_multiple_of(TILE_KEYS).min(tiles * TILE_KEYS)
+    rows * (keys.next_multiple_of(TILE_KEYS).min(tiles * TILE_KEYS) + 3 * dims.head_dim)
 }
 
 /// `dQ` `[Tq, N, D]`, `dK` and `dV` `[Tk, K, D]`. Scores are formed once: their gradients are held for some tiles of queries
