@@ -176,7 +176,7 @@ fn gradients(config: &LanguageModelConfig, layer: &Layer, row: &Row, later: u64)
         let gate = if config.is_llama() { 0 } else { layer.inner };
         let in_mlp = all_but(layer.matrices()) + layer.mlp_gradients(tokens) - tokens * gate;
         let in_attention =
-            all_but(layer.projections()) + layer.attention_gradients(row, tokens, tokens);
+            all_but(layer.projections()) + layer.attention_gradients(row, tokens, tokens, 0);
         return in_mlp.max(in_attention);
     }
     // Of a baseline's rectifier three steps, as many as of a gate.

@@ -195,17 +195,17 @@ impl Dims {
 /// Keys of a tile. Tiles are cut at its multiples, so keys that are dropped by whole tiles leave every bit.
 pub const TILE_KEYS: usize = 256;
 
-/// Bytes that a backward pass of [`attention`] on a CPU holds at most while keys train, beside its arguments and
-/// results: of a block of query tokens (`Tq`) and keys (`Tk`) the score gradients, and the rows of its queries.
+/// Bytes of the score gradients that a backward pass of [`attention`] on a CPU holds at most while keys train: those of a
+/// block of query tokens (`Tq`) and keys (`Tk`). The block's queries beside them take a few percent more.
 ///
 /// # Panics
 /// - no key-value heads, or more of them than query heads
 pub fn held_bytes(
     (queries, keys): (usize, usize),
-    (heads, kv_heads, head_dim): (usize, usize, usize),
+    (heads, kv_heads): (usize, usize),
     threads: usize,
 ) -> usize {
-    let dims = Dims { heads, kv_heads, head_dim, softcap: None };
+    let dims = Dims { heads, kv_heads, head_dim: 1, softcap: None };
     backward::held_values(dims, queries, keys, threads) * size_of::<f32>()
 }
 

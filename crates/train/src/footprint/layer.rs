@@ -61,13 +61,13 @@ impl Layer {
     }
 
     /// Gradients under way in attention of some rows to some keys: of the state beside it, of its output and of
-    /// queries, of keys and values, one of which is there in two orders for a moment, or of a block's scores.
-    pub fn attention_gradients(&self, row: &Row, rows: u64, keys: u64) -> u64 {
+    /// queries, of keys and values, one of which is there in two orders for a moment, or of a block's scores. `singles`
+    /// of the keys are no part of any range.
+    pub fn attention_gradients(&self, row: &Row, rows: u64, keys: u64, singles: u64) -> u64 {
         let (queries, sides) = (rows * self.query, keys * self.kv);
-        let (heads, head_dim) = (self.heads, self.query / self.heads);
-        let of_heads = [heads, self.kv / head_dim, head_dim].map(|size| size as usize);
-        let tokens = (rows as usize, keys as usize);
-        let held = held_bytes(tokens, of_heads.into(), row.threads) as u64 / 4;
+        let heads = (self.heads as usize, (self.kv * self.heads / self.query) as usize);
+        let tokens = (rows as usize, (keys - singles) as usize);
+        let held = held_bytes(tokens, heads, row.threads) as u64 / 4;
         rows * self.width + 2 * queries + 2 * sides + sides.max(held)
     }
 

@@ -14,7 +14,7 @@ fn tiles_of_block(kv_heads: usize, threads: usize) -> usize {
     (2 * threads).div_ceil(kv_heads.max(1)).clamp(4, 8)
 }
 
-/// Values that [`all`] holds at most: score gradients of a block, and its queries, their output gradients and sums.
+/// Score gradients that [`all`] holds at most.
 pub(in super::super) fn held_values(
     dims: Dims,
     queries: usize,
@@ -24,7 +24,7 @@ pub(in super::super) fn held_values(
     let tiles = tiles_of_block(dims.kv_heads, threads);
     let tile = dims.tile_queries();
     let rows = queries.next_multiple_of(tile).min(tiles * tile) * dims.heads;
-    rows * (keys.next_multiple_of(TILE_KEYS).min(tiles * TILE_KEYS) + 3 * dims.head_dim)
+    rows * keys.next_multiple_of(TILE_KEYS).min(tiles * TILE_KEYS)
 }
 
 /// `dQ` `[Tq, N, D]`, `dK` and `dV` `[Tk, K, D]`. Scores are formed once: their gradients are held for some tiles of queries

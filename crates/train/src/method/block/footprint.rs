@@ -270,7 +270,7 @@ impl BlockFootprint {
         }
         let of_slot = layer.width + layer.query + 2 * layer.kv;
         let in_mlp = later - layer.matrices() + waiting + layer.mlp_gradients(slots);
-        let in_attention = waiting + layer.attention_gradients(row, slots, tokens + slots);
+        let in_attention = waiting + layer.attention_gradients(row, slots, tokens + slots, slots);
         let in_context = slots * of_slot + added;
         in_mlp.max(later - layer.projections() + in_attention.max(in_context))
     }

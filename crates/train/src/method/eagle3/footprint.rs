@@ -227,8 +227,8 @@ impl<'a> Steps<'a> {
         let later_keys = if is_only { 0 } else { 2 * layer.kv * keys };
         let waiting = trained - layer.width * fused + states + later_keys;
         let missing = |matrices: u64| if is_only { matrices } else { 0 };
+        let singles = keys - self.row.tokens * self.row.parts;
         if self.row.is_accelerator() {
-            let singles = keys - self.row.tokens * self.row.parts;
             let of_layer = [
                 // Of the MLP's matrices the last has its gradient.
                 waiting + missing(layer.width * layer.inner) - missing(layer.matrices())
@@ -242,7 +242,7 @@ impl<'a> Steps<'a> {
         }
         let in_mlp = waiting - missing(layer.matrices()) + layer.mlp_gradients(rows);
         let in_attention = waiting - missing(layer.projections())
-            + layer.attention_gradients(&self.row, rows, keys);
+            + layer.attention_gradients(&self.row, rows, keys, singles);
         in_mlp.max(in_attention)
     }
 

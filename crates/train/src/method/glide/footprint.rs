@@ -76,7 +76,7 @@ fn gradients(layer: &Layer, row: &Row, trained: u64) -> u64 {
     let (tokens, keys) = (row.tokens, row.tokens * row.parts);
     let attending = trained - layer.projections();
     if !row.is_accelerator() {
-        let in_attention = attending + layer.attention_gradients(row, tokens, keys);
+        let in_attention = attending + layer.attention_gradients(row, tokens, keys, 0);
         return layer.mlp_gradients(tokens).max(in_attention);
     }
     let in_mlp = layer.width * layer.inner + layer.gated_gradients(tokens);
