@@ -196,7 +196,8 @@ impl Dims {
 pub const TILE_KEYS: usize = 256;
 
 /// Bytes of the score gradients that a backward pass of [`attention`] on a CPU holds at most while keys train: those of a
-/// block of query tokens (`Tq`) and keys (`Tk`). The block's queries beside them take a few percent more.
+/// block of query tokens (`Tq`) and keys (`Tk`). The block's queries, their output gradients and sums, `3 D` values a
+/// row of a head, are not counted.
 ///
 /// # Panics
 /// - no key-value heads, or more of them than query heads

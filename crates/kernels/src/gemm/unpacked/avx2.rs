@@ -41,6 +41,7 @@ unsafe fn at_once<const ROWS: usize, T: Element>(operands: Operands<T>, dst: Des
             // SAFETY: `count` steps from `k` on lie within every column and row.
             unsafe {
                 let turned = turned(columns, k, count, operands.ahead);
+                // A known number of steps is unrolled.
                 if count == 8 {
                     add_256(&operands, k, &turned, octet, &mut acc);
                 } else {

@@ -176,11 +176,11 @@ unsafe fn portable<T: Element>(operands: Operands<T>, dst: Destination) {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 /// The last values of some columns, zeros after them.
 ///
 /// # Safety
 /// `count < N` values from `from` on lie within every column.
+#[cfg(target_arch = "x86_64")]
 unsafe fn tails<T: Element, const COLUMNS: usize, const N: usize>(
     starts: &[*const T; COLUMNS],
     from: usize,
