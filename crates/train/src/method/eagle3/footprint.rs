@@ -242,7 +242,7 @@ impl<'a> Steps<'a> {
         }
         let in_mlp = waiting - missing(layer.matrices()) + layer.mlp_gradients(rows);
         let in_attention = waiting - missing(layer.projections())
-            + layer.attention_gradients(&self.row, rows, keys, singles);
+            + layer.attention_gradients(self.row, rows, keys, singles);
         in_mlp.max(in_attention)
     }
 
