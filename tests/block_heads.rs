@@ -2,6 +2,7 @@
 //! read, decoded, exported on, and broken.
 
 use std::path::Path;
+use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::rows::select_rows;
@@ -13,7 +14,10 @@ use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::Value;
 
 use crate::block_export::{GGUF, METHODS, drafted, export, findings, read, trained};
-use crate::support::{VOCABULARY, Workshop, change_gguf, fail, last_json, run, stdout, succeed};
+use crate::support::runs::{draft_bytes, run_with_kills};
+use crate::support::{
+    VOCABULARY, Workshop, change_gguf, fail, last_json, longdraft, run, stdout, succeed,
+};
 
 type Tensors = Vec<(String, Tensor)>;
 
@@ -116,18 +120,98 @@ fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_o
             let text = fail(&all, 1);
             assert!(text.contains(reason), "{reason} not in {text}");
         }
-        let from = format!("draft.from={own}");
-        let config = shop.config();
-        let train = ["train", &config, "data.anchor.enabled=false", &from];
-        let output = format!("output={}", shop.path("next"));
-        let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
-        let text = fail(&[&train[..], &[output.as_str()], arguments, &sizes].concat(), 2);
-        assert!(text.contains("a head of its own over"), "{text}");
+        goes_on_with_its_head(&shop, &own, arguments);
         let list = shop.path("kept.txt");
         let more = ["--draft", &own, "--draft-vocab", &list, "--prompt", "a"];
         let text = fail(&[&["generate", "--target", &target][..], &more].concat(), 2);
         assert!(text.contains("a vocabulary of its own"), "{text}");
     }
+}
+
+/// Training goes on with the tokens that the draft proposes, and with no others.
+fn goes_on_with_its_head(shop: &Workshop, own: &str, arguments: &[&str]) {
+    let (config, from) = (shop.config(), format!("draft.from={own}"));
+    let output = format!("output={}", shop.path("next"));
+    let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
+    let train = ["train", &config, "data.anchor.enabled=false", "train.steps=2", &from, &output];
+    let train = [&train[..], arguments, &sizes].concat();
+    let text = fail(&[&train[..], &["draft.draft_vocab_size=9"]].concat(), 2);
+    assert!(text.contains("a head of its own over") && text.contains("leave it out"), "{text}");
+    let whole: &[&str] = match arguments[0] {
+        "draft.method=dspark" => &["draft.distance=renyi"],
+        _ => &["draft.loss=renyi", "draft.soft_weight=0.5"],
+    };
+    let text = fail(&[&train[..], whole].concat(), 2);
+    assert!(text.contains("compares distributions over all"), "{text}");
+    succeed(&train);
+    succeed(&["extract", &shop.path("next")]);
+    let tensors = |file: String| SafetensorsSource::open_file(Path::new(&file)).expect("weights");
+    let before = tensors(format!("{own}/model.safetensors"));
+    let after = tensors(format!("{}/draft/draft_model_weights.safetensors", shop.path("next")));
+    let values = |source: &SafetensorsSource, name: &str| -> Vec<f32> {
+        let tensor = source.load(name, DType::F32).expect("a tensor");
+        tensor.flatten_all().and_then(|all| all.to_vec1()).expect("values")
+    };
+    assert_eq!(values(&before, "lm_head.weight"), values(&after, "lm_head.weight"));
+    assert_ne!(values(&before, "fc.weight"), values(&after, "fc.weight"), "nothing was learned");
+    assert_eq!(before.load_integers("d2t").ok(), after.load_integers("d2t").ok());
+}
+
+#[test]
+fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
+    let size = 24;
+    let vocabulary = format!("draft.draft_vocab_size={size}");
+    let soft = ["draft.soft_weight=0.5", "teacher.soft_targets=top_k", "teacher.top_k=8"];
+    for (method, more) in [(METHODS[0], &[][..]), (METHODS[0], &soft[..]), (METHODS[2], &[])] {
+        let shop = trained(method.1);
+        let config = shop.config();
+        let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
+        let train = |place: &str, also: &[&str]| -> Vec<String> {
+            let run =
+                ["train", &config, "data.anchor.enabled=false", "train.steps=12", &vocabulary];
+            let output = format!("output={}", shop.path(place));
+            let all = [&run[..], &sizes, method.1, more, also, &[output.as_str()]].concat();
+            all.into_iter().map(str::to_owned).collect()
+        };
+        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let done = |all: Vec<String>| succeed(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        done(train("whole", &[]));
+        let killed = train("killed", &[]);
+        run_with_kills(Duration::from_millis(90), |_| words(&killed));
+        assert_eq!(
+            draft_bytes(&shop.path("whole")),
+            draft_bytes(&shop.path("killed")),
+            "{method:?}"
+        );
+
+        let run_of = shop.path("whole");
+        let (_, acceptance) = drafted(&shop, &run_of);
+        assert!(acceptance.is_array(), "{acceptance}");
+        assert_eq!(drafted(&shop, &run_of).0, drafted(&shop, &shop.path("run")).0, "{method:?}");
+        succeed(&["extract", &run_of]);
+        let folder = format!("{run_of}/draft");
+        assert_eq!(read(&format!("{folder}/config.json"))["draft_vocab_size"], size, "{method:?}");
+        let (halved, target) = (shop.path("halved"), shop.target());
+        succeed(&["export", &folder, "--to", "vllm", "--target", &target, "--output", &halved]);
+        let output = run(&["verify", &halved, "--target", &target, "--strict", "--json"]);
+        assert_eq!(last_json(&stdout(&output))["clean"], true, "{method:?}: in bf16");
+        let exported = exported(&shop, &folder, "vllm");
+        assert_eq!(drafted(&shop, &exported), drafted(&shop, &folder), "{method:?}");
+        let output = run(&["verify", &exported, "--target", &shop.target(), "--strict", "--json"]);
+        assert_eq!(last_json(&stdout(&output))["clean"], true, "{method:?}");
+
+        // A draft that proposed every token goes on with these.
+        let from = format!("draft.from={}", shop.path("run"));
+        done(train("narrowed", &[&from]));
+        succeed(&["extract", &shop.path("narrowed")]);
+        let narrowed = read(&format!("{}/draft/config.json", shop.path("narrowed")));
+        assert_eq!(narrowed["draft_vocab_size"], size, "{method:?}");
+    }
+    let shop = trained(METHODS[1].1);
+    let config = shop.config();
+    let train = ["train", &config, "data.anchor.enabled=false", &vocabulary];
+    let text = fail(&[&train[..], METHODS[1].1].concat(), 2);
+    assert!(text.contains("beside a selector, which knows all"), "{text}");
 }
 
 #[test]

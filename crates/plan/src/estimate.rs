@@ -289,9 +289,10 @@ impl Workload {
         [layers, self.embedding_bytes() + ends + distribution]
     }
 
-    /// Bytes of the rows of the target's head that the draft keeps.
+    /// Bytes of the rows of the target's head that the draft keeps, for its loss and as a head of its own.
     fn kept_head_bytes(&self) -> u64 {
-        (self.layout.target_value_bytes * self.draft.kept_head_values()) as u64
+        let kept = self.layout.target_value_bytes * self.draft.kept_head_values();
+        (kept + size_of::<f32>() * self.draft.own_head_values()) as u64
     }
 
     pub(crate) fn forward_pass(&self) -> ForwardPass {

@@ -1,6 +1,8 @@
 //! Losses of block drafts beside plain ops: every distance, weight, divisor and label.
 
 mod blocks;
+#[path = "blocks/own_head.rs"]
+mod own_head;
 
 use candle_core::backprop::GradStore;
 use candle_core::{D, Device, Result, Tensor, Var};

@@ -9,7 +9,7 @@ use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::graph::Backward;
 use longdraft_kernels::memory::{Allocator, Budget};
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, ChainKind, ChainSizes};
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, ChainKind, ChainSizes, OwnHead};
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, Init, VocabularyMap};
@@ -174,6 +174,56 @@ fn a_row_of_a_block_draft_holds_what_is_planned() {
         let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
         assert_planned("DFlash", &planned(&method, false), held_by(&objective, &features));
     }
+}
+
+/// A head of a draft's own, over the first tokens.
+fn own_head(head: &Tensor, tokens: usize) -> OwnHead {
+    let kept = (0..tokens as u32).map(TargetTokenId).collect();
+    let map = VocabularyMap::new(kept, head.dim(0).expect("a matrix")).expect("a map");
+    OwnHead::new(map, &head.narrow(0, 0, tokens).expect("rows")).expect("a head")
+}
+
+#[test]
+fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
+    const PROPOSED: usize = 300;
+    let (layers, draft_vocab_size) = (2, Some(PROPOSED));
+    let blocks_per_row = Some(90);
+    let (target, width) = (target(), 2 * target().hidden_size);
+    let embedding = random((target.vocab_size, target.hidden_size), 1);
+    let head = random((target.vocab_size, target.hidden_size), 3);
+    let draws = || BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
+    let aux_hidden = Some(random((TOKENS, width), 5));
+    let draft = |config: &BlockConfig| {
+        let own = Some(own_head(&head, PROPOSED));
+        BlockDraft::initialise_with(config, &embedding, own, 2).expect("a draft")
+    };
+    let method = Dflash { layers, blocks_per_row, draft_vocab_size, ..Dflash::default() };
+    let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
+    let config = BlockConfig { draft_vocab_size: PROPOSED, ..config };
+    let objective = BlockObjective::new(draft(&config), &head, BlockLoss::default(), draws());
+    let teacher = TeacherFeatures::None;
+    let features =
+        BatchFeatures { last_kv: None, aux_hidden: aux_hidden.clone(), teacher, part: None };
+    let measured = held_by(&objective, &features);
+    assert_planned("DFlash, a head of its own", &planned(&method, false), measured);
+
+    let method = Dspark {
+        layers,
+        blocks_per_row,
+        draft_vocab_size,
+        markov_rank: 24,
+        confidence: false,
+        ..Dspark::default()
+    };
+    let chain = ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None };
+    let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
+    let config = BlockConfig { draft_vocab_size: PROPOSED, chain: Some(chain), ..config };
+    let objective = ChainObjective::new(draft(&config), &head, ChainLoss::default(), draws());
+    let hidden = random((TOKENS, target.hidden_size), 6);
+    let teacher = TeacherFeatures::EveryToken { hidden };
+    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
+    let measured = held_by(&objective, &features);
+    assert_planned("DSpark, a head of its own", &planned(&method, true), measured);
 }
 
 #[test]

@@ -86,6 +86,14 @@ pub trait Draft: Any + Send + Sync {
         Ok(Vec::new())
     }
 
+    /// Those of them without which the trained ones mean nothing: a run that goes on must have the same.
+    ///
+    /// # Errors
+    /// - a tensor cannot be made
+    fn binding_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        self.fixed_tensors()
+    }
+
     /// What the draft's `config.json` says.
     fn config_json(&self) -> Value;
 }

@@ -59,6 +59,12 @@ pub fn row_bytes(rows: u64) -> u64 {
     (40 + 25 + 40) * rows
 }
 
+/// Rows whose logits are there at a time while a teacher's normalisers are computed.
+pub(crate) fn summary_rows(row: &Row, vocabulary: u64) -> u64 {
+    const ROWS: u64 = 128;
+    if row.is_accelerator() { row.chunk(vocabulary) } else { ROWS.min(row.tokens) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::{on_cpu, on_gpu};

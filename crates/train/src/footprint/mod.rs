@@ -54,6 +54,11 @@ pub trait Footprint: Debug + Send + Sync {
         0
     }
 
+    /// Values of a head of its own that is not trained, in f32.
+    fn own_head_values(&self) -> usize {
+        0
+    }
+
     /// Values of its own keys and values that ranks with a part of a row gather for a token.
     fn gathered_key_values(&self) -> usize {
         0

@@ -11,6 +11,7 @@ pub mod dspark;
 pub mod eagle3;
 pub mod glide;
 pub mod recipe;
+mod vocabulary;
 
 use std::fmt;
 use std::sync::Arc;

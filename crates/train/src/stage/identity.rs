@@ -60,7 +60,7 @@ pub(super) fn identity(
         ],
     };
     // What the trained tensors rest on, such as the draft's vocabulary.
-    for (name, tensor) in start.fixed_tensors()? {
+    for (name, tensor) in start.binding_tensors()? {
         identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
     }
     Ok(identity)

@@ -62,7 +62,7 @@ pub(super) fn resume(
         parameter.var.set(&tensor.to_device(parameter.var.device())?)?;
     }
     // Weights mean nothing over another vocabulary, forced or not.
-    for (name, tensor) in objective.draft().fixed_tensors()? {
+    for (name, tensor) in objective.draft().binding_tensors()? {
         let same = match saved.get(name.as_str()) {
             Some(saved) => tensor_hash(saved)? == tensor_hash(&tensor)?,
             None => false,

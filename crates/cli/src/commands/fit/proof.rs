@@ -8,6 +8,8 @@ use longdraft_decode::DecodeOptions;
 use longdraft_decode::evaluate::{Progress, Prompt};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
+use longdraft_models::draft::files::open_weights;
+use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_records::decode::{Cell, DecodeRecord};
@@ -95,10 +97,16 @@ pub(super) struct Way {
     pace: PaceChoice,
 }
 
+/// Whether a draft's files say which of the target's tokens it proposes.
+fn has_own_vocabulary(draft: &Path) -> bool {
+    open_weights(draft).is_ok_and(|source| source.shape(MAP[0]).is_some())
+}
+
 /// The ways that are compared: the draft alone, every round and greedily, which must lose nothing; the draft
 /// with lookup and lookup alone, as they would be used.
 pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
-    let counts = draft.join(TOKEN_COUNTS_FILE).is_file();
+    // A draft that began with a head of its own has one.
+    let counts = draft.join(TOKEN_COUNTS_FILE).is_file() && !has_own_vocabulary(draft);
     let alone = DecodingArguments {
         draft: Some(draft.to_path_buf()),
         draft_vocab_size: plan.proposed.filter(|_| counts),

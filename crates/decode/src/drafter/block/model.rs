@@ -191,7 +191,7 @@ impl Network<'_> {
 
     /// Products of states with the head that the draft proposes through, `[R, H]` → `[R, Vd]`.
     fn products(self, target: &Target, states: &Tensor) -> Result<Tensor> {
-        match self.draft.own_head()? {
+        match self.draft.own_head_matrix()? {
             Some(own) => Ok(own.linear(&states.detach(), None)?.detach()),
             None => head_products(self.head, target, states),
         }

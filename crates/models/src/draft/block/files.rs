@@ -9,8 +9,9 @@ use serde_json::Value;
 use super::config::BlockConfig;
 use super::gguf_file::GgufBlockSource;
 use super::model::BlockDraft;
+use super::own_head::OwnHead;
 use super::speculators;
-use super::weights::tensor_specs;
+use super::weights::file_specs;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights, save_draft};
 use crate::draft::vocabulary::MAP;
 use crate::draft::{Draft, DraftKind};
@@ -75,7 +76,7 @@ fn architectures_of(config: &BlockConfig) -> &'static [&'static str] {
     }
 }
 
-/// Whether a network is that of every block draft, without a head of its own.
+/// Whether a network is that of every block draft, without heads beside the one for tokens.
 fn is_plain(config: &BlockConfig) -> bool {
     config.convolution.is_none() && config.selector.is_none() && config.chain.is_none()
 }
@@ -122,11 +123,10 @@ impl BlockConfig {
     /// Where the network of a draft computes something else with tensors of the same shapes.
     fn differences(&self, found: &Self) -> Problems {
         let mut problems = Problems::default();
-        if found.has_own_head() && !self.has_own_head() {
+        if found.has_own_head() && found.draft_vocab_size != self.draft_vocab_size {
             problems.push(format!(
-                "the draft has a head of its own over {} tokens, which training does not go on with: begin with a \
-                 draft that proposes through the target's head",
-                found.draft_vocab_size
+                "the draft has a head of its own over {} tokens, `draft_vocab_size` = {} is configured: leave it out",
+                found.draft_vocab_size, self.draft_vocab_size
             ));
         }
         let mut same = |key: &str, found: String, wanted: String| {
@@ -195,21 +195,37 @@ impl BlockDraft {
         embedding: &Tensor,
         seed: u64,
     ) -> Result<Self> {
-        let source = open_weights(&saved.path)?;
-        if check_same_network(saved, config)? {
-            return Self::extended(source.as_ref(), config, embedding, seed);
-        }
-        Self::from_source(source.as_ref(), config, embedding)
+        Self::load_with(saved, config, embedding, (None, seed))
     }
 
-    /// Checks that [`Self::load`] finds this network; no tensor is read.
+    /// The same; a draft that proposes through the target's head gets `own` where `config` wants one of its own.
+    ///
+    /// # Errors
+    /// - as [`Self::load`]
+    pub fn load_with(
+        saved: &SavedDraft,
+        config: &BlockConfig,
+        embedding: &Tensor,
+        (own, seed): (Option<OwnHead>, u64),
+    ) -> Result<Self> {
+        let source = open_weights(&saved.path)?;
+        let there = network_there(saved, config)?;
+        if there == *config {
+            return Self::from_source(source.as_ref(), config, embedding);
+        }
+        if there.has_own_head() || !config.has_own_head() {
+            return Self::extended(source.as_ref(), config, embedding, seed);
+        }
+        Self::begun(source.as_ref(), (config, &there), embedding, (own, seed))
+    }
+
+    /// Checks that [`Self::load_with`] finds this network; no tensor is read.
     ///
     /// # Errors
     /// - as [`Self::load`]
     pub fn check_file(saved: &SavedDraft, config: &BlockConfig) -> Result<()> {
-        let extends = check_same_network(saved, config)?;
-        let config = if extends { config.plain() } else { config.clone() };
-        check_tensors(open_weights(&saved.path)?.as_ref(), &config)
+        let there = network_there(saved, config)?;
+        check_tensors(open_weights(&saved.path)?.as_ref(), &there)
     }
 
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
@@ -227,7 +243,7 @@ impl BlockDraft {
 
 /// Checks that a source holds every tensor of the network in its shape, and no other.
 pub(super) fn check_tensors(source: &dyn WeightSource, config: &BlockConfig) -> Result<()> {
-    let mut specs = tensor_specs(config);
+    let mut specs = file_specs(config);
     if config.has_own_head() {
         specs.push(TensorSpec::new(MAP[0], &[config.draft_vocab_size]));
     }
@@ -290,10 +306,13 @@ fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
     |problems| ModelError::Invalid { path, problems }
 }
 
-/// Weights fit networks that compute something else: what is said of them must hold. Returns whether
-/// they are those of a plain draft where more is wanted.
-fn check_same_network(saved: &SavedDraft, wanted: &BlockConfig) -> Result<bool> {
-    let Some(found) = BlockConfig::of_saved(saved)? else { return Ok(false) };
+/// Weights fit networks that compute something else: what is said of them must hold. Returns the network whose
+/// tensors are there: that of a plain draft, or of one through the target's head, where more is wanted.
+fn network_there(saved: &SavedDraft, wanted: &BlockConfig) -> Result<BlockConfig> {
+    let Some(found) = BlockConfig::of_saved(saved)? else { return Ok(wanted.clone()) };
     wanted.differences(&found).into_result(&saved.path)?;
-    Ok(is_plain(&found) && !is_plain(wanted))
+    let there = if is_plain(&found) { wanted.plain() } else { wanted.clone() };
+    let draft_vocab_size =
+        if found.has_own_head() { found.draft_vocab_size } else { wanted.vocab_size };
+    Ok(BlockConfig { draft_vocab_size, ..there })
 }

@@ -310,7 +310,7 @@ mod tests {
     use candle_core::Device;
 
     use super::super::tests::toy;
-    use super::super::weights::tensor_specs;
+    use super::super::weights::file_specs;
     use super::*;
     use crate::draft::block::BlockDraft;
     use crate::draft::files::{SavedDraft, open_weights};
@@ -350,7 +350,7 @@ mod tests {
     /// Writes a network's tensors, each value its own, under `keys`.
     fn write(path: &Path, config: &BlockConfig, keys: &Keys) -> Vec<(String, Tensor)> {
         let tensors: Vec<(String, Tensor)> = (1..)
-            .zip(tensor_specs(config))
+            .zip(file_specs(config))
             .map(|(number, spec)| {
                 let count: usize = spec.shape.iter().product();
                 let values: Vec<f32> =
@@ -434,7 +434,9 @@ mod tests {
             let table = Tensor::zeros((40, 32), DType::F32, &Device::Cpu).expect("a table");
             let source = open_weights(&path).expect("opened");
             let draft = BlockDraft::from_source(source.as_ref(), &config, &table).expect("a draft");
-            for ((a, wanted), (b, found)) in tensors.iter().zip(draft.weights().named()) {
+            let mut all = draft.weights().named();
+            all.extend(draft.fixed_tensors().expect("a map").into_iter().take(1));
+            for ((a, wanted), (b, found)) in tensors.iter().zip(all) {
                 let bits = |tensor: &Tensor| {
                     tensor.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
                 };
@@ -532,7 +534,7 @@ mod tests {
             ..toy()
         };
         for config in [extended, BlockConfig { chain: Some(chain), ..toy() }] {
-            for spec in tensor_specs(&config) {
+            for spec in file_specs(&config) {
                 let stored = stored_name(&spec.name).expect("a name");
                 assert_eq!(
                     published_name(&stored).as_deref(),
@@ -553,7 +555,7 @@ mod tests {
         }
         let gated = ChainSizes { rank: 4, kind: ChainKind::Gated, confidence: None };
         let config = BlockConfig { chain: Some(gated), ..toy() };
-        let nameless = tensor_specs(&config).into_iter().filter(|s| stored_name(&s.name).is_none());
+        let nameless = file_specs(&config).into_iter().filter(|s| stored_name(&s.name).is_none());
         assert_eq!(nameless.count(), 2, "the gate has no place in files");
     }
 }

@@ -6,7 +6,7 @@
 //! x⁰     = E[u]                              u = the anchor's token, then mask tokens
 //! x     += W_o Attn(q(x); [k(c); k(x)], [v(c); v(x)])       one softmax, context before the anchor
 //! x     += SwiGLU(RMS_post(x))
-//! h      = RMS_norm(x)                       read by the target's frozen head
+//! h      = RMS_norm(x)                       read by the target's frozen head, or by some rows of it
 //! ```
 //!
 //! DFlash2 adds short convolutions along the slots around both sublayers, and a selector that chooses
@@ -23,6 +23,7 @@ pub mod gguf_file;
 pub mod key_names;
 mod mask;
 mod model;
+mod own_head;
 mod selector;
 mod speculators;
 mod start;
@@ -37,8 +38,9 @@ pub use files::FROZEN;
 pub(super) use files::{CHAINED, EXTENDED, PLAIN};
 pub use mask::{Anchor, Visible};
 pub use model::BlockDraft;
+pub use own_head::OwnHead;
 pub use selector::Selector;
-pub use weights::tensor_specs;
+pub use weights::{file_specs, tensor_specs};
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use super::config::BlockConfig;
 use super::convolution::Convolution;
 use super::files::architecture_of;
 use super::mask::Visible;
-use super::weights::HEAD;
+use super::own_head::OwnHead;
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{ModelError, Result};
@@ -26,8 +26,8 @@ type Attend<'a> = dyn Fn(usize, &Tensor, KeyValues) -> Result<Tensor> + 'a;
 pub struct BlockDraft {
     pub(super) config: BlockConfig,
     pub(super) weights: DraftWeights,
-    /// What the rows of a head of its own stand for.
-    pub(super) vocabulary: Option<VocabularyMap>,
+    /// A head of its own, where it does not propose through the target's.
+    pub(super) own_head: Option<OwnHead>,
     /// The target's frozen table, `[V, H]`.
     pub(super) embedding: Tensor,
     pub(super) rope: Rope,
@@ -43,7 +43,7 @@ impl Draft for BlockDraft {
     }
 
     fn vocabulary(&self) -> Option<&VocabularyMap> {
-        self.vocabulary.as_ref()
+        self.own_head.as_ref().map(OwnHead::vocabulary)
     }
 
     fn parameters(&self) -> &[Parameter] {
@@ -55,11 +55,19 @@ impl Draft for BlockDraft {
     }
 
     fn hold_as_blocks(&mut self) -> Result<()> {
+        if let Some(own) = &mut self.own_head {
+            own.hold_as_blocks()?;
+        }
         self.weights.hold_as_blocks()
     }
 
     fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
-        let map = self.vocabulary.as_ref().map(VocabularyMap::tensors).transpose()?;
+        self.own_head.as_ref().map_or(Ok(Vec::new()), OwnHead::tensors)
+    }
+
+    /// The map of a head of its own. Its rows are made again, from the target or from the draft to start from.
+    fn binding_tensors(&self) -> Result<Vec<(String, Tensor)>> {
+        let map = self.vocabulary().map(VocabularyMap::tensors).transpose()?;
         Ok(map.into_iter().flatten().collect())
     }
 
@@ -79,12 +87,17 @@ impl BlockDraft {
         &self.weights
     }
 
-    /// A head of the draft's own, `[Vd, H]`, as it is held; `None` where it proposes through the target's.
+    /// A head of the draft's own; `None` where it proposes through the target's.
+    pub fn own_head(&self) -> Option<&OwnHead> {
+        self.own_head.as_ref()
+    }
+
+    /// The same, `[Vd, H]`, as it is held.
     ///
     /// # Errors
     /// - never for a draft that was built
-    pub fn own_head(&self) -> Result<Option<Matrix>> {
-        self.vocabulary.as_ref().map(|_| self.weights.matrix(HEAD)).transpose()
+    pub fn own_head_matrix(&self) -> Result<Option<Matrix>> {
+        self.own_head.as_ref().map(OwnHead::matrix).transpose()
     }
 
     /// Rotated keys, and values, of context rows in every layer. They do not depend on blocks.

@@ -17,6 +17,7 @@ use candle_core::{DType, Tensor};
 
 use super::config::BlockConfig;
 use super::model::BlockDraft;
+use super::own_head::OwnHead;
 use crate::error::{ModelError, Result};
 use crate::target_model::{Target, norm_before_feed_forward};
 use crate::weights::TensorSpec;
@@ -32,11 +33,16 @@ pub(super) struct Start<'a> {
 
 impl BlockDraft {
     /// Weights that begin with the target's last layer wherever shapes agree; all others are those of
-    /// [`Self::initialise`]. All ranks of a spread target call it.
+    /// [`Self::initialise_with`]. All ranks of a spread target call it.
     ///
     /// # Errors
     /// - sizes do not fit, or the target's last layer was not loaded
-    pub fn initialise_from(config: &BlockConfig, target: &Target, seed: u64) -> Result<Self> {
+    pub fn initialise_from(
+        config: &BlockConfig,
+        target: &Target,
+        own: Option<OwnHead>,
+        seed: u64,
+    ) -> Result<Self> {
         let layer: HashMap<_, _> = target.last_layer()?.into_iter().collect();
         if layer.is_empty() {
             let problem = "`init: last_layer` needs the target's last layer, which was not loaded";
@@ -46,7 +52,7 @@ impl BlockDraft {
         let final_norm = target.final_norm();
         let start = Start { config, layer, final_norm, before_feed_forward };
         let embedding = target.hold_ends()?.embedding()?;
-        Self::build(config, &embedding, None, |spec| match start.value(spec)? {
+        Self::build(config, &embedding, own, |spec| match start.value(spec)? {
             Some(value) => Ok(value),
             None => Self::fresh(spec, config, seed, embedding.device()),
         })

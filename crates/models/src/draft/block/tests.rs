@@ -228,7 +228,7 @@ fn tensors_that_the_network_does_not_know_are_refused_but_for_the_target_s() {
 
 /// What the files of a draft hold that proposes every other token through a head of its own.
 fn with_own_head(config: &BlockConfig) -> Vec<(String, Tensor)> {
-    let specs = tensor_specs(config);
+    let specs = file_specs(config);
     let source = MemorySource::random(&specs, 0.2, 5).expect("values");
     let load = |name: &String| (name.clone(), source.load(name, DType::F32).expect("there"));
     let mut all: Vec<_> = specs.iter().map(|spec| load(&spec.name)).collect();
@@ -255,8 +255,10 @@ fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
         let saved = SavedDraft::at(folder.path());
         let again = BlockDraft::load(&saved, &config, &table, 3).expect("opened");
         assert_eq!(again.vocabulary(), draft.vocabulary());
-        let head = |draft: &BlockDraft| draft.weights().tensor("lm_head.weight").cloned();
-        assert!(worst(&head(&again).expect("one"), &head(&draft).expect("one")) <= 0.0);
+        let head = |draft: &BlockDraft| draft.own_head().expect("a head").rows().expect("rows");
+        assert!(worst(&head(&again), &head(&draft)) <= 0.0);
+        assert!(!head(&again).track_op(), "it is not trained");
+        assert!(draft.parameters().iter().all(|parameter| parameter.name != "lm_head.weight"));
         // Fewer rows are another network, and all of them are those of the target's head.
         let whole = BlockConfig { draft_vocab_size: 40, ..config.clone() };
         let error = BlockDraft::check_file(&saved, &whole).expect_err("refused").to_string();
@@ -274,6 +276,56 @@ fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
         let error = BlockDraft::initialise(&config, &table, 3).err().expect("refused").to_string();
         assert!(error.contains("which 20 tokens"), "{error}");
     }
+}
+
+/// A draft that proposed through the target's head goes on with some rows of it, and then keeps these.
+#[test]
+fn a_draft_gets_a_head_of_its_own_once() {
+    let (table, rows) = (noise(&[40, 32], 1), noise(&[20, 32], 4));
+    let own = |offset: u32| {
+        let kept = (0..20).map(|i| TargetTokenId(2 * i + offset)).collect();
+        OwnHead::new(VocabularyMap::new(kept, 40).expect("a map"), &rows).expect("a head")
+    };
+    let plain = BlockDraft::initialise(&toy(), &table, 3).expect("a draft");
+    let folder = tempfile::tempdir().expect("folder");
+    plain.save(folder.path(), "of a target").expect("saved");
+    let saved = SavedDraft::at(folder.path());
+    let chain = ChainSizes { rank: 4, kind: ChainKind::Vanilla, confidence: None };
+    for chain in [None, Some(chain)] {
+        let config = BlockConfig { draft_vocab_size: 20, chain, ..toy() };
+        BlockDraft::check_file(&saved, &config).expect("a draft to go on with");
+        let load =
+            |saved: &SavedDraft, own| BlockDraft::load_with(saved, &config, &table, (own, 3));
+        let error = load(&saved, None).err().expect("refused").to_string();
+        assert!(error.contains("which 20 tokens"), "{error}");
+        let begun = load(&saved, Some(own(1))).expect("begun");
+        assert_eq!(begun.vocabulary().map(|map| map.kept()[3].0), Some(7));
+        let of = |draft: &BlockDraft| draft.weights().tensor("fc.weight").cloned().expect("one");
+        assert!(worst(&of(&begun), &of(&plain)) <= 0.0);
+        let folder = tempfile::tempdir().expect("folder");
+        begun.save(folder.path(), "of a target").expect("saved");
+        let again = load(&SavedDraft::at(folder.path()), Some(own(0))).expect("opened");
+        assert_eq!(again.vocabulary(), begun.vocabulary());
+    }
+    // The output of a chain has a row for every token that is proposed.
+    let config = BlockConfig { chain: Some(chain), ..toy() };
+    let chained = BlockDraft::initialise(&config, &table, 3).expect("a draft");
+    let folder = tempfile::tempdir().expect("folder");
+    chained.save(folder.path(), "of a target").expect("saved");
+    let narrow = BlockConfig { draft_vocab_size: 20, ..config };
+    let saved = SavedDraft::at(folder.path());
+    BlockDraft::check_file(&saved, &narrow).expect("a draft to go on with");
+    let begun = BlockDraft::load_with(&saved, &narrow, &table, (Some(own(1)), 3)).expect("begun");
+    let output = |draft: &BlockDraft| draft.chain().expect("one").output().cloned().expect("rows");
+    let kept: Vec<u32> = (0..20).map(|i| 2 * i + 1).collect();
+    let wanted = output(&chained).index_select(&Tensor::new(kept, &Device::Cpu).expect("ids"), 0);
+    assert!(worst(&output(&begun), &wanted.expect("rows")) <= 0.0);
+    let wide = BlockConfig { draft_vocab_size: 19, ..toy() };
+    let error = BlockDraft::initialise_with(&wide, &table, Some(own(0)), 3).err();
+    let error = error.expect("refused").to_string();
+    assert!(error.contains("20 rows, `draft_vocab_size` = 19"), "{error}");
+    let error = BlockDraft::initialise_with(&toy(), &table, Some(own(0)), 3).err();
+    assert!(error.expect("refused").to_string().contains("20 rows"));
 }
 
 /// A target of three layers, the taps of its first two and the keys and values of its last one.
@@ -312,7 +364,8 @@ fn a_draft_may_begin_with_the_target_s_last_layer_over_its_keys_and_values() {
             target_layers: vec![LayerId(0), LayerId(1)],
             ..BlockConfig::for_target(target.config(), count, 4, 39)
         };
-        let begin = |count| BlockDraft::initialise_from(&layers(count), &target, 3).expect("draft");
+        let begin =
+            |count| BlockDraft::initialise_from(&layers(count), &target, None, 3).expect("draft");
         let (one, two) = (begin(1), begin(2));
         let context = two.context(&features, &[0; 12]).expect("context");
         let KeyValues { k, v } = &context[1];
@@ -340,7 +393,7 @@ fn a_draft_may_begin_with_the_target_s_last_layer_over_its_keys_and_values() {
 fn a_target_without_its_last_layer_is_named() {
     let target = target("llama", Layers::None);
     let config = BlockConfig::for_target(target.config(), 1, 4, 39);
-    let error = BlockDraft::initialise_from(&config, &target, 3);
+    let error = BlockDraft::initialise_from(&config, &target, None, 3);
     let error = error.err().expect("no layer");
     assert!(
         error.to_string().contains("`init: last_layer` needs the target's last layer"),

@@ -3,21 +3,25 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::rows::select_rows;
 
 use super::chain;
 use super::config::{BlockConfig, SelectorSizes};
 use super::files::check_tensors;
 use super::model::BlockDraft;
+use super::own_head::{self, OwnHead};
 use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
+use crate::draft::DraftWeights;
 use crate::draft::weights::{initial_value, parameter};
-use crate::draft::{DraftWeights, VocabularyMap};
 use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
-/// The module of a head of the draft's own, `[Vd, H]`.
-pub(super) const HEAD: &str = "lm_head";
+/// Every tensor that files hold of the network but the map of a head of its own, which comes last.
+pub fn file_specs(config: &BlockConfig) -> Vec<TensorSpec> {
+    tensor_specs(config).into_iter().chain(own_head::tensor_spec(config)).collect()
+}
 
-/// Every trained tensor of the network, in the order of the published table; a head of its own last.
+/// Every trained tensor of the network, in the order of the published table.
 pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
     let (hidden, inner) = (config.hidden_size, config.intermediate_size);
     let (query, kv, head) = (config.query_size(), config.kv_size(), config.head_dim);
@@ -63,9 +67,6 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
         all.push(TensorSpec::new(format!("{HIDDEN_PROJECTION}.weight"), &[rank, hidden]));
     }
     all.extend(config.chain.map(|sizes| chain::tensor_specs(sizes, config)).unwrap_or_default());
-    if config.has_own_head() {
-        all.push(TensorSpec::head(format!("{HEAD}.weight"), &[config.draft_vocab_size, hidden]));
-    }
     all
 }
 
@@ -74,10 +75,23 @@ impl BlockDraft {
     /// N(0, `initializer_range`), norms 1, biases 0, convolutions and a selector that change nothing.
     ///
     /// # Errors
-    /// - sizes do not fit, or the draft has a head of its own, whose tokens only files say
+    /// - sizes do not fit, or the draft has a head of its own: [`Self::initialise_with`]
     pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
+        Self::initialise_with(config, embedding, None, seed)
+    }
+
+    /// The same with a head of its own, if `config` wants one.
+    ///
+    /// # Errors
+    /// - sizes do not fit
+    pub fn initialise_with(
+        config: &BlockConfig,
+        embedding: &Tensor,
+        own: Option<OwnHead>,
+        seed: u64,
+    ) -> Result<Self> {
         let fresh = |spec: &TensorSpec| Self::fresh(spec, config, seed, embedding.device());
-        Self::build(config, embedding, None, fresh)
+        Self::build(config, embedding, own, fresh)
     }
 
     /// Reads a plain network and adds what [`BlockConfig::plain`] leaves out, fresh: at first the draft
@@ -91,14 +105,30 @@ impl BlockDraft {
         embedding: &Tensor,
         seed: u64,
     ) -> Result<Self> {
-        let plain = config.plain();
-        check_tensors(source, &plain)?;
-        let known: Vec<String> = tensor_specs(&plain).into_iter().map(|spec| spec.name).collect();
-        Self::build(config, embedding, read_vocabulary(source, config)?, |spec| {
-            if known.contains(&spec.name) {
-                return Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?);
+        check_tensors(source, &config.plain())?;
+        let own = OwnHead::read(source, config, loaded(source, embedding))?;
+        Self::begun(source, (config, &config.plain()), embedding, (own, seed))
+    }
+
+    /// Reads the tensors of the network `there`, and adds what `config` has more, fresh or given. Of a table over all of
+    /// the target's tokens the rows of those that `own` proposes are taken, where `config` wants no others.
+    pub(super) fn begun(
+        source: &dyn WeightSource,
+        (config, there): (&BlockConfig, &BlockConfig),
+        embedding: &Tensor,
+        (own, seed): (Option<OwnHead>, u64),
+    ) -> Result<Self> {
+        check_tensors(source, there)?;
+        let known = tensor_specs(there);
+        let load = loaded(source, embedding);
+        let kept: Vec<u32> =
+            own.iter().flat_map(|own| own.vocabulary().kept()).map(|id| id.0).collect();
+        Self::build(config, embedding, own, |spec| {
+            match known.iter().find(|known| known.name == spec.name) {
+                Some(known) if known.shape == spec.shape => load(spec),
+                Some(_) => Ok(select_rows(&load(spec)?, &kept)?.detach()),
+                None => Self::fresh(spec, config, seed, embedding.device()),
             }
-            Self::fresh(spec, config, seed, embedding.device())
         })
     }
 
@@ -114,24 +144,29 @@ impl BlockDraft {
     ) -> Result<Self> {
         config.problems().into_result(source.path())?;
         check_tensors(source, config)?;
-        Self::build(config, embedding, read_vocabulary(source, config)?, |spec| {
-            Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
-        })
+        let load = loaded(source, embedding);
+        Self::build(config, embedding, OwnHead::read(source, config, &load)?, &load)
     }
 
     pub(super) fn build(
         config: &BlockConfig,
         embedding: &Tensor,
-        vocabulary: Option<VocabularyMap>,
+        own: Option<OwnHead>,
         value: impl Fn(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
         let mut problems = config.problems();
         check_embedding(config, embedding, &mut problems);
-        if vocabulary.is_none() && config.has_own_head() {
-            let tokens = config.draft_vocab_size;
-            problems.push(format!(
+        let wanted = config.has_own_head().then_some(config.draft_vocab_size);
+        let found = own.as_ref().map(|own| own.vocabulary().draft_size());
+        match (wanted, found) {
+            (Some(tokens), None) => problems.push(format!(
                 "nothing says which {tokens} tokens a head of the draft's own proposes"
-            ));
+            )),
+            (wanted, Some(found)) if wanted != Some(found) => problems.push(format!(
+                "a head of the draft's own has {found} rows, `draft_vocab_size` = {}",
+                config.draft_vocab_size
+            )),
+            _ => {}
         }
         problems.into_result(Path::new("draft configuration"))?;
         let specs = tensor_specs(config);
@@ -139,7 +174,7 @@ impl BlockDraft {
         let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
         // The target's table gets no gradient, whatever the caller does with it.
         let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.detach());
-        Ok(Self { config: config.clone(), weights, vocabulary, embedding, rope })
+        Ok(Self { config: config.clone(), weights, own_head: own, embedding, rope })
     }
 
     /// The value of a tensor without any other to begin with.
@@ -162,16 +197,12 @@ impl BlockDraft {
     }
 }
 
-/// The tokens of a head of the draft's own.
-fn read_vocabulary(
-    source: &dyn WeightSource,
-    config: &BlockConfig,
-) -> Result<Option<VocabularyMap>> {
-    if !config.has_own_head() {
-        return Ok(None);
-    }
-    let read = |name: &str| source.shape(name).map(|_| source.load_integers(name)).transpose();
-    VocabularyMap::read(source.path(), [config.draft_vocab_size, config.vocab_size], read)
+/// Reads tensors of a source to where the embeddings are.
+fn loaded<'a>(
+    source: &'a dyn WeightSource,
+    embedding: &'a Tensor,
+) -> impl Fn(&TensorSpec) -> Result<Tensor> + 'a {
+    |spec| Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
 }
 
 fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {

@@ -162,15 +162,18 @@ impl Block {
     }
 }
 
-/// Every trained tensor under its published name, in `dtype`, and the map of a head of the draft's own.
+/// Every tensor under its published name, in `dtype`, and the map of a head of the draft's own.
 fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(String, Tensor)>> {
     let mut problems = Problems::default();
-    let named = draft.weights().named().into_iter().map(|(name, tensor)| {
+    let all = draft.weights().named().into_iter().chain(draft.fixed_tensors()?);
+    let written = all.map(|(name, tensor)| {
+        if !tensor.dtype().is_float() {
+            return Ok((name, tensor));
+        }
         let written = narrowed(&name, &tensor.detach(), dtype, &mut problems)?;
         Ok((name, written))
     });
-    let mut all = named.collect::<Result<Vec<_>>>()?;
-    all.extend(draft.fixed_tensors()?);
+    let all = written.collect::<Result<Vec<_>>>()?;
     fitting(profile, all, problems)
 }
 

@@ -51,7 +51,7 @@ pub(super) fn record(
     let states = draft.blocks(&tokens, &at, &context, &visible)?.detach();
     let ends = target.hold_ends()?;
     // Engines make nothing else of a draft's products.
-    let mut logits = match draft.own_head()? {
+    let mut logits = match draft.own_head_matrix()? {
         Some(own) => own.linear(&states.detach(), None)?.detach(),
         None => ends.head_matrix().linear(&states.detach(), None)?,
     };

@@ -7,33 +7,57 @@ use candle_core::Tensor;
 use longdraft_data::Document;
 use longdraft_kernels::bend::Bend;
 use longdraft_models::draft::Init;
-use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind};
+use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, OwnHead};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::{ModelError, TargetConfig};
 use serde_json::{Map, Value, json};
 
 use super::attention::BlockAttention;
+use super::slot_loss::SlotLoss;
 use crate::error::Result;
-use crate::method::Materials;
 use crate::method::recipe::keys;
+use crate::method::{Materials, vocabulary};
 use crate::observer::{Event, Observer};
 
 /// The token of unknown slots that is set, or that of the draft to start from.
-fn known_mask_token(set: Option<u32>, start: Option<&SavedDraft>) -> Result<Option<u32>> {
-    let Some(start) = start.filter(|_| set.is_none()) else { return Ok(set) };
-    Ok(BlockConfig::of_saved(start)?.map(|found| found.mask_token_id))
+fn known_mask_token(set: Option<u32>, found: Option<&BlockConfig>) -> Option<u32> {
+    set.or_else(|| found.map(|found| found.mask_token_id))
 }
 
-/// Checks that a draft is one that a network can start from, whose token of unknown slots is `set` or
-/// that draft's.
+/// What is said of the draft to start from.
+fn said_of(start: Option<&SavedDraft>) -> Result<Option<BlockConfig>> {
+    Ok(start.map(BlockConfig::of_saved).transpose()?.flatten())
+}
+
+/// The network that is wanted, with the tokens that the draft to start from proposes where `sizes` asks for all: its
+/// head stays what it is.
+fn with_own_tokens(sizes: BlockConfig, found: Option<&BlockConfig>) -> BlockConfig {
+    match found.filter(|found| found.has_own_head() && !sizes.has_own_head()) {
+        Some(found) => BlockConfig { draft_vocab_size: found.draft_vocab_size, ..sizes },
+        None => sizes,
+    }
+}
+
+/// Checks that a draft is one that a network with some loss can start from, whose token of unknown slots is `set`
+/// or that draft's.
 pub(in crate::method) fn check_start(
     sizes: impl Fn(u32) -> BlockConfig,
-    set: Option<u32>,
+    (set, loss): (Option<u32>, SlotLoss),
     target: &TargetConfig,
     start: &SavedDraft,
 ) -> Result<()> {
-    let sizes = sizes(known_mask_token(set, Some(start))?.unwrap_or_default());
+    let found = said_of(Some(start))?;
+    let mask = known_mask_token(set, found.as_ref()).unwrap_or_default();
+    let sizes = with_own_tokens(sizes(mask), found.as_ref());
     check_sizes(&sizes, target)?;
+    if sizes.has_own_head() && loss.compares_whole() {
+        let problem = format!(
+            "the draft proposes {} tokens, and the loss compares distributions over all {} of the target: choose \
+             another loss",
+            sizes.draft_vocab_size, sizes.vocab_size
+        );
+        return Err(ModelError::invalid(&start.path, problem).into());
+    }
     Ok(BlockDraft::check_file(start, &sizes)?)
 }
 
@@ -46,6 +70,7 @@ pub(in crate::method) fn keys_of(
     let mut known = keys(json!({
         "layers": found.layers.len(), "target_layers": ids, "block_size": found.block_size,
         "mask_token_id": found.mask_token_id,
+        "draft_vocab_size": found.has_own_head().then_some(found.draft_vocab_size),
     }));
     known.extend(keys(json!(BlockAttention::of(&found))));
     Ok(Some((found, known)))
@@ -60,20 +85,38 @@ pub(in crate::method) fn build(
     observer: &mut dyn Observer,
 ) -> Result<(BlockDraft, (Tensor, Bend))> {
     let Materials { seed, target, .. } = materials;
-    let sizes = sizes(mask_token(materials, known_mask_token(set, materials.start)?)?);
+    let found = said_of(materials.start)?;
+    let mask = mask_token(materials, known_mask_token(set, found.as_ref()))?;
+    let sizes = with_own_tokens(sizes(mask), found.as_ref());
     check_sizes(&sizes, target.config())?;
     warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
-    if let Some(start) = materials.start {
-        tell_of_another_window(&sizes, start, observer)?;
+    let has_head = found.as_ref().is_some_and(BlockConfig::has_own_head);
+    if let Some(text) = found.and_then(|found| other_windows(&windows(&found), &windows(&sizes))) {
+        observer.on_event(Event::Warning(&text));
     }
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;
     let (embedding, seed) = (ends.embedding()?, *seed);
-    let draft = match (materials.start, init) {
-        (Some(start), _) => BlockDraft::load(start, &sizes, &embedding, seed)?,
-        (None, Init::Random) => BlockDraft::initialise(&sizes, &embedding, seed)?,
-        (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, seed)?,
+    let chosen = || -> Result<Option<OwnHead>> {
+        if !sizes.has_own_head() {
+            return Ok(None);
+        }
+        let counts = materials.counts_of_documents()?;
+        let map = vocabulary::of_documents(materials, &counts, sizes.draft_vocab_size)?;
+        let kept: Vec<u32> = map.kept().iter().map(|id| id.0).collect();
+        Ok(Some(OwnHead::new(map, &ends.head_matrix().rows(&kept)?)?))
     };
+    let draft = match (materials.start, init) {
+        (Some(start), _) => {
+            let own = if has_head { None } else { chosen()? };
+            BlockDraft::load_with(start, &sizes, &embedding, (own, seed))?
+        }
+        (None, Init::Random) => BlockDraft::initialise_with(&sizes, &embedding, chosen()?, seed)?,
+        (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, chosen()?, seed)?,
+    };
+    if let Some(own) = draft.own_head() {
+        vocabulary::report(own.vocabulary(), &materials.counts_of_documents()?, observer);
+    }
     Ok((draft, (ends.head()?, target.bend())))
 }
 
@@ -93,19 +136,6 @@ fn warn_of_mask_token(token: u32, documents: &[Document], observer: &mut dyn Obs
         );
         observer.on_event(Event::Warning(&text));
     }
-}
-
-/// Layers may begin with weights that learned with another window, or without one.
-fn tell_of_another_window(
-    wanted: &BlockConfig,
-    start: &SavedDraft,
-    observer: &mut dyn Observer,
-) -> Result<()> {
-    let found = BlockConfig::of_saved(start)?;
-    if let Some(text) = found.and_then(|found| other_windows(&windows(&found), &windows(wanted))) {
-        observer.on_event(Event::Warning(&text));
-    }
-    Ok(())
 }
 
 /// The window of every layer, in tokens; `None` for one that sees everything.

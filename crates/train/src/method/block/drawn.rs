@@ -1,5 +1,7 @@
 //! A block draft with a loss at the slots of blocks that are drawn from a row.
 
+use std::sync::OnceLock;
+
 use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::bend::Bend;
@@ -12,6 +14,8 @@ pub struct DrawnBlocks<L> {
     pub(in crate::method) draft: BlockDraft,
     /// The target's frozen head, `[V, H]`.
     pub(in crate::method) head: Tensor,
+    /// Its rows of the tokens that a head of the draft's own proposes, `[Vd, H]`, once they were needed.
+    pub(super) kept_head: OnceLock<Tensor>,
     /// What makes logits of its products.
     pub(in crate::method) bend: Bend,
     pub(in crate::method) loss: L,
@@ -27,7 +31,8 @@ impl<L> DrawnBlocks<L> {
     /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`, which gets no gradient.
     pub fn new(draft: BlockDraft, head: &Tensor, loss: L, draws: BlockDraws) -> Self {
         let starts: Starts = Box::new(move |batch| draws.of(batch));
-        Self { draft, head: head.detach(), bend: Bend::default(), loss, step: None, starts }
+        let (head, bend) = (head.detach(), Bend::default());
+        Self { draft, head, kept_head: OnceLock::new(), bend, loss, step: None, starts }
     }
 
     /// The same with blocks that are drawn among the tokens of another rule.

@@ -15,7 +15,7 @@ use super::divergence;
 use super::slot_loss::SlotLoss;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::footprint::loss::{Against, chunk_bytes, row_bytes};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_rows};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values,
     tensor_values,
@@ -70,9 +70,20 @@ impl Footprint for BlockFootprint {
         true
     }
 
+    /// Those of the tokens that it proposes, where it has a head of its own and learns whole distributions.
+    fn kept_head_values(&self) -> usize {
+        let learns_whole = self.teacher() == TeacherKind::EveryToken;
+        if learns_whole { self.own_head_values() } else { 0 }
+    }
+
+    fn own_head_values(&self) -> usize {
+        let config = &self.sizes;
+        if config.has_own_head() { config.draft_vocab_size * config.hidden_size } else { 0 }
+    }
+
     fn row_memory(&self, row: &Row) -> RowMemory {
-        let (layer, slots, vocabulary) =
-            (self.layer(), self.slots(row), self.sizes.vocab_size as u64);
+        let (layer, slots) = (self.layer(), self.slots(row));
+        let vocabulary = self.sizes.draft_vocab_size as u64;
         let of_slots = Row { tokens: slots, learned: slots, ..*row };
         let trained = tensor_values(&self.specs());
         let chunks = if self.loss.compares_whole() {
@@ -84,7 +95,7 @@ impl Footprint for BlockFootprint {
         };
         RowMemory {
             activations: F32 * self.kept(row, slots),
-            chunks,
+            chunks: chunks.max(self.normaliser_bytes(row, slots)),
             backward: F32 * self.gradients(row, slots, trained).max(trained),
             left: F32 * trained,
             results: row_bytes(slots),
@@ -95,7 +106,8 @@ impl Footprint for BlockFootprint {
 
     /// Six for every value of a matrix and row it multiplies: context rows go through `fc` and the
     /// projections of keys and values, slots through the layers and, forward and back, the head;
-    /// attention takes seven products over half of the row, in a sliding layer over its window at most.
+    /// attention takes seven products over half of the row, in a sliding layer over its window at most. A teacher's
+    /// normalisers take the target's head once more where the draft has its own.
     fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
         let config = &self.sizes;
         let (width, layers) = (config.hidden_size as f64, config.layers.len() as f64);
@@ -109,9 +121,11 @@ impl Footprint for BlockFootprint {
         let seen: f64 = config.layers.iter().map(seen).sum();
         let attention = 14.0 * config.query_size() as f64 * seen;
         let heads = 2 + usize::from(row.teacher_logits);
-        let head = 2.0 * heads as f64 * width * config.vocab_size as f64;
+        let head = 2.0 * heads as f64 * width * config.draft_vocab_size as f64;
         let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
-        6.0 * of_context + slots * (6.0 * of_slots + attention + head)
+        let normalised = if self.normalises(row) { slots.min(1.0) } else { 0.0 };
+        let normalisers = normalised * 2.0 * width * config.vocab_size as f64;
+        6.0 * of_context + slots * (6.0 * of_slots + attention + head) + normalisers
     }
 }
 
@@ -146,6 +160,22 @@ impl BlockFootprint {
         // Of a row that ranks share, each runs the blocks that begin in its part.
         let of_row = self.budget.of((row.learned * row.parts) as usize) as u64;
         row.tokens.min(of_row.div_ceil(row.parts)) * self.sizes.block_size as u64
+    }
+
+    /// Whether a teacher's probabilities are those among all of the target's tokens, of which the draft proposes some.
+    fn normalises(&self, row: &Row) -> bool {
+        row.teacher_logits && self.sizes.has_own_head()
+    }
+
+    /// Bytes while these probabilities are normalised: states of the tokens that slots have for teachers, and logits
+    /// of some of them.
+    fn normaliser_bytes(&self, row: &Row, slots: u64) -> u64 {
+        if !self.normalises(row) {
+            return 0;
+        }
+        let (width, vocabulary) = (self.layer().width, self.sizes.vocab_size as u64);
+        let teachers = slots.min(row.tokens);
+        F32 * (teachers * width + summary_rows(row, vocabulary) * vocabulary)
     }
 
     /// What the logits of slots are held to, by the distribution that they learn.
@@ -213,7 +243,7 @@ impl BlockFootprint {
         // Every layer joins the keys and values of context and slots.
         let joined = layers * 2 * layer.kv * (row.tokens * row.parts + slots);
         // The gradient of a chain's output table waits.
-        let table = config.chain.map_or(0, |sizes| sizes.rank * config.vocab_size) as u64;
+        let table = config.chain.map_or(0, |sizes| sizes.rank * config.draft_vocab_size) as u64;
         row.tokens * of_context.iter().sum::<u64>()
             + slots * of_slot.iter().sum::<u64>()
             + (joined + table + 1)
@@ -276,7 +306,7 @@ impl BlockFootprint {
     }
 
     fn packed_bytes(&self, slots: &Row, tokens: u64) -> u64 {
-        let (layer, vocabulary) = (self.layer(), self.sizes.vocab_size as u64);
+        let (layer, vocabulary) = (self.layer(), self.sizes.draft_vocab_size as u64);
         let kernels = self.sizes.convolution.map_or(0, |sizes| self.kernel_values(sizes));
         let trained = [(tokens, layer.width, layer.kv), (slots.tokens, layer.width, kernels)];
         let of_head = (slots.chunk(vocabulary), layer.width, vocabulary);

@@ -4,15 +4,14 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
-use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, RowStatistics, linear_cross_entropy,
-};
+use longdraft_kernels::linear_cross_entropy::{Output, RowStatistics, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::Selector;
 
 use super::blocks::{Slots, give_keys};
 use super::drawn::DrawnBlocks;
+use super::heads::learned_loss;
 use super::labels::SlotLabels;
 use super::loss::BlockLoss;
 use super::selected::{Hits, Selected, SelectorLoss};
@@ -91,12 +90,26 @@ impl BlockObjective {
         };
         let factors = form.factors(weights.len(), &chances, mean);
         let terms = Terms::new(form.loss, weights, self.loss.shares(), &factors);
-        let labels = Inputs::of_labels(states, &self.head, &of.1.labels).bent(self.bend);
-        let Output { loss_sum, rows } = match self.loss.soft {
-            None => against_labels(&labels, &terms)?,
-            Some(soft) => soft.against(&labels, of, features, &terms)?,
-        };
+        let Output { loss_sum, rows } = self.learned((states, of), features, terms)?;
         Ok(Judged { loss_sum, rows, factors })
+    }
+
+    /// The losses of slots with these states `[S, H]` under some terms: beside the distribution that they learn, else
+    /// beside their labels.
+    fn learned(
+        &self,
+        (states, of): (&Tensor, (&Batch, &Slots)),
+        features: &BatchFeatures,
+        terms: Terms,
+    ) -> Result<Output> {
+        match self.loss.soft {
+            None => self.losses((states, of.1), (terms, true), |_, labels, terms| {
+                against_labels(labels, terms)
+            }),
+            Some(soft) => self.losses((states, of.1), (terms, false), |heads, labels, terms| {
+                soft.against((heads, labels), of, features, terms)
+            }),
+        }
     }
 
     /// What the head makes of learned slots' states `[S, H]` beside what they learn, without a gradient.
@@ -106,10 +119,8 @@ impl BlockObjective {
         of: (&Batch, &Slots),
         features: &BatchFeatures,
     ) -> Result<RowStatistics> {
-        match self.loss.soft {
-            None => self.observe(states, of.1),
-            Some(soft) => self.beside(soft, states, of, features),
-        }
+        let terms = Terms::none(self.loss.form.loss, of.1.learned.len());
+        Ok(self.learned((&states.detach(), of), features, terms)?.rows)
     }
 
     /// The same beside a distribution.
@@ -120,17 +131,22 @@ impl BlockObjective {
         of: (&Batch, &Slots),
         features: &BatchFeatures,
     ) -> Result<RowStatistics> {
-        let states = states.detach();
-        let labels = Inputs::of_labels(&states, &self.head, &of.1.labels).bent(self.bend);
         let terms = Terms::none(self.loss.form.loss, of.1.learned.len());
-        Ok(soft.against(&labels, of, features, &terms)?.rows)
+        let states = states.detach();
+        let output = self.losses((&states, of.1), (terms, false), |heads, labels, terms| {
+            soft.against((heads, labels), of, features, terms)
+        })?;
+        Ok(output.rows)
     }
 
     /// The same beside the labels alone.
     pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
+        let terms = Terms::none(self.loss.form.loss, slots.learned.len());
         let states = states.detach();
-        let labels = Inputs::of_labels(&states, &self.head, &slots.labels).bent(self.bend);
-        Ok(linear_cross_entropy(&labels)?.rows)
+        let output = self.losses((&states, slots), (terms, true), |_, labels, _| {
+            Ok(linear_cross_entropy(labels)?)
+        })?;
+        Ok(output.rows)
     }
 
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
@@ -218,9 +234,15 @@ impl BlockObjective {
         // Without a distribution to learn, labels are no soft targets.
         let soft_of = |row: usize| if self.loss.soft.is_some() { rows.soft[row] } else { 0.0 };
         let loss_of = |row: usize| {
-            let divergence = if self.loss.soft.is_some() { rows.soft[row] } else { rows.hard[row] };
+            let hard = learned_loss(rows.hard[row]);
+            let divergence = match self.loss.soft {
+                Some(_) => rows.soft[row],
+                // A label that is not proposed is not learned.
+                None if rows.hard[row] > hard => return 0.0,
+                None => hard,
+            };
             let learned = factors[row].loss(self.loss.form.loss, divergence, rows.acceptance[row]);
-            label * rows.hard[row] + distribution * learned
+            label * hard + distribution * learned
         };
         let sum = weights.iter().enumerate().map(|(row, weight)| weight * loss_of(row)).sum();
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: denominators[0] }];
@@ -245,7 +267,13 @@ impl BlockObjective {
         let size = self.draft.config().block_size;
         for (row, slot) in slots.learned.iter().enumerate() {
             let delay = *slot % size as u32;
-            metrics.add_row(delay, rows.hard[row], soft_of(row), right[row], chances[row]);
+            metrics.add_row(
+                delay,
+                learned_loss(rows.hard[row]),
+                soft_of(row),
+                right[row],
+                chances[row],
+            );
         }
         Ok(metrics)
     }

@@ -206,6 +206,14 @@ impl Terms {
         Self { label: zeros(), cross_entropy: zeros(), rejection: zeros(), loss }
     }
 
+    /// Leaves the label of a slot out; with `of_labels` all terms are about it.
+    pub(super) fn leave_label_out(&mut self, slot: usize, of_labels: bool) {
+        self.label[slot] = 0.0;
+        if of_labels {
+            (self.cross_entropy[slot], self.rejection[slot]) = (0.0, 0.0);
+        }
+    }
+
     /// The distribution's part, where it is no divergence.
     pub(in crate::method) fn weighted(&self) -> Weighted<'_> {
         Weighted {

@@ -11,10 +11,10 @@ use longdraft_kernels::linear_cross_entropy::{
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
-use longdraft_models::draft::VocabularyMap;
 
 use super::blocks::{Slots, is_learned};
 use super::divergence::divergence;
+use super::heads::Heads;
 use super::slot_loss::Terms;
 use crate::error::Result;
 use crate::objective::{TailKind, TeacherDistribution, TopDistributions};
@@ -37,18 +37,23 @@ pub(super) fn teacher_tokens(batch: &Batch, slots: usize) -> Vec<u32> {
     reached.iter().filter(|t| is_learned(batch, *t, t + 1)).map(|t| t as u32).collect()
 }
 
-/// The slots' losses against whole distributions; `labels` are the learned slots' states `[S, H]`, the target's head
-/// `[V, H]` and the labels.
-pub(in crate::method) fn against_whole(
+/// The slots' losses against whole distributions; `labels` are the learned slots' states `[S, H]`, the head that they
+/// propose through and the labels. `normalisers` are those of the target's whole vocabulary, `[S]`, where its head has
+/// fewer rows here.
+pub(super) fn against_whole(
     labels: &Inputs<'_>,
     teacher: Teacher<'_>,
+    normalisers: Option<&[f64]>,
     terms: &Terms,
 ) -> Result<Output> {
     let labels = Inputs { label_weights: Some(&terms.label), teacher: Some(teacher), ..*labels };
     if terms.loss.compares_whole() {
+        if normalisers.is_some() {
+            return Err(untapped("a head over all of the target's tokens").into());
+        }
         return Ok(divergence(&labels, &terms.cross_entropy, terms.loss)?);
     }
-    let soft = SoftTargets::Weighted(terms.weighted());
+    let soft = SoftTargets::Weighted(Weighted { log_sum_exp: normalisers, ..terms.weighted() });
     Ok(linear_cross_entropy(&Inputs { soft, soft_weight: 1.0, ..labels })?)
 }
 
@@ -76,25 +81,24 @@ pub(super) fn against_labels(labels: &Inputs<'_>, terms: &Terms) -> Result<Outpu
 }
 
 impl SoftLoss {
-    /// The slots' losses; `labels` are the learned slots' states `[S, H]`, the target's head `[V, H]` and the
-    /// labels.
+    /// The slots' losses; `labels` are the learned slots' states `[S, H]`, the head that they propose through and
+    /// the labels.
     pub(super) fn against(
         &self,
-        labels: &Inputs<'_>,
+        (heads, labels): (&Heads<'_>, &Inputs<'_>),
         (batch, slots): (&Batch, &Slots),
         features: &BatchFeatures,
         terms: &Terms,
     ) -> Result<Output> {
-        let head = labels.head;
+        let head = heads.whole();
         let sparse = |(entries, k, tail): (&TopK, usize, TailKind),
                       tokens: &[u32]|
          -> Result<Output> {
             if terms.loss.compares_whole() {
                 return Err(untapped("the teacher's whole distribution").into());
             }
-            let every = VocabularyMap::identity(head.dim(0)?);
             let of = (tokens, batch.ids.len());
-            let distributions = TopDistributions::new(entries, k, of, &every, tail);
+            let distributions = TopDistributions::new(entries, k, of, &heads.vocabulary()?, tail);
             let rows = distributions.of_tokens(&slots.teachers());
             let rows = rows.ok_or_else(|| untapped("the teacher at a learned slot"))?;
             let soft = SoftTargets::Sparse(distributions.of_rows(&rows), terms.weighted());
@@ -104,7 +108,7 @@ impl SoftLoss {
         match (&features.teacher, self.distribution) {
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::Whole) => {
                 let rows = features.state_rows(&slots.teachers())?;
-                against_whole(labels, Teacher { hidden, rows: Some(&rows), head }, terms)
+                heads.against_whole(labels, (hidden, &rows), terms)
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let mut tokens = slots.teachers();
@@ -164,7 +168,7 @@ mod tests {
             let teacher = Teacher { hidden: &hidden, rows: Some(&rows), head: &head };
             for loss in [SlotLoss::L1, SlotLoss::Renyi] {
                 let terms = Terms::none(loss, teachers.len());
-                let found = against_whole(&labels, teacher, &terms).expect("statistics").rows;
+                let found = against_whole(&labels, teacher, None, &terms).expect("statistics").rows;
                 let apart = found.acceptance.iter().map(|chance| (1.0 - chance).abs());
                 assert!(apart.fold(0.0, f64::max) < 1e-5, "{loss:?}: {:?}", found.acceptance);
                 assert_eq!(found.acceptance.len(), teachers.len());

@@ -24,6 +24,9 @@ pub struct Dflash {
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block: the token that is known, and those that are proposed.
     pub block_size: usize,
+    /// Tokens that the draft can propose, the most frequent supervised ones, through a head of its own: these rows of
+    /// the target's, which are not trained (default: all, through the target's head). A draft keeps those that it has.
+    pub draft_vocab_size: Option<usize>,
     /// What slots see.
     #[serde(flatten)]
     pub attention: BlockAttention,
@@ -61,6 +64,7 @@ impl Default for Dflash {
             layers: 5,
             target_layers: None,
             block_size: 16,
+            draft_vocab_size: None,
             attention: BlockAttention::default(),
             mask_token_id: None,
             init: Init::default(),
@@ -89,6 +93,9 @@ impl Dflash {
             // An id that is no layer is one beyond the target's.
             let layer = |id: &i64| LayerId(usize::try_from(*id).unwrap_or(usize::MAX));
             config.target_layers = ids.iter().map(layer).collect();
+        }
+        if let Some(size) = self.draft_vocab_size {
+            config.draft_vocab_size = size.min(target.vocab_size);
         }
         self.attention.set(&mut config);
         config

@@ -64,7 +64,8 @@ impl DraftMethod for Dflash {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
+        let set = (self.mask_token_id, self.loss);
+        block::check_start(|mask| self.network(target, mask), set, target, start)
     }
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
@@ -113,6 +114,10 @@ impl Dflash {
     }
 }
 
+/// Divergences are those of distributions over the same tokens.
+pub(super) const WHOLE_VOCABULARY: &str =
+    "compares distributions over all of the target's tokens: leave out `draft.draft_vocab_size`";
+
 /// What makes no sense of the network and the blocks, whose keys all block drafts share.
 pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
     let mut rules = Rules::default();
@@ -121,6 +126,7 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
         ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
+        ("draft_vocab_size", draft.draft_vocab_size.unwrap_or(1), 1, 1 << 24),
     ] {
         rules.require(
             (first..=most).contains(&size),
@@ -185,6 +191,12 @@ pub(super) fn loss_problems(draft: &Dflash, stage: &StageContext<'_>) -> Vec<Pro
         "draft.loss",
         &["draft.soft_weight"],
         "compares the draft's distribution with the target's: set `draft.soft_weight`",
+    );
+    rules.require_with(
+        draft.draft_vocab_size.is_none() || !draft.loss.compares_whole(),
+        "draft.loss",
+        &["draft.draft_vocab_size"],
+        WHOLE_VOCABULARY,
     );
     rules.require_with(
         soft < 1.0 || draft.labels == SlotLabels::Text,

@@ -57,6 +57,11 @@ impl DraftMethod for Dflash2 {
             "draft.selector_ramp",
             "must be between 0 and 1",
         );
+        rules.require(
+            self.block.draft_vocab_size.is_none(),
+            "draft.draft_vocab_size",
+            "stands beside a selector, which knows all of the target's tokens: leave it out",
+        );
         let mut problems = dflash::problems(&self.block);
         problems.extend(dflash::loss_problems(&self.block, stage));
         problems.extend(rules.into_problems());
@@ -87,7 +92,7 @@ impl DraftMethod for Dflash2 {
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         block::check_start(
             |mask| self.network(target, mask),
-            self.block.mask_token_id,
+            (self.block.mask_token_id, self.block.loss),
             target,
             start,
         )

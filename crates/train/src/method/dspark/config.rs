@@ -20,6 +20,9 @@ pub struct Dspark {
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block, each of which proposes a token.
     pub block_size: usize,
+    /// Tokens that the draft can propose, the most frequent supervised ones, through a head of its own: these rows of
+    /// the target's, which are not trained (default: all, through the target's head). A draft keeps those that it has.
+    pub draft_vocab_size: Option<usize>,
     /// What slots see.
     #[serde(flatten)]
     pub attention: BlockAttention,
@@ -100,6 +103,7 @@ impl Default for Dspark {
             layers: 5,
             target_layers: None,
             block_size: 7,
+            draft_vocab_size: None,
             attention: BlockAttention::default(),
             mask_token_id: None,
             init: Init::default(),
@@ -128,6 +132,7 @@ impl Dspark {
             layers: self.layers,
             target_layers: self.target_layers.clone(),
             block_size: self.block_size,
+            draft_vocab_size: self.draft_vocab_size,
             attention: self.attention.clone(),
             mask_token_id: self.mask_token_id,
             init: self.init,

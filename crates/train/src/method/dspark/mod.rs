@@ -52,6 +52,12 @@ impl DraftMethod for Dspark {
             &["draft.confidence"],
             "weighs the loss of a head that `draft.confidence: false` leaves out",
         );
+        rules.require_with(
+            self.draft_vocab_size.is_none() || !self.distance.compares_whole(),
+            "draft.distance",
+            &["draft.draft_vocab_size"],
+            dflash::WHOLE_VOCABULARY,
+        );
         rules.require(
             self.markov_rank <= limits::SELECTOR_RANK,
             "draft.markov_rank",
@@ -95,7 +101,8 @@ impl DraftMethod for Dspark {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        block::check_start(|mask| self.network(target, mask), self.mask_token_id, target, start)
+        let set = (self.mask_token_id, self.distance);
+        block::check_start(|mask| self.network(target, mask), set, target, start)
     }
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {

@@ -16,7 +16,7 @@ use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::graph::{cat, narrow, reshape};
 use longdraft_kernels::linear_cross_entropy::{
-    Inputs, LowRank, Output, RowStatistics, Teacher, linear_cross_entropy,
+    Inputs, LowRank, Output, RowStatistics, linear_cross_entropy,
 };
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
@@ -27,8 +27,8 @@ use super::loss::ChainLoss;
 use crate::error::Result;
 use crate::loss::Share;
 use crate::method::block::{
-    Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, against_whole, context, divisor,
-    give_keys, reach, replay,
+    Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, context, divisor, give_keys,
+    learned_loss, reach, replay,
 };
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
@@ -71,13 +71,10 @@ struct Outcome {
 }
 
 impl Pass {
-    /// The heads over the slots' tokens.
-    fn labels<'a>(&'a self, head: &'a Tensor, slots: &'a Slots) -> Inputs<'a> {
-        let mixed = self.mixed.as_ref();
-        Inputs {
-            low_rank: mixed.map(|(hidden, head)| LowRank { hidden, head }),
-            ..Inputs::of_labels(&self.hidden, head, &slots.labels)
-        }
+    /// The same inputs with what the chain adds to logits.
+    fn chained<'a>(&'a self, inputs: &Inputs<'a>) -> Inputs<'a> {
+        let low_rank = self.mixed.as_ref().map(|(hidden, head)| LowRank { hidden, head });
+        Inputs { low_rank, ..*inputs }
     }
 
     /// The same without gradients.
@@ -145,7 +142,7 @@ impl ChainObjective {
         features: &BatchFeatures,
     ) -> Result<RowStatistics> {
         let terms = Terms::none(self.loss.form.loss, slots.learned.len());
-        Ok(self.judge(&pass.detached(), slots, features, &terms)?.rows)
+        Ok(self.judge(&pass.detached(), slots, features, terms)?.rows)
     }
 
     /// The slots' losses with the text and the target.
@@ -154,14 +151,15 @@ impl ChainObjective {
         pass: &Pass,
         slots: &Slots,
         features: &BatchFeatures,
-        terms: &Terms,
+        terms: Terms,
     ) -> Result<Output> {
         let TeacherFeatures::EveryToken { hidden } = &features.teacher else {
             return Err(untapped("the teacher at every token").into());
         };
         let rows = features.state_rows(&slots.teachers())?;
-        let teacher = Teacher { hidden, rows: Some(&rows), head: &self.head };
-        against_whole(&pass.labels(&self.head, slots).bent(self.bend), teacher, terms)
+        self.losses((&pass.hidden, slots), (terms, false), |heads, labels, terms| {
+            heads.against_whole(&pass.chained(labels), (hidden, &rows), terms)
+        })
     }
 
     /// What the chain mixes at the learned slots, `[S, r]`.
@@ -238,7 +236,7 @@ impl ChainObjective {
         let mean = form.mean_of_step(denominators);
         let factors = form.factors(slots.learned.len(), &chances, mean);
         let terms = Terms::new(form.loss, &plan.weights, (hard, distance), &factors);
-        let Output { loss_sum: mut sum, rows } = self.judge(&pass, slots, features, &terms)?;
+        let Output { loss_sum: mut sum, rows } = self.judge(&pass, slots, features, terms)?;
         if let Some(logits) = &pass.confidence {
             // Its own divisor, before that of all.
             let factor = confidence * divisor(denominators, 0) / divisor(denominators, 1);
@@ -260,7 +258,8 @@ impl ChainObjective {
         for (row, slot) in slots.learned.iter().enumerate() {
             let (right, acceptance) = (rows.agrees[row], rows.acceptance[row]);
             let distance = factors[row].loss(loss, rows.soft[row], acceptance);
-            metrics.add_row(slot % size as u32 + 1, rows.hard[row], distance, right, acceptance);
+            let hard = learned_loss(rows.hard[row]);
+            metrics.add_row(slot % size as u32 + 1, hard, distance, right, acceptance);
             agrees[*slot as usize] = right;
         }
         metrics.parts = vec![plan.part(outcome.value)];
@@ -370,7 +369,11 @@ impl Objective for ChainObjective {
                 return Ok(Vec::new());
             }
             let pass = self.pass(batch, &context, slots, false)?;
-            Ok(linear_cross_entropy(&pass.labels(&self.head, slots).bent(self.bend))?.rows.agrees)
+            let terms = Terms::none(self.loss.form.loss, slots.learned.len());
+            let output = self.losses((&pass.hidden, slots), (terms, true), |_, labels, _| {
+                Ok(linear_cross_entropy(&pass.chained(labels))?)
+            })?;
+            Ok(output.rows.agrees)
         };
         // Ranks that share a row know a part of it each.
         let replayed = match features.part {

@@ -7,7 +7,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::footprint::loss::{Against, chunk_bytes, row_bytes};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_rows};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values, tensor_values,
 };
@@ -257,9 +257,8 @@ impl<'a> Steps<'a> {
 /// Bytes while a row's rows are planned: the teacher's states that are read, `4 T Ht`, and logits over
 /// the target's vocabulary of 128 of them, on an accelerator of a chunk.
 fn planning_bytes(config: &Eagle3Config, row: &Row) -> u64 {
-    const CHUNK: u64 = 128;
     let vocabulary = config.vocab_size as u64;
-    let rows = if row.is_accelerator() { row.chunk(vocabulary) } else { CHUNK.min(row.tokens) };
+    let rows = summary_rows(row, vocabulary);
     F32 * (row.tokens * config.target_hidden_size as u64 + rows * vocabulary)
 }
 

@@ -10,20 +10,22 @@ use std::sync::Arc;
 
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, tensor_specs};
 use longdraft_models::draft::files::SavedDraft;
-use longdraft_models::draft::{Coverage, Ties, TokenCounts, VocabularyMap};
+use longdraft_models::draft::{Ties, TokenCounts, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_models::weights::TensorSpec;
-use longdraft_models::{LayerId, ModelError, TargetConfig, TargetTokenId};
+use longdraft_models::{LayerId, ModelError, TargetConfig};
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
-use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext};
+use super::{
+    DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext, vocabulary,
+};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
 use crate::objective::{Objective, SoftTargetKind, TeacherConfig};
-use crate::observer::{Event, Observer};
+use crate::observer::Observer;
 use footprint::Eagle3Footprint;
 
 pub use config::{Eagle3, Eagle3DraftConfig};
@@ -194,7 +196,7 @@ fn build(
             }
         }
     };
-    report(&trained, &counts, observer);
+    vocabulary::report(trained.vocabulary(), &counts, observer);
     let objective = Eagle3Objective::new(trained, &ends.head()?, draft.objective.clone())?;
     let objective = objective.with_bend(target.bend());
     Ok(Box::new(objective.with_distribution(teacher.distribution())))
@@ -244,50 +246,18 @@ fn sizes(wanted: &Eagle3DraftConfig, target: &TargetConfig) -> Result<Eagle3Conf
     Ok(sizes)
 }
 
-/// The most frequent supervised tokens. The default mode also keeps the tokens that end a text and
-/// every special token of the documents: a template brings them, whatever their count.
+/// The most frequent supervised tokens.
 fn chosen(
     draft: &Eagle3,
     materials: &Materials<'_>,
     counts: &TokenCounts,
     size: usize,
 ) -> Result<VocabularyMap> {
-    let target = materials.target.config();
     if draft.is_compat() {
         let (map, _) = VocabularyMap::most_frequent(counts, size, Ties::FirstSeen, &[])?;
         return Ok(map);
     }
-    let special = materials.tokenizer.special_ids();
-    let mut seen = vec![false; target.vocab_size];
-    for id in materials.documents.iter().flat_map(|document| &document.ids) {
-        if let Some(seen) = seen.get_mut(*id as usize) {
-            *seen = true;
-        }
-    }
-    let seen = |id: &u32| seen.get(*id as usize).copied().unwrap_or(false);
-    let forced = special.into_iter().filter(seen).chain(target.eos_token_ids.iter().copied());
-    let forced: Vec<TargetTokenId> =
-        forced.filter(|id| (*id as usize) < target.vocab_size).map(TargetTokenId).collect();
-    let (map, _) = VocabularyMap::most_frequent(counts, size, Ties::LowerId, &forced)?;
-    Ok(map)
-}
-
-/// Tells how much of the supervised text the draft can propose.
-fn report(draft: &Eagle3Draft, counts: &TokenCounts, observer: &mut dyn Observer) {
-    let map = draft.vocabulary();
-    let coverage = counts.coverage(map);
-    let text = format!(
-        "draft vocabulary: {} of {} tokens, {:.2} % of the supervised ones",
-        map.draft_size(),
-        map.target_size(),
-        100.0 * coverage.share()
-    );
-    if coverage.share() < Coverage::LOW {
-        let text = format!("{text}: raise `draft.draft_vocab_size`");
-        observer.on_event(Event::Warning(&text));
-    } else {
-        observer.on_event(Event::Note(&text));
-    }
+    vocabulary::of_documents(materials, counts, size)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What folders and files have in common: layers, the target's sizes, tensors.
 
 use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, MASK_TOKEN};
-use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, tensor_specs};
+use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, file_specs};
 use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::weights::TensorSpec;
 
@@ -128,9 +128,9 @@ pub(super) fn target(
 
 /// The trained tensors in their shapes, and no other but the target's; `found` has published names.
 pub(super) fn tensors(checks: &mut Checks<'_>, config: &BlockConfig, found: &Shapes) {
-    let mut specs = tensor_specs(config);
+    let mut specs = file_specs(config);
     let table = [config.vocab_size, config.hidden_size];
-    let is_own = |name: &str| tensor_specs(config).iter().any(|spec| spec.name == name);
+    let is_own = |name: &str| file_specs(config).iter().any(|spec| spec.name == name);
     let frozen = FROZEN.into_iter().filter(|name| found.contains_key(*name) && !is_own(name));
     specs.extend(frozen.map(|name| TensorSpec::new(name, &table)));
     shapes::check(checks, &specs, found, &MISSING_TENSOR);
