@@ -229,8 +229,10 @@ fn unknown(names: &[&str], key: &str, node: &Node, schema: &Value, problems: &mu
         let full = inside(key, name);
         let moved = |node| moved_keys(node, &full, (schema, &instance));
         let moved = node.at(&full).map(moved).unwrap_or_default();
-        if let Some(owner) = union.as_ref().and_then(|union| union.owner(name)) {
-            problems.push(at(&full, format!("`{full}` is a key of `{key}.{owner}`")));
+        let owners = union.as_ref().map(|union| (union.tag, union.owners(name)));
+        if let Some((tag, names)) = owners.filter(|(_, names)| !names.is_empty()) {
+            let (tag, names) = (inside(key, tag), names.join("` or `"));
+            problems.push(at(&full, format!("`{full}` is a key of `{tag}: {names}`")));
         } else if moved.is_empty() {
             let hint = nearest(name, &known);
             problems.push(at(&full, format!("unknown key `{full}`{hint}")));

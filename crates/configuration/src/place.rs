@@ -40,11 +40,10 @@ impl<'a> Union<'a> {
         self.branches.iter().filter_map(name).collect()
     }
 
-    /// `tag: value` of the other branch that has a key.
-    pub(crate) fn owner(&self, key: &str) -> Option<String> {
-        let has = |branch: &&Value| branch["properties"].get(key).is_some();
-        let index = self.branches.iter().position(has)?;
-        Some(format!("{}: {}", self.tag, self.names().get(index)?))
+    /// Values of the tag whose branches have a key.
+    pub(crate) fn owners(&self, key: &str) -> Vec<&'a str> {
+        let all = self.branches.iter().zip(self.names());
+        all.filter(|(it, _)| it["properties"].get(key).is_some()).map(|(_, name)| name).collect()
     }
 }
 

@@ -146,6 +146,9 @@ fn the_method_says_which_keys_there_are() {
         &["draft.ttt_steps=3", "draft.gama=3"],
         &["`draft.ttt_steps` is a key of `draft.method: eagle3`", "(did you mean `gamma`?)"],
     );
+    // All methods that have a key are named, not the first alone.
+    let told = "`draft.soft_weight` is a key of `draft.method: glide` or `dflash` or `dflash2`";
+    assert_problems(MINIMAL, &["draft.method=dspark", "draft.soft_weight=0.5"], &[told]);
     let old = ["objective.eagle3.ttt_steps=3", "draft.eagle3.head_dim=8", "draft.method=medusa"];
     assert_problems(
         MINIMAL,
