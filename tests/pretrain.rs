@@ -284,6 +284,19 @@ fn wrong_configurations_and_data_are_named() {
         2,
     );
     assert!(text.contains("tokens_per_step") && text.contains("num_attention_heads"), "{text}");
+    // What belongs to drafts is refused, by a plan too.
+    for (key, reason) in [
+        ("parallel.zero=3", "spreads a draft and its target"),
+        ("parallel.sequence=2", "cuts rows of drafts"),
+        ("parallel.tensor=2", "shares a draft's target"),
+        ("parallel.optimizer_state=file", "is for drafts"),
+        ("precision=stored", "holds a draft's target"),
+    ] {
+        for more in [&[][..], &["--plan"]] {
+            let text = fail(&[&["lm", "train", &shop.config, key], more].concat(), 2);
+            assert!(text.contains(reason), "{reason} not in {text}");
+        }
+    }
     let text = fail(&["lm", "train", &shop.config, "model.vocab_size=40"], 2);
     assert!(text.contains("beyond the vocabulary of 40"), "{text}");
     succeed(&["lm", "train", &shop.config]);

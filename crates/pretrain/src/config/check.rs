@@ -1,7 +1,7 @@
 //! Combinations that make no sense.
 
 use longdraft_models::Precision;
-use longdraft_parallel::StatePlace;
+use longdraft_parallel::{StatePlace, ZeroStage};
 use longdraft_rules::{Check, Problem, Rules};
 use longdraft_train::config::interval_rules;
 use longdraft_train::limits;
@@ -61,6 +61,11 @@ impl PretrainConfig {
     fn parallel_rules(&self, rules: &mut Rules) {
         let parallel = &self.parallel;
         rules.add("parallel", parallel.problems());
+        rules.require(
+            parallel.zero_stage() != ZeroStage::Weights,
+            "parallel.zero",
+            "is 3, which spreads a draft and its target: pretraining has neither, set 0 or 1",
+        );
         rules.require(
             parallel.sequence <= 1,
             "parallel.sequence",

@@ -6,7 +6,6 @@ use longdraft_models::language_model::LanguageModel;
 use longdraft_parallel::{DataParallel, World};
 use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Trackers};
-use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{
     Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
 };
@@ -37,11 +36,6 @@ impl Pretraining {
         observer: &mut dyn PretrainObserver,
     ) -> Result<Self> {
         world.set_timeout(config.parallel.timeout());
-        if config.parallel.spreads_weights(world) {
-            let problem =
-                "`parallel.zero: 3` spreads a draft and its target: pretraining has neither";
-            return Err(TrainError::Unsupported { problem: problem.to_owned() }.into());
-        }
         let lock = RunLock::of_world(&config.output, world)?;
         let stream = TokenStream::open(&config.data.train)?;
         stream.check(config.model.vocab_size)?;
