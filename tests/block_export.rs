@@ -43,7 +43,7 @@ pub(crate) const METHODS: [(&str, &[&str]); 3] = [
             "draft.selector_top_k=4",
         ],
     ),
-    ("dspark", &["draft.method=dspark", "draft.markov_rank=6"]),
+    ("dspark", &["draft.method=dspark", "draft.markov_rank=6", "draft.num_key_value_heads=4"]),
 ];
 
 pub(crate) fn export(shop: &Workshop, profile: &str, dtype: &str) -> String {

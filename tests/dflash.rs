@@ -289,6 +289,41 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
 }
 
 #[test]
+fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
+    let shop = Workshop::with_four_layers();
+    let config = shop.config();
+    let heads = |run: &str| {
+        succeed(&["extract", &shop.path(run)]);
+        let file = shop.path(&format!("{run}/draft/config.json"));
+        let text = std::fs::read_to_string(file).expect("config");
+        let written: Value = serde_json::from_str(&text).expect("JSON");
+        written["num_key_value_heads"].clone()
+    };
+    let more = ["draft.num_key_value_heads=4", "draft.init=last_layer", "train.epochs=2"];
+    succeed(&arguments(&config, &more));
+    assert_eq!(heads("run"), 4);
+    let target = shop.target.display().to_string();
+    let plain = ["generate", "--target", &target, "--no-draft", "--prompt", "the cat sat"];
+    let plain = [&plain[..], &["--max-tokens", "40", "--ignore-eos", "--json"]].concat();
+    assert_eq!(drafted(&shop, &shop.path("run")).0, last_json(&succeed(&plain))["tokens"]);
+
+    // A draft keeps its heads, and takes no others.
+    let from = format!("draft.from={}", shop.path("run"));
+    let output = format!("output={}", shop.path("next"));
+    let next = ["train.steps=2", &from, &output];
+    let fewer = [&next[..], &["draft.num_key_value_heads=1"]].concat();
+    let text = fail(&arguments(&config, &fewer), 2);
+    assert!(text.contains("`num_key_value_heads` = 4, 1 is configured"), "{text}");
+    succeed(&arguments(&config, &next));
+    assert_eq!(heads("next"), 4);
+    // Query heads share them evenly.
+    let text = fail(&arguments(&config, &["draft.num_key_value_heads=3"]), 2);
+    assert!(text.contains("does not divide `num_attention_heads` = 4"), "{text}");
+    let text = fail(&arguments(&config, &["draft.num_key_value_heads=0"]), 2);
+    assert!(text.contains("`draft.num_key_value_heads` must be in 1 to 4096"), "{text}");
+}
+
+#[test]
 fn keys_that_make_no_sense_are_named_before_any_work() {
     let shop = Workshop::with_four_layers();
     let config = shop.config();

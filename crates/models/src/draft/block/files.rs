@@ -138,6 +138,8 @@ impl BlockConfig {
             format!("{:?}", config.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>())
         };
         same("target_layers", ids(found), ids(self));
+        let heads = |config: &BlockConfig| config.num_key_value_heads.to_string();
+        same("num_key_value_heads", heads(found), heads(self));
         same("mask_token_id", found.mask_token_id.to_string(), self.mask_token_id.to_string());
         // A window changes what a layer sees, and no tensor: training may give or take it.
         let causal = |config: &BlockConfig| {

@@ -89,13 +89,30 @@ impl Start<'_> {
             other => other,
         };
         if let Some(own) = self.layer.get(in_target) {
-            return Ok(Some(own.clone()));
+            return Ok(Some(match name {
+                "self_attn.k_proj.weight" | "self_attn.v_proj.weight" => {
+                    self.repeated(own, spec)?
+                }
+                _ => own.clone(),
+            }));
         }
         match name {
             "self_attn.q_norm.weight" => self.size("self_attn.q_proj.weight", spec),
             "self_attn.k_norm.weight" => self.size("self_attn.k_proj.weight", spec),
             _ => Ok(None),
         }
+    }
+
+    /// Rows `[KV D, H]` of a projection of keys or values, every head as often as the draft has more heads: each query
+    /// head meets the keys and values that it would meet in the target.
+    fn repeated(&self, projection: &Tensor, spec: &TensorSpec) -> Result<Tensor> {
+        let (rows, width) = projection.dims2()?;
+        let (wanted, head) = (spec.shape[0], self.config.head_dim);
+        if wanted == rows || !wanted.is_multiple_of(rows) || !rows.is_multiple_of(head) {
+            return Ok(projection.clone());
+        }
+        let heads = projection.reshape((rows / head, 1, head * width))?;
+        Ok(heads.repeat((1, wanted / rows, 1))?.reshape((wanted, width))?)
     }
 
     /// `[H, A H]`: the tapped output that the target's last layer reads, or the last one before it.

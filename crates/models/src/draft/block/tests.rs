@@ -384,6 +384,13 @@ fn a_draft_may_begin_with_the_target_s_last_layer_over_its_keys_and_values() {
         let ids: Vec<u32> = (0..12).collect();
         let hidden = run(&two, &ids, &features, &[2, 7]);
         assert!(worst(&hidden, &run(&one, &ids, &features, &[2, 7])) < 1e-6, "{family}");
+        // More key-value heads are copies at first: every query head meets what it would meet in the target.
+        let more = BlockConfig { num_key_value_heads: 4, ..layers(1) };
+        let more = BlockDraft::initialise_from(&more, &target, None, 3).expect("draft");
+        let heads = more.weights().get("layers.0.self_attn.v_proj.weight").expect("a projection");
+        assert_eq!(heads.dim(0).expect("rows"), 4 * more.config().head_dim);
+        let more = run(&more, &ids, &features, &[2, 7]);
+        assert!(worst(&more, &run(&one, &ids, &features, &[2, 7])) < 1e-5, "{family}");
         let norm = one.weights().get("norm.weight").expect("norm");
         assert!(worst(norm, target.final_norm()) < 1e-7);
     }

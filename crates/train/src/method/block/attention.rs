@@ -30,8 +30,8 @@ pub struct BlockAttention {
     /// A short form of `layer_types`: with `n` every n-th layer sees all of the context, the others have the
     /// window.
     pub sliding_window_pattern: Option<usize>,
-    /// Whether a slot sees no slot after it, in every layer; `null`: in layers with a window alone, which
-    /// is what engines take where a draft's files say nothing.
+    /// Whether a slot sees no slot after it, in every layer. With `null` this holds only in layers with a window.
+    /// Engines assume that where a draft's files do not say it.
     pub causal: Option<bool>,
 }
 

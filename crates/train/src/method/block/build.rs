@@ -29,12 +29,25 @@ fn said_of(start: Option<&SavedDraft>) -> Result<Option<BlockConfig>> {
     Ok(start.map(BlockConfig::of_saved).transpose()?.flatten())
 }
 
-/// The network that is wanted, with the tokens that the draft to start from proposes where `sizes` asks for all: its
-/// head stays what it is.
-fn with_own_tokens(sizes: BlockConfig, found: Option<&BlockConfig>) -> BlockConfig {
-    match found.filter(|found| found.has_own_head() && !sizes.has_own_head()) {
-        Some(found) => BlockConfig { draft_vocab_size: found.draft_vocab_size, ..sizes },
-        None => sizes,
+/// The network that is wanted, with what it leaves open from the draft to start from. A draft with a head of its own
+/// keeps it where `sizes` asks for all tokens, and its key-value heads where `sizes` asks for as many as the target has.
+fn completed(
+    sizes: BlockConfig,
+    target: &TargetConfig,
+    found: Option<&BlockConfig>,
+) -> BlockConfig {
+    let Some(found) = found else { return sizes };
+    let keeps_head = found.has_own_head() && !sizes.has_own_head();
+    let keeps_heads = sizes.num_key_value_heads == target.num_key_value_heads;
+    let chosen = |keeps: bool, found: usize, wanted: usize| if keeps { found } else { wanted };
+    BlockConfig {
+        draft_vocab_size: chosen(keeps_head, found.draft_vocab_size, sizes.draft_vocab_size),
+        num_key_value_heads: chosen(
+            keeps_heads,
+            found.num_key_value_heads,
+            sizes.num_key_value_heads,
+        ),
+        ..sizes
     }
 }
 
@@ -48,7 +61,7 @@ pub(in crate::method) fn check_start(
 ) -> Result<()> {
     let found = said_of(Some(start))?;
     let mask = known_mask_token(set, found.as_ref()).unwrap_or_default();
-    let sizes = with_own_tokens(sizes(mask), found.as_ref());
+    let sizes = completed(sizes(mask), target, found.as_ref());
     check_sizes(&sizes, target)?;
     if sizes.has_own_head() && loss.compares_whole() {
         let problem = format!(
@@ -69,7 +82,7 @@ pub(in crate::method) fn keys_of(
     let ids: Vec<usize> = found.target_layers.iter().map(|layer| layer.0).collect();
     let mut known = keys(json!({
         "layers": found.layers.len(), "target_layers": ids, "block_size": found.block_size,
-        "mask_token_id": found.mask_token_id,
+        "mask_token_id": found.mask_token_id, "num_key_value_heads": found.num_key_value_heads,
         "draft_vocab_size": found.has_own_head().then_some(found.draft_vocab_size),
     }));
     known.extend(keys(json!(BlockAttention::of(&found))));
@@ -87,7 +100,7 @@ pub(in crate::method) fn build(
     let Materials { seed, target, .. } = materials;
     let found = said_of(materials.start)?;
     let mask = mask_token(materials, known_mask_token(set, found.as_ref()))?;
-    let sizes = with_own_tokens(sizes(mask), found.as_ref());
+    let sizes = completed(sizes(mask), target.config(), found.as_ref());
     check_sizes(&sizes, target.config())?;
     warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
     let has_head = found.as_ref().is_some_and(BlockConfig::has_own_head);

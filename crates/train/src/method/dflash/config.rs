@@ -24,8 +24,12 @@ pub struct Dflash {
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block: the token that is known, and those that are proposed.
     pub block_size: usize,
+    /// Key-value heads of a layer (default: those of `draft.from`, else the target's). Small targets have few; more of
+    /// them let a slot read more of every token.
+    pub num_key_value_heads: Option<usize>,
     /// Tokens that the draft can propose, the most frequent supervised ones, through a head of its own: these rows of
     /// the target's, which are not trained (default: all, through the target's head). A draft keeps those that it has.
+    /// `dflash2` refuses it, because its selector knows all tokens. So do the losses `reverse_kl`, `jsd` and `renyi`.
     pub draft_vocab_size: Option<usize>,
     /// What slots see.
     #[serde(flatten)]
@@ -44,7 +48,7 @@ pub struct Dflash {
     /// their document (all but one at most, as SpecForge at first), or all but the row's last `block_size` (as
     /// speculators).
     pub block_starts: BlockStarts,
-    /// How a slot is held to what it learns: the target's distribution, or without `soft_weight` its label as a
+    /// How a slot's distribution is compared with what it learns: the target's, or without `soft_weight` its label as a
     /// distribution of one token. `reverse_kl`, `jsd` and `renyi` compare whole distributions.
     pub loss: SlotLoss,
     /// Which tokens a slot takes for right: those of the text, or what the target finds most likely after it.
@@ -64,6 +68,7 @@ impl Default for Dflash {
             layers: 5,
             target_layers: None,
             block_size: 16,
+            num_key_value_heads: None,
             draft_vocab_size: None,
             attention: BlockAttention::default(),
             mask_token_id: None,
@@ -93,6 +98,9 @@ impl Dflash {
             // An id that is no layer is one beyond the target's.
             let layer = |id: &i64| LayerId(usize::try_from(*id).unwrap_or(usize::MAX));
             config.target_layers = ids.iter().map(layer).collect();
+        }
+        if let Some(heads) = self.num_key_value_heads {
+            config.num_key_value_heads = heads;
         }
         if let Some(size) = self.draft_vocab_size {
             config.draft_vocab_size = size.min(target.vocab_size);

@@ -127,6 +127,7 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
         ("draft_vocab_size", draft.draft_vocab_size.unwrap_or(1), 1, 1 << 24),
+        ("num_key_value_heads", draft.num_key_value_heads.unwrap_or(1), 1, 1 << 12),
     ] {
         rules.require(
             (first..=most).contains(&size),
@@ -231,6 +232,7 @@ mod tests {
                 layers: 3,
                 target_layers: Some(vec![3, 9, 30]),
                 block_size: 5,
+                num_key_value_heads: Some(16),
                 attention,
                 ..Dflash::default()
             };

@@ -20,6 +20,9 @@ pub struct Dspark {
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block, each of which proposes a token.
     pub block_size: usize,
+    /// Key-value heads of a layer (default: those of `draft.from`, else the target's). Small targets have few; more of
+    /// them let a slot read more of every token.
+    pub num_key_value_heads: Option<usize>,
     /// Tokens that the draft can propose, the most frequent supervised ones, through a head of its own: these rows of
     /// the target's, which are not trained (default: all, through the target's head). A draft keeps those that it has.
     pub draft_vocab_size: Option<usize>,
@@ -52,7 +55,7 @@ pub struct Dspark {
     pub slot_decay: f64,
     /// Weight of the cross-entropy with the text.
     pub hard_weight: f64,
-    /// How a slot is held to the target's distribution; `l1` is the sum of all differences.
+    /// How a slot's distribution is compared with the target's; `l1` is the sum of all differences.
     pub distance: SlotLoss,
     /// Weight of that distance.
     pub distance_weight: f64,
@@ -103,6 +106,7 @@ impl Default for Dspark {
             layers: 5,
             target_layers: None,
             block_size: 7,
+            num_key_value_heads: None,
             draft_vocab_size: None,
             attention: BlockAttention::default(),
             mask_token_id: None,
@@ -132,6 +136,7 @@ impl Dspark {
             layers: self.layers,
             target_layers: self.target_layers.clone(),
             block_size: self.block_size,
+            num_key_value_heads: self.num_key_value_heads,
             draft_vocab_size: self.draft_vocab_size,
             attention: self.attention.clone(),
             mask_token_id: self.mask_token_id,

@@ -179,6 +179,7 @@ mod tests {
                     sliding_window_pattern: Some(3),
                     ..BlockAttention::default()
                 },
+                num_key_value_heads: Some(4),
                 markov_rank: 12,
                 markov_head: MarkovHead::Rnn,
                 confidence,
