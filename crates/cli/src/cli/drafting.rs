@@ -56,11 +56,12 @@ pub(crate) struct DecodingArguments {
     /// same seed. With both, tokens are distributed as the target's own.
     #[arg(long, default_value = "ratio")]
     pub(crate) verify: VerifyChoice,
-    /// Propose only these tokens (GLIDE, block drafts, --mtp): a file with a token id a line, with counts if you like.
+    /// Propose only these tokens (GLIDE, block drafts without a head of their own, --mtp): a file with a token id a line,
+    /// with counts if you like.
     #[arg(long, value_name = "FILE", requires = "draft_model")]
     pub(crate) draft_vocab: Option<PathBuf>,
     /// Of them, the first, or the most frequent if there are counts. Without the file: those that
-    /// the draft's training text had most (GLIDE, block drafts).
+    /// the draft's training text had most (GLIDE, block drafts without a head of their own).
     #[arg(long, value_name = "N", requires = "draft_model")]
     pub(crate) draft_vocab_size: Option<usize>,
     /// How the target is held.

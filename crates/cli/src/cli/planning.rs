@@ -4,8 +4,8 @@
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Planning")]
 pub(crate) struct PlanArguments {
-    /// Only say what the run needs: memory of a rank, bytes between ranks, time of a step. Nothing is
-    /// loaded or written.
+    /// Only say what the run needs with so many --ranks: memory of a rank, bytes between ranks, time of a step.
+    /// Nothing is loaded or written, and no rank is started.
     #[arg(long)]
     pub(crate) plan: bool,
     /// Memory of a rank in GiB, on a GPU its own (default: what is free on this machine).

@@ -4,8 +4,8 @@
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Several processes")]
 pub(crate) struct RankArguments {
-    /// Processes that work together on this machine; they are started, and share its cores. With --plan: processes to
-    /// plan for (default: those that a launcher started).
+    /// Processes that work together on this machine; they are started, and share its cores (default: those that a
+    /// launcher started).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ranks: Option<u32>,
     /// The same, one for each of so many NVIDIA GPUs of this machine.

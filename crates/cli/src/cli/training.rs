@@ -34,9 +34,9 @@ pub(crate) struct TrainArguments {
     /// Go on from a checkpoint although objective, data, target or batch changed.
     #[arg(long)]
     pub(crate) force_resume: bool,
-    /// Go on with a run, finished or not, to a later end than it had: larger train.steps, train.epochs,
-    /// train.tokens or train.max_minutes. The warm-up stays as it was; what becomes of the learning
-    /// rate is told. Of a curriculum, the last stage that has begun (stages.2.train.steps=300).
+    /// Go on with a run, finished or not, to a later end than it had: larger train.steps, train.max_minutes or,
+    /// of drafts, train.epochs or train.tokens. The warm-up stays as it was; what becomes of the learning
+    /// rate is told. Of a curriculum of drafts, the last stage that has begun (stages.2.train.steps=300).
     #[arg(long, conflicts_with = "force_resume")]
     pub(crate) extend: bool,
     /// Processes that train together.
