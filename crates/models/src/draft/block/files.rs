@@ -187,7 +187,8 @@ impl BlockDraft {
     }
 
     /// Reads the weights of a network whose sizes are known; a plain draft is extended with fresh tensors
-    /// where `config` wants more.
+    /// where `config` wants more. A draft that proposes through the target's head gets `own` where `config` wants one
+    /// of its own.
     ///
     /// # Errors
     /// - as [`Self::from_source`]; the draft is said to be another network
@@ -195,33 +196,14 @@ impl BlockDraft {
         saved: &SavedDraft,
         config: &BlockConfig,
         embedding: &Tensor,
-        seed: u64,
-    ) -> Result<Self> {
-        Self::load_with(saved, config, embedding, (None, seed))
-    }
-
-    /// The same; a draft that proposes through the target's head gets `own` where `config` wants one of its own.
-    ///
-    /// # Errors
-    /// - as [`Self::load`]
-    pub fn load_with(
-        saved: &SavedDraft,
-        config: &BlockConfig,
-        embedding: &Tensor,
         (own, seed): (Option<OwnHead>, u64),
     ) -> Result<Self> {
         let source = open_weights(&saved.path)?;
         let there = network_there(saved, config)?;
-        if there == *config {
-            return Self::from_source(source.as_ref(), config, embedding);
-        }
-        if there.has_own_head() || !config.has_own_head() {
-            return Self::extended(source.as_ref(), config, embedding, seed);
-        }
         Self::begun(source.as_ref(), (config, &there), embedding, (own, seed))
     }
 
-    /// Checks that [`Self::load_with`] finds this network; no tensor is read.
+    /// Checks that [`Self::load`] finds this network; no tensor is read.
     ///
     /// # Errors
     /// - as [`Self::load`]

@@ -145,7 +145,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
     assert_eq!(crate::draft::files::trained_for(folder.path()).as_deref(), Some("of the target"));
     let saved = SavedDraft::at(folder.path());
     BlockDraft::check_file(&saved, &config).expect("the same network");
-    let again = BlockDraft::load(&saved, &config, &table, 3).expect("opened");
+    let again = BlockDraft::load(&saved, &config, &table, (None, 3)).expect("opened");
     assert_eq!(again.config(), &config);
     for (a, b) in draft.weights().named().iter().zip(again.weights().named()) {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
@@ -156,7 +156,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
         (BlockConfig { layers: vec![LayerKind::Full], ..config.clone() }, "`layers` = 2, 1"),
     ] {
-        let error = BlockDraft::load(&saved, &other, &table, 3).err().expect("refused");
+        let error = BlockDraft::load(&saved, &other, &table, (None, 3)).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
     }
     // A window is given and taken.
@@ -165,7 +165,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         sliding_window: Some(3),
         ..config.clone()
     };
-    let again = BlockDraft::load(&saved, &windowed, &table, 3).expect("opened");
+    let again = BlockDraft::load(&saved, &windowed, &table, (None, 3)).expect("opened");
     assert_eq!(again.config(), &windowed);
 }
 
@@ -183,7 +183,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
     draft.save(folder.path(), "of the target").expect("saved");
     let saved = SavedDraft::at(folder.path());
     BlockDraft::check_file(&saved, &wide).expect("one to extend");
-    let extended = BlockDraft::load(&saved, &wide, &table, 7).expect("extended");
+    let extended = BlockDraft::load(&saved, &wide, &table, (None, 7)).expect("extended");
     let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
     let hidden = run(&extended, &ids, &features, &[2, 7]);
     assert!(worst(&hidden, &run(&draft, &ids, &features, &[2, 7])) <= 0.0);
@@ -198,7 +198,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
     extended.save(folder.path(), "of the target").expect("saved");
     assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, "dflash2");
     let saved = SavedDraft::at(folder.path());
-    let again = BlockDraft::load(&saved, &wide, &table, 9).expect("opened");
+    let again = BlockDraft::load(&saved, &wide, &table, (None, 9)).expect("opened");
     for (a, b) in extended.weights().named().iter().zip(again.weights().named()) {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
     }
@@ -206,7 +206,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
         (plain, "convolution"),
         (BlockConfig { selector: Some(SelectorSizes { rank: 4, top_k: 6 }), ..wide }, "top_k"),
     ] {
-        let error = BlockDraft::load(&saved, &other, &table, 3).err().expect("refused");
+        let error = BlockDraft::load(&saved, &other, &table, (None, 3)).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
     }
 }
@@ -253,7 +253,7 @@ fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
         let folder = tempfile::tempdir().expect("folder");
         draft.save(folder.path(), "of a target").expect("saved");
         let saved = SavedDraft::at(folder.path());
-        let again = BlockDraft::load(&saved, &config, &table, 3).expect("opened");
+        let again = BlockDraft::load(&saved, &config, &table, (None, 3)).expect("opened");
         assert_eq!(again.vocabulary(), draft.vocabulary());
         let head = |draft: &BlockDraft| draft.own_head().expect("a head").rows().expect("rows");
         assert!(worst(&head(&again), &head(&draft)) <= 0.0);
@@ -294,8 +294,7 @@ fn a_draft_gets_a_head_of_its_own_once() {
     for chain in [None, Some(chain)] {
         let config = BlockConfig { draft_vocab_size: 20, chain, ..toy() };
         BlockDraft::check_file(&saved, &config).expect("a draft to go on with");
-        let load =
-            |saved: &SavedDraft, own| BlockDraft::load_with(saved, &config, &table, (own, 3));
+        let load = |saved: &SavedDraft, own| BlockDraft::load(saved, &config, &table, (own, 3));
         let error = load(&saved, None).err().expect("refused").to_string();
         assert!(error.contains("which 20 tokens"), "{error}");
         let begun = load(&saved, Some(own(1))).expect("begun");
@@ -315,7 +314,7 @@ fn a_draft_gets_a_head_of_its_own_once() {
     let narrow = BlockConfig { draft_vocab_size: 20, ..config };
     let saved = SavedDraft::at(folder.path());
     BlockDraft::check_file(&saved, &narrow).expect("a draft to go on with");
-    let begun = BlockDraft::load_with(&saved, &narrow, &table, (Some(own(1)), 3)).expect("begun");
+    let begun = BlockDraft::load(&saved, &narrow, &table, (Some(own(1)), 3)).expect("begun");
     let output = |draft: &BlockDraft| draft.chain().expect("one").output().cloned().expect("rows");
     let kept: Vec<u32> = (0..20).map(|i| 2 * i + 1).collect();
     let wanted = output(&chained).index_select(&Tensor::new(kept, &Device::Cpu).expect("ids"), 0);

@@ -94,24 +94,9 @@ impl BlockDraft {
         Self::build(config, embedding, own, fresh)
     }
 
-    /// Reads a plain network and adds what [`BlockConfig::plain`] leaves out, fresh: at first the draft
-    /// proposes what the plain one does.
-    ///
-    /// # Errors
-    /// - as [`Self::from_source`]
-    pub fn extended(
-        source: &dyn WeightSource,
-        config: &BlockConfig,
-        embedding: &Tensor,
-        seed: u64,
-    ) -> Result<Self> {
-        check_tensors(source, &config.plain())?;
-        let own = OwnHead::read(source, config, loaded(source, embedding))?;
-        Self::begun(source, (config, &config.plain()), embedding, (own, seed))
-    }
-
-    /// Reads the tensors of the network `there`, and adds what `config` has more, fresh or given. Of a table over all of
-    /// the target's tokens the rows of those that `own` proposes are taken, where `config` wants no others.
+    /// Reads the tensors of the network `there`, and adds what `config` has more, fresh or given: at first the draft
+    /// proposes what the other one does. A head of its own is `own` unless `there` has one. Of a table over all of the
+    /// target's tokens the rows of those that `own` proposes are taken, where `config` wants no others.
     pub(super) fn begun(
         source: &dyn WeightSource,
         (config, there): (&BlockConfig, &BlockConfig),
@@ -121,6 +106,7 @@ impl BlockDraft {
         check_tensors(source, there)?;
         let known = tensor_specs(there);
         let load = loaded(source, embedding);
+        let own = OwnHead::read(source, there, &load)?.or(own);
         let kept: Vec<u32> =
             own.iter().flat_map(|own| own.vocabulary().kept()).map(|id| id.0).collect();
         Self::build(config, embedding, own, |spec| {

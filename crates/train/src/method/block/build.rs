@@ -122,7 +122,7 @@ pub(in crate::method) fn build(
     let draft = match (materials.start, init) {
         (Some(start), _) => {
             let own = if has_head { None } else { chosen()? };
-            BlockDraft::load_with(start, &sizes, &embedding, (own, seed))?
+            BlockDraft::load(start, &sizes, &embedding, (own, seed))?
         }
         (None, Init::Random) => BlockDraft::initialise_with(&sizes, &embedding, chosen()?, seed)?,
         (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, chosen()?, seed)?,
