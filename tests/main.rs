@@ -22,6 +22,7 @@ mod habits;
 mod hub;
 mod init;
 mod kernel_check;
+mod left_open;
 mod lifecycle;
 mod measured_servers;
 mod mixtures;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::overrides::{Change, Override};
 use super::tree::{Node, Origin, Tree};
-use super::{Composed, LocatedStage, Problem, check, compose, located};
+use super::{Composed, Located, LocatedStage, Problem, check, compose, located};
 
 /// Every stage of a curriculum, checked each for itself and for what it hands on.
 pub(crate) fn composed(
@@ -41,7 +41,11 @@ pub(crate) fn composed(
             problems.push(Problem::at(&origin, format!("two stages are named `{name}`")));
         }
         match located(&tree) {
-            Ok(located) => result.push(LocatedStage { name, start_from, located }),
+            Ok(mut located) => {
+                let before = result.last().filter(|_| start_from != StartFrom::Scratch);
+                problems.extend(before.and_then(|before| follow(before, &mut located)));
+                result.push(LocatedStage { name, start_from, located });
+            }
             Err(more) => problems
                 .extend(more.into_iter().map(|p| p.context(format_args!("(stage `{name}`)")))),
         }
@@ -52,6 +56,17 @@ pub(crate) fn composed(
     } else {
         Err(problems)
     }
+}
+
+/// Gives a stage what its draft leaves open of the network that the stage before trains.
+fn follow(before: &LocatedStage, stage: &mut Located) -> Option<Problem> {
+    let known = before.located.config.draft.method.keys();
+    let draft = &mut stage.config.draft;
+    match draft.method.with(draft.method.left_open(&known)) {
+        Ok(method) => draft.method = method,
+        Err(error) => return Some(Problem::of_key(&stage.tree, "draft", error)),
+    }
+    None
 }
 
 /// What is wrong between stages that are sound each for itself.

@@ -17,8 +17,7 @@ use longdraft_models::hub::DataSetId;
 use longdraft_models::target_model::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
 
-use crate::checkpoint::saved_draft;
-use crate::config::TrainConfig;
+use crate::config::{CompletedDraft, DraftConfig, TrainConfig};
 use crate::error::Result;
 use crate::stage::{Encoder, source_paths};
 
@@ -161,23 +160,28 @@ impl InputCheck {
         follows: bool,
         problems: &mut InputProblems,
     ) {
-        let method = &config.draft.method;
-        let target = target.filter(|target| {
-            problems.take("draft", method.footprint(&config.teacher, target)).is_some()
-        });
-        let Some(path) = config.draft.from.as_ref().filter(|_| !follows) else { return };
-        // An earlier stage writes it.
-        if self.outputs.iter().any(|output| path.starts_with(output)) {
+        // Nothing is there yet of what an earlier stage writes.
+        let is_written = |path: &PathBuf| self.outputs.iter().any(|out| path.starts_with(out));
+        let from = config.draft.from.as_ref().filter(|path| !follows && !is_written(path));
+        let draft = DraftConfig { from: from.cloned(), ..config.draft.clone() };
+        let Some(CompletedDraft { start, method, .. }) =
+            problems.take("draft.from", draft.completed())
+        else {
             return;
-        }
-        let Some(start) = problems.take("draft.from", saved_draft(path)) else { return };
-        if !start.path.exists() {
+        };
+        if let (Some(start), Some(path)) = (&start, from)
+            && !start.path.exists()
+        {
             let problem = format!("{}: no such file or folder", path.display());
             return problems.add("draft.from", problem);
         }
-        if let Some(target) = target {
-            problems.take("draft.from", method.check_start(target, &start));
+        let Some(target) = target else { return };
+        if let Some(start) = start
+            && problems.take("draft.from", method.check_start(target, &start)).is_none()
+        {
+            return;
         }
+        problems.take("draft", method.footprint(&config.teacher, target));
     }
 
     fn features(&self, config: &TrainConfig, problems: &mut InputProblems) {

@@ -18,12 +18,12 @@ use longdraft_train::objective::{Normalisation, Objective, Prepared, TeacherConf
 use longdraft_train::stage::Observer;
 use longdraft_train::{Result, Share, TrainError};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::draft::{HEADS, TwoHeads, tensor_specs};
 
 /// The method; a key of its own would be a field.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TwoHeadsMethod {}
 
 impl DraftMethod for TwoHeadsMethod {

@@ -6,11 +6,14 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 
+use longdraft_models::draft::files::SavedDraft;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
+use crate::checkpoint::saved_draft;
+use crate::error::Result;
 use crate::method::{DraftMethod, Method};
 
 /// The draft.
@@ -28,6 +31,37 @@ impl Default for DraftConfig {
     }
 }
 
+/// A draft section with what it leaves open from the draft to start from.
+#[derive(Debug, Clone)]
+pub struct CompletedDraft {
+    /// The draft to start from.
+    pub start: Option<SavedDraft>,
+    /// The method with all its keys.
+    pub method: Box<dyn DraftMethod>,
+    /// Those that came from that draft.
+    pub taken: Map<String, Value>,
+}
+
+impl DraftConfig {
+    /// Opens the draft to start from, if there is one, and takes from it what the section leaves open.
+    ///
+    /// # Errors
+    /// - what is said of that draft is unusable
+    pub fn completed(&self) -> Result<CompletedDraft> {
+        let Some(path) = &self.from else {
+            return Ok(CompletedDraft {
+                start: None,
+                method: self.method.clone(),
+                taken: Map::new(),
+            });
+        };
+        let start = saved_draft(path)?;
+        let taken = self.method.left_open(&self.method.keys_of(&start)?);
+        let method = self.method.with(taken.clone())?;
+        Ok(CompletedDraft { start: Some(start), method, taken })
+    }
+}
+
 impl PartialEq for DraftConfig {
     fn eq(&self, other: &Self) -> bool {
         self.from == other.from && *self.method == *other.method
@@ -35,7 +69,7 @@ impl PartialEq for DraftConfig {
 }
 
 impl Serialize for DraftConfig {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut map = Map::new();
         map.insert("method".into(), self.method.name().into());
         map.insert("from".into(), json!(self.from));
@@ -45,7 +79,7 @@ impl Serialize for DraftConfig {
 }
 
 impl<'de> Deserialize<'de> for DraftConfig {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let mut map = Map::deserialize(deserializer)?;
         let method = match map.shift_remove("method") {
             None => Method::first(),

@@ -27,7 +27,7 @@ use crate::schedule;
 pub use longdraft_parallel::ParallelConfig;
 
 pub use check::interval_rules;
-pub use draft::DraftConfig;
+pub use draft::{CompletedDraft, DraftConfig};
 pub use references::References;
 pub use renamed::{renamed, upgrade};
 

@@ -14,16 +14,17 @@ pub mod recipe;
 mod vocabulary;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_data::Document;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_features::FeatureMode;
-use longdraft_models::TargetConfig;
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::{ModelError, TargetConfig};
 use longdraft_rules::Problem;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
@@ -99,8 +100,20 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Takes back what would change a trained draft before it is measured.
-    fn keep_as_trained(&mut self) {}
+    /// Keys that, left out, are those of the draft to start from, in groups: where one key of a group is given,
+    /// the group stays as it is.
+    fn open_keys(&self) -> &'static [&'static [&'static str]] {
+        &[]
+    }
+
+    /// The same method for a saved draft as it is, to measure it: the keys of its network stand in place of the
+    /// configured ones.
+    ///
+    /// # Errors
+    /// - what is said of the draft is unusable
+    fn as_saved(&self, draft: &SavedDraft) -> Result<Box<dyn DraftMethod>> {
+        self.with(self.keys_of(draft)?)
+    }
 
     /// A draft with its objective, fresh or from [`Materials::start`].
     ///
@@ -173,11 +186,17 @@ pub trait MethodKeys {
     /// Every key with its value.
     fn keys(&self) -> Map<String, Value>;
 
+    /// A copy with other values of some keys.
+    ///
+    /// # Errors
+    /// - a value is of another type
+    fn with(&self, changes: Map<String, Value>) -> Result<Box<dyn DraftMethod>>;
+
     /// A copy.
     fn boxed(&self) -> Box<dyn DraftMethod>;
 }
 
-impl<T: DraftMethod + Clone + Serialize + 'static> MethodKeys for T {
+impl<T: DraftMethod + Clone + Serialize + DeserializeOwned + 'static> MethodKeys for T {
     fn keys(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(keys)) => keys,
@@ -185,8 +204,32 @@ impl<T: DraftMethod + Clone + Serialize + 'static> MethodKeys for T {
         }
     }
 
+    fn with(&self, changes: Map<String, Value>) -> Result<Box<dyn DraftMethod>> {
+        let mut keys = self.keys();
+        keys.extend(changes);
+        let read = serde_json::from_value::<T>(keys.into()).map_err(|error| {
+            ModelError::invalid(Path::new("draft configuration"), error.to_string())
+        })?;
+        Ok(Box::new(read))
+    }
+
     fn boxed(&self) -> Box<dyn DraftMethod> {
         Box::new(self.clone())
+    }
+}
+
+impl dyn DraftMethod {
+    /// The keys of a draft to start from that this method leaves open; `known` are those of that draft, or of the
+    /// method that trains it.
+    pub fn left_open(&self, known: &Map<String, Value>) -> Map<String, Value> {
+        let own = self.keys();
+        let is_null = |key: &&str| own.get(*key).is_none_or(Value::is_null);
+        let groups = self.open_keys().iter().filter(|group| group.iter().all(is_null));
+        let of_key = |key: &&str| Some(((*key).to_owned(), known.get(*key)?.clone()));
+        groups
+            .flat_map(|group| group.iter().filter_map(of_key))
+            .filter(|(_, v)| !v.is_null())
+            .collect()
     }
 }
 
@@ -301,6 +344,31 @@ mod tests {
         }
         for draft in [r#"{"method": "medusa"}"#, r#"{"gama": 3}"#, r#"{"ttt_steps": 3}"#] {
             assert!(serde_json::from_str::<crate::config::DraftConfig>(draft).is_err(), "{draft}");
+        }
+    }
+
+    #[test]
+    fn a_draft_to_start_from_tells_what_is_left_open_and_nothing_else() {
+        let keys = |value: Value| value.as_object().cloned().expect("keys");
+        let known = keys(serde_json::json!({
+            "num_key_value_heads": 4, "draft_vocab_size": null, "sliding_window": 8, "layers": 2,
+            "mask_token_id": 7,
+        }));
+        let taken = |own: Value| {
+            let method = Method::named("dflash").expect("a method").read(keys(own)).expect("keys");
+            Value::from(method.left_open(&known))
+        };
+        let all = serde_json::json!({
+            "num_key_value_heads": 4, "mask_token_id": 7, "sliding_window": 8,
+        });
+        assert_eq!(taken(serde_json::json!({})), all);
+        let own =
+            serde_json::json!({ "num_key_value_heads": 2, "layer_types": ["full_attention"] });
+        assert_eq!(taken(own), serde_json::json!({ "mask_token_id": 7 }));
+        for method in Method::all() {
+            let fresh = method.fresh();
+            let open = fresh.open_keys().iter().flat_map(|group| *group);
+            open.for_each(|key| assert!(method.knows(key), "{}: {key}", method.name()));
         }
     }
 

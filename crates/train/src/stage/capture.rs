@@ -21,8 +21,7 @@ use super::evaluate::held_out_batch;
 use super::prepare::{counts, draws};
 use super::team::{Next, Team};
 use super::{DataSet, Ending, Event, Observer};
-use crate::checkpoint::saved_draft;
-use crate::config::TrainConfig;
+use crate::config::{CompletedDraft, TrainConfig};
 use crate::error::Result;
 use crate::method::Materials;
 use crate::objective::Objective;
@@ -86,7 +85,7 @@ impl Capture {
             return Err(FeatureError::store(place, problem).into());
         }
         let (train, held_out) = data_sets(config, &target, tokenizer, world, observer)?;
-        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
+        let CompletedDraft { start, method, .. } = config.draft.completed()?;
         let token_counts = counts(config, &train, &target)?;
         let materials = Materials {
             teacher: config.teacher,
@@ -97,7 +96,7 @@ impl Capture {
             start: start.as_ref(),
             token_counts: &token_counts,
         };
-        let objective = config.draft.method.build(&materials, observer)?;
+        let objective = method.build(&materials, observer)?;
         let draws = draws(config, &target);
         let data = (&train, &held_out);
         let mut recipe = recipe(config, (&target, tokenizer), data, objective.as_ref(), &draws);

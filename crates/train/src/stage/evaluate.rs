@@ -1,7 +1,7 @@
 //! Held-out rows, each at every delay or step.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use longdraft_data::Batch;
@@ -12,6 +12,7 @@ use longdraft_models::draft::TokenCounts;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, World};
+use serde_json::{Map, Value};
 
 use super::data_sets::held_out_set;
 use super::prepare::{draws, features};
@@ -156,32 +157,33 @@ pub fn measure_at_places(
     let mut objectives = Vec::new();
     let (teacher, seed, documents) = (config.teacher, config.train.seed, &set.documents);
     for draft in drafts {
-        let mut method = config.draft.method.clone();
-        method.keep_as_trained();
         // What it proposes is what it learned, not what this text holds.
         let mut token_counts = TokenCounts::new(target.config().vocab_size);
         add_token_counts(&mut token_counts, draft)?;
         let token_counts = &token_counts;
         let start = saved_draft(draft)?;
+        let method = config.draft.method.as_saved(&start)?;
+        let known = config.draft.method.keys_of(&start)?;
+        tell_changed(draft, known, (&config.draft.method.keys(), &method.keys()), observer);
         let start = Some(&start);
         let materials =
             Materials { teacher, seed, target, tokenizer, documents, start, token_counts };
         objectives.push(method.build(&materials, observer)?);
     }
-    let Some(first) = objectives.first() else { return Ok(vec![Vec::new(); places.len()]) };
     let mut config = config.clone();
     if config.train.features == FeatureMode::Memory {
         config.train.features = FeatureMode::Online;
     }
     let mut draws = draws(&config, target);
-    let source = features(
-        &config,
-        target,
-        tokenizer,
-        (&DataSet::default(), &set),
-        first.as_ref(),
-        &mut draws,
-    )?;
+    // A store must hold what every draft reads.
+    let mut source = None;
+    for objective in &objectives {
+        let of_draft = objective.as_ref();
+        let data = (&DataSet::default(), &set);
+        let opened = features(&config, target, tokenizer, data, of_draft, &mut draws)?;
+        source.get_or_insert(opened);
+    }
+    let Some(source) = source else { return Ok(vec![Vec::new(); places.len()]) };
     let groups = &RowGroups::single();
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
@@ -193,6 +195,28 @@ pub fn measure_at_places(
         text.measure(&objectives, 0..rows, rows, &mut on_row)
     };
     places.iter().enumerate().map(of_places).collect()
+}
+
+/// Says which of the `known` keys of a draft another value is configured for.
+fn tell_changed(
+    draft: &Path,
+    known: Map<String, Value>,
+    (configured, measured): (&Map<String, Value>, &Map<String, Value>),
+    observer: &mut dyn Observer,
+) {
+    // What either side leaves open is no difference.
+    let value =
+        |keys: &Map<String, Value>, key: &str| keys.get(key).filter(|v| !v.is_null()).cloned();
+    let changed = |key: String| {
+        let (own, now) = (value(configured, &key)?, value(measured, &key)?);
+        (own != now).then(|| format!("{key} = {now}"))
+    };
+    let listed: Vec<_> = known.into_iter().filter_map(|(key, _)| changed(key)).collect();
+    if !listed.is_empty() {
+        let (draft, listed) = (draft.display(), listed.join(", "));
+        let text = format!("{draft}: measured as it was trained, with {listed}");
+        observer.on_event(Event::Note(&text));
+    }
 }
 
 /// Held-out metrics, row by row.

@@ -33,6 +33,7 @@ use crate::checkpoint::{
 };
 use crate::config::TrainConfig;
 use crate::error::Result;
+use crate::method::DraftMethod;
 use crate::metrics::{DraftMetrics, Quantities, Rate};
 use crate::objective::Objective;
 use crate::optim::AdamW;
@@ -56,6 +57,7 @@ struct DataSet {
 /// A prepared stage.
 pub struct Stage {
     config: Checked<TrainConfig>,
+    method: Box<dyn DraftMethod>,
     target: Arc<Target>,
     tokenizer: TextTokenizer,
     token_counts: TokenCounts,
@@ -174,9 +176,14 @@ impl Stage {
         self.progress.seconds + self.started.elapsed().as_secs_f64()
     }
 
-    /// The configuration.
+    /// The configuration, as it was given.
     pub fn config(&self) -> &TrainConfig {
         &self.config
+    }
+
+    /// The method, with what the configuration leaves open from the draft to start from.
+    pub fn method(&self) -> &dyn DraftMethod {
+        self.method.as_ref()
     }
 
     /// The draft as it stands.

@@ -16,16 +16,15 @@ use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, StatePlace, World};
 use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
+use serde_json::{Map, Value};
 
 use super::capture::recipe;
 use super::data_sets::data_sets;
 use super::identity::identity;
 use super::resume::{Resumed, resume};
 use super::{DataSet, Event, Observer, Stage};
-use crate::checkpoint::{
-    Checkpointer, ResumePolicy, RunLock, SaveClock, add_token_counts, saved_draft,
-};
-use crate::config::TrainConfig;
+use crate::checkpoint::{Checkpointer, ResumePolicy, RunLock, SaveClock, add_token_counts};
+use crate::config::{CompletedDraft, TrainConfig};
 use crate::error::{Result, TrainError};
 use crate::method::{Materials, token_counts};
 use crate::objective::Objective;
@@ -52,7 +51,8 @@ impl Stage {
         let (groups, apart) = groups.with_gpus(world, target.device(), &config.parallel)?;
         let lock = RunLock::of_world(&config.output, world)?;
         let (train, held_out) = data_sets(&config, &target, &tokenizer, world, observer)?;
-        let start = config.draft.from.as_deref().map(saved_draft).transpose()?;
+        let CompletedDraft { start, method, taken } = config.draft.completed()?;
+        tell_taken(&taken, observer);
         let token_counts = counts(&config, &train, &target)?;
         let materials = Materials {
             teacher: config.teacher,
@@ -63,7 +63,7 @@ impl Stage {
             start: start.as_ref(),
             token_counts: &token_counts,
         };
-        let objective = config.draft.method.build(&materials, observer)?;
+        let objective = method.build(&materials, observer)?;
         let mut draws = draws(&config, &target);
         let features = features(
             &config,
@@ -110,6 +110,7 @@ impl Stage {
         let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
             config,
+            method,
             target,
             tokenizer,
             token_counts,
@@ -134,6 +135,16 @@ impl Stage {
             _lock: lock,
         })
     }
+}
+
+/// Says which keys came from the draft to start from.
+fn tell_taken(taken: &Map<String, Value>, observer: &mut dyn Observer) {
+    if taken.is_empty() {
+        return;
+    }
+    let of_key = |(key, value): (&String, &Value)| format!("{key} = {value}");
+    let listed = taken.iter().map(of_key).collect::<Vec<_>>().join(", ");
+    observer.on_event(Event::Note(&format!("from the draft to start from: {listed}")));
 }
 
 /// The learning rate over so many steps.

@@ -24,10 +24,11 @@ use longdraft_plan::{
 };
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::TrainError;
+use longdraft_train::checkpoint::StartFrom;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::stage::Stage;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::cli::{PlanArguments, TrainArguments};
 use crate::decoding::SAID_CONTEXT;
@@ -44,7 +45,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         return Ok(());
     }
     check_inputs(&composed)?;
-    let stages = stages(composed);
+    let stages = stages(composed)?;
     let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
         let device = device.unwrap_or(config.device);
@@ -172,14 +173,34 @@ fn composed(arguments: &TrainArguments) -> Result<Composed> {
     Ok(read(config, overrides)?)
 }
 
-fn stages(composed: Composed) -> Vec<(Option<String>, TrainConfig)> {
-    match composed {
-        Composed::Stage(located) => vec![(None, located.config)],
+/// The stages, each with what it leaves open from the draft that it starts from: a saved one, or that of the stage
+/// before.
+fn stages(composed: Composed) -> Result<Vec<(Option<String>, TrainConfig)>> {
+    let mut stages: Vec<(Option<String>, StartFrom, TrainConfig)> = match composed {
+        Composed::Stage(located) => vec![(None, StartFrom::Scratch, located.config)],
         Composed::Curriculum { stages, .. } => {
-            let named = |stage: LocatedStage| (Some(stage.name), stage.located.config);
+            let named =
+                |stage: LocatedStage| (Some(stage.name), stage.start_from, stage.located.config);
             stages.into_iter().map(named).collect()
         }
+    };
+    let mut before: Option<Map<String, Value>> = None;
+    for (_, start_from, config) in &mut stages {
+        let follows = before.filter(|_| *start_from != StartFrom::Scratch);
+        config.draft.method = match follows {
+            Some(known) => config.draft.method.with(config.draft.method.left_open(&known))?,
+            None => match config.draft.completed() {
+                Ok(completed) => completed.method,
+                // Where the run would start here it was refused before.
+                Err(error) => {
+                    errln!("warning: `draft.from`: {error}");
+                    config.draft.method.clone()
+                }
+            },
+        };
+        before = Some(config.draft.method.keys());
     }
+    Ok(stages.into_iter().map(|(name, _, config)| (name, config)).collect())
 }
 
 /// Tries what the stages open. Where their targets are on this machine, the run would start here, and
@@ -331,7 +352,8 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
 
 /// What a prepared stage costs on its device.
 fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
-    let (config, target) = (stage.config(), stage.target());
+    let (mut config, target) = (stage.config().clone(), stage.target());
+    config.draft.method = stage.method().boxed();
     let layout = Layout {
         ranks: world.size(),
         sequence: config.parallel.sequence,
@@ -341,7 +363,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
         half_states: !target.device().is_cpu() && multiplies_halves(target.device()),
     };
     // A stage that was prepared has sizes that fit.
-    let workload = Workload::new(config, target.config().clone(), layout).ok()?;
+    let workload = Workload::new(&config, target.config().clone(), layout).ok()?;
     Some(workload.with_training_rows(stage.data_sizes().0))
 }
 

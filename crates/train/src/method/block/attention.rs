@@ -22,7 +22,8 @@ pub enum LayerType {
 #[serde(default)]
 pub struct BlockAttention {
     /// Tokens of the context that a slot sees in layers with a window (default: all). Where every layer
-    /// has it, a round costs the same however long the text is.
+    /// has it, a round costs the same however long the text is. A draft that goes on keeps its windows where neither
+    /// this key nor the two after it are given.
     pub sliding_window: Option<usize>,
     /// The kind of every layer, the first one first: `full_attention` sees all of the context,
     /// `sliding_attention` has the window (default: every layer has it, if there is one).

@@ -19,50 +19,23 @@ use crate::method::recipe::keys;
 use crate::method::{Materials, vocabulary};
 use crate::observer::{Event, Observer};
 
-/// The token of unknown slots that is set, or that of the draft to start from.
-fn known_mask_token(set: Option<u32>, found: Option<&BlockConfig>) -> Option<u32> {
-    set.or_else(|| found.map(|found| found.mask_token_id))
-}
+/// What a draft that goes on from another one keeps unless it is told otherwise; what layers see is told as a whole.
+pub(in crate::method) const OPEN_KEYS: [&[&str]; 5] = [
+    &["target_layers"],
+    &["num_key_value_heads"],
+    &["draft_vocab_size"],
+    &["mask_token_id"],
+    &["sliding_window", "layer_types", "sliding_window_pattern"],
+];
 
-/// What is said of the draft to start from.
-fn said_of(start: Option<&SavedDraft>) -> Result<Option<BlockConfig>> {
-    Ok(start.map(BlockConfig::of_saved).transpose()?.flatten())
-}
-
-/// The network that is wanted, with what it leaves open from the draft to start from. A draft with a head of its own
-/// keeps it where `sizes` asks for all tokens, and its key-value heads where `sizes` asks for as many as the target has.
-fn completed(
-    sizes: BlockConfig,
-    target: &TargetConfig,
-    found: Option<&BlockConfig>,
-) -> BlockConfig {
-    let Some(found) = found else { return sizes };
-    let keeps_head = found.has_own_head() && !sizes.has_own_head();
-    let keeps_heads = sizes.num_key_value_heads == target.num_key_value_heads;
-    let chosen = |keeps: bool, found: usize, wanted: usize| if keeps { found } else { wanted };
-    BlockConfig {
-        draft_vocab_size: chosen(keeps_head, found.draft_vocab_size, sizes.draft_vocab_size),
-        num_key_value_heads: chosen(
-            keeps_heads,
-            found.num_key_value_heads,
-            sizes.num_key_value_heads,
-        ),
-        ..sizes
-    }
-}
-
-/// Checks that a draft is one that a network with some loss can start from, whose token of unknown slots is `set`
-/// or that draft's.
+/// Checks that a draft is one that a network with some loss can start from.
 pub(in crate::method) fn check_start(
-    sizes: impl Fn(u32) -> BlockConfig,
-    (set, loss): (Option<u32>, SlotLoss),
+    sizes: &BlockConfig,
+    loss: SlotLoss,
     target: &TargetConfig,
     start: &SavedDraft,
 ) -> Result<()> {
-    let found = said_of(Some(start))?;
-    let mask = known_mask_token(set, found.as_ref()).unwrap_or_default();
-    let sizes = completed(sizes(mask), target, found.as_ref());
-    check_sizes(&sizes, target)?;
+    check_sizes(sizes, target)?;
     if sizes.has_own_head() && loss.compares_whole() {
         let problem = format!(
             "the draft proposes {} tokens, and the loss compares distributions over all {} of the target: choose \
@@ -71,7 +44,7 @@ pub(in crate::method) fn check_start(
         );
         return Err(ModelError::invalid(&start.path, problem).into());
     }
-    Ok(BlockDraft::check_file(start, &sizes)?)
+    Ok(BlockDraft::check_file(start, sizes)?)
 }
 
 /// What is said of a saved block draft, and the keys of it that all block drafts share.
@@ -98,14 +71,15 @@ pub(in crate::method) fn build(
     observer: &mut dyn Observer,
 ) -> Result<(BlockDraft, (Tensor, Bend))> {
     let Materials { seed, target, .. } = materials;
-    let found = said_of(materials.start)?;
-    let mask = mask_token(materials, known_mask_token(set, found.as_ref()))?;
-    let sizes = completed(sizes(mask), target.config(), found.as_ref());
+    let found = materials.start.map(BlockConfig::of_saved).transpose()?.flatten();
+    let sizes = sizes(mask_token(materials, set)?);
     check_sizes(&sizes, target.config())?;
     warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
     let has_head = found.as_ref().is_some_and(BlockConfig::has_own_head);
-    if let Some(text) = found.and_then(|found| other_windows(&windows(&found), &windows(&sizes))) {
-        observer.on_event(Event::Warning(&text));
+    if let Some(found) = &found {
+        let other = other_windows(&windows(found), &windows(&sizes));
+        let told = other.into_iter().chain(other_blocks(found.block_size, sizes.block_size));
+        told.for_each(|text| observer.on_event(Event::Warning(&text)));
     }
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;
@@ -166,6 +140,11 @@ fn other_windows(learned: &[Option<usize>], now: &[Option<usize>]) -> Option<Str
         let (learned, now) = (listed(learned), listed(now));
         format!("windows of the draft's layers: {learned} where it learned before, {now} here")
     })
+}
+
+fn other_blocks(learned: usize, now: usize) -> Option<String> {
+    let text = || format!("slots of a block: {learned} where the draft learned before, {now} here");
+    (learned != now).then(text)
 }
 
 /// The token of unknown slots: the known one, or the first that neither the tokenizer nor a document

@@ -19,7 +19,7 @@ mod teacher;
 mod weights;
 
 pub(super) use blocks::{Slots, context, give_keys};
-pub(super) use build::{build, check_start, keys_of};
+pub(super) use build::{OPEN_KEYS, build, check_start, keys_of};
 pub(super) use footprint::BlockFootprint;
 pub(super) use heads::learned_loss;
 pub(super) use measure::replay;

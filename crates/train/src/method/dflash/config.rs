@@ -19,8 +19,8 @@ const BLOCKS_PER_ROW: usize = 512;
 pub struct Dflash {
     /// Layers of the draft.
     pub layers: usize,
-    /// Layers of the target whose outputs are read, counted from 0 and ascending (default: as many as
-    /// the draft has, from 1 to n − 3 of n in equal steps).
+    /// Layers of the target whose outputs are read, counted from 0 and ascending (default: those of `draft.from`, else
+    /// as many as the draft has, from 1 to n − 3 of n in equal steps).
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block: the token that is known, and those that are proposed.
     pub block_size: usize,
@@ -34,7 +34,7 @@ pub struct Dflash {
     /// What slots see.
     #[serde(flatten)]
     pub attention: BlockAttention,
-    /// Token that stands in slots that are not known yet (default: that of `draft.from`, or the first
+    /// Token that stands in slots that are not known yet (default: that of `draft.from`, else the first
     /// one that the tokenizer and the documents do not use).
     pub mask_token_id: Option<u32>,
     /// What the draft begins with if it starts from no other. `last_layer` wants the layer n − 2 of the

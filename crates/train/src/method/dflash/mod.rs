@@ -64,8 +64,12 @@ impl DraftMethod for Dflash {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        let set = (self.mask_token_id, self.loss);
-        block::check_start(|mask| self.network(target, mask), set, target, start)
+        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
+        block::check_start(&sizes, self.loss, target, start)
+    }
+
+    fn open_keys(&self) -> &'static [&'static [&'static str]] {
+        &block::OPEN_KEYS
     }
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {

@@ -90,12 +90,12 @@ impl DraftMethod for Dflash2 {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        block::check_start(
-            |mask| self.network(target, mask),
-            (self.block.mask_token_id, self.block.loss),
-            target,
-            start,
-        )
+        let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
+        block::check_start(&sizes, self.block.loss, target, start)
+    }
+
+    fn open_keys(&self) -> &'static [&'static [&'static str]] {
+        &block::OPEN_KEYS
     }
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {

@@ -16,18 +16,18 @@ pub struct Eagle3 {
     pub objective: Eagle3ObjectiveConfig,
 }
 
-/// An EAGLE-3 draft. Sizes that are not given are the target's.
+/// An EAGLE-3 draft. Sizes that are not given are those of the draft to start from, else the target's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 #[allow(clippy::struct_excessive_bools, reason = "independent switches of a file")]
 pub struct Eagle3DraftConfig {
-    /// Tokens that the draft can propose, the most frequent supervised ones (default: 32000, or
-    /// all of a smaller vocabulary). Fixed once a draft has been trained.
+    /// Tokens that the draft can propose, the most frequent supervised ones (default: as many as `draft.from`, else 32000,
+    /// or all of a smaller vocabulary). Fixed once a draft has been trained.
     pub draft_vocab_size: Option<usize>,
     /// With `draft.from`: choose the vocabulary anew; head rows of shared tokens move along.
     pub remap: bool,
-    /// Three layers of the target whose outputs are read, counted from 0 (default: 1, n/2 − 1 and
-    /// n − 4 of n).
+    /// Three layers of the target whose outputs are read, counted from 0 (default: those of
+    /// `draft.from`, else 1, n/2 − 1 and n − 4 of n).
     pub target_layers: Option<[usize; 3]>,
     /// A norm for each layer's states before `fc` (EAGLE-3.1).
     pub fc_norm: bool,
@@ -47,6 +47,6 @@ pub struct Eagle3DraftConfig {
     pub head_dim: Option<usize>,
     /// Projects the target's embeddings; a draft of another width needs it.
     pub embed_proj: bool,
-    /// Context tokens before its own that a token sees (default: all).
+    /// Context tokens before its own that a token sees (default: as in `draft.from`, else all).
     pub attention_window: Option<usize>,
 }

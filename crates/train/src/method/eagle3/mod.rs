@@ -19,7 +19,8 @@ use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, rate_at};
 use super::{
-    DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext, vocabulary,
+    DraftMethod, Evidence, Materials, MethodKeys, Passes, Recipe, Room, Round, StageContext,
+    vocabulary,
 };
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -93,8 +94,11 @@ impl DraftMethod for Eagle3 {
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
         let Some(found) = Eagle3Config::of_saved(start)? else { return Ok(Map::new()) };
+        // Without a word of it the head's rows decide.
+        let is_said =
+            start.config.as_ref().is_none_or(|said| said.get("draft_vocab_size").is_some());
         Ok(keys(json!({
-            "draft_vocab_size": found.draft_vocab_size,
+            "draft_vocab_size": is_said.then_some(found.draft_vocab_size),
             "target_layers": found.target_layers.map(|layer| layer.0),
             "fc_norm": found.fc_norm, "norm_output": found.norm_output,
             "norm_before_residual": found.norm_before_residual, "embed_proj": found.embed_proj,
@@ -105,8 +109,23 @@ impl DraftMethod for Eagle3 {
         })))
     }
 
-    fn keep_as_trained(&mut self) {
-        self.network.remap = false;
+    fn open_keys(&self) -> &'static [&'static [&'static str]] {
+        &[
+            &["draft_vocab_size"],
+            &["target_layers"],
+            &["attention_window"],
+            &["hidden_size"],
+            &["intermediate_size"],
+            &["num_attention_heads"],
+            &["num_key_value_heads"],
+            &["head_dim"],
+        ]
+    }
+
+    fn as_saved(&self, draft: &SavedDraft) -> Result<Box<dyn DraftMethod>> {
+        let mut known = self.keys_of(draft)?;
+        known.insert("remap".into(), false.into());
+        self.with(known)
     }
 
     fn build(

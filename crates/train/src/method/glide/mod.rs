@@ -19,7 +19,9 @@ use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::recipe::{keys, proposed, rate_at, starts};
-use super::{DraftMethod, Evidence, Materials, Passes, Recipe, Room, Round, StageContext};
+use super::{
+    DraftMethod, Evidence, Materials, MethodKeys, Passes, Recipe, Room, Round, StageContext,
+};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
@@ -114,19 +116,24 @@ impl DraftMethod for Glide {
         Ok(known)
     }
 
-    fn keep_as_trained(&mut self) {
-        self.draft_vocab_size = None;
+    fn open_keys(&self) -> &'static [&'static [&'static str]] {
+        &[&["draft_vocab_size"]]
+    }
+
+    /// How long its chains are is no part of its network: all drafts are measured with the same.
+    fn as_saved(&self, draft: &SavedDraft) -> Result<Box<dyn DraftMethod>> {
+        let mut known = self.keys_of(draft)?;
+        known.shift_remove("gamma");
+        known.entry("draft_vocab_size").or_insert(Value::Null);
+        self.with(known)
     }
 
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { teacher, seed, target, .. } = materials;
-        let mut glide = self.layer(target.config());
+        let glide = self.layer(target.config());
         let draft = match materials.start {
             Some(start) => {
                 check_same_network(&glide, start)?;
-                let found = GlideConfig::of_saved(start)?;
-                let known = found.and_then(|found| found.draft_vocab_size);
-                glide.draft_vocab_size = glide.draft_vocab_size.or(known);
                 GlideDraft::load(&start.path, &glide, target)?
             }
             None => GlideDraft::initialise(&glide, target, self.init, *seed)?,
