@@ -11,8 +11,11 @@ use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, ROW_STRIDE, Widths};
 use super::quantised::BLOCK;
 use super::{Element, Mat, row_by_row, unpacked};
 
-/// Rows of a left block.
+/// Most rows of a product with one left block; a multiple of the rows of a block where there are several.
 pub(crate) const BLOCK_ROWS: usize = 168;
+/// Columns of a right operand, row by row in memory, that are packed at a time where one left block takes them all;
+/// whole panels.
+const LINE_COLUMNS: usize = 128;
 /// Rows of the left operand that are packed at a time for all tasks.
 const SHARED_ROWS: usize = 16 * BLOCK_ROWS;
 /// Values of the left operand that are packed at a time for all tasks, as far as one block of steps allows:
@@ -95,7 +98,7 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
     });
 }
 
-/// One left block: every panel is used as soon as it is packed.
+/// One left block: panels are used as soon as they are packed.
 ///
 /// # Safety
 /// As [`block`].
@@ -108,13 +111,15 @@ unsafe fn few_rows<T: Element>(
     Scratch { left, right, wide }: &mut Scratch,
 ) {
     let panel = isa.widths().panel;
+    // A row of such an operand holds values of many columns. A part of it that is too short is slow to read.
+    let width = if b.col_stride == 1 { LINE_COLUMNS } else { panel };
     for first_step in (0..a.cols).step_by(depth) {
         let steps = first_step..(first_step + depth).min(a.cols);
         let order = pack_left(isa, a.columns(steps.clone()), left);
-        for first_col in (0..b.cols).step_by(panel) {
-            let cols = first_col..(first_col + panel).min(b.cols);
+        for first_col in (0..b.cols).step_by(width) {
+            let cols = first_col..(first_col + width).min(b.cols);
             let b = b.columns(cols).t().columns(steps.clone()).t();
-            let right = right.get(panel * b.rows);
+            let right = right.get(b.cols.next_multiple_of(panel) * b.rows);
             pack::right(b, panel, right, wide);
             let sizes = (a.rows, b.cols, b.rows);
             // SAFETY: the column lies within the destination; both blocks were just packed for
@@ -139,10 +144,11 @@ unsafe fn many_rows<T: Element>(
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
+    let block = isa.widths().rows;
     for_right_blocks(isa, b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
         let steps = index * depth..index * depth + b.rows;
-        for first_row in (0..a.rows).step_by(BLOCK_ROWS) {
-            let rows = first_row..(first_row + BLOCK_ROWS).min(a.rows);
+        for first_row in (0..a.rows).step_by(block) {
+            let rows = first_row..(first_row + block).min(a.rows);
             let a = a.columns(steps.clone()).t().columns(rows).t();
             let order = pack_left(isa, a, left);
             let sizes = (a.rows, b.cols, b.rows);
@@ -157,8 +163,9 @@ unsafe fn many_rows<T: Element>(
 }
 
 fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
-    let (order, widths) = (pack::left_order(a), isa.widths());
-    pack::left(a, widths, left.get(pack::left_len(order, a.rows, a.cols, widths)))
+    let (order, widths) = (isa.left_order(a.col_stride == 1), isa.widths());
+    pack::left(a, order, widths, left.get(pack::left_len(order, a.rows, a.cols, widths)));
+    order
 }
 
 /// A product of many rows: all tasks pack the left operand together, then each takes some columns.
@@ -173,17 +180,18 @@ pub(super) unsafe fn shared_rows<T: Element>(
     b: Mat<'_, T>,
     tasks: usize,
 ) {
-    let (order, depth, widths) = (pack::left_order(a), depth_of(a.cols), isa.widths());
-    let slot = pack::left_len(order, BLOCK_ROWS, depth, widths);
+    let (order, widths) = (isa.left_order(a.col_stride == 1), isa.widths());
+    let depth = depth_of(a.cols);
+    let slot = pack::left_len(order, widths.rows, depth, widths);
     let step_blocks = a.cols.div_ceil(depth);
     // Taken, not borrowed: while this thread waits it may work on other products.
     let mut buffer = SHARED.take();
     for first_row in (0..a.rows).step_by(SHARED_ROWS) {
         let a = a.t().columns(first_row..(first_row + SHARED_ROWS).min(a.rows)).t();
-        let row_blocks = a.rows.div_ceil(BLOCK_ROWS);
+        let row_blocks = a.rows.div_ceil(widths.rows);
         let part = |rows: usize, steps: usize| {
             let steps = steps * depth..((steps + 1) * depth).min(a.cols);
-            let rows = rows * BLOCK_ROWS..((rows + 1) * BLOCK_ROWS).min(a.rows);
+            let rows = rows * widths.rows..((rows + 1) * widths.rows).min(a.rows);
             a.columns(steps).t().columns(rows).t()
         };
         let each = shared_steps(row_blocks * slot);
@@ -192,7 +200,7 @@ pub(super) unsafe fn shared_rows<T: Element>(
             let packed = buffer.get(blocks * slot);
             packed.par_chunks_mut(slot).take(blocks).enumerate().for_each(|(index, out)| {
                 let (rows, steps) = (index % row_blocks, first_block + index / row_blocks);
-                pack::left(part(rows, steps), widths, out);
+                pack::left(part(rows, steps), order, widths, out);
             });
             let packed = &*packed;
             let steps = first_block * depth..((first_block + each) * depth).min(a.cols);
@@ -208,7 +216,7 @@ pub(super) unsafe fn shared_rows<T: Element>(
                         // SAFETY: the element lies within the destination, and the tasks' columns are
                         // disjoint; both blocks were packed for these sizes.
                         unsafe {
-                            let row = first_row + rows * BLOCK_ROWS;
+                            let row = first_row + rows * widths.rows;
                             let dst = dst.part(row, cols, steps.start + block * depth);
                             tiles(isa, dst, order, sizes, left, right);
                         }
@@ -226,8 +234,9 @@ pub(super) unsafe fn shared_rows<T: Element>(
 /// Values of the buffer that [`shared_rows`] packs a left operand `[rows, inner]` into.
 pub(super) fn shared_values(isa: Isa, order: LeftOrder, rows: usize, inner: usize) -> usize {
     let depth = depth_of(inner);
-    let slot = pack::left_len(order, BLOCK_ROWS, depth, isa.widths());
-    let of_steps = rows.min(SHARED_ROWS).div_ceil(BLOCK_ROWS) * slot;
+    let widths = isa.widths();
+    let slot = pack::left_len(order, widths.rows, depth, widths);
+    let of_steps = rows.min(SHARED_ROWS).div_ceil(widths.rows) * slot;
     inner.div_ceil(depth.max(1)).min(shared_steps(of_steps)) * of_steps
 }
 
@@ -320,7 +329,7 @@ unsafe fn tiles(
     left: &[f32],
     right: &[f32],
 ) {
-    let Widths { panel, tile, step } = isa.widths();
+    let Widths { panel, tile, step, .. } = isa.widths();
     let one = |row: usize, col: usize| {
         let start = match order {
             LeftOrder::Rows => row * ROW_STRIDE,

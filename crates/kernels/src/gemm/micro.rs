@@ -3,6 +3,9 @@
 //! Every element is the sum `Σ_k a_k b_k` taken in ascending `k`, one fused multiply-add at a time,
 //! whatever tile it falls into and on every machine: its bits depend on its own row and column only.
 
+use super::blocks::BLOCK_ROWS;
+#[cfg(target_arch = "x86_64")]
+use super::pack::AVX2_TILE;
 use super::pack::{LeftOrder, ROW_STRIDE, Widths};
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
@@ -46,23 +49,36 @@ impl Isa {
         Self::Portable
     }
 
-    /// Widths of the blocks that its kernel reads: a tile of sums fills the registers, and a step of
-    /// a panel is what one row of them takes.
+    /// Sizes of the blocks that its kernel reads. A tile of sums fills the registers. A step of a panel
+    /// or of a tile is what one row or column of them takes, in some sets with unused values after it.
     pub(super) fn widths(self) -> Widths {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Widths { panel: 32, tile: 14, step: 16 },
+            Self::Avx512 => Widths { panel: 32, tile: 14, step: 16, rows: BLOCK_ROWS },
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => Widths { panel: 16, tile: 6, step: 8 },
-            Self::Portable => Widths { panel: 16, tile: 4, step: 8 },
+            Self::Avx2 => {
+                Widths { panel: 16, tile: AVX2_TILE, step: AVX2_TILE, rows: BLOCK_ROWS / 2 }
+            }
+            Self::Portable => Widths { panel: 16, tile: 4, step: 8, rows: BLOCK_ROWS },
+        }
+    }
+
+    /// How its kernel reads a left operand, which in memory is `row_major` or not.
+    pub(super) fn left_order(self, row_major: bool) -> LeftOrder {
+        match self {
+            // Six values of a step share a line of the first-level cache. Six rows would take six.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => LeftOrder::Steps,
+            _ if row_major => LeftOrder::Rows,
+            _ => LeftOrder::Steps,
         }
     }
 
     /// Computes one tile from `depth` steps of a left tile and a right panel.
     ///
     /// # Safety
-    /// The CPU has the instruction set; `a` holds `dst.rows` rows of `depth` values in `order`, `b`
-    /// a panel of `depth` steps; `dst` is writable for its rows and columns, with
+    /// The CPU has the instruction set; `a` holds `dst.rows` rows of `depth` values in `order`, which is
+    /// one of [`Self::left_order`]; `b` is a panel of `depth` steps; `dst` is writable for its rows and columns, with
     /// `rows` and `cols` at most those of [`Self::widths`].
     pub(super) unsafe fn tile(
         self,
@@ -72,43 +88,29 @@ impl Isa {
         b: *const f32,
         dst: Destination,
     ) {
-        // SAFETY: passed on to the caller.
-        unsafe {
-            match order {
-                LeftOrder::Rows => self.ordered::<ROW_STRIDE, 1>(depth, a, b, dst),
-                LeftOrder::Steps if self.widths().step == 16 => {
-                    self.ordered::<1, 16>(depth, a, b, dst);
-                }
-                LeftOrder::Steps => self.ordered::<1, 8>(depth, a, b, dst),
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Self::tile`].
-    unsafe fn ordered<const ROW: usize, const STEP: usize>(
-        self,
-        depth: usize,
-        a: *const f32,
-        b: *const f32,
-        dst: Destination,
-    ) {
         macro_rules! by_rows {
-            ($kernel:ident, $($rows:literal)*) => {
+            ($kernel:ident, $row:tt, $step:tt; $($rows:literal)*) => {
                 match dst.rows {
-                    $($rows => $kernel::<$rows, ROW, STEP>(depth, a, b, dst),)*
+                    $($rows => $kernel::<$rows, $row, $step>(depth, a, b, dst),)*
                     _ => {}
                 }
             };
         }
         // SAFETY: passed on to the caller.
         unsafe {
-            match self {
+            match (self, order) {
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx512 => by_rows!(avx512, 1 2 3 4 5 6 7 8 9 10 11 12 13 14),
+                (Self::Avx512, LeftOrder::Rows) => {
+                    by_rows!(avx512, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+                }
                 #[cfg(target_arch = "x86_64")]
-                Self::Avx2 => by_rows!(avx2, 1 2 3 4 5 6),
-                Self::Portable => by_rows!(portable, 1 2 3 4),
+                (Self::Avx512, LeftOrder::Steps) => {
+                    by_rows!(avx512, 1, 16; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Self::Avx2, _) => by_rows!(avx2, 1, AVX2_TILE; 1 2 3 4 5 6),
+                (Self::Portable, LeftOrder::Rows) => by_rows!(portable, ROW_STRIDE, 1; 1 2 3 4),
+                (Self::Portable, LeftOrder::Steps) => by_rows!(portable, 1, 8; 1 2 3 4),
             }
         }
     }
@@ -231,7 +233,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As [`super::Isa::tile`], with AVX2 and FMA.
+    /// As [`super::Isa::tile`], with AVX2 and FMA, a left tile kept step by step.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn avx2<const ROWS: usize, const ROW: usize, const STEP: usize>(
         depth: usize,
@@ -239,21 +241,49 @@ mod x86 {
         b: *const f32,
         dst: Destination,
     ) {
+        /// Steps whose values of a left tile are whole cache lines.
+        const TURN: usize = 16;
         let mut acc: [[__m256; 2]; ROWS] = [[_mm256_setzero_ps(); 2]; ROWS];
         fetch(dst, ROWS);
         let (mut a, mut b) = (a, b);
-        for _ in 0..depth {
-            // SAFETY: the caller vouches for `depth` steps of the panel and of every row; the
-            // pointers stay within them (one past the end at most, never read).
-            unsafe {
+        // The next tile comes from the second-level cache at the pace at which this one is used.
+        let mut next = a.wrapping_add(depth * STEP);
+        macro_rules! step {
+            ($ahead:literal) => {
+                let b = b.add($ahead * 16);
                 let (b0, b1) = (_mm256_loadu_ps(b), _mm256_loadu_ps(b.add(8)));
                 for (row, acc) in acc.iter_mut().enumerate() {
-                    let x = _mm256_set1_ps(*a.add(row * ROW));
+                    let x = _mm256_set1_ps(*a.add(row * ROW + $ahead * STEP));
                     acc[0] = _mm256_fmadd_ps(x, b0, acc[0]);
                     acc[1] = _mm256_fmadd_ps(x, b1, acc[1]);
                 }
-                a = a.wrapping_add(STEP);
-                b = b.wrapping_add(16);
+            };
+        }
+        macro_rules! steps_and_line {
+            ($($first:literal $second:literal $line:literal)*) => {$(
+                step!($first);
+                step!($second);
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add($line * 16).cast());
+            )*};
+        }
+        for _ in 0..depth / TURN {
+            // SAFETY: the caller vouches for `depth` steps of the panel and of every row; what is
+            // fetched is a hint, and no address can make it fail.
+            unsafe {
+                steps_and_line!(0 1 0  2 3 1  4 5 2  6 7 3  8 9 4  10 11 5);
+                step!(12);
+                step!(13);
+                step!(14);
+                step!(15);
+                (a, b) = (a.add(TURN * STEP), b.add(TURN * 16));
+                next = next.wrapping_add(TURN * STEP);
+            }
+        }
+        for _ in 0..depth % TURN {
+            // SAFETY: as above.
+            unsafe {
+                step!(0);
+                (a, b) = (a.add(STEP), b.add(16));
             }
         }
         for (row, acc) in acc.into_iter().enumerate() {

@@ -23,7 +23,6 @@ use blocks::{Output, block, shared_rows};
 pub(crate) use element::Element;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
-use pack::LeftOrder;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
 
@@ -185,8 +184,7 @@ pub(crate) fn kept_bytes(
     if alone || rows <= BLOCK_ROWS || cols < isa.widths().panel * tasks {
         return 0;
     }
-    let order = if transposed { LeftOrder::Steps } else { LeftOrder::Rows };
-    blocks::shared_values(isa, order, rows, inner) * size_of::<f32>()
+    blocks::shared_values(isa, isa.left_order(!transposed), rows, inner) * size_of::<f32>()
 }
 
 /// Tasks for each thread, so that an uneven machine still ends together.

@@ -37,6 +37,9 @@ impl Buffer {
     }
 }
 
+/// Rows of a left tile of the AVX2 kernel, and values from one of its steps to the next.
+pub(super) const AVX2_TILE: usize = 6;
+
 /// How a left block lies in its buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LeftOrder {
@@ -55,11 +58,8 @@ pub(super) struct Widths {
     pub(super) tile: usize,
     /// Values from one step to the next of a left block kept step by step.
     pub(super) step: usize,
-}
-
-/// The order of a packed left operand: whichever its memory already has.
-pub(super) fn left_order(a: Mat<'_>) -> LeftOrder {
-    if a.col_stride == 1 { LeftOrder::Rows } else { LeftOrder::Steps }
+    /// Rows of a left block where a product has several.
+    pub(super) rows: usize,
 }
 
 /// Values of a packed left block of at most `rows` x `steps`.
@@ -71,43 +71,57 @@ pub(super) fn left_len(order: LeftOrder, rows: usize, steps: usize, widths: Widt
 }
 
 /// Copies a left block in tiles of rows.
-pub(super) fn left(a: Mat<'_>, widths: Widths, out: &mut [f32]) -> LeftOrder {
-    if widths.step == 16 {
-        left_by::<16>(a, widths.tile, out)
-    } else {
-        left_by::<8>(a, widths.tile, out)
+pub(super) fn left(a: Mat<'_>, order: LeftOrder, widths: Widths, out: &mut [f32]) {
+    match (order, widths.step) {
+        (LeftOrder::Rows, _) => {
+            for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
+                out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
+            }
+        }
+        (LeftOrder::Steps, 16) => left_steps::<16>(a, widths.tile, out),
+        (LeftOrder::Steps, AVX2_TILE) => left_steps::<AVX2_TILE>(a, widths.tile, out),
+        (LeftOrder::Steps, _) => left_steps::<8>(a, widths.tile, out),
     }
 }
 
-fn left_by<const STEP: usize>(a: Mat<'_>, tile: usize, out: &mut [f32]) -> LeftOrder {
-    if a.col_stride == 1 {
-        for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
-            out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
-        }
-        return LeftOrder::Rows;
-    }
-    for (index, out) in out.chunks_mut(a.cols * STEP).enumerate() {
-        let first = index * tile;
-        if first >= a.rows {
-            break;
-        }
-        let rows = tile.min(a.rows - first);
-        for (step, out) in out.as_chunks_mut::<STEP>().0.iter_mut().take(a.cols).enumerate() {
-            let source = &a.data[step * a.col_stride + first * a.row_stride..];
-            if a.row_stride == 1 {
+fn left_steps<const STEP: usize>(a: Mat<'_>, tile: usize, out: &mut [f32]) {
+    let length = a.cols * STEP;
+    if a.row_stride == 1 {
+        for step in 0..a.cols {
+            let line = &a.data[step * a.col_stride..];
+            fetch_ahead(&line[..a.rows], a.col_stride);
+            for (first, out) in (0..a.rows).step_by(tile).zip(out.chunks_mut(length)) {
+                let (line, out) = (&line[first..], &mut out[step * STEP..]);
                 // A copy of a known length is a vector or two; what it takes too much is never read.
-                match source.first_chunk::<STEP>() {
-                    Some(source) => *out = *source,
-                    None => out[..rows].copy_from_slice(&source[..rows]),
-                }
-            } else {
-                for (row, out) in out[..rows].iter_mut().enumerate() {
-                    *out = source[row * a.row_stride];
+                if let (Some(line), Some(out)) = (line.first_chunk(), out.first_chunk_mut::<STEP>())
+                {
+                    *out = *line;
+                } else {
+                    let rows = tile.min(a.rows - first);
+                    out[..rows].copy_from_slice(&line[..rows]);
                 }
             }
         }
+        return;
     }
-    LeftOrder::Steps
+    for (first, out) in (0..a.rows).step_by(tile).zip(out.chunks_mut(length)) {
+        let (source, rows) = (&a.data[first * a.row_stride..], tile.min(a.rows - first));
+        #[cfg(target_arch = "x86_64")]
+        let turned = if STEP == AVX2_TILE && rows == tile && a.col_stride == 1 {
+            x86::turn_tile(source, a.row_stride, a.cols, out)
+        } else {
+            0
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let turned = 0;
+        for (step, out) in
+            out.as_chunks_mut::<STEP>().0[..a.cols].iter_mut().enumerate().skip(turned)
+        {
+            for (row, out) in out[..rows].iter_mut().enumerate() {
+                *out = source[row * a.row_stride + step * a.col_stride];
+            }
+        }
+    }
 }
 
 /// Copies a right block into panels of `panel` columns, each step by step, zeros beyond the
@@ -121,27 +135,31 @@ pub(super) fn right<T: Element>(b: Mat<'_, T>, panel: usize, out: &mut [f32], wi
 }
 
 fn right_by<const PANEL: usize, T: Element>(b: Mat<'_, T>, out: &mut [f32], wide: &mut Vec<f32>) {
-    for (index, out) in out.chunks_mut(b.rows * PANEL).enumerate() {
-        let first = index * PANEL;
-        if first >= b.cols {
-            break;
-        }
-        let cols = PANEL.min(b.cols - first);
-        if cols < PANEL {
-            out[..b.rows * PANEL].fill(0.0);
-        }
-        let source = &b.data[first * b.col_stride..];
-        if b.col_stride == 1 {
-            for (step, out) in out.as_chunks_mut::<PANEL>().0.iter_mut().take(b.rows).enumerate() {
-                let source = &source[step * b.row_stride..][..cols];
-                if let Some(source) = T::as_f32(source).and_then(<[f32]>::first_chunk) {
-                    *out = *source;
-                } else {
-                    fetch_ahead(source, b.row_stride);
-                    T::widen(source, &mut out[..cols]);
+    let length = b.rows * PANEL;
+    if !b.cols.is_multiple_of(PANEL) {
+        out[b.cols / PANEL * length..][..length].fill(0.0);
+    }
+    if b.col_stride == 1 {
+        for step in 0..b.rows {
+            let line = &b.data[step * b.row_stride..][..b.cols];
+            fetch_ahead(line, b.row_stride);
+            for (line, out) in line.chunks(PANEL).zip(out.chunks_mut(length)) {
+                let out = &mut out[step * PANEL..];
+                match (
+                    T::as_f32(line).and_then(<[f32]>::first_chunk::<PANEL>),
+                    out.first_chunk_mut(),
+                ) {
+                    (Some(line), Some(out)) => *out = *line,
+                    _ => T::widen(line, &mut out[..line.len()]),
                 }
             }
-        } else if b.row_stride == 1 {
+        }
+        return;
+    }
+    for (first, out) in (0..b.cols).step_by(PANEL).zip(out.chunks_mut(length)) {
+        let cols = PANEL.min(b.cols - first);
+        let source = &b.data[first * b.col_stride..];
+        if b.row_stride == 1 {
             if let Some(source) = T::as_f32(source) {
                 transposed::<PANEL>(source, b.col_stride, b.rows, cols, out);
             } else {
@@ -228,6 +246,7 @@ pub(super) mod x86 {
     };
 
     use super::super::unpacked::avx512::transposed_16x16;
+    use super::AVX2_TILE;
     use crate::simd::{has_avx2_fma, has_avx512};
 
     /// Writes rows of a square, some values apart, as columns.
@@ -275,6 +294,38 @@ pub(super) mod x86 {
         for (i, column) in columns.iter().enumerate() {
             // SAFETY: as above.
             unsafe { _mm256_storeu_ps(to.add(i * PANEL), *column) };
+        }
+    }
+
+    /// Writes the first values of [`AVX2_TILE`] rows step by step, and returns how many of `steps`: whole vectors of
+    /// them, without the last, after which a vector would leave the tile.
+    pub(super) fn turn_tile(source: &[f32], stride: usize, steps: usize, out: &mut [f32]) -> usize {
+        let whole = steps.saturating_sub(1) / 8 * 8;
+        if whole == 0 || !has_avx2_fma() {
+            return 0;
+        }
+        assert!((AVX2_TILE - 1) * stride + whole <= source.len(), "a tile leaves its operand");
+        assert!((whole - 1) * AVX2_TILE + 8 <= out.len(), "a tile leaves its block");
+        // SAFETY: the machine has the instructions; the assertions bound what is read and written.
+        unsafe { turn_rows(source.as_ptr(), stride, whole, out.as_mut_ptr()) };
+        whole
+    }
+
+    /// # Safety
+    /// The CPU has AVX; `from` has `steps` readable values in each of [`AVX2_TILE`] rows `stride` apart, and `to`
+    /// `AVX2_TILE · steps + 2` writable ones.
+    #[target_feature(enable = "avx")]
+    unsafe fn turn_rows(from: *const f32, stride: usize, steps: usize, to: *mut f32) {
+        for first in (0..steps).step_by(8) {
+            let mut rows = [_mm256_setzero_ps(); 8];
+            for (i, row) in rows.iter_mut().take(AVX2_TILE).enumerate() {
+                // SAFETY: the caller vouches for the rows.
+                *row = unsafe { _mm256_loadu_ps(from.add(i * stride + first)) };
+            }
+            for (i, column) in transposed_8x8(&rows).into_iter().enumerate() {
+                // SAFETY: as above. The next column takes the place of the two values beyond the tile.
+                unsafe { _mm256_storeu_ps(to.add((first + i) * AVX2_TILE), column) };
+            }
         }
     }
 
