@@ -13,8 +13,8 @@ use super::{Element, Mat, row_by_row, unpacked};
 
 /// Most rows of a product with one left block; a multiple of the rows of a block where there are several.
 pub(crate) const BLOCK_ROWS: usize = 168;
-/// Columns of a right operand, row by row in memory, that are packed at a time where one left block takes them all;
-/// whole panels.
+/// Columns of a row-major right operand that are packed at a time for a product with one left block. They are whole
+/// panels.
 const LINE_COLUMNS: usize = 128;
 /// Rows of the left operand that are packed at a time for all tasks.
 const SHARED_ROWS: usize = 16 * BLOCK_ROWS;
@@ -111,7 +111,7 @@ unsafe fn few_rows<T: Element>(
     Scratch { left, right, wide }: &mut Scratch,
 ) {
     let panel = isa.widths().panel;
-    // A row of such an operand holds values of many columns. A part of it that is too short is slow to read.
+    // Rows are read in parts of several panels: parts of one panel are slow to fetch.
     let width = if b.col_stride == 1 { LINE_COLUMNS } else { panel };
     for first_step in (0..a.cols).step_by(depth) {
         let steps = first_step..(first_step + depth).min(a.cols);

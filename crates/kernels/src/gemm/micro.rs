@@ -49,8 +49,8 @@ impl Isa {
         Self::Portable
     }
 
-    /// Sizes of the blocks that its kernel reads. A tile of sums fills the registers. A step of a panel
-    /// or of a tile is what one row or column of them takes, in some sets with unused values after it.
+    /// Sizes of the blocks that its kernel reads. A tile of sums fills the registers. Where a step is
+    /// longer than a tile has rows, its last values are not used.
     pub(super) fn widths(self) -> Widths {
         match self {
             #[cfg(target_arch = "x86_64")]

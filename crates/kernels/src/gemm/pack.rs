@@ -297,8 +297,8 @@ pub(super) mod x86 {
         }
     }
 
-    /// Writes the first values of [`AVX2_TILE`] rows step by step, and returns how many of `steps`: whole vectors of
-    /// them, without the last, after which a vector would leave the tile.
+    /// Writes the first values of [`AVX2_TILE`] rows step by step, and returns how many of `steps` it wrote. It writes
+    /// vectors of eight values, so it leaves out the last steps, where they would reach beyond the tile.
     pub(super) fn turn_tile(source: &[f32], stride: usize, steps: usize, out: &mut [f32]) -> usize {
         let whole = steps.saturating_sub(1) / 8 * 8;
         if whole == 0 || !has_avx2_fma() {

@@ -92,8 +92,20 @@ fn every_kernel_matches_the_triple_loop() {
 fn an_element_has_the_same_bits_in_every_product_on_every_unit_with_any_number_of_threads() {
     let (rows, cols, depth) = (275, 290, 700);
     let mut noise = Noise::new(2);
-    let (a, b) = (values(&mut noise, rows * depth), values(&mut noise, cols * depth));
-    let (a, b) = (Mat::rows(&a, rows, depth, depth), Mat::rows(&b, cols, depth, depth).t());
+    let (a, b) = (
+        values(&mut noise, (rows + 3) * (depth + 3)),
+        values(&mut noise, (cols + 3) * (depth + 3)),
+    );
+    for layout in 0..4 {
+        let a = operand(&a, rows, depth, layout % 2 == 1);
+        let b = operand(&b, depth, cols, layout / 2 == 1);
+        assert_the_same_bits(a, b);
+    }
+}
+
+/// Of every element of a product, in parts of its rows too.
+fn assert_the_same_bits(a: Mat<'_>, b: Mat<'_>) {
+    let (rows, cols) = (a.rows, b.cols);
     let mut of_portable: Option<Vec<f32>> = None;
     for isa in instruction_sets() {
         let mut whole = vec![0.0; rows * cols];
