@@ -41,6 +41,7 @@ mod readers;
 mod records;
 mod report;
 mod serve;
+mod shared_store;
 mod support;
 mod targets;
 mod tokenizers;

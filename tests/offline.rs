@@ -15,7 +15,7 @@ use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer};
+use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer, Reader};
 use serde_json::Value;
 
 const EAGLE3: [&str; 3] =
@@ -299,7 +299,7 @@ fn stores_of_another_target_text_or_objective_are_refused() {
     succeed(&capture);
     for (option, part) in [
         ("data.row_tokens=64", "training text was"),
-        ("draft.target_layers=[0,1,2]", "train features are"),
+        ("draft.target_layers=[0,1,3]", "train features are"),
         ("draft.mask_rule=input", "the teacher of token"),
     ] {
         let text = fail(&[&train[..], &[option]].concat(), 1);
@@ -378,7 +378,8 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     let capture = |free_bytes| {
         let options = CaptureOptions { free_bytes: Some(free_bytes), ..Default::default() };
         let world = World::single();
-        Capture::prepare(&config, Arc::clone(&target), &tokenizer, &options, &world, &mut Silent)
+        let reader = Reader { name: "the configuration", config: &config };
+        Capture::prepare(&[reader], Arc::clone(&target), &tokenizer, &options, &world, &mut Silent)
             .expect("a plan")
     };
     let estimate = capture(u64::MAX).estimate();

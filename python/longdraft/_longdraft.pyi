@@ -67,6 +67,7 @@ def capture(
     file: Optional[_Path],
     text: Optional[str],
     changes: List[str],
+    also: List[Tuple[Optional[_Path], Optional[str]]],
     dry_run: bool,
     verify: bool,
     records: Optional[_Path],

@@ -211,13 +211,16 @@ def capture(
     configuration: Configuration,
     *,
     changes: Changes = (),
+    also: Sequence[Configuration] = (),
     dry_run: bool = False,
     verify: bool = False,
     records: Optional[PathOrName] = None,
     callbacks: Union[Callback, Sequence[Callback]] = (),
 ) -> Captured:
-    """Writes the target's features to the store that `train.features` names; training then runs without the target's passes."""
+    """Writes the target's features to the store that `train.features` names; training then runs without the target's passes.
+    `also` are further configurations that train on the same rows: one store serves all."""
     file, text = _configured(configuration)
+    others = [_configured(other) for other in also]
     place = None if records is None else fspath(records)
-    record = _longdraft.capture(file, text, _changes(changes), dry_run, verify, place, _hear(callbacks))
+    record = _longdraft.capture(file, text, _changes(changes), others, dry_run, verify, place, _hear(callbacks))
     return Captured(**json.loads(record))

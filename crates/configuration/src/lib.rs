@@ -195,10 +195,34 @@ pub fn read_stage(path: &Path, arguments: &[String]) -> Result<TrainConfig> {
 /// # Errors
 /// - as [`read_stage`]
 pub fn read_located_stage(path: &Path, arguments: &[String]) -> Result<Located> {
-    let picked = arguments.iter().find_map(|argument| argument.strip_prefix("stage="));
-    let others: Vec<String> =
-        arguments.iter().filter(|argument| !argument.starts_with("stage=")).cloned().collect();
+    let (picked, others) = picked_stage(arguments);
     pick_stage(read(path, &others)?, picked, &path.display().to_string())
+}
+
+/// As [`read_located_stage`] of a file beside others: if it has no stages, it does not matter which one is picked.
+///
+/// # Errors
+/// - as [`read_stage`]
+pub fn read_located_beside(path: &Path, arguments: &[String]) -> Result<Located> {
+    let (picked, others) = picked_stage(arguments);
+    pick_stage_beside(read(path, &others)?, picked, &path.display().to_string())
+}
+
+/// The last `stage=NAME` of some arguments, and the other arguments.
+pub fn picked_stage(arguments: &[String]) -> (Option<&str>, Vec<String>) {
+    let is_other = |argument: &&String| !argument.starts_with("stage=");
+    let others = arguments.iter().filter(is_other).cloned().collect();
+    let picked = arguments.iter().rev().find_map(|argument| argument.strip_prefix("stage="));
+    (picked, others)
+}
+
+/// As [`pick_stage`] of what stands beside others: if it has no stages, it does not matter which one is picked.
+///
+/// # Errors
+/// - as [`pick_stage`]
+pub fn pick_stage_beside(composed: Composed, picked: Option<&str>, name: &str) -> Result<Located> {
+    let has_stages = matches!(composed, Composed::Curriculum { .. });
+    pick_stage(composed, picked.filter(|_| has_stages), name)
 }
 
 /// The stage that is picked of what goes by `name`.

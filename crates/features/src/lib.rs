@@ -219,10 +219,10 @@ impl FeatureSource {
         }
     }
 
-    /// Says which row comes next, so that a store can read it meanwhile.
-    pub fn read_ahead(&self, part: Part, row: usize) {
+    /// Says which row comes next and what is needed of it, so that a store can read it meanwhile.
+    pub fn read_ahead(&self, part: Part, row: usize, needs: &FeatureNeeds) {
         if let Self::Stored(store) = self {
-            store.read_ahead(part, row);
+            store.read_ahead(part, row, needs);
         }
     }
 

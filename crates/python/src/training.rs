@@ -94,13 +94,15 @@ pub(crate) fn capture(
     file: Option<PathBuf>,
     text: Option<String>,
     changes: Vec<String>,
+    also: Vec<(Option<PathBuf>, Option<String>)>,
     dry_run: bool,
     verify: bool,
     records: Option<PathBuf>,
     hear: Option<Bound<'_, PyAny>>,
 ) -> PyResult<String> {
     let configuration = configuration(file, text);
-    let options = CaptureOptions { changes, dry_run, verify, records };
+    let also = also.into_iter().map(|(file, text)| self::configuration(file, text)).collect();
+    let options = CaptureOptions { changes, also, dry_run, verify, records };
     let (stop, is_heard) = (Stop::new(), hear.is_some());
     let asked = stop.clone();
     run_heard(py, &stop, hear.as_ref(), move |reporter| {

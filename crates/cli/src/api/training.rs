@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_configuration::{Composed, Located, parse, pick_stage, read, require_inputs};
+use longdraft_configuration::{
+    Composed, Located, parse, pick_stage, pick_stage_beside, picked_stage, read, require_inputs,
+};
 use longdraft_kernels::memory::keep_freed;
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
@@ -41,11 +43,14 @@ impl Configuration {
 
     /// Of one stage; of a curriculum `stage=NAME` picks it.
     fn stage(&self, changes: &[String]) -> Result<Located> {
-        let (picked, others): (Vec<String>, Vec<String>) =
-            changes.iter().cloned().partition(|change| change.starts_with("stage="));
-        let composed = self.compose(&others)?;
-        let picked = picked.last().and_then(|change| change.strip_prefix("stage="));
-        Ok(pick_stage(composed, picked, &self.name())?)
+        let (picked, others) = picked_stage(changes);
+        Ok(pick_stage(self.compose(&others)?, picked, &self.name())?)
+    }
+
+    /// The same of a configuration beside another one, which may be the one with stages.
+    fn stage_beside(&self, changes: &[String]) -> Result<Located> {
+        let (picked, others) = picked_stage(changes);
+        Ok(pick_stage_beside(self.compose(&others)?, picked, &self.name())?)
     }
 
     fn name(&self) -> String {
@@ -172,6 +177,8 @@ fn of_stages(output: &Path, last_run: PathBuf, held_out: Option<Value>) -> Train
 pub struct CaptureOptions {
     /// Changes to the configuration; of a curriculum `stage=NAME` picks the stage.
     pub changes: Vec<String>,
+    /// Further configurations that the store serves; they train on the same rows, and the changes count for them.
+    pub also: Vec<Configuration>,
     /// Only tell how much would be written.
     pub dry_run: bool,
     /// Check the hash of every shard in an object store, too.
@@ -216,11 +223,20 @@ pub fn capture(
     observer: &mut dyn Observer,
     stop: &Stop,
 ) -> Result<Captured> {
-    let stage = configuration.stage(&options.changes)?;
+    let mut stages = vec![configuration.stage(&options.changes)?];
+    for other in &options.also {
+        stages.push(other.stage_beside(&options.changes)?);
+    }
+    // Two texts have one name.
+    let named = |(at, other): (usize, &Configuration)| match other {
+        Configuration::File(path) => path.clone(),
+        Configuration::Text(_) => PathBuf::from(format!("configuration {}", at + 2)),
+    };
     keep_freed();
     let arguments = CaptureArguments {
         config: PathBuf::from(configuration.name()),
         overrides: options.changes.clone(),
+        also: options.also.iter().enumerate().map(named).collect(),
         device: None,
         dry_run: options.dry_run,
         verify: options.verify,
@@ -228,7 +244,7 @@ pub fn capture(
         ranks: RankArguments::default(),
     };
     let mut progress = TrainingProgress::new(stop.0.clone(), Voice::silent()).heard_by(observer);
-    let captured = capturing::capture(&World::single(), &arguments, &stage, &mut progress)?;
+    let captured = capturing::capture(&World::single(), &arguments, &stages, &mut progress)?;
     let (tokens, bytes) = (captured.estimate.tokens as u64, captured.estimate.bytes);
     let finished = captured.ending == Ending::Finished;
     Ok(Captured { place: captured.place, finished, tokens, bytes, shards: captured.shards })

@@ -56,6 +56,10 @@ pub(crate) struct CaptureArguments {
     /// Change values: dotted.key=value, +new.key=value, ~key; stage=NAME picks a curriculum's.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
+    /// A further configuration that the store serves: one pass of the target for all. It trains on the same rows, and the
+    /// changes count for it, too. May be given several times.
+    #[arg(long, value_name = "CONFIG")]
+    pub(crate) also: Vec<PathBuf>,
     /// Where it computes, as `device=` does: auto, cpu, cuda:0, metal:0.
     #[arg(long)]
     pub(crate) device: Option<DeviceChoice>,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_configuration::{
-    ConfigurationError, Located, read_located_stage, stage_input_problems,
+    ConfigurationError, Located, read_located_beside, read_located_stage, stage_input_problems,
 };
 use longdraft_features::store::Estimate;
 use longdraft_models::disk::readable_bytes;
@@ -13,7 +13,8 @@ use longdraft_parallel::{ParallelConfig, World};
 use longdraft_report::words::clock;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use longdraft_train::stage::{Capture, CaptureOptions, Ending};
+use longdraft_train::stage::{Capture, CaptureOptions, Ending, Reader};
+use serde_json::json;
 
 use crate::cli::{CaptureArguments, with_device};
 use crate::commands::data::require_folder;
@@ -31,11 +32,14 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
     let changes = with_device(&arguments.overrides, arguments.device);
-    let stage = read_located_stage(&arguments.config, &changes)?;
+    let mut stages = vec![read_located_stage(&arguments.config, &changes)?];
+    for path in &arguments.also {
+        stages.push(read_located_beside(path, &changes)?);
+    }
     let interrupts = Interrupts::listen();
-    let voice = Voice::of(world, &stage.config.output)?;
+    let voice = Voice::of(world, &stages[0].config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
-    let captured = capture(world, arguments, &stage, &mut progress)?;
+    let captured = capture(world, arguments, &stages, &mut progress)?;
     let Captured { place, estimate, shards, ending, seconds } = captured;
     let outcome = if arguments.dry_run { Ok(()) } else { interrupts.outcome(ending, world) };
     if !world.is_first() {
@@ -50,10 +54,13 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     } else if arguments.dry_run {
         outln!("no features were written");
     } else if ending == Ending::Finished {
+        let configs = std::iter::once(&arguments.config).chain(&arguments.also);
+        let commands: Vec<String> =
+            configs.map(|config| format!("`longdraft train {}`", config.display())).collect();
         outln!(
-            "done in {}: {place}; train from it with `longdraft train {}` and the same arguments",
+            "done in {}: {place}; train from it with {} and the same arguments",
             clock(seconds),
-            arguments.config.display()
+            commands.join(", ")
         );
     } else {
         outln!("stopped: the same command goes on from there");
@@ -71,22 +78,30 @@ pub(crate) struct Captured {
     pub(crate) seconds: f64,
 }
 
-/// Captures what a stage needs and its store lacks; every rank calls it.
+/// Captures what stages need and the first one's store lacks; every rank calls it.
 pub(crate) fn capture(
     world: &World,
     arguments: &CaptureArguments,
-    stage: &Located,
+    stages: &[Located],
     progress: &mut TrainingProgress<'_>,
 ) -> Result<Captured> {
-    let problems = stage_input_problems(stage, Reach::All, Purpose::Capturing);
-    if !problems.is_empty() {
-        return Err(ConfigurationError::from(problems).into());
+    for stage in stages {
+        let problems = stage_input_problems(stage, Reach::All, Purpose::Capturing);
+        if !problems.is_empty() {
+            return Err(ConfigurationError::from(problems).into());
+        }
     }
-    let config = &stage.config;
+    let names = std::iter::once(&arguments.config).chain(&arguments.also);
+    let names: Vec<String> = names.map(|path| path.display().to_string()).collect();
+    let readers = names.iter().zip(stages);
+    let readers: Vec<Reader<'_>> =
+        readers.map(|(name, stage)| Reader { name, config: &stage.config }).collect();
+    let config = readers[0].config;
     let Some(place) = config.train.features.store() else {
         return Err(Failure::usage("`train.features` names no place for the features")
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
+    readers[1..].iter().try_for_each(|other| require_same_source(&readers[0], other))?;
     check_shared_layers(config, arguments, world)?;
     if !place.contains("://") && !arguments.dry_run {
         require_writable(Path::new(place))
@@ -94,7 +109,12 @@ pub(crate) fn capture(
     }
     arguments.records.as_deref().map(require_folder).transpose()?;
     // Records take the place of its passes.
-    let layers = if arguments.records.is_some() { config.needed_layers() } else { Layers::All };
+    let from_last = |reader: &Reader<'_>| reader.config.needed_layers() == Layers::Last;
+    let layers = match &arguments.records {
+        None => Layers::All,
+        Some(_) if readers.iter().any(from_last) => Layers::Last,
+        Some(_) => config.needed_layers(),
+    };
     // Every rank, or group of them, runs whole passes.
     let parallel = ParallelConfig { zero: 0, ..config.parallel.clone() };
     let target = shared(placed(config, world)?, &parallel, world)?;
@@ -107,7 +127,7 @@ pub(crate) fn capture(
         verify: arguments.verify,
         free_bytes: None,
     };
-    let capture = Capture::prepare(config, target, &tokenizer, &options, world, progress)?;
+    let capture = Capture::prepare(&readers, target, &tokenizer, &options, world, progress)?;
     let (estimate, shards) = (capture.estimate(), capture.shards());
     progress.voice().say(&describe(&estimate, shards, place));
     let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(progress)? };
@@ -118,6 +138,29 @@ pub(crate) fn capture(
     let ending = if stopped { Ending::Stopped } else { ending };
     let seconds = started.elapsed().as_secs_f64();
     Ok(Captured { place: place.to_owned(), estimate, shards, ending, seconds })
+}
+
+/// Refuses a configuration whose features another target computes, or another store or other records hold.
+fn require_same_source(one: &Reader<'_>, other: &Reader<'_>) -> Result<()> {
+    let of = |TrainConfig { train, target, precision, device, capture, .. }: &TrainConfig| {
+        [
+            ("train.features", json!(train.features)),
+            ("target", json!(target)),
+            ("precision", json!(precision)),
+            ("device", json!(device)),
+            ("capture.record_layers", json!(capture.record_layers)),
+        ]
+    };
+    let pairs = of(one.config).into_iter().zip(of(other.config));
+    let differing = pairs.filter(|((_, own), (_, other))| own != other);
+    let told: Vec<String> =
+        differing.map(|((key, own), (_, other))| format!("`{key}` is {own} and {other}")).collect();
+    if told.is_empty() {
+        return Ok(());
+    }
+    let told = told.join("; ");
+    Err(Failure::usage(format!("{} and {} cannot share a store: {told}", one.name, other.name))
+        .hint("give what differs as KEY=VALUE, which counts for all files"))
 }
 
 /// Refuses ranks that cannot share the target's layers, before these are loaded.

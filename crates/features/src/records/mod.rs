@@ -138,6 +138,11 @@ impl Records {
         &self.fingerprint
     }
 
+    /// Whether it is known which layers the records hold, and in which order.
+    pub fn tells_layers(&self) -> bool {
+        self.layers.is_some()
+    }
+
     /// Refuses what such records do not hold.
     ///
     /// # Errors

@@ -35,6 +35,7 @@ pub struct StoredFeatures {
 struct Ahead {
     part: Part,
     row: usize,
+    read: Contents,
     thread: JoinHandle<Result<Record>>,
 }
 
@@ -78,27 +79,36 @@ impl StoredFeatures {
         blake3::hash(&text).to_hex()[..16].to_owned()
     }
 
-    /// Starts to read a row on another thread, and to bring it to the target's device, unless one is
-    /// being read.
-    pub fn read_ahead(&self, part: Part, row: usize) {
+    /// Starts to read what is needed of a row on another thread, and to bring it to the target's device, unless one is
+    /// being read. What the store does not hold is told when it is asked for.
+    pub fn read_ahead(&self, part: Part, row: usize, needs: &FeatureNeeds) {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        if ahead.is_none() {
-            let (store, device) = (Arc::clone(&self.store), self.target.device().clone());
-            // A device widens what is held in bf16 when it is used.
-            let held = self.store.index.recipe.dtype.of_states();
-            let dtype = if device.is_cpu() { DType::F32 } else { held };
-            let read = move || store.record_as(part, row, dtype)?.upload_ahead(&device);
-            let thread = std::thread::spawn(read);
-            *ahead = Some(Ahead { part, row, thread });
-        }
+        let Some(read) = self.store.read_for(part, needs).filter(|_| ahead.is_none()) else {
+            return;
+        };
+        let (store, device) = (Arc::clone(&self.store), self.target.device().clone());
+        // A device widens what is held in bf16 when it is used.
+        let held = self.store.index.recipe.dtype.of_states();
+        let dtype = if device.is_cpu() { DType::F32 } else { held };
+        let of_row = read.clone();
+        let thread = std::thread::spawn(move || {
+            store.record(part, row, &of_row, dtype)?.upload_ahead(&device)
+        });
+        *ahead = Some(Ahead { part, row, read, thread });
     }
 
-    fn record(&self, part: Part, row: usize) -> Result<Record> {
+    fn record(&self, part: Part, row: usize, needs: &FeatureNeeds) -> Result<Record> {
+        let read = self.store.read_for(part, needs).ok_or_else(|| {
+            let held = &self.store.index.recipe.part(part).contents;
+            let problem = format!("{} features are {held:?}, {needs:?} are needed", part.name());
+            self.store.location.problem("", problem)
+        })?;
+        let here = || self.store.record(part, row, &read, DType::F32);
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match ahead.filter(|ahead| ahead.part == part && ahead.row == row) {
+        match ahead.filter(|at| (at.part, at.row, &at.read) == (part, row, &read)) {
             // A thread that panicked has said so; the row is read here instead.
-            Some(ahead) => ahead.thread.join().unwrap_or_else(|_| self.store.record(part, row)),
-            None => self.store.record(part, row),
+            Some(ahead) => ahead.thread.join().unwrap_or_else(|_| here()),
+            None => here(),
         }
     }
 
@@ -126,7 +136,7 @@ impl StoredFeatures {
             let problem = format!("row {row} was captured with other tokens or positions");
             return Err(self.store.location.problem(&receipt.object, problem));
         }
-        let record = self.record(part, row)?;
+        let record = self.record(part, row, needs)?;
         record.features(&ends, batch, needs, teacher_tokens).map_err(|at| match at {
             Missing::Teacher(token) => self.store.location.problem(
                 &receipt.object,
@@ -223,7 +233,7 @@ impl Record {
             TeacherKind::TopK(k) => {
                 let k = k.min(target.config().vocab_size);
                 let entries = if let Some(stored) = &self.top_k {
-                    select(stored, self.teacher_tokens.len(), &places)
+                    select(stored, self.teacher_tokens.len(), &places, k)?
                 } else {
                     ends.top_k(&hidden()?, k).map_err(FeatureError::from)?
                 };
@@ -258,17 +268,20 @@ fn is_plain(object: &str) -> bool {
     !object.starts_with('.') && object.chars().all(plain)
 }
 
-/// Entries at some of the tokens that have any.
-fn select(stored: &TopK, tokens: usize, places: &[u32]) -> TopK {
-    let k = stored.ids.len() / tokens.max(1);
-    let of = |place: &u32| *place as usize * k..(*place as usize + 1) * k;
-    TopK {
+/// The first `k` entries at some of the `tokens` tokens that have any.
+fn select(stored: &TopK, tokens: usize, places: &[u32], k: usize) -> Result<TopK> {
+    let held = stored.ids.len() / tokens.max(1);
+    if k > held {
+        return Err(untapped(&format!("{k} most likely tokens: they have {held}")));
+    }
+    let of = |place: &u32| *place as usize * held..*place as usize * held + k;
+    Ok(TopK {
         ids: places.iter().flat_map(|place| stored.ids[of(place)].iter().copied()).collect(),
         log_probs: places
             .iter()
             .flat_map(|place| stored.log_probs[of(place)].iter().copied())
             .collect(),
-    }
+    })
 }
 
 impl Store {
@@ -306,21 +319,22 @@ impl Store {
         })
     }
 
-    fn record(&self, part: Part, row: usize) -> Result<Record> {
-        self.record_as(part, row, DType::F32)
+    /// What is read of a part's rows, if that serves.
+    fn read_for(&self, part: Part, needs: &FeatureNeeds) -> Option<Contents> {
+        self.index.recipe.part(part).contents.read_for(&Contents::of(needs))
     }
 
-    /// A row with states in a type, as [`Record::read`].
-    fn record_as(&self, part: Part, row: usize, dtype: DType) -> Result<Record> {
+    /// What `read` names of a row, with states in a type, as [`Record::read`].
+    fn record(&self, part: Part, row: usize, read: &Contents, dtype: DType) -> Result<Record> {
         let (receipt, entry) = self.entry(part, row)?;
-        let contents: &Contents = &self.index.recipe.part(part).contents;
+        let held = &self.index.recipe.part(part).contents;
         let problem = |problem: &dyn std::fmt::Display| {
             self.location.problem(&receipt.object, format!("row {row}: {problem}"))
         };
-        let record = Record::read(self.shard(receipt)?.as_ref(), row, contents, dtype)
+        let record = Record::read(self.shard(receipt)?.as_ref(), row, read, dtype)
             .map_err(|error| problem(&error))?;
-        record.check(entry.tokens, contents).map_err(|text| problem(&text))?;
-        Ok(record)
+        record.check(entry.tokens, read).map_err(|text| problem(&text))?;
+        record.with_layers(&held.layers, &read.layers).map_err(|error| problem(&error))
     }
 
     /// A shard; its hash is checked when it is opened.

@@ -85,19 +85,61 @@ pub enum Compression {
 }
 
 /// The teacher as it is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoredTeacher {
     /// Not at all.
+    #[default]
     None,
     /// Final hidden states of the rows that are read.
     FinalHidden,
     /// Their k most likely tokens.
     TopK(usize),
+    /// Both, for drafts of which some read the one and some the other.
+    FinalHiddenAndTopK(usize),
+}
+
+impl StoredTeacher {
+    fn of(final_hidden: bool, top_k: Option<usize>) -> Self {
+        match (final_hidden, top_k) {
+            (false, None) => Self::None,
+            (true, None) => Self::FinalHidden,
+            (false, Some(k)) => Self::TopK(k),
+            (true, Some(k)) => Self::FinalHiddenAndTopK(k),
+        }
+    }
+
+    /// Whether it has final states.
+    pub fn final_hidden(self) -> bool {
+        matches!(self, Self::FinalHidden | Self::FinalHiddenAndTopK(_))
+    }
+
+    /// How many most likely tokens it has.
+    pub fn top_k(self) -> Option<usize> {
+        match self {
+            Self::TopK(k) | Self::FinalHiddenAndTopK(k) => Some(k),
+            Self::None | Self::FinalHidden => None,
+        }
+    }
+
+    /// What both keep together.
+    fn and(self, other: Self) -> Self {
+        let final_hidden = self.final_hidden() || other.final_hidden();
+        Self::of(final_hidden, self.top_k().max(other.top_k()))
+    }
+
+    /// What of it is read where `wanted` is needed, if it serves: the most likely tokens are the first of more of them,
+    /// and follow from final states.
+    fn read_for(self, wanted: Self) -> Option<Self> {
+        let top_k = self.top_k().filter(|own| wanted.top_k().is_some_and(|k| k <= *own));
+        let final_hidden = wanted.final_hidden() || (wanted.top_k().is_some() && top_k.is_none());
+        let serves = self.final_hidden() || !final_hidden;
+        serves.then(|| Self::of(final_hidden, top_k))
+    }
 }
 
 /// What is kept of every row.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Contents {
     /// Keys before rotary embedding and values of the target's last layer.
     pub last_kv: bool,
@@ -138,15 +180,23 @@ impl Contents {
         Taps::of(&taps)
     }
 
-    /// Whether these contents serve who needs `wanted`: a top-k teacher follows from final states.
-    pub fn serve(&self, wanted: &Self) -> bool {
-        let teacher = match (self.teacher, wanted.teacher) {
-            (_, StoredTeacher::None) | (StoredTeacher::FinalHidden, _) => true,
-            (stored, wanted) => stored == wanted,
-        };
-        teacher
-            && (self.last_kv || !wanted.last_kv)
-            && (wanted.layers.is_empty() || self.layers == wanted.layers)
+    /// What of these contents is read where `wanted` is needed; `None`: they do not serve.
+    pub fn read_for(&self, wanted: &Self) -> Option<Self> {
+        let has = |layer| self.layers.contains(layer);
+        let serves = (self.last_kv || !wanted.last_kv) && wanted.layers.iter().all(has);
+        let teacher = self.teacher.read_for(wanted.teacher).filter(|_| serves)?;
+        Some(Self { teacher, ..wanted.clone() })
+    }
+
+    /// What serves both.
+    #[must_use]
+    pub fn and(self, other: &Self) -> Self {
+        let further = other.layers.iter().filter(|layer| !self.layers.contains(layer));
+        Self {
+            last_kv: self.last_kv || other.last_kv,
+            layers: self.layers.iter().chain(further).copied().collect(),
+            teacher: self.teacher.and(other.teacher),
+        }
     }
 
     /// Bytes of a row without its share of the header.
@@ -155,10 +205,11 @@ impl Contents {
         let (hidden, kv) = (target.hidden_size as u64, target.kv_size() as u64);
         let last_kv = if self.last_kv { 2 * kv * number } else { 0 };
         let layers = self.layers.len() as u64 * dtype.layer_bytes(hidden);
+        let of_states = if self.teacher.final_hidden() { hidden * number } else { 0 };
+        let of_top_k = self.teacher.top_k().map_or(0, |k| k as u64 * (4 + number));
         let of_teacher = match self.teacher {
             StoredTeacher::None => 0,
-            StoredTeacher::FinalHidden => 4 + hidden * number,
-            StoredTeacher::TopK(k) => 4 + k as u64 * (4 + number),
+            _ => 4 + of_states + of_top_k,
         };
         // Ids and positions of 4 bytes, mask bits.
         tokens * (8 + last_kv + layers) + tokens.div_ceil(8) + teacher * of_teacher
@@ -241,65 +292,90 @@ impl Recipe {
 
     /// What differs from a recipe whose shards must be the same.
     pub(super) fn differences(&self, new: &Self) -> Vec<String> {
-        let mut differences = self.differences_of(new, &Part::ALL);
-        let mut compare = |name: &str, old: String, new: String| {
-            if old != new {
-                differences.push(format!("{name} was {old}, now {new}"));
-            }
-        };
-        compare("dtype", format!("{:?}", self.dtype), format!("{:?}", new.dtype));
-        compare("compression", format!("{:?}", self.compression), format!("{:?}", new.compression));
-        compare("train.seed", self.seed.to_string(), new.seed.to_string());
-        let source = |records: &Option<String>| match records {
-            Some(records) => format!("records {records}"),
-            None => "the target".to_owned(),
-        };
-        compare("source", source(&self.records), source(&new.records));
-        compare("data.anchor", format!("{:?}", self.anchor), format!("{:?}", new.anchor));
+        let mut differences = Differences::default();
+        self.compare_text(new, &Part::ALL, &mut differences);
+        self.compare_form(new, &mut differences);
         for part in Part::ALL {
-            let (old, new) = (self.part(part), new.part(part));
-            let name = part.name();
-            let what = |recipe: &PartRecipe| format!("{:?}", recipe.contents);
-            compare(&format!("{name} features"), what(old), what(new));
-            let taught = |recipe: &PartRecipe| recipe.teacher_tokens.clone();
-            compare(&format!("{name} teacher tokens"), taught(old), taught(new));
-            let shards = |recipe: &PartRecipe| recipe.shards.len().to_string();
-            compare(&format!("{name} shards"), shards(old), shards(new));
+            let (old, new, name) = (self.part(part), new.part(part), part.name());
+            let contents = |of: &PartRecipe| format!("{:?}", of.contents);
+            differences.compare(&format!("{name} features"), contents(old), contents(new));
+            let what = format!("{name} teacher tokens");
+            differences.compare(&what, &old.teacher_tokens, &new.teacher_tokens);
+            let shards = |of: &PartRecipe| of.shards.len().to_string();
+            differences.compare(&format!("{name} shards"), shards(old), shards(new));
         }
-        differences
+        differences.told(|what, old, new| format!("{what} was {old}, now {new}"))
     }
 
     /// What keeps this store from serving a run that would make `new`. The run does not read a part of which it has no row.
     pub(super) fn differences_in_use(&self, new: &Self) -> Vec<String> {
         let read: Vec<_> = Part::ALL.into_iter().filter(|part| new.part(*part).rows > 0).collect();
-        self.differences_of(new, &read)
+        let mut differences = Differences::default();
+        self.compare_text(new, &read, &mut differences);
+        let mut told = differences.told(|what, old, new| format!("{what} was {old}, now {new}"));
+        for part in read {
+            let (old, new) = (&self.part(part).contents, &new.part(part).contents);
+            if old.read_for(new).is_none() {
+                let name = part.name();
+                told.push(format!("{name} features are {old:?}, {new:?} are needed"));
+            }
+        }
+        told
     }
 
-    fn differences_of(&self, new: &Self, parts: &[Part]) -> Vec<String> {
-        let mut differences = Vec::new();
-        let mut compare = |name: &str, old: &str, new: &str| {
-            if old != new {
-                differences.push(format!("{name} was {old}, now {new}"));
-            }
-        };
-        compare("format", &self.format, &new.format);
-        compare("target", &self.target, &new.target);
-        compare("tokenizer", &self.tokenizer, &new.tokenizer);
+    /// What keeps one store from serving this recipe's run and another's.
+    pub fn differences_beside(&self, other: &Self) -> Vec<String> {
+        let mut differences = Differences::default();
+        self.compare_text(other, &Part::ALL, &mut differences);
+        self.compare_form(other, &mut differences);
+        differences.told(|what, own, other| format!("{what}: {own} and {other}"))
+    }
+
+    /// Target and rows.
+    fn compare_text(&self, other: &Self, parts: &[Part], differences: &mut Differences) {
+        differences.compare("format", &self.format, &other.format);
+        differences.compare("target", &self.target, &other.target);
+        differences.compare("tokenizer", &self.tokenizer, &other.tokenizer);
         for part in parts {
             let name = match part {
                 Part::Train => "training text",
                 Part::HeldOut => "held-out text",
             };
-            compare(name, &self.part(*part).text, &new.part(*part).text);
+            differences.compare(name, &self.part(*part).text, &other.part(*part).text);
         }
-        for part in parts {
-            let (old, new) = (&self.part(*part).contents, &new.part(*part).contents);
-            if !old.serve(new) {
-                let name = part.name();
-                differences.push(format!("{name} features are {old:?}, {new:?} are needed"));
-            }
+    }
+
+    /// How features are made and held.
+    fn compare_form(&self, other: &Self, differences: &mut Differences) {
+        let dtype = |of: &Self| format!("{:?}", of.dtype);
+        differences.compare("capture.dtype", dtype(self), dtype(other));
+        let compression = |of: &Self| format!("{:?}", of.compression);
+        differences.compare("capture.compression", compression(self), compression(other));
+        differences.compare("train.seed", self.seed.to_string(), other.seed.to_string());
+        let source = |of: &Self| match &of.records {
+            Some(records) => format!("records {records}"),
+            None => "the target".to_owned(),
+        };
+        differences.compare("source", source(self), source(other));
+        let anchor = |of: &Self| format!("{:?}", of.anchor);
+        differences.compare("data.anchor", anchor(self), anchor(other));
+    }
+}
+
+/// What is not the same in two recipes: its name, and how each has it.
+#[derive(Default)]
+struct Differences(Vec<[String; 3]>);
+
+impl Differences {
+    fn compare(&mut self, what: &str, own: impl AsRef<str>, other: impl AsRef<str>) {
+        let (own, other) = (own.as_ref(), other.as_ref());
+        if own != other {
+            self.0.push([what, own, other].map(str::to_owned));
         }
-        differences
+    }
+
+    fn told(self, of: impl Fn(&str, &str, &str) -> String) -> Vec<String> {
+        self.0.iter().map(|[what, own, other]| of(what, own, other)).collect()
     }
 }
 
@@ -307,15 +383,49 @@ impl Recipe {
 mod tests {
     use super::*;
 
+    fn contents(teacher: StoredTeacher) -> Contents {
+        Contents { last_kv: true, layers: vec![1, 5], teacher }
+    }
+
     #[test]
-    fn final_states_serve_every_teacher_and_layers_have_an_order() {
-        let contents = |teacher| Contents { last_kv: true, layers: vec![1, 5], teacher };
-        let full = contents(StoredTeacher::FinalHidden);
-        let top = contents(StoredTeacher::TopK(8));
-        assert!(full.serve(&top) && full.serve(&contents(StoredTeacher::None)));
-        assert!(!top.serve(&full) && !top.serve(&contents(StoredTeacher::TopK(9))));
-        assert!(!full.serve(&Contents { layers: vec![5, 1], ..full.clone() }));
-        assert!(full.serve(&Contents { layers: Vec::new(), last_kv: false, ..full.clone() }));
-        assert!(!Contents { last_kv: false, ..full.clone() }.serve(&full));
+    fn what_is_read_is_what_is_needed_and_no_more() {
+        let [full, top] = [StoredTeacher::FinalHidden, StoredTeacher::TopK(8)].map(contents);
+        assert_eq!(
+            full.read_for(&contents(StoredTeacher::None)),
+            Some(contents(StoredTeacher::None))
+        );
+        // The most likely tokens follow from the states, and are the first of more of them.
+        assert_eq!(full.read_for(&top), Some(full.clone()));
+        assert_eq!(top.read_for(&contents(StoredTeacher::TopK(3))), Some(top.clone()));
+        assert_eq!(top.read_for(&full), None);
+        assert_eq!(top.read_for(&contents(StoredTeacher::TopK(9))), None);
+        // Layers in the order of who reads them.
+        let turned = Contents { layers: vec![5, 1], ..full.clone() };
+        assert_eq!(full.read_for(&turned), Some(turned));
+        let other = Contents { layers: vec![5, 2], ..full.clone() };
+        assert_eq!(full.read_for(&other), None);
+        let states = Contents { layers: Vec::new(), last_kv: false, ..full.clone() };
+        assert_eq!(full.read_for(&states), Some(states.clone()));
+        assert_eq!(states.read_for(&full), None);
+        assert_eq!(Contents { last_kv: false, ..full.clone() }.read_for(&full), None);
+    }
+
+    #[test]
+    fn one_store_for_several_serves_each_from_what_costs_it_least() {
+        let kv = Contents { last_kv: true, layers: vec![], teacher: StoredTeacher::TopK(64) };
+        let layers = |layers: &[usize], teacher| Contents {
+            last_kv: false,
+            layers: layers.to_vec(),
+            teacher,
+        };
+        let three = layers(&[2, 14, 25], StoredTeacher::FinalHidden);
+        let four = layers(&[25, 6, 2, 18], StoredTeacher::TopK(32));
+        let all = [&three, &four].into_iter().fold(kv.clone(), Contents::and);
+        assert_eq!(all.layers, [2, 14, 25, 6, 18]);
+        assert_eq!(all.teacher, StoredTeacher::FinalHiddenAndTopK(64));
+        let read = |wanted: &Contents| all.read_for(wanted).expect("served");
+        assert_eq!(read(&kv), kv);
+        assert_eq!(read(&three), three);
+        assert_eq!(read(&four), Contents { teacher: StoredTeacher::TopK(64), ..four });
     }
 }

@@ -10,7 +10,7 @@
 //! | `aux_scales` | `[T, L]` f32 | in int8 stores: value = code · scale of its token and layer |
 //! | `teacher_rows` | `[R]` u32 | tokens at which the teacher is kept |
 //! | `final_hidden` | `[R, H]` | after the final norm |
-//! | `topk_ids`, `topk_log_probs` | `[R, k]` u32, f16 (f32 in f32 stores) | in place of `final_hidden` |
+//! | `topk_ids`, `topk_log_probs` | `[R, k]` u32, f16 (f32 in f32 stores) | in place of `final_hidden`, or beside it |
 //!
 //! Nothing is padded. What int8 stores do not hold in 8 bits they hold as bf16 ones do.
 
@@ -142,17 +142,16 @@ impl Record {
         teacher_tokens: &[u32],
     ) -> Result<()> {
         let hidden = select_rows(hidden, teacher_tokens)?;
-        match contents.teacher {
-            StoredTeacher::TopK(k) => {
-                let k = k.min(target.config().vocab_size);
-                self.top_k = Some(target.hold_ends()?.top_k(&hidden, k)?);
-            }
-            _ => self.final_hidden = Some(hidden),
+        if let Some(k) = contents.teacher.top_k() {
+            let k = k.min(target.config().vocab_size);
+            self.top_k = Some(target.hold_ends()?.top_k(&hidden, k)?);
         }
+        self.final_hidden = contents.teacher.final_hidden().then_some(hidden);
         Ok(())
     }
 
-    /// Reads a row of a shard: states, keys and values in a type, but for what becomes f32 of 8 bits.
+    /// Reads what `contents` name of a row of a shard; if they name a layer, all layers of the row. States, keys and values
+    /// come in a type, but for what becomes f32 of 8 bits.
     ///
     /// # Errors
     /// - a tensor is missing or of another kind
@@ -179,14 +178,13 @@ impl Record {
             top_k: None,
         };
         if !record.teacher_tokens.is_empty() {
-            match contents.teacher {
-                StoredTeacher::None => {}
-                StoredTeacher::FinalHidden => record.final_hidden = Some(load("final_hidden")?),
-                StoredTeacher::TopK(_) => {
-                    let log_probs = source.load(&name("topk_log_probs"), DType::F32)?;
-                    let log_probs = log_probs.flatten_all()?.to_vec1()?;
-                    record.top_k = Some(TopK { ids: ids("topk_ids")?, log_probs });
-                }
+            if contents.teacher.final_hidden() {
+                record.final_hidden = Some(load("final_hidden")?);
+            }
+            if contents.teacher.top_k().is_some() {
+                let log_probs = source.load(&name("topk_log_probs"), DType::F32)?;
+                let log_probs = log_probs.flatten_all()?.to_vec1()?;
+                record.top_k = Some(TopK { ids: ids("topk_ids")?, log_probs });
             }
         }
         Ok(record)
@@ -215,14 +213,33 @@ impl Record {
         {
             return Err(format!("`final_hidden` {:?} of {} tokens", hidden.dims(), kept.len()));
         }
-        if let (Some(entries), StoredTeacher::TopK(k)) = (&self.top_k, contents.teacher) {
+        if let (Some(entries), Some(k)) = (&self.top_k, contents.teacher.top_k()) {
             let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
-            let fits = ids == log_probs && ids.is_multiple_of(kept.len()) && ids <= kept.len() * k;
+            let most = kept.len().saturating_mul(k);
+            let fits = ids == log_probs && ids.is_multiple_of(kept.len()) && ids <= most;
             if !fits {
                 return Err(format!("{ids} ids and {log_probs} log-probabilities, {k} a token"));
             }
         }
         Ok(())
+    }
+
+    /// The same with some of its layers, in another order. `held` are those that it has.
+    ///
+    /// # Errors
+    /// - the states are not as wide as so many layers
+    pub(super) fn with_layers(self, held: &[usize], wanted: &[usize]) -> Result<Self> {
+        let Some(all) = self.aux_hidden.as_ref().filter(|_| held != wanted) else {
+            return Ok(self);
+        };
+        let (tokens, width) = all.dims2()?;
+        let all = all.reshape((tokens, held.len(), width / held.len()))?;
+        let places = wanted.iter().filter_map(|id| held.iter().position(|own| own == id));
+        let layers = places.map(|at| all.narrow(1, at, 1)?.squeeze(1));
+        let layers = layers.collect::<candle_core::Result<Vec<_>>>()?;
+        // One layer alone would be a view of all.
+        let aux_hidden = Tensor::cat(&layers, 1)?.contiguous()?;
+        Ok(Self { aux_hidden: Some(aux_hidden), ..self })
     }
 }
 
@@ -385,5 +402,20 @@ mod tests {
         let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
         let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };
         assert!(top_k.check(9, &contents(StoredTeacher::TopK(2))).is_err());
+        assert!(top_k.check(9, &contents(StoredTeacher::TopK(usize::MAX))).is_err());
+    }
+
+    #[test]
+    fn layers_are_picked_in_the_order_of_who_reads_them() {
+        let (_, record) = record();
+        let aux = |record: &Record| values(record.aux_hidden.as_ref().expect("layers"));
+        let all = aux(&record);
+        // Four layers of width 2.
+        let picked = record.clone().with_layers(&[7, 3, 5, 1], &[1, 3]).expect("picked");
+        let wanted = all.chunks(8).flat_map(|token| [token[6], token[7], token[2], token[3]]);
+        assert_eq!(aux(&picked), wanted.collect::<Vec<_>>());
+        let one = record.clone().with_layers(&[7, 3, 5, 1], &[3]).expect("picked");
+        assert_eq!(one.aux_hidden.expect("layers").dims(), [9, 2]);
+        assert!(record.with_layers(&[7, 3, 5], &[3]).is_err());
     }
 }

@@ -352,8 +352,8 @@ impl HeldOut<'_> {
                     measured.rows.push(draft.measure(batch, features)?);
                 }
             }
-            if index + 1 < rows.end {
-                self.features.read_ahead(Part::HeldOut, index + 1);
+            if let Some(first) = drafts.first().filter(|_| index + 1 < rows.end) {
+                self.features.read_ahead(Part::HeldOut, index + 1, &first.held_out_needs());
             }
             if batch.is_some() {
                 on_row(index + 1 - rows.start);

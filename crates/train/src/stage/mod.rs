@@ -41,7 +41,7 @@ use crate::schedule::Schedule;
 
 pub use crate::checkpoint::ResumePolicy;
 pub use crate::observer::{Ending, Event, Observer, StepReport};
-pub use capture::{Capture, CaptureOptions};
+pub use capture::{Capture, CaptureOptions, Reader};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
 pub use evaluate::{Evaluator, RowMetrics, bootstrap_interval, measure_at_places, measure_drafts};

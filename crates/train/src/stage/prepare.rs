@@ -222,7 +222,7 @@ pub(super) fn features(
             let captured = StoredFeatures::recipe(place)?;
             draws.position_seed = captured.seed;
             draws.anchor = captured.anchor;
-            let wanted = recipe(config, (target, tokenizer), data, objective, draws);
+            let wanted = recipe(config, (target, tokenizer), data, &[objective], draws);
             FeatureSource::Stored(StoredFeatures::open(place, &wanted, Arc::clone(target))?)
         }
     })

@@ -257,7 +257,7 @@ impl Stage {
             .map(|batch| batch.row)
             .or_else(|| self.sampler.peek(self.own_rows().start));
         if let Some(next) = next {
-            self.features.read_ahead(Part::Train, next);
+            self.features.read_ahead(Part::Train, next, &needs);
         }
         let runs = self.objective.prepares_with_draft();
         if runs {

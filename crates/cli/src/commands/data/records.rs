@@ -80,6 +80,7 @@ fn capture_of(arguments: &DataRecordsArguments) -> Option<CaptureArguments> {
     Some(CaptureArguments {
         config,
         overrides,
+        also: Vec::new(),
         device: None,
         dry_run: false,
         verify: false,
