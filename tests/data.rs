@@ -81,7 +81,9 @@ fn stats_tell_rows_lengths_fill_and_what_was_left_out() {
     let number = |value: &Value| value.as_f64().expect("a number");
     let places = number(&figures["packed_rows"]) * number(&figures["row_tokens"]);
     let fill = number(&figures["sources"][0]["tokens"]) / places;
-    assert!((number(&figures["fill"]) - fill).abs() < 1e-9 && fill > 0.8, "{fill}");
+    // The last token of a long document may stand alone, and then in no row.
+    let left_out = fill - number(&figures["fill"]);
+    assert!((0.0..0.01).contains(&left_out) && fill > 0.8, "{fill}, {left_out}");
     assert!(figures["lengths"]["p50"].as_u64() < figures["lengths"]["p100"].as_u64());
     let rows = [json!({"text": "abc"}), json!({"text": 1}), json!({"text": "abcdef"})];
     let path = write(&shop, "mixed.jsonl", &rows);

@@ -29,6 +29,7 @@ mod mixtures;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod mtp;
+mod nothing_learned;
 mod offline;
 mod parity;
 mod pipeline;

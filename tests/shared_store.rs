@@ -25,8 +25,8 @@ const METHODS: [(&str, &str); 5] = [
     ),
 ];
 
-/// The changes that all take: block drafts learn at ordinary positions.
-const COMMON: [&str; 2] = ["data.anchor.enabled=false", "capture.dtype=f32"];
+/// The changes that all take: online training keeps the positions of the first epoch, too.
+const COMMON: [&str; 2] = ["data.anchor.redraw=false", "capture.dtype=f32"];
 
 /// A configuration per method beside the workshop's, which they begin with.
 fn configs(shop: &Workshop) -> Vec<String> {

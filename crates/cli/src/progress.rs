@@ -54,8 +54,6 @@ pub(crate) struct TrainingProgress<'a> {
     pub(crate) events: Events,
     /// Hears every event, too, and may stop the stage.
     listener: Option<&'a mut dyn Observer>,
-    /// Whether a step may hold nothing to learn.
-    pub(crate) allows_empty_steps: bool,
     /// Held-out metrics of the last evaluation.
     pub(crate) held_out: Option<DraftMetrics>,
     /// Speeds of all steps, for a summary.
@@ -73,7 +71,6 @@ impl<'a> TrainingProgress<'a> {
             interrupts,
             events: Events::none(),
             listener: None,
-            allows_empty_steps: false,
             held_out: None,
             speeds: Vec::new(),
         }
@@ -215,9 +212,5 @@ impl Observer for TrainingProgress<'_> {
 
     fn should_stop(&self) -> bool {
         self.interrupts.asked() || self.listener.as_ref().is_some_and(|l| l.should_stop())
-    }
-
-    fn allows_empty_steps(&self) -> bool {
-        self.allows_empty_steps || self.listener.as_ref().is_some_and(|l| l.allows_empty_steps())
     }
 }

@@ -171,7 +171,7 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packing::{Overlong, Packing, arrange};
+    use crate::packing::{Overlong, Packing, arrange, pieces};
 
     fn documents() -> Vec<Document> {
         [3_usize, 5, 9]
@@ -199,7 +199,7 @@ mod tests {
     fn batches(draws: &Draws, epoch: u64) -> Vec<Batch> {
         let documents = documents();
         let epochs = DrawEpochs { positions: epoch, batch: epoch };
-        let rows = arrange(&documents, 9, Packing::BestFit, Overlong::Split);
+        let rows = arrange(pieces(&documents, 9, Overlong::Split), 9, Packing::BestFit);
         let rows = rows.iter().enumerate();
         rows.map(|(i, row)| Batch::from_row(i, row, &documents, draws, epochs)).collect()
     }

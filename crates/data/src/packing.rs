@@ -2,7 +2,8 @@
 //!
 //! Documents longer than a row are split at its length; pieces are then placed best-fit among a
 //! bounded number of open rows, the longest of a window of them first: short pieces fill what long
-//! ones leave. No token is lost or doubled.
+//! ones leave. No token of them is lost or doubled. A piece of which nothing is learned, such as the beginning of a
+//! prompt that is longer than a row, need not stand in any row.
 
 use std::ops::Range;
 
@@ -51,6 +52,14 @@ pub struct Piece {
     pub tokens: Range<usize>,
 }
 
+impl Piece {
+    /// Whether a token is learned here: the first one is not, for nothing comes before it.
+    pub fn is_learned(&self, documents: &[Document]) -> bool {
+        let mask = &documents[self.document].loss_mask[self.tokens.clone()];
+        mask.iter().skip(1).any(|learned| *learned)
+    }
+}
+
 /// Pieces that share a row; at most the row's length in total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PackedRow {
@@ -65,18 +74,17 @@ impl PackedRow {
     }
 }
 
-/// Lays documents out in rows of at most `row_tokens`.
+/// Documents as pieces of at most `row_tokens`.
 ///
 /// # Panics
 /// - `row_tokens` is 0
-pub fn arrange(
+pub fn pieces(
     documents: &[Document],
     row_tokens: usize,
-    packing: Packing,
     overlong: Overlong,
-) -> Vec<PackedRow> {
+) -> impl Iterator<Item = Piece> {
     assert!(row_tokens > 0, "rows hold at least one token");
-    let pieces = documents.iter().enumerate().flat_map(|(document, content)| {
+    documents.iter().enumerate().flat_map(move |(document, content)| {
         let length = content.ids.len();
         let end = match overlong {
             Overlong::Truncate => length.min(row_tokens),
@@ -86,7 +94,15 @@ pub fn arrange(
         (0..end)
             .step_by(row_tokens)
             .map(move |start| Piece { document, tokens: start..(start + row_tokens).min(end) })
-    });
+    })
+}
+
+/// Lays pieces out in rows of at most `row_tokens`.
+pub fn arrange(
+    pieces: impl Iterator<Item = Piece>,
+    row_tokens: usize,
+    packing: Packing,
+) -> Vec<PackedRow> {
     match packing {
         Packing::BestFit => best_fit(pieces, row_tokens),
         Packing::None => pieces.map(|piece| PackedRow { pieces: vec![piece] }).collect(),
@@ -151,7 +167,7 @@ mod tests {
         fn every_token_is_in_exactly_one_row(
             lengths in proptest::collection::vec(1_usize..300, 1..200), row in 1_usize..128
         ) {
-            let rows = arrange(&documents(&lengths), row, Packing::BestFit, Overlong::Split);
+            let rows = arrange(pieces(&documents(&lengths), row, Overlong::Split), row, Packing::BestFit);
             let mut seen: Vec<Vec<u32>> = lengths.iter().map(|&n| vec![0; n]).collect();
             for packed in &rows {
                 prop_assert!(packed.tokens() <= row && packed.tokens() > 0);
@@ -166,7 +182,8 @@ mod tests {
     #[test]
     fn many_short_documents_fill_rows_almost_completely() {
         let lengths: Vec<usize> = (0..2000).map(|i| 20 + (i * 37) % 400).collect();
-        let rows = arrange(&documents(&lengths), 1024, Packing::BestFit, Overlong::Split);
+        let rows =
+            arrange(pieces(&documents(&lengths), 1024, Overlong::Split), 1024, Packing::BestFit);
         let fill = fill(&rows, 1024);
         assert!(fill > 0.97, "fill {fill}");
     }
@@ -175,11 +192,28 @@ mod tests {
     fn long_documents_are_split_truncated_or_dropped() {
         let documents = documents(&[5, 12, 10]);
         let lengths = |packing, overlong| -> Vec<usize> {
-            arrange(&documents, 10, packing, overlong).iter().map(PackedRow::tokens).collect()
+            arrange(pieces(&documents, 10, overlong), 10, packing)
+                .iter()
+                .map(PackedRow::tokens)
+                .collect()
         };
         assert_eq!(lengths(Packing::None, Overlong::Split), [5, 10, 2, 10]);
         assert_eq!(lengths(Packing::None, Overlong::Truncate), [5, 10, 10]);
         assert_eq!(lengths(Packing::None, Overlong::Drop), [5, 10]);
         assert_eq!(lengths(Packing::BestFit, Overlong::Split), [10, 10, 7]);
+    }
+    #[test]
+    fn a_piece_is_learned_if_a_token_after_its_first_one_is() {
+        let mask = [false, false, false, true, true, false, false, true];
+        let document = Document { loss_mask: mask.to_vec(), ..documents(&[8]).remove(0) };
+        let learned = |row| -> Vec<bool> {
+            let all = pieces(std::slice::from_ref(&document), row, Overlong::Split);
+            all.map(|piece| piece.is_learned(std::slice::from_ref(&document))).collect()
+        };
+        assert_eq!(learned(8), [true]);
+        assert_eq!(learned(4), [true, true]);
+        assert_eq!(learned(3), [false, true, true]);
+        assert_eq!(learned(2), [false, true, false, true]);
+        assert_eq!(learned(1), [false; 8]);
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use longdraft_data::conversation::Conversation;
-use longdraft_data::packing::{Overlong, Packing, arrange, fill};
+use longdraft_data::packing::{Overlong, Packing, arrange, fill, pieces};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::read_source;
 use longdraft_data::{Document, SourceConfig, TextEncoder};
@@ -82,9 +82,10 @@ fn every_row_of_every_file_is_read_and_rows_are_filled_to_97_percent() {
     for (stage, documents, row_tokens) in
         [("base", [books, chat].concat(), 1024), ("long", long, 32768), ("reasoning", gsm8k, 1024)]
     {
-        let packed = arrange(&documents, row_tokens, Packing::BestFit, Overlong::Split);
+        let all = || pieces(&documents, row_tokens, Overlong::Split);
+        let packed = arrange(all(), row_tokens, Packing::BestFit);
         let packed = fill(&packed, row_tokens);
-        let single = arrange(&documents, row_tokens, Packing::None, Overlong::Split);
+        let single = arrange(all(), row_tokens, Packing::None);
         eprintln!("{stage}: {packed:.4} filled, {:.4} unpacked", fill(&single, row_tokens));
         assert!(packed >= 0.97, "{stage}: {packed}");
     }

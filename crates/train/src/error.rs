@@ -38,14 +38,9 @@ pub enum TrainError {
         /// Where the step's rows came from.
         origins: Vec<String>,
     },
-    /// An optimizer step without a learned row.
-    #[error("step {step}: no token is learned of {}", origins.join(", "))]
-    NothingLearned {
-        /// Optimizer step, from 1.
-        step: u64,
-        /// Where the step's rows came from.
-        origins: Vec<String>,
-    },
+    /// No training row has a token to learn.
+    #[error("no token of the training text is learned")]
+    NothingToLearn,
     /// A checkpoint cannot be used or written.
     #[error("{}: {problem}", path.display())]
     Checkpoint {

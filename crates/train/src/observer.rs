@@ -112,9 +112,4 @@ pub trait Observer {
     fn should_stop(&self) -> bool {
         false
     }
-
-    /// Whether a step without anything to learn passes, where it ends the run otherwise.
-    fn allows_empty_steps(&self) -> bool {
-        false
-    }
 }

@@ -247,9 +247,10 @@ impl From<TrainError> for Failure {
                 "look at these rows for odd text, lower schedule.learning_rate, or lengthen the \
                  warm-up; running the same command again resumes from the last checkpoint",
             ),
-            TrainError::NothingLearned { .. } => {
-                Some("check the data's template and loss mask, or train longer rows")
-            }
+            TrainError::NothingToLearn => Some(
+                "check the data's template, what it learns and its loss mask (`longdraft data inspect` shows \
+                 them), or train longer rows",
+            ),
             TrainError::OtherRun { .. } => Some(
                 "give another `output`, restore the old values, or go on regardless with \
                  --force-resume",

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use longdraft_data::packing::{Overlong, PackedRow, Packing, arrange};
+use longdraft_data::packing::{Overlong, PackedRow, Packing, Piece, arrange, pieces};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::read_source;
 use longdraft_data::source::{SourceConfig, is_data_file};
@@ -14,7 +14,7 @@ use longdraft_parallel::World;
 
 use super::{DataSet, Encoder, Event, Observer};
 use crate::config::TrainConfig;
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 
 /// Where a source's text stands on this machine; `hf://` data sets are fetched.
 ///
@@ -37,7 +37,21 @@ pub(super) fn data_sets(
 ) -> Result<(DataSet, DataSet)> {
     let aside = world.is_first().then(|| config.output.join("quarantine.jsonl"));
     let (train, held_out) = read_all(config, target, tokenizer, aside, observer)?;
-    Ok((packed(config, target, train), packed(config, target, held_out)))
+    let layout = RowLayout::of(config);
+    let left_out = layout.left_out(&train);
+    if left_out > 0 {
+        let told = format!(
+            "{left_out} pieces of the training text have no token to learn and stand in no row; longer rows keep a \
+             long prompt and its answer together"
+        );
+        observer.on_event(Event::Warning(&told));
+    }
+    let train = packed(config, target, train);
+    let is_learned = |piece: &Piece| piece.is_learned(&train.documents);
+    if !train.rows.iter().any(|row| row.pieces.iter().any(is_learned)) {
+        return Err(TrainError::NothingToLearn);
+    }
+    Ok((train, packed(config, target, held_out)))
 }
 
 /// The held-out rows alone; nothing is written.
@@ -71,7 +85,8 @@ fn read_all(
     if held_out.is_empty()
         && let Some(first) = sources.first_mut()
     {
-        let layout = RowLayout::of(config);
+        // Counted with rows of which nothing is learned, so that long prompts do not take more documents.
+        let layout = RowLayout { keeps_unlearned: true, ..RowLayout::of(config) };
         held_out = split_last(first, data.held_out_rows, layout);
         let rows = layout.rows(&held_out).len();
         if rows != data.held_out_rows {
@@ -103,6 +118,13 @@ fn takes_much(sources: &[Vec<Document>], held_out: &[Document]) -> Option<String
     })
 }
 
+/// Pieces of a text that stand in none of its rows.
+pub(super) fn pieces_left_out(config: &TrainConfig, text: &DataSet) -> usize {
+    let layout = RowLayout::of(config);
+    let in_rows: usize = text.rows.iter().map(|row| row.pieces.len()).sum();
+    pieces(&text.documents, layout.row_tokens, layout.overlong).count() - in_rows
+}
+
 /// Documents in rows.
 fn packed(config: &TrainConfig, target: &Target, mut documents: Vec<Document>) -> DataSet {
     if config.draft.method.masks_padding() {
@@ -119,22 +141,39 @@ struct RowLayout {
     row_tokens: usize,
     packing: Packing,
     overlong: Overlong,
+    /// Whether pieces of which nothing is learned stand in rows, too.
+    keeps_unlearned: bool,
 }
 
 impl RowLayout {
     fn of(config: &TrainConfig) -> Self {
         let data = &config.data;
-        let (packing, overlong) = if config.draft.method.is_compat() {
-            // Published rows: one document, truncated.
+        let keeps_unlearned = config.draft.method.is_compat();
+        let (packing, overlong) = if keeps_unlearned {
+            // Published rows: one document, truncated, whatever is learned of it.
             (Packing::None, Overlong::Truncate)
         } else {
             (data.packing, data.overlong)
         };
-        Self { row_tokens: data.row_tokens, packing, overlong }
+        Self { row_tokens: data.row_tokens, packing, overlong, keeps_unlearned }
+    }
+
+    /// The pieces that stand in rows.
+    fn pieces(self, documents: &[Document]) -> impl Iterator<Item = Piece> {
+        let stands = move |piece: &Piece| self.keeps_unlearned || piece.is_learned(documents);
+        pieces(documents, self.row_tokens, self.overlong).filter(stands)
     }
 
     fn rows(self, documents: &[Document]) -> Vec<PackedRow> {
-        arrange(documents, self.row_tokens, self.packing, self.overlong)
+        arrange(self.pieces(documents), self.row_tokens, self.packing)
+    }
+
+    /// Pieces of two tokens or more that stand in no row.
+    fn left_out(self, documents: &[Document]) -> usize {
+        let stands = |piece: &Piece| self.keeps_unlearned || piece.is_learned(documents);
+        pieces(documents, self.row_tokens, self.overlong)
+            .filter(|piece| piece.tokens.len() > 1 && !stands(piece))
+            .count()
     }
 }
 
@@ -230,7 +269,8 @@ mod tests {
     }
 
     fn layout(row_tokens: usize) -> RowLayout {
-        RowLayout { row_tokens, packing: Packing::BestFit, overlong: Overlong::Split }
+        let (packing, overlong) = (Packing::BestFit, Overlong::Split);
+        RowLayout { row_tokens, packing, overlong, keeps_unlearned: false }
     }
 
     /// Rows that are held out of documents of these lengths, and tokens that stay.

@@ -8,6 +8,7 @@ use longdraft_models::target_model::Target;
 use serde_json::{Map, Value};
 
 use super::DataSet;
+use super::data_sets::pieces_left_out;
 use crate::checkpoint::{RunIdentity, STEPS};
 use crate::config::{DraftConfig, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
@@ -46,7 +47,7 @@ pub(super) fn identity(
         values: vec![
             ("target".into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
-            ("data.row_tokens".into(), row_layout(config)),
+            ("data.row_tokens".into(), row_layout(config, train)),
             ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
             ("draft".into(), json(serde_json::to_value(&draft))?),
             ("draft.from".into(), started_from),
@@ -105,13 +106,19 @@ fn fingerprint(draft: &dyn Draft) -> Result<String> {
     Ok(hasher.finalize().to_hex()[..16].to_owned())
 }
 
-/// Tokens of a row, and how documents become rows where that is not the default.
-fn row_layout(config: &TrainConfig) -> String {
+/// Tokens of a row, how documents become rows where that is not the default, and how many pieces stand in none.
+fn row_layout(config: &TrainConfig, train: &DataSet) -> String {
     let data = &config.data;
-    if data.packing == Packing::default() && data.overlong == Overlong::default() {
-        return data.row_tokens.to_string();
+    let is_default = data.packing == Packing::default() && data.overlong == Overlong::default();
+    let layout = if is_default {
+        data.row_tokens.to_string()
+    } else {
+        format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
+    };
+    match pieces_left_out(config, train) {
+        0 => layout,
+        pieces => format!("{layout} without {pieces} pieces"),
     }
-    format!("{} ({:?}, {:?})", data.row_tokens, data.packing, data.overlong)
 }
 
 /// Tells features with other values apart.

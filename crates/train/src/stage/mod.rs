@@ -77,6 +77,8 @@ pub struct Stage {
     checkpointer: Checkpointer,
     log: MetricsLog,
     progress: Progress,
+    /// Steps since something was learned.
+    empty_steps: u64,
     saving: SaveClock,
     /// Whether this process made the run longer than it was.
     extended: bool,
@@ -114,12 +116,24 @@ impl Stage {
             }
             let (started, before) = (Instant::now(), self.parallel.world().traffic());
             let batches = self.next_batches();
-            let outcome = self.optimize(&batches, observer.allows_empty_steps())?;
+            let outcome = self.optimize(&batches)?;
             let traffic = self.parallel.world().traffic() - before;
             let seconds = started.elapsed().as_secs_f64();
             let report = self.report(&batches, outcome, (seconds, traffic));
-            self.log_step(&report)?;
-            observer.on_event(Event::Step(&report));
+            if self.empty_steps == 0 {
+                self.log_step(&report)?;
+                observer.on_event(Event::Step(&report));
+            } else if self.empty_steps.is_power_of_two() {
+                let origins: Vec<&str> =
+                    batches.iter().flat_map(|batch| &batch.origins).map(String::as_str).collect();
+                let before = match self.empty_steps - 1 {
+                    0 => String::new(),
+                    steps => format!(", nor in {steps} steps before"),
+                };
+                let (step, origins) = (report.step, origins.join(", "));
+                let told = format!("step {step}: no token is learned of {origins}{before}");
+                observer.on_event(Event::Warning(&told));
+            }
             let minutes = self.config.train.max_minutes;
             self.progress.ended = minutes.is_some_and(|minutes| {
                 self.parallel.world().of_first(self.seconds()) >= 60.0 * minutes

@@ -129,6 +129,7 @@ impl Stage {
             checkpointer,
             log,
             progress,
+            empty_steps: 0,
             saving,
             extended,
             started: Instant::now(),

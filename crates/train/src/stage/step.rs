@@ -92,9 +92,8 @@ impl Stage {
     }
 
     /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this
-    /// one's. Nothing changes unless loss and gradients are finite. Where there is nothing to learn it fails,
-    /// or counts the step if that is allowed.
-    pub(super) fn optimize(&mut self, batches: &[Batch], allows_empty: bool) -> Result<Outcome> {
+    /// one's. Nothing changes unless loss and gradients are finite. A step without anything to learn counts.
+    pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
         // What is a share of the steps stays as it is where a run is extended.
         self.objective.begin_step(step, self.schedule.warmup_of);
@@ -102,12 +101,11 @@ impl Stage {
         let origins = || batches.iter().flat_map(|batch| batch.origins.clone()).collect::<Vec<_>>();
         let (denominators, held) = self.denominators(batches)?;
         if denominators.iter().all(|count| *count == 0.0) {
-            if allows_empty {
-                self.progress.step = step;
-                return Ok(Outcome::nothing(self.schedule.learning_rate(step), capture_seconds));
-            }
-            return Err(TrainError::NothingLearned { step, origins: origins() });
+            self.empty_steps += 1;
+            self.progress.step = step;
+            return Ok(Outcome::nothing(self.schedule.learning_rate(step), capture_seconds));
         }
+        self.empty_steps = 0;
         let (gradients, metrics) = self.accumulate(batches, &denominators, held)?;
         let (gradients, grad_norm) = self.sum(gradients)?;
         if !grad_norm.is_finite() {

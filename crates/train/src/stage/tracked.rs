@@ -125,10 +125,6 @@ impl Observer for Tracked<'_> {
     fn should_stop(&self) -> bool {
         self.inner.should_stop()
     }
-
-    fn allows_empty_steps(&self) -> bool {
-        self.inner.allows_empty_steps()
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `longdraft data stats`: how much there is, how long it is, how well it packs.
 
-use longdraft_data::packing::{Overlong, Packing, arrange, fill};
+use longdraft_data::packing::{Overlong, Packing, arrange, fill, pieces};
 use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::{SourceReport, read_source};
 use longdraft_data::{Document, SourceConfig};
@@ -33,7 +33,8 @@ pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
     held_out.iter().for_each(|report| print_source(report, " (held out)"));
     let mut lengths: Vec<usize> = documents.iter().map(|document| document.ids.len()).collect();
     lengths.sort_unstable();
-    let rows = arrange(&documents, row_tokens, packing, overlong);
+    let all = pieces(&documents, row_tokens, overlong);
+    let rows = arrange(all.filter(|piece| piece.is_learned(&documents)), row_tokens, packing);
     let fill = fill(&rows, row_tokens);
     print_lengths(&lengths);
     outln!(

@@ -79,8 +79,6 @@ impl Follower for Following<'_> {
         let watch = self.watch.insert(Watch::of(config));
         let mut progress = TrainingProgress::new(self.interrupts.clone(), voice).heard_by(watch);
         progress.events = self.events.clone();
-        // A row may hold nothing but a long prompt.
-        progress.allows_empty_steps = true;
         Ok(progress)
     }
 }

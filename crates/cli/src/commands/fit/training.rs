@@ -356,7 +356,7 @@ pub(super) fn prepared(config: &Value, observer: &mut dyn Observer) -> Result<St
     Ok(Stage::prepare(config, target, tokenizer, ResumePolicy::Strict, &world, observer)?)
 }
 
-/// Hears a short training, whose few texts may teach a method nothing.
+/// Hears a short training.
 pub(super) struct Ear<'a, F> {
     interrupts: &'a Interrupts,
     hear: F,
@@ -369,10 +369,6 @@ impl<F: FnMut(Event<'_>)> Observer for Ear<'_, F> {
 
     fn should_stop(&self) -> bool {
         self.interrupts.asked()
-    }
-
-    fn allows_empty_steps(&self) -> bool {
-        true
     }
 }
 

@@ -71,11 +71,6 @@ impl Observer for Budget<'_> {
     fn should_stop(&self) -> bool {
         self.clock.worked() >= self.most
     }
-
-    /// What is kept is what was answered: a few tokens may teach a method nothing.
-    fn allows_empty_steps(&self) -> bool {
-        true
-    }
 }
 
 #[cfg(test)]
