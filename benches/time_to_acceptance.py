@@ -10,8 +10,9 @@ The recipe is that of the method's published trainer: the target runs in every s
 step are padded to the longest, labels are the text's (GLIDE, DFlash), one delay a step (GLIDE). The default packs rows,
 keeps the target's features, distils its distribution, and learns all delays in every step. Both drafts have the same shape.
 
-  curves  Trains both by this program, which computes the published steps number for number, and notes the held-out simulated
-          acceptance length every few steps. Numbers do not depend on what else the machine does.
+  curves  Trains both by this program, which computes the published steps number for number, and notes the held-out replayed
+          acceptance length every few steps: that of decoding rounds over the text, whatever a mode learns. Numbers do not
+          depend on what else the machine does.
   speed   Seconds of a step: the PyTorch programs of `--baselines` at the recipe's padded shape, and our training with the
           target's pass and without, in turns. Wants a quiet machine.
   table   The recipe's best length, when either reached it, and the ratio of the times, the target's passes included.
@@ -115,7 +116,7 @@ class Bench:
             shutil.rmtree(run, ignore_errors=True)
             done = self.longdraft("train", file)
             rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-            curve = [(row["step"], row["held_out"]["simulated_acceptance_length"]) for row in rows if "held_out" in row]
+            curve = [(row["step"], row["held_out"]["replayed_acceptance_length"]) for row in rows if "held_out" in row]
             taken = steps_of(run)
             tokens = taken[-1]["tokens"] / taken[-1]["step"]
             self.write(f"{method}-{arm}.json", {"curve": curve, "tokens_per_step": tokens, "rows": rows_of(done.stderr)})
