@@ -167,7 +167,8 @@ mod tests {
         fn every_token_is_in_exactly_one_row(
             lengths in proptest::collection::vec(1_usize..300, 1..200), row in 1_usize..128
         ) {
-            let rows = arrange(pieces(&documents(&lengths), row, Overlong::Split), row, Packing::BestFit);
+            let documents = documents(&lengths);
+            let rows = arrange(pieces(&documents, row, Overlong::Split), row, Packing::BestFit);
             let mut seen: Vec<Vec<u32>> = lengths.iter().map(|&n| vec![0; n]).collect();
             for packed in &rows {
                 prop_assert!(packed.tokens() <= row && packed.tokens() > 0);
@@ -202,6 +203,7 @@ mod tests {
         assert_eq!(lengths(Packing::None, Overlong::Drop), [5, 10]);
         assert_eq!(lengths(Packing::BestFit, Overlong::Split), [10, 10, 7]);
     }
+
     #[test]
     fn a_piece_is_learned_if_a_token_after_its_first_one_is() {
         let mask = [false, false, false, true, true, false, false, true];

@@ -84,8 +84,7 @@ impl Capture {
                 "holds records of another trainer or engine: name another place for the store";
             return Err(FeatureError::store(place, problem).into());
         }
-        let rows = Rows::of_all(readers, (&target, tokenizer), world, observer)?;
-        let mut recipe = rows.recipe(first, (&target, tokenizer));
+        let (rows, mut recipe) = Rows::of_all(readers, (&target, tokenizer), world, observer)?;
         let told = first.capture.record_layers.as_deref();
         let open = |folder| Records::open(folder, told);
         let records = options.records.as_deref().map(open).transpose()?;

@@ -158,21 +158,21 @@ impl RowLayout {
         Self { row_tokens: data.row_tokens, packing, overlong, keeps_unlearned }
     }
 
-    /// The pieces that stand in rows.
-    fn pieces(self, documents: &[Document]) -> impl Iterator<Item = Piece> {
-        let stands = move |piece: &Piece| self.keeps_unlearned || piece.is_learned(documents);
-        pieces(documents, self.row_tokens, self.overlong).filter(stands)
+    fn rows(self, documents: &[Document]) -> Vec<PackedRow> {
+        let all = pieces(documents, self.row_tokens, self.overlong);
+        let standing = all.filter(|piece| self.stands(piece, documents));
+        arrange(standing, self.row_tokens, self.packing)
     }
 
-    fn rows(self, documents: &[Document]) -> Vec<PackedRow> {
-        arrange(self.pieces(documents), self.row_tokens, self.packing)
+    /// Whether a piece stands in a row.
+    fn stands(self, piece: &Piece, documents: &[Document]) -> bool {
+        self.keeps_unlearned || piece.is_learned(documents)
     }
 
     /// Pieces of two tokens or more that stand in no row.
     fn left_out(self, documents: &[Document]) -> usize {
-        let stands = |piece: &Piece| self.keeps_unlearned || piece.is_learned(documents);
         pieces(documents, self.row_tokens, self.overlong)
-            .filter(|piece| piece.tokens.len() > 1 && !stands(piece))
+            .filter(|piece| piece.tokens.len() > 1 && !self.stands(piece, documents))
             .count()
     }
 }

@@ -31,7 +31,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// The rows of the first configuration, which are those of all.
+    /// The rows of the first configuration, which are those of all, and the store that serves all.
     ///
     /// # Errors
     /// - unusable data or drafts
@@ -41,7 +41,7 @@ impl Rows {
         (target, tokenizer): (&Arc<Target>, &TextTokenizer),
         world: &World,
         observer: &mut dyn Observer,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Recipe)> {
         let mut all: Option<(Self, Recipe)> = None;
         for reader in readers {
             let rows = Self::of(reader.config, (target, tokenizer), world, observer)?;
@@ -63,7 +63,12 @@ impl Rows {
             }
             known.objectives.extend(rows.objectives);
         }
-        Ok(all.ok_or_else(no_place)?.0)
+        let (rows, first) = all.ok_or_else(no_place)?;
+        let recipe = match readers {
+            [_] => first,
+            _ => rows.recipe(readers[0].config, (target, tokenizer)),
+        };
+        Ok((rows, recipe))
     }
 
     fn of(
@@ -88,8 +93,8 @@ impl Rows {
         Ok(Self { train, held_out, draws: draws(config, target), objectives })
     }
 
-    /// The store that serves all of them.
-    pub(super) fn recipe(&self, config: &TrainConfig, of: (&Target, &TextTokenizer)) -> Recipe {
+    /// The store that serves all of its objectives.
+    fn recipe(&self, config: &TrainConfig, of: (&Target, &TextTokenizer)) -> Recipe {
         recipe(config, of, (&self.train, &self.held_out), &self.objectives(), &self.draws)
     }
 
