@@ -318,6 +318,15 @@ fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     let counts = last_json(&out);
     assert_eq!((&counts["success"], &counts["from_before"]), (&4.into(), &0.into()), "{counts}");
     assert_eq!(failures(), "");
+    // Answers of other prompts are not taken for those of these.
+    write(&shop, "prompts.jsonl", &[&rows[..3], &[json!({ "q": "another" })]].concat());
+    let text = fail(&[&common[..], &["--field", "q"]].concat(), 1);
+    assert!(text.contains("row 3 (prompts.jsonl:4) answers another prompt"), "{text}");
+    assert!(text.contains("hint: the prompts or --field are others"), "{text}");
+    // A row without that field asks nothing, so its line stays.
+    write(&shop, "prompts.jsonl", &rows);
+    let out = succeed(&[&common[..], &["--field", "typo", "--json"]].concat());
+    assert_eq!(last_json(&out)["from_before"], 4, "{out}");
     let empty = write(&shop, "empty.jsonl", &[]);
     let other = shop.path("none.jsonl");
     let text = fail(&["data", "regenerate", &empty, "--target", &target, "--output", &other], 1);

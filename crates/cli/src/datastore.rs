@@ -30,11 +30,16 @@ pub(crate) fn open(
                 .hint("`longdraft data regenerate` has the target write some"));
         }
     }
-    let encode = |text: Text| match text {
-        Text::Words(text) => Ok(tokenizer.encode(&text)?.ids),
-        Text::Tokens(ids) => Ok(ids),
+    let encode = |text: Text| -> Result<Vec<Vec<u32>>> {
+        let ids = match text {
+            Text::Words(text) => tokenizer.encode(&text)?.ids,
+            Text::Tokens(ids) => return Ok(vec![ids]),
+        };
+        // A tokenizer may have tokens that the target has not.
+        Ok(ids.split(|id| *id as usize >= vocabulary).map(<[u32]>::to_vec).collect())
     };
-    let texts = texts.into_par_iter().map(encode).collect::<Result<Vec<_>>>()?;
+    let pieces = texts.into_par_iter().map(encode).collect::<Result<Vec<_>>>()?;
+    let texts: Vec<Vec<u32>> = pieces.into_iter().flatten().collect();
     // Every text takes a place more, for its end.
     let tokens: usize = texts.iter().map(|text| text.len() + 1).sum();
     if u32::try_from(tokens).is_err() {

@@ -243,6 +243,9 @@ impl From<DecodeError> for Failure {
             E::EmptyPrompt => Self::usage(error).hint("give some text"),
             E::PromptTooLong { .. } => Self::usage(error)
                 .hint("shorten the prompt, or take a target with a longer context"),
+            E::UnknownToken { .. } => {
+                Self::usage(error).hint("leave the special token of that number out of the text")
+            }
             E::Sampling(_) | E::Shape(_) => Self::usage(error),
             _ => Self::work(error),
         }

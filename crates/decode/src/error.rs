@@ -1,7 +1,7 @@
 //! What can go wrong while decoding.
 
-use longdraft_models::ModelError;
 use longdraft_models::error::without_backtrace;
+use longdraft_models::{ModelError, TargetTokenId};
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, DecodeError>;
@@ -26,6 +26,14 @@ pub enum DecodeError {
         prompt: usize,
         /// Longest context of the target.
         context: usize,
+    },
+    /// The tokenizer has tokens that the target has not.
+    #[error("the prompt holds token {token}, which is not one of the target's {vocabulary}")]
+    UnknownToken {
+        /// Id of the token.
+        token: u32,
+        /// Tokens of the target.
+        vocabulary: usize,
     },
     /// A batch decoder without places.
     #[error("a batch needs at least one place to decode at")]
@@ -62,8 +70,25 @@ impl From<candle_core::Error> for DecodeError {
 }
 
 impl DecodeError {
+    /// Refuses a prompt that a target of such a context and vocabulary cannot read.
+    ///
+    /// # Errors
+    /// - the prompt is empty, fills the context, or holds a token that the target does not know
+    pub fn check_prompt(prompt: &[TargetTokenId], context: usize, vocabulary: usize) -> Result<()> {
+        if prompt.is_empty() {
+            return Err(Self::EmptyPrompt);
+        }
+        if prompt.len() >= context {
+            return Err(Self::PromptTooLong { prompt: prompt.len(), context });
+        }
+        match prompt.iter().find(|token| token.0 as usize >= vocabulary) {
+            Some(token) => Err(Self::UnknownToken { token: token.0, vocabulary }),
+            None => Ok(()),
+        }
+    }
+
     /// Whether the prompt alone is to blame: other requests can go on.
     pub fn is_of_the_prompt(&self) -> bool {
-        matches!(self, Self::EmptyPrompt | Self::PromptTooLong { .. })
+        matches!(self, Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::UnknownToken { .. })
     }
 }

@@ -58,6 +58,9 @@ pub enum ModelError {
     /// Text could not be encoded, decoded or rendered.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// A chat template took too long here, or too many did: on another machine, or later, it may not.
+    #[error("tokenizer: chat template: {0}")]
+    Rendering(String),
     /// A tensor operation failed.
     #[error(transparent)]
     Tensor(candle_core::Error),

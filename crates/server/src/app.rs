@@ -18,7 +18,7 @@ use crate::events::{Event, Share, Task};
 use crate::grammar::{Form, FormState, Vocabulary};
 use crate::meters::Meters;
 use crate::request::Asked;
-use crate::{Limits, Settings, TOKENISING_THREADS};
+use crate::{Limits, Model, Settings, TOKENISING_THREADS};
 
 /// Marks the draws of requests without a seed.
 const UNSEEDED: u64 = u64::MAX;
@@ -200,14 +200,9 @@ impl App {
 
     /// Refuses prompts that cannot be answered, and more answers than there are places.
     fn require_prompts(&self, Asked { prompts, count, .. }: &Asked) -> Result<()> {
-        let context = self.settings.model.context;
+        let Model { context, vocabulary, .. } = self.settings.model;
         for prompt in prompts {
-            if prompt.is_empty() {
-                return Err(DecodeError::EmptyPrompt.into());
-            }
-            if prompt.len() >= context {
-                return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context }.into());
-            }
+            DecodeError::check_prompt(prompt, context, vocabulary)?;
         }
         if prompts.len() * count > self.capacity {
             let most = self.capacity;

@@ -6,21 +6,20 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
-use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::app::App;
 use crate::error::{ApiError, Result};
-use crate::request::json_of;
+use crate::request::body_of;
 
 /// Time in which a body must have come: who sends slowly keeps others out.
 const READ_WITHIN: Duration = Duration::from_mins(1);
 
 /// A request that was let in before its body was read.
 pub(crate) struct Entry {
-    /// The JSON of its body.
-    pub(crate) value: Value,
+    /// Its body, which is JSON by its type.
+    pub(crate) body: Bytes,
     /// Its place among those that are read; given back when it is known what they ask for.
     pub(crate) place: OwnedSemaphorePermit,
 }
@@ -36,7 +35,7 @@ impl FromRequest<Arc<App>> for Entry {
             let message = format!("the body did not come within {} s", READ_WITHIN.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
         })?;
-        Ok(Self { value: json_of(&headers, body)?, place })
+        Ok(Self { body: body_of(&headers, body)?, place })
     }
 }
 

@@ -82,11 +82,13 @@ impl From<DecodeError> for ApiError {
             E::PromptTooLong { .. } => {
                 Self::new(StatusCode::BAD_REQUEST, message).code("context_length_exceeded")
             }
-            E::EmptyPrompt | E::Sampling(_) | E::Shape(_) | E::Grammar(_) => {
-                Self::new(StatusCode::BAD_REQUEST, message)
-            }
-            // A bias may leave no token.
-            E::NoDistribution => Self::new(StatusCode::BAD_REQUEST, message),
+            // A bias may leave no distribution.
+            E::EmptyPrompt
+            | E::UnknownToken { .. }
+            | E::Sampling(_)
+            | E::Shape(_)
+            | E::Grammar(_)
+            | E::NoDistribution => Self::new(StatusCode::BAD_REQUEST, message),
             _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message),
         }
     }
@@ -95,6 +97,11 @@ impl From<DecodeError> for ApiError {
 impl From<ModelError> for ApiError {
     /// Of a template or tokenizer that refuses what a request has.
     fn from(error: ModelError) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, error.to_string())
+        let status = match error {
+            // Of what the machine does beside it, too.
+            ModelError::Rendering(_) => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Self::new(status, error.to_string())
     }
 }

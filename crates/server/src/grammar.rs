@@ -1,7 +1,9 @@
 //! Answers of a given form: `response_format` and its relatives, compiled by llguidance.
 
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
+use axum::http::StatusCode;
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -130,13 +132,59 @@ impl Vocabulary {
         let refused = |problem: String| ApiError::field(field, format!("{field}: {problem}"));
         let factory = self.0.get_or_init(|| factory(model, tokenizer));
         let factory = factory.as_ref().map_err(|problem| refused(problem.clone()))?;
-        let parser = factory.create_parser(form.compiled());
-        let matcher = Matcher::new(Ok(parser.map_err(|error| refused(format!("{error:#}")))?));
-        match matcher.get_error() {
-            Some(problem) => Err(refused(problem)),
-            None => Ok(FormState { matcher, after: 0 }),
-        }
+        let matcher = on_large_stack(|| compiled(factory, form))?.map_err(refused)?;
+        Ok(FormState { matcher, after: 0 })
     }
+}
+
+/// Enough for forms of the largest size, whatever nests in them. Pages that are not touched take no memory.
+/// The first one that can be had is taken.
+const STACKS: [usize; 2] = [512 << 20, 64 << 20];
+
+/// Works where recursion may be deep: a stack that overflows ends the process.
+fn on_large_stack<T: Send>(work: impl Fn() -> T + Sync) -> Result<T> {
+    thread::scope(|scope| {
+        let start =
+            |size: &usize| thread::Builder::new().stack_size(*size).spawn_scoped(scope, &work).ok();
+        let Some(thread) = STACKS.iter().find_map(start) else {
+            let problem = "no thread could be had: too little memory, or too many threads";
+            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem));
+        };
+        let failed =
+            |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the form could not be read");
+        thread.join().map_err(failed)
+    })
+}
+
+/// The parser of a form, at its start.
+fn compiled(factory: &ParserFactory, form: &Form) -> std::result::Result<Matcher, String> {
+    let parser = factory.create_parser(form.compiled()).map_err(|error| format!("{error:#}"))?;
+    let matcher = Matcher::new(Ok(parser));
+    match matcher.get_error() {
+        Some(problem) => Err(problem),
+        None => goes_back(&matcher).map(|()| matcher),
+    }
+}
+
+/// Refuses a parser that cannot take tokens back, which drafting does: one with lexemes that end by `stop=` or
+/// `max_tokens=`.
+fn goes_back(matcher: &Matcher) -> std::result::Result<(), String> {
+    let mut trial = matcher.deep_clone();
+    let words = trial.compute_mask_or_eos().map_err(|error| format!("{error:#}"))?;
+    let environment = trial.tok_env().map_err(|error| format!("{error:#}"))?;
+    let goes_on = |id: &u32| !environment.tok_trie().eos_tokens().contains(id);
+    let Some(first) = ids(words.as_slice()).find(goes_on) else { return Ok(()) };
+    let back = trial.consume_token(first).and_then(|()| trial.rollback(1));
+    back.map_err(|error| format!("{error:#}"))
+}
+
+/// The set bits.
+fn ids(words: &[u32]) -> impl Iterator<Item = u32> {
+    let bits = |(word, bits): (usize, &u32)| {
+        let (word, bits) = (word as u32, *bits);
+        (0..32).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 32 * word + bit)
+    };
+    words.iter().enumerate().flat_map(bits)
 }
 
 fn factory(model: &Model, tokenizer: &TextTokenizer) -> std::result::Result<ParserFactory, String> {
@@ -185,12 +233,7 @@ impl FormState {
     /// The longest token that may come next, and whether it is special, where all others are beginnings
     /// of it: there is one way on.
     fn only_way(&mut self) -> longdraft_decode::Result<Option<(TargetTokenId, bool)>> {
-        let words = self.allowed()?;
-        let bits = |(word, bits): (usize, &u32)| {
-            let (word, bits) = (word as u32, *bits);
-            (0..32).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 32 * word + bit)
-        };
-        let allowed: Vec<u32> = words.iter().enumerate().flat_map(bits).take(FEW + 1).collect();
+        let allowed: Vec<u32> = ids(&self.allowed()?).take(FEW + 1).collect();
         if allowed.len() > FEW {
             return Ok(None);
         }

@@ -19,7 +19,7 @@ use crate::answer::{Chunks, Head, stream, whole};
 use crate::app::{App, seconds_since_1970};
 use crate::entry::Entry;
 use crate::error::{ApiError, Result};
-use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, require_ids};
+use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, json_of, require_ids};
 use crate::{Access, ServeError, Settings};
 
 type Shared = State<Arc<App>>;
@@ -145,10 +145,11 @@ async fn completions(State(app): Shared, entry: Entry) -> Result<Response> {
 }
 
 /// Has a request read, and then answered.
-async fn ask(app: Arc<App>, Entry { value, place }: Entry, read: Read) -> Result<Response> {
-    require_model(&app, &value)?;
+async fn ask(app: Arc<App>, Entry { body, place }: Entry, read: Read) -> Result<Response> {
     app.require_room()?;
     let read = move |app: &App| {
+        let value = json_of(&body)?;
+        require_model(app, &value)?;
         let asked = read(&value, &app.settings, &app.tokenizer)?;
         app.formed(asked, &value)
     };
@@ -213,13 +214,14 @@ async fn model(State(app): Shared, Path(name): Path<String>) -> Result<Response>
 }
 
 /// The tokens that a prompt or a conversation has, as the other paths take them.
-async fn tokenize(State(app): Shared, Entry { value, place }: Entry) -> Result<Response> {
+async fn tokenize(State(app): Shared, Entry { body, place }: Entry) -> Result<Response> {
     #[derive(Deserialize)]
     struct Text {
         #[serde(alias = "content")]
         prompt: Option<String>,
     }
     let read = move |app: &App| {
+        let value = json_of(&body)?;
         if value.get("messages").is_some() {
             return fields::<ChatRequest>(&value)?.prompt(&app.tokenizer);
         }
@@ -234,14 +236,17 @@ async fn tokenize(State(app): Shared, Entry { value, place }: Entry) -> Result<R
     Ok(json_response(&json!({ "tokens": ids, "count": ids.len(), "max_model_len": context })))
 }
 
-async fn detokenize(State(app): Shared, Entry { value, place }: Entry) -> Result<Response> {
+async fn detokenize(State(app): Shared, Entry { body, place }: Entry) -> Result<Response> {
     #[derive(Deserialize)]
     struct Tokens {
         tokens: Vec<u32>,
     }
-    let Tokens { tokens } = fields(&value)?;
-    require_ids("tokens", &tokens, &app.settings.model)?;
-    let text = app.aside(place, move |app| Ok(app.tokenizer.decode(&tokens, false)?)).await?;
+    let read = move |app: &App| {
+        let Tokens { tokens } = fields(&json_of(&body)?)?;
+        require_ids("tokens", &tokens, &app.settings.model)?;
+        Ok(app.tokenizer.decode(&tokens, false)?)
+    };
+    let text = app.aside(place, read).await?;
     Ok(json_response(&json!({ "content": text })))
 }
 

@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use longdraft_models::TargetTokenId;
-use longdraft_models::target_model::KvCache;
+use longdraft_models::target_model::{KvCache, Target};
+use longdraft_models::{TargetConfig, TargetTokenId};
 
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::acceptance::AcceptanceMetrics;
@@ -37,10 +37,10 @@ pub(super) struct Request {
 
 impl Request {
     /// # Errors
-    /// - the prompt is empty or fills the context, or options make no sense
+    /// - the target cannot read the prompt, or options make no sense
     pub(super) fn check(
+        target: &Target,
         prompt: &[TargetTokenId],
-        context: usize,
         options: &DecodeOptions,
     ) -> Result<()> {
         options.sampling.check()?;
@@ -51,13 +51,8 @@ impl Request {
                 "a confidence threshold is 0 or more, and not {threshold}"
             )));
         }
-        if prompt.is_empty() {
-            return Err(DecodeError::EmptyPrompt);
-        }
-        if prompt.len() >= context {
-            return Err(DecodeError::PromptTooLong { prompt: prompt.len(), context });
-        }
-        Ok(())
+        let TargetConfig { max_position_embeddings, vocab_size, .. } = target.config();
+        DecodeError::check_prompt(prompt, *max_position_embeddings, *vocab_size)
     }
 
     pub(super) fn new(

@@ -64,7 +64,7 @@ impl<'a> Sequence<'a> {
         (options, grammar): (&DecodeOptions, Option<Box<dyn Grammar>>),
     ) -> Result<Request> {
         let context = target.config().max_position_embeddings;
-        Request::check(prompt, context, options)?;
+        Request::check(target, prompt, options)?;
         let limit = prompt.len().saturating_add(options.max_new_tokens).min(context);
         let mut cache = self.cache_for(target, prompt, options.reuse_prefix)?;
         target.prepare_cache(&mut cache, limit);

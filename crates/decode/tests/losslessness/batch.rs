@@ -10,7 +10,9 @@ use longdraft_decode::{
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 
-use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
+use crate::models::{
+    Drafts, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
+};
 
 /// A request.
 pub(crate) struct Job {
@@ -131,13 +133,16 @@ fn a_prompt_that_does_not_fit_leaves_the_others_alone() {
     let target = target("llama", 16, (2, 1), 7);
     let drafts = Drafts::new(&target, 7);
     let job = |length| Job { prompt: prompt(length, 7), options: options(6) };
-    let jobs = [job(0), job(5), job(100_000), job(9)];
+    // A tokenizer may know tokens that the target has not.
+    let unknown = Job { prompt: vec![TargetTokenId(VOCABULARY as u32)], options: options(6) };
+    let jobs = [job(0), job(5), job(100_000), job(9), unknown];
     let mut engine = BatchEngine::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
     let found = run(&mut engine, &jobs, |job, _| {
         if job == 3 { ControlFlow::Break(EndReason::StopString) } else { ControlFlow::Continue(()) }
     });
     assert!(matches!(found[0], Err(DecodeError::EmptyPrompt)));
     assert!(matches!(found[2], Err(DecodeError::PromptTooLong { .. })));
+    assert!(matches!(found[4], Err(DecodeError::UnknownToken { .. })));
     let alone = generate(&target, None, &jobs[1].prompt, &jobs[1].options);
     assert_eq!(found[1].as_ref().expect("generation").tokens, alone.tokens);
     let ended = found[3].as_ref().expect("generation");

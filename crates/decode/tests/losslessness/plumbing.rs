@@ -288,7 +288,8 @@ fn impossible_requests_are_errors() {
     assert!(matches!(run(&[], |_| ()), Err(DecodeError::EmptyPrompt)));
     let long = run(&prompt(1400, 1), |_| ());
     assert!(matches!(long, Err(DecodeError::PromptTooLong { prompt: 1400, context: 1400 })));
-    assert!(run(&[TargetTokenId(VOCABULARY as u32)], |_| ()).is_err());
+    let unknown = run(&[TargetTokenId(VOCABULARY as u32)], |_| ());
+    assert!(matches!(unknown, Err(DecodeError::UnknownToken { vocabulary: VOCABULARY, .. })));
     let prompt = prompt(3, 1);
     assert!(run(&prompt, |o| o.sampling.temperature = -1.0).is_err());
     assert!(run(&prompt, |o| o.shape = DraftShape::Static { widths: vec![0] }).is_err());

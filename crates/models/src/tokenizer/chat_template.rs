@@ -207,10 +207,9 @@ impl ChatTemplate {
         });
         rendered
             .map_err(|stopped| {
-                if let Stopped::Limit(_) = &stopped {
-                    self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
-                }
-                failed(&stopped.to_string())
+                let Stopped::Limit(problem) = stopped else { return failed(&stopped.to_string()) };
+                self.given_up.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+                ModelError::Rendering(problem)
             })?
             .map_err(|problem| failed(&problem))
     }
@@ -221,7 +220,7 @@ impl ChatTemplate {
         given_up.retain(|thread| thread.strong_count() > 0);
         if given_up.len() >= MOST_GIVEN_UP {
             let problem = "renderings were given up and hold their memory: no other one is begun";
-            return Err(failed(&format!("{MOST_GIVEN_UP} {problem}")));
+            return Err(ModelError::Rendering(format!("{MOST_GIVEN_UP} {problem}")));
         }
         Ok(())
     }

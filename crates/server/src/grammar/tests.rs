@@ -54,6 +54,39 @@ fn answer(state: &mut FormState, rng: &mut CounterRng, most: usize) -> (String, 
     (TOKENIZER.decode(&ids, true).expect("text"), false)
 }
 
+/// Deep enough for any stack of usual size: an overflow would end the process.
+#[test]
+fn forms_that_nest_without_end_are_refused() {
+    let rules: String = (0..4000).map(|i| format!("r{i}: r{}\n", i + 1)).collect();
+    let texts = [
+        format!("start: {}", "a{".repeat(30_000)),
+        format!("start: \"a\" %if {}", "not(".repeat(15_000)),
+        format!("start: r0\n{rules}r4000: \"a\"\n"),
+        format!("start: {}", "(".repeat(60_000)),
+    ];
+    for text in texts {
+        assert!(text.len() < LARGEST);
+        let is_open = text.ends_with(['{', '(']);
+        assert!(start(&json!({ "guided_grammar": text })).is_err() || !is_open);
+    }
+    let nested = format!("{}{}", "(".repeat(30_000), ")".repeat(30_000));
+    let _ = start(&json!({ "guided_regex": nested }));
+}
+
+#[test]
+fn forms_that_cannot_take_tokens_back_are_refused() {
+    for rule in ["num[max_tokens=5]: /[0-9]+/", "num[stop=\"\\n\"]: /.*/", "num[stop=\"\"]: /.*/"] {
+        let grammar = format!("start: num\n{rule}\n");
+        let error = start(&json!({ "guided_grammar": grammar })).err().expect("refused").to_json();
+        assert_eq!(error["error"]["param"], "guided_grammar", "{error}");
+        assert!(
+            error["error"]["message"].as_str().is_some_and(|said| said.contains("rollback")),
+            "{error}"
+        );
+    }
+    assert!(start(&json!({ "guided_grammar": "start: num\nnum: /[0-9]+/\n" })).is_ok());
+}
+
 #[test]
 fn random_answers_have_the_form() {
     let schema = json!({

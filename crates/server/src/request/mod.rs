@@ -83,26 +83,30 @@ impl<T> OneOrMany<T> {
     }
 }
 
-/// The JSON of a body.
+/// The bytes of a body of JSON.
 ///
 /// The type must be named: a page of another origin cannot send it without asking, and it is told no.
-pub(crate) fn json_of(
+pub(crate) fn body_of(
     headers: &HeaderMap,
     body: std::result::Result<Bytes, BytesRejection>,
-) -> Result<Value> {
+) -> Result<Bytes> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let kind = kind.and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case("application/json") {
         let message = "the content type must be application/json";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    let body = body.map_err(|rejection| match rejection.status() {
+    body.map_err(|rejection| match rejection.status() {
         status @ StatusCode::PAYLOAD_TOO_LARGE => {
             ApiError::new(status, "the body is larger than --max-body of the server allows")
         }
         status => ApiError::new(status, rejection.body_text()),
-    })?;
-    serde_json::from_slice(&body).map_err(|error| {
+    })
+}
+
+/// The JSON of a body. It may take many times the room of the bytes.
+pub(crate) fn json_of(body: &[u8]) -> Result<Value> {
+    serde_json::from_slice(body).map_err(|error| {
         let message = format!("the body is no JSON: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, message)
     })

@@ -62,7 +62,8 @@ fn answered(
     let app = App::new(settings, tokenizer, (1, None, line));
     let runtime = Runtime::new().expect("runtime");
     let replies = requests.iter().map(|request| {
-        let entry = Entry { value: request.clone(), place: app.enter().expect("a place") };
+        let body = request.to_string().into();
+        let entry = Entry { body, place: app.enter().expect("a place") };
         runtime.block_on(async {
             let response = chat(State(Arc::clone(&app)), entry).await;
             let response = response.map_err(|error| error.to_json()["error"].take())?;

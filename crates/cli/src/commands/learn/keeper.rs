@@ -107,7 +107,10 @@ impl Keeper {
         if found == text {
             return Some((prompt, answer));
         }
-        let encoded = |text: &str| Some(tokenizer.encode(text).ok()?.ids);
+        // What was put in may be a token that the target does not know.
+        let vocabulary = self.models.target.config().vocab_size;
+        let known = |ids: &Vec<u32>| ids.iter().all(|id| (*id as usize) < vocabulary);
+        let encoded = |text: &str| Some(tokenizer.encode(text).ok()?.ids).filter(known);
         let answer = encoded(&found.answer)?;
         Some((encoded(&found.prompt)?, answer)).filter(|(_, answer)| !answer.is_empty())
     }

@@ -1,9 +1,11 @@
 //! A row's conversation, of which some prompts are answered.
 
+use std::collections::BTreeMap;
+
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::RawRow;
 use longdraft_decode::EndReason;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::ledger::{Entry, Outcome};
 use super::prompt;
@@ -15,6 +17,22 @@ pub(super) fn plain(conversation: &Conversation) -> String {
     texts.collect::<Vec<_>>().join("\n")
 }
 
+/// What a row asks, if it asks anything.
+pub(super) fn asked(row: &RawRow, field: Option<&str>) -> Option<blake3::Hash> {
+    match prompt::of_row(row.parse().ok()?, field).ok()? {
+        prompt::Prompts::Turns(prompts) => Some(asked_in(prompts.messages.iter())),
+        prompt::Prompts::Unusable(_) => None,
+    }
+}
+
+/// What messages ask: all of them but answers, whatever the order of their keys.
+pub(super) fn asked_in<'a>(messages: impl Iterator<Item = &'a Map<String, Value>>) -> blake3::Hash {
+    let is_asked = |message: &&Map<String, Value>| message.get("role") != Some(&json!("assistant"));
+    let asked: Vec<BTreeMap<_, _>> =
+        messages.filter(is_asked).map(|message| message.iter().collect()).collect();
+    blake3::hash(json!(asked).to_string().as_bytes())
+}
+
 /// A row's line, as failed until it is answered, and its conversation if there is one.
 pub(super) fn opened(
     index: usize,
@@ -22,7 +40,7 @@ pub(super) fn opened(
     field: Option<&str>,
 ) -> (Entry, Option<Dialogue>) {
     let (id, outcome) = (row.origin(), Outcome::Error);
-    let mut entry = Entry { row: index, id, attempt, outcome, body: Value::Null };
+    let mut entry = Entry { row: index, id, attempt: Some(attempt), outcome, body: Value::Null };
     let prompts =
         row.parse().map_err(|error| error.to_string()).and_then(|row| prompt::of_row(row, field));
     match prompts {

@@ -11,6 +11,7 @@ use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
 
+use super::dialogue::asked_in;
 use super::failures::Failures;
 use crate::failure::{Failure, Result};
 
@@ -56,8 +57,9 @@ pub(super) struct Entry {
     pub(super) row: usize,
     /// `file:line` of the prompt.
     pub(super) id: String,
-    /// Fingerprint of all that a failure follows from: the row, and how it is asked.
-    pub(super) attempt: String,
+    /// Fingerprint of all that a failure follows from: the row, and how it is asked. `None` where it follows from
+    /// more than that.
+    pub(super) attempt: Option<String>,
     pub(super) outcome: Outcome,
     /// Further fields.
     pub(super) body: Value,
@@ -71,12 +73,19 @@ impl Entry {
     }
 }
 
+/// A row that has its line.
+struct Done {
+    id: String,
+    /// What the row asked when it was answered.
+    asked: Option<blake3::Hash>,
+}
+
 /// Both files, and which rows stand in them.
 pub(super) struct Ledger {
     answers: (PathBuf, File),
     failures: Failures,
     recipe: String,
-    done: HashMap<usize, String>,
+    done: HashMap<usize, Done>,
     pub(super) counts: Counts,
 }
 
@@ -120,30 +129,40 @@ impl Ledger {
             ))
             .hint("give another --output, or the old values to go on"));
         }
-        if self.done.insert(row as usize, id.to_owned()).is_some() {
+        let asked = line["messages"].as_array();
+        let asked = asked.map(|messages| asked_in(messages.iter().filter_map(Value::as_object)));
+        if self.done.insert(row as usize, Done { id: id.to_owned(), asked }).is_some() {
             return Err(Failure::work(format!("{}: row {row} stands twice", path.display())));
         }
         Ok(())
     }
 
-    /// Whether a row has its line; that line must be of the same prompt.
-    pub(super) fn is_done(&self, row: usize, id: &str) -> Result<bool> {
-        match self.done.get(&row) {
-            None => Ok(false),
-            Some(known) if known == id => Ok(true),
-            Some(known) => Err(Failure::work(format!(
-                "{}: row {row} is {known} there, {id} in the prompts",
-                self.answers.0.display()
-            ))
-            .hint("the prompts are others: give another --output")),
-        }
+    /// Whether a row has its line; that line must answer what the row asks now, if it asks anything.
+    pub(super) fn is_done(
+        &self,
+        row: usize,
+        id: &str,
+        asks: impl FnOnce() -> Option<blake3::Hash>,
+    ) -> Result<bool> {
+        let Some(Done { id: known, asked }) = self.done.get(&row) else { return Ok(false) };
+        let file = self.answers.0.display();
+        let problem = if known != id {
+            format!("{file}: row {row} is {known} there, {id} in the prompts")
+        } else if let (Some(asked), Some(asks)) = (asked, asks())
+            && *asked != asks
+        {
+            format!("{file}: row {row} ({id}) answers another prompt than the row has now")
+        } else {
+            return Ok(true);
+        };
+        Err(Failure::work(problem).hint("the prompts or --field are others: give another --output"))
     }
 
     /// Whether an earlier call tried a row just as this one would, in vain; the row then counts as done.
     pub(super) fn failed_before(&mut self, row: usize, id: &str, attempt: &str) -> bool {
         let Some(outcome) = self.failures.confirm(row, id, attempt) else { return false };
         self.counts.add(outcome);
-        self.done.insert(row, id.to_owned());
+        self.done.insert(row, Done { id: id.to_owned(), asked: None });
         true
     }
 
@@ -161,12 +180,12 @@ impl Ledger {
                 self.failures.answered(entry.row);
             }
             failed => {
-                line["attempt"] = entry.attempt.as_str().into();
+                line["attempt"] = entry.attempt.as_deref().into();
                 self.failures.write(entry.row, failed, line)?;
             }
         }
         self.counts.add(entry.outcome);
-        self.done.insert(entry.row, entry.id.clone());
+        self.done.insert(entry.row, Done { id: entry.id.clone(), asked: None });
         Ok(())
     }
 
@@ -245,7 +264,7 @@ mod tests {
     use super::*;
 
     fn entry(row: usize, outcome: Outcome) -> Entry {
-        let (id, attempt) = (format!("p.jsonl:{}", row + 1), "a".to_owned());
+        let (id, attempt) = (format!("p.jsonl:{}", row + 1), Some("a".to_owned()));
         Entry { row, id, attempt, outcome, body: json!({"problem": "x"}) }
     }
 
@@ -264,12 +283,13 @@ mod tests {
         let mut ledger = Ledger::open(&path, "r").expect("again");
         let counts = Counts { success: 1, ..Counts::default() };
         assert_eq!((ledger.len(), ledger.counts), (1, counts));
-        assert!(ledger.is_done(0, "p.jsonl:1").expect("same"));
-        assert!(ledger.is_done(0, "q.jsonl:1").is_err());
+        let nothing = || None;
+        assert!(ledger.is_done(0, "p.jsonl:1", nothing).expect("same"));
+        assert!(ledger.is_done(0, "q.jsonl:1", nothing).is_err());
         let lines = |path: &Path| std::fs::read_to_string(path).expect("read").lines().count();
         assert_eq!(lines(&failures_file(&path)), 2, "prompts that are others take nothing away");
         for row in [1, 2, 3] {
-            assert!(!ledger.is_done(row, "").expect("tried again or new"));
+            assert!(!ledger.is_done(row, "", nothing).expect("tried again or new"));
         }
         ledger.write(&entry(1, Outcome::Success)).expect("write");
         ledger.write(&entry(2, Outcome::Error)).expect("write");

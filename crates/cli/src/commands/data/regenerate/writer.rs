@@ -12,12 +12,12 @@ use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDra
 use longdraft_decode::{
     BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
 };
-use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
+use longdraft_models::{ModelError, TargetTokenId};
 
-use super::dialogue::{Dialogue, opened, plain};
+use super::dialogue::{Dialogue, asked, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
 use super::{Answered, Hears, Reached};
 use crate::cli::DataRegenerateArguments;
@@ -150,11 +150,9 @@ impl Writer<'_> {
         Ok(hasher)
     }
 
-    fn render(&self, done: &Conversation) -> std::result::Result<String, String> {
+    fn render(&self, done: &Conversation) -> longdraft_models::Result<String> {
         match self.tokenizer.chat_template() {
-            Some(template) => template
-                .render_messages(&done.messages, done.tools.as_ref(), true)
-                .map_err(|error| error.to_string()),
+            Some(template) => template.render_messages(&done.messages, done.tools.as_ref(), true),
             None => Ok(plain(done)),
         }
     }
@@ -216,7 +214,8 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             let row = row?;
             self.answered.rows = index + 1;
             let id = row.origin();
-            if self.ledger.is_done(index, &id)? {
+            let field = self.writer.arguments.field.as_deref();
+            if self.ledger.is_done(index, &id, || asked(&row, field))? {
                 continue;
             }
             let attempt = self.attempt(&row);
@@ -225,7 +224,6 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
                 self.answered.counts = self.ledger.counts;
                 continue;
             }
-            let field = self.writer.arguments.field.as_deref();
             let (entry, dialogue) = opened(index, (&row, attempt), field);
             self.open.push_back(Open { entry, dialogue, running: None });
         }
@@ -250,7 +248,13 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             return Ok(());
         }
         let failed = match self.writer.render(&open.done) {
-            Err(problem) => Some((Outcome::Error, problem)),
+            Err(error) => {
+                // That follows from the machine as well: the next call tries the row again.
+                if matches!(error, ModelError::Rendering(_)) {
+                    entry.attempt = None;
+                }
+                Some((Outcome::Error, error.to_string()))
+            }
             Ok(text) => {
                 let (prompt, options) =
                     self.writer.request(&text, [entry.row as u64, open.turn as u64])?;
