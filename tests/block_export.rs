@@ -210,11 +210,11 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
     );
     refused(
         &[&chain[..], &["draft.confidence_reads_token=false"]].concat(),
-        &[("llamacpp", "reads the token before")],
+        &[("llamacpp", "reads the token before"), ("llamacpp-hf", "reads the token before")],
     );
     refused(
         &["draft.method=dspark", "draft.markov_rank=0", "draft.confidence=false"],
-        &[("llamacpp", "rank 0 has none")],
+        &[("llamacpp", "rank 0 has none"), ("llamacpp-hf", "rank 0 has none")],
     );
     // 6 · 7 candidates in a width of 32.
     let wide = ["draft.conv_group_size=8", "draft.selector_rank=6", "draft.selector_top_k=6"];
@@ -273,8 +273,8 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
 
     for (method, profile, reason) in [
         (1, "speculators", "a selector adds to the draft's"),
-        (2, "vllm", "a chain adds to the draft's"),
-        (2, "llamacpp", "a chain adds to the draft's"),
+        (2, "vllm", "a Markov head adds to the draft's"),
+        (2, "llamacpp", "a Markov head adds to the draft's"),
     ] {
         let shop = trained_in(scaling_shop(), METHODS[method].1);
         let (run, output) = (shop.path("run"), shop.path("out"));
@@ -395,7 +395,10 @@ fn a_folder_that_engines_would_misread_is_told() {
         ("layers", &|config| config[own]["target_layer_ids"] = json!([1, 3])),
         ("sizes", &|config| config[own]["target_layer_ids"] = json!([2, 0])),
         ("sizes", &|config| config[own]["target_layer_ids"] = json!([0, 9])),
-        ("causality", &|config| remove(config, "is_causal")),
+        ("causality", &|config| {
+            remove(config, "is_causal");
+            remove(&mut config[own], "causal");
+        }),
         ("not-the-target", &|config| config[own]["final_logit_softcapping"] = 30.0.into()),
         ("sizes", &|config| config[own]["input_embedding_scale"] = 30.0.into()),
         ("sizes", &|config| config[own]["mask_token_id"] = 258.into()),
@@ -421,7 +424,8 @@ fn a_folder_that_engines_would_misread_is_told() {
         let found = broken(&shop, &folder, edit);
         assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
     }
-    let doubts: [(&str, Edit); 6] = [
+    let doubts: [(&str, Edit); 7] = [
+        ("causality", &|config| remove(&mut config[own], "causal")),
         ("mask-token", &|config| config[own]["mask_token_id"] = 257.into()),
         ("layout", &|config| remove_both(config, "sample_from_anchor")),
         ("model-type", &|config| config["model_type"] = "llama".into()),

@@ -99,6 +99,13 @@ fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_o
             let report = last_json(&stdout(&output));
             assert_eq!(report["clean"], true, "{method} {profile}: {report}");
             assert!(report["parity"].is_object(), "{method} {profile}: the network was not run");
+            if profile == "vllm" {
+                let other = ["verify", &folder, "--profile", "sglang", "--json"];
+                let report = last_json(&stdout(&run(&other)));
+                let problems = report["problems"].as_array().expect("problems");
+                let told = problems.iter().any(|problem| problem["code"] == "flag-unsupported");
+                assert!(told, "SGLang leaves the head out: {report}");
+            }
             if profile == "llamacpp" {
                 let header =
                     Header::read(&std::fs::read(format!("{folder}/{GGUF}")).expect("file"));

@@ -42,7 +42,7 @@ impl<'a> Keys<'a> {
     pub(super) fn ropes_by_kind(&self) -> (Option<&'a Value>, [Option<&'a Value>; 2]) {
         let map = self.object("rope_parameters");
         let of = |kind: &str| map.and_then(|map| map.get(kind)).filter(|value| value.is_object());
-        (map, ["full_attention", "sliding_attention"].map(of))
+        (map, rope::LAYER_KINDS.map(of))
     }
 
     /// Rotary parameters of full layers: `rope_scaling` beside them takes the place of what they hold, too.

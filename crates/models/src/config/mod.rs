@@ -27,6 +27,7 @@ pub use experts::ExpertsConfig;
 pub use latent::LatentConfig;
 pub use mixers::{DeltaNetConfig, Mixer, ShortConvolutionConfig};
 pub use parts::{Activation, LongRope, NormPlaces, Parts, QkNorm, QueryGrowth, Rotary, Router};
+pub(crate) use rope::LAYER_KINDS;
 pub use rope::RopeParameters;
 pub use shared_keys::LayerHeads;
 

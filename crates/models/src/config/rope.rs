@@ -25,7 +25,7 @@ impl RopeParameters {
     }
 
     /// Names numbers that would turn by infinite angles or none that are numbers.
-    pub(super) fn check(&self, problems: &mut Problems) {
+    pub(crate) fn check(&self, problems: &mut Problems) {
         limits::within(problems, "rope_theta", self.theta, &limits::ROPE_BASES);
         let scales: &[(&str, f64)] = match &self.scaling {
             RopeScaling::None => &[],
@@ -65,6 +65,12 @@ impl RopeParameters {
         }
     }
 
+    /// Whether a draft with this rotation keeps it beside a target with another one. Divisors are a GGUF file's form of
+    /// a rule that the target's other files name, which exports need.
+    pub fn is_kept_beside(&self, target: &Self) -> bool {
+        self.divisors.is_none() || target.divisors.is_some()
+    }
+
     /// The same without a factor on cos and sin.
     pub(super) fn of_unit_length(&self) -> Self {
         let mut same = self.clone();
@@ -81,6 +87,35 @@ impl RopeParameters {
         problems: &mut Problems,
     ) -> Self {
         Self::from_json_or(10_000.0, config, max_position_embeddings, problems)
+    }
+
+    /// Reads the rotation of a draft: all its layers have the same one. `rope_parameters` may be a map by the kinds of
+    /// layers, of which the draft has `kinds`.
+    pub(crate) fn of_draft(
+        config: &Value,
+        (context, kinds): (usize, &[&str]),
+        problems: &mut Problems,
+    ) -> Self {
+        let of_kind =
+            |kind: &&str| config.get("rope_parameters")?.get(*kind).filter(|of| of.is_object());
+        let own: Vec<&Value> = kinds.iter().filter_map(of_kind).collect();
+        let any = || LAYER_KINDS.iter().filter_map(of_kind).collect();
+        let mut ropes = Vec::new();
+        for of in if own.is_empty() { any() } else { own } {
+            let mut flat = config.clone();
+            flat["rope_parameters"] = of.clone();
+            ropes.push(Self::from_json(&flat, context, problems));
+        }
+        if ropes.iter().any(|other| *other != ropes[0]) {
+            problems
+                .push("`rope_parameters` differ between kinds of layers: a draft has one rotation");
+        }
+        let rope = match ropes.into_iter().next() {
+            Some(first) => first,
+            None => Self::from_json(config, context, problems),
+        };
+        rope.check(problems);
+        rope
     }
 
     /// The same with another base where a file says none.
@@ -135,6 +170,9 @@ impl RopeParameters {
         value
     }
 }
+
+/// The kinds of layers by which `rope_parameters` may be given.
+pub(crate) const LAYER_KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// The key of the longest sequence before stretching.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";

@@ -126,7 +126,9 @@ impl DraftGguf {
             }
         };
         let theta = number("freq_base").unwrap_or(10_000.0);
-        RopeParameters { theta, scaling, divisors: self.divisors(problems) }
+        let rope = RopeParameters { theta, scaling, divisors: self.divisors(problems) };
+        rope.check(problems);
+        rope
     }
 
     fn divisors(&self, problems: &mut Problems) -> Option<Vec<f32>> {

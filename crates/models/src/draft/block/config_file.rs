@@ -76,7 +76,18 @@ impl BlockConfig {
             initializer_range: keys.number("initializer_range", 0.02),
         };
         check_width_of_target(&mut keys, hidden_size);
-        config.rope = RopeParameters::from_json(value, max_position_embeddings, &mut problems);
+        let slides = config.layers.contains(&LayerKind::Sliding);
+        if slides && !is_switched_off(&keys) {
+            check_spellings(&mut keys, WINDOWS);
+        }
+        let full = config.layers.contains(&LayerKind::Full);
+        let kinds: Vec<&str> = [(FULL, full), (SLIDING, slides)]
+            .into_iter()
+            .filter(|kind| kind.1)
+            .map(|kind| kind.0)
+            .collect();
+        let context = max_position_embeddings;
+        config.rope = RopeParameters::of_draft(value, (context, &kinds), &mut problems);
         if let Some(divisors) = value["rope_divisors"].as_array() {
             let numbers = divisors.iter().filter_map(Value::as_f64);
             config.rope.divisors = Some(numbers.map(|divisor| divisor as f32).collect());
@@ -92,8 +103,8 @@ impl BlockConfig {
         if problems.0.is_empty() { Ok(config) } else { Err(problems) }
     }
 
-    /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base and
-    /// whether slot 0 proposes stand twice, since readers differ in where they look.
+    /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base, whether
+    /// slot 0 proposes and whether blocks are causal stand twice, since readers differ in where they look.
     pub fn to_json(&self, architecture: &str) -> Value {
         let name = |kind: &LayerKind| match kind {
             LayerKind::Full => FULL,
@@ -158,8 +169,10 @@ impl BlockConfig {
         if self.has_own_head() {
             value[DRAFT_VOCABULARY] = self.draft_vocab_size.into();
         }
+        // Engines from before autumn 2026 read the second spelling alone. Without it they run sliding layers causally.
         if let Some(causal) = self.causality() {
             value[CAUSAL[0]] = causal.into();
+            value[OWN][CAUSAL[1]] = causal.into();
         }
         if let Some(sizes) = self.chain {
             // Engines look for these keys at the top.
@@ -272,6 +285,12 @@ fn check_supported(keys: &mut Keys<'_>) {
     if keys.flag("attention_sink_bias", false) {
         keys.problems.push("`attention_sink_bias` is not supported");
     }
+    for key in ["is_neox_style", "rope_is_neox_style"] {
+        if !keys.flag(key, true) {
+            keys.problems
+                .push(format!("`{key}` = false, which rotates neighbours, is not supported"));
+        }
+    }
 }
 
 /// A draft is as wide as its target here.
@@ -283,21 +302,48 @@ fn check_width_of_target(keys: &mut Keys<'_>, wanted: usize) {
     }
 }
 
+/// Where a window is said, at the top and by the switch of older files.
+const WINDOWS: [&str; 2] = ["sliding_window", "swa_window_size"];
+
 fn window(keys: &mut Keys<'_>) -> Option<usize> {
-    let names = ["sliding_window", "swa_window_size"];
+    let names = if is_switched_off(keys) { [WINDOWS[1], WINDOWS[0]] } else { WINDOWS };
     let name = names.into_iter().find(|name| keys.present(name).is_some())?;
     Some(keys.size(name, None))
+}
+
+/// Whether the first of [`WINDOWS`] counts for nothing: classes of engines clear it then.
+fn is_switched_off(keys: &Keys<'_>) -> bool {
+    keys.present("use_sliding_window").is_some_and(|on| *on == false)
+}
+
+/// Two spellings of a key have to say the same: readers differ in which one counts.
+fn check_spellings(keys: &mut Keys<'_>, names: [&str; 2]) {
+    if let [Some(one), Some(other)] = names.map(|name| keys.present(name))
+        && one != other
+        && (one.as_f64().is_none() || one.as_f64() != other.as_f64())
+    {
+        keys.problems.push(format!("`{}` = {one}, and `{}` = {other}", names[0], names[1]));
+    }
+}
+
+/// Whether one switch gives every layer a window. It counts where no layer is listed with one.
+fn all_slide(keys: &mut Keys<'_>) -> bool {
+    let listed = keys.present("layer_types").and_then(Value::as_array);
+    let some_slide = listed.is_some_and(|kinds| kinds.iter().any(|kind| *kind == SLIDING));
+    keys.flag("use_swa", false) && !some_slide
 }
 
 /// The kinds of the layers: as listed, or by the switches of older files.
 fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<LayerKind> {
     // A list of absurd length is refused by its number, which is kept one above the limit.
     let count = count.min(limits::LAYERS + 1);
+    if all_slide(keys) {
+        return vec![LayerKind::Sliding; count];
+    }
     let Some(listed) = keys.present("layer_types") else {
-        let all = keys.flag("use_swa", false);
         let some = keys.flag("use_sliding_window", false) && window.is_some();
-        let first = if all { 0 } else { keys.size("max_window_layers", Some(count)) };
-        let slides = |layer: usize| (all || some) && layer >= first;
+        let first = keys.size("max_window_layers", Some(count));
+        let slides = |layer: usize| some && layer >= first;
         let kind = |layer| if slides(layer) { LayerKind::Sliding } else { LayerKind::Full };
         return (0..count).map(kind).collect();
     };
@@ -320,8 +366,12 @@ fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<Layer
 }
 
 fn is_causal(keys: &mut Keys<'_>) -> Option<bool> {
-    let name = CAUSAL.into_iter().find(|name| keys.present(name).is_some())?;
-    Some(keys.flag(name, false))
+    check_spellings(keys, CAUSAL);
+    match CAUSAL.into_iter().find(|name| keys.present(name).is_some()) {
+        Some(name) => Some(keys.flag(name, false)),
+        // Layers are causal that are listed with a window.
+        None => all_slide(keys).then_some(false),
+    }
 }
 
 fn layer_ids(keys: &mut Keys<'_>, target_layers: usize, layers: usize) -> Vec<LayerId> {

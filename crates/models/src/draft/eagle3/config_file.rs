@@ -9,7 +9,7 @@ use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
-use crate::config::RopeParameters;
+use crate::config::{LAYER_KINDS, RopeParameters};
 use crate::draft::files::config_beside;
 use crate::draft::keys::Keys;
 use crate::draft::speculators::flattened;
@@ -109,7 +109,9 @@ impl Eagle3Config {
             self.dynamic_ntk = factor;
             value[key]["rope_type"] = "default".into();
         }
-        self.rope = RopeParameters::from_json(&value, self.max_position_embeddings, problems);
+        let context = self.max_position_embeddings;
+        let kind = value["layer_types"][0].as_str().unwrap_or(LAYER_KINDS[0]);
+        self.rope = RopeParameters::of_draft(&value, (context, &[kind]), problems);
         if let Some(divisors) = value["rope_divisors"].as_array() {
             let divisors: Vec<f32> =
                 divisors.iter().filter_map(Value::as_f64).map(|d| d as f32).collect();

@@ -11,6 +11,7 @@ use super::gguf_file::{self, GgufDraftSource};
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
 use super::weights::published_names;
+use crate::config::TargetConfig;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
 use crate::error::{ModelError, Problems, Result};
 use crate::target_model::Target;
@@ -103,23 +104,24 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
 }
 
 impl Eagle3Config {
-    /// What is said of a saved draft; `None` without ids, or without sizes that the target would fill in.
+    /// What is said of a saved draft; `None` without ids or sizes, where no target fills them in.
     ///
     /// # Errors
     /// - it is an unreadable GGUF file
-    pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
+    pub fn of_saved(saved: &SavedDraft, target: Option<&TargetConfig>) -> Result<Option<Self>> {
         if let Some(file) = gguf_of(&saved.path) {
-            return Ok(GgufDraftSource::open(&file)?.config(None).ok());
+            return Ok(GgufDraftSource::open(&file)?.config(target).ok());
         }
         let said = saved.config.as_ref().filter(|value| names_eagle3(value));
-        Ok(said.and_then(|value| Self::from_json(value, None).ok()))
+        let layers = target.map(|target| target.num_hidden_layers);
+        Ok(said.and_then(|value| Self::from_json(value, layers).ok()))
     }
 }
 
 /// Weights fit networks that compute something else: what is said of them must hold.
 fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
     // There may be nothing to compare with.
-    let Some(config) = Eagle3Config::of_saved(saved)? else { return Ok(()) };
+    let Some(config) = Eagle3Config::of_saved(saved, None)? else { return Ok(()) };
     let mut problems = Problems::default();
     for (name, found, wanted) in [
         ("norm_before_residual", config.norm_before_residual, wanted.norm_before_residual),

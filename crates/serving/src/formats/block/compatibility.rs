@@ -10,7 +10,7 @@ use crate::target::TargetFacts;
 
 /// Whether a block draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) -> Fit {
-    let mut fit = Fit::default();
+    let mut fit = of_draft(profile, config);
     fit.check_parts(&target.config().parts);
     if !target.config().bend().is_plain() {
         bent(&mut fit, profile, config);
@@ -26,6 +26,12 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
         "RoPE divisors of a GGUF target have no key in config.json: give the target's Hugging Face \
          folder when training",
     );
+    fit
+}
+
+/// Whether engines of a profile compute a block draft, whatever its target is.
+pub(super) fn of_draft(profile: Profile, config: &BlockConfig) -> Fit {
+    let mut fit = Fit::default();
     let slides = config.layers.contains(&LayerKind::Sliding);
     let full = config.layers.contains(&LayerKind::Full);
     let vanilla = config.chain.is_none_or(|chain| chain.kind == ChainKind::Vanilla);
@@ -50,6 +56,7 @@ pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) 
         Profile::Sglang => sglang(&mut fit, config, vanilla),
         Profile::LlamacppHf => {
             lattice(&mut fit, config, vanilla);
+            gguf(&mut fit, config);
             fit.refuse(
                 !config.has_own_head(),
                 "llama.cpp's converter takes folders with `draft_vocab_size` for EAGLE-3: export to llamacpp",
@@ -76,8 +83,8 @@ fn bent(fit: &mut Fit, profile: Profile, config: &BlockConfig) {
     let is_written = profile != Profile::Speculators;
     fit.refuse(
         config.chain.is_none(),
-        "the target scales or soft-caps its logits, and a chain adds to the draft's: it is not known that \
-         engines do so in this order",
+        "the target scales or soft-caps its logits, and a Markov head adds to the draft's: it is not known \
+         whether engines do so in this order",
     );
     fit.refuse(
         is_written || config.selector.is_none(),
@@ -97,8 +104,8 @@ fn bent(fit: &mut Fit, profile: Profile, config: &BlockConfig) {
 }
 
 const MIXED: &str = "full beside sliding layers: vLLM runs them with its newer runner only";
-const NEWER_RUNNER: &str = "vLLM serves a selector or a chain with its newer runner only: on a CPU that needs a \
-                            Triton for CPUs";
+const NEWER_RUNNER: &str = "vLLM serves a selector or a Markov head with its newer runner only: on a CPU that \
+                            needs a Triton for CPUs";
 /// What readers with one class for convolutions and selector ask of a draft.
 const BOTH: &str =
     "convolutions and a selector go together there: train with both, or with neither";
@@ -108,7 +115,7 @@ fn sglang(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
     fit.warn(vanilla, "SGLang 0.5.23 has this head; it is not known which older versions have");
     fit.refuse(
         config.chain.is_none_or(|chain| chain.rank > 0),
-        "SGLang serves no chain of rank 0: train with a larger `markov_rank`",
+        "SGLang serves no Markov head of rank 0: train with a larger `markov_rank`",
     );
     fit.refuse(
         config.convolution.is_none() || config.selector.is_some(),
@@ -136,7 +143,7 @@ fn lattice(fit: &mut Fit, config: &BlockConfig, vanilla: bool) {
     );
 }
 
-/// What GGUF files have tensors and keys for.
+/// What llama.cpp has tensors and keys for. Its converter has no others.
 fn gguf(fit: &mut Fit, config: &BlockConfig) {
     fit.refuse(!config.attention_bias, "attention_bias: llama.cpp has no place for it");
     let mut causal = config.layers.iter().map(|kind| config.is_causal_in(*kind));

@@ -72,7 +72,14 @@ pub(in crate::method) fn build(
 ) -> Result<(BlockDraft, (Tensor, Bend))> {
     let Materials { seed, target, .. } = materials;
     let found = materials.start.map(BlockConfig::of_saved).transpose()?.flatten();
-    let sizes = sizes(mask_token(materials, set)?);
+    let mut sizes = sizes(mask_token(materials, set)?);
+    if let Some(found) = &found {
+        // Its weights were trained with these numbers, whatever those of the target are.
+        sizes.rms_norm_eps = found.rms_norm_eps;
+        if found.rope.is_kept_beside(&sizes.rope) {
+            sizes.rope = found.rope.clone();
+        }
+    }
     check_sizes(&sizes, target.config())?;
     warn_of_mask_token(sizes.mask_token_id, materials.documents, observer);
     let has_head = found.as_ref().is_some_and(BlockConfig::has_own_head);

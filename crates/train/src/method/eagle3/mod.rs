@@ -93,7 +93,7 @@ impl DraftMethod for Eagle3 {
     }
 
     fn keys_of(&self, start: &SavedDraft) -> Result<Map<String, Value>> {
-        let Some(found) = Eagle3Config::of_saved(start)? else { return Ok(Map::new()) };
+        let Some(found) = Eagle3Config::of_saved(start, None)? else { return Ok(Map::new()) };
         // Without a word of it the head's rows decide.
         let is_said =
             start.config.as_ref().is_none_or(|said| said.get("draft_vocab_size").is_some());
@@ -188,7 +188,19 @@ fn build(
 ) -> Result<Box<dyn Objective>> {
     let Materials { teacher, seed, target, .. } = materials;
     let wanted = &draft.network;
-    let sizes = sizes(wanted, target.config())?;
+    let mut sizes = sizes(wanted, target.config())?;
+    let of_start = |start: &SavedDraft| Eagle3Config::of_saved(start, Some(target.config()));
+    if let Some(found) = materials.start.map(of_start).transpose()?.flatten() {
+        // Its weights were trained with these numbers, whatever those of the target are.
+        sizes.rms_norm_eps = found.rms_norm_eps;
+        if found.rope.is_kept_beside(&sizes.rope) {
+            sizes.rope = found.rope;
+        }
+        if found.dynamic_ntk.is_some() {
+            sizes.dynamic_ntk = found.dynamic_ntk;
+            sizes.max_position_embeddings = found.max_position_embeddings;
+        }
+    }
     let counts = materials.counts_of_documents()?;
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;

@@ -118,6 +118,99 @@ fn older_spellings_are_read() {
     assert_eq!(config.target_layers, default_layers(6, 2));
 }
 
+/// What a folder of sliding layers becomes under other keys.
+fn with(change: impl Fn(&mut Value)) -> Result<BlockConfig, Problems> {
+    let sliding =
+        BlockConfig { sliding_window: Some(7), layers: vec![LayerKind::Sliding; 2], ..toy() };
+    let mut value = BlockConfig { is_causal: Some(false), ..sliding }.to_json(NAME);
+    change(&mut value);
+    BlockConfig::from_json(&value, Some(6))
+}
+
+#[test]
+fn one_switch_gives_every_layer_a_window_and_makes_no_block_causal() {
+    let config = with(|value| {
+        value["layer_types"] = json!([FULL, FULL]);
+        value.as_object_mut().expect("an object").remove("is_causal");
+        value.as_object_mut().expect("an object").remove("sliding_window");
+        value[OWN] = json!({
+            "use_swa": true, "swa_window_size": 9, "target_layer_ids": [1, 3], "mask_token_id": 39,
+            "block_size": 4, "sample_from_anchor": false
+        });
+    });
+    let config = config.expect("valid");
+    assert_eq!(config.layers, [LayerKind::Sliding; 2]);
+    assert_eq!((config.sliding_window, config.is_causal), (Some(9), Some(false)));
+}
+
+#[test]
+fn that_switch_is_nothing_beside_a_layer_that_is_listed_with_a_window() {
+    for kinds in [[SLIDING, FULL], [SLIDING, SLIDING]] {
+        let config = with(|value| {
+            value["layer_types"] = json!(kinds);
+            value.as_object_mut().expect("an object").remove("is_causal");
+            value[OWN].as_object_mut().expect("an object").remove("causal");
+            value[OWN]["use_swa"] = true.into();
+        });
+        let config = config.expect("valid");
+        let wanted =
+            kinds.map(|kind| if kind == FULL { LayerKind::Full } else { LayerKind::Sliding });
+        assert_eq!((config.layers.as_slice(), config.is_causal), (&wanted[..], None));
+    }
+}
+
+#[test]
+fn two_spellings_that_differ_are_refused() {
+    assert!(with(|_| ()).is_ok());
+    let causal = with(|value| value[OWN]["causal"] = true.into()).expect_err("refused").to_string();
+    assert!(causal.contains("`is_causal` = false, and `causal` = true"), "{causal}");
+    let window = |size: usize| with(|value| value[OWN]["swa_window_size"] = size.into());
+    assert!(window(7).is_ok());
+    // A window that no layer has, or that is switched off, is no contradiction.
+    let full = with(|value| {
+        value["layer_types"] = json!([FULL, FULL]);
+        value[OWN]["swa_window_size"] = 8.into();
+    });
+    assert!(full.is_ok());
+    let off = with(|value| {
+        value["use_sliding_window"] = false.into();
+        value.as_object_mut().expect("an object").remove("layer_types");
+        value[OWN]["use_swa"] = true.into();
+        value[OWN]["swa_window_size"] = 8.into();
+    });
+    assert_eq!(off.expect("valid").sliding_window, Some(8));
+    let window = window(8).expect_err("refused").to_string();
+    assert!(window.contains("`sliding_window` = 7, and `swa_window_size` = 8"), "{window}");
+}
+
+#[test]
+fn rotations_of_other_kinds_are_refused() {
+    for key in ["is_neox_style", "rope_is_neox_style"] {
+        assert!(with(|value| value[key] = true.into()).is_ok());
+        let said = with(|value| value[key] = false.into()).expect_err("refused").to_string();
+        assert!(said.contains(key), "{said}");
+    }
+    // A map by the kinds of layers is read where all turn alike.
+    let rope = |theta: f64| json!({"rope_type": "default", "rope_theta": theta});
+    let by_kind = |full: f64, sliding: f64, listed: [&str; 2]| {
+        with(|value| {
+            value["layer_types"] = json!(listed);
+            value.as_object_mut().expect("an object").remove("rope_theta");
+            value["rope_parameters"] =
+                json!({"full_attention": rope(full), "sliding_attention": rope(sliding)});
+        })
+    };
+    let same = by_kind(5e5, 5e5, [FULL, SLIDING]).expect("valid").rope;
+    let no_full_layer = by_kind(5e5, 1e6, [SLIDING; 2]).expect("valid").rope;
+    assert_eq!([same, no_full_layer], [RopeParameters::plain(5e5), RopeParameters::plain(1e6)]);
+    let said = by_kind(5e5, 1e6, [FULL, SLIDING]).expect_err("refused").to_string();
+    assert!(said.contains("differ between kinds of layers"), "{said}");
+    for theta in [1e-60, 1e300] {
+        let said = with(|value| value["rope_parameters"]["rope_theta"] = theta.into());
+        assert!(said.expect_err("refused").to_string().contains("rope_theta"));
+    }
+}
+
 /// A folder as the speculators library writes it, values of its classes left out.
 fn nested(kind: &str) -> Value {
     json!({

@@ -8,7 +8,7 @@ use longdraft_models::draft::block::{BlockConfig, FROZEN, LayerKind};
 use serde_json::Value;
 
 use super::super::described;
-use super::{LAYOUT, MISSING_LAYOUT, NETWORK};
+use super::{LAYOUT, MISSING_LAYOUT, NETWORK, engines};
 use super::{network, speculators, written};
 use crate::checks::rules::{KeyRule, Rule, is_given, key_place, tensor_place};
 use crate::checks::{Checks, weights};
@@ -25,6 +25,12 @@ const CAUSALITY: Rule = Rule::garbage(
     "true or false, as it was trained",
     "blocks run causally, and a draft trained otherwise loses acceptance without a message",
 );
+const OLDER_CAUSALITY: Rule = Rule::garbage(
+    "causality",
+    "false",
+    "older versions of engines look for it here alone, and run blocks causally without it",
+)
+.doubtful();
 const OTHER_COPY: Rule = Rule::garbage(
     "frozen-tensor",
     "the target's bits, or no such tensor",
@@ -77,6 +83,7 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str) {
         causality(checks, &config);
     }
     let own = format!("{OWN}.{TARGET_LAYERS}");
+    engines(checks, &config, "config.json");
     network::layers(checks, &config, &key_place(if is_nested { ENTERED_LAYERS } else { &own }));
     network::target(checks, &config, key_place);
     let shapes = checks.shapes();
@@ -98,7 +105,8 @@ fn keys(checks: &mut Checks<'_>, is_chain: bool) {
     checks.keys(WRITTEN);
     if is_chain {
         let of_chain = [TARGET_LAYERS, MASK_TOKEN].into_iter().chain(CHAIN);
-        checks.keys(of_chain.map(|key| written(key, "engines look for a chain's keys here")));
+        checks
+            .keys(of_chain.map(|key| written(key, "engines look for the Markov head's keys here")));
     }
     let rule = if is_chain { MISSING_INSIDE.doubtful() } else { MISSING_INSIDE };
     for key in WRITTEN_INSIDE {
@@ -114,8 +122,14 @@ fn causality(checks: &mut Checks<'_>, config: &BlockConfig) {
     let is_mixed = config.layers.contains(&LayerKind::Full);
     let places = [&checks.config, &checks.config[OWN]];
     let said = CAUSAL.iter().any(|key| places.iter().any(|table| table[*key].is_boolean()));
-    if slides && !is_mixed && !said {
+    if slides && !is_mixed && !said && config.is_causal.is_none() {
         checks.broken(&CAUSALITY, key_place(CAUSAL[0]), "missing for a draft of sliding layers");
+    } else if slides
+        && !config.is_causal_in(LayerKind::Sliding)
+        && !checks.config[OWN][CAUSAL[1]].is_boolean()
+    {
+        let place = key_place(&format!("{OWN}.{}", CAUSAL[1]));
+        checks.broken(&OLDER_CAUSALITY, place, "missing for a draft of sliding layers");
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use longdraft_models::draft::block::BlockConfig;
 
+use super::compatibility;
 use crate::checks::Checks;
 use crate::checks::rules::{KeyRule, Rule, is_given, key};
 use crate::formats::of_target::Repeated;
@@ -23,9 +24,16 @@ const NETWORK: Rule = Rule::rejects(
 /// Whether slot 0 proposes is a default that differs by reader.
 const LAYOUT: Rule = Rule::garbage(
     "layout",
-    "true for a chain, false for other drafts",
+    "true with the keys of a Markov head, false without",
     "slots propose the token beside their own, and nearly nothing is accepted",
 );
+/// What the engines of a profile do not compute.
+const ENGINE: Rule = Rule::rejects(
+    "flag-unsupported",
+    "a draft that the engine computes",
+    "it refuses the draft, or runs another network without a message",
+)
+.remedy("train without it, or serve with an engine that computes it");
 const MISSING_LAYOUT: &str = "missing: readers differ in what they take for it";
 
 /// The rule that a folder has a key, which some reader takes from another place or has another default for.
@@ -40,6 +48,15 @@ pub(super) fn check(checks: &mut Checks<'_>, method: &str, path: &Path) -> bool 
     }
     folder::check(checks, method);
     true
+}
+
+/// Names what of a network the engine of the profile does not compute. A folder for several engines is right for the others.
+fn engines(checks: &mut Checks<'_>, config: &BlockConfig, place: &str) {
+    if matches!(checks.profile, Profile::Hf | Profile::Speculators) {
+        return;
+    }
+    let fit = compatibility::of_draft(checks.profile, config);
+    checks.each(&ENGINE, place, fit.refusals.0);
 }
 
 fn repeated(config: &BlockConfig) -> Repeated {
