@@ -290,6 +290,30 @@ fn patience_ends_a_run_and_the_best_draft_is_kept() {
 }
 
 #[test]
+fn a_best_draft_of_other_held_out_rows_is_chosen_anew() {
+    let shop = Workshop::new();
+    let (config, held_out) = (shop.config(), shop.path("held.jsonl"));
+    let texts = |word: &str| -> String {
+        (0..40).map(|i| format!("{{\"text\": \"{word} {i} {}\"}}\n", word.repeat(9))).collect()
+    };
+    let source = format!("data.held_out=[{{path: {held_out}}}]");
+    let rate = "schedule.learning_rate=1e-12";
+    let arguments = ["train", &config, &source, rate, "train.evaluate_every=2", "--json"];
+    let train = |more: &[&str]| {
+        let output = run(&[&arguments[..], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        let state = std::fs::read_to_string(shop.path("run/checkpoints/best/state.json"));
+        let state: Value = serde_json::from_str(&state.expect("best")).expect("JSON");
+        (state["step"].as_u64(), stderr(&output).contains("the best draft is chosen anew"))
+    };
+    std::fs::write(&held_out, texts("one")).expect("held-out text");
+    assert_eq!(train(&["train.steps=4"]), (Some(2), false));
+    assert_eq!(train(&["train.steps=6", "--extend"]), (Some(2), false), "the same rows");
+    std::fs::write(&held_out, texts("another")).expect("held-out text");
+    assert_eq!(train(&["train.steps=8", "--extend"]), (Some(8), true));
+}
+
+#[test]
 fn budgets_in_tokens_and_minutes() {
     let shop = Workshop::new();
     let config = shop.config();

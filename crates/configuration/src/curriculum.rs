@@ -51,6 +51,7 @@ pub(crate) fn composed(
         }
     }
     problems.extend(handing_on(&result));
+    reserve(&mut result);
     if problems.is_empty() {
         Ok(Composed::Curriculum { output, stages: result })
     } else {
@@ -67,6 +68,27 @@ fn follow(before: &LocatedStage, stage: &mut Located) -> Option<Problem> {
         Err(error) => return Some(Problem::of_key(&stage.tree, "draft", error)),
     }
     None
+}
+
+/// Keeps stages that begin with the same source from what others of them hold out, so that their drafts are measured on
+/// text that none has seen.
+fn reserve(stages: &mut [LocatedStage]) {
+    let held_out: Vec<_> = stages
+        .iter()
+        .map(|stage| {
+            let data = &stage.located.config.data;
+            let rows = if data.held_out.is_empty() { data.held_out_rows } else { 0 };
+            (data.train.first().cloned(), rows.saturating_mul(data.row_tokens))
+        })
+        .collect();
+    for (index, stage) in stages.iter_mut().enumerate() {
+        let data = &mut stage.located.config.data;
+        let others = held_out.iter().enumerate().filter(|(other, _)| *other != index);
+        let same = others.filter(|(_, of)| of.0.as_ref() == data.train.first());
+        if data.reserved_tokens.is_none() {
+            data.reserved_tokens = same.map(|(_, (_, tokens))| *tokens).max();
+        }
+    }
 }
 
 /// What is wrong between stages that are sound each for itself.

@@ -87,6 +87,24 @@ fn stages_share_what_they_do_not_set_and_arguments_win() {
 }
 
 #[test]
+fn no_stage_trains_on_what_another_one_holds_out() {
+    let reserved = |arguments: &[&str]| {
+        let Composed::Curriculum { stages, .. } = parse(CURRICULUM, arguments).expect("valid")
+        else {
+            panic!("stages")
+        };
+        stages.iter().map(|stage| stage.located.config.data.reserved_tokens).collect::<Vec<_>>()
+    };
+    let short = "stages.base.data.row_tokens=512";
+    assert_eq!(reserved(&["data.held_out_rows=2", short]), [Some(2 * 4096), Some(2 * 512)]);
+    assert_eq!(reserved(&["stages.base.data.train=[{path: y.jsonl}]", short]), [None, None]);
+    assert_eq!(reserved(&["data.reserved_tokens=0", short]), [Some(0); 2]);
+    // With held-out text of its own a stage holds nothing out, and keeps off what others do.
+    let own = ["stages.long.data.held_out=[{path: z.jsonl}]", "data.held_out_rows=2", short];
+    assert_eq!(reserved(&own), [Some(0), Some(2 * 512)]);
+}
+
+#[test]
 fn stages_tell_their_problems_together() {
     let text = format!(
         "{CURRICULUM}- {{name: base, trian: 1}}\n- {{name: a/b}}\n- {{start_from: lst}}\n- 7\n"

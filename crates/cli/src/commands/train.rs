@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use longdraft_configuration::{Composed, read, recheck, require_inputs};
-use longdraft_models::device::name_of;
+use longdraft_models::device::{free_memory, name_of};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{ParallelConfig, TargetRanks, Traffic, World};
@@ -21,6 +21,7 @@ use crate::cli::TrainArguments;
 use crate::commands::curriculum::Audience;
 use crate::commands::recorded::{Figures, FinishedRun, config_text, save_config};
 use crate::commands::{curriculum, plan, require_writable};
+use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -215,6 +216,15 @@ pub(crate) fn placed(config: &TrainConfig, world: &World) -> Result<TargetOption
 /// it, which takes the least time and memory; on a GPU in bf16, since blocks take no gradients.
 pub(crate) fn as_served(device: DeviceChoice) -> Result<Precision> {
     Ok(if device.open(0)?.is_cpu() { Precision::Stored } else { Precision::Auto })
+}
+
+/// Free memory of the device that keeps features between epochs, in bytes, if it is known.
+pub(crate) fn memory_for_features(device: DeviceChoice) -> Option<u64> {
+    let of_gpu = match device.open(0) {
+        Ok(device) if !device.is_cpu() => free_memory(&device),
+        _ => None,
+    };
+    of_gpu.or_else(available_memory)
 }
 
 /// What is done about a run that has begun.

@@ -301,8 +301,21 @@ impl Recipe {
             differences.compare(&format!("{name} features"), contents(old), contents(new));
             let what = format!("{name} teacher tokens");
             differences.compare(&what, &old.teacher_tokens, &new.teacher_tokens);
-            let shards = |of: &PartRecipe| of.shards.len().to_string();
-            differences.compare(&format!("{name} shards"), shards(old), shards(new));
+            // Two lists of one length may be of other rows.
+            let shards = |of: &PartRecipe, other: &PartRecipe| {
+                let first =
+                    of.shards.iter().zip(&other.shards).position(|(own, other)| own != other);
+                match first {
+                    Some(shard) => format!(
+                        "{} (the {}. from row {})",
+                        of.shards.len(),
+                        shard + 1,
+                        of.shards[shard]
+                    ),
+                    None => of.shards.len().to_string(),
+                }
+            };
+            differences.compare(&format!("{name} shards"), shards(old, new), shards(new, old));
         }
         differences.told(|what, old, new| format!("{what} was {old}, now {new}"))
     }

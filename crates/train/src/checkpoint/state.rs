@@ -93,6 +93,9 @@ pub struct Best {
     pub step: u64,
     /// Simulated acceptance length, greedy.
     pub length: f64,
+    /// Hash of the rows that it was measured on, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
 }
 
 /// The small part of a checkpoint; tensors lie beside it.

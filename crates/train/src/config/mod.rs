@@ -120,6 +120,10 @@ pub struct DataConfig {
     /// these do not come out even.
     #[serde(default = "defaults::held_out_rows")]
     pub held_out_rows: usize,
+    /// Tokens at the end of the first source that are never trained on, held-out rows included: other trainings hold
+    /// them out. By default of a curriculum as many as any of its stages holds out of the same source, else none.
+    #[serde(default)]
+    pub reserved_tokens: Option<usize>,
     /// Tokens of a packed row.
     #[serde(default = "defaults::row_tokens")]
     pub row_tokens: usize,

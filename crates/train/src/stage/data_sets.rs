@@ -82,6 +82,8 @@ fn read_all(
     };
     let mut sources = read(&data.train)?;
     let mut held_out = read(&data.held_out)?.concat();
+    // Of the training text, for what is measured here or in other trainings.
+    let mut taken = 0;
     if held_out.is_empty()
         && let Some(first) = sources.first_mut()
     {
@@ -97,23 +99,29 @@ fn read_all(
             );
             observer.on_event(Event::Warning(&told));
         }
-        if let Some(told) = takes_much(&sources, &held_out) {
-            observer.on_event(Event::Warning(&told));
-        }
+        taken = tokens_of(&held_out);
+    }
+    if let Some(first) = sources.first_mut() {
+        taken += drop_last(first, data.reserved_tokens.unwrap_or(0).saturating_sub(taken));
+    }
+    if let Some(told) = takes_much(&sources, taken) {
+        observer.on_event(Event::Warning(&told));
     }
     Ok((sources.concat(), held_out))
 }
 
-/// What is said where held-out rows take the greater part of the text.
-fn takes_much(sources: &[Vec<Document>], held_out: &[Document]) -> Option<String> {
-    let tokens = |documents: &[Document]| documents.iter().map(|all| all.ids.len()).sum::<usize>();
-    let kept: usize = sources.iter().map(|documents| tokens(documents)).sum();
-    let taken = tokens(held_out);
+fn tokens_of(documents: &[Document]) -> usize {
+    documents.iter().map(|document| document.ids.len()).sum()
+}
+
+/// What is said where held-out and reserved tokens are the greater part of the text.
+fn takes_much(sources: &[Vec<Document>], taken: usize) -> Option<String> {
+    let kept: usize = sources.iter().map(|documents| tokens_of(documents)).sum();
     (taken > kept).then(|| {
         let share = 100.0 * taken as f64 / (kept + taken) as f64;
         format!(
             "held-out rows take {share:.0} % of the text, {kept} tokens are left to train on: give more text, or \
-             lower data.held_out_rows or data.row_tokens"
+             lower data.held_out_rows, data.row_tokens or data.reserved_tokens"
         )
     })
 }
@@ -201,6 +209,28 @@ fn read_one(
         )));
     }
     Ok(documents)
+}
+
+/// Takes so many tokens away from the end; how many they were. The first document stays where nothing would be left.
+fn drop_last(documents: &mut Vec<Document>, tokens: usize) -> usize {
+    let mut dropped = 0;
+    while dropped < tokens
+        && let Some(mut last) = documents.pop()
+    {
+        let left = last.ids.len().saturating_sub(tokens - dropped);
+        if left == 0 && !documents.is_empty() {
+            dropped += last.ids.len();
+            continue;
+        }
+        if left > 0 {
+            dropped += last.ids.len() - left;
+            last.ids.truncate(left);
+            last.loss_mask.truncate(left);
+        }
+        documents.push(last);
+        break;
+    }
+    dropped
 }
 
 /// Takes documents from the end that make `rows` rows. Where the next document would make too many,
@@ -307,9 +337,22 @@ mod tests {
     }
 
     #[test]
+    fn text_that_others_hold_out_is_left_alone() {
+        let left = |tokens: usize| {
+            let mut kept = documents(&[50, 100]);
+            let dropped = drop_last(&mut kept, tokens);
+            assert_eq!(tokens_of(&kept) + dropped, 150);
+            assert!(kept.iter().all(|document| document.ids.len() == document.loss_mask.len()));
+            kept.iter().map(|document| document.ids.len()).collect::<Vec<_>>()
+        };
+        assert_eq!((left(0), left(30), left(100)), (vec![50, 100], vec![50, 70], vec![50]));
+        assert_eq!((left(120), left(150), left(1000)), (vec![30], vec![50], vec![50]));
+    }
+
+    #[test]
     fn held_out_rows_that_take_the_greater_part_of_the_text_are_told() {
         let told = |kept: usize, held_out: usize| {
-            takes_much(&[documents(&[kept - 50]), documents(&[50])], &documents(&[held_out]))
+            takes_much(&[documents(&[kept - 50]), documents(&[50])], held_out)
         };
         let warning = told(97, 626).expect("a warning");
         assert!(warning.contains("take 87 % of the text, 97 tokens are left"), "{warning}");

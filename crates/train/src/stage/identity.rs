@@ -1,6 +1,7 @@
 //! What a resumed run must share with the saved one.
 
 use candle_core::{DType, Tensor};
+use longdraft_data::Document;
 use longdraft_data::packing::{Overlong, Packing};
 use longdraft_features::FeatureSource;
 use longdraft_models::draft::Draft;
@@ -21,16 +22,7 @@ pub(super) fn identity(
     (start, features): (&dyn Draft, &FeatureSource),
     steps: u64,
 ) -> Result<RunIdentity> {
-    let mut hasher = blake3::Hasher::new();
-    for document in &train.documents {
-        document.ids.iter().for_each(|id| {
-            hasher.update(&id.to_le_bytes());
-        });
-        document.loss_mask.iter().for_each(|mask| {
-            hasher.update(&[u8::from(*mask)]);
-        });
-    }
-    let tokens = hasher.finalize().to_hex()[..16].to_owned();
+    let tokens = hashed(&train.documents).finalize().to_hex()[..16].to_owned();
     let json = |value: serde_json::Result<serde_json::Value>| {
         value
             .map(|value| value.to_string())
@@ -65,6 +57,27 @@ pub(super) fn identity(
         identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
     }
     Ok(identity)
+}
+
+fn hashed(documents: &[Document]) -> blake3::Hasher {
+    let mut hasher = blake3::Hasher::new();
+    for document in documents {
+        document.ids.iter().for_each(|id| {
+            hasher.update(&id.to_le_bytes());
+        });
+        document.loss_mask.iter().for_each(|mask| {
+            hasher.update(&[u8::from(*mask)]);
+        });
+    }
+    hasher
+}
+
+/// Hash of rows, by their tokens and how these lie in them.
+pub(super) fn rows_hash(set: &DataSet) -> u64 {
+    let mut hasher = hashed(&set.documents);
+    hasher.update(format!("{:?}", set.rows).as_bytes());
+    let hash = hasher.finalize();
+    hash.as_bytes()[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 /// What an earlier version saved, under the keys of this one.

@@ -28,6 +28,7 @@ use longdraft_rules::Checked;
 use longdraft_tracking::MetricsLog;
 use serde_json::{Value, json};
 
+use self::identity::rows_hash;
 use crate::checkpoint::{
     Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock, SaveClock,
 };
@@ -170,8 +171,15 @@ impl Stage {
         observer.on_event(Event::Evaluated(step, &metrics));
         let gamma = self.objective.draft_len();
         let length = metrics.simulated_acceptance_length(Rate::Top1, gamma);
+        let rows = Some(rows_hash(&self.held_out));
+        if self.progress.best.is_some_and(|best| best.rows.is_some() && best.rows != rows) {
+            observer.on_event(Event::Warning(
+                "held-out rows are not those of before: the best draft is chosen anew",
+            ));
+            (self.progress.best, self.progress.evaluations_since_best) = (None, 0);
+        }
         if self.progress.best.is_none_or(|best| length > best.length) {
-            self.progress.best = Some(Best { step, length });
+            self.progress.best = Some(Best { step, length, rows });
             self.progress.evaluations_since_best = 0;
             if self.config.train.keep_best {
                 self.save(Place::Best, observer)?;

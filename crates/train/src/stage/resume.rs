@@ -107,6 +107,9 @@ fn going_on(
             if !changed.is_empty() {
                 let warning = format!("resumed although {}", changed.join("; "));
                 observer.on_event(Event::Warning(&warning));
+                // Patience begins anew. Time ends the run again by itself.
+                resumed.progress.ended = false;
+                resumed.progress.evaluations_since_best = 0;
             }
             if state.identity.value(STEPS) == identity.value(STEPS) {
                 resumed.schedule.warmup_of = state.first_steps.unwrap_or(schedule.steps);

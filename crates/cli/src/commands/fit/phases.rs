@@ -1,5 +1,6 @@
 //! The phases of a fit up to the training, each of which can be repeated.
 
+use longdraft_models::DeviceChoice;
 use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_records::events::FitPhase;
 use longdraft_report::words::clock;
@@ -12,7 +13,7 @@ use super::trial::Trial;
 use super::{Fit, answers, lengths, lookup, lookup_command, proof, telling, trial};
 use crate::cli::DecodingArguments;
 use crate::commands::data::regenerate::Reached;
-use crate::doctor::available_memory;
+use crate::commands::train::memory_for_features;
 use crate::failure::{Failure, Result};
 use crate::terminal::cover::is_covered;
 
@@ -164,7 +165,7 @@ impl Fit<'_> {
                 goes_on: self.arguments.from.is_some(),
                 row_tokens,
                 stages: self.stages(left),
-                free_memory: available_memory(),
+                free_memory: memory_for_features(DeviceChoice::Auto),
                 seconds: left,
             };
             let state = &self.ledger.state;

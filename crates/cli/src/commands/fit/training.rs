@@ -146,6 +146,8 @@ pub(super) fn configured(
         };
         extend(&mut config, part.keys(about));
     } else {
+        // The proof has prompts of its own, so every stage learns all that it can.
+        config["data"] = json!({ "reserved_tokens": 0 });
         config["stages"] = staged((trial, plan, choice), about, seconds, staging);
     }
     Ok(config)

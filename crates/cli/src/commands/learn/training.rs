@@ -26,7 +26,6 @@ use crate::commands::extract::extract;
 use crate::commands::fit::{self, TrainingSpeed};
 use crate::commands::remove_folder;
 use crate::commands::train::{self, Resume};
-use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -201,7 +200,8 @@ impl<'a> Setup<'a> {
         let tokens = train.iter().map(|text| text.input_ids.len()).sum();
         let left = 60.0 * self.job.minutes - clock.worked().as_secs_f64();
         let sizes = (tokens, self.row_tokens);
-        let extent = Extent::of(&speed, sizes, left, available_memory());
+        let extent =
+            Extent::of(&speed, sizes, left, train::memory_for_features(DeviceChoice::Auto));
         extent.write(self.place)?;
         Ok(extent)
     }
