@@ -10,7 +10,7 @@ use super::{PlanArguments, RankArguments};
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReportArguments {
-    /// Run directories of `train` or of `eval decode --output`, or directories with a
+    /// Run directories of `fit`, of `train` or of `eval decode --output`, or directories with a
     /// `curriculum.json`.
     #[arg(required = true, value_name = "RUN")]
     pub(crate) runs: Vec<PathBuf>,

@@ -35,7 +35,6 @@ pub enum Learn {
     /// Every token.
     All,
     /// All but the system turn.
-    #[serde(alias = "nomask")]
     NoSystem,
     /// Every assistant turn with its end-of-turn token, without its header.
     Assistant,
