@@ -287,6 +287,10 @@ fn patience_ends_a_run_and_the_best_draft_is_kept() {
     // It stays ended.
     let again = last_json(&succeed(&arguments));
     assert_eq!(again["steps"], 8);
+    // Forced to go on otherwise, it has its patience again.
+    let others = ["train.patience=2", "schedule.learning_rate=1e-11", "--force-resume"];
+    let forced = last_json(&succeed(&[&arguments[..], &others].concat()));
+    assert_eq!((&forced["finished"], &forced["steps"]), (&true.into(), &12.into()));
 }
 
 #[test]

@@ -250,6 +250,15 @@ impl PartRecipe {
         let end = self.shards.get(shard + 1).copied().unwrap_or(self.rows);
         self.shards[shard]..end
     }
+
+    /// How many shards there are, and the first row of the first one that begins elsewhere in another part.
+    fn borders_beside(&self, other: &Self) -> String {
+        let count = self.shards.len();
+        match self.shards.iter().zip(&other.shards).position(|(own, other)| own != other) {
+            Some(shard) => format!("{count} (the {}. from row {})", shard + 1, self.shards[shard]),
+            None => count.to_string(),
+        }
+    }
 }
 
 /// What a store is made of; nothing else goes into its shards.
@@ -301,21 +310,8 @@ impl Recipe {
             differences.compare(&format!("{name} features"), contents(old), contents(new));
             let what = format!("{name} teacher tokens");
             differences.compare(&what, &old.teacher_tokens, &new.teacher_tokens);
-            // Two lists of one length may be of other rows.
-            let shards = |of: &PartRecipe, other: &PartRecipe| {
-                let first =
-                    of.shards.iter().zip(&other.shards).position(|(own, other)| own != other);
-                match first {
-                    Some(shard) => format!(
-                        "{} (the {}. from row {})",
-                        of.shards.len(),
-                        shard + 1,
-                        of.shards[shard]
-                    ),
-                    None => of.shards.len().to_string(),
-                }
-            };
-            differences.compare(&format!("{name} shards"), shards(old, new), shards(new, old));
+            let shards = (old.borders_beside(new), new.borders_beside(old));
+            differences.compare(&format!("{name} shards"), shards.0, shards.1);
         }
         differences.told(|what, old, new| format!("{what} was {old}, now {new}"))
     }
@@ -421,6 +417,21 @@ mod tests {
         assert_eq!(full.read_for(&states), Some(states.clone()));
         assert_eq!(states.read_for(&full), None);
         assert_eq!(Contents { last_kv: false, ..full.clone() }.read_for(&full), None);
+    }
+
+    #[test]
+    fn shards_of_other_rows_are_others() {
+        let part = |shards: &[usize]| PartRecipe {
+            contents: contents(StoredTeacher::None),
+            text: String::new(),
+            teacher_tokens: String::new(),
+            rows: 100,
+            tokens: 6400,
+            shards: shards.to_vec(),
+        };
+        let told = |one: &[usize], other: &[usize]| part(one).borders_beside(&part(other));
+        assert_eq!((told(&[0, 60], &[0, 60]), told(&[0, 60], &[0])), ("2".into(), "2".into()));
+        assert_eq!(told(&[0, 60], &[0, 64]), "2 (the 2. from row 60)");
     }
 
     #[test]
