@@ -1,8 +1,9 @@
 //! Randomness of drafting and verification, as a trait: tests enumerate all outcomes instead.
 //!
 //! Every draw is a function of seed, request, round, place and purpose, so that a request's output
-//! does not depend on threads or on other requests. The round belongs to the key: a position that
-//! is drafted again after a rejection must not see the number that rejected it.
+//! does not depend on threads or on other requests. A round is known by the index of the first token
+//! that it decides. It belongs to the key: a position that is drafted again after a rejection must not
+//! see the number that rejected it, and a text that goes on in another request draws anew.
 
 use longdraft_kernels::random::CounterRng;
 
@@ -37,7 +38,7 @@ impl Purpose {
 pub struct Place {
     /// What it decides.
     pub purpose: Purpose,
-    /// Round, or index of the token for [`Purpose::Token`].
+    /// Index of the first token that the round decides, or of the token for [`Purpose::Token`].
     pub round: u64,
     /// Row of the tree below which it decides.
     pub row: u64,

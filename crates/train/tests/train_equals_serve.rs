@@ -42,7 +42,7 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
         shape: &DraftShape::Chain { length: DRAFT_LEN },
         drawn: false,
         sampling: &Sampling::default(),
-        round: 1,
+        position: 1,
         draws: &mut CounterDraws::new(0, &[]),
         worth: None,
         confidence_threshold: 0.0,

@@ -56,7 +56,7 @@ fn draft(target: &Target, parts: &mut [Part<'_, '_>], pace: &mut Pace) -> Result
             shape: &layout.shape,
             drawn,
             sampling: &layout.sampling,
-            round: request.rounds,
+            position: request.position(),
             draws: &mut request.draws,
             worth: layout.worth,
             confidence_threshold: request.options.confidence_threshold,

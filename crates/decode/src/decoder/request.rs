@@ -13,7 +13,7 @@ use crate::error::{DecodeError, Result};
 use crate::grammar::{Grammar, SoFar, fitting};
 use crate::log_probs::LogProbs;
 use crate::tree::Tree;
-use crate::verifier::{Round, Verdict, Verifier, VerifyRule};
+use crate::verifier::{Verdict, Verifier, VerifyRule};
 
 pub(super) struct Request {
     pub(super) options: DecodeOptions,
@@ -27,7 +27,6 @@ pub(super) struct Request {
     /// Tokens of the prompt that were not read: the cache holds them from the start.
     pub(super) reused_tokens: usize,
     context: usize,
-    pub(super) rounds: u64,
     pub(super) metrics: AcceptanceMetrics,
     end: Option<EndReason>,
     started: Instant,
@@ -71,7 +70,6 @@ impl Request {
             reused_tokens: cache.len(),
             cache,
             context,
-            rounds: 0,
             metrics: AcceptanceMetrics::default(),
             end: None,
             started: Instant::now(),
@@ -116,11 +114,11 @@ impl Request {
 
     /// Judges a tree below the root by the logits `[rows, V]` of its rows.
     pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
-        let round = self.round_key();
+        let position = self.position();
         let generated = &self.tokens[self.prompt_len..];
         let grammar = self.grammar.as_mut().map(|grammar| &mut **grammar as &mut dyn Grammar);
         let so_far = SoFar { generated, grammar };
-        self.verifier.verify_after(so_far, tree, logits, round, &mut self.draws)
+        self.verifier.verify_after(so_far, tree, logits, position, &mut self.draws)
     }
 
     /// The proposals that the answer's grammar lets pass.
@@ -180,8 +178,9 @@ impl Request {
         budget.min(room).saturating_sub(1)
     }
 
-    fn round_key(&self) -> Round {
-        Round { index: self.rounds, position: self.tokens.len() as u64 }
+    /// Index of the next token. It keys the draws of a round: a text that goes on draws anew, also by a request of its own.
+    pub(super) fn position(&self) -> u64 {
+        self.tokens.len() as u64
     }
 
     /// Whether proposals are drawn from the draft's distribution.

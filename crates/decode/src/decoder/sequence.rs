@@ -153,7 +153,6 @@ impl<'a> Sequence<'a> {
     /// # Errors
     /// - the answer cannot follow its grammar any further
     pub(super) fn begin_round(&mut self, request: &mut Request, pace: &mut Pace) -> Result<Wish> {
-        request.rounds += 1;
         let forced = request.forced(request.room().min(MOST_FORCED))?;
         let layout = self.layout(request, forced.len(), pace);
         Ok(Wish { forced, layout })

@@ -94,8 +94,8 @@ pub struct Plan<'a> {
     pub drawn: bool,
     /// The distribution that draft logits are turned into.
     pub sampling: &'a Sampling,
-    /// Rounds before this one.
-    pub round: u64,
+    /// Index of the next token, which keys the draws.
+    pub position: u64,
     /// What drawn proposals are drawn with.
     pub draws: &'a mut dyn Draws,
     /// When another node pays; without it the shape is filled. Of drawn proposals only those of

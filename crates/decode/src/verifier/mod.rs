@@ -41,15 +41,6 @@ pub enum VerifyRule {
     Match,
 }
 
-/// Which round this is, for the keys of its draws.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Round {
-    /// Rounds before it.
-    pub index: u64,
-    /// Index of the first token that it decides.
-    pub position: u64,
-}
-
 /// Judges trees by the target's logits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verifier {
@@ -61,7 +52,7 @@ pub struct Verifier {
 
 impl Verifier {
     /// Judges `tree` by the logits `[rows, V]` of its rows, below a root before which nothing was
-    /// generated.
+    /// generated. `position` is the index of the first token that it decides; draws are keyed by it.
     ///
     /// # Errors
     /// - logits of a row are not numbers
@@ -72,10 +63,10 @@ impl Verifier {
         &self,
         tree: &Tree,
         logits: &[Vec<f32>],
-        round: Round,
+        position: u64,
         draws: &mut dyn Draws,
     ) -> Result<Verdict> {
-        self.verify_after(SoFar::of(&[]), tree, logits, round, draws)
+        self.verify_after(SoFar::of(&[]), tree, logits, position, draws)
     }
 
     /// The same below what an answer has so far: penalties count its tokens and those of the path down
@@ -91,7 +82,7 @@ impl Verifier {
         mut so_far: SoFar<'_>,
         tree: &Tree,
         logits: &[Vec<f32>],
-        round: Round,
+        position: u64,
         draws: &mut dyn Draws,
     ) -> Result<Verdict> {
         let mut verdict = Verdict { path: Vec::new(), next: tree.token(0), residual_fallbacks: 0 };
@@ -106,12 +97,12 @@ impl Verifier {
                 let distribution = self.sampling.distribution(&logits)?;
                 let drawn = tree.children(row).any(|(_, node)| node.drawn);
                 if drawn && self.rule == VerifyRule::Ratio {
-                    let outcome = test_children(tree, row, distribution, round.index, draws);
+                    let outcome = test_children(tree, row, distribution, position, draws);
                     verdict.residual_fallbacks += usize::from(outcome.fell_back);
                     outcome.accepted.ok_or(outcome.token)
                 } else {
-                    let position = round.position + verdict.path.len() as u64;
-                    let at = Place { purpose: Purpose::Token, round: position, row: 0, child: 0 };
+                    let decided = position + verdict.path.len() as u64;
+                    let at = Place { purpose: Purpose::Token, round: decided, row: 0, child: 0 };
                     match_child(tree, row, TargetTokenId(draws.choose(at, &distribution) as u32))
                 }
             };
@@ -154,9 +145,8 @@ mod tests {
         let rows: Vec<Vec<f32>> =
             best.iter().map(|b| (0..5).map(|id| f32::from(u8::from(id == *b))).collect()).collect();
         let verifier = Verifier { sampling: Sampling::default(), rule: VerifyRule::Ratio };
-        let round = Round { index: 0, position: 1 };
         let verdict =
-            verifier.verify(tree, &rows, round, &mut CounterDraws::new(0, &[])).expect("verdict");
+            verifier.verify(tree, &rows, 1, &mut CounterDraws::new(0, &[])).expect("verdict");
         (verdict.path, verdict.next.0)
     }
 

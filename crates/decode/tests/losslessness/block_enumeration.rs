@@ -8,7 +8,7 @@ use longdraft_decode::drafter::{
     BlockDraftModel, BlockDrafter, BlockModel, Chosen, DraftContext, Drafted, Drafter, Forecast,
     Plan,
 };
-use longdraft_decode::verifier::{Round, Verifier};
+use longdraft_decode::verifier::Verifier;
 use longdraft_decode::{DraftShape, Result, Sampling, VerifyRule};
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::block::{
@@ -104,7 +104,7 @@ impl Rounds<'_> {
                 shape: &self.shape,
                 drawn: true,
                 sampling: &sampling,
-                round: 1,
+                position: 1,
                 draws,
                 worth: None,
                 confidence_threshold: self.threshold,
@@ -118,8 +118,8 @@ impl Rounds<'_> {
             let logits: Vec<Vec<f32>> = (0..tree.rows())
                 .map(|row| self.verified.logits(&path_text(&tokens, &tree, row)))
                 .collect();
-            let round = Round { index: 1, position: tokens.len() as u64 };
-            let verdict = verifier.verify(&tree, &logits, round, plan.draws).expect("verdict");
+            let position = tokens.len() as u64;
+            let verdict = verifier.verify(&tree, &logits, position, plan.draws).expect("verdict");
             assert_eq!(verdict.residual_fallbacks, 0);
             let path = verdict.path.iter().map(|row| tree.token(*row).0);
             path.chain([verdict.next.0]).collect()

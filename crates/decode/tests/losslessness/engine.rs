@@ -244,3 +244,23 @@ fn a_shared_draft_proposes_the_same_and_is_let_go() {
     finish(&mut engine);
     assert_eq!(Arc::strong_count(&shared), 1);
 }
+
+/// So hot that the text hardly says what comes next: the draws do.
+#[test]
+fn a_text_that_goes_on_in_another_request_draws_anew() {
+    let target = target("llama", 16, (2, 2), 1);
+    let drafts = Drafts::new(&target, 1);
+    for kind in [Kind::Glide, Kind::Dflash] {
+        let options = DecodeOptions { sampling: Sampling::at(100.0), seed: 7, ..options(48) };
+        let begun = prompt(8, 3);
+        let of = |text: &[TargetTokenId]| {
+            generate(&target, Some(drafter(kind, &target, &drafts)), text, &options)
+        };
+        let first = of(&begun);
+        let second = of(&[&begun[..], &first.tokens].concat());
+        assert!(first.metrics.accepted > 24, "{kind:?}: {}", first.metrics.accepted);
+        let pairs = first.tokens.iter().zip(&second.tokens);
+        let same = pairs.filter(|(one, other)| one == other).count();
+        assert!(same < 12, "{kind:?}: {same} of 48 tokens are drawn as before");
+    }
+}

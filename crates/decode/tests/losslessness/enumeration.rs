@@ -11,7 +11,7 @@ use longdraft_decode::drafter::{
 };
 use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::grammar::{Grammar, SoFar};
-use longdraft_decode::verifier::{Round, Verifier, test_children};
+use longdraft_decode::verifier::{Verifier, test_children};
 use longdraft_decode::{DraftShape, Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::VocabularyMap;
@@ -183,7 +183,7 @@ impl Case {
                 shape: &self.shape,
                 drawn: self.rule == VerifyRule::Ratio,
                 sampling: &self.of_draft,
-                round: 1,
+                position: 1,
                 draws,
                 worth: self.confidence.and_then(|(_, worth)| worth),
                 confidence_threshold: self.confidence.map_or(0.0, |(threshold, _)| threshold),
@@ -199,13 +199,13 @@ impl Case {
             let logits: Vec<Vec<f32>> = (0..tree.rows())
                 .map(|row| self.target.logits(&path_text(&tokens, &tree, row)))
                 .collect();
-            let round = Round { index: 1, position: tokens.len() as u64 };
+            let position = tokens.len() as u64;
             // Token 0 is the prompt.
             let generated = &tokens[1..];
             let mut grammar = Thirds::after(self.target.vocabulary, generated);
             let grammar = self.has_grammar.then_some(&mut grammar as &mut dyn Grammar);
             let so_far = SoFar { generated, grammar };
-            let verdict = verifier.verify_after(so_far, &tree, &logits, round, plan.draws);
+            let verdict = verifier.verify_after(so_far, &tree, &logits, position, plan.draws);
             let verdict = verdict.expect("verdict");
             fallbacks.set(fallbacks.get() + verdict.residual_fallbacks);
             let path = verdict.path.iter().map(|row| tree.token(*row).0);
@@ -468,7 +468,7 @@ pub(crate) fn drawn_children(count: usize, replacement: bool, draws: &mut dyn Dr
         shape: &shape,
         drawn: true,
         sampling: &sampling,
-        round: 0,
+        position: 0,
         draws,
         worth: None,
         confidence_threshold: 0.0,

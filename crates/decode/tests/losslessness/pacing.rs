@@ -44,7 +44,7 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
             shape: &DraftShape::Chain { length: 4 },
             drawn: false,
             sampling: &Sampling::default(),
-            round: 1,
+            position: 1,
             draws: &mut CounterDraws::new(0, &[]),
             worth: None,
             confidence_threshold: 0.0,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use longdraft_decode::grammar::SoFar;
-use longdraft_decode::verifier::{Round, Verifier};
+use longdraft_decode::verifier::Verifier;
 use longdraft_decode::{Origin, Sampling, Tree, VerifyRule};
 use longdraft_models::target_model::{KvCache, Tap, Taps, Target, TargetOptions};
 use longdraft_models::{TargetConfig, TargetTokenId};
@@ -111,9 +111,14 @@ fn rounds_over_a_recurrent_target_follow_its_distribution() {
                 let generated: Vec<TargetTokenId> =
                     text[1..].iter().map(|id| TargetTokenId(*id)).collect();
                 distribution_of(|draws| {
-                    let round = Round { index: 1, position: text.len() as u64 };
-                    let verdict =
-                        verifier.verify_after(SoFar::of(&generated), &tree, &of_rows, round, draws);
+                    let position = text.len() as u64;
+                    let verdict = verifier.verify_after(
+                        SoFar::of(&generated),
+                        &tree,
+                        &of_rows,
+                        position,
+                        draws,
+                    );
                     let verdict = verdict.expect("verdict");
                     let path = verdict.path.iter().map(|row| tree.token(*row).0);
                     path.chain([verdict.next.0]).collect()

@@ -157,6 +157,8 @@ impl Growth {
         let scored = score(model, nodes, each, plan.confidence_threshold);
         let mut all = best(&scored, each, if is_free { budget } else { usize::MAX });
         all.retain(|candidate| pays(plan, candidate));
+        // No level has more than the budget among the tree's best.
+        all.truncate(budget.max(width));
         if is_free {
             // Paths never grow likelier: what comes after so many others leads to nothing.
             let among_best = |(place, candidate): &(usize, &Candidate)| {
@@ -237,7 +239,7 @@ pub fn draw_children(
     for child in 0..count {
         let place = Place {
             purpose: Purpose::Draft,
-            round: plan.round,
+            round: plan.position,
             row: row as u64,
             child: child as u64,
         };
