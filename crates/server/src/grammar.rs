@@ -220,7 +220,7 @@ fn special(id: usize) -> Vec<u8> {
 /// Where an answer stands in its form.
 pub(crate) struct FormState {
     matcher: Matcher,
-    /// Tokens after the form's end.
+    /// Tokens after the form's text: an end, which the matcher need not take back, and what follows.
     after: usize,
 }
 
@@ -247,6 +247,12 @@ impl FormState {
         let way = (TargetTokenId(longest), trie.is_special_token(longest));
         Ok(is_only.then_some(way))
     }
+
+    /// The tokens that end an answer.
+    fn ends(&self) -> longdraft_decode::Result<Vec<u32>> {
+        let environment = self.matcher.tok_env().map_err(unfit)?;
+        Ok(environment.tok_trie().eos_tokens().to_vec())
+    }
 }
 
 fn unfit(error: impl std::fmt::Display) -> DecodeError {
@@ -255,10 +261,20 @@ fn unfit(error: impl std::fmt::Display) -> DecodeError {
 
 impl Grammar for FormState {
     fn allowed(&mut self) -> longdraft_decode::Result<Vec<u32>> {
-        Ok(self.matcher.compute_mask_or_eos().map_err(unfit)?.as_slice().to_vec())
+        let mut words = self.matcher.compute_mask_or_eos().map_err(unfit)?.as_slice().to_vec();
+        if self.after > 0 {
+            words.fill(0);
+            for end in self.ends()? {
+                words[end as usize / 32] |= 1 << (end % 32);
+            }
+        }
+        Ok(words)
     }
 
     fn accepts(&mut self, tokens: &[TargetTokenId]) -> longdraft_decode::Result<usize> {
+        if self.after > 0 {
+            return Ok(0);
+        }
         let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();
         self.matcher.validate_tokens(&ids).map_err(unfit)
     }
@@ -279,7 +295,13 @@ impl Grammar for FormState {
     }
 
     fn advance(&mut self, token: TargetTokenId) -> longdraft_decode::Result<()> {
-        if self.matcher.is_stopped() && !self.matcher.is_error() {
+        let is_over = self.matcher.is_stopped() && !self.matcher.is_error();
+        // Some forms take an end without a trace, and could not take it back.
+        let ends = |state: &mut Self| -> longdraft_decode::Result<bool> {
+            let is_end = state.ends()?.contains(&token.0);
+            Ok(is_end && ids(&state.allowed()?).any(|id| id == token.0))
+        };
+        if is_over || self.after > 0 || ends(self)? {
             self.after += 1;
             return Ok(());
         }
