@@ -44,7 +44,10 @@ fn world_of(wanted: &RankArguments) -> Result<World> {
     };
     let launch = Launch::read().map_err(failed)?;
     let (started, option) = (launch.size(), if wanted.gpus.is_some() { "gpus" } else { "ranks" });
-    let Some(count) = wanted.wanted() else { return World::of(&launch).map_err(failed) };
+    let Some(count) = wanted.wanted() else {
+        launch.require_rank().map_err(failed)?;
+        return World::of(&launch).map_err(failed);
+    };
     if started > 1 && started != count {
         return Err(Failure::usage(format!(
             "--{option} {count}, but a launcher started {started} processes"

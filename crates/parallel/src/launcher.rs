@@ -70,6 +70,25 @@ impl Launch {
         Self::of(read, cfg!(feature = "mpi"))
     }
 
+    /// Refuses to work alone where `WORLD_SIZE` says that others do the same.
+    ///
+    /// # Errors
+    /// - `WORLD_SIZE` is above 1, and no variable says which rank this is
+    pub fn require_rank(&self) -> Result<()> {
+        self.require_rank_of(&variable)
+    }
+
+    fn require_rank_of(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<()> {
+        match (self, Variables(variable).number("WORLD_SIZE")) {
+            (Self::Alone, Some(size)) if size > 1 && variable("RANK").is_none() => {
+                Err(problem(format!(
+                    "WORLD_SIZE={size} is set, but RANK is not: set RANK as well, or unset WORLD_SIZE"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Processes that were started together, this one among them.
     pub fn size(&self) -> usize {
         match self {
@@ -183,10 +202,12 @@ impl<F: Fn(&str) -> Option<String>> Variables<'_, F> {
             }
             None => port,
         };
+        // Jobs on one machine may share a name, and look for each other at neighbouring ports. Their own ports differ.
+        let of_launcher = (self.0)(TORCHRUN_JOB).unwrap_or(of_slurm);
+        let job = (self.0)(JOB).unwrap_or_else(|| format!("{of_launcher} {port}"));
         // torchrun itself listens at the port that it names.
         let is_taken = (self.0)("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|text| text == "True");
         let port = if is_taken { port.saturating_add(1) } else { port };
-        let job = (self.0)(JOB).or_else(|| (self.0)(TORCHRUN_JOB)).unwrap_or(of_slurm);
         let is_local = self.number("LOCAL_WORLD_SIZE") == Some(size);
         let is_child = (self.0)(CHILD).is_some();
         Ok(Place { rank, size, address, port, job, is_local, is_child })
@@ -271,13 +292,27 @@ mod tests {
         let set = [("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "77")];
         let place = tcp(&set);
         assert_eq!((place.rank, place.size, place.address.as_str(), place.port), (3, 8, "a", 77));
+        // Two jobs of one machine are two, also where one takes the other's next port.
+        let other = [&set[..3], &[("MASTER_PORT", "78")]].concat();
+        assert_ne!(tcp(&other).job, place.job);
         let own = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "j")];
         let place = tcp(&[&set[..], &own].concat());
-        assert_eq!((place.port, place.job.as_str()), (78, "j"), "torchrun listens at 77 itself");
+        assert_eq!((place.port, place.job.as_str()), (78, "j 77"), "torchrun listens at 77 itself");
         assert_eq!(tcp(&set[..3]).port, PORT);
         // One process is alone, wherever it would meet others.
         let one = [("RANK", "0"), ("WORLD_SIZE", "1")];
         assert_eq!(of(&one, false).expect("sound"), Launch::Alone);
+        let lacks_rank = |set: &[(&str, &str)]| {
+            let variable = |name: &str| {
+                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            of(set, false).expect("sound").require_rank_of(&variable).is_err()
+        };
+        assert!(
+            lacks_rank(&[("WORLD_SIZE", "2")])
+                && lacks_rank(&[("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")])
+        );
+        assert!(!lacks_rank(&one) && !lacks_rank(&set) && !lacks_rank(&[("WORLD_SIZE", "1")]));
         for wrong in [
             &[("RANK", "0"), ("WORLD_SIZE", "2")][..],
             &[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")],
@@ -318,14 +353,15 @@ mod tests {
         ];
         let place = tcp(&set);
         assert_eq!((place.rank, place.size, place.address.as_str()), (5, 6, "gpu007"));
-        assert!(SLURM_PORTS.contains(&u64::from(place.port)) && place.job == "slurm 123456.0");
+        assert!(SLURM_PORTS.contains(&u64::from(place.port)));
+        assert_eq!(place.job, format!("slurm 123456.0 {}", place.port));
         let next = tcp(&[&set[..], &[("SLURM_STEP_ID", "1")]].concat());
         assert_ne!(next.port, place.port);
         assert_eq!(tcp(&[&set[..], &[("MASTER_ADDR", "b")]].concat()).address, "b");
         // Variables of torchrun's kind within a job have nothing of a step, which may be another for each rank.
         let own = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "b")];
         let place = tcp(&[&set[..], &own].concat());
-        assert_eq!((place.port, place.job.as_str()), (PORT, ""));
+        assert_eq!((place.port, place.job.as_str()), (PORT, " 29500"));
     }
 
     #[test]

@@ -79,7 +79,19 @@ impl World {
             Launch::Alone => Ok(Self::single()),
             Launch::Tcp(place) => Ok(Self::over(Arc::new(Tcp::connect(place)?))),
             #[cfg(feature = "mpi")]
-            Launch::Mpi(_) => Ok(Self::over(Arc::new(super::mpi::Mpi::connect()?))),
+            Launch::Mpi(size) => {
+                let mpi = super::mpi::Mpi::connect()?;
+                if *size > 1 && mpi.size() != *size {
+                    // Each would train alone, in one run directory.
+                    let known = mpi.size();
+                    return Err(ParallelError::Ranks {
+                        problem: format!(
+                            "a launcher started {size} processes, and this build's MPI knows {known}: start them with its own mpirun"
+                        ),
+                    });
+                }
+                Ok(Self::over(Arc::new(mpi)))
+            }
             #[cfg(not(feature = "mpi"))]
             Launch::Mpi(1) => Ok(Self::single()),
             #[cfg(not(feature = "mpi"))]

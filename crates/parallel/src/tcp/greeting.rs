@@ -116,7 +116,7 @@ pub(super) fn gather(
     let guests = Arc::new(());
     let crowd = Arc::downgrade(&guests);
     let (started, mut is_told) = (Instant::now(), false);
-    while came.iter().any(Option::is_none) {
+    while !are_all_there(&mut came) {
         watch()?;
         while let Ok((stream, _)) = listener.accept() {
             // Of a crowd of strangers the last are sent away.
@@ -127,8 +127,9 @@ pub(super) fn gather(
         if let Ok((hello, mut stream)) = told.recv_timeout(LOOK_EVERY) {
             let welcome = judge(own, &hello, &ranks, &came);
             let is_welcome = matches!(welcome, Welcome::Come);
-            // One that is gone again may come again.
-            if say(&mut stream, &welcome).is_ok() && is_welcome {
+            // One that left meanwhile may come again.
+            let has_heard = !is_gone(&stream) && say(&mut stream, &welcome).is_ok();
+            if has_heard && is_welcome {
                 let place = hello.rank - ranks.start;
                 came[place] = Some((hello, stream));
             }
@@ -150,6 +151,16 @@ pub(super) fn gather(
         }
     }
     Ok(came.into_iter().flatten().collect())
+}
+
+/// Whether all have come and are there still; those that left may come again.
+fn are_all_there(came: &mut [Option<(Hello, TcpStream)>]) -> bool {
+    if came.iter().any(Option::is_none) {
+        return false;
+    }
+    let left =
+        came.iter_mut().filter(|seat| seat.as_ref().is_some_and(|(_, stream)| is_gone(stream)));
+    left.map(|seat| *seat = None).count() == 0
 }
 
 /// Hears who came, on a thread: others must not wait for one that says nothing. It holds its place in the crowd.

@@ -59,15 +59,34 @@ pub(super) fn meet(
 
 /// Listens where ranks of other machines come, too, unless there are none.
 fn listen(place: &Place, port: u16) -> io::Result<TcpListener> {
-    let addresses = (place.address.as_str(), port).to_socket_addrs();
-    let is_ipv6 = addresses.is_ok_and(|mut all| all.next().is_some_and(|to| to.is_ipv6()));
-    let address: IpAddr = match (is_ipv6, place.is_local) {
-        (true, true) => Ipv6Addr::LOCALHOST.into(),
-        (true, false) => Ipv6Addr::UNSPECIFIED.into(),
-        (false, true) => Ipv4Addr::LOCALHOST.into(),
-        (false, false) => Ipv4Addr::UNSPECIFIED.into(),
+    let address: IpAddr = if place.is_local {
+        loopback(place)
+    } else if is_ipv6(place) {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
     };
     TcpListener::bind((address, port))
+}
+
+/// This machine's address for itself, of the first rank's kind.
+fn loopback(place: &Place) -> IpAddr {
+    if is_ipv6(place) { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() }
+}
+
+fn is_ipv6(place: &Place) -> bool {
+    let addresses = (place.address.as_str(), place.port).to_socket_addrs();
+    addresses.is_ok_and(|mut all| all.next().is_some_and(|to| to.is_ipv6()))
+}
+
+/// Where the first rank can be: on this machine alone, or where its name leads.
+fn addresses_of_first(place: &Place) -> io::Result<Vec<IpAddr>> {
+    if place.is_local {
+        // Launchers give the machine's name, which may lead to an address where nobody listens.
+        return Ok(vec![loopback(place)]);
+    }
+    let found = (place.address.as_str(), place.port).to_socket_addrs()?;
+    Ok(found.map(|address| address.ip()).collect())
 }
 
 fn listen_first(place: &Place) -> Result<TcpListener> {
@@ -135,16 +154,20 @@ fn as_other(place: &Place, limit: Instant) -> Result<Met> {
     let mut streams: Vec<Option<TcpStream>> = vec![Some(first)];
     for (rank, seat) in seats.iter().enumerate().take(place.rank).skip(1) {
         let address = SocketAddr::new(seat.address.unwrap_or(beside_first), seat.port);
-        streams.push(Some(insist(address, &own, limit).map_err(|cause| {
+        let joined = insist(address, &own, limit, &mut || is_there(streams[0].as_ref()));
+        streams.push(Some(joined.map_err(|cause| {
+            if !is_there(streams[0].as_ref()) {
+                return lost(&io::ErrorKind::UnexpectedEof.into());
+            }
             let host = &seat.host;
             problem(format!("rank {} does not reach rank {rank} on {host}: {cause}", place.rank))
         })?));
     }
     streams.push(None);
     // The first one ends where another does not come.
-    let mut is_first_there = || match &streams[0] {
-        Some(first) if is_gone(first) => Err(lost(&io::ErrorKind::UnexpectedEof.into())),
-        _ => Ok(()),
+    let mut is_first_there = || {
+        let lost = || lost(&io::ErrorKind::UnexpectedEof.into());
+        if is_there(streams[0].as_ref()) { Ok(()) } else { Err(lost()) }
     };
     let above = place.rank + 1..place.size;
     let came = gather(&own_listener, &own, above, limit, &mut is_first_there)?;
@@ -158,9 +181,8 @@ fn find_first(place: &Place, own: &Hello, limit: Instant) -> Result<TcpStream> {
     let mut cause = String::new();
     while Instant::now() < limit {
         // Names of a cluster's machines may come later than the machines.
-        let found = (address.as_str(), *port).to_socket_addrs();
-        let found = found.map_err(|error| cause = error.to_string());
-        let found: Vec<IpAddr> = found.into_iter().flatten().map(|address| address.ip()).collect();
+        let found = addresses_of_first(place);
+        let found = found.map_err(|error| cause = error.to_string()).unwrap_or_default();
         for (port, ip) in ports(place).flat_map(|port| found.iter().map(move |ip| (port, *ip))) {
             match join(SocketAddr::new(ip, port), own) {
                 Ok(stream) => return Ok(stream),
@@ -186,15 +208,20 @@ fn find_first(place: &Place, own: &Hello, limit: Instant) -> Result<TcpStream> {
     )))
 }
 
-/// Comes to a rank that listens already; the way there may fail for a while.
+fn is_there(stream: Option<&TcpStream>) -> bool {
+    stream.is_some_and(|stream| !is_gone(stream))
+}
+
+/// Comes to a rank that listens already; the way there may fail for a while, as long as the first rank is there.
 fn insist(
     address: SocketAddr,
     own: &Hello,
     limit: Instant,
+    is_first_there: &mut dyn FnMut() -> bool,
 ) -> std::result::Result<TcpStream, Obstacle> {
     loop {
         match join(address, own) {
-            Err(Obstacle::Connection(_)) if Instant::now() < limit => {
+            Err(Obstacle::Connection(_)) if Instant::now() < limit && is_first_there() => {
                 std::thread::sleep(10 * LOOK_EVERY);
             }
             joined => return joined,
@@ -259,6 +286,34 @@ mod tests {
         let first = std::thread::spawn(move || meet(&two(0), None, &mut || Ok(())));
         meet(&two(1), None, &mut || Ok(())).expect("met");
         assert!(first.join().expect("a thread").is_ok());
+    }
+
+    #[test]
+    fn ranks_of_one_machine_meet_whatever_its_name_leads_to() {
+        let (listener, port) = first();
+        // Of a network that is kept for documents: nobody listens there.
+        let of = move |rank| {
+            let address = "192.0.2.1".to_owned();
+            Place { size: 2, address, ..place(rank, port) }
+        };
+        let first = std::thread::spawn(move || meet(&of(0), Some(listener), &mut || Ok(())));
+        meet(&of(1), None, &mut || Ok(())).expect("met");
+        assert!(first.join().expect("a thread").is_ok());
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_another_ends_with_the_first() {
+        let (_, free) = first();
+        let own = hello(&place(2, free), 0);
+        let mut looks = 0;
+        let mut is_first_there = || {
+            looks += 1;
+            looks < 3
+        };
+        let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free);
+        let joined = insist(address, &own, Instant::now() + LONGEST, &mut is_first_there);
+        assert!(matches!(joined, Err(Obstacle::Connection(_))));
+        assert_eq!(looks, 3);
     }
 
     #[test]
