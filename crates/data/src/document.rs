@@ -29,6 +29,13 @@ impl Document {
     ) -> std::result::Result<Self, String> {
         let (mut ids, offsets) = encoder.encode(&rendered.text)?;
         let mut loss_mask = mask(&offsets, &rendered.learned);
+        if rendered.add_start
+            && let Some(start) = encoder.start_of_text()
+            && ids.first().is_some_and(|first| *first != start)
+        {
+            ids.insert(0, start);
+            loss_mask.insert(0, false);
+        }
         if rendered.append_end
             && let Some(end) = encoder.end_of_text()
         {
@@ -120,6 +127,58 @@ pub(crate) mod tests {
         fn fingerprint(&self) -> String {
             "bytes".to_owned()
         }
+    }
+
+    /// [`Bytes`] with a token before prompts of plain text.
+    struct WithStart;
+
+    impl TextEncoder for WithStart {
+        fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String> {
+            Bytes.encode(text)
+        }
+
+        fn render_chat(
+            &self,
+            of: &Conversation,
+            prompt: bool,
+        ) -> std::result::Result<String, String> {
+            Bytes.render_chat(of, prompt)
+        }
+
+        fn chat_fingerprint(&self) -> Option<String> {
+            None
+        }
+
+        fn start_of_text(&self) -> Option<u32> {
+            Some(1)
+        }
+
+        fn end_of_text(&self) -> Option<u32> {
+            Some(256)
+        }
+
+        fn vocabulary(&self) -> usize {
+            257
+        }
+
+        fn fingerprint(&self) -> String {
+            "bytes".to_owned()
+        }
+    }
+
+    #[test]
+    fn plain_text_begins_as_a_prompt_does() {
+        let of = |text: &str, add_start| {
+            let learned = std::iter::once(0..text.len()).collect();
+            let rendered = Rendered { text: text.into(), learned, add_start, append_end: true };
+            let document = Document::from_rendered(&rendered, String::new(), &WithStart);
+            document.map(|document| (document.ids, document.loss_mask)).expect("encoded")
+        };
+        assert_eq!(of("a", true), (vec![1, 97, 256], vec![false, true, true]));
+        // A chat template says itself what it begins with, and so does a text.
+        assert_eq!(of("a", false).0, [97, 256]);
+        assert_eq!(of("\u{1}a", true).0, [1, 97, 256]);
+        assert_eq!(of("", true).0, [256], "nothing is no text that begins");
     }
 
     fn document(mask: &[u8]) -> Document {

@@ -45,6 +45,11 @@ pub trait TextEncoder: Sync {
         self.chat_fingerprint().is_some()
     }
 
+    /// The token that a prompt of plain text begins with, if the model's tokenizer adds one.
+    fn start_of_text(&self) -> Option<u32> {
+        None
+    }
+
     /// The end-of-text token.
     fn end_of_text(&self) -> Option<u32>;
 

@@ -15,7 +15,9 @@ pub use crate::report::{Outcome, SourceReport};
 use crate::shards;
 use crate::source::{RawRow, Row, SourceConfig, read_rows};
 use crate::template::chat::ChatLayout;
-use crate::template::{Cut, Example, Learn, Rendered, Template, render_conversation, render_plain};
+use crate::template::{
+    Cut, Example, Learn, Rendered, Template, Verbatim, form, render_conversation, render_plain,
+};
 
 /// Text that is in work at once, in bytes. It bounds memory, and changes no result.
 const CHUNK_BYTES: usize = 4 << 20;
@@ -41,6 +43,8 @@ pub struct SourceReader<'a> {
     learn: Learn,
     layout: Option<ChatLayout>,
     encoder: &'a dyn TextEncoder,
+    /// Of the target's own answers.
+    form: String,
 }
 
 impl<'a> SourceReader<'a> {
@@ -85,7 +89,8 @@ impl<'a> SourceReader<'a> {
             Some(Err(problem)) if learn != Learn::All => return Err(unclear(problem)),
             found => found.and_then(std::result::Result::ok),
         };
-        Ok(Self { config, paths, template, detected, learn, layout, encoder })
+        let form = form(&encoder.fingerprint(), encoder.chat_fingerprint().as_deref());
+        Ok(Self { config, paths, template, detected, learn, layout, encoder, form })
     }
 
     /// Reads rows until one can be trained on, so that a source that cannot be used is known before
@@ -201,15 +206,30 @@ impl<'a> SourceReader<'a> {
         let (learn, cut) = (self.learn, self.cut(row));
         match example {
             Example::Plain { text, answer } => {
-                let append_end = cut == Cut::Nowhere;
-                Ok(Rendered { append_end, ..render_plain(text, answer, learn) })
+                let is_whole = cut == Cut::Nowhere;
+                Ok(Rendered { append_end: is_whole, ..render_plain(text, answer, learn) })
             }
             Example::Chat(conversation) => {
                 let layout = self.layout.as_ref();
-                render_conversation(&conversation, learn, layout, &cut, self.encoder)
-                    .map_err(|problem| row.problem(problem))
+                let how = (&cut, self.verbatim(row));
+                render_conversation(
+                    &conversation,
+                    learn,
+                    layout,
+                    (how.0, how.1.as_ref()),
+                    self.encoder,
+                )
+                .map_err(|problem| row.problem(problem))
             }
             Example::Tokens { .. } => Err(row.problem("tokens are not rendered")),
+        }
+    }
+
+    /// What a row says of how its last answer was written.
+    fn verbatim(&self, row: &Row) -> Option<Verbatim> {
+        match self.template {
+            Template::Messages { .. } => Verbatim::of(&row.fields, &self.form),
+            _ => None,
         }
     }
 

@@ -51,6 +51,18 @@ const R1: &str = "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<A>' 
 const PREFIX_TEST: &str = "{% for m in messages %}{% if m.content.startswith('!') %}{{ '[' + m.role + '/loud]' }}{% else %}{{ '[' + m.role + ']' }}{% endif %}{{ m.content }}{{ '#' }}{% endfor %}\
 {% if add_generation_prompt %}[assistant]{% endif %}";
 
+/// The prompt opens a thought, which is shown of the last turn alone.
+const THINKS: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}\
+{% if m.role == 'assistant' %}{% set rest = m.content.split('</think>')[-1].lstrip('\\n') %}\
+{% set thought = m.content.split('</think>')[0].split('<think>')[-1].strip('\\n') if '</think>' in m.content else '' %}\
+{% if loop.last %}{{ '<think>\\n' + thought + '\\n</think>\\n\\n' + rest }}{% else %}{{ rest }}{% endif %}\
+{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}";
+
+/// A mark of its own ends the whole text.
+const PHI: &str = "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ '<|endoftext|>' }}{% endif %}";
+
 struct Bytes(ChatTemplate);
 
 impl Bytes {
@@ -202,6 +214,25 @@ fn tool_calls_are_learned_and_results_are_not() {
     );
     let learned = Bytes::new(QWEN3).learned(&conversation);
     assert_eq!(learned, [call, "It is noon.<|im_end|>".to_owned()]);
+}
+
+#[test]
+fn a_thought_that_the_prompt_opens_is_no_part_of_earlier_turns_and_of_no_empty_one() {
+    let template = Bytes::new(THINKS);
+    let thought = |answer: &str| format!("<think>\nso\n</think>\n\n{answer}");
+    let (one, two) = (thought("b"), thought("d"));
+    let turns = [("user", "a"), ("assistant", one.as_str()), ("user", "c"), ("assistant", &two)];
+    let last = "so\n</think>\n\nd<|im_end|>";
+    assert_eq!(template.learned(&Conversation::of(&turns)), ["b<|im_end|>", last]);
+    // Data without thoughts teaches none, and not to end one at once either.
+    assert_eq!(template.learned(&dialogue()), [" b <|im_end|>", "d<|im_end|>"]);
+}
+
+#[test]
+fn what_ends_the_whole_text_ends_no_turn() {
+    let layout = ChatLayout::probe(&Bytes::new(PHI)).expect("layout");
+    assert_eq!(layout.end_of_turn, "<|end|>");
+    assert_eq!(Bytes::new(PHI).learned(&dialogue()), [" b <|end|>", "d<|end|>"]);
 }
 
 #[test]

@@ -50,9 +50,22 @@ fn kind(path: &Path) -> Option<(Kind, Compression)> {
     Some((kind, compression))
 }
 
-/// Whether a file's name is one that can be read as data.
+/// Whether a file of a folder is data by its name: of a kind that can be read, and no description of the folder.
 pub fn is_data_file(path: &Path) -> bool {
-    kind(path).is_some()
+    kind(path).is_some() && !is_about(path)
+}
+
+/// Whether a file tells of the data beside it: a card, a licence, a list of the splits.
+fn is_about(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let first = name.split('.').next().unwrap_or_default();
+    match kind(path) {
+        Some((Kind::Text, _)) => {
+            ["readme", "license", "licence", "changelog", "citation"].contains(&first)
+        }
+        Some((Kind::Json, _)) => first == "dataset_infos",
+        _ => false,
+    }
 }
 
 /// The file itself, or every data file below a folder in the order of their paths; hidden files

@@ -205,11 +205,16 @@ mod tests {
         write("a/x.md", "1");
         write("c.txt", "4");
         write("ignored.bin", "?");
+        // What tells of the data is none of it, but data may have such names.
+        write("README.md", "about the data");
+        write("a/LICENSE.txt", "a licence");
+        write("dataset_infos.json", "{}");
+        write("changelog.jsonl", "{\"text\": \"5\"}");
         let texts: Vec<String> = read_jsonl(dir.path())
             .expect("folder")
             .map(|row| row.expect("row").text("text").expect("text").to_owned())
             .collect();
-        assert_eq!(texts, ["1", "2", "3", "4"]);
+        assert_eq!(texts, ["1", "2", "3", "4", "5"]);
     }
 
     #[test]

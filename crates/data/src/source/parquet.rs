@@ -5,7 +5,8 @@ use std::path::Path;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
-use serde_json::Value;
+use parquet::record::{Field, Row as ParquetRow};
+use serde_json::{Map, Value};
 
 use super::{Rows, guarded, rows_of_fields};
 use crate::error::{DataError, Result};
@@ -20,11 +21,26 @@ pub(super) fn read(path: &Path, file: File) -> Result<Rows> {
     let reader: Box<dyn FileReader> = Box::new(reader);
     let mut rows = RowIter::from_file_into(reader);
     Ok(rows_of_fields(path, KIND, move || -> parquet::errors::Result<_> {
-        Ok(match rows.next().transpose()?.map(|row| row.to_json_value()) {
-            Some(Value::Object(fields)) => Some(fields),
-            _ => None,
-        })
+        Ok(rows.next().transpose()?.map(|row| fields_of(&row)))
     }))
+}
+
+fn fields_of(row: &ParquetRow) -> Map<String, Value> {
+    let fields = row.get_column_iter();
+    fields.filter_map(|(name, field)| Some((name.clone(), value_of(field)?))).collect()
+}
+
+/// A field as JSON. Some writers do not say of texts that they are some: bytes that are UTF-8 are text, and others are
+/// left out.
+fn value_of(field: &Field) -> Option<Value> {
+    match field {
+        Field::Bytes(bytes) => bytes.as_utf8().ok().map(Value::from),
+        Field::Group(row) => Some(Value::Object(fields_of(row))),
+        Field::ListInternal(list) => {
+            Some(list.elements().iter().map(|one| value_of(one).unwrap_or_default()).collect())
+        }
+        other => Some(other.to_json_value()),
+    }
 }
 
 #[cfg(test)]
@@ -41,10 +57,10 @@ mod tests {
     const SCHEMA: &str = "message rows {
         required binary text (UTF8);
         required int64 number;
-        required group turns (LIST) { repeated group list { required binary element (UTF8); } }
+        required group turns (LIST) { repeated group list { required binary element; } }
     }";
 
-    /// Two row groups of two rows each.
+    /// Two row groups of two rows each. Elements of `turns` are texts that the schema does not call so.
     fn write(path: &Path) {
         let schema = Arc::new(parse_message_type(SCHEMA).expect("schema"));
         let compression = parquet::basic::Compression::ZSTD(parquet::basic::ZstdLevel::default());

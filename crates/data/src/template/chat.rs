@@ -89,10 +89,17 @@ impl ChatLayout {
         let common = common_prefix(&between, &prompt);
         let header = common.strip_prefix(user_tail.as_str()).unwrap_or(common);
         let assistant_header = if header.is_empty() { common } else { header }.to_owned();
-        let end_of_turn = tail.trim_end().to_owned();
+        let mut end_of_turn = tail.trim_end().to_owned();
         let user_header = match render(&[("user", &u), ("assistant", &a), ("user", &v)], false) {
             Ok(text) => {
                 let between = split(&split(&text, &a)?.1, &v)?.0;
+                if !between.starts_with(&end_of_turn) {
+                    // What ends the whole text is no part of a turn.
+                    let of_turn = whole_words(common_prefix(&end_of_turn, &between)).trim_end();
+                    if !of_turn.is_empty() {
+                        end_of_turn = of_turn.to_owned();
+                    }
+                }
                 let rest = between.strip_prefix(tail.as_str());
                 rest.or(between.strip_prefix(end_of_turn.as_str())).unwrap_or(&between).to_owned()
             }
@@ -179,9 +186,15 @@ impl ChatLayout {
         }
         let header = &self.assistant_header;
         let limit = own.map_or(high, |own| own.start);
-        let found = text[low..limit].find(header.as_str()).filter(|_| !header.is_empty());
-        let start = match (found, own) {
-            (Some(at), _) => low + at + header.len(),
+        let found = |header: &str| {
+            let at = text[low..limit].find(header).filter(|_| !header.is_empty())?;
+            Some(low + at + header.len())
+        };
+        // A thought that the prompt opens is not shown of earlier turns.
+        let (open, _) = EMPTY_THINKING;
+        let without_thought = || found(header.trim_end().strip_suffix(open)?);
+        let start = match (found(header).or_else(without_thought), own) {
+            (Some(start), _) => start,
             (None, None) => return Ok(None),
             (None, Some(own)) if marks.both_sides && own.start < own.end => own.start,
             (None, Some(_)) => {
@@ -189,7 +202,8 @@ impl ChatLayout {
             }
         };
         let own_end = own.map_or(start, |own| own.end.max(start));
-        let start = skip_empty_thinking(text, start, if own.is_some() { own_end } else { high });
+        let limit = if own.is_some() { own_end } else { high };
+        let start = skip_empty_thinking(text, header, start, limit);
         let rest = own_end.max(start);
         let end = match text[rest..high].find(self.end_of_turn.as_str()) {
             Some(at) if !self.end_of_turn.is_empty() => rest + at + self.end_of_turn.len(),
@@ -260,10 +274,21 @@ fn common_prefix<'a>(a: &'a str, b: &str) -> &'a str {
     &a[..end]
 }
 
-/// Where the turn goes on after an empty thinking block at `start`.
-fn skip_empty_thinking(text: &str, start: usize, limit: usize) -> usize {
+/// A text without the beginning of a mark (`<|...`) at its end.
+fn whole_words(text: &str) -> &str {
+    match (text.rfind('<'), text.rfind('>')) {
+        (Some(open), close) if close.is_none_or(|close| close < open) => &text[..open],
+        _ => text,
+    }
+}
+
+/// Where the turn goes on after an empty thinking block at `start`, which its header may have opened.
+fn skip_empty_thinking(text: &str, header: &str, start: usize, limit: usize) -> usize {
     let (open, close) = EMPTY_THINKING;
-    let Some(inside) = text[start..limit].strip_prefix(open) else { return start };
+    let is_opened = header.trim_end().ends_with(open) && text[..start].ends_with(header);
+    let inside =
+        if is_opened { Some(&text[start..limit]) } else { text[start..limit].strip_prefix(open) };
+    let Some(inside) = inside else { return start };
     let Some((thought, rest)) = inside.split_once(close) else { return start };
     if !thought.trim().is_empty() {
         return start;

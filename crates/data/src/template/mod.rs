@@ -7,6 +7,7 @@ pub mod chat;
 mod cut;
 mod detect;
 mod formats;
+mod verbatim;
 
 pub use detect::PROMPT_FIELDS;
 
@@ -23,10 +24,11 @@ use cut::without;
 
 pub(crate) use cut::Cut;
 pub use formats::Example;
+pub use verbatim::{Verbatim, form};
 
 /// Version of how rows become text and masks: raised by every change that gives other tokens or another mask for
 /// the same row, so that shards of older rules are not taken for new ones.
-pub const RULES: u32 = 1;
+pub const RULES: u32 = 2;
 
 /// Which tokens are learned as labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -314,6 +316,8 @@ pub struct Rendered {
     pub text: String,
     /// Learned bytes: ascending ranges that do not overlap.
     pub learned: Vec<Range<usize>>,
+    /// Whether the start-of-text token precedes, not learned, where the model's tokenizer adds one.
+    pub add_start: bool,
     /// Whether the end-of-text token follows, learned.
     pub append_end: bool,
 }
@@ -321,11 +325,17 @@ pub struct Rendered {
 /// Renders a plain text whose answer begins at byte `answer`.
 pub(crate) fn render_plain(text: String, answer: usize, learn: Learn) -> Rendered {
     let start = if learn == Learn::All || learn == Learn::NoSystem { 0 } else { answer };
-    Rendered { learned: std::iter::once(start..text.len()).collect(), text, append_end: true }
+    Rendered {
+        learned: std::iter::once(start..text.len()).collect(),
+        text,
+        add_start: true,
+        append_end: true,
+    }
 }
 
 /// Renders a conversation; `layout` is needed unless everything is learned. The end-of-turn marks of answers
-/// that were cut off are not learned: the model did not write them.
+/// that were cut off are not learned: the model did not write them. An answer that stands verbatim is learned as it was
+/// written.
 ///
 /// # Errors
 /// - the model has no chat template, it refuses the messages, or its turns cannot be found
@@ -333,10 +343,17 @@ pub(crate) fn render_conversation(
     conversation: &Conversation,
     learn: Learn,
     layout: Option<&ChatLayout>,
-    cut: &Cut,
+    (cut, verbatim): (&Cut, Option<&Verbatim>),
     encoder: &dyn TextEncoder,
 ) -> std::result::Result<Rendered, String> {
-    let rendered = |text, learned: Vec<_>| Rendered { text, learned, append_end: false };
+    if let (Some(verbatim), Some(layout)) = (verbatim, layout)
+        && let Some(rendered) =
+            verbatim::render(conversation, learn, (layout, cut), verbatim, encoder)
+    {
+        return Ok(rendered);
+    }
+    let rendered =
+        |text, learned: Vec<_>| Rendered { text, learned, add_start: false, append_end: false };
     let is_cut = *cut != Cut::Nowhere;
     if learn == Learn::All {
         let text = encoder.render_chat(conversation, false)?;
@@ -429,8 +446,13 @@ mod tests {
     fn learned(turns: &[(&str, &str)], learn: Learn) -> Vec<String> {
         let layout = ChatLayout::probe(&Marked).expect("layout");
         let conversation = Conversation::of(turns);
-        let rendered =
-            render_conversation(&conversation, learn, Some(&layout), &Cut::Nowhere, &Marked);
+        let rendered = render_conversation(
+            &conversation,
+            learn,
+            Some(&layout),
+            (&Cut::Nowhere, None),
+            &Marked,
+        );
         let rendered = rendered.expect("rendered");
         rendered.learned.into_iter().map(|range| rendered.text[range].to_owned()).collect()
     }

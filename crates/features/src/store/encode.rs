@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use super::int8;
 use super::recipe::StoreDtype;
 use super::record::Record;
-use crate::error::Result;
+use crate::error::{FeatureError, Result};
 
 /// A named tensor as bytes.
 type Raw = (String, Dtype, Vec<usize>, Vec<u8>);
@@ -88,7 +88,14 @@ impl Record {
         if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype == StoreDtype::Int8) {
             let (tokens, width) = aux.dims2()?;
             let values: Vec<f32> = aux.flatten_all()?.to_vec1()?;
-            let (codes, scales) = int8::quantise(&values, width / layers.max(1));
+            let quantised = int8::quantise(&values, width / layers.max(1));
+            let (codes, scales) = quantised.ok_or_else(|| {
+                let row = batch.row;
+                FeatureError::store(
+                    "the target",
+                    format!("its states in row {row} are not finite numbers"),
+                )
+            })?;
             let codes = bytes_of(&codes, i8::to_le_bytes);
             let shape = vec![tokens, scales.len() / tokens.max(1)];
             let scales = bytes_of(&scales, f32::to_le_bytes);

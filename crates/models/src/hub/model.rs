@@ -11,13 +11,14 @@ use crate::error::Result;
 use crate::weights::safetensors::{INDEX, shards_of};
 
 /// Files that a target's folder may hold beside its weights.
-const SMALL_FILES: [&str; 6] = [
+const SMALL_FILES: [&str; 7] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "additional_chat_templates/tool_use.jinja",
 ];
 /// Weights in one file.
 const SINGLE: &str = "model.safetensors";

@@ -15,6 +15,7 @@ use minijinja::{Environment, Error, ErrorKind, State, context};
 use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use time::OffsetDateTime;
 
 use crate::bounded::{self, Limits, Stopped};
 use crate::error::{ModelError, Result};
@@ -34,6 +35,9 @@ const FUEL_PER_MESSAGE: u64 = 20_000;
 
 /// Longest text of a conversation.
 const LONGEST_TEXT: usize = 32 << 20;
+
+/// The day of texts that are of no day, 1 January 2025, in seconds of Unix.
+const DAY: i64 = 1_735_689_600;
 
 /// Longest template; published ones have up to 30 KB.
 const LONGEST_TEMPLATE: usize = 1 << 20;
@@ -77,12 +81,36 @@ impl ChatTemplate {
     /// # Errors
     /// - it does not parse, or is longer than a mebibyte
     pub fn new(source: &str, special_tokens: Map<String, Value>) -> Result<Self> {
+        Self::on(None, source, special_tokens)
+    }
+
+    /// The same for texts that have to stay as they are: the day is always 1 January 2025.
+    ///
+    /// # Errors
+    /// - as [`Self::new`]
+    pub fn undated(&self) -> Result<Self> {
+        let of = |template: &Self| {
+            if !template.source.contains(python::DATE) {
+                return Ok(template.clone());
+            }
+            let day = OffsetDateTime::from_unix_timestamp(DAY).ok();
+            Self::on(day, &template.source, template.special_tokens.clone())
+        };
+        let for_tools = self.for_tools.as_deref().map(of).transpose()?.map(Box::new);
+        Ok(Self { for_tools, ..of(self)? })
+    }
+
+    fn on(
+        day: Option<OffsetDateTime>,
+        source: &str,
+        special_tokens: Map<String, Value>,
+    ) -> Result<Self> {
         if source.len() > LONGEST_TEMPLATE {
             let length = source.len();
             return Err(failed(&format!("{length} bytes, at most {LONGEST_TEMPLATE} are read")));
         }
         let owned = source.to_owned();
-        let environment = bounded::run(LIMITS, move || compiled(&owned))
+        let environment = bounded::run(LIMITS, move || compiled(&owned, day))
             .map_err(|stopped| failed(&stopped.to_string()))?
             .map_err(|problem| failed(&problem))?;
         let token_values = minijinja::Value::from_serialize(&special_tokens);
@@ -256,11 +284,14 @@ fn described(error: &Error) -> String {
     plain.take(SHOWN).collect()
 }
 
-fn compiled(source: &str) -> std::result::Result<Environment<'static>, String> {
+fn compiled(
+    source: &str,
+    day: Option<OffsetDateTime>,
+) -> std::result::Result<Environment<'static>, String> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    python::teach(&mut environment);
+    python::teach(&mut environment, day);
     environment.add_filter("tojson", json_filter::to_json);
     environment.add_function(
         "raise_exception",

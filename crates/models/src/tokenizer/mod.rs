@@ -165,14 +165,19 @@ impl TextTokenizer {
         })
     }
 
-    /// Ids of a text to continue: it gets the start token where the model wants one and the text has none. That is
-    /// the model's `bos`, else the one that the tokenizer's files name.
+    /// The token that prompts of plain text begin with, where the tokenizer adds one: the model's `bos`, else the one
+    /// that the tokenizer's files name.
+    pub fn start_token(&self, bos: Option<u32>) -> Option<u32> {
+        bos.or(self.bos).filter(|_| self.adds_bos)
+    }
+
+    /// Ids of a text to continue: it gets the [start token](Self::start_token) where it has none.
     ///
     /// # Errors
     /// - the tokenizer cannot encode the text
     pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
         let mut ids = self.encode(text)?.ids;
-        if let (true, Some(bos)) = (self.adds_bos, bos.or(self.bos))
+        if let Some(bos) = self.start_token(bos)
             && ids.first() != Some(&bos)
         {
             ids.insert(0, bos);

@@ -13,6 +13,9 @@ const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
 /// A tokenizer with the token that ends a raw text.
 pub struct Encoder<'a> {
     tokenizer: &'a TextTokenizer,
+    /// Of no day: text has the same tokens whenever it is read.
+    template: Option<ChatTemplate>,
+    start_of_text: Option<u32>,
     end_of_text: Option<u32>,
     vocabulary: usize,
 }
@@ -22,7 +25,11 @@ impl<'a> Encoder<'a> {
     pub fn new(tokenizer: &'a TextTokenizer, config: &TargetConfig) -> Self {
         let named = END_OF_TEXT.iter().find_map(|name| tokenizer.id(name));
         let end_of_text = named.or(config.eos_token_ids.first().copied());
-        Self { tokenizer, end_of_text, vocabulary: config.vocab_size }
+        let undated =
+            |template: &ChatTemplate| template.undated().unwrap_or_else(|_| template.clone());
+        let template = tokenizer.chat_template().map(undated);
+        let start_of_text = tokenizer.start_token(config.bos_token_id);
+        Self { tokenizer, template, start_of_text, end_of_text, vocabulary: config.vocab_size }
     }
 }
 
@@ -37,7 +44,7 @@ impl TextEncoder for Encoder<'_> {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, String> {
-        let template = self.tokenizer.chat_template().ok_or("the target has no chat template")?;
+        let template = self.template.as_ref().ok_or("the target has no chat template")?;
         template
             .render_messages(
                 &conversation.messages,
@@ -51,14 +58,14 @@ impl TextEncoder for Encoder<'_> {
         &self,
         conversation: &Conversation,
     ) -> Result<Option<GeneratedText>, String> {
-        let Some(template) = self.tokenizer.chat_template() else { return Ok(None) };
+        let Some(template) = &self.template else { return Ok(None) };
         template
             .render_generated(&conversation.messages, conversation.tools.as_ref())
             .map_err(|error| error.to_string())
     }
 
     fn chat_fingerprint(&self) -> Option<String> {
-        self.tokenizer.chat_template().map(ChatTemplate::fingerprint)
+        self.template.as_ref().map(ChatTemplate::fingerprint)
     }
 
     fn vocabulary(&self) -> usize {
@@ -68,6 +75,10 @@ impl TextEncoder for Encoder<'_> {
     fn fingerprint(&self) -> String {
         // A tokenizer without JSON form is equal to no other.
         self.tokenizer.fingerprint().unwrap_or_default()
+    }
+
+    fn start_of_text(&self) -> Option<u32> {
+        self.start_of_text
     }
 
     fn end_of_text(&self) -> Option<u32> {

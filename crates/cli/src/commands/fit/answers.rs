@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use longdraft_data::template::Verbatim;
 use longdraft_models::DeviceChoice;
 use longdraft_models::weights::atomic::write_atomically;
 use longdraft_records::events::Events;
@@ -203,10 +204,14 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
         let finish = &line["finish"];
         let finishes = line["finishes"].as_array();
         match finishes {
-            Some(each) if has_chat_template => {
-                json!({ "messages": line["messages"], "finish": finish, "finishes": each })
+            each if has_chat_template => {
+                let mut row = json!({ "messages": line["messages"], "finish": finish });
+                if let Some(each) = each {
+                    row["finishes"] = json!(each);
+                }
+                Verbatim::copy(line, &mut row);
+                row
             }
-            None if has_chat_template => json!({ "messages": line["messages"], "finish": finish }),
             // A text has one end, that of its last answer.
             each => {
                 let last = each.and_then(|each| each.last()).unwrap_or(finish);

@@ -4,13 +4,17 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, State, Value};
 use time::OffsetDateTime;
 
-/// Teaches an environment methods, tests and the date.
-pub(super) fn teach(environment: &mut Environment<'_>) {
+/// Name of the function that tells the date.
+pub(super) const DATE: &str = "strftime_now";
+
+/// Teaches an environment methods, tests and the date, which is today's unless one is given.
+pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTime>) {
     environment.set_unknown_method_callback(method);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
-    environment
-        .add_function("strftime_now", |format: String| written(&format, OffsetDateTime::now_utc()));
+    environment.add_function(DATE, move |format: String| {
+        written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
+    });
 }
 
 /// Python's methods.

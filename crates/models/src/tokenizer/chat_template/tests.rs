@@ -159,8 +159,13 @@ fn kinds_are_those_of_jinja_and_the_date_is_known() -> Result<()> {
         assert_eq!(text, wanted, "{source}");
     }
     let date = ChatTemplate::new("{{ strftime_now('%Y-%m-%d') }}", Map::new())?;
+    assert_eq!(date.undated()?.render(&[], false)?, "2025-01-01");
+    assert_eq!(date.undated()?.fingerprint(), date.fingerprint());
     let date = date.render(&[], false)?;
     assert!(date.len() == 10 && date.starts_with("20") && &date[4..5] == "-", "{date}");
+    let source = "{{ {'b': [1, 2], 'a': {'d': 3, 'c': 4}} | tojson(separators=(',', ':'), sort_keys=true) }}";
+    let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
+    assert_eq!(text, r#"{"a":{"c":4,"d":3},"b":[1,2]}"#);
     Ok(())
 }
 
