@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, fail, last_json, run, stdout, succeed};
+use crate::support::{self, fail, last_json, run, stderr, stdout, succeed};
 use serde_json::{Value, json};
 
 fn root() -> PathBuf {
@@ -53,6 +53,16 @@ impl Shop {
         ]);
         let packed = last_json(&out);
         assert_eq!((&packed["documents"], &packed["shards"]), (&json!(80), &json!(2)));
+        // What an earlier call packed is told, and stays: trainings read all of a folder.
+        let other = format!("{data}/train_000001.bin");
+        std::fs::write(&other, "of an earlier call").expect("written");
+        let again = ["data", "pack", &rows, "--tokenizer", &data, "--output", &data];
+        let told = run(&[&again[..], &["--validation-every", "8", "--byte-counts"]].concat());
+        assert!(
+            told.status.success()
+                && stderr(&told).contains("train_000001.bin is of an earlier call")
+        );
+        std::fs::remove_file(&other).expect("it stays");
         let config = path("pretrain.yaml");
         let text = format!(
             "output: {}\nmodel: {{vocab_size: 280, num_hidden_layers: 2, hidden_size: 16, \

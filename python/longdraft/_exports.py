@@ -1,6 +1,7 @@
 """Drafts for serving engines, and what is wrong with them."""
 
 import json
+import re
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -21,6 +22,10 @@ class Export:
     warnings: List[str]
     #: Commands that serve it, by engine.
     serve: Dict[str, str]
+
+
+def _in_folder(command: str, folder: str) -> str:
+    return re.sub(r"(?<![\w./-])DIR(?![\w-])", lambda _: folder, command)
 
 
 def export(
@@ -51,7 +56,7 @@ def export(
         Export(
             **{
                 **folder,
-                "serve": {engine: command.replace("DIR", folder["output"]) for engine, command in folder["serve"]},
+                "serve": {engine: _in_folder(command, folder["output"]) for engine, command in folder["serve"]},
             }
         )
         for folder in folders

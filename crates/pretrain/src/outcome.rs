@@ -24,10 +24,13 @@ pub fn build_artifact(
     path: &Path,
 ) -> Result<Sizes> {
     let tensors = named(model.parameters());
+    let description =
+        serde_json::to_value(model.config()).map_err(|error| ModelError::invalid(path, error))?;
     let precision = match config.budget_bytes {
         Some(bytes) => {
             let left = bytes.saturating_sub(config.code_bytes);
-            fit_to_budget(&tensors, &config.quantise, config.compression, left)?
+            let held = (&tensors[..], &description, tokenizer_hash);
+            fit_to_budget(held, &config.quantise, config.compression, left)?
         }
         None => config.quantise.clone(),
     };
@@ -36,8 +39,7 @@ pub fn build_artifact(
         Ok((name.clone(), stored))
     });
     let artifact = Artifact {
-        config: serde_json::to_value(model.config())
-            .map_err(|error| ModelError::invalid(path, error))?,
+        config: description,
         tokenizer: tokenizer_hash.to_owned(),
         tensors: stored.collect::<Result<_>>()?,
     };

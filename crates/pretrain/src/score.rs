@@ -133,9 +133,8 @@ impl ScoredStream {
         self.bytes.len()
     }
 
-    /// Start-of-document targets, which count with 0 bytes.
-    pub fn document_starts(&self) -> usize {
-        let start = u32::from(START_OF_DOCUMENT);
+    /// Targets that are the token `start` of documents, which counts with 0 bytes.
+    pub fn document_starts(&self, start: u32) -> usize {
         self.tokens.iter().skip(1).filter(|token| **token == start).count()
     }
 

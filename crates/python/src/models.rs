@@ -99,8 +99,8 @@ pub(crate) struct Draft(pub(crate) longdraft::Draft);
 #[pymethods]
 impl Draft {
     #[staticmethod]
-    fn open(path: PathBuf) -> PyResult<Self> {
-        longdraft::Draft::open(path).map(Self).map_err(raised)
+    fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        py.detach(|| longdraft::Draft::open(path)).map(Self).map_err(raised)
     }
 
     #[getter]
@@ -109,11 +109,12 @@ impl Draft {
     }
 
     #[getter]
-    fn target(&self) -> PyResult<Option<String>> {
-        self.0.target().map_err(raised)
+    fn target(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        py.detach(|| self.0.target()).map_err(raised)
     }
 
-    fn provenance(&self) -> String {
-        self.0.provenance().to_string()
+    /// Weights are read for their hash.
+    fn provenance(&self, py: Python<'_>) -> String {
+        py.detach(|| self.0.provenance().to_string())
     }
 }

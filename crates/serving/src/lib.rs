@@ -30,6 +30,6 @@ pub use error::{Result, ServingError};
 pub use export::{Exported, export, require_fit, rounded_vector};
 pub use formats::{ExportOptions, WeightType, format_of, serves};
 pub use language_model::save_gguf;
-pub use manifest::{MANIFEST_FILE, Manifest, Provenance};
+pub use manifest::{MANIFEST_FILE, Manifest, Provenance, in_folder};
 pub use profile::{Engine, Profile};
 pub use target::TargetFacts;

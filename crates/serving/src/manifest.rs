@@ -10,6 +10,23 @@ use crate::parity::ParityVector;
 /// Name of the file.
 pub const MANIFEST_FILE: &str = "longdraft-manifest.json";
 
+/// A command of a manifest for a folder: `DIR` stands for it, where it is no part of another name.
+pub fn in_folder(command: &str, folder: &str) -> String {
+    const DIR: &str = "DIR";
+    let of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    let (mut written, mut rest) = (String::new(), command);
+    while let Some(at) = rest.find(DIR) {
+        let (before, after) = (&rest[..at], &rest[at + DIR.len()..]);
+        let ends = before.chars().next_back().or_else(|| written.chars().next_back());
+        let follows = ends.is_some_and(|c| of_name(c) || matches!(c, '/' | '.'));
+        let is_alone = !follows && !after.starts_with(of_name);
+        written.push_str(before);
+        written.push_str(if is_alone { folder } else { DIR });
+        rest = after;
+    }
+    written + rest
+}
+
 /// What is recorded of an export.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -84,4 +101,16 @@ pub struct Provenance {
     pub data: Vec<String>,
     /// What `eval decode` measured, as in `decode.json`.
     pub evaluation: Option<serde_json::Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_takes_its_place_and_no_part_of_a_name() {
+        let command = "serve /mnt/DIRECT/DIR -m 'DIR' -md DIR/draft.gguf --x MYDIR DIR";
+        let expected = "serve /mnt/DIRECT/DIR -m '/e' -md /e/draft.gguf --x MYDIR /e";
+        assert_eq!(in_folder(command, "/e"), expected);
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_core::quantized::gguf_file::Value;
 use longdraft_models::config::TargetConfig;
 use longdraft_models::paths::folder_of;
-use longdraft_models::tokenizer::pre_tokenizer_name;
+use longdraft_models::tokenizer::{TextTokenizer, pre_tokenizer_name};
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::Value as Json;
 
@@ -80,7 +80,11 @@ pub(crate) fn from_folder(
             add(name, Value::U32(id));
         }
     }
-    add("add_bos_token", Value::Bool(settings["add_bos_token"].as_bool().unwrap_or(byte_fallback)));
+    // Post-processors may add it, too, whatever the settings say.
+    let adds_bos = TextTokenizer::from_folder(folder).is_ok_and(|tokenizer| tokenizer.adds_bos());
+    let says_nothing = settings["add_bos_token"].as_bool().is_none();
+    let adds_bos = config.bos_token_id.is_some() && (adds_bos || byte_fallback && says_nothing);
+    add("add_bos_token", Value::Bool(adds_bos));
     if let Some(template) = settings["chat_template"].as_str() {
         keys.push(("tokenizer.chat_template".into(), Value::String(template.to_owned())));
     }

@@ -190,7 +190,8 @@ impl Draft {
 
     /// Its weights for a target.
     pub(super) fn weights(&self, target: &Weights) -> Result<Arc<dyn Network>> {
-        let key = format!("{} {}", target.fingerprint(), target.holds_blocks());
+        // A draft lies where its target lies, and has a part of it as that is held.
+        let key = format!("{} {:?} {:?}", target.fingerprint(), target.device(), target.held());
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((known, weights)) = &*opened
             && *known == key

@@ -194,8 +194,8 @@ pub struct Answer {
 struct Task {
     prompt: Vec<TargetTokenId>,
     options: AnswerOptions,
-    /// A turn of the conversation, which it becomes part of.
-    turn: Option<String>,
+    /// A turn, which becomes a part of its conversation, and how many conversations were before that.
+    turn: Option<(String, u64)>,
     tell: Sender<Told>,
     cancelled: Arc<AtomicBool>,
 }
@@ -205,8 +205,16 @@ enum Told {
     End(Result<Answer>),
 }
 
-/// What was said, in order.
-type History = Arc<Mutex<Vec<Message>>>;
+/// What was said in a conversation.
+#[derive(Default)]
+struct Said {
+    /// In order.
+    messages: Vec<Message>,
+    /// Conversations before this one: a turn of one of them no longer counts.
+    before: u64,
+}
+
+type History = Arc<Mutex<Said>>;
 
 /// Answers prompts, one after another; keeps what it measured of drafting, and the cache of a
 /// conversation. Several may work at once, each on a thread of its own.
@@ -301,23 +309,27 @@ impl Session {
     /// # Errors
     /// - as [`Self::chat`]
     pub fn chat_stream(&self, text: &str, options: &AnswerOptions) -> Result<Stream> {
-        let mut messages = self.said().clone();
+        let (mut messages, conversation) = {
+            let said = self.said();
+            (said.messages.clone(), said.before)
+        };
         messages.push(Message::new("user", text));
         let prompt = encode_chat(&messages, &self.target.tokenizer)?;
-        self.ask(prompt, options, Some(text.to_owned()))
+        self.ask(prompt, options, Some((text.to_owned(), conversation)))
     }
 
     /// What was said, in order.
     pub fn messages(&self) -> Vec<Message> {
-        self.said().clone()
+        self.said().messages.clone()
     }
 
-    /// Forgets the conversation; it begins anew with these messages.
+    /// Forgets the conversation, with a turn that is under way; it begins anew with these messages.
     pub fn restart(&self, messages: Vec<Message>) {
-        *self.said() = messages;
+        let mut said = self.said();
+        *said = Said { messages, before: said.before + 1 };
     }
 
-    fn said(&self) -> MutexGuard<'_, Vec<Message>> {
+    fn said(&self) -> MutexGuard<'_, Said> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -325,7 +337,7 @@ impl Session {
         &self,
         prompt: Vec<TargetTokenId>,
         options: &AnswerOptions,
-        turn: Option<String>,
+        turn: Option<(String, u64)>,
     ) -> Result<Stream> {
         if options.max_tokens == 0 {
             return Err(Failure::usage("max_tokens must be at least 1").into());
@@ -379,7 +391,7 @@ fn answer(
     options.stop_tokens =
         stops(asked.ignore_eos, &asked.stop_tokens, &models.tokenizer, &models.target)?;
     if task.turn.is_some() {
-        let before = history.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let before = history.lock().unwrap_or_else(PoisonError::into_inner).messages.len();
         options.reuse_prefix = true;
         options.request = vec![before as u64 + 1];
     }
@@ -398,9 +410,11 @@ fn answer(
     let text = written.finish(&mut |rest| tell(rest, None));
     let generation = generation?;
     let text = text?;
-    if let Some(turn) = &task.turn {
+    if let Some((turn, before)) = &task.turn {
         let mut said = history.lock().unwrap_or_else(PoisonError::into_inner);
-        said.extend([Message::new("user", turn), Message::new("assistant", &text)]);
+        if said.before == *before {
+            said.messages.extend([Message::new("user", turn), Message::new("assistant", &text)]);
+        }
     }
     Ok(Answer {
         prompt_tokens: task.prompt.len(),

@@ -8,8 +8,8 @@ use longdraft_models::paths::parent_of;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
-    ExportOptions, Exported, Profile, Provenance, ServingError, TargetFacts, WeightType, export,
-    require_fit,
+    ExportOptions, Exported, MANIFEST_FILE, Profile, Provenance, ServingError, TargetFacts,
+    WeightType, export, in_folder, require_fit,
 };
 use serde_json::json;
 
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
             let (tensors, folder) = (exported.tensors, folder.display().to_string());
             outln!("wrote {tensors} tensors for {} to {folder}", profile.name());
             for (engine, command) in &exported.manifest.serve {
-                outln!("  {engine}: {}", command.replace("DIR", &folder));
+                outln!("  {engine}: {}", in_folder(command, &folder));
             }
         }
         written.push(json!({
@@ -60,6 +60,11 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
     let source = DraftSource::find(&arguments.draft)?;
     // A single folder is written beside its place.
     let several = profiles.len() > 1;
+    if several && arguments.output.join(MANIFEST_FILE).is_file() {
+        let output = arguments.output.display();
+        return Err(Failure::usage(format!("{output} is the export for one engine"))
+            .hint("give another --output for folders of several, or remove that one"));
+    }
     require_writable(if several { &arguments.output } else { parent_of(&arguments.output) })?;
     let given = &arguments.options;
     let name = match &given.target {

@@ -196,6 +196,8 @@ fn check_identity(
     if policy == ResumePolicy::Force && !differences.is_empty() {
         let text = format!("going on although {}", differences.join("; "));
         observer.on_event(PretrainEvent::Warning(&text));
+        // Time ends the run again by itself.
+        progress.ended = false;
     }
     if policy != ResumePolicy::Extend {
         return Ok(());

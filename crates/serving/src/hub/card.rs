@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::Manifest;
 use crate::hub_name::{HUB_NAME, is_hub_name};
+use crate::manifest::in_folder;
 
 /// Markdown with the hub's front matter, from a manifest without paths ([`Manifest::public`]);
 /// `license` as the hub spells licences.
@@ -54,7 +55,7 @@ pub fn render(manifest: &Manifest, repo: &str, license: Option<&str>) -> String 
     line(&mut out, format_args!("\n## Serve\n"));
     let commands = manifest.serve.iter();
     let commands: Vec<(&String, String)> =
-        commands.map(|(engine, command)| (engine, command.replace("DIR", repo))).collect();
+        commands.map(|(engine, command)| (engine, in_folder(command, repo))).collect();
     if commands.iter().any(|(_, command)| command.contains(HUB_NAME)) {
         let words = "stands for the target's name on the hub, which is not known here.";
         line(&mut out, format_args!("`{HUB_NAME}` {words}\n"));

@@ -1,5 +1,7 @@
 //! `longdraft data tokenizer` and `data pack`: from text to what `lm train` reads.
 
+use std::path::PathBuf;
+
 use longdraft_data::source::read_jsonl;
 use longdraft_data::token_stream::{START_OF_DOCUMENT, ShardWriter, sidecar_path};
 use longdraft_models::tokenizer::{TextTokenizer, train_bpe};
@@ -74,8 +76,7 @@ impl<'a> Shards<'a> {
 
     fn write(&mut self, tokens: &[u16], bytes: &[u16]) -> Result<()> {
         if self.writers.is_none() {
-            let name = format!("{}_{:06}.bin", self.name, self.count);
-            let path = self.arguments.output.join(name);
+            let path = self.path(self.count);
             let counts = self.arguments.byte_counts;
             let counts = counts.then(|| ShardWriter::create(&sidecar_path(&path))).transpose()?;
             self.writers = Some((ShardWriter::create(&path)?, counts));
@@ -93,6 +94,19 @@ impl<'a> Shards<'a> {
             }
         }
         Ok(())
+    }
+
+    fn path(&self, index: usize) -> PathBuf {
+        self.arguments.output.join(format!("{}_{index:06}.bin", self.name))
+    }
+
+    /// Shards and counts that this call did not write, and that trainings read with those that it did.
+    fn others(&self) -> Vec<PathBuf> {
+        let counts = (0..self.count).map(|index| sidecar_path(&self.path(index)));
+        let counts = counts.filter(|_| !self.arguments.byte_counts);
+        let later = (self.count..).map(|index| self.path(index)).take_while(|path| path.is_file());
+        let later = later.filter(|_| self.count > 0);
+        counts.filter(|path| path.is_file()).chain(later).collect()
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -159,6 +173,12 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     validation.finish()?;
     if documents == 0 {
         return Err(Failure::usage("there is no text to pack"));
+    }
+    for path in [train.others(), validation.others()].concat() {
+        errln!(
+            "warning: {} is of an earlier call, and trainings read it, too: remove it",
+            path.display()
+        );
     }
     let (output, tokens, held_out) = (&arguments.output, train.tokens, validation.tokens);
     let ratio = (tokens + held_out) as f64 / (train.bytes + validation.bytes).max(1) as f64;

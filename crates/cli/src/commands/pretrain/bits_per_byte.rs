@@ -59,7 +59,7 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     let score = stream.score_windows(scorer, &list, window, scoring.batch_tokens)?;
     let seconds = started.elapsed().as_secs_f64();
     let kind = if arguments.plain { "plain" } else { "sliding" };
-    let starts = stream.document_starts();
+    let starts = stream.document_starts(start);
     if json {
         outjson!({
             "bits_per_byte": score.bits_per_byte(), "loss": score.loss(),
@@ -96,7 +96,9 @@ fn open(arguments: &EvalBpbArguments, window: usize) -> Result<(Model, f64, &'st
     let path = Path::new(&arguments.model);
     let device = arguments.device.open(0)?;
     if language_model::locate(path).is_some() {
-        let model = language_model::open(path)?.0.to_device(&device)?.frozen()?;
+        let (model, hash) = language_model::open(path)?;
+        warn_of_tokenizer(arguments, &hash)?;
+        let model = model.to_device(&device)?.frozen()?;
         let base = model.config().effective_rope_base(window);
         return Ok((Model::Own(Box::new(model)), base, "as configured"));
     }
@@ -111,6 +113,15 @@ fn open(arguments: &EvalBpbArguments, window: usize) -> Result<(Model, f64, &'st
         _ => (plain, "unchanged"),
     };
     Ok((Model::Target(Box::new(target)), base, rule))
+}
+
+/// Bytes of another tokenizer are not those of the model's tokens.
+fn warn_of_tokenizer(arguments: &EvalBpbArguments, hash: &str) -> Result<()> {
+    let given = arguments.scoring.tokenizer.as_deref().map(Tokenizer::open).transpose()?;
+    if given.is_some_and(|given| !hash.is_empty() && hash != given.hash()) {
+        errln!("warning: the model was trained with another tokenizer");
+    }
+    Ok(())
 }
 
 /// The stream, and the token that starts a document.
@@ -134,11 +145,15 @@ fn stream(arguments: &EvalBpbArguments, model: &Model) -> Result<(ScoredStream, 
         return Ok((scored, start));
     }
     let (tokenizer, start): (TextTokenizer, u32) = match (given, model) {
-        (Some(tokenizer), _) => (tokenizer.text_tokenizer()?, start),
-        (None, Model::Target(target)) => {
+        (Some(tokenizer), Model::Own(_)) => (tokenizer.text_tokenizer()?, start),
+        (given, Model::Target(target)) => {
             let config = target.config();
             let first = config.bos_token_id.or(config.eos_token_ids.first().copied());
-            (Target::open_tokenizer(&arguments.model)?, first.unwrap_or(0))
+            let tokenizer = match given {
+                Some(given) => given.text_tokenizer()?,
+                None => Target::open_tokenizer(&arguments.model)?,
+            };
+            (tokenizer, first.unwrap_or(0))
         }
         (None, Model::Own(_)) => {
             return Err(Failure::usage("text needs the model's tokenizer").hint("add --tokenizer"));

@@ -243,7 +243,8 @@ fn scores(
     progress: &mut Progress,
 ) -> Result<Option<Map<String, Value>>> {
     let file = output.join("scores.json");
-    let key = json!({ "set": set, "evaluations": grid.evaluations });
+    let config = read_pretrain(base, set)?;
+    let key = json!({ "set": set, "evaluations": grid.evaluations, "configuration": config });
     if let Ok(text) = std::fs::read_to_string(&file)
         && let Ok(Value::Object(mut known)) = serde_json::from_str::<Value>(&text)
         && known.get("of") == Some(&key)
@@ -253,7 +254,6 @@ fn scores(
         return Ok(Some(scores));
     }
     errln!("== {}", output.display());
-    let config = read_pretrain(base, set)?;
     let trained = train(config, ResumePolicy::Strict, &World::single(), progress)?;
     if trained.ending != Ending::Finished {
         return Ok(None);

@@ -2,6 +2,7 @@
 //! worse, more deviations leave codes near zero. The entropy of a weight falls with `log2 k`.
 
 use candle_core::Tensor;
+use serde_json::Value;
 
 use super::{Artifact, Compression, QuantiseConfig, QuantiseFormat, quantise};
 use crate::error::{ModelError, Result};
@@ -11,12 +12,13 @@ const STEPS: usize = 8;
 /// Deviations that are tried.
 const RANGE: (f64, f64) = (2.0, 64.0);
 
-/// The smallest number of deviations whose file holds at most `bytes` bytes.
+/// The smallest number of deviations whose file holds at most `bytes` bytes, with the model's configuration and the hash of
+/// its tokenizer in it.
 ///
 /// # Errors
 /// - even the coarsest codes are too large, or a tensor cannot be quantised
 pub fn fit_to_budget(
-    tensors: &[(String, Tensor)],
+    (tensors, model, tokenizer): (&[(String, Tensor)], &Value, &str),
     config: &QuantiseConfig,
     compression: Compression,
     bytes: u64,
@@ -33,7 +35,7 @@ pub fn fit_to_budget(
             Ok((name.clone(), stored))
         });
         let tensors = stored.collect::<Result<_>>()?;
-        let (config, tokenizer) = (serde_json::Value::Null, String::new());
+        let (config, tokenizer) = (model.clone(), tokenizer.to_owned());
         let artifact = Artifact { config, tokenizer, tensors };
         Ok(artifact.to_bytes(compression)?.len() as u64)
     };

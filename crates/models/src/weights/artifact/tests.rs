@@ -96,9 +96,14 @@ fn scales_beyond_f16_and_values_that_are_no_numbers_are_refused() -> Result<()> 
 fn a_budget_chooses_the_finest_clipping_that_fits() -> Result<()> {
     let config = QuantiseConfig { format: QuantiseFormat::Modern, ..low_threshold() };
     let all = artifact(&config).to_bytes(Compression::Zlib)?.len() as u64;
-    let fitted = fit_to_budget(&tensors(), &config, Compression::Zlib, all - 60)?;
+    let whole = artifact(&config);
+    let all_tensors = tensors();
+    let held = (&all_tensors[..], &whole.config, whole.tokenizer.as_str());
+    let fitted = fit_to_budget(held, &config, Compression::Zlib, all - 60)?;
+    // The file that is written, its header and all, is as small as was asked.
+    assert!(artifact(&fitted).to_bytes(Compression::Zlib)?.len() as u64 <= all - 60);
     assert!(fitted.clip_deviations.is_some_and(|k| (2.0..64.0).contains(&k)));
-    let message = fit_to_budget(&tensors(), &config, Compression::Zlib, 10).expect_err("too few");
+    let message = fit_to_budget(held, &config, Compression::Zlib, 10).expect_err("too few");
     assert!(message.to_string().contains("the smallest file has"), "{message}");
     Ok(())
 }

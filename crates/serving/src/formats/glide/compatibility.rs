@@ -37,5 +37,9 @@ pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig)
         "the published layer is for targets whose layers are those of a Llama or a Qwen2 without windows, \
          scales and further norms: decode with `longdraft generate`",
     );
+    fit.refuse(
+        target.rope.divisors.is_none(),
+        "RoPE divisors of a GGUF target have no key in config.json: train with the target's Hugging Face folder",
+    );
     fit
 }
