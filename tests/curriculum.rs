@@ -318,6 +318,20 @@ fn a_best_draft_of_other_held_out_rows_is_chosen_anew() {
 }
 
 #[test]
+fn rows_that_a_run_trained_on_are_warned_about_when_they_are_held_out() {
+    let shop = Workshop::new();
+    let (config, output) = (shop.config(), shop.path("run"));
+    succeed(&["train", &config, "train.steps=2"]);
+    let told = |rows: &str| {
+        let measured = run(&["eval", "held-out", &config, "--draft", &output, rows]);
+        assert!(measured.status.success(), "{}", stderr(&measured));
+        stderr(&measured).contains("may have been trained on some of these")
+    };
+    assert!(!told("data.row_tokens=128") && !told("data.row_tokens=64"));
+    assert!(told("data.row_tokens=256") && told("data.held_out_rows=3"));
+}
+
+#[test]
 fn budgets_in_tokens_and_minutes() {
     let shop = Workshop::new();
     let config = shop.config();

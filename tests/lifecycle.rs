@@ -364,6 +364,26 @@ fn the_last_stage_that_has_begun_can_be_extended() {
 }
 
 #[test]
+fn a_stage_that_patience_ended_stays_so_while_a_later_one_is_extended() {
+    let shop = Workshop::new();
+    let curriculum = shop.path("curriculum.yaml");
+    let text = std::fs::read_to_string(&shop.config).expect("config");
+    // A rate of next to nothing: no evaluation is better than the first.
+    let stages = "stages:\n  - {name: one, train: {steps: 40, evaluate_every: 1, patience: 2}, \
+                  schedule: {learning_rate: 1e-12}}\n  - {name: two, train: {steps: 3}}\n";
+    let text = text.replace("  epochs: 3\n", "");
+    std::fs::write(&curriculum, format!("{text}{stages}")).expect("curriculum");
+    succeed(&["train", &curriculum]);
+    let ended = last_state(&shop.path("run/one"))["step"].clone();
+    assert_eq!(ended, 3);
+    succeed(&["train", &curriculum, "stages.1.train.steps=5", "--extend"]);
+    assert_eq!(last_state(&shop.path("run/one"))["step"], ended);
+    assert_eq!(last_state(&shop.path("run/two"))["step"], 5);
+    let text = fail(&["train", &curriculum, "stages.0.train.steps=50", "--extend"], 1);
+    assert!(text.contains("stage `two` was trained from its draft"), "{text}");
+}
+
+#[test]
 fn time_that_ended_a_run_can_be_raised() {
     let shop = Workshop::new();
     let config = shop.config();

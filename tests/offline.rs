@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use candle_core::Tensor;
 use longdraft_parallel::World;
 
 use crate::support::runs::{draft_bytes, metrics};
@@ -24,18 +25,82 @@ const EAGLE3: [&str; 3] =
 /// Small shards, so that there are several.
 const GLIDE: [&str; 1] = ["teacher.top_k=8"];
 
-/// Takes the decoder layers out of the target's file.
-fn remove_layers(target: &Path) {
+/// Changes the tensors of the target's file, or takes them out of it.
+fn rewrite(target: &Path, change: impl Fn(&str, Tensor) -> Option<Tensor>) {
     let path = target.join("model.safetensors");
     let source = SafetensorsSource::open_file(&path).expect("weights");
-    let ends = source.names().into_iter().filter(|name| !name.contains(".layers."));
-    let load = |name: String| {
+    let changed = |name: String| {
         let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
-        (name, tensor)
+        let tensor = change(&name, tensor)?;
+        Some((name, tensor))
     };
-    let tensors: Vec<_> = ends.map(load).collect();
+    let tensors: Vec<_> = source.names().into_iter().filter_map(changed).collect();
     drop(source);
     save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+}
+
+/// Takes the decoder layers out of the target's file.
+fn remove_layers(target: &Path) {
+    rewrite(target, |name, tensor| (!name.contains(".layers.")).then_some(tensor));
+}
+
+#[test]
+fn features_of_two_precisions_are_not_mixed() {
+    let shop = Workshop::new();
+    let (config, features) = (shop.config(), format!("train.features={}", shop.path("store")));
+    let online = ["train", &config, "train.steps=4"];
+    let capture = ["capture", &config, &features];
+    for command in [&online[..], &capture] {
+        succeed(command);
+        let text = fail(&[command, &["precision=bf16"]].concat(), 1);
+        assert!(text.contains("precision was f32, now bf16"), "{text}");
+    }
+    // Training from the store takes no pass of the target.
+    let output = format!("output={}", shop.path("offline"));
+    let offline = ["train", &config, &features, &output, "train.steps=4"];
+    for precision in ["precision=f32", "precision=bf16"] {
+        succeed(&[&offline[..], &[precision]].concat());
+    }
+}
+
+#[test]
+fn a_target_that_was_fine_tuned_in_its_place_is_another_one() {
+    let shop = Workshop::new();
+    let (config, target, prompts) = (shop.config(), shop.target(), shop.path("prompts.jsonl"));
+    std::fs::write(&prompts, "{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n").expect("prompts");
+    let (features, answers) =
+        (format!("train.features={}", shop.path("store")), shop.path("answers"));
+    let offline = ["train", &config, &features, "train.steps=4"];
+    let output = format!("output={}", shop.path("online"));
+    let online = ["train", &config, &output, "train.steps=4"];
+    let regenerate = [
+        "data",
+        "regenerate",
+        &prompts,
+        "--target",
+        &target,
+        "--output",
+        &answers,
+        "--max-tokens",
+        "4",
+    ];
+    succeed(&["capture", &config, &features]);
+    for command in [&offline[..], &online, &regenerate] {
+        succeed(command);
+    }
+    rewrite(&shop.target, |name, tensor| {
+        let is_tuned = name == "model.layers.1.mlp.down_proj.weight";
+        Some(if is_tuned { (tensor * 1.5).expect("a product") } else { tensor })
+    });
+    for command in [&offline[..], &online] {
+        let text = fail(command, 1);
+        assert!(text.contains("target was"), "{text}");
+    }
+    let text = fail(&regenerate, 1);
+    assert!(text.contains("was written with"), "{text}");
+    let told =
+        run(&["generate", "--target", &target, "--draft", &shop.path("online"), "--prompt", "a"]);
+    assert!(stderr(&told).contains("trained for another target"), "{}", stderr(&told));
 }
 
 fn shard(store: &str, index: usize) -> PathBuf {

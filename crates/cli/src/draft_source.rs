@@ -10,7 +10,7 @@ use longdraft_models::draft::files::{DRAFT_FILE, holds_draft, trained_for};
 use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::paths::{folder_of, parent_of};
 use longdraft_models::sha256;
-use longdraft_models::target_model::Target;
+use longdraft_models::target_model::{Target, is_same_target};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
@@ -84,6 +84,14 @@ impl DraftSource {
         match self {
             Self::Checkpoint(located) => Ok(read_state(&located.checkpoint)?.method),
             Self::Files(path) => Ok(DraftKind::at(path)?.name.to_owned()),
+        }
+    }
+
+    /// The run that made it, if it is not one in files alone.
+    pub(crate) fn run(&self) -> Option<&Path> {
+        match self {
+            Self::Checkpoint(located) => Some(&located.run),
+            Self::Files(_) => None,
         }
     }
 
@@ -245,7 +253,7 @@ fn of_another_target(
     error: &ModelError,
     target: &Target,
 ) -> Option<Failure> {
-    let is_another = fingerprint.is_some_and(|known| known != target.fingerprint());
+    let is_another = fingerprint.is_some_and(|known| !is_same_target(known, target.fingerprint()));
     (is_another && matches!(error, ModelError::Invalid { .. })).then(|| {
         Failure::work(format!("{} was trained for another target: {error}", path.display())).hint(
             "give the target that it was trained for, or train a draft for this one with `longdraft fit`",
@@ -268,7 +276,7 @@ fn is_language_model(path: &Path) -> bool {
 }
 
 fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target) {
-    if fingerprint.is_some_and(|fingerprint| fingerprint != target.fingerprint()) {
+    if fingerprint.is_some_and(|known| !is_same_target(known, target.fingerprint())) {
         errln!(
             "warning: {} was trained for another target (or another file of this one): output stays \
              exact, acceptance may be low",

@@ -150,6 +150,7 @@ fn writer(folder: &Path, tokens: usize, shards: usize) -> Outcome<StoreWriter> {
         compression: Compression::None,
         seed: 0,
         anchor: AnchorOffset::default(),
+        precision: None,
         records: None,
         train: part(shards),
         held_out: part(0),

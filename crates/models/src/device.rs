@@ -154,7 +154,8 @@ impl Precision {
         }
     }
 
-    fn frozen_type(self, on_accelerator: bool) -> DType {
+    /// The type of frozen weights on a GPU or beside it.
+    pub fn frozen_type(self, on_accelerator: bool) -> DType {
         match self {
             Self::Auto if !on_accelerator => DType::F32,
             Self::F32 | Self::Stored => DType::F32,

@@ -71,6 +71,7 @@ fn recipe(dtype: StoreDtype) -> Recipe {
         compression: Compression::None,
         seed: 0,
         anchor: AnchorOffset::default(),
+        precision: None,
         records: None,
         train: part(1),
         held_out: part(0),

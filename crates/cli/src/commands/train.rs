@@ -11,6 +11,7 @@ use longdraft_parallel::{ParallelConfig, TargetRanks, Traffic, World};
 use longdraft_records::median;
 use longdraft_report::words::clock;
 use longdraft_tracking::Outcome;
+use longdraft_train::TrainError;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
 use longdraft_train::memory::peak_resident_mib;
@@ -234,6 +235,29 @@ pub(crate) struct Resume {
     pub(crate) continued_by: Option<String>,
 }
 
+impl Resume {
+    /// A stage that another one went on from stays as it ended, whatever ended it.
+    fn policy_of_stage(&self) -> ResumePolicy {
+        match (self.policy, &self.continued_by) {
+            (ResumePolicy::Extend, Some(_)) => ResumePolicy::Strict,
+            (policy, _) => policy,
+        }
+    }
+
+    fn explain(&self, error: TrainError) -> Failure {
+        match (&self.continued_by, error) {
+            (Some(next), TrainError::OtherLength { path, longer: true, .. })
+                if self.policy == ResumePolicy::Extend =>
+            {
+                let output = path.display();
+                Failure::work(format!("{output}: stage `{next}` was trained from its draft"))
+                    .hint(format!("extend `{next}` or a later stage, or give another `output`"))
+            }
+            (_, error) => error.into(),
+        }
+    }
+}
+
 /// Prepares and runs the stage, on every rank; returns how it ended and the stage.
 pub(crate) fn train(
     mut config: TrainConfig,
@@ -252,14 +276,11 @@ pub(crate) fn train(
     let mut tracked = Tracked::new(&config, progress);
     let config = recheck(config)?;
     let waiting = Waiting::start("reading the data");
-    let mut stage =
-        Stage::prepare(config, Arc::clone(target), tokenizer, resume.policy, world, &mut tracked)?;
+    let policy = resume.policy_of_stage();
+    let prepared =
+        Stage::prepare(config, Arc::clone(target), tokenizer, policy, world, &mut tracked);
+    let mut stage = prepared.map_err(|error| resume.explain(error))?;
     drop(waiting);
-    if let (true, Some(next)) = (stage.is_extended(), &resume.continued_by) {
-        let output = stage.config().output.display();
-        return Err(Failure::work(format!("{output}: stage `{next}` was trained from its draft"))
-            .hint(format!("extend `{next}` or a later stage, or give another `output`")));
-    }
     if world.is_first() {
         // Not before: a refused run keeps the configuration that it was made with.
         let config = stage.config();

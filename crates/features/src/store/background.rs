@@ -90,6 +90,7 @@ mod tests {
             compression: Compression::None,
             seed: 0,
             anchor: AnchorOffset::default(),
+            precision: None,
             records: None,
             train: part(shards),
             held_out: part(0),

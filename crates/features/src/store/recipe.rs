@@ -2,7 +2,7 @@
 
 use candle_core::DType;
 use longdraft_data::batch::AnchorOffset;
-use longdraft_models::target_model::{Tap, Taps};
+use longdraft_models::target_model::{Tap, Taps, is_same_target};
 use longdraft_models::{LayerId, TargetConfig};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -278,6 +278,9 @@ pub struct Recipe {
     pub seed: u64,
     /// How positions are drawn, bounded by the target's context.
     pub anchor: AnchorOffset,
+    /// What the target's weights were held as: `f32`, `bf16`, `blocks`. Records and earlier versions do not tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<String>,
     /// Fingerprint of the records that took the place of the target's passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<String>,
@@ -343,7 +346,9 @@ impl Recipe {
     /// Target and rows.
     fn compare_text(&self, other: &Self, parts: &[Part], differences: &mut Differences) {
         differences.compare("format", &self.format, &other.format);
-        differences.compare("target", &self.target, &other.target);
+        if !is_same_target(&self.target, &other.target) {
+            differences.compare("target", &self.target, &other.target);
+        }
         differences.compare("tokenizer", &self.tokenizer, &other.tokenizer);
         for part in parts {
             let name = match part {
@@ -358,6 +363,9 @@ impl Recipe {
     fn compare_form(&self, other: &Self, differences: &mut Differences) {
         let dtype = |of: &Self| format!("{:?}", of.dtype);
         differences.compare("capture.dtype", dtype(self), dtype(other));
+        if let (Some(own), Some(other)) = (&self.precision, &other.precision) {
+            differences.compare("precision", own, other);
+        }
         let compression = |of: &Self| format!("{:?}", of.compression);
         differences.compare("capture.compression", compression(self), compression(other));
         differences.compare("train.seed", self.seed.to_string(), other.seed.to_string());

@@ -317,7 +317,8 @@ impl StoreWriter {
             all.iter().filter(|shard| shard.part == part).map(read).collect::<Result<Vec<_>>>()
         };
         let index = Index {
-            recipe: self.recipe.clone(),
+            // As it was begun: an earlier version may have noted less, and runs know the store by it.
+            recipe: read_recipe(&self.location)?,
             train: of(Part::Train)?,
             held_out: of(Part::HeldOut)?,
         };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device};
 use longdraft_kernels::attention::is_quantisable;
 use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::{Matrix, multiplies_by_kernels};
@@ -15,15 +15,17 @@ use longdraft_kernels::memory::release_freed;
 
 use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
+use super::fingerprint::fingerprint;
 use super::gguf::GgufSource;
 use super::layers::{LayerSource, ResidentLayers};
+use super::names::{EMBEDDING, FINAL_NORM};
 use super::nested::TextPart;
 use super::pass::Ropes;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor_parallel::LayerShare;
 use super::views::Views;
 use super::{MtpBlock, Target, names, renamed, tied};
-use crate::config::{Parts, TargetConfig};
+use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::paths::{folder_of, parent_of};
 use crate::tokenizer::TextTokenizer;
@@ -273,6 +275,19 @@ pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     }
 }
 
+/// What tells a target from another: a sample of its files is read.
+pub(super) fn fingerprint_of(path: &Path) -> Result<String> {
+    match files(path)? {
+        Files::Folder(config, source) => checked_fingerprint(&config, source.as_ref()),
+        Files::Gguf(source) => checked_fingerprint(source.config(), source.as_ref()),
+    }
+}
+
+fn checked_fingerprint(config: &TargetConfig, source: &dyn WeightSource) -> Result<String> {
+    check_specs(source, &Layers::None.tensor_specs(config)).into_result(source.path())?;
+    fingerprint(config, source)
+}
+
 /// The block for prediction of several tokens in a target's files.
 pub(super) fn open_mtp(path: &Path, options: &TargetOptions) -> Result<MtpBlock> {
     match files(path)? {
@@ -297,10 +312,8 @@ pub(crate) fn from_source(
         None => Ok(Table::whole(matrix)),
         Some(ranks) => Table::spread(&matrix, ranks),
     };
-    let final_norm = build::norm(&config, &weights, "model.norm.weight")?;
-    let embedding = weights.matrix("model.embed_tokens.weight")?;
-    let fingerprint = fingerprint(&config, &embedding, &final_norm)?;
-    let embedding = table(embedding)?;
+    let final_norm = build::norm(&config, &weights, FINAL_NORM)?;
+    let embedding = table(weights.matrix(EMBEDDING)?)?;
     let head = if config.tie_word_embeddings {
         None
     } else {
@@ -340,7 +353,7 @@ pub(crate) fn from_source(
     let mut held: Vec<_> = held.into_iter().collect();
     held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     Ok(Target {
-        fingerprint,
+        fingerprint: fingerprint(&config, source)?,
         widened: widened.into_iter().collect(),
         held,
         cache_dtype: options.cache.dtype(has_blocks && !blocks_on_gpu, reads_bf16),
@@ -359,7 +372,7 @@ pub(crate) fn from_source(
 }
 
 /// Refuses layers and experts that the files cannot hold, before their tensors are listed.
-fn check_tensor_count(
+pub(super) fn check_tensor_count(
     source: &dyn WeightSource,
     config: &TargetConfig,
     loaded: Range<usize>,
@@ -383,36 +396,8 @@ fn check_tensor_count(
     Ok(())
 }
 
-/// Hash of the configuration, the final norm and a sample of embedding rows, all rounded to
-/// bf16, so that the same weights held in another dtype have the same name.
-fn fingerprint(config: &TargetConfig, embedding: &Matrix, final_norm: &Tensor) -> Result<String> {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(described(config).as_bytes());
-    let rows = config.vocab_size.min(64) as u32;
-    let step = (config.vocab_size as u32 / rows).max(1);
-    let sample: Vec<u32> = (0..rows).map(|row| row * step).collect();
-    for tensor in [&embedding.rows(&sample)?, final_norm] {
-        let values = tensor.flatten_all()?.to_dtype(DType::BF16)?.to_vec1::<half::bf16>()?;
-        for value in values {
-            hasher.update(&value.to_le_bytes());
-        }
-    }
-    Ok(hasher.finalize().to_hex()[..32].to_owned())
-}
-
-/// The configuration as text. A table of parts that are all a plain Llama's is left out: such targets keep the
-/// names that features were stored under before there was a table. So are ends of what is generated: they
-/// change no feature.
-fn described(config: &TargetConfig) -> String {
-    let plain = format!(", parts: {:?}", Parts::default());
-    let ends = format!(", further_end_ids: {:?}", config.further_end_ids);
-    format!("{config:?}").replace(&plain, "").replace(&ends, "")
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -423,22 +408,5 @@ mod tests {
         assert_eq!(of(CacheType::Auto, false, false), DType::F32);
         assert_eq!(of(CacheType::F32, true, true), DType::F32);
         assert_eq!(of(CacheType::Q8, false, true), DType::U8);
-    }
-
-    #[test]
-    fn only_parts_of_their_own_enter_a_target_s_name() {
-        let config = |kind| {
-            let config = json!({
-                "model_type": kind, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
-                "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 9
-            });
-            TargetConfig::from_json(&config).expect("configuration")
-        };
-        let mut llama = config("llama");
-        llama.further_end_ids = vec![3, 5];
-        let plain = described(&llama);
-        assert!(plain.starts_with("TargetConfig { architecture: Llama, hidden_size: 8"), "{plain}");
-        assert!(plain.ends_with("pad_token_id: None }"), "{plain}");
-        assert!(described(&config("mistral")).contains("window: Some(4096)"));
     }
 }

@@ -11,6 +11,7 @@ mod ends;
 mod extend;
 mod features;
 mod feed_forward;
+mod fingerprint;
 pub mod gguf;
 mod latent;
 mod layer;
@@ -49,6 +50,7 @@ pub use cache::{CacheType, KvCache};
 pub use ends::Ends;
 pub use extend::Extension;
 pub use features::{Features, KeyValues, PackedSequence, Tap, Taps};
+pub use fingerprint::is_same_target;
 pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
 pub use mtp::{MtpBlock, Pairs};
@@ -99,7 +101,7 @@ impl Target {
         &self.config
     }
 
-    /// Identifies the weights: a hash of the configuration and a sample of them.
+    /// Identifies the weights: a hash of the configuration and a sample of them. [`is_same_target`] compares two.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }

@@ -31,6 +31,7 @@ use super::build::{self, FileWeights, Weights};
 use super::cache::{KvCache, Layout};
 use super::feed_forward::Projection;
 use super::layer::{Appended, Context, DecoderLayer, Heads};
+use super::names::FINAL_NORM;
 use super::pass::{Ropes, Visible};
 use super::tensor_parallel::LayerShare;
 use super::{Target, TargetOptions, names, refused};
@@ -45,8 +46,6 @@ const JOINT: &str = "eh_proj.weight";
 const EMBEDDING_NORM: &str = "enorm.weight";
 const HIDDEN_NORM: &str = "hnorm.weight";
 const HEAD_NORM: &str = "shared_head.norm.weight";
-/// What is taken in its place.
-const FINAL_NORM: &str = "model.norm.weight";
 
 /// Names of files that hold the block apart from the layers: ours below the layer's prefix, the file's.
 const APART: [(&str, &str); 4] = [

@@ -11,6 +11,11 @@ use crate::config::{
 use crate::error::Result;
 use crate::weights::{TensorRole, TensorSpec};
 
+/// The table of embeddings, `[V, H]`.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The norm before the head, `[H]`.
+pub(super) const FINAL_NORM: &str = "model.norm.weight";
+
 /// Every tensor of a target, published names.
 pub fn tensor_specs(config: &TargetConfig) -> Vec<TensorSpec> {
     specs_of(config, 0..config.num_hidden_layers)
@@ -22,8 +27,8 @@ pub(super) fn specs_of(config: &TargetConfig, loaded: Range<usize>) -> Vec<Tenso
     let (table, tied) = ([config.vocab_size, hidden], config.tie_word_embeddings);
     let role = if tied { TensorRole::Head } else { TensorRole::Embedding };
     let mut specs = vec![
-        TensorSpec { role, ..TensorSpec::new("model.embed_tokens.weight", &table) },
-        TensorSpec::new("model.norm.weight", &[hidden]),
+        TensorSpec { role, ..TensorSpec::new(EMBEDDING, &table) },
+        TensorSpec::new(FINAL_NORM, &[hidden]),
     ];
     if !tied {
         specs.push(TensorSpec::head("lm_head.weight", &table));

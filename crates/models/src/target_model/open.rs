@@ -56,6 +56,14 @@ impl Target {
         load::open_mtp(&locate(spec)?, options)
     }
 
+    /// The fingerprint of `spec`, by a few rows of its files.
+    ///
+    /// # Errors
+    /// - the target is not found, or its configuration, embeddings or final norm are unusable
+    pub fn fingerprint_of(spec: &str) -> Result<String> {
+        load::fingerprint_of(&locate(spec)?)
+    }
+
     /// The tokenizer that belongs to the same folder or file.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Files of families that name tensors in ways of their own, under the names of the common layer; experts that
 //! stand in one tensor, one by one.
 
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -8,8 +9,8 @@ use longdraft_kernels::matrix::QuantisedMatrix;
 
 use crate::config::Architecture;
 use crate::error::{ModelError, Result};
-use crate::weights::WeightSource;
 use crate::weights::aliases::{Aliased, Aliases};
+use crate::weights::{WeightSource, rows_of};
 
 /// A family's names of modules: ours, the file's.
 type Names = &'static [(&'static str, &'static str)];
@@ -163,6 +164,13 @@ impl WeightSource for Stacks {
         if self.expert(name).is_some() { Ok(None) } else { self.0.load_quantised(name) }
     }
 
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        match self.expert(name) {
+            Some(_) => rows_of(&self.load(name, dtype)?, rows),
+            None => self.0.load_rows(name, rows, dtype),
+        }
+    }
+
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
         self.0.load_integers(name)
     }
@@ -194,6 +202,8 @@ mod tests {
             assert_eq!(load(&name(expert, "gate")).expect("gate"), rows[..2]);
             assert_eq!(load(&name(expert, "up")).expect("up"), rows[2..]);
             assert_eq!(load(&name(expert, "down")).expect("down").len(), 5);
+            let second = source.load_rows(&name(expert, "up"), 1..2, DType::F32);
+            assert_eq!(second.and_then(|t| Ok(t.to_vec2::<f32>()?)).expect("a row"), rows[3..]);
         }
         assert!(load(&name(3, "gate")).is_err());
     }

@@ -2,11 +2,11 @@
 
 use candle_core::DType;
 
+use super::names::EMBEDDING;
 use crate::config::TargetConfig;
 use crate::error::Result;
 use crate::weights::WeightSource;
 
-const TABLE: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 
 /// Values of either that are compared at a time.
@@ -23,7 +23,7 @@ pub(super) fn is_tied(config: &TargetConfig, source: &dyn WeightSource) -> Resul
     if !config.tie_word_embeddings || source.shape(HEAD).is_none() {
         return Ok(config.tie_word_embeddings);
     }
-    if !has(HEAD) || !has(TABLE) {
+    if !has(HEAD) || !has(EMBEDDING) {
         // What is misshapen is named when the tensors are checked.
         return Ok(false);
     }
@@ -34,7 +34,7 @@ pub(super) fn is_tied(config: &TargetConfig, source: &dyn WeightSource) -> Resul
             let rows = source.load_rows(name, part.clone(), DType::F32)?;
             Ok(rows.flatten_all()?.to_vec1()?)
         };
-        if values(HEAD)? != values(TABLE)? {
+        if values(HEAD)? != values(EMBEDDING)? {
             return Ok(false);
         }
     }
@@ -63,7 +63,7 @@ mod tests {
                 "tie_word_embeddings": says
             });
             let config = TargetConfig::from_json(&config).expect("configuration");
-            let table = (TABLE.to_owned(), tensor(table.clone(), (rows, 8)));
+            let table = (EMBEDDING.to_owned(), tensor(table.clone(), (rows, 8)));
             let head = head.map(|head| (HEAD.to_owned(), head));
             let source = MemorySource::new([table].into_iter().chain(head));
             is_tied(&config, &source).expect("values")

@@ -11,7 +11,7 @@ use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use super::names::{self, ExpertNames};
 use crate::config::{Architecture, ExpertsConfig, TargetConfig};
 use crate::error::{Problems, Result};
-use crate::weights::WeightSource;
+use crate::weights::{WeightSource, rows_of};
 
 /// Values of an MXFP4 block, and its bytes of codes.
 const BLOCK: usize = 32;
@@ -292,10 +292,13 @@ impl WeightSource for Views {
     }
 
     fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
-        if self.by_name.contains_key(name) {
-            return Ok(self.load(name, dtype)?.narrow(0, rows.start, rows.len())?);
+        match self.by_name.get(name) {
+            Some(View { stored, shape, piece: Piece::Rows(first) }) if rows.end <= shape[0] => {
+                self.source.load_rows(stored, first + rows.start..first + rows.end, dtype)
+            }
+            Some(_) => rows_of(&self.load(name, dtype)?, rows),
+            None => self.source.load_rows(name, rows, dtype),
         }
-        self.source.load_rows(name, rows, dtype)
     }
 
     fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {

@@ -1,12 +1,13 @@
 //! Tensors that are in memory already.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::random::CounterRng;
 
-use super::{TensorSpec, WeightSource};
+use super::{TensorSpec, WeightSource, rows_of};
 use crate::error::{ModelError, Result};
 
 /// Named tensors.
@@ -40,6 +41,11 @@ impl MemorySource {
         }
         Ok(source)
     }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor> {
+        let found = self.tensors.get(name);
+        found.ok_or_else(|| ModelError::invalid(self.path(), format!("no tensor `{name}`")))
+    }
 }
 
 impl WeightSource for MemorySource {
@@ -56,17 +62,16 @@ impl WeightSource for MemorySource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let tensor = self
-            .tensors
-            .get(name)
-            .ok_or_else(|| ModelError::invalid(self.path(), format!("no tensor `{name}`")))?;
-        Ok(tensor.to_dtype(dtype)?)
+        Ok(self.tensor(name)?.to_dtype(dtype)?)
+    }
+
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        Ok(rows_of(self.tensor(name)?, rows)?.to_dtype(dtype)?)
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
         let invalid = |problem: String| ModelError::invalid(self.path(), problem);
-        let tensor =
-            self.tensors.get(name).ok_or_else(|| invalid(format!("no tensor `{name}`")))?;
+        let tensor = self.tensor(name)?;
         match tensor.dtype() {
             DType::I64 | DType::U32 | DType::U8 => {
                 Ok(tensor.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?)

@@ -108,7 +108,7 @@ pub trait WeightSource {
     /// # Errors
     /// - as [`Self::load`], or there are fewer
     fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
-        Ok(self.load(name, dtype)?.narrow(0, rows.start, rows.len())?.force_contiguous()?)
+        rows_of(&self.load(name, dtype)?, rows)
     }
 
     /// Reads the bytes of some of the first dimension of a tensor of u8.
@@ -128,6 +128,11 @@ pub trait WeightSource {
         let problem = format!("tensor `{name}`: no integers are read from this format");
         Err(ModelError::invalid(self.path(), problem))
     }
+}
+
+/// Some of a tensor's first dimension, in memory of their own.
+pub(crate) fn rows_of(tensor: &Tensor, rows: Range<usize>) -> Result<Tensor> {
+    Ok(tensor.narrow(0, rows.start, rows.len())?.force_contiguous()?)
 }
 
 /// Every spec that `source` misses or holds in another shape.

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use longdraft_models::target_model::is_same_target;
 use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
 
 use crate::checks::rules::Rule;
@@ -36,13 +37,15 @@ const OTHER_TEMPLATE: Rule = Rule::garbage(
 pub(super) fn check(checks: &mut Checks<'_>, path: &Path) {
     let Some(target) = checks.target else { return };
     if let Some(recorded) = checks.manifest.as_ref().map(|manifest| manifest.target.clone()) {
-        let weights = Some(target.target.fingerprint().to_owned());
+        let weights = target.target.fingerprint().to_owned();
+        let weights = Some(weights).filter(|own| !is_same_target(&recorded.fingerprint, own));
         let tokenizer = target.tokenizer.fingerprint().ok();
-        for (rule, found, own) in [
+        let tokenizer = tokenizer.filter(|own| *own != recorded.tokenizer);
+        for (rule, found, other) in [
             (&OTHER_TARGET, recorded.fingerprint, weights),
             (&OTHER_TOKENIZER, recorded.tokenizer, tokenizer),
         ] {
-            let Some(own) = own.filter(|own| *own != found) else { continue };
+            let Some(own) = other else { continue };
             let found = format!("exported for fingerprint `{found}`");
             checks.differs(rule, MANIFEST_FILE, found, format!("`{own}`, the target's"));
         }

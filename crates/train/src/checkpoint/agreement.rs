@@ -37,7 +37,7 @@ pub fn require_same_run(
     }
     let path = path.to_path_buf();
     let is_length = |name: &String| lengths.contains(&name.as_str());
-    let changed = |(name, value): &&(String, String)| saved.value(name) != Some(value.as_str());
+    let changed = |(name, value): &&(String, String)| !saved.agrees(name, value);
     let mut changed = new.values.iter().filter(changed);
     if !changed.clone().all(|(name, _)| is_length(name)) {
         return Err(TrainError::OtherRun { path, differences });
@@ -114,6 +114,21 @@ mod tests {
                 let error = compared(&shorter, policy).expect_err("shorter");
                 assert!(matches!(error, TrainError::OtherLength { longer: false, .. }), "{error}");
             }
+        }
+        // Earlier versions knew less of the target.
+        let of = |target: &str, steps: &str, more: &[(&str, &str)]| {
+            let values = [&[("target", target), ("steps", steps)], more].concat();
+            RunIdentity { values: values.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect() }
+        };
+        let new = of("a-1", "14", &[("precision", "f32")]);
+        let by_steps = |saved: &RunIdentity| {
+            require_same_run(saved, &new, &["steps"], Extend, Path::new("run"))
+        };
+        assert_eq!(by_steps(&of("a", "12", &[])).expect("extended").len(), 1);
+        for saved in
+            [of("b", "12", &[]), of("a-2", "12", &[]), of("a", "12", &[("precision", "bf16")])]
+        {
+            assert!(matches!(by_steps(&saved), Err(TrainError::OtherRun { .. })), "{saved:?}");
         }
         let other = identity("14", "5", "1");
         assert!(matches!(compared(&other, Extend), Err(TrainError::OtherRun { .. })));

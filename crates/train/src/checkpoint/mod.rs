@@ -24,8 +24,8 @@ pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::{RunLock, is_locked, lock_file};
-pub(crate) use state::STEPS;
 pub use state::{Best, CheckpointState, RunIdentity};
+pub(crate) use state::{PRECISION, STEPS, TARGET};
 pub use store::{
     BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, read_draft, read_state,
     verify,

@@ -2,6 +2,7 @@
 
 use longdraft_data::sampler::Cursor;
 use longdraft_models::draft::DraftKind;
+use longdraft_models::target_model::is_same_target;
 use longdraft_parallel::World;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,6 +11,10 @@ use crate::error::{Result, TrainError};
 
 /// Name of a stage's length in its identity.
 pub(crate) const STEPS: &str = "train.steps";
+/// Name of the target's fingerprint among what decides the weights.
+pub(crate) const TARGET: &str = "target";
+/// Name of the type of the target's weights, where it makes the features. Earlier versions did not note it.
+pub(crate) const PRECISION: &str = "precision";
 
 /// What must not change under a resumed run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,13 +30,20 @@ impl RunIdentity {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// Whether a value is what it was, as far as that is known.
+    pub(super) fn agrees(&self, name: &str, value: &str) -> bool {
+        match self.value(name) {
+            Some(old) => old == value || name == TARGET && is_same_target(old, value),
+            None => name == PRECISION,
+        }
+    }
+
     /// `name was old, now new` for everything that differs; of records only the keys that do.
     pub fn differences(&self, new: &Self) -> Vec<String> {
         let mut differences = Vec::new();
-        for (name, value) in &new.values {
-            match self.values.iter().find(|(known, _)| known == name) {
-                Some((_, old)) if old == value => {}
-                Some((_, old)) => match (record(old), record(value)) {
+        for (name, value) in new.values.iter().filter(|(name, value)| !self.agrees(name, value)) {
+            match self.value(name) {
+                Some(old) => match (record(old), record(value)) {
                     (Some(old), Some(new)) => keys_that_differ(name, &old, &new, &mut differences),
                     _ => differences.push(format!("{name} was {old}, now {value}")),
                 },

@@ -100,6 +100,7 @@ impl Capture {
             };
             Part::ALL.iter().try_for_each(check)?;
             recipe.records = Some(records.fingerprint().to_owned());
+            recipe.precision = None;
         }
         let store = StoreWriter::open(place, recipe.clone(), options.verify)?;
         let free = options.free_bytes.or_else(|| store.free_bytes());
@@ -162,8 +163,15 @@ impl Capture {
                     return Ok(Ending::Stopped);
                 }
                 match self.store.take(&shard)? {
-                    Turn::Busy => busy.push(shard),
-                    Turn::Complete => done += shard.rows.len(),
+                    // Looking at a large shard takes its time, and the others of the team wait for a word.
+                    Turn::Busy => {
+                        busy.push(shard);
+                        self.team.tell(Next::Wait);
+                    }
+                    Turn::Complete => {
+                        done += shard.rows.len();
+                        self.team.tell(Next::Wait);
+                    }
                     Turn::Mine(work) => {
                         if let Some(damage) = &work.damage {
                             let text = format!("{damage}: captured again");

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::DataSet;
 use super::data_sets::pieces_left_out;
-use crate::checkpoint::{RunIdentity, STEPS};
+use crate::checkpoint::{PRECISION, RunIdentity, STEPS, TARGET};
 use crate::config::{DraftConfig, TrainConfig, upgrade};
 use crate::error::{Result, TrainError};
 
@@ -37,7 +37,7 @@ pub(super) fn identity(
     };
     let mut identity = RunIdentity {
         values: vec![
-            ("target".into(), target.fingerprint().to_owned()),
+            (TARGET.into(), target.fingerprint().to_owned()),
             ("data".into(), tokens),
             ("data.row_tokens".into(), row_layout(config, train)),
             ("data.anchor".into(), json(serde_json::to_value(config.data.anchor))?),
@@ -52,11 +52,45 @@ pub(super) fn identity(
             ("train.features".into(), features_identity(features)),
         ],
     };
+    if let FeatureSource::Online(_) | FeatureSource::Memory(_) = features {
+        identity.values.push((PRECISION.into(), precision(config, target)));
+    }
     // What the trained tensors rest on, such as the draft's vocabulary.
     for (name, tensor) in start.binding_tensors()? {
         identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));
     }
     Ok(identity)
+}
+
+/// What ranks have to share: what decides the weights, and when ranks evaluate, save and exchange. Each machine may have
+/// a configuration file of its own.
+pub(super) fn among_ranks(
+    identity: &RunIdentity,
+    config: &TrainConfig,
+    held_out: &DataSet,
+) -> Result<RunIdentity> {
+    let failed = |error| TrainError::checkpoint(&config.output, error);
+    let mut run = serde_json::to_value(&config.train).map_err(failed)?;
+    // Places of one store may have several names. The others are told above.
+    for key in ["features", "steps", "seed"] {
+        run.as_object_mut().map(|keys| keys.remove(key));
+    }
+    let parallel = serde_json::to_value(&config.parallel).map_err(failed)?;
+    let mut all = identity.clone();
+    all.values.extend([
+        ("train".into(), run.to_string()),
+        ("parallel".into(), parallel.to_string()),
+        ("held-out rows".into(), format!("{:x}", rows_hash(held_out))),
+    ]);
+    Ok(all)
+}
+
+/// What the target's products take its weights as, which decides its features.
+pub(super) fn precision(config: &TrainConfig, target: &Target) -> String {
+    if target.holds_blocks() {
+        return "blocks".to_owned();
+    }
+    config.precision.frozen_type(!target.device().is_cpu()).as_str().to_owned()
 }
 
 fn hashed(documents: &[Document]) -> blake3::Hasher {

@@ -81,8 +81,6 @@ pub struct Stage {
     /// Steps since something was learned.
     empty_steps: u64,
     saving: SaveClock,
-    /// Whether this process made the run longer than it was.
-    extended: bool,
     /// When this process took the run up.
     started: Instant,
     _lock: Option<RunLock>,
@@ -156,11 +154,6 @@ impl Stage {
     /// Whether nothing is left to do.
     pub fn is_finished(&self) -> bool {
         self.progress.step >= self.schedule.steps || self.progress.ended
-    }
-
-    /// Whether the run became longer than it was, and its checkpoints are still those of the shorter one.
-    pub fn is_extended(&self) -> bool {
-        self.extended
     }
 
     /// Evaluates the held-out rows; keeps the best draft and runs out of patience.

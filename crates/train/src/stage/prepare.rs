@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use super::capture::recipe;
 use super::data_sets::data_sets;
-use super::identity::identity;
+use super::identity::{among_ranks, identity};
 use super::resume::{Resumed, resume};
 use super::{DataSet, Event, Observer, Stage};
 use crate::checkpoint::{Checkpointer, ResumePolicy, RunLock, SaveClock, add_token_counts};
@@ -83,7 +83,7 @@ impl Stage {
         let steps = total_steps(&config, &train);
         let schedule = schedule(&config, steps);
         let identity = identity(&config, &target, &train, (objective.draft(), &features), steps)?;
-        identity.require_agreement(world)?;
+        among_ranks(&identity, &config, &held_out)?.require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
         let mut optimizer = match config.parallel.optimizer_state {
@@ -92,7 +92,7 @@ impl Stage {
                 AdamW::over_files(config.optimizer.clone(), &parallel, &config.output)?
             }
         };
-        let Resumed { cursor, progress, metrics_bytes, schedule, extended } = resume(
+        let Resumed { cursor, progress, metrics_bytes, schedule } = resume(
             (&config, schedule),
             &checkpointer,
             (objective.as_ref(), &parallel, &mut optimizer),
@@ -131,7 +131,6 @@ impl Stage {
             progress,
             empty_steps: 0,
             saving,
-            extended,
             started: Instant::now(),
             _lock: lock,
         })

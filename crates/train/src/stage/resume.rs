@@ -24,15 +24,13 @@ pub(super) struct Resumed {
     pub(super) progress: Progress,
     pub(super) metrics_bytes: u64,
     pub(super) schedule: Schedule,
-    /// Whether the run became longer than it was.
-    pub(super) extended: bool,
 }
 
 impl Resumed {
     /// A run that begins.
     fn fresh(schedule: Schedule) -> Self {
         let (cursor, progress) = (Cursor::default(), Progress::default());
-        Self { cursor, progress, metrics_bytes: 0, schedule, extended: false }
+        Self { cursor, progress, metrics_bytes: 0, schedule }
     }
 }
 
@@ -153,7 +151,6 @@ fn extend(
         return;
     }
     if before < steps {
-        resumed.extended = true;
         resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
         let old = resumed.schedule.extended_to(before);
         let note = old.describe_extension(&resumed.schedule, state.step);
@@ -161,7 +158,6 @@ fn extend(
     }
     if state.ended {
         // Patience begins anew, or the run would end at once.
-        resumed.extended = true;
         resumed.progress.ended = false;
         resumed.progress.evaluations_since_best = 0;
     }

@@ -62,6 +62,7 @@ fn recipe(target: &Target, contents: &Contents, rows: usize, tokens: usize) -> R
         compression: Compression::None,
         seed: 0,
         anchor: AnchorOffset { enabled: false, ..AnchorOffset::default() },
+        precision: None,
         records: None,
         train: part(rows),
         held_out: part(0),

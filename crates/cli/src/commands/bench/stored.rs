@@ -2,6 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -64,6 +65,13 @@ impl WeightSource for Blocks<'_> {
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
         let tensor = shape::drawn(self.spec(name)?, self.deviation, self.place)?;
         Ok(tensor.to_dtype(dtype)?)
+    }
+
+    /// Values are drawn at every call, so the rows alone are.
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        let mut spec = self.spec(name)?.clone();
+        spec.shape[0] = rows.len();
+        Ok(shape::drawn(&spec, self.deviation, self.place)?.to_dtype(dtype)?)
     }
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::cli::{EvalHeldOutArguments, with_device};
 use crate::commands::train::open_target;
-use crate::draft_source::DraftSource;
+use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
@@ -25,7 +25,12 @@ use crate::terminal::counted;
 pub(crate) fn run(arguments: &EvalHeldOutArguments, json: bool) -> Result<()> {
     let changes = with_device(&arguments.overrides, arguments.device);
     let mut config = read_stage(&arguments.config, &changes)?;
-    arguments.drafts.iter().try_for_each(|path| DraftSource::find(path).map(drop))?;
+    for path in &arguments.drafts {
+        let draft = DraftSource::find(path)?;
+        if let Some(told) = draft.run().and_then(|run| trained_on(&config, &configuration(run))) {
+            errln!("warning: {}: {told}", path.display());
+        }
+    }
     let contexts = ranges(&arguments.contexts, config.data.row_tokens)?;
     // Drafts bring their weights: no layer of the target is wanted for initial ones.
     config.draft.from = arguments.drafts.first().cloned();
@@ -83,6 +88,25 @@ fn ranges(bounds: &[NonZeroUsize], row_tokens: usize) -> Result<Vec<Range<usize>
         }
         _ => Ok(ranges),
     }
+}
+
+/// What is said where rows are held out now that the run kept for its training.
+fn trained_on(config: &TrainConfig, run: &Value) -> Option<String> {
+    let (now, then) = (&config.data, &run["data"]);
+    let source = now.train.first()?.path.to_str()?;
+    if !now.held_out.is_empty() || then["train"][0]["path"].as_str() != Some(source) {
+        return None;
+    }
+    let number = |name: &str| then[name].as_u64().unwrap_or(0);
+    let is_split = then["held_out"].as_array().is_none_or(Vec::is_empty);
+    let rows = if is_split { number("held_out_rows") } else { 0 };
+    let kept = rows.saturating_mul(number("row_tokens")).max(number("reserved_tokens"));
+    (now.held_out_rows.saturating_mul(now.row_tokens) as u64 > kept).then(|| {
+        format!(
+            "may have been trained on some of these held-out rows: its run kept {kept} tokens of that text aside; give \
+             the run's data.held_out, data.held_out_rows and data.row_tokens, or other text in data.held_out"
+        )
+    })
 }
 
 /// What is said where a draft is of another method than the configuration.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use longdraft_models::target_model::is_same_target;
 use longdraft_records::other_layout;
 use longdraft_server::{Check, Training};
 use serde::{Deserialize, Serialize};
@@ -109,11 +110,11 @@ impl State {
             wrong(format!("unreadable: {error}"))
                 .hint("give another --learn DIR, or remove this one yourself")
         })?;
-        if state.target != target {
+        if !is_same_target(&state.target, target) {
             return Err(wrong("this was learned for another target".to_owned()));
         }
         // With another draft to begin with, what was learned of the one before waits for it.
-        Ok(Self { base: base.to_owned(), ..state })
+        Ok(Self { base: base.to_owned(), target: target.to_owned(), ..state })
     }
 
     /// Hash of the draft that `--draft` gave.

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::matrix::QuantisedMatrix;
 use rayon::prelude::*;
 
@@ -23,7 +23,7 @@ use crate::error::{ModelError, Problems, Result};
 use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header};
 use crate::weights::gguf::split::{self, Files};
-use crate::weights::{Collector, WeightSource};
+use crate::weights::{Collector, WeightSource, rows_of};
 
 /// Values widened at a time by one thread.
 const CHUNK_VALUES: usize = 1 << 18;
@@ -227,6 +227,27 @@ impl GgufSource {
         Ok(joined.flatten(0, 1)?)
     }
 
+    /// Some rows of joined heads. Those of one head are read alone.
+    fn joined_rows(
+        &self,
+        name: &str,
+        heads: usize,
+        rows: Range<usize>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        let all = self.shape(name).and_then(|shape| shape.first().copied()).unwrap_or(0);
+        let of_head = (all / heads.max(1)).max(1);
+        let (head, first) = (rows.start / of_head, rows.start % of_head);
+        if head >= heads || first + rows.len() > of_head {
+            return rows_of(&self.load(name, dtype)?, rows);
+        }
+        let keys = &self.stored(name)?.name;
+        let part =
+            |name: String| self.read(&Stored { name, part: Part::Expert(head) }, dtype, |row| row);
+        let joined = [part(keys.clone())?.t()?.contiguous()?, part(heads::values_beside(keys))?];
+        rows_of(&Tensor::cat(&joined, 0)?, first..first + rows.len())
+    }
+
     /// Widens a tensor; stored row `r` becomes row `place(r)`.
     fn read(
         &self,
@@ -307,6 +328,31 @@ impl WeightSource for GgufSource {
             return self.put_back(&tensor);
         }
         Ok(tensor)
+    }
+
+    fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
+        let stored = self.stored(name)?;
+        let Located { file, dims, element, bytes } = self.locate(stored)?;
+        let &[outputs, width] = dims.as_slice() else {
+            return match (stored.part, dims.first()) {
+                (Part::JoinedHeads, Some(heads)) => self.joined_rows(name, *heads, rows, dtype),
+                _ => rows_of(&self.load(name, dtype)?, rows),
+            };
+        };
+        let invalid = |problem: String| ModelError::invalid(file.path(), problem);
+        if rows.start > rows.end || rows.end > outputs {
+            return Err(invalid(format!("tensor `{name}` has {outputs} rows, {rows:?} expected")));
+        }
+        let row_bytes = bytes.len() / outputs.max(1);
+        let interleaved = self.is_interleaved(name);
+        let mut values = Vec::with_capacity(rows.len() * width);
+        for row in rows.clone() {
+            let stored = if interleaved { self.stored_row(row) } else { row };
+            let start = bytes.start + stored * row_bytes;
+            let widened = element.widen(&file.read(start..start + row_bytes)?);
+            values.extend(widened.ok_or_else(|| invalid(format!("{element:?} is not a weight")))?);
+        }
+        Ok(Tensor::from_vec(values, (rows.len(), width), &Device::Cpu)?.to_dtype(dtype)?)
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {

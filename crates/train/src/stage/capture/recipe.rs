@@ -9,6 +9,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 
 use super::super::DataSet;
 use super::super::evaluate::held_out_batch;
+use super::super::identity::precision;
 use crate::config::TrainConfig;
 use crate::objective::Objective;
 
@@ -39,6 +40,7 @@ pub(in super::super) fn recipe(
         compression: config.capture.compression,
         seed: draws.position_seed,
         anchor: draws.anchor,
+        precision: Some(precision(config, target)),
         records: None,
         train: of_part(Part::Train),
         held_out: of_part(Part::HeldOut),

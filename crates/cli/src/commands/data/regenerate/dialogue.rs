@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::RawRow;
+use longdraft_data::template::Verbatim;
 use longdraft_decode::EndReason;
 use serde_json::{Map, Value, json};
 
@@ -62,12 +63,22 @@ pub(super) struct Dialogue {
     tokens: usize,
     /// How each answer ended.
     finishes: Vec<&'static str>,
+    /// How the last one was written.
+    verbatim: Verbatim,
 }
 
 impl Dialogue {
     fn new(prompts: Conversation) -> Self {
         let done = Conversation { messages: Vec::new(), tools: prompts.tools.clone() };
-        Self { prompts, done, turn: 0, taken: 0, tokens: 0, finishes: Vec::new() }
+        Self {
+            prompts,
+            done,
+            turn: 0,
+            taken: 0,
+            tokens: 0,
+            finishes: Vec::new(),
+            verbatim: Verbatim { end: None },
+        }
     }
 
     /// Goes on to the next prompt of the user; whether there is one.
@@ -83,21 +94,27 @@ impl Dialogue {
         false
     }
 
-    /// The prompt's answer of so many tokens.
-    pub(super) fn answer(&mut self, tokens: usize, end: EndReason, text: &str) {
+    /// The prompt's answer of so many tokens, which a stop token may have ended.
+    pub(super) fn answer(
+        &mut self,
+        (tokens, end, stop): (usize, EndReason, Option<String>),
+        text: &str,
+    ) {
         self.tokens += tokens;
+        self.verbatim = Verbatim { end: stop };
         self.finishes.push(finish(end));
         self.done.push("assistant", text);
     }
 
-    /// The row's fields; its `finish` is the last one that is not `stop`.
-    pub(super) fn to_json(&self) -> Value {
+    /// The row's fields; its `finish` is the last one that is not `stop`. `form` is that of its answers.
+    pub(super) fn to_json(&self, form: &str) -> Value {
         let finish = self.finishes.iter().rfind(|finish| **finish != "stop").unwrap_or(&"stop");
         let mut body =
             json!({ "messages": self.done.messages, "finish": finish, "tokens": self.tokens });
         if self.finishes.len() > 1 {
             body["finishes"] = json!(self.finishes);
         }
+        self.verbatim.mark(&mut body, form);
         body
     }
 }
@@ -113,12 +130,15 @@ mod tests {
         let mut dialogue = Dialogue::new(prompts);
         let answered = |dialogue: &mut Dialogue, end: EndReason| {
             assert!(dialogue.next_turn());
-            dialogue.answer(1, end, "text");
-            dialogue.to_json()
+            let stop = (end == EndReason::StopToken).then(|| "<end>".to_owned());
+            dialogue.answer((1, end, stop), "text");
+            dialogue.to_json("f")
         };
         let one = answered(&mut dialogue, EndReason::StopToken);
         assert_eq!((&one["finish"], &one["finishes"]), (&json!("stop"), &Value::Null));
-        answered(&mut dialogue, EndReason::TokenLimit);
+        assert_eq!(one["verbatim"], json!({ "form": "f", "end": "<end>" }));
+        let cut = answered(&mut dialogue, EndReason::TokenLimit);
+        assert_eq!(cut["verbatim"], json!({ "form": "f", "end": null }));
         let all = answered(&mut dialogue, EndReason::StopToken);
         assert_eq!(all["finish"], "length", "one of them was cut");
         assert_eq!(all["finishes"], json!(["stop", "length", "stop"]));

@@ -7,6 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use longdraft_models::paths::parent_of;
+use longdraft_models::target_model::is_same_target;
 use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
@@ -80,11 +81,21 @@ struct Done {
     asked: Option<blake3::Hash>,
 }
 
+/// Whether lines of two recipes may stand in one file; the first word is the target's fingerprint.
+fn is_same_recipe(one: &str, other: &str) -> bool {
+    match (one.split_once(' '), other.split_once(' ')) {
+        (Some((one, its)), Some((other, others))) => its == others && is_same_target(one, other),
+        _ => one == other,
+    }
+}
+
 /// Both files, and which rows stand in them.
 pub(super) struct Ledger {
     answers: (PathBuf, File),
     failures: Failures,
     recipe: String,
+    /// Hash of tokenizer and chat template.
+    form: String,
     done: HashMap<usize, Done>,
     pub(super) counts: Counts,
 }
@@ -92,7 +103,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Opens the files for appending, for this process alone; a torn last line is cut off. Failures of earlier
     /// calls stand until this one has tried their rows again, or has no such row.
-    pub(super) fn open(output: &Path, recipe: &str) -> Result<Self> {
+    pub(super) fn open(output: &Path, (recipe, form): (&str, &str)) -> Result<Self> {
         let folder = parent_of(output);
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         let mut answers = for_appending(output)?;
@@ -105,6 +116,7 @@ impl Ledger {
             answers: (output.to_path_buf(), answers),
             failures: Failures::open(output)?,
             recipe: recipe.to_owned(),
+            form: form.to_owned(),
             done: HashMap::new(),
             counts: Counts::default(),
         };
@@ -115,12 +127,17 @@ impl Ledger {
         Ok(ledger)
     }
 
+    /// Hash of tokenizer and chat template.
+    pub(super) fn form(&self) -> &str {
+        &self.form
+    }
+
     /// Notes a line of an earlier run.
     fn take(&mut self, line: &Value, path: &Path) -> Result<()> {
         let (Some(row), Some(id)) = (line["row"].as_u64(), line["id"].as_str()) else {
             return Err(foreign(path));
         };
-        if line["recipe"] != *self.recipe {
+        if !line["recipe"].as_str().is_some_and(|known| is_same_recipe(known, &self.recipe)) {
             return Err(Failure::work(format!(
                 "{}: was written with {}, now {}",
                 path.display(),
@@ -128,6 +145,14 @@ impl Ledger {
                 self.recipe
             ))
             .hint("give another --output, or the old values to go on"));
+        }
+        // Earlier versions did not note it.
+        if line["form"].as_str().is_some_and(|form| form != self.form) {
+            let problem =
+                format!("{}: was written with another chat template or tokenizer", path.display());
+            return Err(
+                Failure::work(problem).hint("give another --output, or the old files to go on")
+            );
         }
         let asked = line["messages"].as_array();
         let asked = asked.map(|messages| asked_in(messages.iter().filter_map(Value::as_object)));
@@ -173,6 +198,7 @@ impl Ledger {
             line.extend(body.clone());
         }
         line["recipe"] = self.recipe.as_str().into();
+        line["form"] = self.form.as_str().into();
         match entry.outcome {
             Outcome::Success => {
                 let (path, file) = &mut self.answers;
@@ -272,7 +298,7 @@ mod tests {
     fn every_row_has_one_line_and_a_torn_one_is_cut() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("out/answers.jsonl");
-        let mut ledger = Ledger::open(&path, "r").expect("new");
+        let mut ledger = Ledger::open(&path, ("r", "f")).expect("new");
         ledger.write(&entry(0, Outcome::Success)).expect("write");
         ledger.write(&entry(1, Outcome::Skipped)).expect("write");
         ledger.write(&entry(2, Outcome::Error)).expect("write");
@@ -280,7 +306,7 @@ mod tests {
         drop(ledger);
         let text = std::fs::read_to_string(&path).expect("read");
         std::fs::write(&path, format!("{text}{{\"row\": 3, \"id")).expect("torn");
-        let mut ledger = Ledger::open(&path, "r").expect("again");
+        let mut ledger = Ledger::open(&path, ("r", "f")).expect("again");
         let counts = Counts { success: 1, ..Counts::default() };
         assert_eq!((ledger.len(), ledger.counts), (1, counts));
         let nothing = || None;
@@ -298,10 +324,11 @@ mod tests {
         assert!(ledger.check(3).is_err());
         assert_eq!((lines(&path), lines(&failures_file(&path))), (3, 1));
         drop(ledger);
-        assert!(Ledger::open(&path, "other").is_err());
+        assert!(Ledger::open(&path, ("other", "f")).is_err());
+        assert!(Ledger::open(&path, ("r", "g")).is_err());
         for text in ["{\"text\": 1}\n", "no newline"] {
             std::fs::write(&path, text).expect("foreign");
-            assert!(Ledger::open(&path, "r").is_err());
+            assert!(Ledger::open(&path, ("r", "f")).is_err());
             assert_eq!(std::fs::read_to_string(&path).expect("untouched"), text);
         }
     }
@@ -311,10 +338,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("answers.jsonl");
         require_free(&path).expect("nothing is there");
-        let mut first = Ledger::open(&path, "r").expect("new");
+        let mut first = Ledger::open(&path, ("r", "f")).expect("new");
         first.write(&entry(0, Outcome::Success)).expect("write");
         let text = "another process works on this file";
-        for refused in [Ledger::open(&path, "r").map(|_| ()), require_free(&path)] {
+        for refused in [Ledger::open(&path, ("r", "f")).map(|_| ()), require_free(&path)] {
             let failure = refused.expect_err("held");
             assert!(failure.message().contains(text), "{failure:?}");
             assert!(failure.hint.as_ref().is_some_and(|hint| hint.contains("--output")));
@@ -322,6 +349,6 @@ mod tests {
         first.write(&entry(1, Outcome::Success)).expect("still whole");
         drop(first);
         require_free(&path).expect("let go");
-        assert_eq!(Ledger::open(&path, "r").expect("free").len(), 2);
+        assert_eq!(Ledger::open(&path, ("r", "f")).expect("free").len(), 2);
     }
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
+use longdraft_data::template::form;
 use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
 use longdraft_decode::{
     BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
@@ -72,7 +73,7 @@ impl Writer<'_> {
     ) -> Result<Answered> {
         let DataRegenerateArguments { prompts, output, limit, batch, .. } = self.arguments;
         let rows = read_rows(prompts)?.take(limit.unwrap_or(usize::MAX));
-        let ledger = Ledger::open(output, &self.recipe())?;
+        let ledger = Ledger::open(output, (&self.recipe(), &self.form()?))?;
         let (counts, before) = (ledger.counts, ledger.len());
         let mut work = Work {
             writer: self,
@@ -138,6 +139,12 @@ impl Writer<'_> {
         format!("{target} temperature={temperature} seed={seed} max_tokens={max_tokens}")
     }
 
+    /// Hash of what makes tokens of a conversation.
+    fn form(&self) -> Result<String> {
+        let template = self.tokenizer.chat_template().map(ChatTemplate::fingerprint);
+        Ok(form(&self.tokenizer.fingerprint()?, template.as_deref()))
+    }
+
     /// Hash of how rows are asked: a row that failed would fail again while it is the same.
     fn asking(&self) -> Result<blake3::Hasher> {
         let mut hasher = blake3::Hasher::new();
@@ -158,14 +165,10 @@ impl Writer<'_> {
     }
 
     fn request(&self, text: &str, key: [u64; 2]) -> Result<(Vec<TargetTokenId>, DecodeOptions)> {
-        let mut ids = self.tokenizer.encode(text)?.ids;
-        if let (None, true, Some(bos)) = (
-            self.tokenizer.chat_template(),
-            self.tokenizer.adds_bos(),
-            self.target.config().bos_token_id,
-        ) {
-            ids.insert(0, bos);
-        }
+        let ids = match self.tokenizer.chat_template() {
+            Some(_) => self.tokenizer.encode(text)?.ids,
+            None => self.tokenizer.encode_prompt(text, self.target.config().bos_token_id)?,
+        };
         let DataRegenerateArguments { temperature, seed, .. } = *self.arguments;
         let options = DecodeOptions {
             shape: DraftShape::Chain { length: self.arguments.draft_len },
@@ -183,6 +186,13 @@ impl Writer<'_> {
             ..DecodeOptions::default()
         };
         Ok((ids.into_iter().map(TargetTokenId).collect(), options))
+    }
+
+    /// The stop token that ended an answer, as it is written.
+    fn stop_of(&self, generation: &Generation) -> Option<String> {
+        let stops = stop_tokens(self.target);
+        let last = generation.tokens.last().filter(|token| stops.contains(token))?;
+        self.tokenizer.token(last.0)
     }
 
     /// The answer without the token that ended it; a thought that the prompt opened belongs to it.
@@ -243,7 +253,7 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
         let Some(open) = dialogue else { return Ok(()) };
         if !open.next_turn() {
             entry.outcome = Outcome::Success;
-            entry.body = open.to_json();
+            entry.body = open.to_json(self.ledger.form());
             *dialogue = None;
             return Ok(());
         }
@@ -298,7 +308,9 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
                 Ok(generation) => {
                     let answer = self.writer.text(&prompt, &generation)?;
                     if let Some(dialogue) = &mut open.dialogue {
-                        dialogue.answer(generation.tokens.len(), generation.end, &answer);
+                        let stop = self.writer.stop_of(&generation);
+                        let ended = (generation.tokens.len(), generation.end, stop);
+                        dialogue.answer(ended, &answer);
                     }
                 }
                 Err(error) => {

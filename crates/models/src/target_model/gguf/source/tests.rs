@@ -79,6 +79,17 @@ fn joined_queries_keys_and_values_are_those_of_separate_tensors() {
             let name = name(kind);
             assert_eq!(load(&joined, &name), load(&apart, &name), "{name}");
         }
+        for source in [&joined, &apart] {
+            // Each head's first row, and both rows of a pair that lie apart.
+            for row in [0, 1, 2, 3] {
+                let rows = source.load_rows(&name("weight"), row..row + 1, DType::F32);
+                let rows = rows.and_then(|rows| Ok(rows.to_vec2::<f32>()?)).expect("a row");
+                let whole = load(source, &name("weight"));
+                assert_eq!(rows, [&whole[32 * row..32 * (row + 1)]], "{module}, row {row}");
+            }
+            let beyond = source.load_rows(&name("weight"), 7..9, DType::F32);
+            assert!(beyond.is_err(), "{module}");
+        }
         let blocks = joined.load_quantised(&name("weight")).expect("read").expect("blocks");
         let blocks = Matrix::Quantised(blocks.into()).to_dense().expect("values");
         let blocks = blocks.flatten_all().and_then(|all| all.to_vec1::<f32>()).expect("values");
