@@ -54,14 +54,14 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     let folder = tempfile::tempdir().expect("tempdir");
     let (output, name) = output_of(&folder);
     let target = demonstration();
-    let fit = |time: &str| {
+    let fit = |time: &str, engines: &str| {
         let arguments = [
             "fit",
             &target,
             "--time",
             time,
             "--for",
-            "llamacpp,longdraft",
+            engines,
             "--output",
             &name,
             "--max-tokens",
@@ -73,7 +73,7 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
         assert!(output.status.success(), "{}", stderr(&output));
         output
     };
-    let first = fit("30s");
+    let first = fit("30s", "llamacpp,longdraft");
     let told = stderr(&first);
     for phase in ["[prompts]", "[measure]", "[answers]", "[training]"] {
         assert!(told.contains(phase), "{phase} is missing: {told}");
@@ -113,8 +113,8 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     // The same command has nothing to do; more time adds a round to the same draft.
     let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
     let held_out = std::fs::read(output.join("data/held-out.jsonl")).expect("held out");
-    assert!(stdout(&fit("30s")).contains("already finished"));
-    let again = fit("55s");
+    assert!(stdout(&fit("30s", "llamacpp")).contains("already finished"));
+    let again = fit("55s", "longdraft");
     let longer = last_json(&stdout(&again));
     assert_eq!(longer["finished"], true);
     assert_eq!(longer["state"]["rounds"].as_array().map(Vec::len), Some(2));
@@ -125,6 +125,8 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
         "{}",
         stderr(&again)
     );
+    // An export of an earlier call is of that draft, too.
+    assert_eq!(longer["state"]["exported"]["llamacpp"]["round"], kept);
     assert!(output.join(format!("training-{kept}/decode.json")).is_file());
     assert_eq!(output.join("training-2/decode.json").is_file(), kept == 2);
     let config = std::fs::read_to_string(output.join("training-2/config.yaml")).expect("config");

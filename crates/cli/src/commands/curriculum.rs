@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use longdraft_configuration::LocatedStage;
 use longdraft_models::target_model::{Layers, Target};
+use longdraft_models::weights::atomic::write_atomically;
 use longdraft_models::{DeviceChoice, Precision};
 use longdraft_parallel::{Reduction, World};
-use longdraft_train::checkpoint::LAST;
-use longdraft_train::checkpoint::{CurriculumFile, StageEntry, StartFrom};
+use longdraft_train::checkpoint::{CURRICULUM_FILE, CurriculumFile, LAST, StageEntry, StartFrom};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Ending, Evaluator, Observer, ResumePolicy, RowMetrics};
 use serde::{Deserialize, Serialize};
@@ -194,8 +194,9 @@ pub(crate) fn train_all(
     for stage in &stages {
         stage.located.config.check_shared_layers(world.size())?;
     }
-    if world.is_first() {
-        describe(output, &stages)?;
+    let described = description(output, &stages);
+    if world.is_first() && !output.join(CURRICULUM_FILE).exists() {
+        described.write(output)?;
     }
     let mut target: Option<(OpenedAs, Arc<Target>)> = None;
     let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
@@ -237,6 +238,10 @@ pub(crate) fn train_all(
         if let Err(failure) = interrupts.outcome(ending, world) {
             return Ok(End::Stopped(Stopped { stage: name, failure }));
         }
+        if world.is_first() && index == 0 {
+            // Not before the first stage was let through: a refused call changes no stages.
+            described.write(output)?;
+        }
         no_step &= progress.speeds.is_empty();
         if compares {
             evaluators.push((name, trained.into_evaluator()?));
@@ -260,8 +265,7 @@ pub(crate) fn train_all(
         table.print();
     }
     let held_out = json!(table);
-    let path = output.join(TABLE_FILE);
-    std::fs::write(&path, format!("{held_out:#}\n")).map_err(Failure::at(&path))?;
+    write_atomically(&output.join(TABLE_FILE), format!("{held_out:#}\n").as_bytes())?;
     Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
 }
 
@@ -327,14 +331,14 @@ fn finished_stages(
     Some((table, found))
 }
 
-/// Writes names and folders of the stages, relative where they lie inside.
-pub(crate) fn describe(output: &Path, stages: &[LocatedStage]) -> Result<()> {
+/// Names and folders of the stages, relative where they lie inside.
+pub(crate) fn description(output: &Path, stages: &[LocatedStage]) -> CurriculumFile {
     let entry = |stage: &LocatedStage| {
         let folder = &stage.located.config.output;
         let inside = folder.strip_prefix(output).unwrap_or(folder);
         StageEntry { name: stage.name.clone(), output: inside.to_path_buf() }
     };
-    Ok(CurriculumFile { stages: stages.iter().map(entry).collect() }.write(output)?)
+    CurriculumFile { stages: stages.iter().map(entry).collect() }
 }
 
 /// Every stage's draft on every stage's held-out rows.

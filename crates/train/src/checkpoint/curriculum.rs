@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use longdraft_models::weights::atomic::write_atomically;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -64,7 +65,7 @@ pub struct StageEntry {
 }
 
 impl CurriculumFile {
-    /// Writes the file into the curriculum's folder, which is made when needed.
+    /// Writes the file into the curriculum's folder, which is made when needed: whole or not at all.
     ///
     /// # Errors
     /// - the folder cannot be written
@@ -72,6 +73,7 @@ impl CurriculumFile {
         let fail = |error: &dyn std::fmt::Display| TrainError::checkpoint(output, error);
         std::fs::create_dir_all(output).map_err(|error| fail(&error))?;
         let text = serde_json::to_string_pretty(self).map_err(|error| fail(&error))?;
-        std::fs::write(output.join(CURRICULUM_FILE), text).map_err(|error| fail(&error))
+        write_atomically(&output.join(CURRICULUM_FILE), text.as_bytes())
+            .map_err(|error| fail(&error))
     }
 }

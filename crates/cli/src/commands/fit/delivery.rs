@@ -26,44 +26,40 @@ pub(super) fn extract_draft(folder: &Path, run: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes and checks what every engine reads.
-pub(super) fn export_all(
-    folder: &Path,
+/// Writes and checks what an engine reads.
+pub(super) fn export_for(
+    (folder, profile): (&Path, Profile),
     run: &Path,
     (settings, target_name): (&Settings, Option<&str>),
-    engines: &[Profile],
     draft_len: usize,
 ) -> Result<()> {
-    for profile in engines {
-        let output = folder.join("exports").join(profile.name());
-        export::run(
-            &ExportArguments {
-                draft: run.to_path_buf(),
-                to: vec![profile.name().to_owned()],
-                output: output.clone(),
-                options: ExportOptions {
-                    target: Some(settings.target.clone()),
-                    target_name: target_name.map(str::to_owned),
-                    draft_len: Some(draft_len),
-                    ..ExportOptions::default()
-                },
-            },
-            false,
-        )?;
-        verify::run(
-            &VerifyArguments {
-                folder: output,
-                profile: None,
+    let output = folder.join("exports").join(profile.name());
+    export::run(
+        &ExportArguments {
+            draft: run.to_path_buf(),
+            to: vec![profile.name().to_owned()],
+            output: output.clone(),
+            options: ExportOptions {
                 target: Some(settings.target.clone()),
-                checkpoint: Some(run.to_path_buf()),
-                decode: None,
-                record: None,
-                strict: false,
+                target_name: target_name.map(str::to_owned),
+                draft_len: Some(draft_len),
+                ..ExportOptions::default()
             },
-            false,
-        )?;
-    }
-    Ok(())
+        },
+        false,
+    )?;
+    verify::run(
+        &VerifyArguments {
+            folder: output,
+            profile: None,
+            target: Some(settings.target.clone()),
+            checkpoint: Some(run.to_path_buf()),
+            decode: None,
+            record: None,
+            strict: false,
+        },
+        false,
+    )
 }
 
 /// The arguments that make `generate` and `serve` decode in a way.
@@ -164,7 +160,7 @@ impl Making<'_> {
              | learned from | {} answers of the target, {} tokens, temperature {} |\n\
              | made by | longdraft {} fit |\n",
             plan.method,
-            settings.fingerprint,
+            settings.weights,
             cleaned.kept,
             cleaned.tokens,
             settings.temperature,

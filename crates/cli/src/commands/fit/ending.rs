@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::parting::EXPORT;
 use super::proof::{self, Way};
+use super::state::Exported;
 use super::{Fit, comparing, delivery, telling, training};
 use crate::cli::WeightDtype;
 use crate::commands::{eval, report};
@@ -115,12 +116,20 @@ impl Fit<'_> {
             plan: &plan,
         };
         delivery::write_card(&folder, &making, &record, &commands)?;
-        let name = self.arguments.target_name.as_deref();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
         let trial = self.ledger.state.trial.clone().unwrap_or_default();
         let survival = record.cells.first().map_or(&[][..], |cell| &cell.survival);
         let chain = plan.best_chain(survival, &machine, &trial);
-        delivery::export_all(&folder, &run, (&settings, name), &self.engines, chain)?;
+        for engine in self.without_export() {
+            let earlier = self.ledger.state.exported.get(engine.name());
+            let earlier = earlier.and_then(|export| export.target_name.clone());
+            let target_name = self.arguments.target_name.clone().or(earlier);
+            let named = (&settings, target_name.as_deref());
+            delivery::export_for((&folder, engine), &run, named, chain)?;
+            let export = Exported { round: self.ledger.kept(), target_name };
+            self.ledger.state.exported.insert(engine.name().to_owned(), export);
+            self.ledger.write()?;
+        }
         report::write_page(&folder)?;
         self.ledger.round().delivered = true;
         self.ledger.state.phase = FitPhase::Finished;

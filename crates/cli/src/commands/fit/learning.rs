@@ -1,6 +1,6 @@
 //! The phase that trains: how it begins, and what it does where the training diverges.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use longdraft_records::events::FitPhase;
 use longdraft_train::method::{Room, Start};
@@ -36,6 +36,7 @@ impl Fit<'_> {
             self.ledger.round().training = Some(config);
             self.ledger.write()?;
         }
+        self.take_where_it_lies()?;
         loop {
             let config = self.ledger.round().training.clone().unwrap_or_default();
             telling::training(&config, self.left_for_training());
@@ -53,6 +54,25 @@ impl Fit<'_> {
         self.ledger.write()
     }
 
+    /// Folder and target may lie elsewhere than when the training was fixed. Its start is the same, whatever `--from` says now.
+    fn take_where_it_lies(&mut self) -> Result<()> {
+        let place = training::run_folder(&self.ledger.folder, self.ledger.number());
+        let target = self.ledger.state.settings.target.clone();
+        let fixed = self.ledger.round().training.clone().unwrap_or_default();
+        let config = training::moved(fixed.clone(), &place, &target);
+        let begins_with = config["draft"]["from"].as_str().map(Path::new);
+        if self.arguments.from.as_deref().is_some_and(|from| begins_with != Some(from)) {
+            let of = begins_with
+                .map_or("without a draft".to_owned(), |path| format!("with {}", path.display()));
+            errln!("note: --from is not followed: this training began {of}");
+        }
+        if config != fixed {
+            self.ledger.round().training = Some(config);
+            self.ledger.write()?;
+        }
+        Ok(())
+    }
+
     /// Seconds that the training has until the proof.
     fn left_for_training(&mut self) -> f64 {
         (self.ledger.left() - self.current_plan().proof).max(LEAST_TRAINING)
@@ -60,6 +80,10 @@ impl Fit<'_> {
 
     /// The draft that the round's training goes on from: that of an earlier round, or the one that was given.
     fn predecessor(&self) -> Option<PathBuf> {
+        let fixed = self.ledger.state.rounds.last().and_then(|round| round.training.as_ref());
+        if let Some(config) = fixed {
+            return config["draft"]["from"].as_str().map(PathBuf::from);
+        }
         let (folder, number) = (&self.ledger.folder, self.ledger.number());
         let before = number.checked_sub(1).filter(|before| *before > 0);
         let before =

@@ -46,13 +46,15 @@ pub(super) fn of(
     for row in read_jsonl(&prompts::files(folder).1)? {
         let row = row?;
         let messages = row.value("messages")?;
-        let first = proof::encode(&proof::first_turn(messages), models)?.len();
+        // A template may refuse what stands there: such a prompt is not asked.
+        let Ok(first) = proof::encode(&proof::first_turn(messages), models) else { continue };
+        let first = first.len();
         if !proof::leaves_room(first, context) {
             continue;
         }
         let whole = conversation(messages);
         let turns = whole.iter().filter(|message| message.role == "user").count();
-        // A template may refuse what stands there: then the answers to it fail, too.
+        // Where it refuses later turns, the answers to them fail, too.
         let prompt = proof::encode(&whole, models).map(|tokens| tokens.len());
         rows.push(match prompt {
             Ok(prompt) => Row { first, prompt, turns },

@@ -81,7 +81,8 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let output = arguments.output.clone().unwrap_or_else(|| default_output(&arguments.target));
     let settings = Settings {
         target: arguments.target.clone(),
-        fingerprint: fingerprint(&arguments.target)?,
+        files: files_digest(&arguments.target)?,
+        weights: Target::fingerprint_of(&arguments.target)?,
         prompts: parts.digest.clone(),
         temperature: arguments.temperature,
         max_tokens: arguments.max_tokens,
@@ -141,9 +142,9 @@ fn default_output(target: &str) -> PathBuf {
     Path::new("runs/fit").join(if name.is_empty() { "target".to_owned() } else { name })
 }
 
-/// Tells weights apart without reading them. What else lies in a model's folder, a fit among it, makes no other
-/// target.
-fn fingerprint(target: &str) -> Result<String> {
+/// A digest of names and sizes of files: it changes with a tokenizer, a template or a configuration. What else lies in
+/// a model's folder, a fit among it, makes no other target.
+fn files_digest(target: &str) -> Result<String> {
     const READ: [&str; 5] = ["safetensors", "json", "bin", "model", "jinja"];
     let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
@@ -224,7 +225,7 @@ fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
         if self.ledger.round().delivered {
-            if self.lacks_exports() && !self.arguments.plan {
+            if !self.without_export().is_empty() && !self.arguments.plan {
                 self.deliver()?;
             }
             outln!("already finished: {}", self.ledger.folder.display());
@@ -259,10 +260,18 @@ impl Fit<'_> {
         self.deliver()
     }
 
-    /// Whether an engine was not asked for before.
-    fn lacks_exports(&self) -> bool {
-        let exports = self.ledger.folder.join("exports");
-        self.engines.iter().any(|engine| !exports.join(engine.name()).is_dir())
+    /// The engines that lack the draft that is kept: those of this call, and those of earlier calls.
+    fn without_export(&self) -> Vec<Profile> {
+        let (kept, exported) = (self.ledger.kept(), &self.ledger.state.exported);
+        let earlier = exported.keys().filter_map(|name| Profile::parse(name));
+        let earlier = earlier.filter(|engine| !self.engines.contains(engine));
+        let all = self.engines.iter().copied().chain(earlier);
+        all.filter(|engine| {
+            let folder = self.ledger.folder.join("exports").join(engine.name());
+            exported.get(engine.name()).is_none_or(|export| export.round != kept)
+                || !folder.is_dir()
+        })
+        .collect()
     }
 
     /// The method that an earlier round took, that of a draft to go on from, or the wanted one.
@@ -288,9 +297,14 @@ impl Fit<'_> {
     /// The method that is taken: of those that fit the one that is expected to bring most.
     fn candidate(&mut self) -> Result<Candidate> {
         let wanted = self.wanted_method()?;
-        // A recipe depends on the time: what has begun keeps its own.
-        let has_begun = self.ledger.round().has_begun();
-        let seconds = if has_begun { self.ledger.round().budget } else { self.ledger.left() };
+        // A recipe depends on the time: what is planned keeps its own.
+        let left = self.ledger.left();
+        let round = self.ledger.round();
+        let seconds = match round.set_up_for.filter(|_| round.plan.is_some()) {
+            Some(seconds) => seconds,
+            None if round.has_begun() => round.budget,
+            None => *round.set_up_for.insert(left),
+        };
         let row_tokens = self.row_tokens(seconds);
         let room = Room { target: &self.config, seconds, row_tokens };
         let found = rules::candidates(&room, &self.engines, wanted.as_deref());

@@ -4,6 +4,7 @@ use longdraft_models::DeviceChoice;
 use longdraft_models::disk::{free_bytes, readable_bytes};
 use longdraft_records::events::FitPhase;
 use longdraft_report::words::clock;
+use longdraft_train::memory::resident_bytes;
 
 use super::learning::LEAST_TRAINING;
 use super::measure::{self, Asked, Machine};
@@ -119,6 +120,7 @@ impl Fit<'_> {
             }
             return Ok(());
         }
+        self.ledger.write()?;
         // The next call has its time for itself.
         self.ledger.state.rounds.pop();
         self.ledger.write()?;
@@ -155,7 +157,8 @@ impl Fit<'_> {
             let answered = earlier.filter_map(|round| round.answers.as_ref()).map(|a| a.kept).max();
             let learned = self.ledger.state.learned();
             let left = self.ledger.left().max(1.0);
-            let row_tokens = self.row_tokens(left);
+            let set_up_for = self.ledger.round().set_up_for.unwrap_or(left);
+            let row_tokens = self.row_tokens(set_up_for);
             let split = &self.ledger.state.split;
             let budget = Budget {
                 prompts: split.training + split.shipped,
@@ -165,7 +168,7 @@ impl Fit<'_> {
                 goes_on: self.arguments.from.is_some(),
                 row_tokens,
                 stages: self.stages(left),
-                free_memory: memory_for_features(DeviceChoice::Auto),
+                free_memory: self.memory_beside_training(),
                 seconds: left,
             };
             let state = &self.ledger.state;
@@ -178,16 +181,29 @@ impl Fit<'_> {
         let (plan, state) = (self.current_plan(), &self.ledger.state);
         let (machine, trial) = (state.machine.clone(), state.trial.clone());
         telling::plan(&plan, (&machine.unwrap_or_default(), &trial.unwrap_or_default()), free);
-        if let Some(free) = free.filter(|free| *free < plan.disk) {
+        // What has begun holds a part of it already.
+        let wanted = if self.ledger.round().has_begun() { 0 } else { plan.disk };
+        if let Some(free) = free.filter(|free| *free < wanted) {
             return Err(Failure::usage(format!(
                 "{}: {} are free, and the fit needs {}",
                 self.ledger.folder.display(),
                 readable_bytes(free),
-                readable_bytes(plan.disk)
+                readable_bytes(wanted)
             ))
             .hint("make room, or give a folder on another disk with --output"));
         }
         Ok(())
+    }
+
+    /// Bytes that are free beside a target and its training. Both may lie in memory by now, or not yet.
+    fn memory_beside_training(&self) -> Option<u64> {
+        let free = memory_for_features(DeviceChoice::Auto)?;
+        if DeviceChoice::Auto.open(0).is_ok_and(|device| !device.is_cpu()) {
+            return Some(free);
+        }
+        let training = self.ledger.state.trial.as_ref().map_or(0, |trial| trial.memory);
+        let own = resident_bytes().unwrap_or(0);
+        Some((free + own).saturating_sub(training.max(own)))
     }
 
     /// The round's plan; an empty one before it is made.
@@ -214,11 +230,13 @@ impl Fit<'_> {
             );
         }
         self.ledger.events.stopped();
+        // The time counts for this round, even if the round is dropped.
+        self.ledger.write()?;
         if !self.ledger.round().has_begun() {
             // The next call plans anew, with the time that it is given.
             self.ledger.state.rounds.pop();
+            self.ledger.write()?;
         }
-        self.ledger.write()?;
         if self.json {
             outln!("{}", telling::plan_json(&plan, &machine, &trial));
         }

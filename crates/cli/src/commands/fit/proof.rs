@@ -43,13 +43,24 @@ pub(super) fn held_out(
     let path = prompts::files(folder).1;
     let context = target.config().max_position_embeddings;
     let mut found = Vec::new();
+    let mut refused = None;
     for row in read_jsonl(&path)? {
         let row = row?;
-        let tokens = encode(&first_turn(row.value("messages")?), (target, tokenizer))?;
+        // A template may refuse what stands there, such as a system message: the target does not answer it either.
+        let tokens = match encode(&first_turn(row.value("messages")?), (target, tokenizer)) {
+            Ok(tokens) => tokens,
+            Err(failure) => {
+                refused = Some(failure);
+                continue;
+            }
+        };
         if leaves_room(tokens.len(), context) {
             let category = row.value("category").ok().and_then(Value::as_str).unwrap_or("all");
             found.push(Prompt { category: category.to_owned(), tokens });
         }
+    }
+    if let (true, Some(failure)) = (found.is_empty(), refused) {
+        return Err(failure.or_hint("no prompt that was set aside can be asked: give others"));
     }
     if found.is_empty() {
         return Err(Failure::usage(format!(

@@ -1,11 +1,16 @@
 //! `fit.json`: how far a fit has come, written whole or not at all.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use longdraft_models::paths::parent_of;
+use longdraft_models::target_model::is_same_target;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
 use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
 use longdraft_records::{FIT_LAYOUT, other_layout};
+use longdraft_serving::hub::is_hub_name;
+use longdraft_serving::{MANIFEST_FILE, Profile};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +27,12 @@ use crate::failure::{Failure, Result};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
     pub(super) target: String,
-    /// Of its weights.
-    pub(super) fingerprint: String,
+    /// Digest of its files' names and sizes.
+    #[serde(rename = "fingerprint")]
+    pub(super) files: String,
+    /// The target's fingerprint; empty where an earlier version wrote the file.
+    #[serde(default)]
+    pub(super) weights: String,
     /// Hash of all prompts.
     pub(super) prompts: String,
     pub(super) temperature: f64,
@@ -43,6 +52,18 @@ pub(super) struct State {
     /// Of the method that was chosen, or of those that were looked at.
     pub(super) trial: Option<Trial>,
     pub(super) rounds: Vec<Round>,
+    /// What lies in the folders of exports, by engine.
+    #[serde(default)]
+    pub(super) exported: BTreeMap<String, Exported>,
+}
+
+/// A draft that was exported for an engine, and found right.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Exported {
+    /// The round that made it.
+    pub(super) round: usize,
+    /// What `--target-name` said.
+    pub(super) target_name: Option<String>,
 }
 
 /// A budget that was given and what was made of it; a later, larger budget is a round of its own.
@@ -53,6 +74,9 @@ pub(super) struct Round {
     /// Seconds that it has taken, as far as they were noted.
     pub(super) spent: f64,
     pub(super) plan: Option<Plan>,
+    /// Seconds that the method was set up for.
+    #[serde(default)]
+    pub(super) set_up_for: Option<f64>,
     /// Seconds that the target has answered prompts; `None` before it began.
     #[serde(default)]
     pub(super) answering: Option<f64>,
@@ -142,14 +166,18 @@ impl Ledger {
                 machine: None,
                 trial: None,
                 rounds: Vec::new(),
+                exported: BTreeMap::new(),
             },
             Err(error) => return Err(Failure::unwritable(&path)(error)),
         };
         let (folder, events) = (folder.to_path_buf(), Events::none());
         let mut ledger = Self { folder, state, events, noted: Instant::now(), _lock: lock };
-        ledger.write().map_err(|failure| {
-            failure.hint("give another --output, or make room: nothing was done yet")
-        })?;
+        let hint = if ledger.state.rounds.is_empty() {
+            "give another --output, or make room: nothing was done yet"
+        } else {
+            "make room: what is done is kept, and the same command goes on"
+        };
+        ledger.write().map_err(|failure| failure.hint(hint))?;
         ledger.events = Events::open(&ledger.folder).unwrap_or_else(|error| {
             let path = ledger.folder.join(EVENTS_FILE);
             errln!("note: {}: {error}: nobody can watch this run", path.display());
@@ -211,12 +239,15 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         return Err(wrong(format!("another version wrote it (layout {layout})"))
             .hint("give another --output, or go on with the version that wrote it"));
     }
-    let state: State =
+    let mut state: State =
         serde_json::from_str(text).map_err(|error| wrong(format!("unreadable: {error}")))?;
+    if state.exported.is_empty() {
+        state.exported = exports_of(parent_of(path));
+    }
     let (old, new) = (&state.settings, settings);
     // The same weights may lie elsewhere now.
     let differing = [
-        ("the target", old.fingerprint != new.fingerprint),
+        ("the target", old.files != new.files || !has_weights_of(old, new)),
         ("the prompts", old.prompts != new.prompts),
         ("--temperature", old.temperature.to_bits() != new.temperature.to_bits()),
         ("--max-tokens", old.max_tokens != new.max_tokens),
@@ -228,6 +259,24 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         return Err(wrong(format!("was begun with another value of {}", differing.join(", "))));
     }
     Ok(state)
+}
+
+/// The exports that an earlier version left, which did not note them: of a draft that is not known.
+fn exports_of(folder: &Path) -> BTreeMap<String, Exported> {
+    let known = Profile::ALL.into_iter().filter_map(|engine| {
+        let manifest = folder.join("exports").join(engine.name()).join(MANIFEST_FILE);
+        let text = std::fs::read_to_string(manifest).ok()?;
+        let manifest: serde_json::Value = serde_json::from_str(&text).ok()?;
+        // A path would stand for the place that the target had then.
+        let name = manifest["target"]["name"].as_str().filter(|name| is_hub_name(name));
+        let target_name = name.map(str::to_owned);
+        Some((engine.name().to_owned(), Exported { round: 0, target_name }))
+    });
+    known.collect()
+}
+
+fn has_weights_of(old: &Settings, new: &Settings) -> bool {
+    old.weights.is_empty() || is_same_target(&old.weights, &new.weights)
 }
 
 #[cfg(test)]
@@ -251,7 +300,8 @@ mod tests {
             phase: FitPhase::Measure,
             settings: Settings {
                 target: String::new(),
-                fingerprint: String::new(),
+                files: String::new(),
+                weights: String::new(),
                 prompts: String::new(),
                 temperature: 0.0,
                 max_tokens: 1,
@@ -261,6 +311,7 @@ mod tests {
             machine: None,
             trial: None,
             rounds,
+            exported: BTreeMap::new(),
         }
     }
 
@@ -291,6 +342,38 @@ mod tests {
         file["version"] = (FIT_LAYOUT + 1).into();
         let error = found(&file).expect_err("another version's");
         assert!(error.contains("another version wrote it (layout 2)"), "{error}");
+    }
+
+    #[test]
+    fn other_weights_in_files_of_the_same_sizes_are_another_target() {
+        let of = |weights: &str| {
+            let mut known = state(&[]);
+            known.settings.weights = weights.to_owned();
+            known
+        };
+        let reads = |file: &State, now: &str| {
+            let text = serde_json::to_string(file).expect("JSON");
+            read(Path::new(STATE_FILE), &text, &of(now).settings).is_ok()
+        };
+        assert!(reads(&of("a-1"), "a-1") && reads(&of(""), "a-1"));
+        assert!(!reads(&of("a-1"), "a-2"));
+    }
+
+    #[test]
+    fn exports_of_an_earlier_version_are_known_by_their_manifests() {
+        let folder = tempfile::tempdir().expect("folder");
+        let export = folder.path().join("exports/vllm");
+        std::fs::create_dir_all(&export).expect("folder");
+        let manifest = r#"{"target": {"name": "org/model"}}"#;
+        std::fs::write(export.join(MANIFEST_FILE), manifest).expect("manifest");
+        let known = state(&[Some(1)]);
+        let mut file = serde_json::to_value(&known).expect("JSON");
+        file.as_object_mut().map(|keys| keys.remove("exported"));
+        let path = folder.path().join(STATE_FILE);
+        let found = read(&path, &file.to_string(), &known.settings).expect("read");
+        let target_name = Some("org/model".to_owned());
+        assert_eq!(found.exported["vllm"], Exported { round: 0, target_name });
+        assert_eq!(found.exported.len(), 1);
     }
 
     #[test]

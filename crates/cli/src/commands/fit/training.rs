@@ -48,6 +48,36 @@ pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
     folder.join(format!("{ROUND_PREFIX}{round}"))
 }
 
+/// A fixed configuration for a fit that lies elsewhere by now: with its run directory at `place`.
+pub(super) fn moved(mut config: Value, place: &Path, target: &str) -> Value {
+    let known = config["output"].as_str().map(PathBuf::from).unwrap_or_default();
+    if let (Some(old), Some(new)) = (known.parent(), place.parent())
+        && known != place
+        && !old.as_os_str().is_empty()
+    {
+        move_paths(&mut config, old, new);
+    }
+    config["target"] = target.into();
+    config
+}
+
+/// Paths inside of `old` become those inside of `new`.
+fn move_paths(value: &mut Value, old: &Path, new: &Path) {
+    match value {
+        Value::String(text) => {
+            // Other keys may have the folder's name as their value.
+            if let Ok(inside) = Path::new(text.as_str()).strip_prefix(old)
+                && !inside.as_os_str().is_empty()
+            {
+                *text = new.join(inside).display().to_string();
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| move_paths(value, old, new)),
+        Value::Object(values) => values.values_mut().for_each(|value| move_paths(value, old, new)),
+        _ => {}
+    }
+}
+
 /// A draft that is gone on from.
 pub(crate) struct Start {
     pub(crate) method: String,
@@ -330,7 +360,9 @@ pub(super) fn end_after(config: &mut Value, count: usize) -> Result<()> {
     let Some(stages) = stages else { return Ok(()) };
     stages.truncate(count.max(1));
     match parse(&config.to_string(), "fit", &[])? {
-        Composed::Curriculum { output, stages } => curriculum::describe(&output, &stages),
+        Composed::Curriculum { output, stages } => {
+            Ok(curriculum::description(&output, &stages).write(&output)?)
+        }
         Composed::Stage(_) => Ok(()),
     }
 }

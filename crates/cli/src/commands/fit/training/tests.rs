@@ -34,7 +34,8 @@ fn config_of(folder: &Path, plan: &Plan, text: &Text, done: &[Value]) -> Value {
     let choice = Choice { init: Some("random".to_owned()), rate: 1e-3 };
     let settings = Settings {
         target: "target".to_owned(),
-        fingerprint: String::new(),
+        files: String::new(),
+        weights: String::new(),
         prompts: String::new(),
         temperature: 0.0,
         max_tokens: 256,
@@ -122,6 +123,19 @@ fn what_comes_after_a_stage_is_made_anew_without_it() {
     runs.iter().for_each(|run| std::fs::create_dir_all(run).expect("folder"));
     assert_eq!((super::stages(&after).len(), located(&after).len()), (2, 2));
     assert_eq!(stages_on_disk(&folder.path().join("training-1")), runs);
+}
+
+#[test]
+fn a_training_moves_with_its_fit() {
+    // A folder with the name of something else.
+    let (here, there) = (Path::new("messages"), Path::new("/elsewhere/b"));
+    let mut config = config_of(here, &plan(true), &CHAT, &[]);
+    config["draft"]["from"] = json!("drafts/messages/given");
+    let mut expected = config_of(there, &plan(true), &CHAT, &[]);
+    expected["draft"]["from"] = config["draft"]["from"].clone();
+    expected["target"] = json!("models/target");
+    assert_eq!(moved(config.clone(), &run_folder(there, 1), "models/target"), expected);
+    assert_eq!(moved(config.clone(), &run_folder(here, 1), "target"), config);
 }
 
 #[test]
