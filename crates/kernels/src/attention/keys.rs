@@ -170,7 +170,8 @@ pub(super) fn widened_keys(blocks: &Tensor) -> Result<Tensor> {
 fn quantise(values: &[f32; BLOCK], out: &mut [u8]) {
     let is_finite = values.iter().all(|value| value.is_finite());
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-    let scale = if is_finite { f16::from_f32(largest / LARGEST) } else { f16::NAN };
+    // Values beyond the largest scale are held as the largest that it gives.
+    let scale = if is_finite { f16::from_f32(largest / LARGEST).min(f16::MAX) } else { f16::NAN };
     let (scale_bytes, codes) = out.split_at_mut(BYTES - BLOCK);
     scale_bytes.copy_from_slice(&scale.to_le_bytes());
     let scale = scale.to_f32();
@@ -233,6 +234,9 @@ mod tests {
         assert!(of(values)?.iter().all(|value| value.is_nan()));
         values[3] = f32::INFINITY;
         assert!(of(values)?.iter().all(|value| value.is_nan()));
+        // Beyond what a scale can say, a value is the largest that it can.
+        let largest = 127.0 * f16::MAX.to_f32();
+        assert_eq!(of([1e7; BLOCK])?, [largest; BLOCK]);
         assert!(quantised_keys(&Tensor::zeros((1, 1, 40), DType::F32, &Device::Cpu)?).is_err());
         Ok(())
     }

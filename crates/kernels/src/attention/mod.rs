@@ -112,7 +112,12 @@ fn attend(
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
     let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
     let narrow = halves || blocks;
-    let is_fused = if narrow { fused(&[q]) && k.device().is_cpu() } else { fused(&[q, k, v]) };
+    // Gradients are computed from f32.
+    let is_fused = if narrow {
+        fused(&[q]) && k.device().is_cpu() && !q.track_op()
+    } else {
+        fused(&[q, k, v])
+    };
     if narrow && !is_fused {
         let wide = |t: &Tensor| if blocks { keys::widened_keys(t) } else { t.to_dtype(q.dtype()) };
         return attend(q, &wide(k)?, &wide(v)?, ranges, scores);
@@ -133,7 +138,10 @@ fn attend(
 fn check_shapes(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<()> {
     let (queries, heads, head_dim) = q.dims3()?;
     let (keys, kv_heads, key_dim) = k.dims3()?;
-    let fits = |t: &Tensor| key_dim == keys::held_dim(t.dtype(), head_dim);
+    let fits = |t: &Tensor| {
+        key_dim == keys::held_dim(t.dtype(), head_dim)
+            && (t.dtype() != DType::U8 || keys::is_quantisable(head_dim))
+    };
     if v.dims() != k.dims() || !fits(k) || !fits(v) {
         bail!("attention: q {:?}, k {:?}, v {:?} do not fit", q.shape(), k.shape(), v.shape());
     }

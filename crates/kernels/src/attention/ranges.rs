@@ -246,8 +246,8 @@ impl KeyRanges {
 
     /// Largest key index that any query sees, plus 1.
     pub fn max_end(&self) -> usize {
-        let singles = self.singles.iter().map(|&key| key + 1);
-        self.end.iter().copied().chain(singles).max().unwrap_or(0) as usize
+        let ends = self.end.iter().map(|&end| end as usize);
+        ends.chain(self.singles.iter().map(|&key| key as usize + 1)).max().unwrap_or(0)
     }
 
     /// The queries that see each single key, ascending: `(key, query)` sorted by key.
@@ -307,6 +307,8 @@ mod tests {
         ]);
         assert_eq!((ranges.of(0), ranges.of(1), ranges.of(2)), (2..5, 0..0, 0..0));
         assert_eq!((ranges.queries(), ranges.max_end()), (3, 7));
+        let last = KeyRanges::appended(1, 1).with_singles([vec![u32::MAX]]);
+        assert_eq!(last.max_end(), u32::MAX as usize + 1);
     }
 
     #[test]

@@ -518,6 +518,28 @@ fn keys_of_8_bits_count_as_their_values() -> Result<()> {
 fn blocks_of_8_bits_beside_floats_fit_nothing() -> Result<()> {
     let zeros = Tensor::zeros((3, 2, 32), DType::F32, &Device::Cpu)?;
     let ranges = Arc::new(KeyRanges::appended(0, 3));
-    assert!(attention(&zeros, &quantised_keys(&zeros)?, &zeros, &ranges).is_err());
+    let blocks = quantised_keys(&zeros)?;
+    assert!(attention(&zeros, &blocks, &zeros, &ranges).is_err());
+    // As many bytes a head as whole blocks would have, but not their values.
+    let wider = Tensor::zeros((3, 2, 48), DType::F32, &Device::Cpu)?;
+    assert!(attention(&wider, &blocks, &blocks, &ranges).is_err());
+    Ok(())
+}
+
+#[test]
+fn queries_train_against_narrow_keys() -> Result<()> {
+    let mut noise = Noise::new(89);
+    let ranges = Arc::new(KeyRanges::appended(0, 3));
+    let query = Var::from_tensor(&noise.tensor(&[3, 2, 32]))?;
+    let keys = noise.tensor(&[3, 2, 32]);
+    let gradient_for = |held: &Tensor| -> Result<Tensor> {
+        let out = attention(query.as_tensor(), held, held, &ranges)?;
+        let gradients = out.sqr()?.sum_all()?.gradients()?;
+        Ok(gradients.get(&query).expect("a gradient").clone())
+    };
+    let halves = keys.to_dtype(DType::F16)?;
+    let (narrow, wide) = (gradient_for(&halves)?, gradient_for(&halves.to_dtype(DType::F32)?)?);
+    let error = (narrow - &wide)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    assert!(error < 1e-4, "{error}");
     Ok(())
 }

@@ -235,7 +235,8 @@ mod on_cuda {
 
     /// Adds `a b` to a matrix of its size, of f32 or of bf16.
     pub(super) fn add(a: &Tensor, b: &Tensor, sum: &mut CudaStorage) -> Result<()> {
-        if a.elem_count() * b.elem_count() == 0 {
+        // Their product would wrap for the largest ones.
+        if a.elem_count() == 0 || b.elem_count() == 0 {
             return Ok(());
         }
         let device = sum.device.clone();
