@@ -88,7 +88,7 @@ pub(super) fn among_ranks(
 /// What the target's products take its weights as, which decides its features.
 pub(super) fn precision(config: &TrainConfig, target: &Target) -> String {
     if target.holds_blocks() {
-        return "blocks".to_owned();
+        return "stored".to_owned();
     }
     config.precision.frozen_type(!target.device().is_cpu()).as_str().to_owned()
 }
