@@ -211,15 +211,10 @@ impl<'a> SourceReader<'a> {
             }
             Example::Chat(conversation) => {
                 let layout = self.layout.as_ref();
-                let how = (&cut, self.verbatim(row));
-                render_conversation(
-                    &conversation,
-                    learn,
-                    layout,
-                    (how.0, how.1.as_ref()),
-                    self.encoder,
-                )
-                .map_err(|problem| row.problem(problem))
+                let verbatim = self.verbatim(row);
+                let how = (&cut, verbatim.as_ref());
+                render_conversation(&conversation, learn, layout, how, self.encoder)
+                    .map_err(|problem| row.problem(problem))
             }
             Example::Tokens { .. } => Err(row.problem("tokens are not rendered")),
         }

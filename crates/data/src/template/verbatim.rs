@@ -3,7 +3,7 @@
 //! A chat template may show an answer otherwise than it was written: it drops thoughts, adds empty ones, or refuses the
 //! marks of channels. A draft proposes what the target writes. So the last answer of a row that is marked `verbatim`
 //! follows the prompt that the target had, if the template shows another text. The mark names the tokenizer and the
-//! template that the answer was written with: with others the row is like any other.
+//! template that the answer was written with. With others the row is like any other.
 
 use std::ops::Range;
 

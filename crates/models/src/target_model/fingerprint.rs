@@ -47,8 +47,8 @@ fn ends_hash(config: &TargetConfig, source: &dyn WeightSource) -> Result<String>
     Ok(hasher.finalize().to_hex()[..32].to_owned())
 }
 
-/// Hash of one row of every matrix, rounded likewise; nothing where the files do not hold all layers as weights
-/// that are read here. What is loaded of them is refused elsewhere.
+/// Hash of one row of every matrix, rounded likewise. There is none where the files do not hold all layers, or hold
+/// them in a type that is not read here. Opening a target refuses the layers that it cannot load.
 fn of_layers(config: &TargetConfig, source: &dyn WeightSource) -> Result<Option<String>> {
     match layers_hash(config, source) {
         Err(ModelError::Invalid { .. }) => Ok(None),

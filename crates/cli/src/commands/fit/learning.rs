@@ -54,7 +54,8 @@ impl Fit<'_> {
         self.ledger.write()
     }
 
-    /// Folder and target may lie elsewhere than when the training was fixed. Its start is the same, whatever `--from` says now.
+    /// Folder and target may lie elsewhere than when the training was fixed. What it began with stays, whatever `--from` says
+    /// now.
     fn take_where_it_lies(&mut self) -> Result<()> {
         let place = training::run_folder(&self.ledger.folder, self.ledger.number());
         let target = self.ledger.state.settings.target.clone();

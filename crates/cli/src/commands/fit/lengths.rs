@@ -47,8 +47,8 @@ pub(super) fn of(
         let row = row?;
         let messages = row.value("messages")?;
         // A template may refuse what stands there: such a prompt is not asked.
-        let Ok(first) = proof::encode(&proof::first_turn(messages), models) else { continue };
-        let first = first.len();
+        let Ok(asked) = proof::encode(&proof::first_turn(messages), models) else { continue };
+        let first = asked.len();
         if !proof::leaves_room(first, context) {
             continue;
         }
