@@ -137,6 +137,47 @@ fn packed_documents_lose_what_they_lose_alone() {
     assert!((soft - first.1 - second.1).abs() < 1e-4 * soft);
 }
 
+#[test]
+fn few_learned_rows_give_their_share_of_loss_and_gradients() {
+    let target = target(false);
+    let config = GlideObjectiveConfig::default();
+    let objective = objective(&target, None, FinalNorm::Trained, config);
+    let all = Batch { learned: (0..37).filter(|t| *t != 16).collect(), ..batch() };
+    let of_kind = |few: bool| {
+        let learned = all.learned.iter().copied().filter(|t| (t % 5 == 3) == few).collect();
+        Batch { learned, ..all.clone() }
+    };
+    let parameters = objective.draft().parameters();
+    let of = |batch: &Batch| {
+        let features = run_target(&target, batch, None, &objective.needs()).expect("features");
+        let loss = objective.loss((batch, &delays()), &features, true).expect("loss");
+        let mut gradients = Gradients::new(parameters);
+        let store = loss.numerator.expect("learned").gradients().expect("backward");
+        gradients.add(parameters, store).expect("gradients");
+        let of_parameter =
+            |at| gradients.get(at).expect("values").map(std::borrow::Cow::into_owned);
+        let gradients: Vec<_> = (0..parameters.len()).map(of_parameter).collect();
+        (loss.metrics, gradients)
+    };
+    let (whole, few, rest) = (of(&all), of(&of_kind(true)), of(&of_kind(false)));
+    assert!(few.0.rows < 9 && few.0.rows + rest.0.rows == whole.0.rows);
+    let sum = few.0.soft_sum + rest.0.soft_sum;
+    assert!((whole.0.soft_sum - sum).abs() < 1e-5 * sum, "{} {sum}", whole.0.soft_sum);
+    for ((parameter, whole), parts) in
+        parameters.iter().zip(&whole.1).zip(few.1.iter().zip(&rest.1))
+    {
+        let (Some(whole), (Some(few), Some(rest))) = (whole, parts) else {
+            assert!(whole.is_none() && parts.0.is_none(), "`{}`", parameter.name);
+            continue;
+        };
+        let largest = whole.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+        for (whole, sum) in whole.iter().zip(few.iter().zip(rest).map(|(a, b)| a + b)) {
+            let name = &parameter.name;
+            assert!((whole - sum).abs() < 1e-4 * largest, "`{name}`: {whole} {sum}");
+        }
+    }
+}
+
 /// Probabilities of a row of logits.
 fn softmax(logits: &[f64]) -> Vec<f64> {
     let max = logits.iter().copied().fold(f64::MIN, f64::max);

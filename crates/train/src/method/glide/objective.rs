@@ -7,9 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Tensor;
 use longdraft_data::Batch;
-use longdraft_features::{
-    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, learned_of, untapped,
-};
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, SoftTargets, Tail, Teacher, linear_cross_entropy,
@@ -60,6 +58,10 @@ pub struct GlideObjective {
     /// The tokens that it learns to propose, if not all.
     proposed: Option<Proposed>,
 }
+
+/// All tokens of a row run where less than one in so many is not learned: keys and queries then share their norm, and no
+/// row takes more memory than one whose tokens are all learned.
+const DENSE: usize = 8;
 
 /// What states at the learned rows are compared with.
 enum Aim<'a> {
@@ -116,8 +118,7 @@ impl GlideObjective {
         Ok(self.judge((batch, delays), &hidden, &aim)?.0)
     }
 
-    /// The draft's final states for a batch at these delays, `[T, H]`, or for the tokens of it that this rank runs;
-    /// with intermediate values in `trace` where it runs all.
+    /// The draft's final states for a batch at these delays, `[T, H]`, with intermediate values in `trace`.
     ///
     /// # Errors
     /// - shapes do not fit
@@ -128,9 +129,6 @@ impl GlideObjective {
         trace: &mut Trace,
     ) -> Result<Tensor> {
         let ends = self.target.hold_ends()?;
-        if let Some(rows) = features.tokens() {
-            return self.hidden_of(rows, (batch, delays), features, &ends);
-        }
         let window = Some(self.draft.config().self_window);
         let own = KeyRanges::packed(&batch.document_ids, window, Delays::Same(0));
         let target_keys = KeyRanges::packed(&batch.document_ids, None, Delays::PerToken(delays));
@@ -146,16 +144,38 @@ impl GlideObjective {
         Ok(self.target.rope_table((&batch.position_ids, &batch.document_ids), rows)?)
     }
 
+    /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless `train`. Where many tokens
+    /// of a row are not learned, as of long prompts, they do not run through the layer.
+    fn learned_states(
+        &self,
+        (batch, delays): (&Batch, &[u32]),
+        features: &BatchFeatures,
+        train: bool,
+    ) -> Result<Tensor> {
+        let tokens = batch.ids.len();
+        let here = features.tokens().cloned().unwrap_or_else(|| TokenRanges::from(0..tokens));
+        let learned = TokenRanges::of(batch.learned.iter().map(|&t| t as usize..t as usize + 1));
+        let unlearned = here.len().saturating_sub(learned.len());
+        let rows = if DENSE * unlearned < here.len() { &here } else { &learned };
+        let hidden = if rows.len() == tokens {
+            self.hidden((batch, delays), features, &mut Vec::new())?
+        } else {
+            self.hidden_of(rows, (batch, delays), features)?
+        };
+        let states = select_rows(&hidden, &rows.places_of(&batch.learned)?)?;
+        Ok(if train { states } else { states.detach() })
+    }
+
     /// The states of some tokens, `[rows, H]`. Self-attention reaches back by its window: keys
-    /// there depend on embeddings and positions alone, so that a rank computes those of the
-    /// tokens before its pieces itself, and their gradients reach the same weights.
+    /// there depend on embeddings and positions alone, so that those of the tokens before are
+    /// computed here, too, and their gradients reach the same weights.
     fn hidden_of(
         &self,
         rows: &TokenRanges,
         (batch, delays): (&Batch, &[u32]),
         features: &BatchFeatures,
-        ends: &Ends<'_>,
     ) -> Result<Tensor> {
+        let ends = self.target.hold_ends()?;
         let (window, documents) = (self.draft.config().self_window, &batch.document_ids);
         let seen = rows.with_before(window);
         let own = KeyRanges::packed(documents, Some(window), Delays::Same(0));
@@ -173,19 +193,6 @@ impl GlideObjective {
         let cross = CrossContext { last_kv: features.last_kv()?, ranges };
         let (embeddings, table) = (embed(rows)?, self.table(batch, rows)?);
         Ok(self.draft.forward_cached(&embeddings, &table, &keys, &Arc::new(own), &cross)?)
-    }
-
-    /// The draft's final states at the learned rows, `[R, H]`; nothing learns from them unless
-    /// `train`.
-    fn learned_states(
-        &self,
-        (batch, delays): (&Batch, &[u32]),
-        features: &BatchFeatures,
-        train: bool,
-    ) -> Result<Tensor> {
-        let hidden = self.hidden((batch, delays), features, &mut Vec::new())?;
-        let states = select_rows(&hidden, &learned_of(batch, features.tokens())?)?;
-        Ok(if train { states } else { states.detach() })
     }
 
     /// The teacher as training rows have it, where held-out rows have more of it.
