@@ -134,7 +134,7 @@ fn files(path: &Path) -> Result<Files> {
             _ => Err(no_target(path)),
         };
     }
-    if path.join("config.json").is_file() {
+    if is_folder_of_weights(path) {
         let mut config = TargetConfig::from_file(&path.join("config.json"))?;
         let source = TextPart::of(SafetensorsSource::open_folder(path)?);
         config.tie_word_embeddings = tied::is_tied(&config, source.as_ref())?;
@@ -150,6 +150,12 @@ fn files(path: &Path) -> Result<Files> {
             format!("{} .gguf files: name the one to load", several.len()),
         )),
     }
+}
+
+/// Whether a folder is Hugging Face's, with or without its weights: folders of GGUF files often have a `config.json`, too.
+fn is_folder_of_weights(path: &Path) -> bool {
+    path.join("config.json").is_file()
+        && (SafetensorsSource::is_in(path) || gguf_files(path).is_empty())
 }
 
 /// Whether a file is named as GGUF files are, or begins as they do: caches have names of their own.
@@ -204,7 +210,7 @@ pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
 
 /// The configuration alone; a folder needs no weights for it.
 pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
-    if path.join("config.json").is_file() {
+    if is_folder_of_weights(path) {
         return TargetConfig::from_file(&path.join("config.json"));
     }
     Ok(match files(path)? {
@@ -306,6 +312,7 @@ pub(crate) fn from_source(
     check_tensor_count(source, &config, loaded.clone())?;
     check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
     options.check_cache(&config)?;
+    let ropes = Ropes::of(&config).map_err(|error| ModelError::invalid(source.path(), error))?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
     let weights = FileWeights::new(source, options);
     let table = |matrix: Matrix| match &options.spread {
@@ -358,7 +365,7 @@ pub(crate) fn from_source(
         held,
         cache_dtype: options.cache.dtype(has_blocks && !blocks_on_gpu, reads_bf16),
         has_blocks,
-        ropes: Ropes::of(&config)?,
+        ropes,
         embedding,
         per_layer,
         layers,

@@ -17,6 +17,18 @@ use crate::weights::gguf::header::{Header, number};
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 
+/// Tokens of Llama 3, whose first files say no splitting.
+const LLAMA3_TOKENS: usize = 128_256;
+/// Tokens of DeepSeek Coder; likewise.
+const DEEPSEEK_CODER_TOKENS: usize = 32_256;
+/// Tokens of DeepSeek LLM; likewise.
+const DEEPSEEK_LLM_TOKENS: usize = 102_400;
+
+/// SentencePiece's pieces give some two merges each; hostile ones give as many as they have letters.
+const MERGES_OF_A_PIECE: usize = 16;
+/// Merges that are read of few pieces.
+const MOST_MERGES: usize = 1 << 16;
+
 struct Vocabulary {
     tokens: Vec<String>,
     types: Vec<u32>,
@@ -34,14 +46,15 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
     }
     let kind = string(header, "model").ok_or("`tokenizer.ggml.model` is missing")?;
     let template = chat_template(header, &vocabulary).map_err(|error| error.to_string())?;
-    let splitting = string(header, "pre").unwrap_or("default");
+    let splitting = splitting(header, &vocabulary);
     let begins = kind != "gpt2" || pre_tokenizers::begins_with_bos(splitting);
-    let adds_bos = flag(header, "add_bos_token", begins);
+    // Early files of Gemma 4 say that it does not.
+    let adds_bos = kind == "gemma4" || flag(header, "add_bos_token", begins);
     let bos = value(header, "bos_token_id").and_then(number);
     let bos = bos.map(|id| id as u32).filter(|id| (*id as usize) < vocabulary.tokens.len());
     let added = added_tokens(header, &vocabulary);
     let (model, steps) = match kind {
-        "gpt2" => byte_level_bpe(header, vocabulary)?,
+        "gpt2" => byte_level_bpe(header, vocabulary, splitting)?,
         "llama" => sentence_piece(header, vocabulary)?,
         "gemma4" => gemma4(header, vocabulary)?,
         other => {
@@ -136,9 +149,27 @@ fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value
     tokens
 }
 
-/// Byte-level BPE; `tokenizer.ggml.pre` names how text is split before merging.
-fn byte_level_bpe(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value), String> {
-    let splitting = pre_tokenizers::named(string(header, "pre").unwrap_or("default"))?;
+/// How text is split before merging, as `tokenizer.ggml.pre` names it. Files of before May 2024 lack it: there the model
+/// family and its number of tokens tell.
+fn splitting<'a>(header: &'a Header, vocabulary: &Vocabulary) -> &'a str {
+    string(header, "pre").unwrap_or_else(|| {
+        match (header.text("general.architecture"), vocabulary.tokens.len()) {
+            (Some("qwen2" | "qwen2moe"), _) => "qwen2",
+            (Some("llama"), LLAMA3_TOKENS) => "llama-bpe",
+            (Some("llama"), DEEPSEEK_CODER_TOKENS) => "deepseek-coder",
+            (Some("llama"), DEEPSEEK_LLM_TOKENS) => "deepseek-llm",
+            _ => "default",
+        }
+    })
+}
+
+/// Byte-level BPE after a splitting of text.
+fn byte_level_bpe(
+    header: &Header,
+    vocabulary: Vocabulary,
+    splitting: &str,
+) -> Result<(Bpe, Value), String> {
+    let splitting = pre_tokenizers::named(splitting)?;
     let model = Bpe {
         tokens: vocabulary.tokens,
         merges: stated_merges(header)?,
@@ -174,7 +205,7 @@ fn sentence_piece(header: &Header, vocabulary: Vocabulary) -> Result<(Bpe, Value
     if let Some(token) = vocabulary.tokens.iter().find(|token| token.len() > LONGEST_PIECE) {
         return Err(format!("a token of {} bytes, at most {LONGEST_PIECE} are read", token.len()));
     }
-    let merges = merges(&vocabulary, &scores);
+    let merges = merges(&vocabulary, &scores)?;
     Ok(with_byte_fallback(header, vocabulary, merges, flag(header, "add_space_prefix", true)))
 }
 
@@ -223,7 +254,8 @@ fn with_byte_fallback(
 
 /// Every way to split a piece into two pieces, best resulting piece first. Of equal ones the first piece is better:
 /// files that were made without scores have their pieces in the order of the merges.
-fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<(String, String)> {
+fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Result<Vec<(String, String)>, String> {
+    let most = MOST_MERGES + MERGES_OF_A_PIECE * vocabulary.tokens.len();
     let ids: HashMap<&str, usize> =
         vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
     let mut merges = Vec::new();
@@ -231,10 +263,14 @@ fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Vec<(String, String)> {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
+                if merges.len() == most {
+                    return Err(format!("its pieces have more than {most} merges"));
+                }
                 merges.push((*score, [id, l, r], (left, right)));
             }
         }
     }
     merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    merges.into_iter().map(|(.., (left, right))| (left.to_owned(), right.to_owned())).collect()
+    let owned = |(.., (left, right)): (_, _, (&str, &str))| (left.to_owned(), right.to_owned());
+    Ok(merges.into_iter().map(owned).collect())
 }

@@ -11,6 +11,7 @@ mod tests;
 mod token_bytes;
 mod train;
 
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -55,10 +56,11 @@ pub struct Encoded {
     pub offsets: Vec<Range<usize>>,
 }
 
-/// Whether the tokenizer's own post-processing puts something before a text.
-fn starts_with_template(inner: &Tokenizer) -> std::result::Result<bool, String> {
+/// What the tokenizer's own post-processing puts before a text.
+fn start_of_template(inner: &Tokenizer) -> std::result::Result<Option<u32>, String> {
     let first = |special| inner.encode("a", special).ok()?.get_ids().first().copied();
-    caught(|| first(true) != first(false)).map_err(|stopped| stopped.to_string())
+    let added = || first(true).filter(|id| Some(*id) != first(false));
+    caught(added).map_err(|stopped| stopped.to_string())
 }
 
 /// Whether the tokenizer decodes written tokens character by character into bytes.
@@ -69,18 +71,27 @@ fn is_byte_level(inner: &Tokenizer) -> bool {
 
 /// A JSON file, or null without it.
 fn optional_json(path: &Path) -> Result<Value> {
+    match optional_text(path)? {
+        Some(text) => serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error)),
+        None => Ok(Value::Null),
+    }
+}
+
+/// A text file, if there is one.
+fn optional_text(path: &Path) -> Result<Option<String>> {
     match std::fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error)),
-        Err(_) => Ok(Value::Null),
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ModelError::io(path)(error)),
     }
 }
 
 /// The chat template of a folder, or several by name; null without any.
 fn templates(folder: &Path, config: &Value) -> Result<Value> {
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-    if let Some(text) = read("chat_template.jinja") {
+    let read = |name: &str| optional_text(&folder.join(name));
+    if let Some(text) = read("chat_template.jinja")? {
         let mut named = vec![json!({ "name": "default", "template": text })];
-        let for_tools = read("additional_chat_templates/tool_use.jinja");
+        let for_tools = read("additional_chat_templates/tool_use.jinja")?;
         named.extend(for_tools.map(|text| json!({ "name": "tool_use", "template": text })));
         return Ok(named.into());
     }
@@ -104,10 +115,12 @@ impl TextTokenizer {
             .map_err(|problem| ModelError::invalid(&path, format!("not a tokenizer: {problem}")))?;
         let config = optional_json(&folder.join("tokenizer_config.json"))?;
         let chat_template = ChatTemplate::from_config(&config, &templates(folder, &config)?)?;
-        let adds_bos = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false)
-            || starts_with_template(&inner)
-                .map_err(|problem| ModelError::invalid(&path, problem))?;
-        let bos = written_token(&config, "bos_token").and_then(|bos| inner.token_to_id(bos));
+        let start = start_of_template(&inner);
+        let start = start.map_err(|problem| ModelError::invalid(&path, problem))?;
+        let asked = config.get("add_bos_token").and_then(Value::as_bool).unwrap_or(false);
+        let adds_bos = asked || start.is_some();
+        let written = || written_token(&config, "bos_token").and_then(|bos| inner.token_to_id(bos));
+        let bos = start.or_else(written);
         let tokenizer = Self::new(inner, chat_template, adds_bos).of_file(&path);
         Ok(Self { bos, ..tokenizer })
     }
@@ -165,10 +178,11 @@ impl TextTokenizer {
         })
     }
 
-    /// The token that prompts of plain text begin with, where the tokenizer adds one: the model's `bos`, else the one
-    /// that the tokenizer's files name.
+    /// The token that prompts of plain text begin with, where the tokenizer adds one: the one that the tokenizer's files
+    /// name, else the model's `bos`. Where they differ, as in distilled models that keep the configuration of another
+    /// one, engines take the tokenizer's.
     pub fn start_token(&self, bos: Option<u32>) -> Option<u32> {
-        bos.or(self.bos).filter(|_| self.adds_bos)
+        self.bos.or(bos).filter(|_| self.adds_bos)
     }
 
     /// Ids of a text to continue: it gets the [start token](Self::start_token) where it has none.

@@ -14,29 +14,44 @@ pub(super) struct Splitting {
 }
 
 /// Names and the way that each stands for.
-const NAMES: [(&[&str], Way); 13] = [
+const NAMES: [(&[&str], Way); 15] = [
     (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2", "granite-docling"], Way::ByteLevel),
-    (&["smollm", "refact", "command-r", "starcoder", "codeshell", "exaone"], Way::Digits),
+    (&["a.x-4.0", "mellum", "trillion", "gigachat", "exaone4"], Way::ByteLevel),
+    (
+        &["smollm", "refact", "command-r", "starcoder", "codeshell", "exaone", "minerva-7b"],
+        Way::Digits,
+    ),
     (&["qwen2", "deepseek-r1-qwen", "qwen3", "megrez"], Way::Words("")),
+    (&["stablelm2", "hunyuan", "solar-open", "kormo"], Way::Words("")),
     (&["llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "lfm2"], Way::Words("{1,3}")),
-    (&["falcon3", "pixtral"], Way::Words("{1,3}")),
+    (&["falcon3", "pixtral", "midm-2.0"], Way::Words("{1,3}")),
     (&["glm4", "chatglm-bpe"], Way::Words("{1,3}")),
     (&["qwen35"], Way::WordsWithMarks),
-    (&["gpt-4o", "llama4"], Way::Cases),
+    (&["gpt-4o", "llama4", "kanana2"], Way::Cases),
     (&["tekken"], Way::Tekken),
     (&["deepseek-llm"], Way::DeepseekLlm),
     (&["deepseek-coder"], Way::DeepseekCoder),
-    (&["deepseek-v3"], Way::DeepseekV3),
+    (&["deepseek-v3", "joyai-llm"], Way::DeepseekV3),
     (&["kimi-k2"], Way::Kimi),
 ];
 
 /// Names of tokenizers that look a part up before they merge.
-const WHOLE_PARTS: [&str; 9] =
-    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "glm4", "tekken", "kimi-k2"];
+const WHOLE_PARTS: [&str; 10] = [
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "lfm2",
+    "falcon3",
+    "pixtral",
+    "midm-2.0",
+    "glm4",
+    "tekken",
+    "kimi-k2",
+];
 
 /// Names of tokenizers that put the start token before a text, unless the header says otherwise.
-const WITH_BOS: [&str; 7] =
-    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "tekken"];
+const WITH_BOS: [&str; 8] =
+    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "midm-2.0", "tekken"];
 
 #[derive(Clone, Copy)]
 enum Way {

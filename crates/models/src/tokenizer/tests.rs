@@ -87,13 +87,25 @@ fn files_that_are_no_objects_hold_no_template_and_broken_ones_are_named() {
 }
 
 #[test]
+fn a_template_that_cannot_be_read_is_not_taken_for_absent() {
+    let folder = tempfile::tempdir().expect("folder");
+    let name = "chat_template.jinja";
+    std::fs::write(folder.path().join(name), [0xff, 0xfe]).expect("write");
+    let told = templates(folder.path(), &Value::Null).expect_err("no text").to_string();
+    assert!(told.contains(name), "{told}");
+    assert_eq!(optional_json(&folder.path().join("absent.json")).expect("absent"), Value::Null);
+}
+
+#[test]
 fn a_prompt_begins_with_the_start_token_that_the_files_name() -> Result<()> {
     let config = ("tokenizer_config.json", r#"{"add_bos_token": true, "bos_token": "<s>"}"#);
     let adding = read(&Value::Null, &[config])?;
     assert_eq!(adding.encode_prompt("ab", None)?, [0, 2, 3]);
     assert_eq!(adding.encode_prompt("<s>ab", None)?, [0, 2, 3]);
-    // The model's own wins.
-    assert_eq!(adding.encode_prompt("ab", Some(1))?, [1, 2, 3]);
+    // The tokenizer's own wins over the model's, which counts where the tokenizer names none.
+    assert_eq!(adding.encode_prompt("ab", Some(1))?, [0, 2, 3]);
+    let nameless = read(&Value::Null, &[("tokenizer_config.json", r#"{"add_bos_token": true}"#)])?;
+    assert_eq!(nameless.encode_prompt("ab", Some(1))?, [1, 2, 3]);
     let config = ("tokenizer_config.json", r#"{"bos_token": {"content": "<s>"}}"#);
     for (after, begins) in [
         (around(&["<s>"], &[]), true),

@@ -47,6 +47,8 @@ fn prompts_begin_with_the_start_token_where_the_tokenizer_s_kind_wants_it() {
         ("granite-docling", None, false),
         ("falcon3", None, true),
         ("pixtral", None, true),
+        ("midm-2.0", None, true),
+        ("stablelm2", None, false),
     ] {
         let stated: Vec<_> =
             stated.map(|flag| ("add_bos_token", GgufValue::Bool(flag))).into_iter().collect();
@@ -62,6 +64,28 @@ fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
         let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;
         assert_eq!(ids, wanted, "{pre}");
     }
+}
+
+#[test]
+fn files_without_a_splitting_are_known_by_their_family() {
+    let keys =
+        [("model", text("gpt2")), ("tokens", list(&["1", "2", "12"])), ("merges", list(&["1 2"]))];
+    for (architecture, ids) in [("qwen2", &[0, 1][..]), ("llama", &[2])] {
+        let mut header = header(&keys);
+        header.metadata.insert("general.architecture".into(), text(architecture));
+        let found = read(&header).expect("a tokenizer").encode("12").expect("ids").ids;
+        assert_eq!(found, ids, "{architecture}");
+    }
+}
+
+#[test]
+fn pieces_that_make_merges_without_measure_are_refused() {
+    let pieces: Vec<String> = (1..=512).map(|length| "a".repeat(length)).collect();
+    let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+    let scores = GgufValue::Array(vec![GgufValue::F32(0.0); pieces.len()]);
+    let keys = [("model", text("llama")), ("tokens", list(&pieces)), ("scores", scores)];
+    let told = read(&header(&keys)).err().expect("refused");
+    assert!(told.contains("more than"), "{told}");
 }
 
 #[test]

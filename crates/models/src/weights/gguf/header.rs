@@ -256,6 +256,28 @@ impl Header {
     }
 }
 
+/// Types that files have and that are not read.
+fn name_of_unread(number: u32) -> Option<&'static str> {
+    Some(match number {
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        24 => "I8",
+        25 => "I16",
+        28 => "F64",
+        29 => "IQ1_M",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        40 => "NVFP4",
+        _ => return None,
+    })
+}
+
 /// A tensor's description before its place was checked.
 struct Entry {
     element: ElementType,
@@ -269,7 +291,12 @@ impl Entry {
         let Self { element, shape, offset } = self;
         let (block, block_bytes) = match (element, element.block()) {
             (ElementType::Unknown(number), _) => {
-                return Err(format!("is of unknown element type {number}"));
+                return Err(match name_of_unread(number) {
+                    Some(name) => format!(
+                        "is of type {name}, which is not read: take a file of Q2_K to Q8_0, IQ4_XS, IQ4_NL or MXFP4"
+                    ),
+                    None => format!("is of unknown element type {number}"),
+                });
             }
             (_, Some(block)) => block,
             (_, None) => return Err("has no block size".into()),

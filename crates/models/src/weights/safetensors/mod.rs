@@ -24,6 +24,8 @@ pub use write::{save, tensor_bytes};
 
 /// Names the shards of a folder.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Weights in one file.
+const SINGLE: &str = "model.safetensors";
 /// Bytes of the header's length, of which the header is a multiple.
 const LENGTH_BYTES: usize = 8;
 
@@ -84,6 +86,11 @@ impl SafetensorsSource {
         Ok(source)
     }
 
+    /// Whether a folder holds what [`Self::open_folder`] opens.
+    pub(crate) fn is_in(folder: &Path) -> bool {
+        folder.join(INDEX).is_file() || folder.join(SINGLE).is_file()
+    }
+
     /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
     ///
     /// # Errors
@@ -94,11 +101,11 @@ impl SafetensorsSource {
         if index.is_file() {
             return Self::open_index(folder, &index);
         }
-        let single = folder.join("model.safetensors");
+        let single = folder.join(SINGLE);
         if !single.is_file() {
             return Err(ModelError::invalid(
                 folder,
-                "neither model.safetensors nor model.safetensors.index.json is there",
+                format!("neither {SINGLE} nor {INDEX} is there"),
             ));
         }
         let mut source = Self::open_file(&single)?;
