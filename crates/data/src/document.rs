@@ -55,12 +55,15 @@ impl Document {
         self.loss_mask.iter().position(|learned| *learned).unwrap_or(self.ids.len())
     }
 
-    /// Whether the prompt has at most `max` tokens, after `overflow` was applied.
-    pub fn cap_prompt(&mut self, max: usize, overflow: PromptOverflow) -> bool {
+    /// Whether the prompt has at most `max` tokens, after `overflow` was applied. A prompt that begins with `start`,
+    /// the start token, still does.
+    pub fn cap_prompt(&mut self, max: usize, overflow: PromptOverflow, start: Option<u32>) -> bool {
         let prompt = self.prompt_tokens();
         if prompt > max && overflow == PromptOverflow::TruncateLeft {
-            self.ids.drain(..prompt - max);
-            self.loss_mask.drain(..prompt - max);
+            let keeps_start = max > 0 && start.is_some() && self.ids.first().copied() == start;
+            let first = usize::from(keeps_start);
+            self.ids.drain(first..first + prompt - max);
+            self.loss_mask.drain(first..first + prompt - max);
         }
         prompt <= max || overflow == PromptOverflow::TruncateLeft
     }
@@ -211,10 +214,14 @@ pub(crate) mod tests {
     fn a_long_prompt_is_dropped_or_loses_its_first_tokens() {
         let mut kept = document(&[0, 0, 0, 1, 0, 1]);
         assert_eq!((kept.prompt_tokens(), kept.learned()), (3, 2));
-        assert!(kept.cap_prompt(3, PromptOverflow::Drop));
-        assert!(!kept.cap_prompt(2, PromptOverflow::Drop));
-        assert!(kept.cap_prompt(1, PromptOverflow::TruncateLeft));
+        assert!(kept.cap_prompt(3, PromptOverflow::Drop, None));
+        assert!(!kept.cap_prompt(2, PromptOverflow::Drop, None));
+        let mut with_start = kept.clone();
+        assert!(kept.cap_prompt(1, PromptOverflow::TruncateLeft, Some(9)));
         assert_eq!(kept.ids, [2, 3, 4, 5]);
         assert_eq!(kept.loss_mask, [false, true, false, true]);
+        assert!(with_start.cap_prompt(2, PromptOverflow::TruncateLeft, Some(0)));
+        assert_eq!(with_start.ids, [0, 2, 3, 4, 5]);
+        assert_eq!(with_start.loss_mask, [false, false, true, false, true]);
     }
 }

@@ -194,7 +194,7 @@ impl<'a> SourceReader<'a> {
             }
         };
         if let Some(max) = self.config.max_prompt_tokens
-            && !document.cap_prompt(max, self.config.prompt_overflow)
+            && !document.cap_prompt(max, self.config.prompt_overflow, self.encoder.start_of_text())
         {
             return Ok(Outcome::PromptTooLong);
         }

@@ -43,7 +43,7 @@ pub enum PromptOverflow {
     /// The row is left out and counted.
     #[default]
     Drop,
-    /// The prompt loses its first tokens.
+    /// The prompt loses its first tokens, but not a start token.
     TruncateLeft,
 }
 
