@@ -289,6 +289,25 @@ fn final_states_may_be_missing_where_no_teacher_is_read() {
     assert!(told.contains("layer 4 of a target of 4"), "{told}");
 }
 
+#[test]
+fn held_out_text_without_records_is_refused_before_a_step() {
+    let shop = Workshop::of_four_layers();
+    let documents = captures(&shop);
+    let (rows, records) = (shop.path("rows.jsonl"), shop.path("records"));
+    let (config, other) = (shop.config(), shop.path("other.jsonl"));
+    let (held, missing) = documents.split_at(23);
+    write_masks(Path::new(&rows), held);
+    write_masks(Path::new(&other), missing);
+    write_engine(Path::new(&records), held, &[0, 1, 2, 3]);
+    let held_out = format!("data.held_out=[{{path: {other}, template: {{kind: tokens}}}}]");
+    let options = [&EAGLE3[..], &[held_out.as_str()]].concat();
+    let arguments = arguments(&rows, &records, &options);
+    let all = ["train", config.as_str()].into_iter();
+    let told = fail(&all.chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>(), 1);
+    assert!(told.contains("no record has the") && told.contains("other.jsonl"), "{told}");
+    assert!(!Path::new(&shop.path("run/metrics.jsonl")).exists());
+}
+
 /// The record that speculators itself read: tests/fixtures/records/README.md.
 #[test]
 fn records_of_speculators_are_read_with_the_masks_beside_them() {

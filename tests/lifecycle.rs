@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::runs::draft_bytes;
+use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::Value;
 
@@ -395,6 +395,67 @@ fn time_that_ended_a_run_can_be_raised() {
     assert!(text.contains("--extend"), "{text}");
     succeed(&[&train("train.max_minutes=60")[..], &["--extend"]].concat());
     assert_eq!(last_state(&shop.path("run"))["step"], 12);
+}
+
+#[test]
+fn an_evaluation_that_is_lost_at_the_end_is_done_again_without_a_step() {
+    let shop = Workshop::new();
+    let run = shop.path("run");
+    let train = || succeed(&["train", &shop.config(), "train.steps=6"]);
+    train();
+    let (wanted, draft) = (metrics(&run), draft_bytes(&run));
+    // What a process leaves that ends during its last evaluation.
+    let folder = shop.folder.path().join("run/checkpoints");
+    std::fs::remove_dir_all(folder.join("last")).expect("remove");
+    std::fs::rename(folder.join("last_2"), folder.join("last")).expect("rename");
+    let before = last_state(&run);
+    assert_eq!((&before["step"], &before["unjudged"]), (&6.into(), &true.into()));
+    train();
+    assert_eq!(metrics(&run), wanted);
+    assert_eq!(draft_bytes(&run), draft);
+    let after = last_state(&run);
+    assert!(after["unjudged"].is_null() && after["best"].is_object(), "{after}");
+    assert!(train().starts_with("already finished"));
+}
+
+#[test]
+fn a_best_checkpoint_that_is_lost_is_chosen_anew() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    // A rate of next to nothing: no evaluation is better than the first.
+    let rate = "schedule.learning_rate=1e-12";
+    succeed(&["train", &config, rate, "train.evaluate_every=2", "train.steps=4"]);
+    let best = shop.folder.path().join("run/checkpoints/best");
+    std::fs::remove_dir_all(&best).expect("remove");
+    let words = ["train", &config, rate, "train.evaluate_every=2", "train.steps=6", "--extend"];
+    let ended = run(&words);
+    assert!(ended.status.success(), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("the best draft is chosen anew"), "{}", stderr(&ended));
+    let text = std::fs::read_to_string(best.join("state.json")).expect("best");
+    let state: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(state["step"], 6);
+}
+
+#[test]
+fn checkpoints_of_which_none_can_be_used_leave_a_way_on() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let train = ["train", &config, "train.steps=2"];
+    succeed(&train);
+    let folder = shop.folder.path().join("run/checkpoints");
+    for name in ["last", "last_2"] {
+        std::fs::write(folder.join(name).join("draft.safetensors"), "half").expect("write");
+    }
+    let text = fail(&train, 1);
+    assert!(text.contains("no checkpoint can be used"), "{text}");
+    assert!(text.contains("hint: move the folder `checkpoints`"), "{text}");
+    assert!(text.contains("draft.from"), "{text}");
+    // What the hint says.
+    let away = shop.folder.path().join("away");
+    std::fs::rename(&folder, &away).expect("rename");
+    let from = format!("draft.from={}", away.join("best").display());
+    succeed(&[&train[..], &[from.as_str()]].concat());
+    assert_eq!(last_state(&shop.path("run"))["step"], 2);
 }
 
 #[test]

@@ -55,12 +55,19 @@ fn features_of_two_precisions_are_not_mixed() {
         let text = fail(&[command, &["precision=bf16"]].concat(), 1);
         assert!(text.contains("precision was f32, now bf16"), "{text}");
     }
-    // Training from the store takes no pass of the target.
-    let output = format!("output={}", shop.path("offline"));
-    let offline = ["train", &config, &features, &output, "train.steps=4"];
-    for precision in ["precision=f32", "precision=bf16"] {
-        succeed(&[&offline[..], &[precision]].concat());
+    // Training from the store takes no pass of the target, but a run keeps the precision of its heads.
+    let offline = |precision: &'static str, name: &str| -> Vec<String> {
+        let output = format!("output={}", shop.path(name));
+        let words = ["train", &config, &features, &output, "train.steps=4", precision];
+        words.map(str::to_owned).to_vec()
+    };
+    for (precision, name) in [("precision=f32", "offline"), ("precision=bf16", "other")] {
+        let words = offline(precision, name);
+        succeed(&words.iter().map(String::as_str).collect::<Vec<_>>());
     }
+    let words = offline("precision=bf16", "offline");
+    let text = fail(&words.iter().map(String::as_str).collect::<Vec<_>>(), 1);
+    assert!(text.contains("precision was f32, now bf16"), "{text}");
 }
 
 #[test]
@@ -345,9 +352,23 @@ fn drafts_are_judged_from_a_store_as_they_are_online() {
     ];
     succeed(&[&["capture", &config, &stored][..], &common].concat());
     succeed(&[&["train", &config, &stored, &format!("output={run}")][..], &common].concat());
-    let judge = ["eval", "held-out", &config, "--draft", &run, "--contexts", "16,64", "--json"];
+    let judge = ["eval", "held-out", &config, "--draft", &run, "--contexts", "16,64,128", "--json"];
     let figures = |place: &str| last_json(&succeed(&[&judge[..], &common, &[place]].concat()));
-    assert_eq!(figures(&stored), figures("train.features=online"));
+    let found = figures(&stored);
+    assert_eq!(found, figures("train.features=online"));
+    // Every token stands at one of the contexts.
+    let of = |part: &Value| {
+        let draft = &part["drafts"][0];
+        let rates = draft["top1_by_delay"].as_array().expect("a rate a delay").iter();
+        let rates: f64 = rates.filter_map(Value::as_f64).sum();
+        let rows = draft["rows"].as_u64().expect("rows");
+        (rows, rows as f64 * rates)
+    };
+    let parts: Vec<_> = found["by_context"].as_array().expect("contexts").iter().map(of).collect();
+    let (rows, right) = of(&found);
+    assert!(parts.iter().all(|(rows, _)| *rows > 0));
+    assert_eq!(rows, parts.iter().map(|(rows, _)| rows).sum::<u64>());
+    assert!((right - parts.iter().map(|(_, right)| right).sum::<f64>()).abs() < 1e-6);
     // Its own text has to be the one that was captured.
     let said = fail(&[&judge[..], &common, &[&stored, "data.held_out_rows=1"]].concat(), 1);
     assert!(said.contains("held-out text was"), "{said}");

@@ -186,6 +186,13 @@ fn what_records_cannot_serve_is_refused_with_a_reason() {
     std::fs::write(folder.join("rows_0/data_99.ckpt.gz"), b"").expect("file");
     let text = fail(&["data", "records", &records, "--output", &shop.path("again.jsonl")], 1);
     assert!(text.contains("data_99.ckpt.gz is compressed"), "{text}");
+    // They are no store that `capture` began, and none is written among them.
+    let in_place = arguments(&shop, "hidden_states");
+    let text = fail(&call("train", &config, &[&in_place]), 2);
+    assert!(text.contains("data_99.ckpt.gz is compressed: unpack such records first"), "{text}");
+    let text = fail(&call("capture", &config, &[&in_place]), 1);
+    assert!(text.contains("name another place for the store"), "{text}");
+    assert!(!folder.join("recipe.json").exists());
     let text = fail(&["data", "records", &shop.path("target"), "--output", "x.jsonl"], 1);
     assert!(text.contains("no record of an engine"), "{text}");
 }

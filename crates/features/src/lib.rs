@@ -124,6 +124,34 @@ impl BatchFeatures {
         })
     }
 
+    /// The same features where the teacher is read at fewer `tokens` than it was `read` at, both ascending.
+    ///
+    /// # Errors
+    /// - it was not read at one of them
+    pub fn with_teacher_at(&self, tokens: &[u32], read: &[u32]) -> Result<Self> {
+        let places = || -> Result<Vec<u32>> {
+            let place = |token: &u32| read.binary_search(token).ok().map(|place| place as u32);
+            let places: Option<Vec<u32>> = tokens.iter().map(place).collect();
+            places.ok_or_else(|| untapped("the teacher at a learned token"))
+        };
+        let teacher = match &self.teacher {
+            TeacherFeatures::None | TeacherFeatures::EveryToken { .. } => self.teacher.clone(),
+            TeacherFeatures::Full { hidden } => {
+                TeacherFeatures::Full { hidden: select_rows(hidden, &places()?)? }
+            }
+            TeacherFeatures::TopK { entries, k, hidden } => {
+                let places = places()?;
+                let rows = |hidden| select_rows(hidden, &places);
+                TeacherFeatures::TopK {
+                    entries: select_entries(entries, (read.len(), &places), *k)?,
+                    k: *k,
+                    hidden: hidden.as_ref().map(rows).transpose()?,
+                }
+            }
+        };
+        Ok(Self { teacher, ..self.clone() })
+    }
+
     /// What a rank that runs `part` of a row keeps of the whole row's features.
     fn cut(self, part: Option<&RowPart>, ahead: usize) -> Result<Self> {
         let Some(part) = part else { return Ok(self) };
@@ -154,6 +182,22 @@ impl BatchFeatures {
     pub fn aux_hidden(&self) -> Result<&Tensor> {
         self.aux_hidden.as_ref().ok_or_else(|| untapped("hidden states of tapped layers"))
     }
+}
+
+/// The first `k` entries at some of the `tokens` tokens that have any.
+fn select_entries(held: &TopK, (tokens, places): (usize, &[u32]), k: usize) -> Result<TopK> {
+    let each = held.ids.len() / tokens.max(1);
+    if k > each {
+        return Err(untapped(&format!("{k} most likely tokens: they have {each}")));
+    }
+    let of = |place: &u32| *place as usize * each..*place as usize * each + k;
+    Ok(TopK {
+        ids: places.iter().flat_map(|place| held.ids[of(place)].iter().copied()).collect(),
+        log_probs: places
+            .iter()
+            .flat_map(|place| held.log_probs[of(place)].iter().copied())
+            .collect(),
+    })
 }
 
 /// The error of an objective that reads what it did not ask for.
@@ -353,4 +397,28 @@ pub fn run_target(
     let last_kv = features.last_kv.clone();
     let part = part.map(|part| part.seeing_ahead(needs.ahead));
     Ok(BatchFeatures { last_kv, aux_hidden, teacher, part })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn a_teacher_is_read_at_fewer_tokens() {
+        let hidden = Tensor::arange(0.0_f32, 8.0, &Device::Cpu).and_then(|all| all.reshape((4, 2)));
+        let entries = TopK { ids: (0..8).collect(), log_probs: vec![0.5; 8] };
+        let of = |teacher| BatchFeatures { last_kv: None, aux_hidden: None, teacher, part: None };
+        let read = [2, 3, 7, 9];
+        let full = of(TeacherFeatures::Full { hidden: hidden.expect("states") });
+        let narrowed = full.with_teacher_at(&[3, 9], &read).expect("read tokens").teacher;
+        let TeacherFeatures::Full { hidden } = narrowed else { panic!("{narrowed:?}") };
+        assert_eq!(hidden.to_vec2::<f32>().expect("rows"), [[2.0, 3.0], [6.0, 7.0]]);
+        let top = of(TeacherFeatures::TopK { entries, k: 2, hidden: None });
+        let narrowed = top.with_teacher_at(&[2, 7], &read).expect("read tokens").teacher;
+        let TeacherFeatures::TopK { entries, .. } = narrowed else { panic!("{narrowed:?}") };
+        assert_eq!(entries.ids, [0, 1, 4, 5]);
+        assert!(full.with_teacher_at(&[4], &read).is_err());
+    }
 }

@@ -49,6 +49,14 @@ pub enum TrainError {
         /// What is wrong.
         problem: String,
     },
+    /// A run cannot go on from what it saved.
+    #[error("{}: {problem}", path.display())]
+    CannotGoOn {
+        /// The folder of checkpoints, or one of them.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
     /// Features cannot be used or written.
     #[error(transparent)]
     Features(FeatureError),

@@ -270,6 +270,7 @@ fn write_checkpoint(folder: &Path) {
         best: None,
         evaluations_since_best: 0,
         ended: false,
+        unjudged: false,
         first_steps: None,
         max_minutes: None,
         metrics_bytes: 100,
@@ -302,7 +303,7 @@ fn resume(folder: &Path) -> bool {
     let Ok(Some(loaded)) = checkpoint else { return false };
     let draft = fixtures::eagle3();
     let (parallel, mut optimizer) = optimizer(&draft);
-    loaded.restore(&mut optimizer, &parallel, &draft).is_ok()
+    loaded.restore(&mut optimizer, &parallel, draft.parameters()).is_ok()
 }
 
 /// A checkpoint with `bytes` as one of its files, of which the manifest knows.

@@ -278,6 +278,10 @@ impl From<TrainError> for Failure {
                 return Self::of_place(error, reason)
                     .hint("give another output folder: output=DIR, or --output DIR");
             }
+            TrainError::CannotGoOn { .. } => Some(
+                "move the folder `checkpoints` of the run away, and the same command begins anew; a draft may begin \
+                 from what was moved with `draft.from=FOLDER/best`, if `best` is whole",
+            ),
             TrainError::Locked { .. } => {
                 Some("wait for it, stop it, or give another output folder")
             }

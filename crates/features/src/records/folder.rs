@@ -120,11 +120,17 @@ fn is_cache(folder: &Path) -> bool {
     folder.join(MANIFEST).is_file() && folder.join(INDEX).is_file()
 }
 
-/// Whether anything in the folder or below it looks like a record.
+/// Whether anything in the folder or below it looks like a record. Compressed records and what cannot be read count,
+/// too: [`RecordFolder::open`] says what is wrong with them, and no store may be written among them.
 pub(super) fn holds_records(folder: &Path) -> bool {
-    is_cache(folder)
-        || Found::below(folder)
-            .is_ok_and(|found| !found.pickles.is_empty() || !found.safetensors.is_empty())
+    let holds_none = |found: Found| found.pickles.is_empty() && found.safetensors.is_empty();
+    is_cache(folder) || !Found::below(folder).is_ok_and(holds_none)
+}
+
+/// Whether a system keeps a folder of this name, closed to users, at the root of a disk.
+fn is_systems_own(folder: &Path) -> bool {
+    let name = folder.file_name().unwrap_or_default();
+    name == "lost+found" || name.as_encoded_bytes().starts_with(b".")
 }
 
 /// Files that may be records, by name.
@@ -142,7 +148,17 @@ impl Found {
             if depth > MOST_FOLDERS {
                 return Err(fail(&format!("{} leads in circles", folder.display())));
             }
-            for entry in std::fs::read_dir(&folder).map_err(|error| fail(&error))? {
+            let entries = match std::fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(_) if depth > 1 && is_systems_own(&folder) => continue,
+                Err(error) => {
+                    let name = folder.display();
+                    return Err(fail(&format!(
+                        "{name}: {error}: make it readable, or move it away"
+                    )));
+                }
+            };
+            for entry in entries {
                 let path = entry.map_err(|error| fail(&error))?.path();
                 let extension = path.extension().unwrap_or_default();
                 if path.is_dir() {
@@ -213,5 +229,39 @@ mod tests {
         assert!(found.document(0).is_err() && holds_records(folder.path()));
         std::fs::write(folder.path().join("hs_0.safetensors"), b"").expect("file");
         assert!(open(folder.path()).contains("two kinds"));
+    }
+
+    #[test]
+    fn compressed_records_are_records_that_need_unpacking() {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::write(folder.path().join("data_0.ckpt.gz"), b"").expect("file");
+        assert!(holds_records(folder.path()));
+        let told = RecordFolder::open(folder.path()).expect_err("refused").to_string();
+        assert!(told.contains("data_0.ckpt.gz is compressed: unpack"), "{told}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_cannot_be_read_may_hold_records() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let circle = tempfile::tempdir().expect("folder");
+        symlink(circle.path(), circle.path().join("again")).expect("link");
+        assert!(holds_records(circle.path()));
+        let told = RecordFolder::open(circle.path()).expect_err("refused").to_string();
+        assert!(told.contains("leads in circles"), "{told}");
+        for (name, may_hold) in [("rows_0", true), ("lost+found", false)] {
+            let folder = tempfile::tempdir().expect("folder");
+            let closed = folder.path().join(name);
+            std::fs::create_dir(&closed).expect("folder");
+            let allow = |mode| std::fs::set_permissions(&closed, PermissionsExt::from_mode(mode));
+            allow(0o000).expect("closed");
+            // Root reads all.
+            if std::fs::read_dir(&closed).is_err() {
+                assert_eq!(holds_records(folder.path()), may_hold, "{name}");
+                let told = RecordFolder::open(folder.path()).expect_err("refused").to_string();
+                assert_eq!(told.contains("make it readable"), may_hold, "{told}");
+            }
+            allow(0o755).expect("open");
+        }
     }
 }

@@ -186,6 +186,19 @@ impl Records {
         Ok(())
     }
 
+    /// Refuses documents of which one has no record: their tokens, each with where they come from.
+    ///
+    /// # Errors
+    /// - a document has no record; the first of them is named
+    pub fn require_all<'a>(
+        &self,
+        documents: impl IntoIterator<Item = (&'a [u32], &'a str)>,
+    ) -> Result<()> {
+        let is_missing = |(ids, _): &(&[u32], &str)| !self.by_text.contains_key(&hash_of(ids));
+        let missing = documents.into_iter().find(is_missing);
+        missing.map_or(Ok(()), |(ids, origin)| Err(self.unknown(ids, origin)))
+    }
+
     /// The features of a batch in place of the target's pass over it.
     ///
     /// # Errors
@@ -202,7 +215,10 @@ impl Records {
         for document in batch.document_ids.chunk_by(|a, b| a == b) {
             let ids = &batch.ids[first..first + document.len()];
             first += document.len();
-            let index = self.by_text.get(&hash_of(ids)).ok_or_else(|| self.unknown(ids, batch))?;
+            let index = self
+                .by_text
+                .get(&hash_of(ids))
+                .ok_or_else(|| self.unknown(ids, &format!("packed row {}", batch.row)))?;
             let (layers, states) = self.states(*index, ids.len(), target, contents)?;
             aux.extend(layers);
             last.extend(states);
@@ -262,14 +278,13 @@ impl Records {
         Ok((aux, last))
     }
 
-    fn unknown(&self, ids: &[u32], batch: &Batch) -> FeatureError {
+    fn unknown(&self, ids: &[u32], origin: &str) -> FeatureError {
         self.folder.problem(format!(
-            "no record has the {} tokens {:?}... of packed row {}; train on what `longdraft data records` \
-             wrote of this folder, with `data.row_tokens` no less than the longest record and prompts as they \
-             are",
+            "no record has the {} tokens {:?}... of {origin}; train on what `longdraft data records` wrote of \
+             this folder, and hold out of the same, with `data.row_tokens` no less than the longest record and \
+             prompts as they are",
             ids.len(),
             &ids[..ids.len().min(4)],
-            batch.row,
         ))
     }
 }
@@ -344,4 +359,33 @@ fn is_finite(states: &Tensor) -> Result<bool> {
 pub fn is_record_folder(place: &str) -> bool {
     let folder = Path::new(place.strip_prefix("file://").unwrap_or(place));
     folder.is_dir() && !super::store::is_begun(folder) && folder::holds_records(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use longdraft_models::weights::safetensors::save;
+
+    use super::*;
+
+    #[test]
+    fn documents_without_a_record_are_named_before_one_is_read() {
+        let folder = tempfile::tempdir().expect("folder");
+        for (index, ids) in [[5_i64, 60, 7], [8, 200, 11]].iter().enumerate() {
+            let ids = Tensor::from_slice(ids, 3, &Device::Cpu).expect("ids");
+            let states = Tensor::zeros((3, 2, 4), DType::F32, &Device::Cpu).expect("states");
+            let tensors = [("token_ids".to_owned(), ids), ("hidden_states".to_owned(), states)];
+            let path = folder.path().join(format!("hs_{index}.safetensors"));
+            save(&path, &tensors, HashMap::new()).expect("record");
+        }
+        let records = Records::open(folder.path(), None).expect("records");
+        let held: [(&[u32], &str); 2] = [(&[8, 200, 11], "a:1"), (&[5, 60, 7], "a:2")];
+        records.require_all(held).expect("both are held");
+        records.require_all([]).expect("nothing is asked for");
+        // The beginning of a document is none.
+        let others: [(&[u32], &str); 2] = [(&[5, 60], "b:1"), (&[9], "b:2")];
+        let error = records.require_all(held.into_iter().chain(others)).expect_err("missing");
+        let error = error.to_string();
+        assert!(error.contains("the 2 tokens [5, 60]... of b:1;"), "{error}");
+    }
 }

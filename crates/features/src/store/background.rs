@@ -23,17 +23,17 @@ impl<'scope, 'env> BackgroundWriter<'scope, 'env> {
         Self { store, scope, shard: None }
     }
 
-    /// Waits for the shard before, then has this one written.
+    /// Waits for the shard before, then has this one written. Meanwhile it stays this process's.
     ///
     /// # Errors
     /// - the shard before could not be written; this one is given up
-    pub fn complete(&mut self, work: Work) -> Result<()> {
-        if let Err(error) = self.wait() {
+    pub fn complete(&mut self, mut work: Work) -> Result<()> {
+        let store = self.store;
+        if let Err(error) = store.hold_while(&mut work, || self.wait()) {
             // The claim of a process that ends is stale in any case.
-            let _ = self.store.give_up(work);
+            let _ = store.give_up(work);
             return Err(error);
         }
-        let store = self.store;
         self.shard = Some(self.scope.spawn(move || store.complete(work)));
         Ok(())
     }
@@ -62,6 +62,8 @@ impl<'scope, 'env> BackgroundWriter<'scope, 'env> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use candle_core::{DType, Device, Tensor};
     use longdraft_data::Batch;
     use longdraft_data::batch::AnchorOffset;
@@ -103,7 +105,14 @@ mod tests {
     }
 
     fn captured(store: &StoreWriter, shard: usize) -> Work {
-        let Turn::Mine(mut work) = store.take(&store.shards()[shard]).expect("take") else {
+        let (mut work, batch, record) = computed(store, shard, shard as f32);
+        assert!(store.add(&mut work, batch, record).expect("add"));
+        work
+    }
+
+    /// The row of a shard, all of one value, that is not yet added.
+    fn computed(store: &StoreWriter, shard: usize, value: f32) -> (Work, Batch, Record) {
+        let Turn::Mine(work) = store.take(&store.shards()[shard]).expect("take") else {
             panic!("shard {shard} is taken")
         };
         let batch = Batch {
@@ -114,11 +123,9 @@ mod tests {
             row: shard,
             ..Batch::default()
         };
-        let layers = Tensor::full(shard as f32, (2, 3), &Device::Cpu).expect("layers");
+        let layers = Tensor::full(value, (2, 3), &Device::Cpu).expect("layers");
         assert_eq!(layers.dtype(), DType::F32);
-        let record = Record { aux_hidden: Some(layers), ..Record::default() };
-        assert!(store.add(&mut work, batch, record).expect("add"));
-        work
+        (work, batch, Record { aux_hidden: Some(layers), ..Record::default() })
     }
 
     fn names(folder: &std::path::Path) -> Vec<String> {
@@ -171,6 +178,39 @@ mod tests {
         assert!(left.contains(&"train-00000.json".to_owned()), "{left:?}");
         assert!(!left.iter().any(|name| name.contains("00001.json") || name.contains("00002")));
         assert!(names(&folder.path().join("claims")).is_empty());
+    }
+
+    /// What another process took over while it waited is that process's, until it is done with it.
+    #[test]
+    fn a_shard_that_was_overtaken_is_written_only_if_it_is_let_go() {
+        let (folder, store) = store(1);
+        let work = captured(&store, 0);
+        let claim = |number: usize| folder.path().join(format!("claims/train-00000.{number}"));
+        std::fs::copy(claim(0), claim(1)).expect("taken over");
+        let written = || names(folder.path()).iter().any(|name| name.starts_with("train-00000"));
+        std::thread::scope(|scope| {
+            let mut writer = BackgroundWriter::new(&store, scope);
+            writer.complete(work).expect("handed over");
+            std::thread::sleep(Duration::from_millis(100));
+            let early = written();
+            [1, 0].iter().for_each(|n| std::fs::remove_file(claim(*n)).expect("let go"));
+            writer.wait().expect("written");
+            assert!(!early, "written beside the other process");
+        });
+        assert!(written());
+        store.finish().expect("complete");
+        assert!(names(&folder.path().join("claims")).is_empty());
+    }
+
+    #[test]
+    fn rows_that_are_not_finite_are_refused_as_they_come() {
+        let (_folder, store) = store(2);
+        for (shard, value) in [f32::NAN, f32::MAX].into_iter().enumerate() {
+            // The largest f32 is infinite in bf16.
+            let (mut work, batch, record) = computed(&store, shard, value);
+            let told = store.add(&mut work, batch, record).expect_err("refused").to_string();
+            assert!(told.contains(&format!("row {shard} are not finite numbers")), "{told}");
+        }
     }
 
     #[test]

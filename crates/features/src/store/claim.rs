@@ -6,6 +6,7 @@
 //! under another process, so exactly one takes over. Should a process that was only slow come back,
 //! it finds the higher number and lets go.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ pub(super) const CLAIMS: &str = "claims";
 
 /// A claim that was not renewed for so long is stale.
 pub(super) const LEASE: Duration = Duration::from_mins(10);
+
+/// How often a claim is renewed.
+pub(super) const RENEWAL: Duration = Duration::from_mins(2);
 
 /// More takeovers of one shard than this mean that something else is wrong.
 const MOST_TAKEOVERS: usize = 10_000;
@@ -61,13 +65,13 @@ impl Claim {
         for number in 0..MOST_TAKEOVERS {
             let object = object(shard, number);
             // Who completes the store takes half claims away, this one's too: it asks again.
-            let asked = location.create(&object, bytes(&owner));
-            if asked.or_else(|_| location.create(&object, bytes(&owner)))? {
+            let asked = location.create(&object, &bytes(&owner));
+            if asked.or_else(|_| location.create(&object, &bytes(&owner)))? {
                 return Ok(Some(Self { shard: shard.to_owned(), number, owner }));
             }
             // What cannot be read was torn by a crash of the machine.
-            let holder: Option<Owner> = match location.get(&object)? {
-                Some(bytes) => serde_json::from_slice(&bytes).ok(),
+            let holder: Option<Owner> = match location.get_created(&object)? {
+                Some(holder) => holder.ok(),
                 // Its owner has finished since.
                 None => return Ok(None),
             };
@@ -81,15 +85,45 @@ impl Claim {
     /// Says that this process is still at work, if that is due; tells whether the shard is still
     /// this process's.
     pub(super) fn renew(&mut self, location: &Location) -> Result<bool> {
-        if now().saturating_sub(self.owner.renewed) < LEASE.as_secs() / 5 {
+        if now().saturating_sub(self.owner.renewed) < RENEWAL.as_secs() {
             return Ok(true);
         }
-        if location.size(&object(&self.shard, self.number + 1))?.is_some() {
+        self.renew_now(location)
+    }
+
+    /// The same whether it is due or not.
+    pub(super) fn renew_now(&mut self, location: &Location) -> Result<bool> {
+        let own = object(&self.shard, self.number);
+        let overtaken = location.size(&object(&self.shard, self.number + 1))?.is_some();
+        // Who took the shard over and is done with it has taken this claim away, too.
+        if overtaken || location.size(&own)?.is_none() {
             return Ok(false);
         }
         self.owner.renewed = now();
-        location.put(&object(&self.shard, self.number), bytes(&self.owner))?;
+        location.put(&own, bytes(&self.owner))?;
         Ok(true)
+    }
+
+    /// Runs what may take long; meanwhile another thread renews the claim, `every` so often.
+    pub(super) fn hold_while<T>(
+        &mut self,
+        location: &Location,
+        every: Duration,
+        run: impl FnOnce() -> T,
+    ) -> T {
+        std::thread::scope(|scope| {
+            let (running, ended) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while ended.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                    // Whether the shard is still this process's is asked before its receipt is written.
+                    let _ = self.renew(location);
+                }
+            });
+            let done = run();
+            // Where it panics, this goes all the same.
+            drop(running);
+            done
+        })
     }
 
     /// Removes what processes left that were killed between a shard's receipt and their claim's end.
@@ -153,7 +187,7 @@ mod tests {
     }
 
     fn write(location: &Location, number: usize, owner: &Owner) {
-        assert!(location.create(&object("s", number), bytes(owner)).expect("create"));
+        assert!(location.create(&object("s", number), &bytes(owner)).expect("create"));
     }
 
     #[test]
@@ -222,6 +256,28 @@ mod tests {
         claim.owner.renewed -= LEASE.as_secs();
         write(&location, 1, &Owner::this_process());
         assert!(!claim.renew(&location)?);
+        // Who took over has completed the shard and is gone.
+        (0..2).try_for_each(|number| location.delete(&object("s", number)))?;
+        assert!(!claim.renew_now(&location)?);
+        assert_eq!(location.size(&object("s", 0))?, None);
+        Ok(())
+    }
+
+    #[test]
+    fn a_claim_is_renewed_while_something_takes_long() -> Result<()> {
+        let (_folder, location) = location();
+        let mut claim = Claim::take(&location, "s")?.expect("free");
+        claim.owner.renewed -= LEASE.as_secs();
+        let (own, old) = (object("s", 0), bytes(&claim.owner));
+        location.put(&own, old.clone())?;
+        let started = std::time::Instant::now();
+        claim.hold_while(&location, Duration::from_millis(5), || {
+            while location.get(&own).is_ok_and(|held| held.as_ref() == Some(&old)) {
+                assert!(started.elapsed().as_secs() < 60, "never renewed");
+                std::thread::yield_now();
+            }
+        });
+        assert!(now() - claim.owner.renewed < 60);
         Ok(())
     }
 }

@@ -35,22 +35,45 @@ pub(super) fn encode(
     Ok(safetensors::serialize(views, None).map_err(fail)?)
 }
 
-fn tensor_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
+/// What is made of the values of a tensor in main memory, which has a type of a store.
+///
+/// # Errors
+/// - it has another type, or is elsewhere
+fn of_values<T>(
+    tensor: &Tensor,
+    of_f32: impl FnOnce(&[f32]) -> T,
+    of_bf16: impl FnOnce(&[bf16]) -> T,
+) -> Result<T> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let values = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
     match &*storage {
-        Storage::Cpu(CpuStorage::F32(all)) => {
-            Ok((Dtype::F32, bytes_of(&all[values], f32::to_le_bytes)))
-        }
-        Storage::Cpu(CpuStorage::BF16(all)) => {
-            Ok((Dtype::BF16, bytes_of(&all[values], bf16::to_le_bytes)))
-        }
+        Storage::Cpu(CpuStorage::F32(all)) => Ok(of_f32(&all[values])),
+        Storage::Cpu(CpuStorage::BF16(all)) => Ok(of_bf16(&all[values])),
         _ => {
             let problem = format!("a record of {:?} on {:?}", tensor.dtype(), tensor.device());
             Err(candle_core::Error::Msg(problem).into())
         }
     }
+}
+
+fn tensor_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
+    let of_f32 = |values: &[f32]| (Dtype::F32, bytes_of(values, f32::to_le_bytes));
+    let of_bf16 = |values: &[bf16]| (Dtype::BF16, bytes_of(values, bf16::to_le_bytes));
+    of_values(tensor, of_f32, of_bf16)
+}
+
+/// Whether all values are finite: the largest magnitude, as bits, in one pass without branches.
+fn is_finite(tensor: &Tensor) -> Result<bool> {
+    let of_f32 = |values: &[f32]| {
+        let largest = values.iter().fold(0, |most: u32, x| most.max(x.abs().to_bits()));
+        largest < f32::INFINITY.to_bits()
+    };
+    let of_bf16 = |values: &[bf16]| {
+        let largest = values.iter().fold(0, |most: u16, x| most.max(x.to_bits() & 0x7FFF));
+        largest < bf16::INFINITY.to_bits()
+    };
+    of_values(tensor, of_f32, of_bf16)
 }
 
 /// Little-endian bytes; the loop is one copy where the machine is little-endian.
@@ -63,6 +86,29 @@ fn bytes_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N])
 }
 
 impl Record {
+    /// Refuses states that are not finite numbers, and probabilities that are none: no draft learns from them. The
+    /// record is as [`Record::on_host`] leaves it.
+    ///
+    /// # Errors
+    /// - there is such a value in it; `row` is named
+    pub(super) fn require_finite(&self, row: usize) -> Result<()> {
+        let kv = self.last_kv.iter().flat_map(|(keys, values)| [keys, values]);
+        let mut finite = true;
+        for tensor in kv.chain(&self.aux_hidden).chain(&self.final_hidden) {
+            finite &= is_finite(tensor)?;
+        }
+        if let Some(entries) = &self.top_k {
+            finite &= !entries.log_probs.iter().any(|log_prob| log_prob.is_nan());
+        }
+        if finite {
+            return Ok(());
+        }
+        let problem = format!(
+            "its states in row {row} are not finite numbers: capture with `precision=f32`, or check its weights"
+        );
+        Err(FeatureError::store("the target", problem))
+    }
+
     /// The tensors as bytes of a record that is as [`Record::on_host`] leaves it; `layers` are tapped.
     fn raw(&self, batch: &Batch, dtype: StoreDtype, layers: usize) -> Result<Vec<Raw>> {
         let row = batch.row;
@@ -88,14 +134,7 @@ impl Record {
         if let Some(aux) = self.aux_hidden.as_ref().filter(|_| dtype == StoreDtype::Int8) {
             let (tokens, width) = aux.dims2()?;
             let values: Vec<f32> = aux.flatten_all()?.to_vec1()?;
-            let quantised = int8::quantise(&values, width / layers.max(1));
-            let (codes, scales) = quantised.ok_or_else(|| {
-                let row = batch.row;
-                FeatureError::store(
-                    "the target",
-                    format!("its states in row {row} are not finite numbers"),
-                )
-            })?;
+            let (codes, scales) = int8::quantise(&values, width / layers.max(1));
             let codes = bytes_of(&codes, i8::to_le_bytes);
             let shape = vec![tokens, scales.len() / tokens.max(1)];
             let scales = bytes_of(&scales, f32::to_le_bytes);

@@ -1,5 +1,7 @@
 //! Where a store lies: a local folder, or a place in an object store, as a few blocking calls.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +9,10 @@ use std::time::Duration;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    Error as StoreError, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    Error as StoreError, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, PutResult,
 };
+use serde::de::DeserializeOwned;
 use tokio::runtime::{Builder, Runtime};
 use url::Url;
 
@@ -16,6 +20,16 @@ use crate::error::{FeatureError, Result};
 
 /// Environment variables that object stores are configured by.
 const PREFIXES: [&str; 3] = ["aws_", "google_", "azure_"];
+
+/// Larger objects go to an object store in parts of this size. A request has 30 seconds, unless the
+/// environment says otherwise (`AWS_TIMEOUT`), and S3 takes no more than 5 GiB of one.
+const PART: usize = 8 << 20;
+
+/// Parts, at most, that S3 and Google take of an object.
+const MOST_PARTS: usize = 10_000;
+
+/// How long a process takes at most, between the creation of a small file and its last byte.
+const CREATION: Duration = Duration::from_millis(500);
 
 /// A folder of small and large objects, each complete or absent.
 #[derive(Clone)]
@@ -112,21 +126,49 @@ impl Location {
         }
     }
 
+    /// An object that [`Self::create`] wrote, as what its JSON says, or why it is none; `None` if it does
+    /// not exist. It may be met half written, so it is looked at again before it is called torn.
+    pub(super) fn get_created<T: DeserializeOwned>(
+        &self,
+        object: &str,
+    ) -> Result<Option<serde_json::Result<T>>> {
+        let read = || -> Result<Option<serde_json::Result<T>>> {
+            Ok(self.get(object)?.map(|bytes| serde_json::from_slice(&bytes)))
+        };
+        let first = read()?;
+        if !matches!(first, Some(Err(_))) {
+            return Ok(first);
+        }
+        std::thread::sleep(CREATION);
+        read()
+    }
+
     /// Writes an object, whole or not at all.
     pub(super) fn put(&self, object: &str, bytes: Vec<u8>) -> Result<()> {
-        let payload = PutPayload::from(bytes);
-        let written = self.runtime.block_on(self.store.put(&self.path(object), payload));
+        let path = self.path(object);
+        let written = if self.folder.is_some() || bytes.len() <= PART {
+            self.runtime.block_on(self.store.put(&path, PutPayload::from(bytes)))
+        } else {
+            self.runtime.block_on(async {
+                let mut upload = self.store.put_multipart(&path).await?;
+                put_in_parts(upload.as_mut(), &bytes).await
+            })
+        };
         written.map(|_| ()).map_err(|error| self.problem(object, error))
     }
 
-    /// Writes an object unless there is one already; tells whether it was written.
-    pub(super) fn create(&self, object: &str, bytes: Vec<u8>) -> Result<bool> {
+    /// Writes an object unless there is one already; tells whether it was written. It is small: on a file
+    /// system without hard links it is there a moment before it is whole.
+    pub(super) fn create(&self, object: &str, bytes: &[u8]) -> Result<bool> {
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        let (path, payload) = (self.path(object), PutPayload::from(bytes));
-        match self.runtime.block_on(self.store.put_opts(&path, payload, options)) {
-            Ok(_) => Ok(true),
-            Err(StoreError::AlreadyExists { .. }) => Ok(false),
-            Err(error) => Err(self.problem(object, error)),
+        let (path, payload) = (self.path(object), PutPayload::from(bytes.to_vec()));
+        match (self.runtime.block_on(self.store.put_opts(&path, payload, options)), &self.folder) {
+            (Ok(_), _) => Ok(true),
+            (Err(StoreError::AlreadyExists { .. }), _) => Ok(false),
+            // The client creates files by a hard link, which exFAT and many network shares refuse.
+            (Err(_), Some(folder)) => create_file(&folder.join(object), bytes)
+                .map_err(|error| self.problem(object, error)),
+            (Err(error), None) => Err(self.problem(object, error)),
         }
     }
 
@@ -165,6 +207,43 @@ impl Location {
     }
 }
 
+/// Sends an object in parts, one after the other: on a slow link, too, each has the time of a request.
+async fn put_in_parts(
+    upload: &mut dyn MultipartUpload,
+    bytes: &[u8],
+) -> object_store::Result<PutResult> {
+    let sent = send_parts(upload, bytes).await;
+    if sent.is_err() {
+        // Parts without an object take room until they are given up.
+        let _ = upload.abort().await;
+    }
+    sent
+}
+
+async fn send_parts(
+    upload: &mut dyn MultipartUpload,
+    bytes: &[u8],
+) -> object_store::Result<PutResult> {
+    for part in bytes.chunks(PART.max(bytes.len().div_ceil(MOST_PARTS))) {
+        upload.put_part(PutPayload::from(part.to_vec())).await?;
+    }
+    upload.complete().await
+}
+
+/// Writes a file unless there is one already; tells whether it was written.
+fn create_file(path: &FilePath, bytes: &[u8]) -> std::io::Result<bool> {
+    let mut file = match File::options().write(true).create_new(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let written = file.write_all(bytes);
+    if written.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    written.map(|()| true)
+}
+
 /// What a program without the feature `cloud` says of stores elsewhere.
 const WITHOUT_CLOUD: &str = "this program was built without object stores: \
     `cargo install --locked --path crates/cli --features cloud` builds one with them, wheels and images have them";
@@ -179,4 +258,121 @@ fn build(mut runtime: Builder) -> std::io::Result<Runtime> {
 #[cfg(not(feature = "cloud"))]
 fn build(mut runtime: Builder) -> std::io::Result<Runtime> {
     runtime.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::pin::Pin;
+
+    use object_store::memory::InMemory;
+    use object_store::{Extensions, UploadPart};
+
+    use super::*;
+
+    fn runtime() -> Runtime {
+        build(Builder::new_current_thread()).expect("runtime")
+    }
+
+    /// What a client would send: sizes of parts.
+    #[derive(Debug, Default)]
+    struct Upload {
+        parts: Vec<usize>,
+        /// The part that fails.
+        fails: Option<usize>,
+        aborted: bool,
+    }
+
+    type Answer<'a, T> = Pin<Box<dyn Future<Output = object_store::Result<T>> + Send + 'a>>;
+
+    impl MultipartUpload for Upload {
+        fn put_part(&mut self, data: PutPayload) -> UploadPart {
+            self.parts.push(data.content_length());
+            let failure = StoreError::Generic { store: "test", source: "timed out".into() };
+            let failed = self.fails == Some(self.parts.len());
+            Box::pin(ready(if failed { Err(failure) } else { Ok(()) }))
+        }
+
+        fn complete<'life0, 'async_trait>(&'life0 mut self) -> Answer<'async_trait, PutResult>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            let extensions = Extensions::new();
+            Box::pin(ready(Ok(PutResult { e_tag: None, version: None, extensions })))
+        }
+
+        fn abort<'life0, 'async_trait>(&'life0 mut self) -> Answer<'async_trait, ()>
+        where
+            'life0: 'async_trait,
+            Self: 'async_trait,
+        {
+            self.aborted = true;
+            Box::pin(ready(Ok(())))
+        }
+    }
+
+    #[test]
+    fn large_objects_are_sent_in_parts_that_a_slow_link_carries() {
+        let (runtime, bytes) = (runtime(), vec![7; 2 * PART + 3]);
+        let mut upload = Upload::default();
+        runtime.block_on(put_in_parts(&mut upload, &bytes)).expect("sent");
+        assert_eq!(upload.parts, [PART, PART, 3]);
+        assert!(!upload.aborted);
+        let mut upload = Upload { fails: Some(2), ..Upload::default() };
+        let told = runtime.block_on(put_in_parts(&mut upload, &bytes)).expect_err("failed");
+        assert!(told.to_string().contains("timed out"), "{told}");
+        assert!(upload.aborted && upload.parts.len() == 2);
+    }
+
+    #[test]
+    fn objects_of_several_parts_are_read_as_they_were_written() -> Result<()> {
+        let elsewhere = Location {
+            name: "memory://store".to_owned(),
+            store: Arc::new(InMemory::new()),
+            prefix: Path::from("features"),
+            folder: None,
+            runtime: Arc::new(runtime()),
+        };
+        let bytes: Vec<u8> = (0..PART as u32 + 5).map(|i| (i >> 3) as u8).collect();
+        elsewhere.put("shard", bytes.clone())?;
+        assert!(elsewhere.get("shard")?.is_some_and(|read| read == bytes));
+        elsewhere.put("small", b"{}".to_vec())?;
+        assert_eq!(elsewhere.get("small")?, Some(b"{}".to_vec()));
+        Ok(())
+    }
+
+    /// A name that leaves no room for the file that is linked stands for a file system without hard links.
+    #[cfg(unix)]
+    #[test]
+    fn files_are_created_once_where_nothing_can_be_linked() -> Result<()> {
+        let folder = tempfile::tempdir().expect("folder");
+        let location = Location::open(&folder.path().display().to_string(), true)?;
+        let name = "n".repeat(254);
+        assert!(location.create(&name, b"first")?);
+        assert!(!location.create(&name, b"second")?);
+        assert_eq!(std::fs::read(folder.path().join(&name)).expect("file"), b"first");
+        assert!(location.create("absent/name", b"made")?);
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_being_created_is_looked_at_again() -> Result<()> {
+        let folder = tempfile::tempdir().expect("folder");
+        let location = Location::open(&folder.path().display().to_string(), true)?;
+        let path = folder.path().join("recipe.json");
+        std::fs::write(&path, "[1, 2").expect("half");
+        let read = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(CREATION / 10);
+                std::fs::write(&path, "[1, 2]").expect("whole");
+            });
+            location.get_created::<Vec<u32>>("recipe.json")
+        })?;
+        assert_eq!(read.expect("there").expect("whole"), [1, 2]);
+        std::fs::write(&path, "[1").expect("torn");
+        assert!(location.get_created::<Vec<u32>>("recipe.json")?.expect("there").is_err());
+        assert!(location.get_created::<Vec<u32>>("other.json")?.is_none());
+        Ok(())
+    }
 }

@@ -1,6 +1,7 @@
 //! Reading a store: shards stay open, and one thread reads a row ahead.
 
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -8,19 +9,24 @@ use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_kernels::rope::rope;
 use longdraft_kernels::rows::{scatter_rows, select_rows};
-use longdraft_kernels::top_k::TopK;
 use longdraft_models::target_model::{Ends, KeyValues, Tap, Target};
 use longdraft_models::weights::safetensors::SafetensorsSource;
+use tempfile::NamedTempFile;
 
 use super::location::Location;
 use super::recipe::{Compression, Contents, Part, Recipe};
 use super::record::Record;
 use super::write::{INDEX, Index, Receipt, RowEntry, hash_of};
 use crate::error::{FeatureError, Result};
-use crate::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, untapped};
+use crate::{
+    BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, key, select_entries, untapped,
+};
 
 /// Shards that stay open: each costs a file handle.
 const OPEN_SHARDS: usize = 64;
+
+/// Bytes, at most, of temporary files of open shards; one shard stays open however large it is.
+const MOST_UNPACKED: u64 = 4 << 30;
 
 /// Features that were captured earlier. Of the target only embeddings, head and rotary
 /// frequencies are used.
@@ -43,7 +49,15 @@ struct Store {
     location: Location,
     index: Index,
     /// The one used last stands last.
-    open: Mutex<Vec<(String, Arc<SafetensorsSource>)>>,
+    open: Mutex<Vec<OpenShard>>,
+}
+
+/// A shard that stays open.
+struct OpenShard {
+    object: String,
+    source: Arc<SafetensorsSource>,
+    /// Bytes of its temporary file; 0 if it is read where it lies.
+    unpacked: u64,
 }
 
 impl StoredFeatures {
@@ -233,7 +247,7 @@ impl Record {
             TeacherKind::TopK(k) => {
                 let k = k.min(target.config().vocab_size);
                 let entries = if let Some(stored) = &self.top_k {
-                    select(stored, self.teacher_tokens.len(), &places, k)?
+                    select_entries(stored, (self.teacher_tokens.len(), &places), k)?
                 } else {
                     ends.top_k(&hidden()?, k).map_err(FeatureError::from)?
                 };
@@ -266,22 +280,6 @@ impl From<candle_core::Error> for Missing {
 fn is_plain(object: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     !object.starts_with('.') && object.chars().all(plain)
-}
-
-/// The first `k` entries at some of the `tokens` tokens that have any.
-fn select(stored: &TopK, tokens: usize, places: &[u32], k: usize) -> Result<TopK> {
-    let held = stored.ids.len() / tokens.max(1);
-    if k > held {
-        return Err(untapped(&format!("{k} most likely tokens: they have {held}")));
-    }
-    let of = |place: &u32| *place as usize * held..*place as usize * held + k;
-    Ok(TopK {
-        ids: places.iter().flat_map(|place| stored.ids[of(place)].iter().copied()).collect(),
-        log_probs: places
-            .iter()
-            .flat_map(|place| stored.log_probs[of(place)].iter().copied())
-            .collect(),
-    })
 }
 
 impl Store {
@@ -340,21 +338,17 @@ impl Store {
     /// A shard; its hash is checked when it is opened.
     fn shard(&self, receipt: &Receipt) -> Result<Arc<SafetensorsSource>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = open.iter().position(|(object, _)| *object == receipt.object) {
-            let found = open.remove(at);
-            let source = Arc::clone(&found.1);
-            open.push(found);
-            return Ok(source);
-        }
-        if open.len() >= OPEN_SHARDS {
-            open.remove(0);
-        }
-        let source = Arc::new(self.open_shard(receipt)?);
-        open.push((receipt.object.clone(), Arc::clone(&source)));
+        let shard = match open.iter().position(|shard| shard.object == receipt.object) {
+            Some(at) => open.remove(at),
+            None => self.open_shard(receipt, &mut open)?,
+        };
+        let source = Arc::clone(&shard.source);
+        open.push(shard);
         Ok(source)
     }
 
-    fn open_shard(&self, receipt: &Receipt) -> Result<SafetensorsSource> {
+    /// Opens a shard after those of `open` are closed that leave it no room.
+    fn open_shard(&self, receipt: &Receipt, open: &mut Vec<OpenShard>) -> Result<OpenShard> {
         let object = &receipt.object;
         let remedy = "run `longdraft capture` again: it captures this shard alone";
         let damaged = || self.location.problem(object, format!("is damaged: {remedy}"));
@@ -366,7 +360,9 @@ impl Store {
             {
                 return Err(damaged());
             }
-            return Ok(SafetensorsSource::open_file(&folder.join(object))?);
+            close_oldest(open, 0);
+            let source = Arc::new(SafetensorsSource::open_file(&folder.join(object))?);
+            return Ok(OpenShard { object: object.clone(), source, unpacked: 0 });
         }
         let mut bytes = self.location.get(object)?.ok_or_else(missing)?;
         if blake3::hash(&bytes).to_hex().as_str() != receipt.blake3 {
@@ -375,15 +371,48 @@ impl Store {
         if !plain {
             bytes = unpacked(&bytes).map_err(|error| self.location.problem(object, error))?;
         }
+        let unpacked = bytes.len() as u64;
+        close_oldest(open, unpacked);
         // A file without a name, so that nothing is left however the process ends.
-        let fail = |error: std::io::Error| self.location.problem(object, error);
-        let mut file = tempfile::NamedTempFile::new().map_err(fail)?;
-        file.write_all(&bytes).map_err(fail)?;
-        file.flush().map_err(fail)?;
-        let source = SafetensorsSource::open_file(file.path())?;
+        let file = temporary(&std::env::temp_dir(), &bytes);
+        let file = file.map_err(|problem| self.location.problem(object, problem))?;
+        let source = Arc::new(SafetensorsSource::open_file(file.path())?);
         drop(file);
-        Ok(source)
+        Ok(OpenShard { object: object.clone(), source, unpacked })
     }
+}
+
+/// Closes the shards that were not used for longest, until there is room for one more.
+fn close_oldest(open: &mut Vec<OpenShard>, unpacked: u64) {
+    let held: Vec<u64> = open.iter().map(|shard| shard.unpacked).collect();
+    open.drain(..to_close(&held, unpacked));
+}
+
+/// How many of the open shards, with so many unpacked bytes each, leave no room for one of `next` bytes.
+fn to_close(held: &[u64], next: u64) -> usize {
+    let too_many = |closed: usize| {
+        let bytes: u64 = held[closed..].iter().sum();
+        held.len() - closed >= OPEN_SHARDS || bytes.saturating_add(next) > MOST_UNPACKED
+    };
+    (0..held.len()).find(|closed| !too_many(*closed)).unwrap_or(held.len())
+}
+
+/// A temporary file of these bytes, or what is wrong and what to do.
+fn temporary(folder: &Path, bytes: &[u8]) -> std::result::Result<NamedTempFile, String> {
+    let write = || -> std::io::Result<NamedTempFile> {
+        let mut file = NamedTempFile::new_in(folder)?;
+        file.write_all(bytes)?;
+        file.flush()?;
+        Ok(file)
+    };
+    write().map_err(|error| {
+        format!(
+            "cannot be unpacked into {}, the folder of temporary files: {error}: make room for {} bytes there, \
+             or name another folder in the environment variable TMPDIR",
+            folder.display(),
+            bytes.len(),
+        )
+    })
 }
 
 /// A packed shard's bytes. Features hardly shrink, token ids do.
@@ -402,6 +431,30 @@ fn unpacked(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn open_shards_are_bounded_by_their_number_and_their_bytes() {
+        let gib = |count: u64| count << 30;
+        // Read where they lie: by number alone.
+        assert_eq!(to_close(&[0; OPEN_SHARDS - 1], 0), 0);
+        assert_eq!(to_close(&[0; OPEN_SHARDS], 0), 1);
+        assert_eq!(to_close(&[gib(1), gib(1), gib(1)], gib(1)), 0);
+        assert_eq!(to_close(&[gib(1), gib(2), gib(1)], gib(2)), 2);
+        // One that is too large for the bound is opened alone.
+        assert_eq!(to_close(&[gib(1), gib(1)], gib(9)), 2);
+        assert_eq!(to_close(&[], gib(9)), 0);
+    }
+
+    #[test]
+    fn a_full_temporary_folder_is_named_with_its_variable() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = temporary(folder.path(), b"shard").expect("written");
+        assert_eq!(std::fs::read(file.path()).expect("file"), b"shard");
+        let absent = folder.path().join("absent");
+        let told = temporary(&absent, b"shard").expect_err("no such folder");
+        assert!(told.contains(&absent.display().to_string()), "{told}");
+        assert!(told.contains("TMPDIR") && told.contains("5 bytes"), "{told}");
+    }
 
     #[test]
     fn packed_shards_are_unpacked_within_bounds() {

@@ -389,6 +389,35 @@ mod tests {
     }
 
     #[test]
+    fn values_that_are_not_finite_are_refused_in_any_type() {
+        let (_, whole) = record();
+        let dtypes = [StoreDtype::F32, StoreDtype::Bf16, StoreDtype::Int8];
+        let told = |record: &Record, dtype| {
+            let record = record.clone().on_host(dtype).expect("on the host");
+            record.require_finite(4).err().map(|error| error.to_string())
+        };
+        for dtype in dtypes {
+            assert_eq!(told(&whole, dtype), None);
+            for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut states = vec![-1.5; 72];
+                states[70] = value;
+                let states = Tensor::from_vec(states, (9, 8), &Device::Cpu).expect("states");
+                let kv = Some((states.clone(), states.clone()));
+                let entries = TopK { ids: vec![0; 3], log_probs: vec![-0.5, f32::NAN, -0.5] };
+                for record in [
+                    Record { aux_hidden: Some(states.clone()), ..whole.clone() },
+                    Record { final_hidden: Some(states), ..whole.clone() },
+                    Record { last_kv: kv, ..whole.clone() },
+                    Record { top_k: Some(entries), ..whole.clone() },
+                ] {
+                    let told = told(&record, dtype).expect("refused");
+                    assert!(told.contains("row 4 are not finite numbers"), "{told}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn shapes_of_another_row_are_named() {
         let (_, record) = record();
         let full = contents(StoredTeacher::FinalHidden);

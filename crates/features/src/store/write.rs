@@ -7,7 +7,7 @@ use std::time::Duration;
 use longdraft_data::Batch;
 use serde::{Deserialize, Serialize};
 
-use super::claim::{CLAIMS, Claim, LEASE};
+use super::claim::{CLAIMS, Claim, LEASE, RENEWAL};
 use super::encode::encode;
 use super::location::Location;
 use super::recipe::{Compression, Part, Recipe};
@@ -17,6 +17,9 @@ use crate::key;
 
 pub(super) const RECIPE: &str = "recipe.json";
 pub(super) const INDEX: &str = "index.json";
+
+/// Pause before a shard that another process took over is looked at again.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What a complete shard holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,7 +160,7 @@ impl StoreWriter {
         let text = serde_json::to_vec_pretty(&self.recipe).unwrap_or_default();
         // Another process may be writing them at this moment, so only old ones go.
         ["", CLAIMS].iter().for_each(|folder| self.location.remove_staged(folder, "", LEASE));
-        if self.location.create(RECIPE, text)? { Ok(()) } else { self.compare() }
+        if self.location.create(RECIPE, &text)? { Ok(()) } else { self.compare() }
     }
 
     /// Refuses a store of another recipe.
@@ -259,25 +262,64 @@ impl StoreWriter {
     ///
     /// # Errors
     /// - the store cannot be written, or the row cannot be brought into main memory
+    /// - the row holds values that are not finite
     pub fn add(&self, work: &mut Work, batch: Batch, record: Record) -> Result<bool> {
-        work.rows.push((batch, record.on_host(self.recipe.dtype)?));
+        let record = record.on_host(self.recipe.dtype)?;
+        record.require_finite(batch.row)?;
+        work.rows.push((batch, record));
         work.claim.renew(&self.location)
     }
 
-    /// Writes a shard, then its receipt, and lets go of it.
+    /// Runs what may take long, and keeps a shard this process's meanwhile.
+    pub(super) fn hold_while<T>(&self, work: &mut Work, run: impl FnOnce() -> T) -> T {
+        work.claim.hold_while(&self.location, RENEWAL, run)
+    }
+
+    /// Writes a shard, then its receipt, and lets go of it. If another process took it over meanwhile, this one
+    /// gives it up and waits for the other; should that one let go of it too, it is written after all.
     ///
     /// # Errors
     /// - the store cannot be written; the shard stays incomplete
-    pub fn complete(&self, work: Work) -> Result<()> {
-        let written = self.write(&work);
+    pub fn complete(&self, mut work: Work) -> Result<()> {
+        let written = self.write(&mut work);
+        if matches!(written, Ok(false)) {
+            return self.complete_after(work);
+        }
         let released = work.claim.release(&self.location);
         written.and(released)
     }
 
-    fn write(&self, work: &Work) -> Result<()> {
-        let object = work.shard.object(self.recipe.compression);
-        let layers = self.recipe.part(work.shard.part).contents.layers.len();
-        let mut bytes = encode(&work.rows, self.recipe.dtype, layers)?;
+    /// Waits for the process that took a shard over. The old claim is that process's to remove.
+    fn complete_after(&self, work: Work) -> Result<()> {
+        loop {
+            match self.take(&work.shard)? {
+                Turn::Complete => return Ok(()),
+                Turn::Busy => std::thread::sleep(PAUSE),
+                Turn::Mine(again) => return self.complete(Work { rows: work.rows, ..again }),
+            }
+        }
+    }
+
+    /// Tells whether the shard was this process's to the end; its receipt is written only then.
+    fn write(&self, work: &mut Work) -> Result<bool> {
+        let Work { shard, claim, rows, .. } = work;
+        if !claim.renew_now(&self.location)? {
+            return Ok(false);
+        }
+        let write = || self.write_object(shard, rows);
+        let receipt = claim.hold_while(&self.location, RENEWAL, write)?;
+        if !claim.renew_now(&self.location)? {
+            return Ok(false);
+        }
+        let text = serde_json::to_vec(&receipt).unwrap_or_default();
+        self.location.put(&shard.receipt(), text)?;
+        Ok(true)
+    }
+
+    fn write_object(&self, shard: &ShardPlan, rows: &[(Batch, Record)]) -> Result<Receipt> {
+        let object = shard.object(self.recipe.compression);
+        let layers = self.recipe.part(shard.part).contents.layers.len();
+        let mut bytes = encode(rows, self.recipe.dtype, layers)?;
         if self.recipe.compression == Compression::Zstd {
             bytes = zstd::encode_all(bytes.as_slice(), zstd::DEFAULT_COMPRESSION_LEVEL)
                 .map_err(|error| self.location.problem(&object, error))?;
@@ -285,12 +327,11 @@ impl StoreWriter {
         let receipt = Receipt {
             bytes: bytes.len() as u64,
             blake3: blake3::hash(&bytes).to_hex().to_string(),
-            rows: work.rows.iter().map(|(batch, _)| entry(batch)).collect(),
-            object: object.clone(),
+            rows: rows.iter().map(|(batch, _)| entry(batch)).collect(),
+            object,
         };
-        self.location.put(&object, bytes)?;
-        let text = serde_json::to_vec(&receipt).unwrap_or_default();
-        self.location.put(&work.shard.receipt(), text)
+        self.location.put(&receipt.object, bytes)?;
+        Ok(receipt)
     }
 
     /// Gives a shard up.
@@ -335,9 +376,11 @@ pub(super) fn entry(batch: &Batch) -> RowEntry {
 }
 
 fn read_recipe(location: &Location) -> Result<Recipe> {
-    let bytes = location.get(RECIPE)?.unwrap_or_default();
-    let recipe: Recipe = serde_json::from_slice(&bytes)
-        .map_err(|error| location.problem(RECIPE, format!("no store of features: {error}")))?;
+    let recipe = location.get_created(RECIPE)?.unwrap_or_else(|| serde_json::from_slice(b""));
+    let recipe: Recipe = recipe.map_err(|error| {
+        let problem = format!("no store of features: {error}; give another place, or remove it");
+        location.problem(RECIPE, problem)
+    })?;
     if recipe.format != Recipe::FORMAT {
         let problem = format!("format `{}` is not `{}`", recipe.format, Recipe::FORMAT);
         return Err(location.problem(RECIPE, problem));

@@ -13,7 +13,7 @@ use crate::error::{Result, TrainError};
 pub(crate) const STEPS: &str = "train.steps";
 /// Name of the target's fingerprint among what decides the weights.
 pub(crate) const TARGET: &str = "target";
-/// Name of the type of the target's weights, where it makes the features. Earlier versions did not note it.
+/// Name of the type of the target's weights. Earlier versions did not note it, or only where the target made the features.
 pub(crate) const PRECISION: &str = "precision";
 
 /// What must not change under a resumed run.
@@ -133,6 +133,9 @@ pub struct CheckpointState {
     /// Whether the run ended before its budget, by patience or time.
     #[serde(default)]
     pub ended: bool,
+    /// Whether the held-out rows are still to be measured after the last step.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unjudged: bool,
     /// Steps of the whole run as it began, where it was extended since: its warm-up is a share of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_steps: Option<u64>,
@@ -165,6 +168,11 @@ impl CheckpointState {
 
     /// Whether the run that saved this had nothing left to do.
     pub fn is_finished(&self) -> bool {
+        self.is_trained() && !self.unjudged
+    }
+
+    /// Whether it had taken its last step.
+    pub(crate) fn is_trained(&self) -> bool {
         self.ended || self.steps().is_some_and(|steps| self.step >= steps)
     }
 }

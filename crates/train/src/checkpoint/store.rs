@@ -5,8 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
-use longdraft_models::draft::TokenCounts;
-use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
+use longdraft_models::draft::{Draft, Parameter, TOKEN_COUNTS_FILE, TokenCounts};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
@@ -32,7 +31,7 @@ pub const BEST: &str = "best";
 pub(super) const STATE: &str = "state.json";
 pub(super) const DRAFT: &str = "draft.safetensors";
 
-/// Folders that are being written, or are about to go.
+/// Folders that are being written, or are about to go: these with the name of the place that they leave.
 const SAVING: &str = ".saving-";
 const OUTGOING: &str = ".outgoing-";
 
@@ -104,12 +103,20 @@ impl Loaded {
         &self,
         optimizer: &mut AdamW,
         parallel: &DataParallel,
-        draft: &dyn Draft,
+        parameters: &[Parameter],
     ) -> Result<()> {
-        let parameters = draft.parameters();
         optimizer.restore(self.moments.step, (parallel, parameters), |kind, run| {
             let name = format!("{}.{}", kind.name(), parameters[run.parameter].name);
-            self.moments.part(&name, run)
+            let values = self.moments.part(&name, run)?;
+            if values.len() == run.len {
+                return Ok(values);
+            }
+            let problem = format!(
+                "the optimizer's `{name}` does not fit the draft: {} values where {} are needed",
+                values.len(),
+                run.len
+            );
+            Err(TrainError::CannotGoOn { path: self.path.clone(), problem })
         })
     }
 }
@@ -167,7 +174,7 @@ impl Checkpointer {
     fn rotate(&self, temporary: &Path, name: &str, previous: Option<&str>) -> Result<()> {
         let fail = |error: std::io::Error| TrainError::checkpoint(&self.folder, error);
         let place = self.folder.join(name);
-        let outgoing = self.folder.join(format!("{OUTGOING}{}", std::process::id()));
+        let outgoing = self.folder.join(format!("{OUTGOING}{name}-{}", std::process::id()));
         let leave = |from: &Path| {
             let _ = std::fs::remove_dir_all(&outgoing);
             if from.exists() { std::fs::rename(from, &outgoing).map_err(fail) } else { Ok(()) }
@@ -186,19 +193,37 @@ impl Checkpointer {
         Ok(())
     }
 
-    /// Takes away what a killed process left half written. Only for who holds the run directory.
+    /// Takes away what a killed process left half written, and puts `best` back where that process had not yet put
+    /// another one in its place. Only for who holds the run directory.
     pub fn clean(&self) {
         if !self.world.is_first() {
             return;
         }
         let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        let of_best = format!("{OUTGOING}{BEST}-");
         for entry in entries.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
+            if name.starts_with(&of_best) && self.puts_best_back(&entry.path()) {
+                continue;
+            }
             if name.starts_with(SAVING) || name.starts_with(OUTGOING) {
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }
+    }
+
+    /// Whether a folder was `best`, is whole, and stands at its place again.
+    fn puts_best_back(&self, outgoing: &Path) -> bool {
+        let best = self.folder.join(BEST);
+        let is_missing = matches!(best.try_exists(), Ok(false));
+        is_missing && Manifest::verify(outgoing).is_ok() && std::fs::rename(outgoing, &best).is_ok()
+    }
+
+    /// Whether `best` is there and undamaged. The first rank looks; all ranks call it.
+    pub fn holds_best(&self) -> bool {
+        let holds = self.world.is_first() && Manifest::verify(&self.folder.join(BEST)).is_ok();
+        self.world.of_first(u64::from(holds)) > 0
     }
 
     /// The newest undamaged checkpoint, if there is any. A damaged newer one is set aside, so that
@@ -266,7 +291,8 @@ impl Checkpointer {
         if damages.is_empty() {
             return Ok(None);
         }
-        Err(TrainError::checkpoint(&self.folder, damages.join("; ")))
+        let problem = format!("no checkpoint can be used: {}", damages.join("; "));
+        Err(TrainError::CannotGoOn { path: self.folder.clone(), problem })
     }
 }
 
@@ -356,4 +382,111 @@ pub fn read_draft(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
         Ok((name, tensor))
     };
     source.names().into_iter().map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device, Var};
+    use longdraft_models::weights::TensorRole;
+    use serde_json::json;
+
+    use super::*;
+    use crate::optim::AdamWConfig;
+
+    fn put(checkpointer: &Checkpointer, place: Place, text: &str) {
+        let write = |folder: &Path| {
+            std::fs::write(folder.join(STATE), text).expect("state");
+            Ok(())
+        };
+        checkpointer.put(place, write).expect("saved");
+    }
+
+    #[test]
+    fn a_best_checkpoint_that_a_kill_left_without_its_place_comes_back() {
+        let folder = tempfile::tempdir().expect("folder");
+        let checkpointer = Checkpointer::new(folder.path(), &World::single());
+        let best = folder.path().join(BEST);
+        let text = || std::fs::read_to_string(best.join(STATE)).expect("state");
+        // What a kill between the two renames leaves, or one before the old folder was taken away.
+        let outgoing = folder.path().join(".outgoing-best-7");
+        let leave = |place: &Path| std::fs::rename(&best, place).expect("moved");
+        put(&checkpointer, Place::Best, "one");
+        leave(&outgoing);
+        assert!(!checkpointer.holds_best());
+        checkpointer.clean();
+        assert!(checkpointer.holds_best() && !outgoing.exists());
+        assert_eq!(text(), "one");
+        leave(&outgoing);
+        put(&checkpointer, Place::Best, "two");
+        checkpointer.clean();
+        assert!(!outgoing.exists());
+        assert_eq!(text(), "two");
+        // A damaged one does not come back, nor one from another place.
+        for (name, is_damaged) in
+            [(".outgoing-best-7", true), (".outgoing-last-7", false), (".outgoing-7", false)]
+        {
+            put(&checkpointer, Place::Best, "three");
+            let outgoing = folder.path().join(name);
+            leave(&outgoing);
+            if is_damaged {
+                std::fs::write(outgoing.join(STATE), "half").expect("state");
+            }
+            checkpointer.clean();
+            assert!(!best.exists() && !outgoing.exists(), "{name}");
+        }
+    }
+
+    #[test]
+    fn moments_of_another_draft_are_refused_with_the_checkpoints_name() {
+        let folder = tempfile::tempdir().expect("folder");
+        let of_size = |elements: usize| {
+            let tensor = Tensor::zeros(elements, DType::F32, &Device::Cpu).expect("tensor");
+            let var = Var::from_tensor(&tensor).expect("variable");
+            let (name, role) = ("w".to_owned(), TensorRole::Layer);
+            [Parameter { name, var, role, decay: true, dead: false }]
+        };
+        let (saved, other, values) = (of_size(6), of_size(8), [1.0_f32; 6]);
+        let moments =
+            MomentKind::ALL.map(|kind| Moment::held(format!("{}.w", kind.name()), 0, &values));
+        let parallel = DataParallel::single(&saved);
+        optimizer_shards::write(folder.path(), &parallel, moments.into(), 7).expect("written");
+        let state = json!({
+            "step": 7, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
+            "metrics_bytes": 10, "identity": { "values": [] }, "draft": {}, "target_fingerprint": "t",
+        });
+        let loaded = Loaded {
+            path: folder.path().to_path_buf(),
+            state: serde_json::from_value(state).expect("a state"),
+            draft: Vec::new(),
+            moments: Moments::read(folder.path()).expect("moments"),
+            warning: None,
+        };
+        let restored = |parameters: &[Parameter]| {
+            let mut optimizer = AdamW::new(AdamWConfig::default(), parameters);
+            loaded.restore(&mut optimizer, &DataParallel::single(parameters), parameters)
+        };
+        restored(&saved).expect("its own");
+        let error = restored(&other).expect_err("another draft");
+        assert!(matches!(error, TrainError::CannotGoOn { .. }), "{error}");
+        let told = error.to_string();
+        assert!(told.starts_with(&folder.path().display().to_string()), "{told}");
+        assert!(told.contains("`first.w` does not fit the draft: 6 values where 8"), "{told}");
+    }
+
+    #[test]
+    fn checkpoints_of_which_none_can_be_used_are_no_beginning() {
+        let folder = tempfile::tempdir().expect("folder");
+        let checkpointer = Checkpointer::new(folder.path(), &World::single());
+        assert!(checkpointer.load_latest().expect("none").is_none());
+        for text in ["one", "two"] {
+            put(&checkpointer, Place::Last, text);
+        }
+        for name in [LAST, PREVIOUS] {
+            std::fs::write(folder.path().join(name).join(STATE), "half").expect("state");
+        }
+        let error = checkpointer.load_latest().expect_err("damaged");
+        assert!(matches!(error, TrainError::CannotGoOn { .. }), "{error}");
+        let told = error.to_string();
+        assert!(told.contains("last_2") && told.contains("no checkpoint can be used"), "{told}");
+    }
 }

@@ -99,6 +99,12 @@ impl TrainConfig {
             &["train.evaluate_every"],
             "counts evaluations: set `train.evaluate_every`",
         );
+        rules.require_with(
+            run.patience.is_none() || self.data.held_out_rows > 0 || !self.data.held_out.is_empty(),
+            "train.patience",
+            &["data.held_out_rows", "data.held_out"],
+            "counts evaluations of held-out rows: set `data.held_out_rows`, or `data.held_out`",
+        );
     }
 
     fn budget_rules(&self, rules: &mut Rules) {
@@ -205,4 +211,32 @@ fn source_problems(part: &str, sources: &[SourceConfig]) -> Vec<Problem> {
         }
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn patience_needs_evaluations_of_held_out_rows() {
+        let told = |evaluate_every: u64, data: Value| -> Vec<String> {
+            let config: TrainConfig = serde_json::from_value(json!({
+                "target": "model.gguf", "output": "runs/mine", "draft": { "method": "glide" },
+                "data": data, "train": { "patience": 3, "evaluate_every": evaluate_every },
+            }))
+            .expect("a configuration");
+            config.problems().iter().map(ToString::to_string).collect()
+        };
+        let train = json!([{ "path": "rows.jsonl" }]);
+        let none = json!({ "train": train, "held_out_rows": 0 });
+        let own = json!({ "train": train, "held_out_rows": 0, "held_out": train });
+        assert_eq!(told(5, json!({ "train": train })), Vec::<String>::new());
+        assert_eq!(told(5, own), Vec::<String>::new());
+        let problems = told(5, none);
+        assert!(problems.len() == 1 && problems[0].contains("data.held_out_rows"), "{problems:?}");
+        let problems = told(0, json!({ "train": train }));
+        assert!(problems.len() == 1 && problems[0].contains("evaluate_every"), "{problems:?}");
+    }
 }

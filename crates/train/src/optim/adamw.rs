@@ -190,23 +190,23 @@ impl AdamW {
         }
         self.step = step;
         self.written.clear();
-        if self.config.matrices == MatrixUpdate::Muon {
-            self.forget_sums_of_tables(parallel, parameters)?;
-        }
-        Ok(())
+        self.forget_momentum_sums(parallel, parameters)
     }
 
-    /// Earlier versions updated some tables by Muon: a momentum sum beside second moments of 0 is no first
-    /// moment of `AdamW`, which would step too far.
-    fn forget_sums_of_tables(
+    /// What Muon updated may be `AdamW`'s now: earlier versions took some tables for matrices, and a run may be forced on
+    /// under another configuration. A momentum sum beside second moments of 0 is no first moment of `AdamW`, which would
+    /// step too far.
+    fn forget_momentum_sums(
         &mut self,
         parallel: &DataParallel,
         parameters: &[Parameter],
     ) -> Result<()> {
+        let has_muon = self.config.matrices == MatrixUpdate::Muon;
         let [first, second] = &mut self.moments;
         for (index, run) in parallel.runs().iter().enumerate() {
-            let is_table = parameters[run.parameter].role != TensorRole::Layer;
-            if is_table && second.get(index)?.iter().all(|value| *value == 0.0) {
+            let matrix = layer_matrix(&parameters[run.parameter], parallel.shape_of(run));
+            let by_muon = has_muon && matrix.is_some();
+            if !by_muon && second.get(index)?.iter().all(|value| *value == 0.0) {
                 first.change(index, |first| {
                     first.fill(0.0);
                     Ok(())
@@ -456,9 +456,10 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_muon_once_updated_begin_anew() {
+    fn what_muon_once_updated_begins_anew_under_adamw() {
         assert_eq!(restored(MatrixUpdate::Muon, 0.0), [2.0, 0.0, 0.0]);
         assert_eq!(restored(MatrixUpdate::Muon, 0.5), [2.0; 3]);
-        assert_eq!(restored(MatrixUpdate::Adamw, 0.0), [2.0; 3]);
+        assert_eq!(restored(MatrixUpdate::Adamw, 0.0), [0.0; 3]);
+        assert_eq!(restored(MatrixUpdate::Adamw, 0.5), [2.0; 3]);
     }
 }

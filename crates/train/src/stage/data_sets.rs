@@ -7,6 +7,7 @@ use longdraft_data::quarantine::Quarantine;
 use longdraft_data::reader::read_source;
 use longdraft_data::source::{SourceConfig, is_data_file};
 use longdraft_data::{Document, TextEncoder};
+use longdraft_features::records::is_record_folder;
 use longdraft_models::hub::DataSetId;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -99,10 +100,16 @@ fn read_all(
             );
             observer.on_event(Event::Warning(&told));
         }
+        if let Some(told) = falls_short(&held_out, RowLayout::of(config), data.held_out_rows) {
+            observer.on_event(Event::Warning(&told));
+        }
         taken = tokens_of(&held_out);
     }
     if let Some(first) = sources.first_mut() {
-        taken += drop_last(first, data.reserved_tokens.unwrap_or(0).saturating_sub(taken));
+        let wanted = data.reserved_tokens.unwrap_or(0).saturating_sub(taken);
+        // A record is that of a whole document.
+        let whole = config.train.features.store().is_some_and(is_record_folder);
+        taken += drop_last(first, wanted, whole);
     }
     if let Some(told) = takes_much(&sources, taken) {
         observer.on_event(Event::Warning(&told));
@@ -112,6 +119,19 @@ fn read_all(
 
 fn tokens_of(documents: &[Document]) -> usize {
     documents.iter().map(|document| document.ids.len()).sum()
+}
+
+/// What is said where fewer rows are measured than are held out, since nothing is learned of some pieces.
+fn falls_short(held_out: &[Document], layout: RowLayout, wanted: usize) -> Option<String> {
+    let rows = layout.rows(held_out).len();
+    let all = RowLayout { keeps_unlearned: true, ..layout }.rows(held_out).len();
+    (rows < all).then(|| {
+        format!(
+            "{rows} of the {wanted} rows of `data.held_out_rows` are measured: pieces of the held-out text that have \
+             no token to learn stand in no row; raise `data.held_out_rows`, or `data.row_tokens`, so that a long \
+             prompt and its answer stay together"
+        )
+    })
 }
 
 /// What is said where held-out and reserved tokens are the greater part of the text.
@@ -211,19 +231,21 @@ fn read_one(
     Ok(documents)
 }
 
-/// Takes so many tokens away from the end; how many they were. The first document stays where nothing would be left.
-fn drop_last(documents: &mut Vec<Document>, tokens: usize) -> usize {
+/// Takes so many tokens away from the end; how many they were. Of the last document that is touched only so much goes as
+/// is needed, or the `whole` of it. The first document stays where nothing would be left.
+fn drop_last(documents: &mut Vec<Document>, tokens: usize, whole: bool) -> usize {
     let mut dropped = 0;
     while dropped < tokens
         && let Some(mut last) = documents.pop()
     {
-        let left = last.ids.len().saturating_sub(tokens - dropped);
+        let length = last.ids.len();
+        let left = if whole { 0 } else { length.saturating_sub(tokens - dropped) };
         if left == 0 && !documents.is_empty() {
-            dropped += last.ids.len();
+            dropped += length;
             continue;
         }
         if left > 0 {
-            dropped += last.ids.len() - left;
+            dropped += length - left;
             last.ids.truncate(left);
             last.loss_mask.truncate(left);
         }
@@ -338,15 +360,30 @@ mod tests {
 
     #[test]
     fn text_that_others_hold_out_is_left_alone() {
-        let left = |tokens: usize| {
+        let left_of = |tokens: usize, whole: bool| {
             let mut kept = documents(&[50, 100]);
-            let dropped = drop_last(&mut kept, tokens);
+            let dropped = drop_last(&mut kept, tokens, whole);
             assert_eq!(tokens_of(&kept) + dropped, 150);
             assert!(kept.iter().all(|document| document.ids.len() == document.loss_mask.len()));
             kept.iter().map(|document| document.ids.len()).collect::<Vec<_>>()
         };
+        let left = |tokens: usize| left_of(tokens, false);
         assert_eq!((left(0), left(30), left(100)), (vec![50, 100], vec![50, 70], vec![50]));
         assert_eq!((left(120), left(150), left(1000)), (vec![30], vec![50], vec![50]));
+        // Records are those of whole documents.
+        let left = |tokens: usize| left_of(tokens, true);
+        assert_eq!((left(0), left(30), left(120)), (vec![50, 100], vec![50], vec![50]));
+    }
+
+    #[test]
+    fn held_out_rows_of_which_nothing_is_learned_are_told() {
+        let mut held_out = documents(&[128, 128, 128]);
+        assert_eq!(falls_short(&held_out, layout(128), 3), None);
+        held_out[1].loss_mask.fill(false);
+        let told = falls_short(&held_out, layout(128), 3).expect("a warning");
+        assert!(told.starts_with("2 of the 3 rows of `data.held_out_rows`"), "{told}");
+        let published = RowLayout { keeps_unlearned: true, ..layout(128) };
+        assert_eq!(falls_short(&held_out, published, 3), None);
     }
 
     #[test]

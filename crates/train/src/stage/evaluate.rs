@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use longdraft_data::Batch;
 use longdraft_data::batch::{AnchorOffset, DrawEpochs, Draws};
-use longdraft_features::{FeatureMode, FeatureSource, Part};
+use longdraft_features::{BatchFeatures, FeatureMode, FeatureSource, Part};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::draft::TokenCounts;
 use longdraft_models::target_model::Target;
@@ -48,13 +48,13 @@ impl Stage {
             set: &self.held_out,
             draws: &self.draws,
             groups: &self.groups,
-            places: None,
+            places: &[None],
         };
         let (world, rows) = (self.parallel.world(), self.held_out.rows.len());
         let (own, rounds) = (self.groups.share(rows), self.groups.rounds(rows));
-        let rows = text.measure(&[self.objective.as_ref()], own, rounds, &mut |_| {})?;
+        let rows = text.measure(&[self.objective.as_ref()], own, rounds, &mut || {})?;
         // Row by row, so that sums do not depend on the number of ranks.
-        let rows = rows.iter().flat_map(|draft| &draft.rows);
+        let rows = rows.iter().flatten().flat_map(|draft| &draft.rows);
         let numbers: Vec<f64> = rows.flat_map(DraftMetrics::to_numbers).collect();
         over_ranks(world, &numbers)
     }
@@ -109,11 +109,11 @@ impl Evaluator {
             set: &self.held_out,
             draws: &self.draws,
             groups: &RowGroups::single(),
-            places: None,
+            places: &[None],
         };
         let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
         let rows = self.held_out.rows.len();
-        text.measure(&drafts, 0..rows, rows, &mut |_| {})
+        Ok(text.measure(&drafts, 0..rows, rows, &mut || {})?.pop().unwrap_or_default())
     }
 }
 
@@ -184,17 +184,16 @@ pub fn measure_at_places(
         source.get_or_insert(opened);
     }
     let Some(source) = source else { return Ok(vec![Vec::new(); places.len()]) };
-    let groups = &RowGroups::single();
     let objectives: Vec<_> = objectives.iter().map(AsRef::as_ref).collect();
     let rows = set.rows.len();
-    let of_places = |(round, these): (usize, &Option<Range<usize>>)| {
-        let all = rows * places.len();
-        let mut on_row = |done| observer.on_event(Event::Measured(round * rows + done, all));
-        let (features, set, draws, places) = (&source, &set, &draws, these.as_ref());
-        let text = HeldOut { target, features, set, draws, groups, places };
-        text.measure(&objectives, 0..rows, rows, &mut on_row)
+    let (mut done, all) = (0, rows * objectives.len() * places.len());
+    let mut on_part = || {
+        done += 1;
+        observer.on_event(Event::Measured(done, all));
     };
-    places.iter().enumerate().map(of_places).collect()
+    let (features, set, draws, groups) = (&source, &set, &draws, &RowGroups::single());
+    let text = HeldOut { target, features, set, draws, groups, places };
+    text.measure(&objectives, 0..rows, rows, &mut on_part)
 }
 
 /// Says which of the `known` keys of a draft another value is configured for.
@@ -298,38 +297,33 @@ struct HeldOut<'a> {
     set: &'a DataSet,
     draws: &'a Draws,
     groups: &'a RowGroups,
-    /// Places of their text at which tokens are measured; `None`: at all.
-    places: Option<&'a Range<usize>>,
+    /// Places of their text at which tokens are measured, one after the other; `None`: at all.
+    places: &'a [Option<Range<usize>>],
 }
 
 impl HeldOut<'_> {
-    /// Counters of some rows for every draft. Drafts of one kind share a row's features. The rank with
-    /// most rows has `rounds` of them; one without a row takes part in what the others gather. Shares are uneven for one draft only.
+    /// Counters of some rows for every draft, at each of the places in turn: `[places][drafts]`. Drafts of one kind
+    /// share a row's features, and so do places. The rank with most rows has `rounds` of them; one without a row takes
+    /// part in what the others gather. Shares are uneven for one draft only. `on_part` hears of each row, draft and
+    /// place.
     fn measure(
         &self,
         drafts: &[&dyn Objective],
         rows: Range<usize>,
         rounds: usize,
-        on_row: &mut dyn FnMut(usize),
-    ) -> Result<Vec<RowMetrics>> {
+        on_part: &mut dyn FnMut(),
+    ) -> Result<Vec<Vec<RowMetrics>>> {
         let of_draft =
             |draft: &&dyn Objective| RowMetrics { rows: Vec::new(), gamma: draft.draft_len() };
-        let mut measured: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
+        let of_drafts: Vec<RowMetrics> = drafts.iter().map(of_draft).collect();
+        let mut measured = vec![of_drafts; self.places.len()];
         assert!(drafts.len() == 1 || rows.len() == rounds, "several drafts share all rows");
         for index in rows.start..rows.start + rounds {
-            let mut batch =
-                rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
-            if let (Some(batch), Some(places)) = (&mut batch, self.places) {
-                batch.supervise_within(places);
-                if batch.learned.is_empty() {
-                    on_row(index + 1 - rows.start);
-                    continue;
-                }
-            }
+            let batch = rows.contains(&index).then(|| held_out_batch(index, self.set, self.draws));
             let batch = batch.map(|batch| self.groups.cut(batch));
             let part = batch.as_ref().and_then(|batch| self.groups.part_of(&batch.document_ids));
             let mut found = None;
-            for (draft, measured) in drafts.iter().zip(&mut measured) {
+            for (at, draft) in drafts.iter().enumerate() {
                 let needs = draft.held_out_needs();
                 let Some(batch) = &batch else {
                     self.features.join(&needs)?;
@@ -347,20 +341,40 @@ impl HeldOut<'_> {
                     )?;
                     found = Some((asked, features));
                 }
-                if let Some((_, features)) = &found {
+                if let Some(((_, tokens), features)) = &found {
                     let _ends = self.target.hold_ends()?;
-                    measured.rows.push(draft.measure(batch, features)?);
+                    for (places, measured) in self.places.iter().zip(&mut measured) {
+                        let row =
+                            measure_within(*draft, places.as_ref(), batch, (tokens, features))?;
+                        measured[at].rows.extend(row);
+                        on_part();
+                    }
                 }
             }
             if let Some(first) = drafts.first().filter(|_| index + 1 < rows.end) {
                 self.features.read_ahead(Part::HeldOut, index + 1, &first.held_out_needs());
             }
-            if batch.is_some() {
-                on_row(index + 1 - rows.start);
-            }
         }
         Ok(measured)
     }
+}
+
+/// A draft's counters of a row at some places; `None` where no token stands there. The features' teacher is that of
+/// the tokens `read`.
+fn measure_within(
+    draft: &dyn Objective,
+    places: Option<&Range<usize>>,
+    batch: &Batch,
+    (read, features): (&[u32], &BatchFeatures),
+) -> Result<Option<DraftMetrics>> {
+    let Some(places) = places else { return Ok(Some(draft.measure(batch, features)?)) };
+    let mut within = batch.clone();
+    within.supervise_within(places);
+    if within.learned.is_empty() {
+        return Ok(None);
+    }
+    let features = features.with_teacher_at(&draft.teacher_tokens(&within), read)?;
+    Ok(Some(draft.measure(&within, &features)?))
 }
 
 /// A held-out row at ordinary positions.

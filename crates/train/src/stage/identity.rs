@@ -50,11 +50,10 @@ pub(super) fn identity(
             ("train.rows_per_step".into(), run.rows_of_a_step(config.data.row_tokens).to_string()),
             ("train.seed".into(), run.seed.to_string()),
             ("train.features".into(), features_identity(features)),
+            // Heads and embeddings are read in it, wherever features come from.
+            (PRECISION.into(), precision(config, target)),
         ],
     };
-    if let FeatureSource::Online(_) | FeatureSource::Memory(_) = features {
-        identity.values.push((PRECISION.into(), precision(config, target)));
-    }
     // What the trained tensors rest on, such as the draft's vocabulary.
     for (name, tensor) in start.binding_tensors()? {
         identity.values.push((format!("draft {name}"), tensor_hash(&tensor)?));

@@ -12,6 +12,7 @@ mod team;
 mod tracked;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -53,6 +54,16 @@ pub use tracked::Tracked;
 struct DataSet {
     documents: Vec<Document>,
     rows: Vec<PackedRow>,
+}
+
+impl DataSet {
+    /// Tokens of every document, or piece of one, that stands in a row, and where they come from.
+    fn texts(&self) -> impl Iterator<Item = (&[u32], &str)> {
+        self.rows.iter().flat_map(|row| &row.pieces).map(|piece| {
+            let document = &self.documents[piece.document];
+            (&document.ids[piece.tokens.clone()], document.origin.as_str())
+        })
+    }
 }
 
 /// A prepared stage.
@@ -98,17 +109,20 @@ struct Progress {
     evaluations_since_best: u64,
     /// Whether patience or time ended the run.
     ended: bool,
+    /// Whether the held-out rows are still to be measured after the last step.
+    unjudged: bool,
 }
 
 impl Stage {
     /// Trains to the end of the budget, or until the observer of any rank asks to stop. A checkpoint
-    /// is saved at the end either way. Under ZeRO-3 the draft's weights are spread from here on.
+    /// is saved at the end either way, also before the last evaluation: where that fails, it alone is done again.
+    /// Under ZeRO-3 the draft's weights are spread from here on.
     ///
     /// # Errors
     /// - a loss that is not finite, rows without labels, a full disk; earlier checkpoints stay
     pub fn run(&mut self, observer: &mut dyn Observer) -> Result<Ending> {
         self.release_draft()?;
-        while !self.is_finished() {
+        while !self.is_trained() {
             if self.parallel.world().any(observer.should_stop()) {
                 self.save(Place::Last, observer)?;
                 return Ok(Ending::Stopped);
@@ -138,21 +152,38 @@ impl Stage {
                 self.parallel.world().of_first(self.seconds()) >= 60.0 * minutes
             });
             let every = self.config.train.evaluate_every;
-            let due = self.is_finished() || (every > 0 && self.progress.step.is_multiple_of(every));
-            if due && !self.held_out.rows.is_empty() {
+            let due = every > 0 && self.progress.step.is_multiple_of(every);
+            let measures = !self.held_out.rows.is_empty();
+            self.progress.unjudged = measures && self.is_trained();
+            if due && measures && !self.progress.unjudged {
                 self.judge(observer)?;
             }
             let due = self.saving.is_due(self.progress.step, self.parallel.world());
-            if due || self.is_finished() {
+            if self.progress.unjudged {
+                // Told when it is complete.
+                self.write(Place::Last)?;
+            } else if due || self.is_trained() {
                 self.save(Place::Last, observer)?;
                 self.saving.saved();
             }
+        }
+        if self.progress.unjudged {
+            if !self.held_out.rows.is_empty() {
+                self.judge(observer)?;
+            }
+            self.progress.unjudged = false;
+            self.save(Place::Last, observer)?;
         }
         Ok(Ending::Finished)
     }
 
     /// Whether nothing is left to do.
     pub fn is_finished(&self) -> bool {
+        self.is_trained() && !self.progress.unjudged
+    }
+
+    /// Whether no step is left to take.
+    fn is_trained(&self) -> bool {
         self.progress.step >= self.schedule.steps || self.progress.ended
     }
 
@@ -160,6 +191,7 @@ impl Stage {
     fn judge(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let metrics = self.evaluate()?;
         self.log_held_out(&metrics)?;
+        self.progress.unjudged = false;
         let step = self.progress.step;
         observer.on_event(Event::Evaluated(step, &metrics));
         let gamma = self.objective.draft_len();
@@ -237,6 +269,7 @@ impl Stage {
             best: self.progress.best,
             evaluations_since_best: self.progress.evaluations_since_best,
             ended: self.progress.ended,
+            unjudged: self.progress.unjudged,
             first_steps: (self.schedule.warmup_of != self.schedule.steps)
                 .then_some(self.schedule.warmup_of),
             max_minutes: self.config.train.max_minutes,
@@ -248,7 +281,14 @@ impl Stage {
         })
     }
 
+    /// Saves a checkpoint and tells it.
     fn save(&mut self, place: Place, observer: &mut dyn Observer) -> Result<()> {
+        let path = self.write(place)?;
+        observer.on_event(Event::Saved(&path));
+        Ok(())
+    }
+
+    fn write(&mut self, place: Place) -> Result<PathBuf> {
         self.gather_draft()?;
         let state = self.state()?;
         let contents = Contents {
@@ -261,8 +301,7 @@ impl Stage {
         };
         let path = self.checkpointer.save(place, &contents)?;
         self.release_draft()?;
-        observer.on_event(Event::Saved(&path));
-        Ok(())
+        Ok(path)
     }
 
     /// Micro-batches of one optimizer step, over all ranks.

@@ -216,6 +216,8 @@ pub(super) fn features(
             for needs in [objective.needs(), objective.held_out_needs()] {
                 records.check(target.config(), &Contents::of(&needs), draws.anchor)?;
             }
+            // Held-out rows are read at the end, when a missing record would cost the run.
+            records.require_all(data.0.texts().chain(data.1.texts()))?;
             FeatureSource::Records(RecordFeatures::new(records, Arc::clone(target)))
         }
         FeatureMode::Stored(place) => {

@@ -45,9 +45,16 @@ pub(super) fn resume(
     let Some(loaded) = checkpointer.load_latest()? else {
         return Ok(Resumed::fresh(schedule));
     };
-    let resumed = going_on(config, schedule, &loaded.state, (identity, policy), observer)?;
+    let mut resumed = going_on(config, schedule, &loaded.state, (identity, policy), observer)?;
     if let Some(warning) = &loaded.warning {
         observer.on_event(Event::Warning(warning));
+    }
+    let keeps_best = config.train.keep_best && resumed.progress.best.is_some();
+    if keeps_best && !checkpointer.holds_best() {
+        resumed.progress.best = None;
+        observer.on_event(Event::Warning(
+            "`checkpoints/best` is not there, or damaged: the best draft is chosen anew",
+        ));
     }
     require_same_network(&loaded.state.draft, &objective.draft().config_json(), &loaded.path)?;
     let saved: HashMap<&str, &Tensor> =
@@ -70,7 +77,7 @@ pub(super) fn resume(
             return Err(TrainError::checkpoint(&loaded.path, problem));
         }
     }
-    loaded.restore(optimizer, parallel, objective.draft())?;
+    loaded.restore(optimizer, parallel, parameters)?;
     observer.on_event(Event::Resumed(loaded.state.step));
     Ok(resumed)
 }
@@ -95,6 +102,7 @@ fn going_on(
             best: state.best,
             evaluations_since_best: state.evaluations_since_best,
             ended: state.ended,
+            unjudged: state.unjudged,
         },
         metrics_bytes: state.metrics_bytes,
         ..Resumed::fresh(schedule)
@@ -145,20 +153,103 @@ fn extend(
     let steps = resumed.schedule.steps;
     let saved = state.identity.value(STEPS).and_then(|steps| steps.parse().ok());
     let before: u64 = saved.unwrap_or(steps);
-    let time_is_up =
-        config.train.max_minutes.is_some_and(|minutes| state.seconds >= 60.0 * minutes);
-    if state.is_finished() && (state.step >= steps || time_is_up) {
+    let used_up = config.train.max_minutes.filter(|minutes| state.seconds >= 60.0 * minutes);
+    resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
+    if state.is_trained() && state.step >= steps {
+        return;
+    }
+    if state.is_trained()
+        && let Some(minutes) = used_up
+    {
+        // A step more would be taken at the rate of the later end.
+        resumed.progress.ended = true;
+        let told = format!(
+            "`train.max_minutes` counts from the run's beginning, and its {minutes} minutes are used up: raise it \
+             to go on"
+        );
+        observer.on_event(Event::Warning(&told));
         return;
     }
     if before < steps {
-        resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
+        // Patience begins anew.
+        resumed.progress.evaluations_since_best = 0;
         let old = resumed.schedule.extended_to(before);
         let note = old.describe_extension(&resumed.schedule, state.step);
         observer.on_event(Event::Note(&note));
     }
     if state.ended {
-        // Patience begins anew, or the run would end at once.
+        // The same, or the run would end at once.
         resumed.progress.ended = false;
         resumed.progress.evaluations_since_best = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::schedule::Kind;
+
+    /// What is told.
+    #[derive(Default)]
+    struct Heard(Vec<String>);
+
+    impl Observer for Heard {
+        fn on_event(&mut self, event: Event<'_>) {
+            if let Event::Warning(text) | Event::Note(text) = event {
+                self.0.push(text.to_owned());
+            }
+        }
+    }
+
+    /// How a run of 8 steps that took an hour is extended, and what is told of it.
+    fn extended(saved: &Value, steps: u64, minutes: Option<f64>) -> (Progress, Vec<String>) {
+        let mut state = json!({
+            "step": 8, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
+            "seconds": 3600.0, "evaluations_since_best": 2, "metrics_bytes": 10,
+            "identity": { "values": [[STEPS, "8"]] }, "draft": {}, "target_fingerprint": "t",
+        });
+        for (key, value) in saved.as_object().into_iter().flatten() {
+            state[key] = value.clone();
+        }
+        let state: CheckpointState = serde_json::from_value(state).expect("a state");
+        let config: TrainConfig = serde_json::from_value(json!({
+            "target": "model.gguf", "output": "runs/mine", "draft": { "method": "glide" },
+            "data": { "train": [{ "path": "rows.jsonl" }] }, "train": { "max_minutes": minutes },
+        }))
+        .expect("a configuration");
+        let schedule = Schedule::new(Kind::Constant, 1e-3, steps);
+        let identity = RunIdentity { values: vec![(STEPS.into(), steps.to_string())] };
+        let (of_run, mut heard) = ((&identity, ResumePolicy::Extend), Heard::default());
+        let resumed = going_on(&config, schedule, &state, of_run, &mut heard).expect("extended");
+        (resumed.progress, heard.0)
+    }
+
+    #[test]
+    fn more_steps_without_more_time_are_none() {
+        for unjudged in [false, true] {
+            let (progress, told) = extended(&json!({ "unjudged": unjudged }), 12, Some(60.0));
+            assert!(progress.ended && progress.unjudged == unjudged);
+            assert!(told.len() == 1 && told[0].contains("from the run's beginning"), "{told:?}");
+        }
+        let (progress, told) = extended(&json!({}), 12, Some(61.0));
+        assert!(!progress.ended && told[0].contains("8 steps become 12"), "{told:?}");
+        let (progress, told) = extended(&json!({}), 8, Some(60.0));
+        assert!(!progress.ended && told.is_empty(), "{told:?}");
+    }
+
+    #[test]
+    fn patience_begins_anew_with_more_steps() {
+        let since_best = |saved: Value, steps: u64| {
+            let (progress, _) = extended(&saved, steps, None);
+            assert!(!progress.ended);
+            progress.evaluations_since_best
+        };
+        assert_eq!(since_best(json!({}), 12), 0);
+        assert_eq!(since_best(json!({ "step": 5 }), 12), 0);
+        assert_eq!(since_best(json!({ "step": 5, "ended": true }), 8), 0);
+        // On the way to an end that it has already.
+        assert_eq!(since_best(json!({ "step": 5 }), 8), 2);
     }
 }
