@@ -1,5 +1,6 @@
 """Targets, sessions, streams, evaluations."""
 
+import json
 import os
 import signal
 import subprocess
@@ -100,6 +101,21 @@ class Decoding(unittest.TestCase):
         stream.cancel()
         self.assertEqual(stream.answer.finish, "interrupted")
         self.assertEqual(len(session.generate(PROMPT, max_tokens=3).tokens), 3)
+
+    def test_a_turn_follows_one_that_is_not_over_when_it_is_asked_for(self):
+        folder = Folder()
+        self.addCleanup(folder.remove)
+        write_target_with_block(folder.path / "glm")
+        template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+        (folder.path / "glm/tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        own = longdraft.Target.open(folder.path / "glm")
+        alone = longdraft.Session(own).chat("b", max_tokens=2)
+        session = longdraft.Session(own)
+        first, second = [session.chat(text, max_tokens=20, stream=True) for text in ("a", "b")]
+        self.assertGreater(second.answer.prompt_tokens, alone.prompt_tokens)
+        said = [(message["role"], message["content"]) for message in session.messages]
+        texts = ["a", first.answer.text, "b", second.answer.text]
+        self.assertEqual(said, list(zip(["user", "assistant"] * 2, texts)))
 
     def test_errors_are_the_command_lines(self):
         with self.assertRaises(longdraft.Error) as caught:
@@ -207,6 +223,25 @@ os.waitpid(child, 0)
         said, wrong = process.communicate(timeout=120)
         self.assertIn("forked", said, wrong)
         self.assertIn("spawn", said)
+
+    @unittest.skipUnless(hasattr(os, "fork"), "no fork here")
+    def test_a_stream_that_was_carried_over_a_fork_does_not_hang(self):
+        program = f"""
+import os, longdraft
+stream = longdraft.Session(longdraft.Target.open({TARGET!r})).generate("The", max_tokens=2, stream=True)
+child = os.fork()
+if child == 0:
+    try:
+        list(stream)
+    except longdraft.Error as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+        process = run(program)
+        self.addCleanup(process.kill)
+        said, wrong = process.communicate(timeout=120)
+        self.assertIn("forked", said, wrong)
 
     @unittest.skipUnless(hasattr(os, "fork"), "no fork here")
     def test_a_process_that_was_forked_before_works(self):

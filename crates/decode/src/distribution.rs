@@ -34,6 +34,9 @@ pub struct Sampling {
     pub bias: BTreeMap<TargetTokenId, f32>,
 }
 
+/// How often an answer has each of its tokens.
+pub(crate) type Counts = BTreeMap<TargetTokenId, u32>;
+
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
@@ -105,6 +108,13 @@ impl Sampling {
         logits: &'l [f32],
         before: impl Iterator<Item = TargetTokenId>,
     ) -> Cow<'l, [f32]> {
+        let mut counts = Counts::new();
+        self.count(before, &mut counts);
+        self.adjusted_by(logits, &counts)
+    }
+
+    /// The same after tokens that are counted already.
+    pub(crate) fn adjusted_by<'l>(&self, logits: &'l [f32], counts: &Counts) -> Cow<'l, [f32]> {
         let mut adjusted = Cow::Borrowed(logits);
         let mut add = |token: TargetTokenId, value: f64| {
             if (token.0 as usize) < logits.len() {
@@ -113,20 +123,27 @@ impl Sampling {
             }
         };
         self.bias.iter().for_each(|(token, bias)| add(*token, f64::from(*bias)));
-        if self.presence_penalty != 0.0 || self.frequency_penalty != 0.0 {
-            let mut counts: BTreeMap<TargetTokenId, u32> = BTreeMap::new();
-            before.for_each(|token| *counts.entry(token).or_default() += 1);
-            for (token, count) in counts {
-                add(token, -self.presence_penalty - self.frequency_penalty * f64::from(count));
-            }
+        for (token, count) in counts {
+            add(*token, -self.presence_penalty - self.frequency_penalty * f64::from(*count));
         }
         adjusted
+    }
+
+    /// Counts tokens of an answer, if penalties ask how often it has them.
+    pub(crate) fn count(&self, tokens: impl Iterator<Item = TargetTokenId>, counts: &mut Counts) {
+        if self.has_penalties() {
+            tokens.for_each(|token| *counts.entry(token).or_default() += 1);
+        }
+    }
+
+    fn has_penalties(&self) -> bool {
+        self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
     /// The same with what penalties come to after the tokens `before` of an answer as a part of the bias:
     /// for drafts, which propose several tokens from there on.
     pub fn for_drafts(&self, before: &[TargetTokenId]) -> Cow<'_, Self> {
-        if self.presence_penalty == 0.0 && self.frequency_penalty == 0.0 {
+        if !self.has_penalties() {
             return Cow::Borrowed(self);
         }
         let mut folded = Self { presence_penalty: 0.0, frequency_penalty: 0.0, ..self.clone() };

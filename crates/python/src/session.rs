@@ -121,6 +121,8 @@ pub(crate) struct Stream(Mutex<Option<longdraft::Stream>>);
 impl Stream {
     /// The next piece with what proposed it; nothing after the last one. Ctrl-C ends the answer.
     fn next_piece(&self, py: Python<'_>) -> PyResult<Option<(String, Option<&'static str>)>> {
+        // The thread that would answer is not in a process that was forked off.
+        require_owner(py)?;
         loop {
             let next = py.detach(|| {
                 let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -311,7 +311,12 @@ impl Grammar for FormState {
     fn take_back(&mut self, count: usize) -> longdraft_decode::Result<()> {
         let after = count.min(self.after);
         self.after -= after;
-        self.matcher.rollback(count - after).map_err(unfit)
+        self.matcher.rollback(count - after).map_err(unfit)?;
+        if count > after {
+            // It may be of a text that was taken back: states are told apart by their number alone.
+            self.matcher.invalidate_bias_cache();
+        }
+        Ok(())
     }
 }
 

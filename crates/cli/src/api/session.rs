@@ -1,5 +1,6 @@
 //! Decoding: a session answers prompts one after another, on a thread of its own.
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,12 +193,18 @@ pub struct Answer {
 
 /// What a session's thread is asked to do.
 struct Task {
-    prompt: Vec<TargetTokenId>,
+    prompt: Prompt,
     options: AnswerOptions,
-    /// A turn, which becomes a part of its conversation, and how many conversations were before that.
-    turn: Option<(String, u64)>,
     tell: Sender<Told>,
     cancelled: Arc<AtomicBool>,
+}
+
+/// What is answered.
+enum Prompt {
+    /// A text, which the answer continues.
+    Text(Vec<TargetTokenId>),
+    /// A user's turn, which becomes a part of its conversation, and how many conversations were before that.
+    Turn(String, u64),
 }
 
 enum Told {
@@ -215,6 +222,11 @@ struct Said {
 }
 
 type History = Arc<Mutex<Said>>;
+
+/// The conversation, for as long as nobody else needs it.
+fn locked(history: &History) -> MutexGuard<'_, Said> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Answers prompts, one after another; keeps what it measured of drafting, and the cache of a
 /// conversation. Several may work at once, each on a thread of its own.
@@ -293,7 +305,7 @@ impl Session {
     /// - as [`Self::generate`]
     pub fn stream(&self, prompt: &str, options: &AnswerOptions) -> Result<Stream> {
         let prompt = encode_text(prompt, &self.target.tokenizer, &self.target.weights)?;
-        self.ask(prompt, options, None)
+        self.ask(Prompt::Text(prompt), options)
     }
 
     /// Answers a user's turn through the target's chat template; both become part of the conversation.
@@ -304,48 +316,35 @@ impl Session {
         self.chat_stream(text, options)?.answer()
     }
 
-    /// The same, piece by piece.
+    /// The same, piece by piece. It follows the turns that were asked for before it, also where their streams were
+    /// dropped; so the stream tells what is wrong with the conversation.
     ///
     /// # Errors
-    /// - as [`Self::chat`]
+    /// - `max_tokens` is 0, or the session's thread has ended
     pub fn chat_stream(&self, text: &str, options: &AnswerOptions) -> Result<Stream> {
-        let (mut messages, conversation) = {
-            let said = self.said();
-            (said.messages.clone(), said.before)
-        };
-        messages.push(Message::new("user", text));
-        let prompt = encode_chat(&messages, &self.target.tokenizer)?;
-        self.ask(prompt, options, Some((text.to_owned(), conversation)))
+        let conversation = locked(&self.history).before;
+        self.ask(Prompt::Turn(text.to_owned(), conversation), options)
     }
 
     /// What was said, in order.
     pub fn messages(&self) -> Vec<Message> {
-        self.said().messages.clone()
+        locked(&self.history).messages.clone()
     }
 
     /// Forgets the conversation, with a turn that is under way; it begins anew with these messages.
     pub fn restart(&self, messages: Vec<Message>) {
-        let mut said = self.said();
+        let mut said = locked(&self.history);
         *said = Said { messages, before: said.before + 1 };
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn ask(
-        &self,
-        prompt: Vec<TargetTokenId>,
-        options: &AnswerOptions,
-        turn: Option<(String, u64)>,
-    ) -> Result<Stream> {
+    fn ask(&self, prompt: Prompt, options: &AnswerOptions) -> Result<Stream> {
         if options.max_tokens == 0 {
             return Err(Failure::usage("max_tokens must be at least 1").into());
         }
         let (tell, told) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
         let (options, stop) = (options.clone(), Arc::clone(&cancelled));
-        let task = Task { prompt, options, turn, tell, cancelled: stop };
+        let task = Task { prompt, options, tell, cancelled: stop };
         self.tasks.send(task).map_err(|_| ended())?;
         Ok(Stream { told, cancelled, is_over: false, answer: None })
     }
@@ -390,19 +389,25 @@ fn answer(
     options.max_new_tokens = asked.max_tokens;
     options.stop_tokens =
         stops(asked.ignore_eos, &asked.stop_tokens, &models.tokenizer, &models.target)?;
-    if task.turn.is_some() {
-        let before = history.lock().unwrap_or_else(PoisonError::into_inner).messages.len();
-        options.reuse_prefix = true;
-        options.request = vec![before as u64 + 1];
-    }
-    let goes_on = task.turn.is_none().then_some(&task.prompt[..]);
+    let (prompt, goes_on) = match &task.prompt {
+        Prompt::Text(tokens) => (Cow::Borrowed(&tokens[..]), Some(&tokens[..])),
+        Prompt::Turn(turn, _) => {
+            // Here the turns before it are over, and a part of the conversation.
+            let mut messages = locked(history).messages.clone();
+            options.reuse_prefix = true;
+            options.request = vec![messages.len() as u64 + 1];
+            messages.push(Message::new("user", turn));
+            (Cow::Owned(encode_chat(&messages, &models.tokenizer)?), None)
+        }
+    };
     let mut written = Written::new(&models.tokenizer, goes_on, &options.stop_tokens, &asked.stop)?;
     let tell = |text: &str, proposed_by| {
         let piece = Piece { text: text.to_owned(), proposed_by };
         let _ = task.tell.send(Told::Piece(piece));
     };
-    let generation = decoder.generate(&task.prompt, &options, &mut |committed| {
-        if task.cancelled.load(Ordering::Relaxed) {
+    let is_wanted = || !task.cancelled.load(Ordering::Relaxed);
+    let generation = decoder.generate_while(&is_wanted, &prompt, &options, &mut |committed| {
+        if !is_wanted() {
             return ControlFlow::Break(EndReason::Interrupted);
         }
         written.hear(committed, &mut |text| tell(text, committed.proposed_by))
@@ -410,14 +415,14 @@ fn answer(
     let text = written.finish(&mut |rest| tell(rest, None));
     let generation = generation?;
     let text = text?;
-    if let Some((turn, before)) = &task.turn {
-        let mut said = history.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Prompt::Turn(turn, before) = &task.prompt {
+        let mut said = locked(history);
         if said.before == *before {
             said.messages.extend([Message::new("user", turn), Message::new("assistant", &text)]);
         }
     }
     Ok(Answer {
-        prompt_tokens: task.prompt.len(),
+        prompt_tokens: prompt.len(),
         tau: generation.metrics.acceptance_length(),
         figures: to_json(&generation, &text),
         text,
@@ -462,7 +467,7 @@ impl Stream {
         Next::End
     }
 
-    /// Ends the answer after the round that is under way; what is written stays.
+    /// Ends the answer after the round that is under way, also while its prompt is read; what is written stays.
     pub fn cancel(&self) {
         self.cancelled.store(true, Ordering::Relaxed);
     }

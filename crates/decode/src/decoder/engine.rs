@@ -3,9 +3,9 @@
 //!
 //! Every round the requests that decode propose together, in passes over their draft that they share. The
 //! target runs all trees at once, and each request commits what it accepted. Prompts are read in pieces
-//! beside that: in large ones while nobody decodes, in small ones else, so that nobody waits long. Outputs
-//! are those of each request alone: a row's bits do not depend on the rows beside it, and draws are keyed
-//! by request.
+//! beside that: in large ones while nobody decodes, in small ones else, so that nobody waits long. Several
+//! prompts are read at once, each in an equal part. Outputs are those of each request alone: a row's bits
+//! do not depend on the rows beside it, and draws are keyed by request.
 
 mod sharing;
 
@@ -244,6 +244,12 @@ impl<'a> BatchEngine<'a> {
             parts.push(Part { key: *key, sequence, request, error, round, wish });
         }
         propose(self.target, &mut parts, self.paces.of(together))?;
+        for Part { request, error, round, .. } in &mut parts {
+            if error.is_none() {
+                // There is no memory for its rows: the others go on.
+                **error = round.reserve(request).err();
+            }
+        }
         parts.retain(|part| part.error.is_none());
         if parts.is_empty() {
             return Ok(());

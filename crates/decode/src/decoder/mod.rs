@@ -171,8 +171,28 @@ impl<'a> SpeculativeDecoder<'a> {
         options: &DecodeOptions,
         listener: &mut Listener<'_>,
     ) -> Result<Generation> {
+        self.generate_while(&|| true, prompt, options, listener)
+    }
+
+    /// The same, as long as `goes_on` says so before every round, also while the prompt is read. After that the answer
+    /// is an interrupted one, and what was read is kept.
+    ///
+    /// # Errors
+    /// - as [`Self::generate`]
+    pub fn generate_while(
+        &mut self,
+        goes_on: &dyn Fn() -> bool,
+        prompt: &[TargetTokenId],
+        options: &DecodeOptions,
+        listener: &mut Listener<'_>,
+    ) -> Result<Generation> {
         self.engine.join(0, prompt, options)?;
         loop {
+            if !goes_on()
+                && let Some(generation) = self.engine.leave(0)
+            {
+                return Ok(generation);
+            }
             let ended = self.engine.round(&mut |_, committed, _| listener(committed))?;
             if let Some((_, generation)) = ended.into_iter().next() {
                 return generation;

@@ -1,6 +1,7 @@
 //! State of a request that runs.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use longdraft_models::target_model::{KvCache, Target};
@@ -8,6 +9,7 @@ use longdraft_models::{TargetConfig, TargetTokenId};
 
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::acceptance::AcceptanceMetrics;
+use crate::distribution::Sampling;
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
 use crate::grammar::{Grammar, SoFar, fitting};
@@ -18,6 +20,8 @@ use crate::verifier::{Verdict, Verifier, VerifyRule};
 pub(super) struct Request {
     pub(super) options: DecodeOptions,
     verifier: Verifier,
+    /// How drafts choose, where nothing depends on the answer so far.
+    pub(super) sampling: Arc<Sampling>,
     pub(super) draws: CounterDraws,
     /// What the answer follows, after its tokens so far.
     grammar: Option<Box<dyn Grammar>>,
@@ -63,6 +67,7 @@ impl Request {
         Self {
             options: options.clone(),
             verifier: Verifier { sampling: options.sampling.clone(), rule: options.rule },
+            sampling: Arc::new(options.sampling.clone()),
             draws: CounterDraws::new(options.seed, &options.request),
             grammar,
             tokens: prompt.to_vec(),

@@ -64,6 +64,18 @@ impl Round {
         matches!(self.step, Step::Read(_))
     }
 
+    /// Makes room in a request's cache for the rows.
+    ///
+    /// # Errors
+    /// - the device has no memory for it
+    pub(super) fn reserve(&self, request: &mut Request) -> Result<()> {
+        let rows = match &self.step {
+            Step::Read(count) => *count,
+            Step::Judge { tree, .. } => tree.rows(),
+        };
+        Ok(request.cache.reserve(rows)?)
+    }
+
     /// Ids, positions and, of a tree that is no chain, parents of the rows.
     fn rows(&self, request: &Request) -> Rows {
         let first = request.cache.len();

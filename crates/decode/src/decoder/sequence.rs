@@ -1,6 +1,8 @@
 //! One place in a decoder: a drafter, and what it keeps from request to request.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use candle_core::Tensor;
@@ -34,7 +36,7 @@ pub(super) struct Wish {
 /// How a draft proposes.
 pub(super) struct Layout {
     pub(super) shape: DraftShape,
-    pub(super) sampling: Sampling,
+    pub(super) sampling: Arc<Sampling>,
     pub(super) worth: Option<Worth>,
     /// Whether proposals that take time of their own are wanted.
     pub(super) paid: bool,
@@ -180,7 +182,10 @@ impl<'a> Sequence<'a> {
             shape = pace.cut(&shape);
         }
         let worth = if is_paced { pace.worth() } else { None };
-        let sampling = options.sampling.for_drafts(request.generated()).into_owned();
+        let sampling = match options.sampling.for_drafts(request.generated()) {
+            Cow::Borrowed(_) => Arc::clone(&request.sampling),
+            Cow::Owned(folded) => Arc::new(folded),
+        };
         Some(Layout { shape, sampling, worth, paid: mode == Mode::Draft })
     }
 

@@ -43,6 +43,8 @@ const EARNED: f64 = 0.01;
 const LEAST_EARNED: f64 = 0.001;
 /// Rounds with proposals after which the plain step is measured anew.
 const REMEASURE: usize = 64;
+/// Passes with proposals that are waited through for a plain step. Tokens that grammars force are proposed in them.
+const MOST_WAITED: usize = 4;
 
 /// What a request does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,8 +95,10 @@ pub struct Pace {
     pays: bool,
     /// One tries in this round.
     on_trial: bool,
-    /// Rounds with proposals since the last plain step.
+    /// Rounds with proposals since the last plain step, or since it was no longer waited for.
     since_plain: usize,
+    /// Rounds with proposals while a plain step was waited for.
+    waited: usize,
     /// The round that is being learned from.
     round: Round,
 }
@@ -123,6 +127,7 @@ impl Default for Pace {
             pays: false,
             on_trial: false,
             since_plain: 0,
+            waited: 0,
             round: Round::default(),
         }
     }
@@ -153,8 +158,7 @@ impl Pace {
     pub fn mode(&mut self, shares: bool) -> Mode {
         self.book_round();
         self.round.shares = shares;
-        let measure = self.costs.plain.len() < FIRST_STEPS || self.since_plain >= REMEASURE;
-        match (measure, self.rests) {
+        match (self.waits(), self.rests) {
             (true, _) => Mode::Plain,
             (false, true) => Mode::Free,
             (false, false) if self.on_trial => Mode::Free,
@@ -163,6 +167,12 @@ impl Pace {
                 Mode::Draft
             }
         }
+    }
+
+    /// Whether a plain step is to be measured before anything is drafted.
+    fn waits(&self) -> bool {
+        let is_first = self.costs.plain.len() < FIRST_STEPS && self.waited < MOST_WAITED;
+        is_first || self.since_plain >= REMEASURE
     }
 
     /// Cuts a layout of drawn proposals to the depth that pays.
@@ -178,9 +188,27 @@ impl Pace {
     /// Learns from the pass of a round.
     pub fn add_pass(&mut self, pass: &Pass) {
         self.book_round();
+        self.count_pass(pass);
         self.costs.add_pass(pass);
-        self.since_plain = if pass.nodes == 0 { 0 } else { self.since_plain + 1 };
         self.on_trial = false;
+    }
+
+    /// Counts rounds with proposals. After some in which a plain step was waited for, what is known of it stands until
+    /// the next time.
+    fn count_pass(&mut self, pass: &Pass) {
+        if pass.nodes == 0 {
+            (self.since_plain, self.waited) = (0, 0);
+        } else if !self.waits() {
+            self.since_plain += 1;
+            if self.since_plain >= REMEASURE {
+                self.waited = 0;
+            }
+        } else {
+            self.waited += 1;
+            if self.waited >= MOST_WAITED {
+                self.since_plain = 0;
+            }
+        }
     }
 
     /// Learns from a request's round, after its pass.

@@ -379,3 +379,31 @@ fn a_draft_that_pays_for_few_is_found_after_it_did_not_for_many() {
     }
     assert!(drafted[0] < 20 && drafted[1] > 90, "{drafted:?}");
 }
+
+/// Beside one whose grammar forces a token in every round, so that no pass is a plain step.
+#[test]
+fn a_plain_step_is_waited_for_a_few_rounds_only() {
+    for steps in [0, 3] {
+        let mut pace = Pace::default();
+        let seconds = RoundSeconds { draft: 0.0, verify: 1.0, rest: 0.0 };
+        let plain = RoundRecord { committed: 1, seconds, ..RoundRecord::default() };
+        (0..steps).for_each(|_| learn(&mut pace, &plain, &Proposals::default()));
+        let mut drafted = 0;
+        for _ in 0..300 {
+            let mut record = RoundRecord { committed: 1, ..RoundRecord::default() };
+            let mut proposals = Proposals::default();
+            if pace.mode(true) == Mode::Draft {
+                (record.depth, record.nodes, record.accepted, record.committed) = (4, 4, 4, 5);
+                record.seconds.draft = 0.2;
+                proposals.drafted = Drafted::Levels(4);
+                drafted += 1;
+            }
+            let nodes = record.nodes + 1;
+            let pass = Pass { seconds: 1.0 + 0.01 * nodes as f64, nodes };
+            pace.add_pass(&pass);
+            pace.add((&record, &pass), &proposals);
+        }
+        // Some rounds in each 64 wait for it.
+        assert!((270..290).contains(&drafted), "{steps}: {drafted}");
+    }
+}

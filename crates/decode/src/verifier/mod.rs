@@ -10,7 +10,7 @@ mod ratio;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::distribution::{Sampling, most_likely};
+use crate::distribution::{Counts, Sampling, most_likely};
 use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
 use crate::grammar::SoFar;
@@ -87,10 +87,11 @@ impl Verifier {
     ) -> Result<Verdict> {
         let mut verdict = Verdict { path: Vec::new(), next: tree.token(0), residual_fallbacks: 0 };
         let mut row = 0;
+        // Once a round, not for every row: answers may be long.
+        let mut counts = Counts::new();
+        self.sampling.count(so_far.generated.iter().copied(), &mut counts);
         loop {
-            let path = verdict.path.iter().map(|row| tree.token(*row));
-            let before = so_far.generated.iter().copied().chain(path);
-            let logits = so_far.allowed(self.sampling.adjusted(&logits[row], before))?;
+            let logits = so_far.allowed(self.sampling.adjusted_by(&logits[row], &counts))?;
             let accepted = if self.sampling.is_greedy() {
                 match_child(tree, row, most_likely(&logits)?)
             } else {
@@ -109,6 +110,7 @@ impl Verifier {
             match accepted {
                 Ok(child) => {
                     so_far.advance(tree.token(child))?;
+                    self.sampling.count(std::iter::once(tree.token(child)), &mut counts);
                     verdict.path.push(child);
                     row = child;
                 }

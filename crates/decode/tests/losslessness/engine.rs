@@ -89,6 +89,39 @@ fn whoever_comes_and_goes_changes_nobody_else() {
     }
 }
 
+/// A long prompt is read in many rounds, and one that comes after it in a few.
+#[test]
+fn a_short_prompt_does_not_wait_for_a_long_one() {
+    for (family, kind) in [("llama", Kind::Glide), ("qwen3_next", Kind::Mtp)] {
+        let target = target(family, 16, (2, 2), 3);
+        let drafts = Drafts::new(&target, 3);
+        let mut engine = BatchEngine::new(&target, places(Some(kind), 3, &target, &drafts));
+        // One that decodes, so that a round reads little; then the long prompt, and the short one.
+        let jobs = [(prompt(9, 1), 90), (prompt(1300, 2), 4), (prompt(50, 3), 4)];
+        let (mut ended, mut firsts) = (BTreeMap::new(), BTreeMap::new());
+        for round in 0_usize.. {
+            if let Some((prompt, count)) = jobs.get(round) {
+                engine.join(round, prompt, &options(*count)).expect("joined");
+            }
+            let mut listen = |key: usize, _: Committed, _: Option<&LogProbs>| {
+                firsts.entry(key).or_insert(round);
+                ControlFlow::Continue(())
+            };
+            for (key, found) in engine.round(&mut listen).expect("round") {
+                ended.insert(key, found.expect("generation").tokens);
+            }
+            if engine.running() == 0 {
+                break;
+            }
+        }
+        assert!(firsts[&2] <= 5 && firsts[&1] > 8, "{family} {kind:?} {firsts:?}");
+        for (key, (prompt, count)) in jobs.iter().enumerate() {
+            let alone = generate(&target, None, prompt, &options(*count));
+            assert_eq!(ended[&key], alone.tokens, "{family} {kind:?} {key}");
+        }
+    }
+}
+
 #[test]
 fn a_conversation_goes_on_where_its_text_is_kept() {
     for family in ["llama", "qwen3_next", "lfm2"] {

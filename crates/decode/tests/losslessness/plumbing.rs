@@ -1,9 +1,11 @@
 //! Limits, stops, caches between requests, and what is refused.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use longdraft_decode::{
-    DecodeError, DraftShape, EndReason, Sampling, SpeculativeDecoder, VerifyRule,
+    DecodeError, DecodeOptions, DraftShape, EndReason, READ_ALONE, Sampling, SpeculativeDecoder,
+    VerifyRule,
 };
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Extension, KvCache, Tap, Taps};
@@ -40,6 +42,28 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
             let drafted = generate(&target, Some(drafter), &prompt(1, 3), &options);
             assert_eq!((plain.tokens, plain.end), (drafted.tokens, drafted.end), "{kind:?}");
         }
+    }
+}
+
+/// Nobody hears of a token then, so the listener cannot end it.
+#[test]
+fn an_answer_can_be_ended_while_its_prompt_is_read() {
+    for (family, kind) in [("llama", Kind::Glide), ("qwen3", Kind::Eagle3)] {
+        let target = target(family, 16, (2, 2), 4);
+        let drafts = Drafts::new(&target, 4);
+        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
+        let options = DecodeOptions { reuse_prefix: true, ..options(12) };
+        let prompt = prompt(1300, 4);
+        let alone = generate(&target, None, &prompt, &options);
+        let asked = Cell::new(0);
+        let one_round = || asked.replace(asked.get() + 1) == 0;
+        let ended = decoder
+            .generate_while(&one_round, &prompt, &options, &mut |_| ControlFlow::Continue(()));
+        let ended = ended.expect("ended");
+        assert_eq!((ended.end, ended.tokens.len(), asked.get()), (EndReason::Interrupted, 0, 2));
+        let whole = decode(&mut decoder, &prompt, &options);
+        assert_eq!((&whole.tokens, whole.end), (&alone.tokens, alone.end), "{family} {kind:?}");
+        assert_eq!(whole.reused_tokens, READ_ALONE - 1, "{family} {kind:?}");
     }
 }
 

@@ -166,7 +166,10 @@ impl Setting<'_> {
             assert_eq!(proposed.get(text), Some(tree), "{:?} {}", self.kind, text.len());
         }
         let reused: Vec<usize> = shared.values().map(|found| found.reused_tokens).collect();
-        assert_eq!(seen.rows + reused.iter().sum::<usize>(), all.rows, "{:?}", self.kind);
+        // How much one that leaves has read until then depends on who reads beside it.
+        if arrivals.iter().all(|arrival| arrival.leaves.is_none()) {
+            assert_eq!(seen.rows + reused.iter().sum::<usize>(), all.rows, "{:?}", self.kind);
+        }
         reused
     }
 }

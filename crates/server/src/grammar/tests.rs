@@ -172,6 +172,30 @@ fn what_is_taken_back_was_never_there() {
     }
 }
 
+/// After `aw` and `bw` the same may go on the word, and something else follow it.
+#[test]
+fn what_may_come_next_is_not_that_of_a_text_that_was_taken_back() {
+    let grammar = "start: \"a\" W \"i\" | \"b\" W \"e\"\nW: /w+/\n";
+    let first = start(&json!({ "guided_grammar": grammar })).expect("compiled");
+    let known = TOKENIZER.token_bytes();
+    let say = |state: &mut FormState, text: &str| {
+        for letter in text.bytes() {
+            let id = known.iter().position(|bytes| bytes.as_deref() == Some(&[letter][..]));
+            let token = TargetTokenId(id.expect("a token of one letter") as u32);
+            state.advance(token).expect("goes on");
+        }
+    };
+    let mut fresh = first.copy();
+    say(&mut fresh, "bw");
+    let expected = allowed(&mut fresh);
+    let mut state = first.copy();
+    say(&mut state, "aw");
+    assert_ne!(allowed(&mut state), expected);
+    state.take_back(2).expect("taken back");
+    say(&mut state, "bw");
+    assert_eq!(allowed(&mut state), expected);
+}
+
 #[test]
 fn forms_that_cannot_be_are_refused_by_name() {
     let deep = (0..100).fold(

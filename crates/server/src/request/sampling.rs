@@ -19,6 +19,8 @@ const MOST_ANSWERS: usize = 128;
 /// Largest penalty and bias.
 const PENALTY: f64 = 2.0;
 const BIAS: f32 = 100.0;
+/// Entries that a bias may have, however small the vocabulary is; else as many as that has tokens.
+const LEAST_BIASED: usize = 300;
 /// Largest temperature.
 const TEMPERATURE: f64 = 2.0;
 
@@ -131,6 +133,15 @@ impl SamplingRequest {
 
     fn bias(&self, vocabulary: usize) -> Result<BTreeMap<TargetTokenId, f32>> {
         let wrong = |message: String| ApiError::field("logit_bias", message);
+        let most = vocabulary.max(LEAST_BIASED);
+        if let Some(asked) = &self.logit_bias
+            && asked.len() > most
+        {
+            return Err(wrong(format!(
+                "logit_bias: at most {most} tokens are named, not {}",
+                asked.len()
+            )));
+        }
         let bias = self.logit_bias.iter().flatten().map(|(id, bias)| {
             let token = id.parse().ok().filter(|id| (*id as usize) < vocabulary);
             let token =

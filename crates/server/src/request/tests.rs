@@ -207,6 +207,25 @@ fn what_is_wrong_is_told_without_names_of_rust() {
     }
 }
 
+/// An id may be written in several ways, so all of these name tokens.
+#[test]
+fn a_bias_has_at_most_as_many_entries_as_there_are_tokens() {
+    let most = settings().model.vocabulary;
+    assert!(most >= 300);
+    let mut bias: Map<String, Value> = (0..most).map(|id| (id.to_string(), json!(1))).collect();
+    let asked = |bias: &Map<String, Value>| {
+        let messages = json!([{ "role": "user", "content": "a" }]);
+        let request = json!({ "messages": messages, "logit_bias": bias });
+        ChatRequest::asked(&request, &settings(), &TOKENIZER)
+    };
+    assert!(asked(&bias).is_ok());
+    bias.insert("+0".to_owned(), json!(1));
+    let error = asked(&bias).err().expect("refused").to_json()["error"].take();
+    assert_eq!(error["param"], "logit_bias", "{error}");
+    let told = error["message"].as_str().expect("a message");
+    assert!(told.contains(&format!("at most {most} tokens")), "{told}");
+}
+
 #[test]
 fn a_text_that_no_tokens_could_fit_is_refused_before_it_is_cut() {
     let mut settings = settings();

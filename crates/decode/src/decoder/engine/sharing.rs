@@ -88,18 +88,15 @@ impl BatchEngine<'_> {
         more.max_by_key(|(_, count)| *count)
     }
 
-    /// How many tokens of its prompt each place reads in a round, `most` in all. Prompts are read one after the other,
-    /// in the order in which they came; one that begins shares what others have read until now.
+    /// How many tokens of its prompt each place reads in a round, `most` in all, in equal parts: a long prompt keeps
+    /// no short one waiting. One that begins shares what others have read until now, or waits for one that came earlier.
     pub(super) fn reads(&mut self, most: usize) -> Vec<usize> {
-        let mut counts = vec![0; self.places.len()];
-        let mut left = most;
+        let mut wanted = vec![0; self.places.len()];
         let order = self.reading();
         for (nth, &at) in order.iter().enumerate() {
             if let Some((reader, unread)) = self.awaited(at, &order[..nth]) {
                 // The pass ends where the texts part: caches of every kind can be cut there.
-                let cut = unread.min(counts[reader]);
-                left += counts[reader] - cut;
-                counts[reader] = cut;
+                wanted[reader] = unread.min(wanted[reader]);
                 continue;
             }
             // One for which nothing is left copies all the same: whoever reads on may drop what they share.
@@ -110,14 +107,13 @@ impl BatchEngine<'_> {
                 Ok(())
             };
             match shared {
-                Ok(()) => counts[at] = running.request.unread().min(left),
+                Ok(()) => wanted[at] = running.request.unread(),
                 // There is no memory for its copies: the others go on.
                 Err(error) => running.error = Some(error),
             }
-            left -= counts[at];
             self.places[at].running = Some(running);
         }
-        counts
+        parts(&wanted, most)
     }
 
     /// Places whose requests read their prompts, in the order in which these came.
@@ -148,5 +144,37 @@ impl BatchEngine<'_> {
             is_worth.then(|| (common, at, common - cache.len()))
         });
         shared.max().map(|(_, at, unread)| (at, unread))
+    }
+}
+
+/// Equal parts of `most` for those that want so many each. What one does not need goes to the others.
+fn parts(wanted: &[usize], most: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..wanted.len()).filter(|&at| wanted[at] > 0).collect();
+    order.sort_by_key(|&at| wanted[at]);
+    let (mut parts, mut left) = (vec![0; wanted.len()], most);
+    for (nth, &at) in order.iter().enumerate() {
+        parts[at] = wanted[at].min(left.div_ceil(order.len() - nth));
+        left -= parts[at];
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parts;
+
+    #[test]
+    fn short_wants_are_met_and_the_rest_is_shared_out_equally() {
+        for (wanted, most, expected) in [
+            (vec![], 64, vec![]),
+            (vec![0, 700], 64, vec![0, 64]),
+            (vec![100_000, 5, 0], 64, vec![59, 5, 0]),
+            (vec![100_000, 50, 600], 64, vec![21, 22, 21]),
+            (vec![20, 100, 1000, 300], 512, vec![20, 100, 196, 196]),
+            (vec![10, 20], 512, vec![10, 20]),
+            (vec![9, 9, 9], 2, vec![1, 1, 0]),
+        ] {
+            assert_eq!(parts(&wanted, most), expected, "{wanted:?} {most}");
+        }
     }
 }
