@@ -1,7 +1,7 @@
 //! What `generate` and `eval decode` have in common: whose proposals, laid out how, tested how.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
@@ -41,8 +41,29 @@ pub(crate) struct Models {
     mtp: Option<MtpBlock>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
+    /// Heads of drafts that were opened later, while these are held.
+    later_heads: Mutex<Vec<LaterHead>>,
     /// Texts that lookup finds and that are added meanwhile.
     pub(crate) grown: Option<Arc<GrownDatastore>>,
+}
+
+/// The head of a draft that was opened later.
+struct LaterHead {
+    draft: Weak<dyn Draft>,
+    head: Arc<ReducedHead>,
+}
+
+/// A draft with the head that it proposes through, where that has fewer tokens than the target's.
+pub(crate) struct Proposer {
+    pub(crate) draft: Arc<dyn Draft>,
+    pub(crate) head: Option<Arc<ReducedHead>>,
+}
+
+impl Proposer {
+    /// Opens a draft, held as its target is. It proposes what it learned to propose.
+    pub(crate) fn open(source: &DraftSource, target: &Target) -> Result<Self> {
+        DecodingArguments::plain().proposer(source, target)
+    }
 }
 
 impl Models {
@@ -50,6 +71,36 @@ impl Models {
     pub(crate) fn draft_parameters(&self) -> Option<usize> {
         let parameters = self.draft.as_ref()?.parameters();
         Some(parameters.iter().map(|parameter| parameter.var.elem_count()).sum())
+    }
+
+    /// Has another draft propose through its own head, if there is one.
+    pub(crate) fn take(&mut self, proposer: Option<Proposer>) {
+        if let Some(Proposer { draft, head }) = proposer {
+            (self.draft, self.head) = (Some(draft), head);
+        }
+    }
+
+    /// Opens another draft, on any thread while a command decodes. Its head is kept for
+    /// [`DecodingArguments::drafter_with`].
+    pub(crate) fn open_another(
+        &self,
+        decoding: &DecodingArguments,
+        source: &DraftSource,
+    ) -> Result<Arc<dyn Draft>> {
+        let open = || decoding.proposer(source, &self.target);
+        let Proposer { draft, head } = own_threads(rayon::current_num_threads())?.install(open)?;
+        let mut heads = self.later_heads.lock().unwrap_or_else(PoisonError::into_inner);
+        heads.retain(|known| known.draft.strong_count() > 0);
+        heads.extend(head.map(|head| LaterHead { draft: Arc::downgrade(&draft), head }));
+        Ok(draft)
+    }
+
+    /// The head of a draft that was opened later.
+    fn later_head(&self, draft: &Arc<dyn Draft>) -> Option<Arc<ReducedHead>> {
+        let heads = self.later_heads.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_draft =
+            |known: &&LaterHead| std::ptr::addr_eq(known.draft.as_ptr(), Arc::as_ptr(draft));
+        heads.iter().find(of_draft).map(|known| Arc::clone(&known.head))
     }
 }
 
@@ -84,20 +135,7 @@ impl DecodingArguments {
         source: Option<&DraftSource>,
         (draft, mtp): (Option<Arc<dyn Draft>>, Option<MtpBlock>),
     ) -> Result<Models> {
-        // Without other words a draft proposes what it learned to propose.
-        let learned = draft.as_ref().and_then(|draft| draft.most_frequent());
-        let size = self.draft_vocab_size.or(learned.filter(|_| self.draft_vocab.is_none()));
-        let head = self.proposed_tokens(source, size)?.map(|path| {
-            if draft.as_ref().is_some_and(|draft| draft.vocabulary().is_some()) {
-                return Err(Failure::usage(
-                    "--draft-vocab and --draft-vocab-size are for drafts that propose through the \
-                     target's head",
-                )
-                .hint("this one has a vocabulary of its own"));
-            }
-            Ok(Arc::new(ReducedHead::open(&target, &path, size)?))
-        });
-        let head = head.transpose()?;
+        let head = self.head(&target, source, draft.as_deref())?;
         let datastore = match &self.datastore[..] {
             [] => None,
             paths => {
@@ -105,12 +143,42 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        let models = Models { target, tokenizer, draft, mtp, head, datastore, grown: None };
+        let later_heads = Mutex::default();
+        let models =
+            Models { target, tokenizer, draft, mtp, head, datastore, later_heads, grown: None };
         if self.confidence_threshold > 0.0 {
             // Whether the draft can follow it is told before anything is asked of the target.
             self.drafter(&models)?;
         }
         Ok(models)
+    }
+
+    /// Opens a draft with the head that it proposes through, both held as the target is.
+    pub(crate) fn proposer(&self, source: &DraftSource, target: &Target) -> Result<Proposer> {
+        let draft = open_draft(source, target)?;
+        let head = self.head(target, Some(source), Some(draft.as_ref()))?;
+        Ok(Proposer { draft, head })
+    }
+
+    /// The head over fewer tokens that a draft or the target's own block proposes through, if there is one.
+    fn head(
+        &self,
+        target: &Target,
+        source: Option<&DraftSource>,
+        draft: Option<&dyn Draft>,
+    ) -> Result<Option<Arc<ReducedHead>>> {
+        // Without other words a draft proposes what it learned to propose.
+        let learned = draft.and_then(Draft::most_frequent);
+        let size = self.draft_vocab_size.or(learned.filter(|_| self.draft_vocab.is_none()));
+        let Some(path) = self.proposed_tokens(source, size)? else { return Ok(None) };
+        if draft.is_some_and(|draft| draft.vocabulary().is_some()) {
+            return Err(Failure::usage(
+                "--draft-vocab and --draft-vocab-size are for drafts that propose through the \
+                 target's head",
+            )
+            .hint("this one has a vocabulary of its own"));
+        }
+        Ok(Some(Arc::new(ReducedHead::open(target, &path, size)?)))
     }
 
     /// Where the draft lies, if one is asked for; told where the path only leads to it.
@@ -176,20 +244,30 @@ impl DecodingArguments {
 
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        self.drafter_with(models, models.draft.as_deref().map(AnyDraft::from))
+        self.drafter_of(models, models.draft.as_deref().map(AnyDraft::from), models.head.as_ref())
     }
 
-    /// The same with another draft.
+    /// The same with a draft of [`Models::open_another`].
     pub(crate) fn drafter_with<'a>(
         &self,
         models: &'a Models,
-        draft: Option<AnyDraft<'a>>,
+        draft: &Arc<dyn Draft>,
     ) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        let Models { target, mtp, head, .. } = models;
+        let head = models.later_head(draft);
+        self.drafter_of(models, Some(AnyDraft::from(Arc::clone(draft))), head.as_ref())
+    }
+
+    fn drafter_of<'a>(
+        &self,
+        models: &'a Models,
+        draft: Option<AnyDraft<'a>>,
+        head: Option<&Arc<ReducedHead>>,
+    ) -> Result<Option<Box<dyn Drafter + 'a>>> {
+        let Models { target, mtp, .. } = models;
         let model: Option<Box<dyn Drafter>> = match (draft, mtp) {
-            (Some(draft), _) => Some(drafter_of(draft, target, head.as_ref())?),
+            (Some(draft), _) => Some(drafter_of(draft, target, head)?),
             (None, Some(block)) => {
-                Some(Box::new(ModelDrafter::new(MtpModel::new(block, target, head.as_ref())?)))
+                Some(Box::new(ModelDrafter::new(MtpModel::new(block, target, head)?)))
             }
             (None, None) => None,
         };
@@ -268,11 +346,6 @@ pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dy
         draft.hold_as_blocks()?;
     }
     Ok(Arc::from(draft))
-}
-
-/// The same on any thread while a command decodes.
-pub(crate) fn open_draft_beside(source: &DraftSource, target: &Target) -> Result<Arc<dyn Draft>> {
-    own_threads(rayon::current_num_threads())?.install(|| open_draft(source, target))
 }
 
 /// How a target is held as asked; the process's products follow it.

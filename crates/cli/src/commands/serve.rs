@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longdraft_decode::BatchEngine;
-use longdraft_decode::drafter::AnyDraft;
 use longdraft_models::draft::Draft;
 use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
 
 use crate::cli::{PaceChoice, ServeArguments};
 use crate::commands::learn::{self, Learner};
-use crate::decoding::{Models, holdings, open_draft_beside, stop_tokens};
+use crate::decoding::{Models, holdings, stop_tokens};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -39,7 +38,7 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     let mut learner = Learner::open(arguments, &models)?;
     if let Some(learner) = &mut learner {
         models.grown = learner.grown();
-        models.draft = learner.draft(&models)?.or(models.draft);
+        models.take(learner.proposer(&models)?);
     }
     let models = Arc::new(models);
     errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_parts(&models));
@@ -104,13 +103,12 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
                 None => decoding.draft_source()?,
             };
             let source = source.ok_or_else(|| Failure::usage("there is no draft yet"))?;
-            open_draft_beside(&source, &models.target)
+            models.open_another(&decoding, &source)
         };
         Arc::new(move || open().map_err(|failure| failure.message().to_owned())) as Arc<OpenDraft>
     });
     let make = move |draft: &Arc<dyn Draft>| {
-        let draft = AnyDraft::from(Arc::clone(draft));
-        let drafter = decoding.drafter_with(models, Some(draft));
+        let drafter = decoding.drafter_with(models, draft);
         drafter.map_err(|failure| failure.message().to_owned())
     };
     Drafts { open, make: Box::new(make) }

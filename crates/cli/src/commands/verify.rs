@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::export::profile_named;
 use crate::cli::{DecodingArguments, PaceChoice, VerifyArguments};
-use crate::decoding::{Models, encode_text};
+use crate::decoding::{Models, Proposer, encode_text};
 use crate::draft_source::{DraftSource, exports};
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
@@ -200,12 +200,13 @@ fn compare_decoding(
     target: &str,
 ) -> Result<(f64, f64)> {
     let (decoding, models) = open(export, target)?;
-    let own = DraftSource::find(checkpoint)?.open(&models.target)?;
+    let own = Proposer::open(&DraftSource::find(checkpoint)?, &models.target)?;
     let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
     options.max_new_tokens = tokens;
     let prompt = encode_text(TEXT, &models.tokenizer, &models.target)?;
     let tau = |draft: &dyn Draft| -> Result<f64> {
-        let drafter = drafter_of(draft, &models.target, None)?;
+        // What an export says of the head may be less: both are asked through the same one.
+        let drafter = drafter_of(draft, &models.target, own.head.as_ref())?;
         let mut decoder = SpeculativeDecoder::new(&models.target, Some(drafter));
         let mut go_on = |_| std::ops::ControlFlow::Continue(());
         let generation = decoder.generate(&prompt, &options, &mut go_on)?;
@@ -213,7 +214,7 @@ fn compare_decoding(
     };
     let exported =
         models.draft.as_ref().ok_or_else(|| Failure::work("the export is not a draft"))?;
-    Ok((tau(own.as_ref())?, tau(exported.as_ref())?))
+    Ok((tau(own.draft.as_ref())?, tau(exported.as_ref())?))
 }
 
 /// Ids, features and logits of an export on a real text.

@@ -112,12 +112,7 @@ impl DraftGguf {
                 beta_slow: number("scaling.yarn_beta_slow").unwrap_or(1.0),
                 original_context: number("scaling.original_context_length")
                     .unwrap_or(context as f64),
-                attention_factor: yarn_attention_factor(
-                    factor,
-                    number("scaling.attn_factor"),
-                    None,
-                    None,
-                ),
+                attention_factor: self.yarn_attention_factor(factor),
                 truncate: true,
             },
             Some(other) => {
@@ -129,6 +124,14 @@ impl DraftGguf {
         let rope = RopeParameters { theta, scaling, divisors: self.divisors(problems) };
         rope.check(problems);
         rope
+    }
+
+    /// Yarn's factor on cos and sin, as target files say it: `attn_factor` multiplies all of it.
+    fn yarn_attention_factor(&self, factor: f64) -> f64 {
+        let number = |name: &str| self.number(&format!("rope.scaling.{name}"));
+        let all = number("yarn_log_multiplier").filter(|all| *all != 0.0);
+        let own = yarn_attention_factor(factor, number("yarn_attn_factor"), all.map(|_| 1.0), all);
+        number("attn_factor").unwrap_or(1.0) * own
     }
 
     fn divisors(&self, problems: &mut Problems) -> Option<Vec<f32>> {

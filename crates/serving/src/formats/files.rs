@@ -25,6 +25,26 @@ pub(crate) fn torch_dtype(dtype: DType) -> &'static str {
     }
 }
 
+/// Says an unusual factor of yarn on cos and sin as vLLM and SGLang read it, too: as a multiple of the usual one.
+/// Hugging Face reads the whole factor (`attention_factor`), and so do we.
+pub(crate) fn set_attn_factor(config: &mut Value) {
+    for key in ["rope_parameters", "rope_scaling"] {
+        let number = |name: &str| config[key][name].as_f64();
+        let (Some(whole), Some(factor)) = (number("attention_factor"), number("factor")) else {
+            continue;
+        };
+        let share = whole / usual_attention_factor(factor);
+        if (share - 1.0).abs() > 1e-9 {
+            config[key]["attn_factor"] = share.into();
+        }
+    }
+}
+
+/// Yarn's factor on cos and sin where nothing else is said.
+pub(crate) fn usual_attention_factor(factor: f64) -> f64 {
+    if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
+}
+
 /// The target's special tokens, under the keys that engines read.
 pub(crate) fn set_special_tokens(value: &mut Value, target: &TargetConfig) {
     if let Some(bos) = target.bos_token_id {

@@ -9,7 +9,7 @@ use longdraft_models::config::RopeParameters;
 use longdraft_models::error::Problems;
 use longdraft_models::weights::gguf::write::save;
 
-use super::files::gguf_name;
+use super::files::{gguf_name, usual_attention_factor};
 use crate::Profile;
 use crate::error::{Result, ServingError};
 use crate::target::TargetFacts;
@@ -82,8 +82,7 @@ pub(crate) fn holds(scaling: RopeScaling) -> bool {
     let RopeScaling::Yarn { factor, attention_factor, truncate, .. } = scaling else {
         return true;
     };
-    let usual = if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 };
-    truncate && (attention_factor - usual).abs() < 1e-6
+    truncate && (attention_factor - usual_attention_factor(factor)).abs() < 1e-6
 }
 
 fn scaling(scaling: RopeScaling) -> Vec<(&'static str, Value)> {

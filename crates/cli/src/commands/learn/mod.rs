@@ -30,14 +30,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use longdraft_decode::drafter::GrownDatastore;
-use longdraft_models::draft::Draft;
 use longdraft_models::sha256;
 use longdraft_server::{Board, Control, Learning, Lessons, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
 
-use crate::cli::{LearnCommand, LearningArguments, ServeArguments};
+use crate::cli::{DecodingArguments, LearnCommand, LearningArguments, ServeArguments};
 use crate::commands::{remove_folder, require_method};
-use crate::decoding::{Models, open_draft};
+use crate::decoding::{Models, Proposer};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::terminal::counted;
@@ -92,6 +91,8 @@ pub(crate) fn check(arguments: &ServeArguments) -> Result<()> {
 pub(crate) struct Learner {
     folder: PathBuf,
     arguments: LearningArguments,
+    /// How the server drafts.
+    decoding: DecodingArguments,
     state: State,
     store: Store,
     /// The draft that `--draft` leads to, if there is one.
@@ -133,6 +134,7 @@ impl Learner {
         Ok(Some(Self {
             folder: folder.clone(),
             arguments: learning.clone(),
+            decoding: decoding.clone(),
             state,
             store,
             given,
@@ -143,18 +145,19 @@ impl Learner {
         }))
     }
 
-    /// The draft that was learned last, if there is one and it proposes. One that cannot be opened is forgotten:
+    /// The draft that was learned last with its head, if there is one and it proposes. One that cannot be opened is forgotten:
     /// the next training begins with what proposes instead.
     ///
     /// # Errors
     /// - that cannot be written down
-    pub(crate) fn draft(&mut self, models: &Models) -> Result<Option<Arc<dyn Draft>>> {
+    pub(crate) fn proposer(&mut self, models: &Models) -> Result<Option<Proposer>> {
         let Some(number) = self.state.proposing() else { return Ok(None) };
         let place = draft_folder(&self.folder, number);
-        match DraftSource::find(&place).and_then(|source| open_draft(&source, &models.target)) {
-            Ok(draft) => {
+        let open = |source: DraftSource| self.decoding.proposer(&source, &models.target);
+        match DraftSource::find(&place).and_then(open) {
+            Ok(proposer) => {
                 errln!("draft: {}, which was learned", place.display());
-                Ok(Some(draft))
+                Ok(Some(proposer))
             }
             Err(failure) => {
                 let instead =
@@ -228,6 +231,7 @@ impl Learner {
             let trainer = Trainer {
                 folder: self.folder,
                 arguments: self.arguments,
+                decoding: self.decoding,
                 state: self.state,
                 given: self.given,
                 target: self.target,

@@ -17,8 +17,8 @@ use super::rows::LEAST_HELD_OUT;
 use super::state::{Job, Origin, Outcome, Resting, State, TRAINING, draft_folder, drafts};
 use super::store::now;
 use super::{Shared, age_of};
-use crate::cli::{LearnWhen, LearningArguments};
-use crate::decoding::{Models, open_draft_beside};
+use crate::cli::{DecodingArguments, LearnWhen, LearningArguments};
+use crate::decoding::Models;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 
@@ -39,6 +39,8 @@ const LOOK_FOR_AGE: Duration = Duration::from_mins(10);
 pub(super) struct Trainer {
     pub(super) folder: PathBuf,
     pub(super) arguments: LearningArguments,
+    /// How the server drafts.
+    pub(super) decoding: DecodingArguments,
     pub(super) state: State,
     /// The draft that `--draft` leads to, if there is one.
     pub(super) given: Option<PathBuf>,
@@ -306,7 +308,7 @@ impl Trainer {
     }
 
     fn swap(&self, place: &Path) -> std::result::Result<(), SwapError> {
-        let open = || open_draft_beside(&DraftSource::find(place)?, &self.models.target);
+        let open = || self.models.open_another(&self.decoding, &DraftSource::find(place)?);
         let draft = open().map_err(|failure| SwapError::Refused(failure.message().to_owned()))?;
         self.control.swap(draft)
     }

@@ -16,7 +16,7 @@ use super::key_names::{
 };
 use super::speculators;
 use crate::config::{RopeParameters, limits};
-use crate::draft::keys::Keys;
+use crate::draft::keys::{Keys, read_attn_factor};
 use crate::error::{Problems, without_backtrace};
 use crate::ids::LayerId;
 
@@ -87,7 +87,9 @@ impl BlockConfig {
             .map(|kind| kind.0)
             .collect();
         let context = max_position_embeddings;
-        config.rope = RopeParameters::of_draft(value, (context, &kinds), &mut problems);
+        let mut rotary = value.clone();
+        read_attn_factor(&mut rotary);
+        config.rope = RopeParameters::of_draft(&rotary, (context, &kinds), &mut problems);
         if let Some(divisors) = value["rope_divisors"].as_array() {
             let numbers = divisors.iter().filter_map(Value::as_f64);
             config.rope.divisors = Some(numbers.map(|divisor| divisor as f32).collect());

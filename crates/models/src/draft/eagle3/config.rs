@@ -153,6 +153,12 @@ impl Eagle3Config {
                 self.draft_vocab_size, self.vocab_size
             ));
         }
+        if self.embed_proj && self.hidden_size == self.target_hidden_size {
+            problems.push(
+                "`embed_proj` with a draft as wide as its target: engines load the target's embeddings there and leave \
+                 out the projection; set it only with another `hidden_size`",
+            );
+        }
         if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
             problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
         }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use crate::config::{LAYER_KINDS, RopeParameters};
 use crate::draft::files::config_beside;
-use crate::draft::keys::Keys;
+use crate::draft::keys::{Keys, read_attn_factor};
 use crate::draft::speculators::flattened;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
@@ -97,6 +97,7 @@ impl Eagle3Config {
 
     fn read_rope(&mut self, value: &Value, problems: &mut Problems) {
         let mut value = value.clone();
+        read_attn_factor(&mut value);
         for key in ["rope_parameters", "rope_scaling"] {
             let kind = ["rope_type", "type"].iter().find_map(|name| value[key][*name].as_str());
             if kind != Some("dynamic") {

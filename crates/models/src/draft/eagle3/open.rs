@@ -13,11 +13,14 @@ use super::recognise::names_eagle3;
 use super::weights::published_names;
 use crate::config::TargetConfig;
 use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
+use crate::draft::vocabulary::MAP;
 use crate::error::{ModelError, Problems, Result};
 use crate::target_model::Target;
 use crate::weights::WeightSource;
 
 const HEAD: &str = "lm_head.weight";
+/// Layers of a target that a draft without ids could have: its other keys do not depend on it.
+const STAND_IN: usize = 32;
 
 impl Eagle3Draft {
     /// Opens a draft folder, a weight file with its `config.json` beside it, or a GGUF file. A draft
@@ -47,20 +50,22 @@ impl Eagle3Draft {
     }
 
     /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
-    /// file's own.
+    /// file's own. A head that it lacks is the target's, as in [`Self::open`].
     ///
     /// # Errors
-    /// - as [`Self::from_source`]; the file has no head; what is said of it describes another network
-    pub fn load(saved: &SavedDraft, config: &Eagle3Config, embedding: &Tensor) -> Result<Self> {
+    /// - as [`Self::from_source`]; the file has no head and does not propose every token; what is said of it
+    ///   describes another network
+    pub fn load(saved: &SavedDraft, config: &Eagle3Config, target: &Target) -> Result<Self> {
         let (source, rows) = with_rows(saved, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
-        Self::from_source(source.as_ref(), &config, embedding)
+        let source = with_head(source.as_ref(), &config, target)?;
+        Self::from_source(&source, &config, &target.hold_ends()?.embedding()?)
     }
 
     /// Checks that [`Self::load`] finds this network; no tensor is read.
     ///
     /// # Errors
-    /// - the file cannot be opened, has no head, or is said to be another network
+    /// - the file cannot be opened, lacks a head that the target's does not replace, or is said to be another network
     pub fn check_file(saved: &SavedDraft, config: &Eagle3Config) -> Result<()> {
         with_rows(saved, config).map(|_| ())
     }
@@ -73,6 +78,9 @@ fn with_rows(saved: &SavedDraft, config: &Eagle3Config) -> Result<(Box<dyn Weigh
     let names = published_names(source.as_ref())?;
     let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
     let rows = head.and_then(|shape| shape.first().copied());
+    // Without a map it proposes every token: the target's head serves it.
+    let borrows = !names.contains_key(MAP[0]) && config.hidden_size == config.target_hidden_size;
+    let rows = rows.or(borrows.then_some(config.vocab_size));
     let missing = || ModelError::invalid(source.path(), "tensor `lm_head.weight` is missing");
     let rows = rows.ok_or_else(missing)?;
     Ok((source, rows))
@@ -104,17 +112,24 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
 }
 
 impl Eagle3Config {
-    /// What is said of a saved draft; `None` without ids or sizes, where no target fills them in.
+    /// What is said of a saved draft; `None` if nothing is, or if it is a GGUF file that leaves sizes to a target that is
+    /// not given. Without ids of layers those stand for any: see [`Self::says_layers`].
     ///
     /// # Errors
-    /// - it is an unreadable GGUF file
+    /// - it is unusable
     pub fn of_saved(saved: &SavedDraft, target: Option<&TargetConfig>) -> Result<Option<Self>> {
         if let Some(file) = gguf_of(&saved.path) {
             return Ok(GgufDraftSource::open(&file)?.config(target).ok());
         }
         let said = saved.config.as_ref().filter(|value| names_eagle3(value));
-        let layers = target.map(|target| target.num_hidden_layers);
-        Ok(said.and_then(|value| Self::from_json(value, layers).ok()))
+        let read = |value: &Value| Self::from_json(value, Some(STAND_IN));
+        said.map(read).transpose().map_err(in_file(&saved.path))
+    }
+
+    /// Whether a saved draft that [`Self::of_saved`] reads says which layers it taps.
+    pub fn says_layers(saved: &SavedDraft) -> bool {
+        // A GGUF file without them is not read.
+        saved.config.as_ref().is_none_or(|value| Self::from_json(value, None).is_ok())
     }
 }
 
@@ -132,7 +147,7 @@ fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
             problems.push(format!("the draft has `{name}` = {found}: set `draft.{name}: {found}`"));
         }
     }
-    if config.target_layers != wanted.target_layers {
+    if Eagle3Config::says_layers(saved) && config.target_layers != wanted.target_layers {
         let ids = config.target_layers.map(|layer| layer.0);
         problems.push(format!(
             "the draft reads the outputs of layers {ids:?}: set `draft.target_layers: {ids:?}`"

@@ -259,6 +259,9 @@ fn a_narrower_draft_reads_projected_or_own_embeddings() -> Result<()> {
     let projected = draft(&Eagle3Config { embed_proj: true, ..narrow.clone() });
     assert_eq!(projected.embed(&[1, 2, 3])?.dims(), [3, 8]);
     assert!(projected.embed(&[VOCABULARY as u32]).is_err());
+    // At the target's width engines would leave the projection out.
+    let as_wide = Eagle3Config { embed_proj: true, ..config() }.problems().to_string();
+    assert!(as_wide.contains("`embed_proj` with a draft as wide as its target"), "{as_wide}");
 
     let mut tensors = projected.stored_tensors()?;
     tensors.retain(|(name, _)| name != "embed_proj.weight");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::Block;
 use crate::Profile;
-use crate::formats::files::{set_special_tokens, torch_dtype};
+use crate::formats::files::{set_attn_factor, set_special_tokens, torch_dtype};
 use crate::formats::speculators::folder;
 use crate::target::TargetFacts;
 
@@ -36,6 +36,7 @@ pub(super) fn render(
     dtype: DType,
 ) -> Value {
     let mut plain = config.to_json(block.architectures[0]);
+    set_attn_factor(&mut plain);
     if profile == Profile::Speculators {
         return speculators((block, config), plain, target, dtype);
     }

@@ -5,7 +5,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, LAYER_IDS, TAPPED_LAYERS};
 use serde_json::{Value, json};
 
 use crate::Profile;
-use crate::formats::files::{set_special_tokens, torch_dtype};
+use crate::formats::files::{set_attn_factor, set_special_tokens, torch_dtype};
 use crate::formats::speculators::folder;
 use crate::target::TargetFacts;
 
@@ -48,6 +48,7 @@ pub(super) fn render(
 /// The keys of our own `config.json` in an engine's dialect, without layer ids.
 fn common(config: &Eagle3Config, dtype: DType) -> Value {
     let mut value = config.to_json();
+    set_attn_factor(&mut value);
     let rope = value["rope_parameters"].clone();
     if let Some(keys) = value.as_object_mut() {
         for ours in ["embed_proj", "attention_window", "rope_divisors", "initializer_range"] {
@@ -121,6 +122,33 @@ mod tests {
     use longdraft_models::LayerId;
 
     use super::*;
+
+    /// Engines multiply the usual factor, Hugging Face takes the whole one.
+    #[test]
+    fn an_unusual_factor_of_yarn_is_said_in_both_forms() {
+        let json = |given: Value| {
+            let json = json!({
+                "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+                "vocab_size": 10, "max_position_embeddings": 64, "rope_scaling": given
+            });
+            Eagle3Config::from_json(&json, Some(32)).expect("valid")
+        };
+        let yarn = |name: &str, factor: f64| {
+            json(json!({"rope_type": "yarn", "factor": 4.0, name: factor}))
+        };
+        let usual = 0.1 * 4.0_f64.ln() + 1.0;
+        let config = yarn("attention_factor", 1.5 * usual);
+        let written = common(&config, DType::F32);
+        for key in ["rope_parameters", "rope_scaling"] {
+            let share = written[key]["attn_factor"].as_f64().expect("a number");
+            assert!((share - 1.5).abs() < 1e-12, "{key}: {share}");
+        }
+        let read = Eagle3Config::from_json(&written, Some(32)).expect("valid");
+        assert_eq!(read.rope, config.rope, "the whole factor wins");
+        assert_eq!(yarn("attn_factor", 1.5).rope, config.rope);
+        let plain = common(&yarn("beta_fast", 32.0), DType::F32);
+        assert!(plain["rope_parameters"]["attn_factor"].is_null());
+    }
 
     /// The table of conventions: the same tensors under every reader's numbers.
     #[test]

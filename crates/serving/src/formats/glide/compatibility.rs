@@ -26,6 +26,11 @@ pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig)
         config.head_dim * config.num_attention_heads == config.hidden_size,
         "the published layer has head_dim = hidden_size / num_attention_heads",
     );
+    fit.warn(
+        config.draft_vocab_size.is_none(),
+        "`draft_vocab_size`: the published scripts propose from the whole vocabulary, of which the draft learned a \
+         part: acceptance may be lower there",
+    );
     fit.refuse(
         config.hidden_size == target.hidden_size
             && config.num_key_value_heads == target.num_key_value_heads,
@@ -42,4 +47,26 @@ pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig)
         "RoPE divisors of a GGUF target have no key in config.json: train with the target's Hugging Face folder",
     );
     fit
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_draft_of_fewer_tokens_is_warned_of() {
+        let target = TargetConfig::from_json(&json!({
+            "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
+        }))
+        .expect("configuration");
+        let whole = GlideConfig::for_target(&target, None);
+        let part = GlideConfig { draft_vocab_size: Some(40), ..whole.clone() };
+        let warnings = |config: &GlideConfig| fit(Profile::Longspec, config, &target).warnings;
+        assert!(warnings(&whole).is_empty());
+        let told = warnings(&part).join("; ");
+        assert!(told.contains("`draft_vocab_size`"), "{told}");
+    }
 }

@@ -97,7 +97,7 @@ impl DraftMethod for Eagle3 {
         // Without a word of it the head's rows decide.
         let is_said =
             start.config.as_ref().is_none_or(|said| said.get("draft_vocab_size").is_some());
-        Ok(keys(json!({
+        let mut known = keys(json!({
             "draft_vocab_size": is_said.then_some(found.draft_vocab_size),
             "target_layers": found.target_layers.map(|layer| layer.0),
             "fc_norm": found.fc_norm, "norm_output": found.norm_output,
@@ -106,7 +106,11 @@ impl DraftMethod for Eagle3 {
             "intermediate_size": found.intermediate_size,
             "num_attention_heads": found.num_attention_heads,
             "num_key_value_heads": found.num_key_value_heads, "head_dim": found.head_dim,
-        })))
+        }));
+        if !Eagle3Config::says_layers(start) {
+            known.shift_remove("target_layers");
+        }
+        Ok(known)
     }
 
     fn open_keys(&self) -> &'static [&'static [&'static str]] {
@@ -210,7 +214,7 @@ fn build(
             Eagle3Draft::initialise(&sizes, map, &ends.embedding()?, *seed)?
         }
         Some(start) => {
-            let trained = Eagle3Draft::load(start, &sizes, &ends.embedding()?)?;
+            let trained = Eagle3Draft::load(start, &sizes, target)?;
             let kept = trained.vocabulary().draft_size();
             if wanted.remap {
                 trained
@@ -296,6 +300,25 @@ mod tests {
     use longdraft_models::published::published_config;
 
     use super::*;
+
+    /// Flags hold whatever layers a draft reads; what cannot be read is told.
+    #[test]
+    fn a_draft_without_ids_of_layers_says_its_flags() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let wanted =
+            Eagle3DraftConfig { norm_before_residual: true, ..Eagle3DraftConfig::default() };
+        let mut said = sizes(&wanted, &target).expect("sizes").to_json();
+        said["eagle_config"] = Value::Null;
+        let start = |said: &Value| SavedDraft { path: "draft".into(), config: Some(said.clone()) };
+        let known = Eagle3::default().keys_of(&start(&said)).expect("keys");
+        assert_eq!(known["norm_before_residual"], true);
+        assert!(!known.contains_key("target_layers"));
+        let error = Eagle3::default().check_start(&target, &start(&said)).expect_err("refused");
+        assert!(error.to_string().contains("set `draft.norm_before_residual: true`"), "{error}");
+        said["norm_before_fc"] = true.into();
+        let error = Eagle3::default().keys_of(&start(&said)).expect_err("refused").to_string();
+        assert!(error.contains("`norm_before_fc` = true is not supported"), "{error}");
+    }
 
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]

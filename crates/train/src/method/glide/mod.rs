@@ -81,6 +81,9 @@ impl DraftMethod for Glide {
     }
 
     fn recipe(&self, room: &Room<'_>) -> Option<Recipe> {
+        if !GlideConfig::problems_of(room.target).0.is_empty() {
+            return None;
+        }
         let rate = |at_576| rate_at(room.target.hidden_size, at_576);
         // Random values learn better at a half to a quarter of the rate (docs/results/training-choices.md).
         let starts = starts(room.target, rate(4e-3), rate(1.4e-3));
@@ -98,9 +101,8 @@ impl DraftMethod for Glide {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        let glide = self.layer(target);
+        let glide = continued(self.layer(target), start)?;
         glide.problems_with(target).into_result(&start.path)?;
-        check_same_network(&glide, start)?;
         Ok(GlideDraft::check_file(&start.path, &glide)?)
     }
 
@@ -117,7 +119,8 @@ impl DraftMethod for Glide {
     }
 
     fn open_keys(&self) -> &'static [&'static [&'static str]] {
-        &[&["draft_vocab_size"]]
+        // Weights of delays say how many there are.
+        &[&["draft_vocab_size"], &["gamma", "delay_weights"]]
     }
 
     /// How long its chains are is no part of its network: all drafts are measured with the same.
@@ -131,11 +134,12 @@ impl DraftMethod for Glide {
     fn build(&self, materials: &Materials<'_>, _: &mut dyn Observer) -> Result<Box<dyn Objective>> {
         let Materials { teacher, seed, target, .. } = materials;
         let glide = self.layer(target.config());
+        let glide = match materials.start {
+            Some(start) => continued(glide, start)?,
+            None => glide,
+        };
         let draft = match materials.start {
-            Some(start) => {
-                check_same_network(&glide, start)?;
-                GlideDraft::load(&start.path, &glide, target)?
-            }
+            Some(start) => GlideDraft::load(&start.path, &glide, target)?,
             None => GlideDraft::initialise(&glide, target, self.init, *seed)?,
         };
         let weights = self.delay_weights.clone();
@@ -162,6 +166,15 @@ fn vocabulary(glide: &GlideConfig, materials: &Materials<'_>) -> Result<Option<V
     };
     let (kept, _) = VocabularyMap::most_frequent(counts, size, Ties::LowerId, &[])?;
     Ok(Some(kept))
+}
+
+/// The layer that goes on from a draft: it looks back as far as the draft does, for which there is no key.
+fn continued(mut wanted: GlideConfig, start: &SavedDraft) -> Result<GlideConfig> {
+    check_same_network(&wanted, start)?;
+    if let Some(found) = GlideConfig::of_saved(start)? {
+        wanted.self_window = found.self_window;
+    }
+    Ok(wanted)
 }
 
 /// Weights fit a layer with the target's norm and one without: what is said of them must hold.
@@ -267,12 +280,22 @@ mod tests {
         let config = serde_json::to_value(draft.layer(&target)).expect("JSON");
         let start = SavedDraft { path: "draft".into(), config: Some(config) };
         let known = Glide::default().keys_of(&start).expect("keys");
-        let again: Glide = serde_json::from_value(known.into()).expect("read");
+        let again: Glide = serde_json::from_value(known.clone().into()).expect("read");
         assert_eq!(again.layer(&target), draft.layer(&target));
         assert!(check_same_network(&draft.layer(&target), &start).is_ok());
         let other = check_same_network(&Glide::default().layer(&target), &start);
         let error = other.expect_err("another norm").to_string();
         assert!(error.contains("set `draft.final_norm: target`"), "{error}");
+        // Its length is its own where none is configured, and its window always.
+        let left = |draft: Glide| draft.boxed().left_open(&known).get("gamma").cloned();
+        assert_eq!(left(Glide::default()), Some(3.into()));
+        assert_eq!(left(Glide { gamma: Some(7), ..Glide::default() }), None);
+        assert_eq!(left(Glide { delay_weights: Some(vec![1.0; 2]), ..Glide::default() }), None);
+        let narrow = GlideConfig { self_window: 64, ..draft.layer(&target) };
+        let config = serde_json::to_value(&narrow).expect("JSON");
+        let start_of_narrow = SavedDraft { path: "draft".into(), config: Some(config) };
+        let layer = continued(draft.layer(&target), &start_of_narrow).expect("the same network");
+        assert_eq!(layer, narrow);
         // Files that say nothing are those of any layer.
         let unsaid = SavedDraft { path: "draft".into(), config: None };
         assert!(Glide::default().keys_of(&unsaid).expect("keys").is_empty());

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::iter::Enumerate;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use longdraft_data::conversation::Conversation;
@@ -13,7 +14,6 @@ use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDra
 use longdraft_decode::{
     BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
 };
-use longdraft_models::draft::Draft;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
 use longdraft_models::{ModelError, TargetTokenId};
@@ -22,7 +22,7 @@ use super::dialogue::{Dialogue, asked, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
 use super::{Answered, Hears, Reached};
 use crate::cli::DataRegenerateArguments;
-use crate::decoding::stop_tokens;
+use crate::decoding::{Proposer, stop_tokens};
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
@@ -35,7 +35,7 @@ pub(crate) struct Writer<'a> {
     pub(crate) arguments: &'a DataRegenerateArguments,
     pub(crate) target: &'a Target,
     pub(crate) tokenizer: &'a TextTokenizer,
-    pub(crate) draft: Option<&'a dyn Draft>,
+    pub(crate) draft: Option<&'a Proposer>,
     pub(crate) hears: Option<&'a RefCell<dyn Hears + 'a>>,
 }
 
@@ -118,7 +118,12 @@ impl Writer<'_> {
 
     fn drafters(&self) -> Result<Vec<Option<Box<dyn Drafter + '_>>>> {
         let drafter = |_| -> longdraft_decode::Result<Option<Box<dyn Drafter + '_>>> {
-            let model = self.draft.map(|draft| drafter_of(draft, self.target, None)).transpose()?;
+            let model = match self.draft {
+                Some(Proposer { draft, head }) => {
+                    Some(drafter_of(Arc::clone(draft), self.target, head.as_ref())?)
+                }
+                None => None,
+            };
             Ok(match (model, self.arguments.lookup) {
                 (Some(model), true) => {
                     let lookup = LookupDrafter::new();
