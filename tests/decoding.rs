@@ -271,6 +271,10 @@ fn lines_with_a_slash_are_commands_of_a_conversation() {
     assert_eq!(after["tokens"], first["tokens"], "nothing else was said: {told}");
     assert_eq!(told.matches("tokens after a prompt").count(), 2);
     assert!(told.contains("/system TEXT") && told.contains("/save is not a command"), "{told}");
+    // What does not fit is taken back, and the conversation goes on.
+    let (after, told) = said(&format!("{}\nhello\n", "long ".repeat(20_000)));
+    assert_eq!(after["tokens"], first["tokens"], "{told}");
+    assert!(told.contains("leaves no room") && told.contains("hint: /clear"), "{told}");
     let (other, _) = said("/system be brief\nhello\n");
     let with =
         last_json(&stdout(&fed(&[&common[..], &["--system", "be brief"]].concat(), "hello\n")));

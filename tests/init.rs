@@ -134,6 +134,10 @@ fn pretraining_begins_with_the_commands_that_make_its_data() {
     for command in &next[..3] {
         run_printed(dir.path(), command);
     }
+    // What is held out fills rows.
+    let held_out = dir.path().join("runs/small/data/val_000000.bin");
+    let bytes = std::fs::metadata(held_out).expect("held-out text").len();
+    assert!(bytes > 4 * 2 * 512, "{bytes}");
     // Shards that are there need their tokenizer.
     let shards = ["--for", "pretrain", "--yes", "--data", "runs/small/data/train_000000.bin"];
     let text = refusal(&init(dir.path(), &[&["a.yaml"], &shards[..]].concat()));
@@ -153,6 +157,18 @@ fn fit_gets_a_command_and_wrong_answers_are_told() {
     let command = "longdraft fit org/name:Q4_K_M --time 7200s --output runs/fit/name";
     assert!(told.contains(command), "{told} {}", stderr(&output));
     assert!(!dir.path().join("longdraft.yaml").exists());
+    let several = ["--for", "fit", "--data", "shipped", "--data", ".", "--yes"];
+    let text = refusal(&init(dir.path(), &several));
+    assert!(text.contains("fit takes one file or folder"), "{text}");
+    let demonstration = tempfile::tempdir().expect("tempdir");
+    let output = init(
+        demonstration.path(),
+        &["--for", "fit", "--method", "glide", "--yes", "--json", "--output", "runs/my fit"],
+    );
+    let next = last_json(&stdout(&output))["next"][0].as_str().unwrap_or_default().to_owned();
+    let words = shlex::split(&next).expect("a command");
+    assert!(demonstration.path().join(&words[2]).is_file(), "{next} {}", stderr(&output));
+    assert!(next.contains(" --method glide "), "{next}");
     std::fs::write(dir.path().join("file"), "x").expect("written");
     for (wrong, says) in [
         (

@@ -161,6 +161,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     // Finished: nothing is left to do, and the report reads the run.
     let again = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
     assert_eq!(again["result"], *result);
+    assert!(again["median_tokens_per_second"].is_null() && again["gflops"].is_null(), "{again}");
     succeed(&["report", &shop.path("run")]);
 }
 

@@ -6,9 +6,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Problem;
+use super::interpolate;
 use super::place::{Union, alternative, keys_at, place_at};
 use super::renamed::{moved_keys, renamed, stands_under_an_old_name};
-use super::tree::{Node, inside};
+use super::tree::{Node, Tree, inside};
 use super::validate::{Fault, FaultKind, faults, listed};
 
 /// The JSON Schema of a configuration type.
@@ -36,6 +37,56 @@ pub(crate) fn typed<T: JsonSchema + DeserializeOwned>(node: &Node) -> Result<T, 
     }
     // The schema says less than the types about some values; serde has the last word.
     serde_json::from_value(value).map_err(|error| vec![Problem::at(&node.origin, error)])
+}
+
+/// A tree without references, with a variable's own text where a text is wanted and its value reads as
+/// something else: a job's number as a folder's name. `unresolved` is the tree with its references.
+pub(crate) fn with_texts<T: JsonSchema>(mut resolved: Node, unresolved: &Node) -> Node {
+    let schema = schema_of::<T>();
+    let value = resolved.to_json();
+    let mut places = Vec::new();
+    text_places(&faults(&schema, &schema, &value), &schema, &value, &mut places);
+    if places.is_empty() {
+        return resolved;
+    }
+    let Ok(texts) = interpolate::resolve_as_texts(unresolved) else { return resolved };
+    for place in places {
+        let names =
+            || place.split('/').skip(1).map(|name| name.replace("~1", "/").replace("~0", "~"));
+        let text = names().try_fold(&texts, |node, name| node.child(&name));
+        let node = names().try_fold(&mut resolved, |node, name| node.child_mut(&name));
+        let (Some(text), Some(node)) = (text, node) else { continue };
+        let is_text =
+            |tree: &Tree| matches!(tree, Tree::Scalar(Value::String(text)) if !text.is_empty());
+        if matches!(node.value, Tree::Scalar(_)) && !is_text(&node.value) && is_text(&text.value) {
+            node.value = text.value.clone();
+        }
+    }
+    resolved
+}
+
+/// JSON pointers of what is no text where one is possible.
+fn text_places(faults: &[Fault<'_>], schema: &Value, value: &Value, places: &mut Vec<String>) {
+    for fault in faults {
+        let is_text = match &fault.kind {
+            FaultKind::Type(names) => names.contains(&"string"),
+            FaultKind::Constant(options) => options.iter().any(Value::is_string),
+            FaultKind::Alternatives(branches) => {
+                let union = Union::at(schema, &dotted(&fault.place), value);
+                let chosen = union.map(|union| union.chosen);
+                for (index, branch) in branches.iter().enumerate() {
+                    if chosen.is_none_or(|chosen| chosen == Some(index)) {
+                        text_places(branch, schema, value, places);
+                    }
+                }
+                false
+            }
+            _ => false,
+        };
+        if is_text {
+            places.push(fault.place.clone());
+        }
+    }
 }
 
 /// Numbers with a point or an exponent where a whole number is wanted: to a schema `1e3` is whole, to

@@ -7,7 +7,9 @@ use serde_json::Value;
 
 use super::overrides::{Change, Override};
 use super::tree::{Node, Origin, Tree};
-use super::{Composed, Located, LocatedStage, Problem, check, compose, located};
+use super::{
+    Composed, Located, LocatedStage, Problem, check, compose, interpolate, located, origins,
+};
 
 /// Every stage of a curriculum, checked each for itself and for what it hands on.
 pub(crate) fn composed(
@@ -22,14 +24,15 @@ pub(crate) fn composed(
     if items.is_empty() {
         return Err(vec![Problem::at(&origin, "`stages` is empty")]);
     }
-    let output = match common.child("output").map(Node::to_json) {
+    let written = match common.child("output").map(Node::to_json) {
         Some(Value::String(output)) => PathBuf::from(output),
         _ => return Err(vec![Problem::at(&common.origin, "`output` is missing")]),
     };
+    let output = output(common, changes)?;
     let mut problems = Vec::new();
     let mut trees = Vec::new();
     for item in items {
-        match stage_tree(common, item, &output) {
+        match stage_tree(common, item, &written) {
             Ok(tree) => trees.push(tree),
             Err(problem) => problems.push(problem),
         }
@@ -57,6 +60,24 @@ pub(crate) fn composed(
     } else {
         Err(problems)
     }
+}
+
+/// The folder of the whole, without references.
+fn output(common: &Node, changes: &[Override]) -> std::result::Result<PathBuf, Vec<Problem>> {
+    let mut shared = common.clone();
+    for change in changes {
+        // One that fits no stage is told of there.
+        let _ = over_all(change).apply(&mut shared);
+    }
+    let resolved = interpolate::resolve_key(&shared, "output")?;
+    let origin = shared.origin_of("output");
+    let text = resolved.as_ref().map(Node::to_json);
+    let Some(text) = text.as_ref().and_then(Value::as_str).filter(|text| !text.is_empty()) else {
+        return Err(vec![Problem::at(origin, "`output` is not a folder's name")]);
+    };
+    let entries = resolved.iter().map(|node| ("output".to_owned(), node.clone())).collect();
+    origins::references(&shared, &Node::new(Tree::Map(entries), origin.clone()))?;
+    Ok(PathBuf::from(text))
 }
 
 /// Gives a stage what its draft leaves open of the network that the stage before trains.
@@ -168,18 +189,21 @@ fn is_folder_name(name: &str) -> bool {
 /// Arguments go over every stage; one that fits no stage is a problem.
 fn apply_to_all(changes: &[Override], stages: &mut [StageTree], problems: &mut Vec<Problem>) {
     for change in changes {
-        let change = match &change.change {
-            // A key may be set in some stages and not in others.
-            Change::Add(value) if !matches!(value.value, Tree::List(_)) => {
-                let set = Change::Set(value.clone());
-                &Override { change: set, ..change.clone() }
-            }
-            _ => change,
-        };
+        let change = over_all(change);
         let failed: Vec<Problem> =
             stages.iter_mut().filter_map(|stage| change.apply(&mut stage.tree).err()).collect();
         if failed.len() == stages.len() {
             problems.extend(failed.into_iter().next());
         }
+    }
+}
+
+/// A change as it goes over stages: a key may be set in some of them and not in others.
+fn over_all(change: &Override) -> Override {
+    match &change.change {
+        Change::Add(value) if !matches!(value.value, Tree::List(_)) => {
+            Override { change: Change::Set(value.clone()), ..change.clone() }
+        }
+        _ => change.clone(),
     }
 }

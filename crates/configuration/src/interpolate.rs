@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::Problem;
-use super::tree::{Node, Tree, inside};
+use super::tree::{Node, Tree, inside, is_quoted};
 
 /// Values and bytes of text that a configuration may come to. References to references double it with
 /// every line; a configuration of a thousand sources has less than a tenth of this.
@@ -17,10 +17,18 @@ const DEEPEST: usize = 512;
 
 /// Replaces every reference; all that cannot be replaced is reported.
 pub(crate) fn resolve(root: &Node) -> Result<Node, Vec<Problem>> {
-    let mut resolver =
-        Resolver { root, active: Vec::new(), problems: Vec::new(), expanded: 0, depth: 0 };
-    let resolved = resolver.node(root, "");
-    if resolver.problems.is_empty() { Ok(resolved) } else { Err(resolver.problems) }
+    Resolver::new(root, false).finish(root, "")
+}
+
+/// As [`resolve`], but values of the environment stay texts.
+pub(crate) fn resolve_as_texts(root: &Node) -> Result<Node, Vec<Problem>> {
+    Resolver::new(root, true).finish(root, "")
+}
+
+/// As [`resolve_as_texts`] of one key; none if it is not there.
+pub(crate) fn resolve_key(root: &Node, key: &str) -> Result<Option<Node>, Vec<Problem>> {
+    let node = root.at(key);
+    node.map(|node| Resolver::new(root, true).finish(node, key)).transpose()
 }
 
 struct Resolver<'a> {
@@ -32,9 +40,20 @@ struct Resolver<'a> {
     expanded: usize,
     /// Maps and lists around the value at hand.
     depth: usize,
+    /// Whether values of the environment stay texts.
+    as_texts: bool,
 }
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
+    fn new(root: &'a Node, as_texts: bool) -> Self {
+        Self { root, active: Vec::new(), problems: Vec::new(), expanded: 0, depth: 0, as_texts }
+    }
+
+    fn finish(mut self, node: &Node, key: &str) -> Result<Node, Vec<Problem>> {
+        let resolved = self.node(node, key);
+        if self.problems.is_empty() { Ok(resolved) } else { Err(self.problems) }
+    }
+
     /// Counts a value towards the limits; the first one beyond them is told, and the last one that is
     /// resolved.
     fn is_beyond_limits(&mut self, node: &Node, key: &str) -> bool {
@@ -128,7 +147,7 @@ impl Resolver<'_> {
             out.push_str(&rest[..start]);
             let end = closing(&rest[start + 2..]).ok_or("a `${` is not closed")?;
             let reference = &rest[start + 2..start + 2 + end];
-            match self.reference(reference, key)? {
+            match self.joined(reference, key)? {
                 Tree::Scalar(Value::String(value)) => out.push_str(&value),
                 Tree::Scalar(Value::Null) => out.push_str("null"),
                 Tree::Scalar(value) => out.push_str(&value.to_string()),
@@ -140,9 +159,17 @@ impl Resolver<'_> {
         Ok(Tree::Scalar(Value::String(out)))
     }
 
+    /// A reference inside of a text: a variable's value goes into it as it is.
+    fn joined(&mut self, reference: &str, key: &str) -> Result<Tree, String> {
+        let before = std::mem::replace(&mut self.as_texts, true);
+        let value = self.reference(reference, key);
+        self.as_texts = before;
+        value
+    }
+
     fn reference(&mut self, reference: &str, key: &str) -> Result<Tree, String> {
         if let Some(name) = reference.strip_prefix("oc.env:") {
-            return environment(name);
+            return self.environment(name, key);
         }
         if reference.contains(':') {
             return Err(format!("`${{{reference}}}`: only keys and `oc.env:` can be referred to"));
@@ -151,10 +178,7 @@ impl Resolver<'_> {
         if self.active.contains(&wanted) {
             return Err(format!("`{wanted}` refers to itself"));
         }
-        if self.active.len() >= MOST_REFERENCES {
-            self.end();
-            return Err(format!("more than {MOST_REFERENCES} references lead to each other"));
-        }
+        self.check_depth()?;
         let Some(node) = self.root.at(&wanted) else {
             return Err(format!("there is no key `{wanted}`"));
         };
@@ -162,6 +186,49 @@ impl Resolver<'_> {
         let resolved = self.node(node, &wanted);
         self.active.pop();
         Ok(resolved.value)
+    }
+
+    fn check_depth(&mut self) -> Result<(), String> {
+        if self.active.len() < MOST_REFERENCES {
+            return Ok(());
+        }
+        self.end();
+        Err(format!("more than {MOST_REFERENCES} references lead to each other"))
+    }
+
+    /// An environment variable, or its default, which may hold references.
+    fn environment(&mut self, name: &str, key: &str) -> Result<Tree, String> {
+        let (name, default) = match name.split_once(',') {
+            Some((name, default)) => (name.trim(), Some(default.trim())),
+            None => (name.trim(), None),
+        };
+        match (std::env::var(name), default) {
+            (Ok(value), _) => Ok(Tree::Scalar(self.scalar(value.trim()))),
+            (Err(_), Some(default)) if default.contains("${") => {
+                self.check_depth()?;
+                // No key is named like that.
+                self.active.push(format!("oc.env:{name}"));
+                let value = self.text(default, key);
+                self.active.pop();
+                value
+            }
+            (Err(_), Some(default)) => Ok(Tree::Scalar(self.scalar(default))),
+            (Err(_), None) => Err(format!(
+                "the environment variable `{name}` is not set (a default is written ${{oc.env:{name},VALUE}})"
+            )),
+        }
+    }
+
+    /// A text as a YAML scalar. Quotes go; another text stays as it is.
+    fn scalar(&self, text: &str) -> Value {
+        if text.is_empty() && !self.as_texts {
+            return Value::Null;
+        }
+        match Node::parse_value(text).map(|node| node.value) {
+            Ok(Tree::Scalar(value)) if value.is_string() && is_quoted(text) => value,
+            Ok(Tree::Scalar(value)) if !value.is_string() && !self.as_texts => value,
+            _ => Value::String(text.to_owned()),
+        }
     }
 }
 
@@ -212,27 +279,6 @@ pub(super) fn absolute(reference: &str, key: &str) -> Result<String, String> {
     Ok(parts.join("."))
 }
 
-/// An environment variable, read as a YAML scalar.
-fn environment(name: &str) -> Result<Tree, String> {
-    let (name, default) = match name.split_once(',') {
-        Some((name, default)) => (name.trim(), Some(default.trim())),
-        None => (name.trim(), None),
-    };
-    let text = match (std::env::var(name), default) {
-        (Ok(value), _) => value,
-        (Err(_), Some(default)) => default.to_owned(),
-        (Err(_), None) => {
-            return Err(format!(
-                "the environment variable `{name}` is not set (a default is written ${{oc.env:{name},VALUE}})"
-            ));
-        }
-    };
-    match serde_saphyr::from_str::<Value>(&text) {
-        Ok(value) if !value.is_object() && !value.is_array() => Ok(Tree::Scalar(value)),
-        _ => Ok(Tree::Scalar(Value::String(text))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;
@@ -264,6 +310,24 @@ mod tests {
         let value = value.expect("resolved");
         assert_eq!(value["a"], 7);
         assert_eq!(value["b"].as_str(), std::env::var("PATH").ok().as_deref());
+    }
+
+    #[test]
+    fn defaults_may_be_references_and_lose_nothing_as_comments() {
+        let value = resolved(
+            "n: 4\na: '${oc.env:LONGDRAFT_SURELY_UNSET,${oc.env:LONGDRAFT_NEITHER,${n}}}'\n\
+             b: '${oc.env:LONGDRAFT_SURELY_UNSET,retry of #3}'\n\
+             c: '${oc.env:LONGDRAFT_SURELY_UNSET,y}'\nd: 'job-${oc.env:LONGDRAFT_SURELY_UNSET,007}'\n\
+             e: x${oc.env:LONGDRAFT_SURELY_UNSET,}\nf: '${oc.env:LONGDRAFT_SURELY_UNSET,\"5\"}'\n",
+        );
+        let expected = serde_json::json!({
+            "n": 4, "a": 4, "b": "retry of #3", "c": "y", "d": "job-007", "e": "x", "f": "5",
+        });
+        assert_eq!(value, Ok(expected));
+        let deep = "${oc.env:LONGDRAFT_SURELY_UNSET,".repeat(1000);
+        let problems = resolved(&format!("a: '{deep}1{}'\n", "}".repeat(1000)));
+        let problems = problems.expect_err("too deep");
+        assert!(problems[0].contains("more than 64 references"), "{}", problems[0]);
     }
 
     #[test]

@@ -334,7 +334,7 @@ pub fn recorded_text(path: &Path, key: &str) -> Result<Option<String>> {
     let has_reference = |node: &Node| node.to_json().as_str().is_some_and(|t| t.contains("${"));
     let node = match root.at(key) {
         Some(node) if has_reference(node) => {
-            let resolved = interpolate::resolve(&root)?;
+            let resolved = interpolate::resolve_as_texts(&root)?;
             resolved.at(key).cloned()
         }
         other => other.cloned(),
@@ -424,7 +424,7 @@ fn checked<T: JsonSchema + DeserializeOwned>(
     tree: &Node,
     rules: fn(&T) -> Vec<Broken>,
 ) -> Validated<(T, Node)> {
-    let tree = interpolate::resolve(tree)?;
+    let tree = check::with_texts::<T>(interpolate::resolve(tree)?, tree);
     let (config, mut problems, wrong) = match check::typed::<T>(&tree) {
         Ok(config) => (Some(config), Vec::new(), Vec::new()),
         Err(problems) => {

@@ -49,7 +49,7 @@ impl Override {
         } else {
             let (key, value) =
                 text.split_once('=').ok_or_else(|| wrong("there is no `=`".into()))?;
-            let value = Node::parse(value, std::path::Path::new("value"))
+            let value = Node::parse_value(value)
                 .map_err(|problem| wrong(format!("bad value: {problem}")))?;
             let value = from_command_line(value, &without_password(text));
             match (key.strip_prefix("++"), key.strip_prefix('+')) {
@@ -190,6 +190,11 @@ mod tests {
         );
         let appended = applied(TEXT, &["+l={name: z}"]).expect("appended");
         assert_eq!(appended["l"][2]["name"], "z");
+        let noted = applied(TEXT, &["a.b=retry of #3", "+a.c=#1", "+a.d='x' # y", "+a.e=[z]"]);
+        let expected = serde_json::json!({
+            "b": "retry of #3", "c": "#1", "d": "'x' # y", "e": ["z"],
+        });
+        assert_eq!(noted.expect("applied")["a"], expected);
         assert_eq!(applied(TEXT, &["++a.b=3"]).expect("forced")["a"]["b"], 3);
     }
 

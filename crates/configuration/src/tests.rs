@@ -381,3 +381,32 @@ fn numbers_that_no_run_can_have_are_told_or_do_no_harm() {
     });
     assert!(count > 40, "{count}");
 }
+
+#[test]
+fn a_curriculum_lies_where_its_references_lead() {
+    let of = |output: &str, arguments: &[&str]| {
+        let text = CURRICULUM.replace("output: runs/c", &format!("output: '{output}'"));
+        let Composed::Curriculum { output, stages } = parse(&text, arguments).expect("valid")
+        else {
+            panic!("stages")
+        };
+        assert_eq!(stages[0].located.config.output, output.join("base"));
+        output
+    };
+    let unset = "${oc.env:LONGDRAFT_SURELY_UNSET,runs/def}/long";
+    assert_eq!(of(unset, &[]), Path::new("runs/def/long"));
+    assert_eq!(of("${oc.env:LONGDRAFT_SURELY_UNSET,123}", &[]), Path::new("123"));
+    assert_eq!(of("runs/${train.seed}", &["train.seed=8"]), Path::new("runs/8"));
+    assert_problems(CURRICULUM, &["output=${nowhere}/x"], &["there is no key `nowhere`"]);
+    assert_problems(CURRICULUM, &["output=${oc.env:MY_TOKEN,x}"], &["looks like a secret"]);
+}
+
+#[test]
+fn variables_are_texts_where_texts_are_wanted() {
+    let set = |key: &str, value: &str| format!("{key}=${{oc.env:LONGDRAFT_SURELY_UNSET,{value}}}");
+    let arguments = [set("output", "007"), set("train.steps", "7"), set("target", "true")];
+    let config = stage(MINIMAL, &arguments.each_ref().map(String::as_str));
+    assert_eq!((config.output.as_path(), config.train.steps), (Path::new("007"), Some(7)));
+    assert_eq!(config.target, "true");
+    assert_problems(MINIMAL, &[&set("train.steps", "many")], &["`train.steps`: \"many\" is not"]);
+}

@@ -56,6 +56,21 @@ impl Node {
         Ok(parsed.value.located(parsed.referenced.line(), path))
     }
 
+    /// Reads a value that stands for itself, as an argument or a variable gives it: what would be a
+    /// comment in a file is part of it.
+    pub(crate) fn parse_value(text: &str) -> Result<Self, Problem> {
+        let path = Path::new("value");
+        let whole = || {
+            let origin = Origin::File { path: path.to_path_buf(), line: 1 };
+            Self::new(Tree::Scalar(text.trim().into()), origin)
+        };
+        match Self::parse(text, path) {
+            Ok(node) if matches!(node.value, Tree::Scalar(_)) && has_comment(text) => Ok(whole()),
+            Err(_) if has_comment(text) => Ok(whole()),
+            parsed => parsed,
+        }
+    }
+
     pub(crate) fn new(value: Tree, origin: Origin) -> Self {
         Self { value, origin }
     }
@@ -170,6 +185,21 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether a value stands in quotes.
+pub(crate) fn is_quoted(text: &str) -> bool {
+    let text = text.trim();
+    ['"', '\'']
+        .iter()
+        .any(|quote| text.len() > 1 && text.starts_with(*quote) && text.ends_with(*quote))
+}
+
+/// Whether YAML would cut something off a value that is neither quoted nor a list, a map or a block.
+fn has_comment(text: &str) -> bool {
+    let text = text.trim();
+    let is_plain = !is_quoted(text) && !text.starts_with(['[', '{', '|', '>']);
+    is_plain && (text.starts_with('#') || text.contains(" #") || text.contains("\t#"))
 }
 
 /// The dotted key of what lies in another one, which is empty at the top.

@@ -24,6 +24,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
+use crate::recording::quoted;
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
 pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
@@ -55,8 +56,9 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
         outln!("no features were written");
     } else if ending == Ending::Finished {
         let configs = std::iter::once(&arguments.config).chain(&arguments.also);
-        let commands: Vec<String> =
-            configs.map(|config| format!("`longdraft train {}`", config.display())).collect();
+        let commands: Vec<String> = configs
+            .map(|config| format!("`longdraft train {}`", quoted(&config.display().to_string())))
+            .collect();
         outln!(
             "done in {}: {place}; train from it with {} and the same arguments",
             clock(seconds),

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use longdraft_decode::{DecodeOptions, EndReason, Generation, SpeculativeDecoder};
+use longdraft_decode::{DecodeError, DecodeOptions, EndReason, Generation, SpeculativeDecoder};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
@@ -143,7 +143,7 @@ impl Writer<'_> {
         while let Some(line) = turns.next()? {
             match Line::read(&line) {
                 Line::Nothing => {}
-                Line::Say(text) => last = Some(self.turn(messages, text.to_owned())?),
+                Line::Say(text) => last = self.said(messages, text)?.or(last),
                 Line::Help => errln!("{}", chat::HELP),
                 Line::Quit => break,
                 Line::Clear => messages.retain(|message| message.role == "system"),
@@ -162,13 +162,41 @@ impl Writer<'_> {
         Ok(last)
     }
 
+    /// As [`Self::turn`]; one that the target cannot read is told and taken back, and the conversation goes on.
+    fn said(
+        &mut self,
+        messages: &mut Vec<Message>,
+        text: &str,
+    ) -> Result<Option<(Generation, String)>> {
+        messages.push(Message::new("user", text));
+        let prompt = encode_chat(messages, &self.models.tokenizer)?;
+        let config = self.models.target.config();
+        let (context, vocabulary) = (config.max_position_embeddings, config.vocab_size);
+        if let Err(error) = DecodeError::check_prompt(&prompt, context, vocabulary) {
+            messages.pop();
+            errln!("error: {error}");
+            errln!("hint: /clear forgets the conversation; then there is room for more");
+            return Ok(None);
+        }
+        self.reply(messages, &prompt).map(Some)
+    }
+
     /// A user's turn and its answer, which become history.
     fn turn(&mut self, messages: &mut Vec<Message>, text: String) -> Result<(Generation, String)> {
         messages.push(Message::new("user", text));
         let prompt = encode_chat(messages, &self.models.tokenizer)?;
+        self.reply(messages, &prompt)
+    }
+
+    /// The answer to what was said, which becomes history.
+    fn reply(
+        &mut self,
+        messages: &mut Vec<Message>,
+        prompt: &[TargetTokenId],
+    ) -> Result<(Generation, String)> {
         self.options.reuse_prefix = true;
         self.options.request = vec![messages.len() as u64];
-        let (generation, text) = self.answer(&prompt)?;
+        let (generation, text) = self.answer(prompt)?;
         messages.push(Message::new("assistant", &text));
         Ok((generation, text))
     }

@@ -27,6 +27,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::{Voice, over_ranks};
+use crate::recording::quoted;
 use crate::status::Waiting;
 use crate::terminal::counted;
 
@@ -91,7 +92,8 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
         let held_out = recorded.held_out.or(held_out);
         outln!("{}", summary(&config, (steps, finished), held_out.as_ref(), speed));
     } else if ending == Ending::Finished {
-        outln!("done: {output}; write the draft with `longdraft extract {output}`");
+        let place = quoted(&output.to_string());
+        outln!("done: {output}; write the draft with `longdraft extract {place}`");
     } else {
         outln!("stopped after step {steps}: the same command goes on from there");
     }

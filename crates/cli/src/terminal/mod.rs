@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use clap::ColorChoice;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::failure::{Failure, PIPE_CLOSED, Result};
 
@@ -35,9 +37,16 @@ macro_rules! outln {
     }};
 }
 
-/// Prints a line of JSON to stdout: what [`serde_json::json`] makes of it.
+/// Prints an object of JSON as a line of stdout. A value that is no JSON, such as a path that is not
+/// UTF-8, is `null` there, with a warning.
 macro_rules! outjson {
-    ($($value:tt)*) => { outln!("{}", serde_json::json!($($value)*)) };
+    ({ $($key:tt: $value:expr),* $(,)? }) => {{
+        #[allow(dead_code, non_upper_case_globals, reason = "as it is written in JSON")]
+        const null: serde_json::Value = serde_json::Value::Null;
+        let mut map = serde_json::Map::new();
+        $($crate::terminal::put(&mut map, String::from($key), &$value);)*
+        outln!("{}", serde_json::Value::Object(map));
+    }};
 }
 
 /// Prints to stderr.
@@ -80,6 +89,15 @@ pub(crate) enum Verbosity {
     Normal,
     /// What runs on what, and how long it took.
     Verbose,
+}
+
+/// A key of what `outjson!` prints.
+pub(crate) fn put(map: &mut Map<String, Value>, key: String, value: &(impl Serialize + ?Sized)) {
+    let value = serde_json::to_value(value).unwrap_or_else(|error| {
+        errln!("warning: `{key}` is left out of the JSON: {error}");
+        Value::Null
+    });
+    map.insert(key, value);
 }
 
 /// From here on so much is told, and in colours where they are asked for.
@@ -290,6 +308,17 @@ mod tests {
         fn flush(&mut self) -> std::io::Result<()> {
             Ok(())
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_path_that_is_no_text_is_null_in_json() {
+        use std::os::unix::ffi::OsStrExt;
+        let mut map = Map::new();
+        let path = std::path::Path::new(std::ffi::OsStr::from_bytes(b"runs/\xff"));
+        put(&mut map, "output".to_owned(), path);
+        put(&mut map, "steps".to_owned(), &3);
+        assert_eq!(Value::Object(map), serde_json::json!({ "output": null, "steps": 3 }));
     }
 
     #[test]

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use longdraft_records::events::{Advance, Answer, EVENTS_FILE, FitPhase, now};
 use longdraft_records::{FIT_FILE, FIT_LAYOUT, other_layout};
+use longdraft_train::checkpoint::{LAST, Located, PREVIOUS, Wanted, read_state, stages};
 use serde::Deserialize;
+use serde_json::Value;
 
 pub use left::Left;
 
@@ -226,7 +228,8 @@ fn live(run: &Run, recent: &Recent) -> Live {
         }
         (None, _) => {
             let left = work.as_ref().and_then(|work| of_steps(run, work));
-            (left, left)
+            // Nothing tells how long stages take that have not begun.
+            (left, left.filter(|_| is_in_last_stage(run)))
         }
     };
     let last = run.stages.last().and_then(|stage| stage.log.steps.last());
@@ -279,9 +282,10 @@ fn of_training(run: &Run) -> (Vec<Phase>, Option<Advance>) {
         (all, _) => ("steps", taken, all.unwrap_or(0)),
     };
     let (done, all) = (done as usize, all as usize);
-    let stand = match (taken, all) {
-        (0, _) => Stand::ToCome,
-        (_, 1..) if done >= all => Stand::Done,
+    let has_all = || (all > 0 && done >= all) || has_ended(&folder_of_last(run), taken);
+    let stand = match taken {
+        0 => Stand::ToCome,
+        _ if is_in_last_stage(run) && has_all() => Stand::Done,
         _ => Stand::Now,
     };
     let spent = stage.map(|stage| stage.log.seconds());
@@ -290,12 +294,55 @@ fn of_training(run: &Run) -> (Vec<Phase>, Option<Advance>) {
     (vec![training], (taken > 0).then_some(work))
 }
 
-/// What a run's own steps lead to expect.
+/// Whether no stage of a curriculum is still to begin.
+fn is_in_last_stage(run: &Run) -> bool {
+    run.stages.len() >= stages(&run.folder).len()
+}
+
+/// Where the stage lies that was trained last.
+fn folder_of_last(run: &Run) -> PathBuf {
+    let begun = run.stages.len().saturating_sub(1);
+    stages(&run.folder).into_iter().nth(begun).unwrap_or_else(|| run.folder.clone())
+}
+
+/// Whether the newest checkpoint of a stage says that nothing is left to do after so many steps: its
+/// time may be over before its steps are.
+fn has_ended(stage: &Path, step: u64) -> bool {
+    let of_draft = || {
+        let state = read_state(&Located::at(stage, Wanted::Newest)?.checkpoint).ok()?;
+        Some((state.step, state.is_finished()))
+    };
+    // A language model's has another form.
+    let of_model = || {
+        let state = |name: &&str| {
+            let path = stage.join("checkpoints").join(name).join("state.json");
+            serde_json::from_str::<Value>(&std::fs::read_to_string(path).ok()?).ok()
+        };
+        let state = [LAST, PREVIOUS].iter().find_map(state)?;
+        let progress = state.get("progress")?;
+        Some((progress.get("step")?.as_u64()?, progress.get("ended")?.as_bool()?))
+    };
+    of_draft().or_else(of_model).is_some_and(|(saved, is_over)| is_over && saved >= step)
+}
+
+/// What a run's own steps and its limit of time lead to expect.
 fn of_steps(run: &Run, work: &Advance) -> Option<Left> {
+    let stage = run.stages.last()?;
+    let minutes = stage.configured(&["train", "max_minutes"]).and_then(Value::as_f64);
+    let most = minutes.map(|minutes| (60.0 * minutes - stage.log.seconds()).max(0.0));
+    match (by_speed(stage, work), most) {
+        (Some(left), Some(most)) => Some(left.at_most(most)),
+        (None, Some(most)) => Some(Left { seconds: most, low: 0.0, high: most }),
+        (left, None) => left,
+    }
+}
+
+/// What the speed of its steps leads to expect.
+fn by_speed(stage: &Stage, work: &Advance) -> Option<Left> {
     if work.all == 0 {
         return None;
     }
-    let steps = run.stages.last()?.log.steps.iter();
+    let steps = stage.log.steps.iter();
     let done = |step: &StepRecord| if work.what == "tokens" { step.tokens } else { step.step };
     let samples: Vec<(f64, f64)> = steps.map(|step| (step.seconds, done(step) as f64)).collect();
     Left::of(&samples, work.all as f64, samples.last()?.0)

@@ -186,3 +186,37 @@ fn a_run_of_train_tells_its_steps_by_its_configuration() {
     write(&folder.join("config.yaml"), "train: {steps: 20}\n");
     assert_eq!(look(folder).pulse, Pulse::Finished);
 }
+
+#[test]
+fn a_run_that_its_time_ends_is_finished_and_no_longer_than_it() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let step = |step: u64| {
+        format!("{{\"step\":{step},\"tokens\":{},\"tokens_per_second\":100}}\n", 100 * step)
+    };
+    write(&folder.join("metrics.jsonl"), &(1..=20).map(step).collect::<String>());
+    write(&folder.join("config.yaml"), "train: {steps: 5000, max_minutes: 0.5}\n");
+    let left = look(folder).left.expect("steady");
+    assert!(left.seconds <= 11.0 && left.high <= 11.0, "{left:?}");
+    // The form of a language model's checkpoint.
+    let saved = |step: u64| json!({ "progress": { "step": step, "ended": true } }).to_string();
+    let state = folder.join("checkpoints/last/state.json");
+    write(&state, &saved(19));
+    assert_eq!(look(folder).pulse, Pulse::Running, "it was extended");
+    write(&state, &saved(20));
+    assert_eq!((look(folder).pulse, look(folder).left), (Pulse::Finished, None));
+}
+
+#[test]
+fn a_curriculum_is_not_finished_before_its_last_stage() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let stages = ["base", "long"].map(|name| json!({ "name": name, "output": name }));
+    write(&folder.join("curriculum.json"), &json!({ "stages": stages }).to_string());
+    for (stage, pulse) in [("base", Pulse::Running), ("long", Pulse::Finished)] {
+        write(&folder.join(stage).join("config.yaml"), "train: {steps: 2}\n");
+        let steps = "{\"step\":1,\"tokens\":100}\n{\"step\":2,\"tokens\":200}\n";
+        write(&folder.join(stage).join("metrics.jsonl"), steps);
+        assert_eq!((look(folder).pulse, look(folder).left), (pulse, None), "{stage}");
+    }
+}

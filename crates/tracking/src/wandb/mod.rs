@@ -30,12 +30,22 @@ const INTERRUPTED: i32 = 255;
 /// Writes an offline run.
 pub struct Wandb {
     path: PathBuf,
-    log: RecordLog,
+    log: Log,
     records: i64,
     started: f64,
     /// Newest values, for the run's summary.
     summary: Vec<(String, Value)>,
     upload: bool,
+}
+
+/// The file that is written.
+enum Log {
+    Open(RecordLog),
+    /// The run came to its end there, with this code: the file is cut to this length at the first row.
+    Ended {
+        exit_code: i32,
+        keep: u64,
+    },
 }
 
 impl Wandb {
@@ -59,7 +69,7 @@ impl Wandb {
         let files = folder.join("files");
         std::fs::create_dir_all(&files).map_err(TrackerError::file(&files))?;
         let path = folder.join(format!("run-{}.wandb", run.id));
-        let log = RecordLog::create(&path, HEADER)?;
+        let log = Log::Open(RecordLog::create(&path, HEADER)?);
         let started = run.started.as_f64();
         let mut wandb = Self { path, log, records: 0, started, summary: Vec::new(), upload };
         let start = Record { run: Some(run_record(run)), ..Record::default() };
@@ -74,10 +84,12 @@ impl Wandb {
             return Ok(None);
         };
         let (mut keep, mut last, mut last_step, mut started) = (Records::START, 0, 0, None);
+        let mut exit_code = None;
         for (bytes, end) in records {
             let Ok(record) = Record::decode(&bytes[..]) else { break };
             let step = record.history.and_then(|history| history.step).map_or(0, |step| step.num);
             if record.exit.is_some() || step > run.resumed_step as i64 {
+                exit_code = record.exit.map(|exit| exit.exit_code);
                 break;
             }
             let start = record.run.and_then(|run| run.start_time);
@@ -85,12 +97,10 @@ impl Wandb {
             (keep, last, last_step) = (end, record.num, last_step.max(step));
         }
         let Some(started) = started else { return Ok(None) };
-        let log = RecordLog::reopen(path, keep)?;
-        // The mark of an earlier upload: the file is longer now.
-        let mark = path.with_extension("wandb.synced");
-        if mark.exists() {
-            std::fs::remove_file(&mark).map_err(TrackerError::file(&mark))?;
-        }
+        let log = match exit_code {
+            Some(exit_code) => Log::Ended { exit_code, keep },
+            None => Log::Open(reopen(path, keep)?),
+        };
         let path = path.to_path_buf();
         let mut wandb = Self { path, log, records: last, started, summary: Vec::new(), upload };
         replay(run, last_step as u64, |row| wandb.log(row))?;
@@ -108,7 +118,20 @@ impl Wandb {
             record.num = self.records;
             record.encode_to_vec()
         });
-        self.log.append(&records)
+        if let Log::Ended { keep, .. } = self.log {
+            self.log = Log::Open(reopen(&self.path, keep)?);
+        }
+        match &mut self.log {
+            Log::Open(log) => log.append(&records),
+            Log::Ended { .. } => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        match &self.log {
+            Log::Open(log) => log.sync(),
+            Log::Ended { .. } => Ok(()),
+        }
     }
 
     fn write_summary(&mut self) -> Result<()> {
@@ -143,7 +166,7 @@ impl Tracker for Wandb {
 
     fn flush(&mut self) -> Result<()> {
         self.write_summary()?;
-        self.log.sync()
+        self.sync()
     }
 
     fn finish(&mut self, outcome: Outcome, time: Moment) -> Result<Option<String>> {
@@ -153,14 +176,27 @@ impl Tracker for Wandb {
             Outcome::Stopped => INTERRUPTED,
             Outcome::Failed => 1,
         };
+        if matches!(self.log, Log::Ended { exit_code: before, .. } if before == exit_code) {
+            return Ok(None);
+        }
         let runtime = (time.as_f64() - self.started).max(0.0) as i32;
         self.append([Record { exit: Some(Exit { exit_code, runtime }), ..Record::default() }])?;
-        self.log.sync()?;
+        self.sync()?;
         let folder = self.path.parent().unwrap_or(&self.path);
         // Who pressed Ctrl-C wants to go, and will perhaps go on with this run.
         let upload = self.upload && outcome != Outcome::Stopped;
         Ok(Some(if upload { upload::upload(folder) } else { upload::by_hand(folder) }))
     }
+}
+
+/// Cuts a file, which is longer soon than what was uploaded of it.
+fn reopen(path: &Path, keep: u64) -> Result<RecordLog> {
+    let log = RecordLog::reopen(path, keep)?;
+    let mark = path.with_extension("wandb.synced");
+    if mark.exists() {
+        std::fs::remove_file(&mark).map_err(TrackerError::file(&mark))?;
+    }
+    Ok(log)
 }
 
 fn header_record() -> Record {
@@ -248,6 +284,30 @@ mod tests {
         wandb.log(&row(4)).expect("log");
         assert_eq!(steps(&records(&path)), [1, 2, 3, 4]);
         assert!(records(&path).iter().map(|record| record.num).eq(1..=6));
+    }
+
+    #[test]
+    fn a_run_that_ended_stays_as_it_is_until_it_goes_on() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let mut wandb = Wandb::open(&run(dir.path(), 0)).expect("open");
+        (1..=3).for_each(|step| wandb.log(&row(step)).expect("log"));
+        wandb.finish(Outcome::Finished, row(3).time).expect("finish");
+        let path = wandb.path().to_path_buf();
+        let mark = path.with_extension("wandb.synced");
+        std::fs::write(&mark, "").expect("mark");
+        let before = std::fs::read(&path).expect("file");
+        let mut again = Wandb::open(&run(dir.path(), 3)).expect("open");
+        again.flush().expect("flush");
+        let later = Moment { seconds: row(3).time.seconds + 1000, ..row(3).time };
+        assert_eq!(again.finish(Outcome::Finished, later).expect("finish"), None);
+        assert!(mark.exists() && std::fs::read(&path).expect("file") == before);
+        // It is extended.
+        let mut on = Wandb::open(&run(dir.path(), 3)).expect("open");
+        on.log(&row(4)).expect("log");
+        on.finish(Outcome::Finished, later).expect("finish");
+        assert!(!mark.exists());
+        assert_eq!(steps(&records(&path)), [1, 2, 3, 4]);
+        assert_eq!(records(&path).iter().filter(|record| record.exit.is_some()).count(), 1);
     }
 
     #[test]

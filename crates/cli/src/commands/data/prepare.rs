@@ -3,6 +3,7 @@
 use longdraft_data::prepare::{PrepareOptions, Progress, Source, prepare};
 use longdraft_data::shards;
 use longdraft_train::stage::{Encoder, source_paths};
+use serde_json::json;
 
 use super::Inputs;
 use crate::cli::DataPrepareArguments;
@@ -62,7 +63,8 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         counted(index.documents, "document"),
         counted(index.shards.len(), "shard")
     );
-    outln!("train from them with `data.train: [{{path: {output}}}]`");
+    let path = json!(output.to_string());
+    outln!("train from them with `data.train: [{{path: {path}}}]`");
     if json {
         outjson!({
             "output": arguments.output, "shards": index.shards.len(), "reused": reused,

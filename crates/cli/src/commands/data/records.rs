@@ -14,6 +14,7 @@ use self::masks::Masks;
 use crate::cli::{CaptureArguments, DataRecordsArguments, RankArguments};
 use crate::commands::capture;
 use crate::failure::{Failure, Result};
+use crate::recording::quoted;
 
 /// What the rows amount to.
 #[derive(Default)]
@@ -52,9 +53,11 @@ pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
         Some(capture) => capture::run(&capture, json),
         None if json => Ok(()),
         None => {
-            let changes = changes(&arguments.output).map(|change| format!("'{change}'")).join(" ");
-            let folder = arguments.folder.display();
-            outln!("next: longdraft train CONFIG {changes} train.features={folder}");
+            let changes = changes(&arguments.output).map(|change| quoted(&change)).join(" ");
+            let folder = arguments.folder.display().to_string();
+            let features = quoted(&format!("train.features={}", json!(folder)));
+            let folder = quoted(&folder);
+            outln!("next: longdraft train CONFIG {changes} {features}");
             outln!(
                 "or:   longdraft capture CONFIG {changes} train.features=STORE --records {folder}"
             );
@@ -65,7 +68,8 @@ pub(super) fn run(arguments: &DataRecordsArguments, json: bool) -> Result<()> {
 
 /// What makes a configuration train on the rows of records.
 fn changes(output: &Path) -> [String; 2] {
-    let path = output.display();
+    // A text of JSON is one of YAML, too.
+    let path = json!(output.display().to_string());
     [
         format!("data.train=[{{path: {path}, template: {{kind: tokens}}}}]"),
         "data.anchor.enabled=false".to_owned(),

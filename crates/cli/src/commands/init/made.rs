@@ -26,8 +26,8 @@ const VOCABULARY: usize = 2048;
 const ROW_TOKENS: usize = 512;
 /// Shards that `data pack` writes.
 const SHARDS: [&str; 2] = ["train_000000.bin", "val_000000.bin"];
-/// Of `data pack`: every so many documents one is held out.
-const VALIDATION_EVERY: usize = 40;
+/// Of `data pack`: every so many documents one is held out; of the shipped text that is several rows.
+const VALIDATION_EVERY: usize = 12;
 
 /// A configuration that is not written yet.
 pub(super) struct Made {
@@ -60,14 +60,27 @@ impl Made {
     }
 }
 
-/// The command that `fit` is.
-pub(super) fn fit_command(answers: &Answers) -> String {
+/// The command that `fit` is; the demonstration target is written for it.
+pub(super) fn fit_command(answers: &Answers) -> Result<String> {
+    let target = quoted(&target_of(answers)?);
     let prompts: Vec<&String> = answers.data.iter().filter(|path| *path != SHIPPED).collect();
     let prompts =
         prompts.first().map_or_else(String::new, |path| format!(" --prompts {}", quoted(path)));
     let output = quoted(&answers.output.display().to_string());
+    let method = match answers.method.as_str() {
+        "" => String::new(),
+        name => format!(" --method {name}"),
+    };
     let time = answers.time;
-    format!("longdraft fit {}{prompts} --time {time}s --output {output}", quoted(&answers.target))
+    Ok(format!("longdraft fit {target}{prompts}{method} --time {time}s --output {output}"))
+}
+
+/// The target's place; that of the demonstration is written there.
+fn target_of(answers: &Answers) -> Result<String> {
+    Ok(match answers.target.as_str() {
+        DEMONSTRATION => assets::write_target(&answers.output)?.display().to_string(),
+        other => other.to_owned(),
+    })
 }
 
 /// The keys that follow from the answers; what the program carries is written beside the run.
@@ -79,10 +92,7 @@ pub(super) fn of(answers: &Answers) -> Result<Made> {
 }
 
 fn training(answers: &Answers) -> Result<Made> {
-    let target = match answers.target.as_str() {
-        DEMONSTRATION => assets::write_target(&answers.output)?.display().to_string(),
-        other => other.to_owned(),
-    };
+    let target = target_of(answers)?;
     let described = described(&target)?;
     let config = described.as_ref().map(|(config, _)| config);
     let context = config.map_or(SHORT_ROWS, |config| config.max_position_embeddings);

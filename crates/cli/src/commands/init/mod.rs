@@ -31,7 +31,7 @@ pub(crate) fn run(arguments: &InitArguments, json: bool) -> Result<()> {
     }
     let answers = questions::ask(arguments)?;
     let next = if answers.purpose == Purpose::Fit {
-        vec![made::fit_command(&answers)]
+        vec![made::fit_command(&answers)?]
     } else {
         let made = made::of(&answers)?;
         write(file, &text(&made, file), arguments.force)?;
@@ -39,6 +39,7 @@ pub(crate) fn run(arguments: &InitArguments, json: bool) -> Result<()> {
     };
     let written = (answers.purpose != Purpose::Fit).then_some(file);
     if json {
+        let written = written.map(|file| file.display().to_string());
         outjson!({ "config": written, "next": next });
         return Ok(());
     }

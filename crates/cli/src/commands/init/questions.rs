@@ -25,7 +25,7 @@ pub(super) struct Answers {
     pub(super) purpose: Purpose,
     /// Of all but pretraining.
     pub(super) target: String,
-    /// Of training.
+    /// Of training; of `fit` where one is named.
     pub(super) method: String,
     pub(super) data: Vec<String>,
     /// Of pretraining.
@@ -108,7 +108,12 @@ pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
         let question = "Target (a folder, a GGUF file, org/name, org/name:Q4_K_M)";
         asking.get(arguments.target.clone(), (question, DEMONSTRATION), &read_target)?
     };
-    let method = if matches!(purpose, Purpose::Train | Purpose::Long) {
+    let takes_method = match purpose {
+        Purpose::Train | Purpose::Long => true,
+        Purpose::Fit => arguments.method.is_some(),
+        Purpose::Pretrain => false,
+    };
+    let method = if takes_method {
         let names: Vec<&str> = Method::all().map(Method::name).collect();
         let question = format!("Method ({})", names.join(", "));
         let default = Method::first().name();
@@ -155,6 +160,11 @@ fn read_data(text: &str, purpose: Purpose) -> std::result::Result<Vec<String>, S
         text.split(',').map(str::trim).filter(|path| !path.is_empty()).map(str::to_owned).collect();
     if paths.is_empty() {
         return Err("no data: give a file, a folder, hf://org/name, or `shipped`".to_owned());
+    }
+    if purpose == Purpose::Fit && paths.len() > 1 {
+        return Err(
+            "fit takes one file or folder of prompts: put several files into a folder".to_owned()
+        );
     }
     for path in &paths {
         let on_hub = DataSetId::parse(path);
@@ -208,6 +218,7 @@ mod tests {
         let data = read_data("shipped, hf://org/text", Purpose::Train).expect("data");
         assert_eq!(data, ["shipped", "hf://org/text"]);
         assert!(read_data("hf://org/text", Purpose::Pretrain).is_err());
+        assert!(read_data("shipped,hf://org/text", Purpose::Fit).is_err());
         for wrong in ["", " , ", "no/such", "hf://org"] {
             assert!(read_data(wrong, Purpose::Train).is_err(), "{wrong}");
         }

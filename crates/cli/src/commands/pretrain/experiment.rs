@@ -26,6 +26,7 @@ use crate::cli::ExperimentArguments;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::ranks::Voice;
+use crate::recording::quoted;
 
 /// A grid.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -148,7 +149,7 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
         for &seed in &grid.seeds {
             let output = grid.output.join(&run.name).join(format!("seed-{seed}"));
             let mut set = changes(&grid, run, &arguments.overrides);
-            set.push(format!("output={}", output.display()));
+            set.push(format!("output={}", as_yaml(&output.display().to_string())));
             set.push(format!("train.seed={seed}"));
             let mut progress = Progress::new(interrupts.clone(), Voice::alone());
             let Some(scores) = scores(&grid, &base, &set, &output, &mut progress)? else {
@@ -173,6 +174,11 @@ pub(crate) fn run(arguments: &ExperimentArguments, json: bool) -> Result<()> {
         print(&grid, &lines);
     }
     Ok(())
+}
+
+/// A text as a value of YAML; a plain one stays as it is, for scores are known by it.
+fn as_yaml(text: &str) -> String {
+    if quoted(text) == text { text.to_owned() } else { json!(text).to_string() }
 }
 
 /// A grid and the path of what its runs share.

@@ -23,7 +23,7 @@ use super::{plan, write_json};
 use crate::cli::TrainArguments;
 use crate::commands::recorded::{config_text, save_config};
 use crate::commands::train::require_extension;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::Lines;
 use crate::ranks::{Voice, over_ranks};
@@ -74,7 +74,8 @@ pub(super) struct Trained {
     pub(super) run: Pretraining,
     pub(super) ending: Ending,
     pub(super) artifact: Option<ArtifactReport>,
-    speed: f64,
+    /// Tokens a second; none where this call took no step.
+    speed: Option<f64>,
     hash: String,
 }
 
@@ -92,6 +93,9 @@ pub(super) fn train(
     }
     let mut run = Pretraining::prepare(recheck(config)?, policy, world, progress)?;
     let config = run.config().clone();
+    if let Some(stream) = run.held_out() {
+        require_targets(stream.targets(), config.data.row_tokens)?;
+    }
     if world.is_first() {
         // Not before: a refused run keeps the configuration that it was made with.
         save_config(&config.output, &text)?;
@@ -126,7 +130,21 @@ pub(super) fn train(
             build_artifact(&model, &hash, &config.artifact, &path)?;
         }
     }
-    Ok(Trained { run, ending, artifact, speed: median(&progress.speeds), hash })
+    let speeds = &progress.speeds;
+    let speed = (!speeds.is_empty()).then(|| median(speeds));
+    Ok(Trained { run, ending, artifact, speed, hash })
+}
+
+/// Refuses held-out text that fills no row: nothing of it is scored.
+fn require_targets(targets: usize, row_tokens: usize) -> Result<()> {
+    if targets >= row_tokens {
+        return Ok(());
+    }
+    let problem =
+        format!("`data.held_out` has {targets} targets, which fill no row of {row_tokens} tokens");
+    Err(Failure::usage(problem).hint(
+        "hold out more text, take shorter rows (data.row_tokens), or leave `data.held_out` out",
+    ))
 }
 
 impl Trained {
@@ -138,7 +156,8 @@ impl Trained {
             "output": config.output, "config_hash": self.hash, "seed": config.train.seed,
             "parameters": config.model.parameter_count(), "steps": steps, "tokens": tokens,
             "seconds": elapsed_ms / 1000.0, "finished": self.ending == Ending::Finished,
-            "median_tokens_per_second": self.speed, "gflops": 1e-9 * self.speed * operations,
+            "median_tokens_per_second": self.speed,
+            "gflops": self.speed.map(|speed| 1e-9 * speed * operations),
             "clip_share": clipped, "peak_memory_mib": peak_resident_mib(),
             "result": self.artifact.as_ref().map(ArtifactReport::to_json),
         })
@@ -148,12 +167,13 @@ impl Trained {
         let (steps, tokens, elapsed_ms, clipped) = self.run.totals();
         let config = self.run.config();
         let operations = config.model.training_operations_per_token(config.data.row_tokens);
+        let speed = self.speed.map_or_else(String::new, |speed| {
+            let gflops = 1e-9 * speed * operations;
+            format!("{speed:.0} tokens/s, {gflops:.1} GFLOP/s of the model; ")
+        });
         outln!(
-            "{steps} steps, {tokens} tokens in {}; {:.0} tokens/s, {:.1} GFLOP/s of the model; \
-             {:.0} % of steps clipped; {:.0} MiB at most",
+            "{steps} steps, {tokens} tokens in {}; {speed}{:.0} % of steps clipped; {:.0} MiB at most",
             clock(elapsed_ms / 1000.0),
-            self.speed,
-            1e-9 * self.speed * operations,
             100.0 * clipped,
             peak_resident_mib().unwrap_or(f64::NAN)
         );

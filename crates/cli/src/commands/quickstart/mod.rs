@@ -20,6 +20,7 @@ use crate::commands::{eval, extract, fetch, report, require_writable};
 use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::recording::quoted;
 
 /// The target that needs no network.
 const DEMONSTRATION: &str = "demonstration";
@@ -134,7 +135,7 @@ fn tell_next(target: &str, draft: &Path, chosen: &str) {
 }
 
 fn next(target: &str, draft: &Path, chosen: &str) -> Vec<(&'static str, String)> {
-    let draft = draft.display();
+    let (target, draft) = (quoted(target), quoted(&draft.display().to_string()));
     let question =
         "Tom has 3 boxes with 12 pens each. He gives away 9 pens. How many pens are left?";
     let mut next = vec![(
@@ -169,7 +170,8 @@ fn configured(
     data: &Path,
     overrides: &[String],
 ) -> Result<Vec<LocatedStage>> {
-    let own = [format!("output={}", json!(output)), format!("target={}", json!(target))];
+    let output = json!(output.display().to_string());
+    let own = [format!("output={output}"), format!("target={}", json!(target))];
     let mut stages = parse_stages(text, name, &[&own[..], overrides].concat())?;
     for stage in &mut stages {
         let sources = &mut stage.located.config.data;
