@@ -165,6 +165,25 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     succeed(&["report", &shop.path("run")]);
 }
 
+/// The checkpoint before was saved before its step was scored, as a kill meanwhile leaves it.
+#[test]
+fn a_step_whose_score_was_interrupted_is_scored_when_the_run_goes_on() {
+    let shop = Shop::new();
+    let train = || last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
+    let scored = || -> Vec<Value> {
+        let text = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
+        let records = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        records.filter(|record: &Value| record["held_out"].is_object()).collect()
+    };
+    train();
+    let before = scored();
+    assert_eq!((before.len(), &before[0]["step"]), (1, &json!(2)));
+    std::fs::remove_dir_all(shop.path("run/checkpoints/last")).expect("the last checkpoint");
+    let again = train();
+    assert_eq!((&again["finished"], &again["steps"]), (&json!(true), &json!(4)));
+    assert_eq!(scored(), before);
+}
+
 #[test]
 fn quantize_writes_reads_back_and_scores_in_every_form() {
     let shop = Shop::new();

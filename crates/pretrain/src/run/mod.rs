@@ -5,7 +5,7 @@ mod standing;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
@@ -33,6 +33,9 @@ pub use standing::Standing;
 
 /// Steps that are always logged.
 const FIRST_STEPS: u64 = 10;
+
+/// For waits that last as long as the first rank has work.
+const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A prepared run.
 pub struct Pretraining {
@@ -109,6 +112,10 @@ impl Pretraining {
     }
 
     fn train(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
+        let lacks_score = self.parallel.world().is_first() && self.lacks_score();
+        if self.parallel.world().any(lacks_score) {
+            self.judge(observer)?;
+        }
         while !self.is_finished() {
             if self.parallel.world().any(observer.should_stop()) {
                 self.save(observer)?;
@@ -117,14 +124,15 @@ impl Pretraining {
             let report = self.step()?;
             self.log_step(&report)?;
             observer.on_event(PretrainEvent::Step(&report));
-            let every = self.config.train.evaluate_every;
-            if every > 0 && self.progress.step.is_multiple_of(every) && !self.is_finished() {
-                self.judge(observer)?;
-            }
-            let due = self.saving.is_due(self.progress.step, self.parallel.world());
-            if due || self.is_finished() {
+            let (judges, world) = (self.is_judged_now(), self.parallel.world());
+            let due = self.saving.is_due(self.progress.step, world);
+            // Scores take long, and may fail: what was learned is kept before.
+            if due || judges || self.is_finished() {
                 self.save(observer)?;
                 self.saving.saved();
+            }
+            if judges {
+                self.judge(observer)?;
             }
         }
         Ok(Ending::Finished)
@@ -279,8 +287,38 @@ impl Pretraining {
         Ok(batch)
     }
 
-    /// Scores the held-out stream, which the first rank alone holds; the others wait.
+    /// Whether the held-out stream is scored after the step that was taken; all ranks know it.
+    fn is_judged_now(&self) -> bool {
+        let (every, step, data) =
+            (self.config.train.evaluate_every, self.progress.step, &self.config.data);
+        let is_due = every > 0 && step > 0 && step.is_multiple_of(every) && !self.is_finished();
+        is_due && !data.held_out.is_empty() && data.tokenizer.is_some()
+    }
+
+    /// Whether an earlier process ended while it scored the step that this one goes on from: the metrics lack it.
+    fn lacks_score(&self) -> bool {
+        let path = self.config.output.join("metrics.jsonl");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let last: Option<Value> =
+            text.lines().last().and_then(|line| serde_json::from_str(line).ok());
+        let is_scored = last.is_some_and(|record| {
+            record["held_out"].is_object() && record["step"] == self.progress.step
+        });
+        self.is_judged_now() && !is_scored
+    }
+
+    /// Has the first rank score the held-out stream; the others wait for as long as it takes. All ranks call it.
     fn judge(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
+        self.parallel.world().set_timeout(NO_LIMIT);
+        self.score(observer)?;
+        let world = self.parallel.world();
+        world.barrier();
+        world.set_timeout(self.config.parallel.timeout());
+        Ok(())
+    }
+
+    /// Scores the held-out stream, which the first rank alone holds.
+    fn score(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
         let Some(held_out) = &self.held_out else { return Ok(()) };
         let (window, batch_tokens) =
             (self.config.data.row_tokens, self.config.evaluation.batch_tokens);
