@@ -45,6 +45,29 @@ fn a_draft_is_changed_while_requests_run_and_no_answer_with_it() {
     assert!(server.metric("proposed_tokens_total") > before);
 }
 
+/// It is not asked through the head of the draft before it.
+#[test]
+fn a_draft_of_fewer_tokens_comes_with_its_own_head() {
+    let shelf = Shelf::new();
+    put(&shelf, "glide");
+    let current = shelf.path("current");
+    let server = Server::start(&shelf, &["--draft", &current, "--pace", "fixed"]);
+    let wanted = server.complete(&asked(40))["choices"].clone();
+    let config = Path::new(&current).join("config.json");
+    let text = std::fs::read_to_string(&config).expect("configuration");
+    let mut narrow: Value = serde_json::from_str(&text).expect("JSON");
+    narrow["draft_vocab_size"] = 2.into();
+    std::fs::write(&config, narrow.to_string()).expect("written");
+    let counts = Path::new(&current).join("token_counts.txt");
+    let _ = std::fs::remove_file(&counts);
+    let reply = server.post("/reload", &json!({}));
+    assert_eq!(reply.status, 500, "{}", reply.body);
+    assert!(reply.body.contains("no token counts are there"), "{}", reply.body);
+    std::fs::write(&counts, "5 9\n7 3\n").expect("written");
+    assert_eq!(server.post("/reload", &json!({})).ok()["draft"], "glide");
+    assert_eq!(server.complete(&asked(40))["choices"], wanted);
+}
+
 #[test]
 fn a_draft_that_cannot_be_opened_leaves_the_one_before() {
     let shelf = Shelf::new();

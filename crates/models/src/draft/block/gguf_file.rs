@@ -308,6 +308,7 @@ impl WeightSource for GgufBlockSource {
 #[cfg(test)]
 mod tests {
     use candle_core::Device;
+    use longdraft_kernels::rope::RopeScaling;
 
     use super::super::tests::toy;
     use super::super::weights::file_specs;
@@ -465,6 +466,30 @@ mod tests {
         };
         assert_eq!(read(0.25, 20.0), Bend { divisor: 4.0, softcap: Some(20.0) });
         assert_eq!(read(0.0, 0.0), Bend::default());
+    }
+
+    /// As in target files.
+    #[test]
+    fn a_factor_on_scores_takes_the_place_of_yarn_s_or_multiplies_it() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("draft.gguf");
+        let usual = 0.1 * 4.0_f64.ln() + 1.0;
+        let cases: [(&[&str], f64); 3] = [
+            (&["rope.scaling.attn_factor"], 1.5 * usual),
+            (&["rope.scaling.yarn_attn_factor"], 1.5),
+            (&["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"], 2.25),
+        ];
+        for (factors, wanted) in cases {
+            let mut keys = keys();
+            set(&mut keys, "rope.scaling.type", Value::String("yarn".into()));
+            set(&mut keys, "rope.scaling.factor", Value::F32(4.0));
+            factors.iter().for_each(|key| set(&mut keys, key, Value::F32(1.5)));
+            write(&path, &plain(), &keys);
+            let source = GgufBlockSource::open(&path).expect("opened");
+            let scaling = source.config(None).expect("valid").rope.scaling;
+            let RopeScaling::Yarn { attention_factor, .. } = scaling else { panic!("{scaling:?}") };
+            assert!((attention_factor - wanted).abs() < 1e-9, "{factors:?}: {attention_factor}");
+        }
     }
 
     #[test]

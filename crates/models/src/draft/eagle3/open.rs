@@ -129,7 +129,8 @@ impl Eagle3Config {
     /// Whether a saved draft that [`Self::of_saved`] reads says which layers it taps.
     pub fn says_layers(saved: &SavedDraft) -> bool {
         // A GGUF file without them is not read.
-        saved.config.as_ref().is_none_or(|value| Self::from_json(value, None).is_ok())
+        let said = saved.config.as_ref().filter(|_| gguf_of(&saved.path).is_none());
+        said.is_none_or(|value| Self::from_json(value, None).is_ok())
     }
 }
 

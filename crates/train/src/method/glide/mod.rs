@@ -272,6 +272,22 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn nothing_is_proposed_for_a_target_that_no_layer_fits() {
+        let recipe = |target: &TargetConfig| {
+            Glide::default().recipe(&Room { target, seconds: 600.0, row_tokens: 512 }).is_some()
+        };
+        assert!(recipe(&published_config("Qwen/Qwen3-8B").expect("a published target")));
+        let latent = TargetConfig::from_json(&json!({
+            "model_type": "deepseek_v3", "hidden_size": 48, "num_hidden_layers": 4, "vocab_size": 61,
+            "intermediate_size": 72, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "q_lora_rank": null, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+            "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+        }));
+        assert!(!recipe(&latent.expect("configuration")));
+    }
+
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]
     fn a_saved_draft_says_the_keys_of_its_network() {
