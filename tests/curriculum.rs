@@ -125,6 +125,45 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
     assert_eq!(before, fingerprint(&shop.path("run")));
 }
 
+/// The closing comparison of a curriculum, trained with some arguments more.
+fn compared(shop: &Workshop, config: &str, output: &str, more: &[&str]) -> Value {
+    let output = format!("output={}", shop.path(output));
+    let arguments = ["train", config, &output, "device=cpu", "--json"];
+    last_json(&succeed(&[&arguments[..], more].concat()))["held_out"].clone()
+}
+
+#[test]
+fn stages_that_open_their_targets_otherwise_are_compared_all_the_same() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let text = std::fs::read_to_string(&config).expect("curriculum");
+    let otherwise = shop.path("otherwise.yaml");
+    // On a CPU what is the default; the target is opened twice more, and once more in the end.
+    let text = text.replace("- name: long\n", "- name: long\n  precision: f32\n");
+    std::fs::write(&otherwise, text).expect("curriculum");
+    let (once, again) =
+        (compared(&shop, &config, "once", &[]), compared(&shop, &otherwise, "again", &[]));
+    assert_eq!(once, again);
+}
+
+#[test]
+fn ranks_that_share_rows_compare_whole_rows() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let more = ["--ranks", "2", "parallel.sequence=2"];
+    let table = compared(&shop, &config, "parts", &more);
+    let [base, long] = ["parts/base", "parts/long"].map(|run| shop.path(run));
+    let arguments = ["eval", "held-out", &config, "stage=long", "device=cpu", "--json"];
+    let drafts = ["--draft", &base, "--draft", &long];
+    let alone = last_json(&succeed(&[&arguments[..], &drafts].concat()));
+    for draft in 0..2 {
+        let length = table["by_draft"][draft][1]["simulated_length"].as_f64().expect("length");
+        let whole = alone["drafts"][draft]["simulated_acceptance_length"].as_f64();
+        // Sums of parts are rounded otherwise.
+        assert!((length - whole.expect("length")).abs() < 0.02, "{table} {alone}");
+    }
+}
+
 /// `eval held-out --contexts` shares the learned rows of the second stage out by what stands before them.
 fn a_curve_over_the_context(config: &str, base: &str, long: &str) {
     let ask = |contexts: &'static str| {

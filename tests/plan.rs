@@ -364,6 +364,38 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
 }
 
 #[test]
+fn ranks_that_would_start_here_share_this_machine() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let arguments = ["train", &config, "device=cpu", "--json"];
+    let free = |more: &[&str], ranks: usize| {
+        plan(&[&arguments[..], more].concat(), ranks)["free_bytes"].as_f64().expect("bytes")
+    };
+    // What is free changes while other tests run.
+    let whole = free(&[], 1);
+    let share = free(&[], 4) / whole;
+    assert!((0.1..0.5).contains(&share), "{share}");
+    let apart = free(&["--machine-ranks", "1"], 4) / whole;
+    assert!(apart > 0.5, "{apart}");
+    assert!((free(&["--memory", "2"], 4) - 2.0 * f64::from(1 << 30)).abs() < 1.0);
+}
+
+#[test]
+fn ranks_without_a_row_are_told() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let arguments = ["train", &config, "device=cpu", "train.rows_per_step=1"];
+    let told = ["--plan", "--gflops", "10", "--ranks", "4"];
+    let text = succeed(&[&arguments[..], &told].concat());
+    assert!(text.contains("1 rows a step for 4 ranks: 3 of them idle"), "{text}");
+    let json = [&arguments[..], &["--json"]].concat();
+    let (one, four) = (plan(&json, 1), plan(&json, 4));
+    assert_eq!((&one["idle_ranks"], &four["idle_ranks"]), (&0.into(), &3.into()));
+    // One row takes as long, and what ranks send comes on top.
+    assert!(four["seconds_per_step"].as_f64() >= one["seconds_per_step"].as_f64());
+}
+
+#[test]
 fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");

@@ -126,13 +126,17 @@ impl Workload {
         let parameters = self.parameters(&row);
         let [of_target, of_draft] = self.operations_per_token();
         let tokens = self.rows_per_step * self.row_tokens;
-        let of_rank = |per_token: f64| per_token * tokens as f64 / self.layout.ranks as f64;
+        // Rows are whole: a rank learns its part of its own, and runs its part of the target over those of all that share
+        // its layers.
+        let of_rows =
+            |per_token: f64, rows: u64| per_token * rows as f64 * self.row().tokens as f64;
+        let target_operations = of_rows(of_target, self.run_rows()) / self.tensor() as f64;
         Estimate {
             place: self.places().main(),
             phases: self.phases(&row, &parameters),
             sent: self.sent(&parameters),
-            operations: of_rank(of_target + of_draft),
-            target_operations: of_rank(of_target),
+            operations: target_operations + of_rows(of_draft, self.own_rows()),
+            target_operations,
             operations_per_token: of_target + of_draft,
             tokens,
             features_of_row: self.feature_bytes(),
@@ -414,6 +418,31 @@ mod tests {
         // Parts of rows gather layers when they are due.
         let shared = of_gpus(Layout { sequence: 8, ..layout }).estimate();
         assert!(shared.sent.iter().all(|sent| !sent.is_beside));
+    }
+
+    #[test]
+    fn rows_are_whole() {
+        let work = |rows: usize, layout: Layout| {
+            let workload = Workload { rows_per_step: rows as u64, ..of_gpus(layout) };
+            (workload.estimate().operations, workload.idle_ranks())
+        };
+        let ranks = |ranks: usize| Layout::of(ranks, 0);
+        let (row, _) = work(1, ranks(1));
+        let is = |(operations, idle): (f64, u64), rows: f64, idle_ranks: u64| {
+            assert!((operations / row - rows).abs() < 1e-9 && idle == idle_ranks, "{rows}");
+        };
+        // One row is not done sooner by several ranks, unless they share it.
+        is(work(1, ranks(2)), 1.0, 1);
+        is(work(1, ranks(4)), 1.0, 3);
+        is(work(1, Layout { sequence: 4, ..ranks(4) }), 0.25, 0);
+        is(work(5, ranks(4)), 2.0, 0);
+        is(work(8, ranks(4)), 2.0, 0);
+        is(work(8, Layout { tensor: 4, ..ranks(4) }), 2.0, 0);
+        // Ranks that share layers run the row of one of them together.
+        let shared = Workload { rows_per_step: 1, ..of_gpus(Layout { tensor: 4, ..ranks(4) }) };
+        let alone = Workload { rows_per_step: 1, ..of_gpus(ranks(1)) };
+        let [shared, alone] = [shared, alone].map(|one| one.estimate().target_operations);
+        assert!((4.0 * shared / alone - 1.0).abs() < 1e-9);
     }
 
     #[test]

@@ -78,13 +78,15 @@ impl Workload {
         tapped + self.teacher_bytes(of_states)
     }
 
-    /// Rows that `train.features: memory` holds: a rank's part of all, which other epochs may change, or
-    /// at least those of a step.
+    /// Rows that `train.features: memory` holds at the end of the run, about: the rank with most rows takes another
+    /// share of all of them in every epoch, since each has an order of its own, and keeps them all. Where the text is
+    /// not read yet, those of a step.
     pub(crate) fn rows_in_memory(&self) -> u64 {
-        self.training_rows.map_or(self.own_rows(), |rows| {
-            let others = if self.layout.ranks > 1 { self.own_rows() } else { 0 };
-            rows.div_ceil(self.layout.ranks as u64) + others
-        })
+        let Some(rows) = self.training_rows else { return self.own_rows() };
+        let share = (self.own_rows() as f64 / self.rows_per_step.max(1) as f64).min(1.0);
+        let epochs = self.extent.epochs(rows, (self.rows_per_step, self.row_tokens));
+        let missed = (1.0 - share).powf(epochs.floor()) * (1.0 - share * epochs.fract());
+        ((rows as f64 * (1.0 - missed)).ceil() as u64).max(self.own_rows()).min(rows)
     }
 
     /// Values of a token that a pass hands out: of the last layer keys before and after their rotation, and
@@ -128,5 +130,34 @@ mod tests {
         assert_eq!(bytes("bf16", 0), 2 * 4 * values);
         assert_eq!(bytes("f32", 0), 4 * 4 * values);
         assert_eq!(bytes("int8", 0), (4 * 3 + 2) * values);
+    }
+
+    #[test]
+    fn every_epoch_brings_a_rank_other_rows_to_keep() {
+        let rows = |layout: Layout, train: &[(&str, u64)]| {
+            let mut config = serde_json::json!({
+                "target": "t", "output": "o", "draft": { "method": "eagle3" },
+                "data": { "train": [{ "path": "p" }], "row_tokens": 100 },
+                "train": { "features": "memory", "rows_per_step": 8 },
+            });
+            train.iter().for_each(|(key, value)| config["train"][*key] = (*value).into());
+            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let workload = Workload::new(&config, target, layout).expect("sizes that fit");
+            workload.with_training_rows(1024).rows_in_memory()
+        };
+        let four = Layout::of(4, 1);
+        assert_eq!(rows(Layout::of(1, 1), &[("epochs", 3)]), 1024);
+        assert_eq!(rows(four, &[("epochs", 1)]), 256);
+        // 1 - (3/4)^2, and 1 - (3/4)^10.
+        assert_eq!((rows(four, &[("epochs", 2)]), rows(four, &[("epochs", 10)])), (448, 967));
+        // Two groups of two ranks.
+        assert_eq!(rows(Layout { sequence: 2, ..four }, &[("epochs", 2)]), 768);
+        // Two epochs, told otherwise; and half of one.
+        assert_eq!(rows(four, &[("steps", 256)]), 448);
+        assert_eq!(rows(four, &[("tokens", 2 * 1024 * 100)]), 448);
+        assert_eq!(rows(four, &[("steps", 64)]), 128);
+        // The one row of a step is always the first rank's.
+        assert_eq!(rows(four, &[("rows_per_step", 1), ("epochs", 1)]), 1024);
     }
 }

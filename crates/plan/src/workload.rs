@@ -37,6 +37,27 @@ pub struct Workload {
     pub(crate) layout: Layout,
     /// Rows that `train.features: memory` keeps, where they are known.
     pub(crate) training_rows: Option<u64>,
+    pub(crate) extent: Extent,
+}
+
+/// How long a run is, at most: by steps, or tokens, or epochs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Extent {
+    steps: Option<u64>,
+    tokens: Option<u64>,
+    epochs: f64,
+}
+
+impl Extent {
+    /// Passes over so many rows, if they are full.
+    pub(crate) fn epochs(&self, rows: u64, (rows_per_step, row_tokens): (u64, u64)) -> f64 {
+        let rows = rows.max(1) as f64;
+        match (self.steps, self.tokens) {
+            (Some(steps), _) => steps as f64 * rows_per_step as f64 / rows,
+            (None, Some(tokens)) => tokens as f64 / row_tokens.max(1) as f64 / rows,
+            (None, None) => self.epochs.max(0.0),
+        }
+    }
 }
 
 impl Workload {
@@ -46,7 +67,9 @@ impl Workload {
     /// - the draft that is asked for does not fit the target
     pub fn new(config: &TrainConfig, target: TargetConfig, layout: Layout) -> Result<Self> {
         let draft = config.draft.method.footprint(&config.teacher, &target)?;
+        let run = &config.train;
         Ok(Self {
+            extent: Extent { steps: run.steps, tokens: run.tokens, epochs: run.epochs },
             layers: config.needed_layers(),
             row_tokens: config.data.row_tokens as u64,
             rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
@@ -73,6 +96,11 @@ impl Workload {
     /// Whether the estimate lacks rows that are known only when the text is read.
     pub fn lacks_rows(&self) -> bool {
         self.features == FeatureMode::Memory && self.training_rows.is_none()
+    }
+
+    /// Ranks without a row in a step, which has fewer of them than there are groups of ranks.
+    pub fn idle_ranks(&self) -> u64 {
+        (self.layout.ranks as u64).saturating_sub(self.rows_per_step.saturating_mul(self.parts()))
     }
 
     /// Ranks that share a row with one another.

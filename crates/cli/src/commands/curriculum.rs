@@ -28,13 +28,51 @@ struct OpenedAs {
     target: String,
     layers: Layers,
     is_spread: bool,
-    ranks_a_row: usize,
     ranks_a_layer: usize,
-    /// What the ranks that hold it exchange by, and for how long they wait.
-    reduction: Reduction,
-    timeout_seconds: u64,
+    /// Of a target that ranks hold together: how many of them share a row, what they exchange by, and for how long
+    /// they wait.
+    exchange: Option<(usize, Reduction, u64)>,
     device: DeviceChoice,
     precision: Precision,
+}
+
+impl OpenedAs {
+    fn of(config: &TrainConfig, world: &World) -> Self {
+        let parallel = &config.parallel;
+        let exchange = (parallel.sequence, parallel.reduction, parallel.timeout_seconds);
+        Self {
+            target: config.target.clone(),
+            layers: config.needed_layers(),
+            is_spread: parallel.spreads_weights(world),
+            ranks_a_layer: parallel.tensor,
+            exchange: is_held_together(config, world).then_some(exchange),
+            device: config.device,
+            precision: config.precision,
+        }
+    }
+}
+
+/// Whether a stage's target runs on all ranks or none: it is spread or shared.
+fn is_held_together(config: &TrainConfig, world: &World) -> bool {
+    config.parallel.spreads_weights(world) || config.parallel.tensor > 1
+}
+
+/// The target that is open, of one stage after the other.
+#[derive(Default)]
+struct OpenTarget(Option<(OpenedAs, Arc<Target>)>);
+
+impl OpenTarget {
+    /// The target of a stage; one that is open otherwise is let go of first, since there may be no room for both.
+    fn of(&mut self, config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
+        let wanted = OpenedAs::of(config, world);
+        let same = self.0.take().filter(|(opened_as, _)| *opened_as == wanted);
+        let target = match same {
+            Some((_, target)) => target,
+            None => train::open_target(config, world)?,
+        };
+        self.0 = Some((wanted, Arc::clone(&target)));
+        Ok(target)
+    }
 }
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
@@ -198,32 +236,16 @@ pub(crate) fn train_all(
     if world.is_first() && !output.join(CURRICULUM_FILE).exists() {
         described.write(output)?;
     }
-    let mut target: Option<(OpenedAs, Arc<Target>)> = None;
-    let mut evaluators: Vec<(String, Evaluator)> = Vec::new();
+    let mut target = OpenTarget::default();
+    let (mut names, mut evaluators) = (Vec::new(), Vec::new());
     let mut before: Option<PathBuf> = None;
-    let (mut any_shared, mut no_step) = (false, true);
+    let mut no_step = true;
     let count = stages.len();
     let begun: Vec<Option<String>> = (1..=count).map(|next| begun(&stages[next..])).collect();
     for (index, (stage, continued_by)) in stages.into_iter().zip(begun).enumerate() {
         let config = configured(&stage, before.as_deref())?;
         let LocatedStage { name, start_from, .. } = stage;
-        let is_spread = config.parallel.spreads_weights(world);
-        let is_shared = config.parallel.tensor > 1;
-        let opened_as = OpenedAs {
-            target: config.target.clone(),
-            layers: config.needed_layers(),
-            is_spread,
-            ranks_a_row: config.parallel.sequence,
-            ranks_a_layer: config.parallel.tensor,
-            reduction: config.parallel.reduction,
-            timeout_seconds: config.parallel.timeout_seconds,
-            device: config.device,
-            precision: config.precision,
-        };
-        let opened = match target.take() {
-            Some((other, opened)) if other == opened_as => opened,
-            _ => train::open_target(&config, world)?,
-        };
+        let opened = target.of(&config, world)?;
         let from = match (&before, start_from) {
             (Some(_), StartFrom::Last) => "from the last draft of the stage before",
             (Some(_), StartFrom::Best) => "from the best draft of the stage before",
@@ -244,10 +266,9 @@ pub(crate) fn train_all(
         }
         no_step &= progress.speeds.is_empty();
         if compares {
-            evaluators.push((name, trained.into_evaluator()?));
+            names.push(name);
+            evaluators.push(trained.into_evaluator());
         }
-        any_shared |= is_spread || is_shared;
-        target = Some((opened_as, opened));
         before = Some(run);
     }
     train::require_extension(policy, Ending::Finished, no_step, output)?;
@@ -255,9 +276,7 @@ pub(crate) fn train_all(
         let last_run = before.unwrap_or_default();
         return Ok(End::Finished(Finished { last_run, held_out: Value::Null }));
     }
-    // A target that is spread or shared runs on all ranks or none.
-    let measured = world.is_first() || any_shared;
-    let table = measured.then(|| HeldOutTable::measure(&evaluators)).transpose()?;
+    let table = measure(names, &evaluators, target, world)?;
     let Some(table) = table.filter(|_| world.is_first()) else {
         return Ok(End::OnFirstRank);
     };
@@ -267,6 +286,23 @@ pub(crate) fn train_all(
     let held_out = json!(table);
     write_atomically(&output.join(TABLE_FILE), format!("{held_out:#}\n").as_bytes())?;
     Ok(End::Finished(Finished { last_run: before.unwrap_or_default(), held_out }))
+}
+
+/// Every stage's draft on every stage's text, on the ranks that measure: all where any of them needs the others, else
+/// the first alone, as if it had no others.
+fn measure(
+    names: Vec<String>,
+    stages: &[Evaluator],
+    target: OpenTarget,
+    world: &World,
+) -> Result<Option<HeldOutTable>> {
+    let needs_others =
+        |stage: &Evaluator| is_held_together(stage.config(), world) || stage.shares_rows();
+    if stages.iter().any(needs_others) {
+        return HeldOutTable::measure(names, stages, target, world).map(Some);
+    }
+    let alone = World::single();
+    world.is_first().then(|| HeldOutTable::measure(names, stages, target, &alone)).transpose()
 }
 
 /// A stage's configuration, with the draft that it starts from.
@@ -369,11 +405,25 @@ struct Gain {
 }
 
 impl HeldOutTable {
-    fn measure(evaluators: &[(String, Evaluator)]) -> Result<Self> {
-        let drafts: Vec<&Evaluator> = evaluators.iter().map(|(_, draft)| draft).collect();
-        let by_text = drafts.iter().map(|text| text.measure(&drafts));
-        let by_text = by_text.collect::<std::result::Result<Vec<Vec<RowMetrics>>, _>>()?;
-        let stages: Vec<String> = evaluators.iter().map(|(name, _)| name.clone()).collect();
+    fn measure(
+        stages: Vec<String>,
+        evaluators: &[Evaluator],
+        mut target: OpenTarget,
+        world: &World,
+    ) -> Result<Self> {
+        let mut by_text: Vec<Vec<RowMetrics>> = Vec::new();
+        // From the last one, whose target is open.
+        for (text, evaluator) in evaluators.iter().enumerate().rev() {
+            let config = evaluator.config();
+            let opened = target.of(config, world)?;
+            let tokenizer = Target::open_tokenizer(&config.target)?;
+            by_text.push(Evaluator::measure(evaluators, text, (&opened, &tokenizer))?);
+        }
+        by_text.reverse();
+        Ok(Self::of(stages, &by_text))
+    }
+
+    fn of(stages: Vec<String>, by_text: &[Vec<RowMetrics>]) -> Self {
         let cell = |text: &Vec<RowMetrics>, draft: usize| Cell {
             simulated_length: text[draft].simulated_length(),
             interval: text[draft].interval(),
@@ -384,11 +434,11 @@ impl HeldOutTable {
             let (length, interval) = text[stage].gain_over(&text[stage - 1]);
             Gain { stage: stages[stage].clone(), length, interval }
         };
-        Ok(Self {
+        Self {
             by_draft: (0..stages.len()).map(row).collect(),
             gains_on_own_text: (1..stages.len()).map(gain).collect(),
             stages,
-        })
+        }
     }
 
     fn print(&self) {
@@ -410,5 +460,31 @@ impl HeldOutTable {
                 "{stage} on its own text: {length:+.3} [{low:+.3}, {high:+.3}] over the draft before"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_share_a_target_that_is_loaded_the_same() {
+        let opened_as = |more: Value| {
+            let mut keys = json!({
+                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+                "draft": { "method": "glide" },
+            });
+            for (key, value) in more.as_object().into_iter().flatten() {
+                keys[key] = value.clone();
+            }
+            let config: TrainConfig = serde_json::from_value(keys).expect("a configuration");
+            OpenedAs::of(&config, &World::single())
+        };
+        let slow = |tensor: usize, seconds: u64| {
+            opened_as(json!({ "parallel": { "tensor": tensor, "timeout_seconds": seconds } }))
+        };
+        // How long ranks wait is no matter of a target that they do not exchange.
+        assert!(slow(1, 60) == slow(1, 90) && slow(2, 60) != slow(2, 90));
+        assert!(opened_as(json!({})) != opened_as(json!({ "precision": "f32" })));
     }
 }

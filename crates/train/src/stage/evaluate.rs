@@ -12,6 +12,7 @@ use longdraft_models::draft::TokenCounts;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{RowGroups, World};
+use longdraft_rules::Checked;
 use serde_json::{Map, Value};
 
 use super::data_sets::held_out_set;
@@ -20,7 +21,7 @@ use super::{DataSet, Event, Observer, Stage};
 use crate::checkpoint::{add_token_counts, saved_draft};
 use crate::config::TrainConfig;
 use crate::error::Result;
-use crate::method::Materials;
+use crate::method::{DraftMethod, Materials};
 use crate::metrics::{DraftMetrics, Rate};
 use crate::objective::Objective;
 
@@ -70,51 +71,116 @@ impl Stage {
         }
     }
 
-    /// Lets go of everything but the draft and the held-out rows; all ranks call it.
-    ///
-    /// # Errors
-    /// - a spread draft cannot be put together
-    pub fn into_evaluator(mut self) -> Result<Evaluator> {
-        self.gather_draft()?;
-        Ok(Evaluator {
-            target: Arc::clone(&self.target),
-            features: self.held_out_features(),
-            objective: self.objective,
+    /// Lets go of everything but the held-out rows and the place of the draft. The target is let go of, too: another
+    /// stage may need that memory.
+    pub fn into_evaluator(self) -> Evaluator {
+        Evaluator {
+            world: self.parallel.world().clone(),
+            config: self.config,
+            method: self.method,
+            token_counts: self.token_counts,
             held_out: self.held_out,
-            draws: self.draws,
-        })
+        }
     }
 }
 
-/// A trained draft with its stage's held-out rows.
+/// A finished stage's held-out rows, and what its draft is opened again by.
 pub struct Evaluator {
-    target: Arc<Target>,
-    /// Of its held-out rows.
-    features: FeatureSource,
-    objective: Box<dyn Objective>,
+    world: World,
+    config: Checked<TrainConfig>,
+    method: Box<dyn DraftMethod>,
+    token_counts: TokenCounts,
     held_out: DataSet,
-    draws: Draws,
 }
 
 impl Evaluator {
-    /// Measures drafts on this stage's held-out rows, row by row; the target runs once for all. All
-    /// ranks of a spread target measure all.
+    /// The configuration of its stage.
+    pub fn config(&self) -> &TrainConfig {
+        &self.config
+    }
+
+    /// Whether ranks share its rows, so that all of them have to measure.
+    pub fn shares_rows(&self) -> bool {
+        self.config.parallel.sequence > 1 && self.world.size() > 1
+    }
+
+    /// Measures the drafts of all `stages` on the held-out rows of one of them, `text`, row by row, with that stage's
+    /// target, which runs once for all. All ranks call it where they share the target or the rows; each of them runs
+    /// its part of every row.
     ///
     /// # Errors
-    /// - the target cannot run
-    pub fn measure(&self, drafts: &[&Self]) -> Result<Vec<RowMetrics>> {
+    /// - a draft or a store cannot be opened, the target cannot run
+    pub fn measure(
+        stages: &[Self],
+        text: usize,
+        of_target: (&Arc<Target>, &TextTokenizer),
+    ) -> Result<Vec<RowMetrics>> {
+        let objectives = stages.iter().map(|stage| stage.objective(of_target));
+        let objectives = objectives.collect::<Result<Vec<_>>>()?;
+        let objectives: Vec<&dyn Objective> = objectives.iter().map(AsRef::as_ref).collect();
+        stages[text].measure_here(&objectives, text, of_target)
+    }
+
+    /// The draft of its last checkpoint.
+    fn objective(
+        &self,
+        (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    ) -> Result<Box<dyn Objective>> {
+        let start = saved_draft(&self.config.output)?;
+        let materials = Materials {
+            teacher: self.config.teacher,
+            seed: self.config.train.seed,
+            target,
+            tokenizer,
+            documents: &self.held_out.documents,
+            start: Some(&start),
+            token_counts: &self.token_counts,
+        };
+        // What there is to say was said when it was trained.
+        self.method.as_saved(&start)?.build(&materials, &mut Unheard)
+    }
+
+    /// Counters of all drafts, of which `own` is this stage's.
+    fn measure_here(
+        &self,
+        drafts: &[&dyn Objective],
+        own: usize,
+        (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    ) -> Result<Vec<RowMetrics>> {
+        let (config, set) = (&self.config, &self.held_out);
+        let mut draws = draws(config, target);
+        let features =
+            measured_features(config, (target, tokenizer), set, drafts[own], &mut draws)?;
+        let groups = if self.shares_rows() {
+            let groups = RowGroups::new(&self.world, &config.parallel)?;
+            // What keeps GPUs apart was said when the stage began.
+            groups.with_gpus(&self.world, target.device(), &config.parallel)?.0
+        } else {
+            RowGroups::single()
+        };
         let text = HeldOut {
-            target: &self.target,
-            features: &self.features,
-            set: &self.held_out,
-            draws: &self.draws,
-            groups: &RowGroups::single(),
+            target,
+            features: &features,
+            set,
+            draws: &draws,
+            groups: &groups,
             places: &[None],
         };
-        let drafts: Vec<_> = drafts.iter().map(|draft| draft.objective.as_ref()).collect();
-        let rows = self.held_out.rows.len();
-        Ok(text.measure(&drafts, 0..rows, rows, &mut || {})?.pop().unwrap_or_default())
+        let rows = set.rows.len();
+        let measured = text.measure(drafts, 0..rows, rows, &mut || {})?.pop().unwrap_or_default();
+        if !self.shares_rows() {
+            return Ok(measured);
+        }
+        let of_all = |draft: &RowMetrics| draft.over_parts(&self.world, &groups);
+        measured.iter().map(of_all).collect()
     }
+}
+
+/// Nobody listens.
+struct Unheard;
+
+impl Observer for Unheard {
+    fn on_event(&mut self, _: Event<'_>) {}
 }
 
 /// The counters that all ranks send as numbers, added in their order.
@@ -170,17 +236,12 @@ pub fn measure_at_places(
             Materials { teacher, seed, target, tokenizer, documents, start, token_counts };
         objectives.push(method.build(&materials, observer)?);
     }
-    let mut config = config.clone();
-    if config.train.features == FeatureMode::Memory {
-        config.train.features = FeatureMode::Online;
-    }
-    let mut draws = draws(&config, target);
+    let mut draws = draws(config, target);
     // A store must hold what every draft reads.
     let mut source = None;
     for objective in &objectives {
         let of_draft = objective.as_ref();
-        let data = (&DataSet::default(), &set);
-        let opened = features(&config, target, tokenizer, data, of_draft, &mut draws)?;
+        let opened = measured_features(config, (target, tokenizer), &set, of_draft, &mut draws)?;
         source.get_or_insert(opened);
     }
     let Some(source) = source else { return Ok(vec![Vec::new(); places.len()]) };
@@ -194,6 +255,22 @@ pub fn measure_at_places(
     let (features, set, draws, groups) = (&source, &set, &draws, &RowGroups::single());
     let text = HeldOut { target, features, set, draws, groups, places };
     text.measure(&objectives, 0..rows, rows, &mut on_part)
+}
+
+/// Where features of held-out rows alone come from: never from memory, which holds training rows.
+fn measured_features(
+    config: &TrainConfig,
+    (target, tokenizer): (&Arc<Target>, &TextTokenizer),
+    held_out: &DataSet,
+    objective: &dyn Objective,
+    draws: &mut Draws,
+) -> Result<FeatureSource> {
+    let mut config = config.clone();
+    if config.train.features == FeatureMode::Memory {
+        config.train.features = FeatureMode::Online;
+    }
+    let data = (&DataSet::default(), held_out);
+    features(&config, target, tokenizer, data, objective, draws)
 }
 
 /// Says which of the `known` keys of a draft another value is configured for.
@@ -263,6 +340,20 @@ impl RowMetrics {
         let gain = |draws: &[usize]| self.length_of(draws) - other.length_of(draws);
         let all: Vec<usize> = (0..rows).collect();
         (gain(&all), bootstrap_interval(rows, gain))
+    }
+
+    /// The same of whole rows, of which each rank of a group has measured its part. Every group has measured all rows:
+    /// one of them counts.
+    fn over_parts(&self, world: &World, groups: &RowGroups) -> Result<Self> {
+        let is_first = groups.share(groups.count()).start == 0;
+        let counted = self.rows.iter().filter(|_| is_first);
+        let numbers: Vec<f64> = counted.flat_map(DraftMetrics::to_numbers).collect();
+        let mut rows = vec![DraftMetrics::default(); self.rows.len()];
+        for numbers in world.gather_varied(&numbers) {
+            let parts = DraftMetrics::list(&numbers)?;
+            rows.iter_mut().zip(&parts).for_each(|(row, part)| row.merge(part));
+        }
+        Ok(Self { rows, gamma: self.gamma })
     }
 
     fn length_of(&self, rows: &[usize]) -> f64 {

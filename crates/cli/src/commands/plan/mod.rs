@@ -35,6 +35,7 @@ use crate::decoding::SAID_CONTEXT;
 use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
+use crate::threads::cores;
 
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -70,6 +71,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             let mut stage = to_json(name.as_deref(), &estimate, &verdict, &machine);
             stage["cache_tokens"] = json!(cache.tokens);
             stage["cache_bytes"] = json!(cache.bytes);
+            stage["idle_ranks"] = json!(workload.idle_ranks());
             all.push(stage);
             continue;
         }
@@ -78,6 +80,11 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         }
         out!("{}", table::text(&estimate, &verdict, &machine));
         outln!("{cache}");
+        let idle = workload.idle_ranks();
+        if idle > 0 {
+            let (rows, ranks) = (config.train.rows_of_a_step(config.data.row_tokens), layout.ranks);
+            outln!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
+        }
         if workload.lacks_rows() {
             let row = readable_bytes(estimate.features_of_row);
             outln!("and {row} for every further training row: `train.features: memory` keeps all");
@@ -262,19 +269,22 @@ impl Machine {
         let is_metal =
             matches!(device, DeviceChoice::Metal(_)) || matches!(opened, Some(Device::Metal(_)));
         let has_nvidia_kernels = !is_metal && has_kernels(opened.as_ref().unwrap_or(&Device::Cpu));
-        let threads = if on_gpu { 0 } else { rayon::current_num_threads() };
+        let here = ranks_here(arguments.machine_ranks, ranks);
+        let threads = if on_gpu { 0 } else { threads_of_each(here, started) };
         let given = arguments.memory.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
         let free = given.or_else(|| match opened {
             Some(device) if on_gpu => free_memory(&device),
             _ if on_gpu => None,
-            // Ranks that were started here share this machine.
-            _ => available_memory().map(|free| free / started.max(1) as u64),
+            _ => available_memory().map(|free| free / here as u64),
         });
         let PlanArguments { machine_ranks, bandwidth, network_bandwidth, .. } = *arguments;
         let links = Links::of(on_gpu, reduction);
         let links = links.given(machine_ranks, bandwidth, network_bandwidth);
         let measured = arguments.gflops.is_none() && !on_gpu;
-        let gflops = if measured { Some(Speed::measured_gflops()) } else { arguments.gflops };
+        // Of the threads of this process, of which a rank may have fewer.
+        let share = threads as f64 / rayon::current_num_threads() as f64;
+        let gflops =
+            if measured { Some(share * Speed::measured_gflops()) } else { arguments.gflops };
         let target_value_bytes =
             arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
         let half_states = on_gpu && target_value_bytes == 2 && has_nvidia_kernels;
@@ -286,6 +296,17 @@ impl Machine {
             measured,
         }
     }
+}
+
+/// Ranks of a plan that share this machine: as `--ranks` would start them, all of them, unless it is said otherwise.
+fn ranks_here(machine_ranks: Option<u64>, ranks: usize) -> usize {
+    machine_ranks.map_or(ranks, |of_machine| ranks.min(of_machine as usize)).max(1)
+}
+
+/// Threads of each of so many ranks on this machine; ranks that a launcher started have theirs already.
+fn threads_of_each(here: usize, started: usize) -> usize {
+    let threads = rayon::current_num_threads();
+    if started > 1 { threads } else { threads.min((cores() / here).max(1)) }
 }
 
 impl Machine {
