@@ -70,7 +70,8 @@ impl Bend {
 }
 
 vectorised! {
-    fn capped(values: &mut [f32], softcap: f32, scale: f32) {
+    /// `c tanh(z / scale)`
+    pub(crate) fn capped(values: &mut [f32], softcap: f32, scale: f32) {
         for value in values {
             *value = softcap * tanh(*value / scale);
         }

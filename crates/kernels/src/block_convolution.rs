@@ -223,8 +223,7 @@ impl Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Backward;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
     fn values_and_gradients_are_those_of_plain_tensor_ops() -> Result<()> {
@@ -240,13 +239,8 @@ mod tests {
                 let direction = noise.tensor(&[rows, width]);
                 let fast = block_convolution(&y, &base, &delta, (slots, side))?;
                 let plain = reference(&y, &base, &delta, (slots, side))?;
-                assert_close("forward", &fast, &plain, 1e-6);
-                let fast = (fast * &direction)?.sum_all()?.gradients()?;
-                let plain = (plain * &direction)?.sum_all()?.gradients()?;
-                for (name, var) in [("y", &y), ("base", &base), ("delta", &delta)] {
-                    let fast = fast.get(var).expect("fast");
-                    assert_close(name, fast, plain.get(var).expect("plain"), 1e-5);
-                }
+                let variables = [("y", &y), ("base", &base), ("delta", &delta)];
+                assert_alike(&variables, &direction, [&fast, &plain], (1e-6, 1e-5));
             }
         }
         Ok(())

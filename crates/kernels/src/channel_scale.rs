@@ -162,8 +162,7 @@ fn product_sums(a: &[f32], b: &[f32], channels: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Backward;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, gradcheck};
 
     #[test]
     fn fused_matches_reference_forward_and_backward() -> Result<()> {
@@ -172,17 +171,10 @@ mod tests {
             let (r, x) = (noise.var(&[rows, channels]), noise.var(&[rows, channels]));
             let (w, direction) = (noise.var(&[channels]), noise.tensor(&[rows, channels]));
             let (fused, plain) = (add_scaled(&r, &x, &w)?, reference(&r, &x, &w)?);
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("residual", &r), ("x", &x), ("weight", &w)] {
-                let fused = fused.get(var).expect("fused");
-                assert_close(name, fused, plain.get(var).expect("plain"), 1e-5);
-            }
-            let scaled = scale_channels(&x, &w)?;
-            assert_close("scaled", &scaled, &x.broadcast_mul(&w)?, 1e-6);
-            let scaled = (scaled * &direction)?.sum_all()?.gradients()?;
-            assert_close("x", scaled.get(&x).expect("x"), plain.get(&x).expect("x"), 1e-5);
+            let variables = [("residual", &r), ("x", &x), ("weight", &w)];
+            assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
+            let (fused, plain) = (scale_channels(&x, &w)?, x.broadcast_mul(&w)?);
+            assert_alike(&variables[1..], &direction, [&fused, &plain], (1e-6, 1e-5));
         }
         Ok(())
     }
@@ -207,14 +199,9 @@ mod tests {
         let mut noise = Noise::new(31);
         let (r, x, w) = (noise.var(&[3, 5, 8]), noise.var(&[3, 5, 8]), noise.var(&[8]));
         let direction = noise.tensor(&[3, 5, 8]);
-        let want = (reference(&r, &x, &w)? * &direction)?.sum_all()?.backward()?;
         let own = crate::cuda::emulator::emulated(|| add_scaled(&r, &x, &w))?;
-        assert_close("forward", &own, &reference(&r, &x, &w)?, 1e-6);
-        let own = (own * &direction)?.sum_all()?.gradients()?;
-        for (name, var) in [("r", &r), ("x", &x), ("w", &w)] {
-            let (own, want) = (own.get(var).expect("own"), want.get(var).expect("plain"));
-            assert_close(name, own, want, 1e-5);
-        }
+        let variables = [("r", &r), ("x", &x), ("w", &w)];
+        assert_alike(&variables, &direction, [&own, &reference(&r, &x, &w)?], (1e-6, 1e-5));
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use crate::dispatch::fused;
 use crate::graph::differentiable;
 use crate::rows::{scatter_rows, select_rows};
 use crate::simd::{axpy, dot};
-use crate::storage::with_f32;
+use crate::storage::with_each_f32;
 use crate::sums::Sums;
 
 /// Products of rows `x` with the rows `ids` of a table, as many of them for each row.
@@ -128,18 +128,16 @@ impl Choice {
     fn products(&self, x: &Tensor, table: &Tensor) -> Result<Tensor> {
         let (each, width) = (self.each, self.width);
         let mut out = vec![0.0_f32; self.ids.len()];
-        with_f32(x, |x| {
-            with_f32(table, |table| {
-                let of_row = |row: usize| &x[row * width..(row + 1) * width];
-                out.par_chunks_mut(each).zip(self.ids.par_chunks(each)).enumerate().for_each(
-                    |(row, (out, ids))| {
-                        for (out, id) in out.iter_mut().zip(ids) {
-                            *out = dot(of_row(row), &table[*id as usize * width..][..width]);
-                        }
-                    },
-                );
-                Ok(())
-            })
+        with_each_f32([x, table], |[x, table]| {
+            let of_row = |row: usize| &x[row * width..(row + 1) * width];
+            out.par_chunks_mut(each).zip(self.ids.par_chunks(each)).enumerate().for_each(
+                |(row, (out, ids))| {
+                    for (out, id) in out.iter_mut().zip(ids) {
+                        *out = dot(of_row(row), &table[*id as usize * width..][..width]);
+                    }
+                },
+            );
+            Ok(())
         })?;
         Tensor::from_vec(out, (self.rows, each), x.device())
     }
@@ -147,16 +145,14 @@ impl Choice {
     fn sums_of_table(&self, gradient: &Tensor, table: &Tensor) -> Result<Tensor> {
         let (each, width) = (self.each, self.width);
         let mut dx = vec![0.0_f32; self.rows * width];
-        with_f32(gradient, |gradient| {
-            with_f32(table, |table| {
-                dx.par_chunks_mut(width.max(1)).enumerate().for_each(|(row, dx)| {
-                    let entries = row * each..(row + 1) * each;
-                    for (g, id) in gradient[entries.clone()].iter().zip(&self.ids[entries]) {
-                        axpy(*g, &table[*id as usize * width..][..width], dx);
-                    }
-                });
-                Ok(())
-            })
+        with_each_f32([gradient, table], |[gradient, table]| {
+            dx.par_chunks_mut(width.max(1)).enumerate().for_each(|(row, dx)| {
+                let entries = row * each..(row + 1) * each;
+                for (g, id) in gradient[entries.clone()].iter().zip(&self.ids[entries]) {
+                    axpy(*g, &table[*id as usize * width..][..width], dx);
+                }
+            });
+            Ok(())
         })?;
         Tensor::from_vec(dx, (self.rows, width), gradient.device())
     }
@@ -165,16 +161,14 @@ impl Choice {
         let (each, width) = (self.each, self.width);
         let sums = Sums::by_id(&self.ids, self.table)?;
         let mut dtable = vec![0.0_f32; self.table * width];
-        with_f32(gradient, |gradient| {
-            with_f32(x, |x| {
-                dtable.par_chunks_mut(width.max(1)).enumerate().for_each(|(id, out)| {
-                    let entries = sums.from[id] as usize..sums.from[id + 1] as usize;
-                    for entry in sums.places[entries].iter().map(|entry| *entry as usize) {
-                        axpy(gradient[entry], &x[entry / each * width..][..width], out);
-                    }
-                });
-                Ok(())
-            })
+        with_each_f32([gradient, x], |[gradient, x]| {
+            dtable.par_chunks_mut(width.max(1)).enumerate().for_each(|(id, out)| {
+                let entries = sums.from[id] as usize..sums.from[id + 1] as usize;
+                for entry in sums.places[entries].iter().map(|entry| *entry as usize) {
+                    axpy(gradient[entry], &x[entry / each * width..][..width], out);
+                }
+            });
+            Ok(())
         })?;
         Tensor::from_vec(dtable, (self.table, width), gradient.device())
     }
@@ -186,7 +180,7 @@ mod tests {
     use candle_core::DType;
 
     use super::*;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
     fn values_and_gradients_are_those_of_plain_tensor_ops() -> Result<()> {
@@ -198,17 +192,8 @@ mod tests {
             let (direction, all) = (noise.tensor(&[rows, each]), table.dim(0)?);
             let ids: Vec<u32> = (0..rows * each).map(|_| noise.below(all) as u32).collect();
             let (fast, plain) = (chosen_products(&x, &table, &ids)?, reference(&x, &table, &ids)?);
-            assert_close("forward", &fast, &plain, 1e-5);
-            let fast = (fast * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("x", &x), ("table", &table)] {
-                assert_close(
-                    name,
-                    fast.get(var).expect("fast"),
-                    plain.get(var).expect("plain"),
-                    1e-5,
-                );
-            }
+            let variables = [("x", &x), ("table", &table)];
+            assert_alike(&variables, &direction, [&fast, &plain], (1e-5, 1e-5));
         }
         Ok(())
     }

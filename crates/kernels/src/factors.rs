@@ -82,6 +82,14 @@ pub(crate) fn kept_factor(weight: &Tensor, factors: DType) -> Result<Option<Tens
     Ok(Some(factor))
 }
 
+/// The same, made for this product where it is not kept.
+///
+/// # Errors
+/// - as [`kept_factor`]
+pub(crate) fn weight_factor(weight: &Tensor, factors: DType) -> Result<Tensor> {
+    kept_factor(weight, factors)?.map_or_else(|| as_factor(weight, factors), Ok)
+}
+
 /// Values as products of a type multiply them, without their graph.
 pub(crate) fn as_factor(values: &Tensor, factors: DType) -> Result<Tensor> {
     let by_kernel = factors == DType::BF16 && values.is_contiguous() && takes(&[values]);

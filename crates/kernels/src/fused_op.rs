@@ -4,11 +4,12 @@
 //! gradients in the same order.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail};
-use half::f16;
+use candle_core::{
+    CpuStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
 
 use crate::graph::{Gradients, Held, join, trains};
-use crate::storage::{f16_slice, f32_slice, u8_slice};
+use crate::storage::slice_of;
 
 /// An argument in the CPU's memory.
 #[derive(Clone, Copy)]
@@ -19,17 +20,13 @@ pub(crate) struct Argument<'a> {
 }
 
 impl<'a> Argument<'a> {
-    /// The contiguous f32 values; an error if they are of another type or have gaps, as the next two.
+    /// The contiguous values; an error if they are of another type or have gaps.
+    pub(crate) fn values<T: WithDType>(self) -> Result<&'a [T]> {
+        slice_of(self.storage, self.layout, self.op)
+    }
+
     pub(crate) fn f32(self) -> Result<&'a [f32]> {
-        f32_slice(self.storage, self.layout, self.op)
-    }
-
-    pub(crate) fn f16(self) -> Result<&'a [f16]> {
-        f16_slice(self.storage, self.layout, self.op)
-    }
-
-    pub(crate) fn u8(self) -> Result<&'a [u8]> {
-        u8_slice(self.storage, self.layout, self.op)
+        self.values()
     }
 
     pub(crate) fn shape(self) -> &'a Shape {

@@ -10,7 +10,7 @@ use candle_core::{DType, Result, Shape, Tensor, bail};
 use crate::cuda::product::{add_product_to, product};
 use crate::cuda::{self, takes};
 use crate::dispatch::fused;
-use crate::factors::{as_factor, kept_factor};
+use crate::factors::{as_factor, weight_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable_new};
 use crate::linear::{
@@ -85,10 +85,7 @@ fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
         return Ok(None);
     }
     let as_factor = move |t: &Tensor| as_factor(t, factors);
-    let of_weight = move |weight: &Tensor| match kept_factor(weight, factors)? {
-        Some(kept) => Ok(kept),
-        None => as_factor(weight),
-    };
+    let of_weight = move |weight: &Tensor| weight_factor(weight, factors);
     let input = as_factor(x)?;
     let projected = |weight: &Tensor| product(&input, &of_weight(weight)?.t()?);
     let (gate, up) = (projected(mlp.gate)?, projected(mlp.up)?);
@@ -216,13 +213,18 @@ mod tests {
     use super::*;
     use crate::cuda::emulator::emulated;
     use crate::dispatch::with_half_products;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     /// Residual, input, gate, up, down; the result is one wider than the input.
     fn arguments(noise: &mut Noise, rows: usize, width: usize, inner: usize) -> [Var; 5] {
         let out = width + 1;
         [[rows, out], [rows, width], [inner, width], [inner, width], [out, inner]]
             .map(|shape| noise.var(&shape))
+    }
+
+    fn named(arguments: &[Var; 5]) -> [(&str, &Var); 5] {
+        let [residual, x, gate, up, down] = arguments;
+        [("residual", residual), ("x", x), ("gate", gate), ("up", up), ("down", down)]
     }
 
     fn weights(arguments: &[Var; 5]) -> GatedMlp<'_> {
@@ -238,13 +240,7 @@ mod tests {
             let mlp = weights(&arguments);
             let fused = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
             let plain = reference(&arguments[0], &arguments[1], &mlp)?;
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in ["residual", "x", "gate", "up", "down"].iter().zip(&arguments) {
-                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-                assert_close(name, a, b, 1e-5);
-            }
+            assert_alike(&named(&arguments), &direction, [&fused, &plain], (1e-6, 1e-5));
         }
         Ok(())
     }
@@ -257,15 +253,9 @@ mod tests {
             let direction = noise.tensor(&[rows, width + 1]);
             let mlp = weights(&arguments);
             let plain = reference(&arguments[0], &arguments[1], &mlp)?;
-            let want = (&plain * &direction)?.sum_all()?.gradients()?;
-            let compare = |(forward, gradient): (f64, f64)| -> Result<()> {
+            let compare = |tolerances: (f64, f64)| -> Result<()> {
                 let own = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
-                assert_close("forward", &own, &plain, forward);
-                let own = (&own * &direction)?.sum_all()?.gradients()?;
-                for (name, var) in ["residual", "x", "gate", "up", "down"].iter().zip(&arguments) {
-                    let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
-                    assert_close(name, a, b, gradient);
-                }
+                assert_alike(&named(&arguments), &direction, [&own, &plain], tolerances);
                 Ok(())
             };
             emulated(|| compare((1e-6, 1e-5)))?;

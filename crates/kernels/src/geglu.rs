@@ -5,14 +5,12 @@
 //! `dgate = g ∘ up ∘ (s + 2 z s (1 − s) u')`, `u' = √(2/π) (1 + 3 · 0.044715 z²)`, `dup = g ∘ z ∘ s`.
 
 use candle_core::{Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, fuse};
 use crate::graph::differentiable;
-use crate::simd::{exp, vectorised};
+use crate::simd::{exp, map_two, vectorised};
 
-const CHUNK: usize = 8192;
 /// `√(2/π)`
 const SLOPE: f64 = 0.797_884_560_802_865_4;
 const CUBIC: f64 = 0.044_715;
@@ -71,12 +69,7 @@ impl FusedOp<2> for GeGlu {
     const NAME: &'static str = "geglu";
 
     fn forward(&self, [gate, up]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
-        let (shape, gate, up) = (gate.shape().clone(), gate.f32()?, up.f32()?);
-        let mut out = vec![0.0; gate.len()];
-        out.par_chunks_mut(CHUNK)
-            .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
-            .for_each(|(out, (gate, up))| gated(gate, up, out));
-        Ok((out, shape))
+        Ok((map_two(gate.f32()?, up.f32()?, gated), gate.shape().clone()))
     }
 }
 

@@ -4,10 +4,11 @@
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
 //! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
 
+mod products;
+
 use std::cell::RefCell;
 
-use candle_core::{CpuStorage, DType, Layout, Result, Shape, Storage, Tensor, TensorId, bail};
-use half::{bf16, f16};
+use candle_core::{DType, Result, Shape, Tensor, TensorId, bail};
 use rayon::prelude::*;
 
 use crate::composed::FULL_ROWS;
@@ -16,9 +17,14 @@ use crate::cuda::product::{add_product, add_product_to, product_as};
 use crate::dispatch::{Products, fused, products_of};
 use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
-use crate::gemm::{self, Mat, Right, Threads, matmul};
-use crate::graph::{Gradients, add, add_to, differentiable_new};
-use crate::storage::{change_f32, values_like, with_f32};
+use crate::gemm;
+use crate::graph::{Gradients, add, differentiable_new};
+use crate::storage::{values_like, with_f32};
+
+pub(crate) use products::{
+    Weight, add_gradient, add_weight_gradient, product_nn, product_nn_into, product_nt,
+    product_nt_into, with_weight,
+};
 
 /// `x Wᵀ + b`.
 ///
@@ -193,11 +199,7 @@ pub fn kept_bytes(
 /// # Errors
 /// - as [`linear`]
 pub fn reference(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let out = x.matmul(&weight.to_dtype(x.dtype())?.t()?)?;
-    match bias {
-        Some(bias) => out.broadcast_add(&bias.to_dtype(x.dtype())?),
-        None => Ok(out),
-    }
+    with_bias(x.matmul(&weight.to_dtype(x.dtype())?.t()?)?, bias)
 }
 
 /// The same on any device: gradients only of what trains, and with [`Products::Half`] 16-bit
@@ -252,7 +254,8 @@ fn product_in(
 ) -> Result<Tensor> {
     let (rows, _) = x.dims2()?;
     if rows == 0 {
-        return no_rows(x, weight);
+        // A GPU's driver refuses to start a kernel without blocks.
+        return Tensor::zeros((0, weight.dim(0)?), x.dtype(), x.device());
     }
     let as_factor = move |t: &Tensor| as_factor(t, factors);
     let known = match known_factor(weight) {
@@ -297,153 +300,11 @@ fn product_in(
     })
 }
 
-/// The product of no rows: a GPU's driver refuses to start a kernel without blocks.
-fn no_rows(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    Tensor::zeros((0, weight.dim(0)?), x.dtype(), x.device())
-}
-
 fn with_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     match bias {
         Some(bias) => out.broadcast_add(&bias.to_dtype(out.dtype())?),
         None => Ok(out),
     }
-}
-
-/// A frozen or trained `[O, I]` matrix in one of the storage types that products accept.
-#[derive(Clone, Copy)]
-pub(crate) enum Weight<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
-    F16(&'a [f16]),
-}
-
-impl<'a> Weight<'a> {
-    pub(crate) fn of(argument: Argument<'a>) -> Result<Self> {
-        Self::from_storage(argument.storage, argument.layout)
-    }
-
-    pub(crate) fn from_storage(storage: &'a CpuStorage, layout: &Layout) -> Result<Self> {
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            bail!("linear: contiguous weight expected, found strides {:?}", layout.stride())
-        };
-        match storage {
-            CpuStorage::F32(w) => Ok(Self::F32(&w[start..end])),
-            CpuStorage::BF16(w) => Ok(Self::Bf16(&w[start..end])),
-            CpuStorage::F16(w) => Ok(Self::F16(&w[start..end])),
-            _ => bail!("linear: weight of f32, bf16 or f16 expected"),
-        }
-    }
-
-    /// `Wᵀ` as the right operand of a product.
-    pub(crate) fn transposed(self, inputs: usize) -> Right<'a> {
-        let outputs = |values: usize| values / inputs.max(1);
-        match self {
-            Self::F32(w) => Right::F32(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
-            Self::Bf16(w) => Right::Bf16(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
-            Self::F16(w) => Right::F16(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
-        }
-    }
-}
-
-/// Evaluates a product with the weight's slice, whatever its type.
-macro_rules! for_each_type {
-    ($weight:expr, $w:ident => $product:expr) => {
-        match $weight {
-            Weight::F32($w) => $product,
-            Weight::Bf16($w) => $product,
-            Weight::F16($w) => $product,
-        }
-    };
-}
-
-/// `out[R, O] = x[R, I] · Wᵀ`.
-pub(crate) fn product_nt(x: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
-    let mut out = vec![0.0; x.len() / inputs.max(1) * outputs];
-    product_nt_into(&mut out, x, weight, (inputs, outputs), false);
-    out
-}
-
-/// The same into `out`, added to what is there if asked for.
-pub(crate) fn product_nt_into(
-    out: &mut [f32],
-    x: &[f32],
-    weight: Weight<'_>,
-    (inputs, outputs): (usize, usize),
-    accumulate: bool,
-) {
-    let x = Mat::rows(x, x.len() / inputs.max(1), inputs, inputs);
-    for_each_type!(weight, w => {
-        let w = Mat::rows(w, outputs, inputs, inputs).t();
-        matmul(out, outputs, x, w, accumulate, Threads::Pool);
-    });
-}
-
-/// `out[R, I] = g[R, O] · W`.
-pub(crate) fn product_nn(g: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
-    let mut out = vec![0.0; g.len() / outputs.max(1) * inputs];
-    product_nn_into(&mut out, g, weight, (inputs, outputs), false);
-    out
-}
-
-/// The same into `out`, added to what is there if asked for.
-pub(crate) fn product_nn_into(
-    out: &mut [f32],
-    g: &[f32],
-    weight: Weight<'_>,
-    (inputs, outputs): (usize, usize),
-    accumulate: bool,
-) {
-    let g = Mat::rows(g, g.len() / outputs.max(1), outputs, outputs);
-    for_each_type!(weight, w => {
-        let w = Mat::rows(w, outputs, inputs, inputs);
-        matmul(out, inputs, g, w, accumulate, Threads::Pool);
-    });
-}
-
-/// Adds `gᵀ x` to the gradients of the weight `[O, I]` among a node's arguments, `g`: `[R, O]`, `x`: `[R, I]`.
-pub(crate) fn add_weight_gradient(
-    argument: usize,
-    x: &Tensor,
-    g: &[f32],
-    weight: &Input,
-) -> Result<()> {
-    let (rows, inputs) = x.dims2()?;
-    let (outputs, _) = weight.tensor.dims2()?;
-    add_gradient(argument, weight, |dw, accumulate| {
-        with_f32(x, |x| {
-            let g = Mat::rows(g, rows, outputs, outputs).t();
-            let x = Mat::rows(x, rows, inputs, inputs);
-            matmul(dw, inputs, g, x, accumulate, Threads::Pool);
-            Ok(())
-        })
-    })
-}
-
-/// Adds a gradient of an argument, which `form` writes, or adds to what is there if it is told so.
-pub(crate) fn add_gradient(
-    argument: usize,
-    input: &Input,
-    form: impl Fn(&mut [f32], bool) -> Result<()>,
-) -> Result<()> {
-    add_to(argument, |sum| {
-        if let Some(sum) = sum {
-            change_f32(sum, |values| form(values, true))?;
-            return Ok(sum.clone());
-        }
-        let mut values = vec![0.0; input.tensor.elem_count()];
-        form(&mut values, false)?;
-        values_like(&input.tensor, values)
-    })
-}
-
-/// Runs `f` on a weight in the CPU's memory.
-pub(crate) fn with_weight<R>(
-    weight: &Tensor,
-    f: impl FnOnce(Weight<'_>) -> Result<R>,
-) -> Result<R> {
-    let (storage, layout) = weight.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { bail!("linear: CPU weight expected") };
-    f(Weight::from_storage(storage, layout)?)
 }
 
 /// What the third argument of the op is.

@@ -190,7 +190,9 @@ impl Matrix {
                 matrix.linear(x, GpuMatrix::fixed(x)?.as_ref(), Addend::Residual(residual))
             }
             (Self::Quantised(_), Some(_)) => residual + self.linear(x, bias)?,
-            (Self::Quantised(_), None) if widens(x) => residual + self.linear(x, None)?,
+            (Self::Quantised(_), None) if widens(x) || x.track_op() || residual.track_op() => {
+                residual + self.linear(x, None)?
+            }
             (Self::Quantised(_), None) => {
                 let (rows, _) = x.dims2()?;
                 let (outputs, _) = self.dims()?;

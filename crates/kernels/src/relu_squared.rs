@@ -8,10 +8,8 @@ use rayon::prelude::*;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable_new};
-use crate::simd::vectorised;
+use crate::simd::{CHUNK, map_two, vectorised};
 use crate::storage::{values_like, with_each_f32};
-
-const CHUNK: usize = 8192;
 
 /// `max(x, slope · x)²`.
 ///
@@ -69,11 +67,7 @@ impl FusedOp<1> for ReluSquared {
     fn backward(&self, [x]: [&Input; 1], _: &Tensor, grad: &Tensor) -> Result<Gradients<1>> {
         let x = &x.tensor;
         let dx = with_each_f32([x, grad], |[x, g]| {
-            let mut dx = vec![0.0; x.len()];
-            dx.par_chunks_mut(CHUNK)
-                .zip(x.par_chunks(CHUNK).zip(g.par_chunks(CHUNK)))
-                .for_each(|(dx, (x, g))| gradients(x, g, dx, self.slope));
-            Ok(dx)
+            Ok(map_two(x, g, |x, g, dx| gradients(x, g, dx, self.slope)))
         })?;
         Ok([Some(values_like(x, dx)?)])
     }
@@ -98,8 +92,7 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Backward;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, gradcheck};
 
     #[test]
     fn fused_matches_reference_forward_and_backward() -> Result<()> {
@@ -107,10 +100,7 @@ mod tests {
             let mut noise = Noise::new(seed);
             let (x, direction) = (noise.var(&shape), noise.tensor(&shape));
             let (fused, plain) = (relu_squared(&x, slope)?, reference(&x, slope)?);
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            assert_close("x", fused.get(&x).expect("fused"), plain.get(&x).expect("plain"), 1e-6);
+            assert_alike(&[("x", &x)], &direction, [&fused, &plain], (1e-6, 1e-6));
         }
         Ok(())
     }
@@ -125,10 +115,7 @@ mod tests {
         let (x, direction) = (Noise::new(6).var(&[9, 13]), Noise::new(7).tensor(&[9, 13]));
         for slope in [0.0, 0.5] {
             let (own, plain) = (composed(&x, slope)?, reference(&x, slope)?);
-            assert_close("forward", &own, &plain, 0.0);
-            let own = (own * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.backward()?;
-            assert_close("x", own.get(&x).expect("own"), plain.get(&x).expect("plain"), 1e-6);
+            assert_alike(&[("x", &x)], &direction, [&own, &plain], (0.0, 1e-6));
         }
         Ok(())
     }

@@ -173,7 +173,7 @@ fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f3
 mod tests {
     use super::*;
     use crate::graph::Backward;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
     fn fused_matches_reference_forward_and_backward() -> Result<()> {
@@ -181,15 +181,9 @@ mod tests {
             let mut noise = Noise::new(seed);
             let (x, w) = (noise.var(&[rows, hidden]), noise.var(&[hidden]));
             let direction = noise.tensor(&[rows, hidden]);
-            let fused = rms_norm(&x, &w, 1e-5)?;
-            let plain = reference(&x, &w, 1e-5)?;
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("x", &x), ("weight", &w)] {
-                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-                assert_close(name, a, b, 2e-5);
-            }
+            let (fused, plain) = (rms_norm(&x, &w, 1e-5)?, reference(&x, &w, 1e-5)?);
+            let variables = [("x", &x), ("weight", &w)];
+            assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 2e-5));
         }
         Ok(())
     }
@@ -201,13 +195,8 @@ mod tests {
             let (x, w) = (noise.var(&shape), noise.var(&shape[shape.len() - 1..]));
             let direction = noise.tensor(&shape);
             let (own, fused) = (composed(&x, &w, 1e-5)?, rms_norm(&x, &w, 1e-5)?);
-            assert_close("forward", &own, &fused, 1e-6);
-            let own = (own * &direction)?.sum_all()?.gradients()?;
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("x", &x), ("weight", &w)] {
-                let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
-                assert_close(name, a, b, 2e-5);
-            }
+            let variables = [("x", &x), ("weight", &w)];
+            assert_alike(&variables, &direction, [&own, &fused], (1e-6, 2e-5));
         }
         Ok(())
     }

@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
     use crate::cuda::emulator::emulated;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
     fn rows_come_in_the_order_of_their_ids() -> Result<()> {
@@ -239,19 +239,14 @@ mod tests {
         for (rows, left, right) in [(3, 4, 8), (5, 3, 4), (70, 12, 12), (1, 1, 1)] {
             let (a, b) = (noise.var(&[rows, left]), noise.var(&[rows, right]));
             let direction = noise.tensor(&[rows, left + right]);
-            let run = |a: &Tensor, b: &Tensor| {
-                let both = beside(a, b)?;
-                let loss = (&both * &direction)?.sum_all()?;
-                Ok::<_, candle_core::Error>((both.detach(), loss.gradients()?))
-            };
-            let (plain, want) = run(&a, &b)?;
-            let (own, got) = emulated(|| run(&a, &b))?;
-            assert_close("beside", &own, &plain, 0.0);
-            for var in [&a, &b] {
-                let (got, want) = (got.get(var).expect("own"), want.get(var).expect("plain"));
-                assert_close("gradient", got, want, 0.0);
-            }
-            let (_, alone) = emulated(|| run(&a.detach(), &b))?;
+            let plain = beside(&a, &b)?;
+            emulated(|| -> Result<()> {
+                let own = beside(&a, &b)?;
+                assert_alike(&[("a", &a), ("b", &b)], &direction, [&own, &plain], (0.0, 0.0));
+                Ok(())
+            })?;
+            let alone =
+                emulated(|| (beside(&a.detach(), &b)? * &direction)?.sum_all()?.gradients())?;
             assert!(alone.get(&a).is_none() && alone.get(&b).is_some());
         }
         assert!(emulated(|| beside(&noise.tensor(&[2, 3]), &noise.tensor(&[3, 3]))).is_err());
@@ -319,7 +314,7 @@ mod tests {
                 weights: Some(weights),
             };
             let own = emulated(|| sums.of(&x, &base))?;
-            crate::test_support::assert_close("sums", &own, &sums.composed(&x, &base)?, 1e-6);
+            assert_close("sums", &own, &sums.composed(&x, &base)?, 1e-6);
         }
         Ok(())
     }

@@ -4,6 +4,8 @@
 //! additions on every machine, so that a value depends neither on what is computed beside it nor
 //! on the instruction set.
 
+use rayon::prelude::*;
+
 use crate::settings::{Simd, may_use};
 
 /// Functions compiled once per instruction set, the widest that the machine has chosen at each call,
@@ -40,6 +42,22 @@ macro_rules! vectorised {
     )*};
 }
 pub(crate) use vectorised;
+
+/// Values that a thread maps at a time.
+pub(crate) const CHUNK: usize = 8192;
+
+/// What `f` writes of equally long slices, chunks of them side by side.
+pub(crate) fn map_two(
+    a: &[f32],
+    b: &[f32],
+    f: impl Fn(&[f32], &[f32], &mut [f32]) + Sync,
+) -> Vec<f32> {
+    let mut out = vec![0.0; a.len()];
+    out.par_chunks_mut(CHUNK)
+        .zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK)))
+        .for_each(|(out, (a, b))| f(a, b, out));
+    out
+}
 
 /// Whether kernels may use AVX-512, and the machine has it.
 pub fn has_avx512() -> bool {
@@ -133,6 +151,13 @@ vectorised! {
     pub(crate) fn axpy(scale: f32, x: &[f32], acc: &mut [f32]) {
         for (a, x) in acc.iter_mut().zip(x) {
             *a = x.mul_add(scale, *a);
+        }
+    }
+
+    /// `x ← factor · x`
+    pub(crate) fn scale(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
         }
     }
 

@@ -2,67 +2,28 @@
 
 use std::cell::Cell;
 
+use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, bail,
+    CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
 };
-use half::f16;
 
-/// The contiguous f32 values of a custom op's argument.
+/// The contiguous values of a custom op's argument.
 ///
 /// # Errors
-/// - the values are not f32
+/// - the values are of another type
 /// - the layout has gaps or is transposed
-pub(crate) fn f32_slice<'a>(
+pub(crate) fn slice_of<'a, T: WithDType>(
     storage: &'a CpuStorage,
     layout: &Layout,
     op: &'static str,
-) -> Result<&'a [f32]> {
-    let CpuStorage::F32(values) = storage else {
-        bail!("{op}: f32 expected, found {:?}", storage_dtype(storage))
-    };
-    contiguous(values, layout, op)
-}
-
-/// The contiguous f16 values of a custom op's argument.
-///
-/// # Errors
-/// - as [`f32_slice`]
-pub(crate) fn f16_slice<'a>(
-    storage: &'a CpuStorage,
-    layout: &Layout,
-    op: &'static str,
-) -> Result<&'a [f16]> {
-    let CpuStorage::F16(values) = storage else {
-        bail!("{op}: f16 expected, found {:?}", storage_dtype(storage))
-    };
-    contiguous(values, layout, op)
-}
-
-/// The contiguous bytes of a custom op's argument.
-///
-/// # Errors
-/// - as [`f32_slice`]
-pub(crate) fn u8_slice<'a>(
-    storage: &'a CpuStorage,
-    layout: &Layout,
-    op: &'static str,
-) -> Result<&'a [u8]> {
-    let CpuStorage::U8(values) = storage else {
-        bail!("{op}: u8 expected, found {:?}", storage_dtype(storage))
-    };
-    contiguous(values, layout, op)
-}
-
-fn contiguous<'a, T>(values: &'a [T], layout: &Layout, op: &'static str) -> Result<&'a [T]> {
+) -> Result<&'a [T]> {
+    if storage.dtype() != T::DTYPE {
+        bail!("{op}: {} expected, found {:?}", T::DTYPE.as_str(), storage.dtype());
+    }
     match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(&values[start..end]),
+        Some((start, end)) => Ok(&storage.as_slice::<T>()?[start..end]),
         None => bail!("{op}: contiguous input expected, found strides {:?}", layout.stride()),
     }
-}
-
-fn storage_dtype(storage: &CpuStorage) -> DType {
-    use candle_core::backend::BackendStorage;
-    storage.dtype()
 }
 
 /// Runs `f` on the contiguous f32 values of a CPU tensor, copying only if it is not contiguous.
@@ -77,7 +38,7 @@ pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) 
 
 fn cpu_f32<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
     match storage {
-        Storage::Cpu(cpu) => f32_slice(cpu, layout, "kernel input"),
+        Storage::Cpu(cpu) => slice_of(cpu, layout, "kernel input"),
         _ => bail!("kernel input: CPU tensor expected, found {:?}", storage.device().location()),
     }
 }

@@ -10,10 +10,8 @@ use crate::cuda;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable};
-use crate::simd::{exp, vectorised};
+use crate::simd::{CHUNK, exp, map_two, vectorised};
 use crate::storage::{values_like, with_each_f32};
-
-const CHUNK: usize = 8192;
 
 /// `silu(gate) ∘ up`.
 ///
@@ -96,19 +94,14 @@ impl FusedOp<2> for Clamped {
     const NAME: &'static str = "clamped-swiglu";
 
     fn forward(&self, [gate, up]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
-        let (shape, gate, up) = (gate.shape().clone(), gate.f32()?, up.f32()?);
-        let mut out = vec![0.0; gate.len()];
-        let inputs = gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK));
         let bounds = (self.alpha as f32, self.limit as f32);
-        out.par_chunks_mut(CHUNK)
-            .zip(inputs)
-            .for_each(|(out, (gate, up))| clamped(out, gate, up, bounds));
-        Ok((out, shape))
+        let unit = |gate: &[f32], up: &[f32], out: &mut [f32]| clamped(gate, up, out, bounds);
+        Ok((map_two(gate.f32()?, up.f32()?, unit), gate.shape().clone()))
     }
 }
 
 vectorised! {
-    fn clamped(out: &mut [f32], gate: &[f32], up: &[f32], bounds: (f32, f32)) {
+    fn clamped(gate: &[f32], up: &[f32], out: &mut [f32], bounds: (f32, f32)) {
         let (alpha, limit) = bounds;
         for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
             // Comparisons that are false for NaN let it through.
@@ -160,11 +153,7 @@ vectorised! {
 
 /// `silu(gate) ∘ up`
 pub(crate) fn product(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let mut out = vec![0.0; gate.len()];
-    out.par_chunks_mut(CHUNK)
-        .zip(gate.par_chunks(CHUNK).zip(up.par_chunks(CHUNK)))
-        .for_each(|(out, (gate, up))| gated(gate, up, out));
-    out
+    map_two(gate, up, gated)
 }
 
 /// Writes the gradients of gate and up.
@@ -185,8 +174,7 @@ pub(crate) fn backward(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::Backward;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     #[test]
     fn a_clamped_unit_is_bounded_on_both_sides_of_its_product() -> Result<()> {
@@ -215,15 +203,9 @@ mod tests {
             let (gate, up) = (noise.var(&[rows, width]), noise.var(&[rows, width]));
             let direction = noise.tensor(&[rows, width]);
             let wide = (gate.as_tensor() * 6.0)?;
-            let fused = swiglu(&wide, &up)?;
-            let plain = reference(&wide, &up)?;
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("gate", &gate), ("up", &up)] {
-                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-                assert_close(name, a, b, 1e-5);
-            }
+            let (fused, plain) = (swiglu(&wide, &up)?, reference(&wide, &up)?);
+            let variables = [("gate", &gate), ("up", &up)];
+            assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
         }
         Ok(())
     }
@@ -236,13 +218,8 @@ mod tests {
         for factor in [1.0, 8.0, 500.0] {
             let wide = (gate.as_tensor() * factor)?;
             let (own, fused) = (composed(&wide, &up)?, swiglu(&wide, &up)?);
-            assert_close("forward", &own, &fused, 1e-6);
-            let own = (own * &direction)?.sum_all()?.gradients()?;
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("gate", &gate), ("up", &up)] {
-                let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
-                assert_close(name, a, b, 1e-5);
-            }
+            let variables = [("gate", &gate), ("up", &up)];
+            assert_alike(&variables, &direction, [&own, &fused], (1e-6, 1e-5));
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Random tensors, comparisons and finite differences for the ops' tests.
 
 use crate::graph::Backward;
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 /// A deterministic stream of numbers in `[-1, 1)`.
@@ -55,6 +56,34 @@ pub(crate) fn relative_error(a: &Tensor, b: &Tensor) -> f64 {
 pub(crate) fn assert_close(name: &str, a: &Tensor, b: &Tensor, tolerance: f64) {
     let error = relative_error(a, b);
     assert!(error <= tolerance, "{name}: error {error:.3e} above {tolerance:.1e}");
+}
+
+/// Holds the gradients of variables together.
+#[track_caller]
+pub(crate) fn assert_gradients(
+    variables: &[(&str, &Var)],
+    own: &GradStore,
+    want: &GradStore,
+    tolerance: f64,
+) {
+    for (name, variable) in variables {
+        let (own, want) = (own.get(variable).expect("own"), want.get(variable).expect("wanted"));
+        assert_close(name, own, want, tolerance);
+    }
+}
+
+/// Holds results together, and the gradients of variables along a direction: `tolerances` are of these two.
+#[track_caller]
+pub(crate) fn assert_alike(
+    variables: &[(&str, &Var)],
+    direction: &Tensor,
+    [own, want]: [&Tensor; 2],
+    tolerances: (f64, f64),
+) {
+    assert_close("forward", own, want, tolerances.0);
+    let along = |result: &Tensor| (result * direction)?.sum_all()?.gradients();
+    let (own, want) = (along(own).expect("own"), along(want).expect("wanted"));
+    assert_gradients(variables, &own, &want, tolerances.1);
 }
 
 /// Compares `f`'s gradients in f64 with central differences, for every input element.

@@ -167,6 +167,22 @@ pub(super) fn widened_keys(blocks: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(values, (tokens, heads, width / BYTES * BLOCK), &Device::Cpu)
 }
 
+/// Keys or values as f16, which [`super::attention`] reads. Finite values beyond its range become the largest of their
+/// sign: an infinite one would also reach the rows of its tile that do not see it.
+///
+/// # Errors
+/// - `x` is not f32 on the CPU
+pub fn half_keys(x: &Tensor) -> Result<Tensor> {
+    let halves =
+        with_f32(x, |values| Ok(values.iter().copied().map(half_of).collect::<Vec<f16>>()))?;
+    Tensor::from_vec(halves, x.shape(), x.device())
+}
+
+fn half_of(value: f32) -> f16 {
+    let half = f16::from_f32(value);
+    if half.is_infinite() && value.is_finite() { f16::MAX.copysign(half) } else { half }
+}
+
 fn quantise(values: &[f32; BLOCK], out: &mut [u8]) {
     let is_finite = values.iter().all(|value| value.is_finite());
     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
@@ -218,6 +234,17 @@ mod tests {
         }
         let one = widened_keys(&quantised_keys(&x.narrow(0, 3, 1)?)?)?;
         assert_eq!(one.flatten_to(1)?.to_vec2::<f32>()?, near_rows[9..12]);
+        Ok(())
+    }
+
+    #[test]
+    fn finite_values_stay_finite_in_16_bits_and_faults_stay_faults() -> Result<()> {
+        let x = [0.1, 65_519.0, 65_520.0, -1e30, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+        let x = Tensor::new(&x, &Device::Cpu)?.reshape((7, 1, 1))?;
+        let halves: Vec<f16> = half_keys(&x)?.flatten_all()?.to_vec1()?;
+        let (most, infinity) = (f16::MAX, f16::INFINITY);
+        assert_eq!(halves[..6], [f16::from_f32(0.1), most, most, -most, infinity, -infinity]);
+        assert!(halves[6].is_nan());
         Ok(())
     }
 

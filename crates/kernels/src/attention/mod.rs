@@ -24,7 +24,9 @@ mod tiled;
 use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Result, Shape, Tensor, bail};
+use half::f16;
 
+use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::Gradients;
@@ -33,7 +35,7 @@ use crate::storage::{values_like, with_each_f32};
 pub use composed::composed;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use gpu::{Way, programs};
-pub use keys::{is_quantisable, quantised_keys};
+pub use keys::{half_keys, is_quantisable, quantised_keys};
 pub use ranges::{Delays, KeyRanges, Reach};
 pub use reference::reference;
 
@@ -110,8 +112,9 @@ fn attend(
         return attend(&wide_q?, &k?, &v?, ranges, scores)?.to_dtype(q.dtype());
     }
     let held_as = |dtype| [k, v].iter().all(|t| t.dtype() == dtype && !t.track_op());
-    let (halves, blocks) = (held_as(DType::F16), held_as(DType::U8));
-    let narrow = halves || blocks;
+    let blocks = held_as(DType::U8);
+    // Beside queries of the same type they are no narrower than these.
+    let narrow = blocks || held_as(DType::F16) && q.dtype() != DType::F16;
     // Gradients are computed from f32.
     let is_fused = if narrow {
         fused(&[q]) && k.device().is_cpu() && !q.track_op()
@@ -128,10 +131,8 @@ fn attend(
         let op =
             Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
         fuse(op, [q, k, v])
-    } else if plain {
-        composed(q, k, v, ranges)
     } else {
-        composed::frozen(q, k, v, ranges, scores)
+        composed::within(CHUNK_VALUES, [q, k, v], ranges, scores)
     }
 }
 
@@ -237,9 +238,10 @@ impl FusedOp<3> for Attention {
         let visible = (self.ranges.as_ref(), self.sinks.as_deref());
         let (shape, q) = (q.shape().clone(), q.f32()?);
         let (out, lse) = match k.dtype() {
-            DType::F16 => tiled::forward(q, k.f16()?, v.f16()?, dims, visible),
+            DType::F16 => tiled::forward(q, k.values::<f16>()?, v.values::<f16>()?, dims, visible),
             DType::U8 => {
-                tiled::forward(q, keys::Blocks(k.u8()?), keys::Blocks(v.u8()?), dims, visible)
+                let [k, v] = [k.values()?, v.values()?].map(keys::Blocks);
+                tiled::forward(q, k, v, dims, visible)
             }
             _ => tiled::forward(q, k.f32()?, v.f32()?, dims, visible),
         };

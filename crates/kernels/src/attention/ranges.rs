@@ -58,9 +58,8 @@ impl KeyRanges {
         if let Delays::PerToken(delays) = delays {
             assert_eq!(delays.len(), tokens, "one delay per token");
         }
-        let (mut start, mut end) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
         let mut document_start = 0;
-        for t in 0..tokens {
+        Self::of_each((0..tokens).map(|t| {
             if t > 0 && document_ids[t] != document_ids[t - 1] {
                 document_start = t;
             }
@@ -70,11 +69,8 @@ impl KeyRanges {
             };
             let first = window.map_or(document_start, |w| document_start.max(t.saturating_sub(w)));
             let last = (t + 1).saturating_sub(delay);
-            let empty = document_ids[t] < 0 || last <= first;
-            start.push(if empty { 0 } else { first as u32 });
-            end.push(if empty { 0 } else { last as u32 });
-        }
-        Self { start, end, singles: Vec::new(), singles_end: Vec::new() }
+            if document_ids[t] < 0 { 0..0 } else { first..last }
+        }))
     }
 
     /// Packed tokens that see their document as far as `reach` goes; padding sees nothing.
@@ -98,8 +94,7 @@ impl KeyRanges {
 
     /// `queries` new tokens after `cached` ones: each sees the cache, its predecessors, itself.
     pub fn appended(cached: usize, queries: usize) -> Self {
-        let end = (0..queries).map(|i| (cached + i + 1) as u32).collect();
-        Self { start: vec![0; queries], end, singles: Vec::new(), singles_end: Vec::new() }
+        Self::appended_in(cached, queries, Reach::All)
     }
 
     /// The same as far as `reach` goes.
@@ -198,13 +193,7 @@ impl KeyRanges {
 
     /// Every one of `queries` sees the same keys.
     pub fn shared(keys: &Range<usize>, queries: usize) -> Self {
-        let keys = if keys.is_empty() { 0..0 } else { keys.clone() };
-        Self {
-            start: vec![keys.start as u32; queries],
-            end: vec![keys.end as u32; queries],
-            singles: Vec::new(),
-            singles_end: Vec::new(),
-        }
+        Self::of_each(std::iter::repeat_n(keys.clone(), queries))
     }
 
     /// The same with further queries that see nothing, up to `queries`.

@@ -1,17 +1,19 @@
 mod gpu;
 mod halves;
+mod held;
+mod scores;
 
 use crate::graph::Backward;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::composed::{self as by_ops, composed_within};
+use super::composed::within;
 use super::{
-    Delays, KeyRanges, Reach, Scores, TILE_KEYS, attention, composed, frozen_attention, keys,
+    Delays, KeyRanges, Reach, Scores, TILE_KEYS, attention, composed, frozen_attention,
     quantised_keys, reference,
 };
-use crate::test_support::{Noise, assert_close, gradcheck};
+use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
 fn random_documents(noise: &mut Noise, tokens: usize) -> Vec<i32> {
@@ -54,21 +56,12 @@ fn assert_matches_reference(
     ranges: &Arc<KeyRanges>,
 ) -> Result<()> {
     let direction = noise.tensor(q.dims());
-    let fused = attention(q, k, v, ranges)?;
-    let plain = reference(q, k, v, ranges)?;
-    assert_close("forward", &fused, &plain, 1e-5);
-    let own = composed(q, k, v, ranges)?;
-    assert_close("composed", &own, &plain, 1e-5);
-    let own = (own * &direction)?.sum_all()?.gradients()?;
-    let fused = (fused * &direction)?.sum_all()?.gradients()?;
-    let plain = (plain * &direction)?.sum_all()?.gradients()?;
-    for (name, var) in [("q", q), ("k", k), ("v", v)] {
-        let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-        assert_close(name, a, b, 3e-5);
-        assert_close(name, own.get(var).expect("composed"), b, 3e-5);
+    let (fused, plain) = (attention(q, k, v, ranges)?, reference(q, k, v, ranges)?);
+    for own in [&fused, &composed(q, k, v, ranges)?] {
+        assert_alike(&[("q", q), ("k", k), ("v", v)], &direction, [own, &plain], (1e-5, 3e-5));
     }
     let frozen = composed(&q.detach(), &k.detach(), &v.detach(), ranges)?;
-    assert_close("without gradients", &frozen, &attention(q, k, v, ranges)?, 1e-5);
+    assert_close("without gradients", &frozen, &fused, 1e-5);
     Ok(())
 }
 
@@ -82,15 +75,10 @@ fn composed_blocks_meet_at_their_borders() -> Result<()> {
         let q = noise.var(&[tokens, heads, 8]);
         let (k, v) = (noise.var(&[2 * tokens, 2, 8]), noise.var(&[2 * tokens, 2, 8]));
         let direction = noise.tensor(q.dims());
-        let own = composed_within(4 * 20 * 50, &q, &k, &v, &ranges)?;
+        let own = within(4 * 20 * 50, [&q, &k, &v], &ranges, Scores::default())?;
         let fused = attention(&q, &k, &v, &ranges)?;
-        assert_close("forward", &own, &fused, 1e-5);
-        let own = (own * &direction)?.sum_all()?.gradients()?;
-        let fused = (fused * &direction)?.sum_all()?.gradients()?;
-        for (name, var) in [("q", &q), ("k", &k), ("v", &v)] {
-            let (a, b) = (own.get(var).expect("composed"), fused.get(var).expect("fused"));
-            assert_close(name, a, b, 3e-5);
-        }
+        let variables = [("q", &q), ("k", &k), ("v", &v)];
+        assert_alike(&variables, &direction, [&own, &fused], (1e-5, 3e-5));
     }
     Ok(())
 }
@@ -213,41 +201,6 @@ fn a_tree_node_has_the_bits_of_the_last_of_appended_tokens() -> Result<()> {
 }
 
 #[test]
-fn sinks_take_their_share_of_the_softmax_in_every_version_and_cache() -> Result<()> {
-    let mut noise = Noise::new(82);
-    let ([q, k, v], parents) = random_tree(&mut noise, 300, 9);
-    let ranges = Arc::new(KeyRanges::tree_in(300, &parents, Reach::Window(290)));
-    let heads = q.dim(1)?;
-    let sinks = (noise.tensor(&[heads]) * 3.0)?;
-    let scores = Scores { softcap: None, sinks: Some(&sinks) };
-    let got = frozen_attention(&q, &k, &v, &ranges, scores)?;
-    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, scores)?, &got, 1e-5);
-    // As one more key per head: q · k' / √D is the sink, and its value is 0.
-    let (query, head) = (5, 3);
-    let kv = head / (heads / k.dim(1)?);
-    let seen = ranges.of(query).map(|key| key as u32).chain(ranges.singles_of(query).to_vec());
-    let seen = Tensor::from_iter(seen, &Device::Cpu)?;
-    let of = |t: &Tensor| t.narrow(1, kv, 1)?.squeeze(1)?.contiguous()?.index_select(&seen, 0);
-    let row = q.get(query)?.narrow(0, head, 1)?;
-    let weights = (row.matmul(&of(&k)?.t()?)? / (q.dim(2)? as f64).sqrt())?.exp()?;
-    let sink = f64::from(sinks.to_vec1::<f32>()?[head]).exp();
-    let sum = f64::from(weights.sum_all()?.to_scalar::<f32>()?) + sink;
-    let want = (weights.matmul(&of(&v)?)? / sum)?;
-    assert_close("one row", &got.get(query)?.narrow(0, head, 1)?, &want, 1e-5);
-    // Caches of 16 and of 8 bits, and queries beyond one tile.
-    let half = |t: &Tensor| t.to_dtype(DType::F16);
-    let halves = frozen_attention(&q, &half(&k)?, &half(&v)?, &ranges, scores)?;
-    assert_close("f16", &halves, &got, 2e-2);
-    let many = Arc::new(KeyRanges::appended_in(0, 309, Reach::Window(290)));
-    let q = noise.tensor(&[309, heads, q.dim(2)?]);
-    let got = frozen_attention(&q, &k, &v, &many, scores)?;
-    assert_close("many", &by_ops::frozen(&q, &k, &v, &many, scores)?, &got, 1e-5);
-    let few = noise.tensor(&[heads - 1]);
-    assert!(frozen_attention(&q, &k, &v, &many, Scores { sinks: Some(&few), ..scores }).is_err());
-    Ok(())
-}
-
-#[test]
 fn chunks_are_cut_at_multiples_of_positions_in_packed_cached_and_tree_tokens() {
     let reach = Reach::Chunk(4);
     let packed = KeyRanges::packed_in(&[0, 0, 0, 0, 0, 0, 1, 1, -1], reach);
@@ -261,40 +214,6 @@ fn chunks_are_cut_at_multiples_of_positions_in_packed_cached_and_tree_tokens() {
     assert_eq!([tree.of(0), tree.of(1), tree.of(3)], [4..6, 4..6, 4..6]);
     assert_eq!((tree.of(2), tree.singles_of(2)), (8..8, &[8][..]));
     assert_eq!(tree.singles_of(1), [6, 7]);
-}
-
-#[test]
-fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {
-    let mut noise = Noise::new(81);
-    let ([q, k, v], parents) = random_tree(&mut noise, 40, 9);
-    let q = (q * 6.0)?;
-    let ranges = Arc::new(KeyRanges::tree_in(40, &parents, Reach::Window(30)));
-    let got = frozen_attention(&q, &k, &v, &ranges, capped(1.5))?;
-    assert_close("composed", &by_ops::frozen(&q, &k, &v, &ranges, capped(1.5))?, &got, 1e-5);
-    assert!(
-        (got.sub(&attention(&q, &k, &v, &ranges)?)?).abs()?.max_all()?.to_scalar::<f32>()? > 0.05
-    );
-    // Query 7, head 4 by hand.
-    let (query, head) = (7, 4);
-    let seen = ranges.of(query).map(|key| key as u32).chain(ranges.singles_of(query).to_vec());
-    let seen = Tensor::from_iter(seen, &Device::Cpu)?;
-    let of =
-        |t: &Tensor| t.narrow(1, head / 3, 1)?.squeeze(1)?.contiguous()?.index_select(&seen, 0);
-    let row = q.get(query)?.narrow(0, head, 1)?;
-    let scores = (row.matmul(&of(&k)?.t()?)? / 16.0_f64.sqrt())?;
-    let weights = (((scores / 1.5)?.tanh()? * 1.5)?).exp()?;
-    let sum = weights.sum_all()?.to_scalar::<f32>()?;
-    let want = (weights.matmul(&of(&v)?)? / f64::from(sum))?;
-    assert_close("one row", &got.get(query)?.narrow(0, head, 1)?, &want, 1e-5);
-    // Wide ones bend nothing that f32 shows.
-    let wide = frozen_attention(&q, &k, &v, &ranges, capped(1e4))?;
-    assert_close("wide", &wide, &attention(&q, &k, &v, &ranges)?, 1e-4);
-    let var = Var::from_tensor(&q)?;
-    assert!(frozen_attention(&var, &k, &v, &ranges, capped(1.5)).is_err());
-    for softcap in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        assert!(frozen_attention(&q, &k, &v, &ranges, capped(softcap)).is_err());
-    }
-    Ok(())
 }
 
 #[track_caller]
@@ -458,88 +377,5 @@ fn wrong_shapes_are_errors() -> Result<()> {
     assert!(attention(&q, &k, &zeros((3, 2, 4))?, &ranges).is_err());
     assert!(attention(&q, &k, &k, &Arc::new(KeyRanges::appended(1, 3))).is_err());
     assert!(attention(&q, &k, &k, &Arc::new(KeyRanges::appended(0, 2))).is_err());
-    Ok(())
-}
-
-/// Turns keys or values into another type.
-type Turn = fn(&Tensor) -> Result<Tensor>;
-
-/// Keys and values held in another type give the bits of their widened values.
-fn assert_count_as_their_values(
-    sizes: (usize, usize, usize),
-    (held, widened): (Turn, Turn),
-) -> Result<()> {
-    let (queries, cached, head_dim) = sizes;
-    let mut noise = Noise::new(71 + queries as u64);
-    let keys = cached + queries;
-    let q = noise.tensor(&[queries, 6, head_dim]);
-    let k = held(&noise.tensor(&[keys, 2, head_dim]))?;
-    let v = held(&noise.tensor(&[keys, 2, head_dim]))?;
-    let (wide_k, wide_v) = (widened(&k)?, widened(&v)?);
-    let parents: Vec<Option<usize>> = (0..queries).map(|i| i.checked_sub(2)).collect();
-    for ranges in [KeyRanges::appended(cached, queries), KeyRanges::tree(cached, &parents)] {
-        let ranges = Arc::new(ranges);
-        let (own, wide) =
-            (attention(&q, &k, &v, &ranges)?, attention(&q, &wide_k, &wide_v, &ranges)?);
-        assert_eq!(own.flatten_all()?.to_vec1::<f32>()?, wide.flatten_all()?.to_vec1::<f32>()?);
-    }
-    Ok(())
-}
-
-#[test]
-fn keys_of_16_bits_count_as_their_values() -> Result<()> {
-    // 24: not whole vectors. One query and a few, as at decoding, and more than a tile of them; 5, 9, 16 and 17 queries are
-    // 15, 27, 48 and 51 rows of a head.
-    for sizes in [
-        (1, 700, 64),
-        (5, 300, 24),
-        (3, 0, 16),
-        (80, 260, 32),
-        (5, 1100, 64),
-        (9, 1100, 64),
-        (16, 700, 32),
-        (17, 700, 32),
-    ] {
-        let halves: (Turn, Turn) = (|t| t.to_dtype(DType::F16), |t| t.to_dtype(DType::F32));
-        assert_count_as_their_values(sizes, halves)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn keys_of_8_bits_count_as_their_values() -> Result<()> {
-    for sizes in [(1, 700, 64), (5, 300, 32), (3, 0, 96), (80, 260, 32)] {
-        assert_count_as_their_values(sizes, (quantised_keys, keys::widened_keys))?;
-    }
-    Ok(())
-}
-
-#[test]
-fn blocks_of_8_bits_beside_floats_fit_nothing() -> Result<()> {
-    let zeros = Tensor::zeros((3, 2, 32), DType::F32, &Device::Cpu)?;
-    let ranges = Arc::new(KeyRanges::appended(0, 3));
-    let blocks = quantised_keys(&zeros)?;
-    assert!(attention(&zeros, &blocks, &zeros, &ranges).is_err());
-    // As many bytes a head as whole blocks would have, but not their values.
-    let wider = Tensor::zeros((3, 2, 48), DType::F32, &Device::Cpu)?;
-    assert!(attention(&wider, &blocks, &blocks, &ranges).is_err());
-    Ok(())
-}
-
-#[test]
-fn queries_train_against_narrow_keys() -> Result<()> {
-    let mut noise = Noise::new(89);
-    let ranges = Arc::new(KeyRanges::appended(0, 3));
-    let query = Var::from_tensor(&noise.tensor(&[3, 2, 32]))?;
-    let keys = noise.tensor(&[3, 2, 32]);
-    let gradient_for = |held: &Tensor| -> Result<Tensor> {
-        let out = attention(query.as_tensor(), held, held, &ranges)?;
-        let gradients = out.sqr()?.sum_all()?.gradients()?;
-        Ok(gradients.get(&query).expect("a gradient").clone())
-    };
-    let halves = keys.to_dtype(DType::F16)?;
-    let (narrow, wide) = (gradient_for(&halves)?, gradient_for(&halves.to_dtype(DType::F32)?)?);
-    let error = (narrow - &wide)?.abs()?.max_all()?.to_scalar::<f32>()?;
-    assert!(error < 1e-4, "{error}");
     Ok(())
 }

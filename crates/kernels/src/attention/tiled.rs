@@ -13,8 +13,9 @@ use rayon::prelude::*;
 use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
+use crate::bend::capped;
 use crate::gemm::{Mat, Threads, matmul, rows_of_a_tile};
-use crate::simd::{axpy, dot_in_order, exp, tanh, vectorised};
+use crate::simd::{axpy, dot_in_order, exp};
 use crate::threads::split;
 
 /// What every tile reads.
@@ -243,7 +244,7 @@ impl<'a, S: Keys> Group<'a, S> {
     /// Bends scores where they are soft-capped.
     fn cap(&self, scores: &mut [f32]) {
         if let Some(softcap) = self.inputs.dims.softcap {
-            cap(scores, softcap);
+            capped(scores, softcap, softcap);
         }
     }
 
@@ -312,15 +313,6 @@ impl<'a, S: Keys> Group<'a, S> {
                 out.iter_mut().for_each(|out| *out /= 1.0 + sink);
             }
             lse[t * dims.heads + head] = log_sum;
-        }
-    }
-}
-
-vectorised! {
-    /// `c · tanh(s / c)`
-    fn cap(scores: &mut [f32], softcap: f32) {
-        for score in scores {
-            *score = softcap * tanh(*score / softcap);
         }
     }
 }

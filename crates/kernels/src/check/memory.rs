@@ -63,23 +63,19 @@ pub(super) fn scattered(size: Size) -> Vec<Case> {
 
 /// Embeddings of tokens from a table in bf16, in f32.
 pub(super) fn embedded(size: Size) -> Vec<Case> {
-    let case = |choice: [usize; 3]| {
-        let (own, wide) = (ids(choice), ids(choice));
-        let inputs = [frozen("table", [choice[0], choice[2]]).of(DType::BF16)];
-        let op = move |t: &[Tensor]| only(Matrix::Dense(t[0].clone()).rows(&own));
-        let case =
-            Case::new(shape_of(choice), inputs, op, move |t| only(select_rows(&t[0], &wide)));
-        case.within(0.0, 0.0)
-    };
-    up_to(size, &CHOICES).map(case).collect()
+    of_table(size, Matrix::rows)
 }
 
 /// A head of some tokens.
 pub(super) fn selected_matrices(size: Size) -> Vec<Case> {
+    of_table(size, |table, ids| table.select(ids)?.to_dense())
+}
+
+fn of_table(size: Size, rows: fn(&Matrix, &[u32]) -> Result<Tensor>) -> Vec<Case> {
     let case = |choice: [usize; 3]| {
         let (own, wide) = (ids(choice), ids(choice));
         let inputs = [frozen("table", [choice[0], choice[2]]).of(DType::BF16)];
-        let op = move |t: &[Tensor]| only(Matrix::Dense(t[0].clone()).select(&own)?.to_dense());
+        let op = move |t: &[Tensor]| only(rows(&Matrix::Dense(t[0].clone()), &own));
         let case =
             Case::new(shape_of(choice), inputs, op, move |t| only(select_rows(&t[0], &wide)));
         case.within(0.0, 0.0)

@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
-use super::case::{Case, Output, frozen, only};
+use super::case::{Case, Input, Output, frozen, only, up_to};
 use super::compare::on_host;
 use crate::recurrence::{
     Convolution, DeltaRows, DeltaSizes, DeltaState, Walk, causal_convolution, gated_delta_rule,
@@ -68,7 +68,7 @@ fn in_parts(sizes: DeltaSizes, t: &[Tensor], part: usize) -> Result<Vec<Output>>
     ])
 }
 
-fn inputs(sizes: DeltaSizes, rows: usize) -> [super::case::Input; 4] {
+fn inputs(sizes: DeltaSizes, rows: usize) -> [Input; 4] {
     [
         frozen("mixed", [rows, sizes.channels()]),
         frozen("decay", [rows, sizes.value_heads]),
@@ -93,7 +93,7 @@ pub(super) fn delta_rule(size: Size) -> Vec<Case> {
         });
         case.within(ERROR, ERROR)
     };
-    up_to_rows(size).map(case).collect()
+    up_to(size, &DELTA).map(case).collect()
 }
 
 /// Rows have the bits that they have one by one.
@@ -102,11 +102,7 @@ pub(super) fn delta_row_bits(size: Size) -> Vec<Case> {
         let op = move |t: &[Tensor]| in_parts(sizes, t, rows.max(1));
         Case::same(shape(sizes, rows), inputs(sizes, rows), op, move |t| in_parts(sizes, t, 1))
     };
-    up_to_rows(size).map(case).collect()
-}
-
-fn up_to_rows(size: Size) -> impl Iterator<Item = (DeltaSizes, usize)> {
-    super::case::up_to(size, &DELTA)
+    up_to(size, &DELTA).map(case).collect()
 }
 
 /// Rows, channels, taps, and whether there are a bias and a SiLU.
@@ -148,5 +144,5 @@ pub(super) fn convolutions(size: Size) -> Vec<Case> {
             only(if bent { &sum / (sum.neg()?.exp()? + 1.0)? } else { Ok(sum) })
         })
     };
-    super::case::up_to(size, &CONVOLUTIONS).map(case).collect()
+    up_to(size, &CONVOLUTIONS).map(case).collect()
 }

@@ -70,26 +70,25 @@ pub(super) fn rotations(size: Size) -> Vec<Case> {
     up_to(size, &HEADS).map(case).collect()
 }
 
+/// A gated unit, and its reference.
+type Gates = [fn(&Tensor, &Tensor) -> Result<Tensor>; 2];
+
+fn of_gates(label: String, [unit, reference]: Gates, (shape, largest): ([usize; 2], f64)) -> Case {
+    let inputs = [trained("gate", shape).times(largest), trained("up", shape)];
+    let op = move |t: &[Tensor]| only(unit(&t[0], &t[1]));
+    Case::new(label, inputs, op, move |t| only(reference(&t[0], &t[1])))
+}
+
 pub(super) fn gates(size: Size) -> Vec<Case> {
-    let case = |shape: [usize; 2]| {
-        let inputs = [trained("gate", shape).times(8.0), trained("up", shape)];
-        let op = |t: &[Tensor]| only(swiglu(&t[0], &t[1]));
-        Case::new(shape_of(&shape), inputs, op, |t| only(swiglu::reference(&t[0], &t[1])))
-    };
-    let extreme = {
-        let inputs = [trained("gate", [7, 33]).times(500.0), trained("up", [7, 33])];
-        let op = |t: &[Tensor]| only(swiglu(&t[0], &t[1]));
-        Case::new("[7, 33], gates up to 500", inputs, op, |t| only(swiglu::reference(&t[0], &t[1])))
-    };
+    let both: Gates = [swiglu, swiglu::reference];
+    let case = |shape: [usize; 2]| of_gates(shape_of(&shape), both, (shape, 8.0));
+    let extreme = of_gates("[7, 33], gates up to 500".to_owned(), both, ([7, 33], 500.0));
     up_to(size, &MATRICES).map(case).chain([extreme]).collect()
 }
 
 pub(super) fn gelu_gates(size: Size) -> Vec<Case> {
-    let case = |shape: [usize; 2]| {
-        let inputs = [trained("gate", shape).times(4.0), trained("up", shape)];
-        let op = |t: &[Tensor]| only(geglu(&t[0], &t[1]));
-        Case::new(shape_of(&shape), inputs, op, |t| only(geglu::reference(&t[0], &t[1])))
-    };
+    let both: Gates = [geglu, geglu::reference];
+    let case = |shape: [usize; 2]| of_gates(shape_of(&shape), both, (shape, 4.0));
     up_to(size, &MATRICES).map(case).collect()
 }
 

@@ -5,7 +5,7 @@ use super::*;
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::factors::with_factors;
-use crate::test_support::{Noise, assert_close, gradcheck};
+use crate::test_support::{Noise, assert_alike, assert_close, assert_gradients, gradcheck};
 
 #[test]
 fn fused_matches_reference_forward_and_backward() -> Result<()> {
@@ -18,13 +18,8 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let direction = noise.tensor(&[rows, outputs]);
         let fused = linear(&x, &w, Some(&b))?;
         let plain = reference(&x, &w, Some(&b))?;
-        assert_close("forward", &fused, &plain, 1e-6);
-        let fused = (fused * &direction)?.sum_all()?.gradients()?;
-        let plain = (plain * &direction)?.sum_all()?.gradients()?;
-        for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
-            let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-            assert_close(name, a, b, 1e-5);
-        }
+        let variables = [("x", &x), ("weight", &w), ("bias", &b)];
+        assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
     }
     Ok(())
 }
@@ -37,21 +32,15 @@ fn composed_matches_reference_and_trains_only_what_is_a_variable() -> Result<()>
             (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]), noise.var(&[outputs]));
         let direction = noise.tensor(&[rows, outputs]);
         let plain = reference(&x, &w, Some(&b))?;
-        let want = (&plain * &direction)?.sum_all()?.gradients()?;
+        let variables = [("x", &x), ("weight", &w), ("bias", &b)];
         for (factors, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
             let own = product_in(factors, &x, &w, Some(&b))?;
             assert_eq!(own.dtype(), DType::F32);
-            assert_close("forward", &own, &plain, tolerance);
-            let own = (own * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("x", &x), ("weight", &w), ("bias", &b)] {
-                let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
-                assert_close(name, a, b, tolerance);
-            }
+            assert_alike(&variables, &direction, [&own, &plain], (tolerance, tolerance));
         }
         let frozen = w.to_dtype(DType::BF16)?.detach();
-        let own = (composed(&x, &frozen, None)? * &direction)?.sum_all()?.gradients()?;
-        let fused = (linear(&x, &frozen, None)? * &direction)?.sum_all()?.gradients()?;
-        assert_close("x", own.get(&x).expect("own"), fused.get(&x).expect("fused"), 1e-5);
+        let (own, fused) = (composed(&x, &frozen, None)?, linear(&x, &frozen, None)?);
+        assert_alike(&variables[..1], &direction, [&own, &fused], (1e-5, 1e-5));
         let alone = composed(&x.detach(), &frozen, None)?;
         assert!(!alone.track_op());
         assert_close("filled up", &alone, &linear(&x, &frozen, None)?, 1e-5);
@@ -69,13 +58,8 @@ fn residual_matches_a_separate_addition_forward_and_backward() -> Result<()> {
         for bias in [None, Some(&b)] {
             let fused = linear_onto(&r, &x, &w, bias)?;
             let plain = (r.as_tensor() + reference(&x, &w, bias)?)?;
-            assert_close("forward", &fused, &plain, 1e-6);
-            let fused = (fused * &direction)?.sum_all()?.gradients()?;
-            let plain = (plain * &direction)?.sum_all()?.gradients()?;
-            for (name, var) in [("x", &x), ("weight", &w), ("residual", &r)] {
-                let (a, b) = (fused.get(var).expect("fused"), plain.get(var).expect("plain"));
-                assert_close(name, a, b, 1e-5);
-            }
+            let variables = [("x", &x), ("weight", &w), ("residual", &r)];
+            assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
         }
         assert!(linear_onto(&x, &x, &w, None).is_err() || inputs == outputs);
     }
@@ -182,10 +166,7 @@ fn exact_products_train_and_take_any_width() -> Result<()> {
     assert_close("forward", &own, &want, 1e-6);
     let gradients = |out: Tensor| out.sqr()?.sum_all()?.gradients();
     let (want, own) = (gradients(want)?, with_half_products(|| gradients(own))?);
-    for (name, var) in [("x", &x), ("weight", &w)] {
-        let (a, b) = (own.get(var).expect("own"), want.get(var).expect("plain"));
-        assert_close(name, a, b, 1e-5);
-    }
+    assert_gradients(&[("x", &x), ("weight", &w)], &own, &want, 1e-5);
     let nothing = emulated(|| linear_exact(&x.detach().narrow(0, 0, 0)?, &w.detach(), None))?;
     assert_eq!(nothing.dims(), [0, 5]);
     assert!(linear_exact(&x, &w.t()?, None).is_err());

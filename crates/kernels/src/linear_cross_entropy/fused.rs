@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use candle_core::{Result, Storage, Tensor, bail};
+use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
 use super::row::{Row, row};
@@ -10,7 +10,7 @@ use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
 use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
-use crate::linear::{Weight, product_nn, product_nt_into};
+use crate::linear::{Weight, product_nn, product_nt_into, with_weight};
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time: few enough for 192 MiB of logits, and whole blocks of the
@@ -187,17 +187,5 @@ fn statistics(rows: &[Row]) -> RowStatistics {
         soft: rows.iter().map(|row| row.soft).collect(),
         agrees: rows.iter().map(|row| row.agrees).collect(),
         acceptance: rows.iter().map(|row| row.acceptance).collect(),
-    }
-}
-
-pub(super) fn with_weight<R>(
-    tensor: &Tensor,
-    f: impl FnOnce(Weight<'_>) -> Result<R>,
-) -> Result<R> {
-    let tensor = tensor.contiguous()?;
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(cpu) => f(Weight::from_storage(cpu, layout)?),
-        _ => bail!("linear_cross_entropy: CPU head expected"),
     }
 }

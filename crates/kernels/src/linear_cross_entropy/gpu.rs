@@ -1,6 +1,8 @@
 //! The loss on an NVIDIA GPU: the products are the library's, one kernel turns a row of logits into loss,
 //! statistics and gradient.
 
+mod targets;
+
 use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor, bail};
@@ -9,16 +11,14 @@ use super::composed::{Part, inverse};
 use super::reference::logits;
 use super::teacher::order_by_teacher;
 use super::top_k::best_of;
-use super::{
-    Inputs, Output, Rejection, RowStatistics, SoftTargets, SparseDistributions, Tail, Teacher,
-    Weighted,
-};
+use super::{Inputs, Output, Rejection, RowStatistics, SoftTargets, Weighted};
 use crate::cuda::product::{add_product, product};
 use crate::cuda::{Argument, Launch, Program, exactly, takes, upload};
-use crate::factors::{as_factor, as_of_type, kept_factor};
+use crate::factors::{as_factor, weight_factor};
 use crate::graph::{add_to, differentiable};
-use crate::linear::{composed as linear, factor_type};
+use crate::linear::factor_type;
 use crate::rows::select_rows;
+use targets::{Entries, TeacherLogits};
 
 static PROGRAM: LazyLock<Program> =
     LazyLock::new(|| Program::new("cross_entropy", include_str!("gpu.cu"), &[]));
@@ -127,10 +127,7 @@ fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) ->
     let factors = factor_type(hidden, head.dtype());
     let states = as_factor(hidden, factors)?;
     let states = if reordered { select_rows(&states, all)? } else { states };
-    let weight = match kept_factor(head, factors)? {
-        Some(kept) => kept,
-        None => as_factor(head, factors)?,
-    };
+    let weight = weight_factor(head, factors)?;
     let (mut d_hidden, mut d_head, mut statistics) = (Vec::new(), None, Vec::new());
     let step = (logits / head.dim(0)?.max(1)).max(1);
     for (first, rows) in (0..).step_by(step).zip(all.chunks(step)) {
@@ -230,82 +227,6 @@ pub(crate) fn log_sum_exp(logits: &Tensor, rounded: bool) -> Result<Tensor> {
     };
     let [out] = exactly(launch.run(logits.device())?)?;
     Ok(out)
-}
-
-/// A teacher's logits, each row once, and which of them every row has.
-struct TeacherLogits {
-    logits: Tensor,
-    of: Vec<u32>,
-}
-
-impl TeacherLogits {
-    fn new(teacher: &Teacher<'_>, rounded: bool) -> Result<Self> {
-        let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
-        let logits = if rounded { as_of_type(&logits, teacher.head.dtype())? } else { logits };
-        let of = match teacher.rows {
-            Some(rows) => rows.to_vec(),
-            None => (0..teacher.hidden.dim(0)? as u32).collect(),
-        };
-        Ok(Self { logits: logits.contiguous()?, of })
-    }
-}
-
-/// Targets of which only some tokens are known, as the kernel reads them.
-#[derive(Default)]
-struct Entries {
-    /// Where every row's entries begin and end.
-    from: Vec<u32>,
-    until: Vec<u32>,
-    ids: Vec<u32>,
-    /// Sum to 1 with `rest`.
-    probabilities: Vec<f32>,
-    /// Mass of the bucket for all other tokens, a number a row.
-    rest: Vec<f32>,
-    /// Makes `probabilities` true, a number a row.
-    rescale: Vec<f32>,
-    bucket: bool,
-}
-
-impl Entries {
-    fn top_k(ids: &[u32], log_probs: &[f32], k: usize, tail: Tail) -> Self {
-        let mut entries =
-            Self { ids: ids.to_vec(), bucket: tail == Tail::Bucket, ..Self::default() };
-        for (row, log_probs) in (0..).zip(log_probs.chunks(k.max(1))) {
-            let p: Vec<f64> = log_probs.iter().map(|&lp| f64::from(lp).exp()).collect();
-            let mass: f64 = p.iter().sum();
-            let (rest, rescale) =
-                if entries.bucket { ((1.0 - mass).max(0.0), 1.0) } else { (0.0, mass) };
-            entries.add_row(row * k, k, (rest, rescale));
-            entries.probabilities.extend(p.iter().map(|p| (p / rescale) as f32));
-        }
-        entries
-    }
-
-    fn sparse(distributions: &SparseDistributions<'_>) -> Self {
-        let mut entries = Self { ids: distributions.ids.to_vec(), bucket: true, ..Self::default() };
-        let mass_of = |distribution: usize| distributions.of_distribution(distribution).mass();
-        for distribution in 0..distributions.tails.len() {
-            let mass = mass_of(distribution);
-            let of = &distributions.log_probs
-                [distributions.starts[distribution]..distributions.starts[distribution + 1]];
-            let scaled = of.iter().map(|&lp| (f64::from(lp).exp() / mass) as f32);
-            entries.probabilities.extend(scaled);
-        }
-        for &distribution in distributions.rows {
-            let distribution = distribution as usize;
-            let (start, mass) = (distributions.starts[distribution], mass_of(distribution));
-            let shares = (distributions.tails[distribution] / mass, mass);
-            entries.add_row(start, distributions.starts[distribution + 1] - start, shares);
-        }
-        entries
-    }
-
-    fn add_row(&mut self, first: usize, count: usize, (rest, rescale): (f64, f64)) {
-        self.from.push(first as u32);
-        self.until.push((first + count) as u32);
-        self.rest.push(rest as f32);
-        self.rescale.push(rescale as f32);
-    }
 }
 
 /// Gradient `[R, V]` in the type that is wanted, of no use if none is, and statistics `[R, STATISTICS]`.

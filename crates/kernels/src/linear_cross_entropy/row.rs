@@ -3,7 +3,7 @@
 use super::likelihood_loss::Acceptance;
 use super::top_k::{TailTerm, TopK};
 use super::{Inputs, SoftTargets, sparse};
-use crate::simd::{dot, exp_in_place, max_of, vectorised};
+use crate::simd::{dot, exp_in_place, max_of, scale, vectorised};
 
 /// Loss and statistics, as in [`super::RowStatistics`].
 #[derive(Debug, Clone, Default)]
@@ -27,26 +27,17 @@ pub(super) struct Softmax {
 
 impl Softmax {
     pub(super) fn of(z: &mut [f32]) -> Self {
-        let (argmax, max) = argmax(z);
-        let total = exp_sum(z, max);
-        Self { max, argmax: argmax as u32, total }
+        let max = max_of(z);
+        // The first of the largest; NaN is never larger.
+        let argmax = z.iter().position(|&x| x >= max).unwrap_or(0) as u32;
+        // Blocks are summed in f32, and added in f64.
+        let total = z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum();
+        Self { max, argmax, total }
     }
 
     pub(super) fn log_sum_exp(&self) -> f64 {
         f64::from(self.max) + self.total.ln()
     }
-}
-
-/// Index and value of the first largest element; NaN is never larger.
-fn argmax(z: &[f32]) -> (usize, f32) {
-    let max = max_of(z);
-    let index = z.iter().position(|&x| x >= max).unwrap_or(0);
-    (index, max)
-}
-
-/// `z ← e^(z − max)`; blocks summed in f32, added in f64.
-fn exp_sum(z: &mut [f32], max: f32) -> f64 {
-    z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum()
 }
 
 /// Loss and statistics of one row; `z` becomes `dℓ/dz` if `want_grad`.
@@ -111,12 +102,6 @@ vectorised! {
     fn difference(z: &mut [f32], q_scale: f32, p: &[f32], p_scale: f32) {
         for (z, p) in z.iter_mut().zip(p) {
             *z = *z * q_scale - p * p_scale;
-        }
-    }
-
-    pub(super) fn scale(z: &mut [f32], factor: f32) {
-        for z in z {
-            *z *= factor;
         }
     }
 

@@ -8,13 +8,14 @@ use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
 use super::composed::in_chunks;
-use super::fused::{Gradients, chunk_rows, with_weight};
+use super::fused::{Gradients, chunk_rows};
 use super::reference::log_softmax;
+use super::row::Softmax;
 use super::{Output, RowStatistics, with_gradients};
 use crate::composed::CHUNK_VALUES;
 use crate::gemm::{Mat, Threads, matmul};
-use crate::linear::{product_nn, product_nt};
-use crate::simd::{exp_in_place, max_of, tanh, vectorised};
+use crate::linear::{product_nn, product_nt, with_weight};
+use crate::simd::{tanh, vectorised};
 use crate::storage::{host_f64, with_f32};
 
 /// `Σ_rows ℓ` and `ℓ` of every row (`rows.hard`).
@@ -162,16 +163,14 @@ fn forward(
 fn row(z: &mut [f32], label: usize, softcap: f32, want_grad: bool) -> (f64, bool) {
     let mut t = vec![0.0; z.len()];
     cap(z, &mut t, softcap);
-    let max = max_of(z);
-    let best = z.iter().position(|&x| x >= max).unwrap_or(0);
     let label_logit = f64::from(z[label]);
-    let total: f64 = z.chunks_mut(4096).map(|block| f64::from(exp_in_place(block, max))).sum();
+    let q = Softmax::of(z);
     if want_grad {
-        let of_label = (f64::from(z[label]) / total - 1.0) as f32;
-        distribution_gradient(z, &t, (1.0 / total) as f32);
+        let of_label = (f64::from(z[label]) / q.total - 1.0) as f32;
+        distribution_gradient(z, &t, (1.0 / q.total) as f32);
         z[label] = of_label * (1.0 - t[label] * t[label]);
     }
-    (f64::from(max) + total.ln() - label_logit, best == label)
+    (q.log_sum_exp() - label_logit, q.argmax as usize == label)
 }
 
 vectorised! {

@@ -10,9 +10,10 @@
 use candle_core::{D, DType, Result, Tensor, bail};
 
 use super::reference::{log_softmax, weighted_output};
-use super::row::{Row, Softmax, scale};
+use super::row::{Row, Softmax};
 use super::top_k::TopK;
 use super::{Inputs, Output, TAIL_FLOOR, Weighted};
+use crate::simd::scale;
 use crate::storage::from_f64;
 
 /// Distributions at their most likely tokens; rows may share one.

@@ -4,10 +4,9 @@ use candle_core::{Result, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::fused::with_weight;
 use super::row::{Softmax, TeacherRow};
 use super::{Inputs, SoftTargets, Teacher};
-use crate::linear::{Weight, product_nt};
+use crate::linear::{Weight, product_nt, with_weight};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
 

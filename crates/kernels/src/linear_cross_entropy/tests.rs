@@ -1,8 +1,10 @@
 mod gpu;
 mod low_rank;
 mod sparse;
+mod teachers;
 
 use crate::graph::Backward;
+use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::composed_within;
@@ -57,6 +59,15 @@ impl Case {
             ids,
             log_probs,
             k,
+        }
+    }
+
+    /// Holds the gradients of hidden states and head together.
+    #[track_caller]
+    fn assert_gradients(&self, kind: &str, own: &GradStore, plain: &GradStore) {
+        for (name, variable) in [("dh", &self.hidden), ("dW", &self.head)] {
+            let (a, b) = (own.get(variable).expect("own"), plain.get(variable).expect("plain"));
+            assert_close(&format!("{kind} {name}"), a, b, 2e-5);
         }
     }
 
@@ -121,10 +132,7 @@ fn bent_logits_have_the_slope_in_their_gradients_in_every_version() -> Result<()
                 assert_close(name, &other.loss_sum, &plain.loss_sum, 2e-6);
                 assert_eq!(other.rows.agrees, plain.rows.agrees);
                 let got = other.loss_sum.gradients()?;
-                for (part, var) in [("dh", &case.hidden), ("dW", &case.head)] {
-                    let (got, want) = (got.get(var).expect("own"), want.get(var).expect("plain"));
-                    assert_close(&format!("{soft} {name} {part}"), got, want, 2e-5);
-                }
+                case.assert_gradients(&format!("{soft} {name}"), &got, &want);
             }
         }
     }
@@ -158,44 +166,39 @@ fn fused_matches_reference_in_loss_gradient_and_statistics() -> Result<()> {
                 let inputs = case.inputs(case.hidden.as_tensor(), soft, teacher);
                 let fused = linear_cross_entropy(&inputs)?;
                 let plain = reference(&inputs)?;
-                assert_close("loss", &fused.loss_sum, &plain.loss_sum, 2e-6);
-                assert_eq!(fused.rows.agrees, plain.rows.agrees);
-                for (name, a, b) in [
-                    ("hard", &fused.rows.hard, &plain.rows.hard),
-                    ("soft", &fused.rows.soft, &plain.rows.soft),
-                    ("acceptance", &fused.rows.acceptance, &plain.rows.acceptance),
-                ] {
-                    for (a, b) in a.iter().zip(b) {
-                        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{soft} {name}: {a} {b}");
-                    }
-                }
+                assert_rows(soft, &fused, &plain, 2e-6);
                 let (a, b) = (fused.loss_sum.gradients()?, plain.loss_sum.gradients()?);
-                for (name, var) in [("dh", &case.hidden), ("dW", &case.head)] {
-                    let (a, b) = (a.get(var).expect("fused"), b.get(var).expect("plain"));
-                    assert_close(&format!("{soft} {name}"), a, b, 2e-5);
-                }
+                case.assert_gradients(soft, &a, &b);
             }
         }
     }
     Ok(())
 }
 
+/// Holds losses, up to an error, and statistics of rows together.
 #[track_caller]
-fn assert_same(fused: &Output, own: &Output, [hidden, head]: [&Var; 2]) -> Result<()> {
-    assert_close("loss", &own.loss_sum, &fused.loss_sum, 2e-6);
-    assert_eq!(own.rows.agrees, fused.rows.agrees);
-    let columns = |rows: &super::RowStatistics| {
-        [rows.hard.clone(), rows.soft.clone(), rows.acceptance.clone()].concat()
-    };
-    for (a, b) in columns(&own.rows).iter().zip(&columns(&fused.rows)) {
-        assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
+fn assert_rows(kind: &str, own: &Output, plain: &Output, loss: f64) {
+    assert_close(kind, &own.loss_sum, &plain.loss_sum, loss);
+    let (own, plain) = (&own.rows, &plain.rows);
+    assert_eq!(own.agrees, plain.agrees, "{kind}");
+    for (name, own, plain) in [
+        ("hard", &own.hard, &plain.hard),
+        ("soft", &own.soft, &plain.soft),
+        ("acceptance", &own.acceptance, &plain.acceptance),
+    ] {
+        assert_eq!(own.len(), plain.len(), "{kind} {name}");
+        for (a, b) in own.iter().zip(plain) {
+            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{kind} {name}: {a} {b}");
+        }
     }
+}
+
+#[track_caller]
+fn assert_same(kind: &str, fused: &Output, own: &Output, case: &Case) -> Result<()> {
+    assert_rows(kind, own, fused, 2e-6);
     // A factor after the loss, as the mean over rows is.
     let (a, b) = ((&own.loss_sum * 0.3)?.gradients()?, (&fused.loss_sum * 0.3)?.gradients()?);
-    for (name, var) in [("dh", hidden), ("dW", head)] {
-        let (a, b) = (a.get(var).expect("composed"), b.get(var).expect("fused"));
-        assert_close(name, a, b, 2e-5);
-    }
+    case.assert_gradients(kind, &a, &b);
     Ok(())
 }
 
@@ -206,7 +209,7 @@ fn composed_chunks_match_fused_in_loss_gradient_and_statistics() -> Result<()> {
         for soft in KINDS {
             let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
             let (fused, own) = (linear_cross_entropy(&inputs)?, composed(&inputs)?);
-            assert_same(&fused, &own, [&case.hidden, &case.head])?;
+            assert_same(soft, &fused, &own, &case)?;
         }
     }
     // Rows that share teachers, in no order, over several chunks of seven rows.
@@ -221,7 +224,7 @@ fn composed_chunks_match_fused_in_loss_gradient_and_statistics() -> Result<()> {
         let inputs = Inputs { teacher: Some(teacher), ..inputs };
         let (fused, own) =
             (linear_cross_entropy(&inputs)?, composed_within(7 * vocabulary + 3, &inputs)?);
-        assert_same(&fused, &own, [&case.hidden, &case.head])?;
+        assert_same(soft, &fused, &own, &case)?;
     }
     Ok(())
 }
@@ -239,47 +242,6 @@ fn frozen_heads_get_no_gradient_from_the_composed_loss() -> Result<()> {
     let detached = case.hidden.detach();
     let inputs = Inputs { hidden: &detached, ..inputs };
     assert!(!composed(&inputs)?.loss_sum.track_op());
-    Ok(())
-}
-
-#[test]
-fn rows_that_share_teachers_match_rows_with_their_own() -> Result<()> {
-    // More rows than one chunk holds, in no order of their teachers.
-    for (seed, rows, teachers) in [(31, 1, 1), (32, 7, 3), (33, 600, 90)] {
-        let case = Case::random(seed, rows, 8, 17, 4);
-        let mut noise = Noise::new(seed + 100);
-        let of: Vec<u32> = (0..rows).map(|_| noise.below(teachers) as u32).collect();
-        let states = noise.tensor(&[teachers, 9]);
-        let own = states.index_select(&Tensor::new(of.as_slice(), &Device::Cpu)?, 0)?;
-        let head = &case.teacher_head;
-        for soft in ["none", "full", "bucket", "linear", "log"] {
-            let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
-            let shared = Teacher { hidden: &states, rows: Some(&of), head };
-            let shared = Inputs { teacher: Some(shared), ..inputs };
-            let own =
-                Inputs { teacher: Some(Teacher { hidden: &own, rows: None, head }), ..inputs };
-            let (own, plain) = (linear_cross_entropy(&own)?, reference(&shared)?);
-            let shared = linear_cross_entropy(&shared)?;
-            // A row's bits do not depend on where it stands.
-            assert_eq!(shared.rows, own.rows, "{soft}");
-            assert_close("loss", &shared.loss_sum, &own.loss_sum, 0.0);
-            assert_close("loss", &shared.loss_sum, &plain.loss_sum, 2e-6);
-            let (a, b) = (shared.loss_sum.gradients()?, own.loss_sum.gradients()?);
-            let of = |grads: &candle_core::backprop::GradStore, var: &Var| {
-                grads.get(var).cloned().expect("gradient")
-            };
-            assert_close("dh", &of(&a, &case.hidden), &of(&b, &case.hidden), 0.0);
-            assert_close("dW", &of(&a, &case.head), &of(&b, &case.head), 1e-5);
-        }
-        let hidden = case.hidden.as_tensor();
-        let mut wrong = of.clone();
-        wrong[0] = teachers as u32;
-        for rows in [&wrong[..], &of[1..]] {
-            let teacher = Some(Teacher { hidden: &states, rows: Some(rows), head });
-            let inputs = Inputs { teacher, ..case.inputs(hidden, "full", true) };
-            assert!(linear_cross_entropy(&inputs).is_err());
-        }
-    }
     Ok(())
 }
 
@@ -353,53 +315,6 @@ fn rows_with_zero_factors_are_measured_and_move_nothing() -> Result<()> {
     let grads = none.loss_sum.gradients()?;
     let moved = grads.get(&case.hidden).expect("dh").abs()?.max_all()?.to_scalar::<f32>()?;
     assert!(moved == 0.0, "{moved}");
-    Ok(())
-}
-
-#[test]
-fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
-    let hidden = Var::from_tensor(&Tensor::new(&[[1.0_f32]], &Device::Cpu)?)?;
-    let head = Tensor::new(&[[1.0_f32], [-1.0]], &Device::Cpu)?;
-    let teacher = Tensor::new(&[[1.0_f32]], &Device::Cpu)?;
-    let inputs = Inputs {
-        soft: SoftTargets::Weighted(Weighted {
-            cross_entropy: &[0.0],
-            rejection: &[1.0],
-            form: Rejection::Log,
-            log_sum_exp: Some(&[f64::INFINITY]),
-        }),
-        soft_weight: 1.0,
-        teacher: Some(Teacher { hidden: &teacher, rows: None, head: &head }),
-        ..Inputs::of_labels(&hidden, &head, &[0])
-    };
-    for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
-        assert_eq!(output.loss_sum.to_scalar::<f32>()?.to_bits(), 0.0_f32.to_bits());
-        let grads = output.loss_sum.gradients()?;
-        let moved = grads.get(&hidden).expect("dh").flatten_all()?.to_vec1::<f32>()?;
-        assert!(moved[0] == 0.0, "{moved:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn a_16_bit_teacher_s_logits_are_rounded() -> Result<()> {
-    let case = Case::random(16, 5, 4, 40, 3);
-    let head = case.teacher_head.to_dtype(DType::BF16)?;
-    // Few enough bits that products add up exactly in any order.
-    let hidden = ((&case.teacher_hidden * 16.0)?.round()? / 16.0)?;
-    let teacher = Teacher { hidden: &hidden, rows: None, head: &head };
-    let inputs = case.inputs(case.hidden.as_tensor(), "linear", true);
-    let rounded = linear_cross_entropy(&Inputs { teacher: Some(teacher), ..inputs })?;
-    let plain = reference(&Inputs { teacher: Some(teacher), ..inputs })?;
-    let widened = head.to_dtype(DType::F32)?;
-    let widened = Teacher { head: &widened, ..teacher };
-    let exact = linear_cross_entropy(&Inputs { teacher: Some(widened), ..inputs })?;
-    let differences = |other: &super::Output| -> f64 {
-        let pairs = rounded.rows.soft.iter().zip(&other.rows.soft);
-        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
-    };
-    // The last bit of bf16 is worth about 1e-2 of a logit here, that of f32 nothing.
-    assert!(differences(&plain) < 1e-4 && differences(&exact) > 1e-4);
     Ok(())
 }
 

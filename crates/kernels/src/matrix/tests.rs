@@ -2,6 +2,7 @@ use std::borrow::Cow;
 
 use super::*;
 use crate::cuda::emulator::emulated;
+use crate::graph::Backward;
 use crate::test_support::Noise;
 
 #[test]
@@ -101,7 +102,12 @@ fn quantised_weights_are_near_their_widened_selves() -> Result<()> {
         assert!(stored.columns(block..3 * block).is_err());
         assert!(widened.columns(block..3 * block).is_err());
         assert!(stored.rows(&[96]).is_err() && stored.select(&[96]).is_err());
-        assert!(stored.linear(noise.var(&[2, inputs]).as_tensor(), None).is_err());
+        let trained = noise.var(&[2, inputs]);
+        let residual = candle_core::Var::zeros((2, outputs), DType::F32, &Device::Cpu)?;
+        assert!(stored.linear(&trained, None).is_err());
+        assert!(stored.linear_onto(&residual.detach(), &trained, None).is_err());
+        let sum = stored.linear_onto(&residual, &trained.detach(), None)?;
+        assert!(sum.sum_all()?.gradients()?.get(&residual).is_some(), "{format:?}");
         assert!(stored.linear(&noise.tensor(&[2, inputs + 1]), None).is_err());
     }
     Ok(())

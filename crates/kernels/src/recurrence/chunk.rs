@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::delta::{DeltaRows, DeltaSizes};
 use super::walk::{From, Walk};
 use crate::gemm::{Mat, Threads, matmul};
-use crate::simd::{dot, vectorised};
+use crate::simd::{dot, scale, vectorised};
 
 /// Rows of a chunk.
 pub(super) const CHUNK: usize = 64;
@@ -314,12 +314,6 @@ impl Sums {
 }
 
 vectorised! {
-    fn scale(values: &mut [f32], factor: f32) {
-        for value in values {
-            *value *= factor;
-        }
-    }
-
     /// `values ← factor · values ∘ weights`
     fn scale_each(values: &mut [f32], weights: &[f32], factor: f32) {
         for (value, weight) in values.iter_mut().zip(weights) {

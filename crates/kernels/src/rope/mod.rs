@@ -163,25 +163,51 @@ struct Rotate {
 }
 
 impl Rotate {
+    /// The first `2 · half` dimensions of every head turn.
     fn run(
         &self,
         x: &[f32],
-        cos: &[f32],
-        sin: &[f32],
+        [cos, sin]: [&[f32]; 2],
         shape: &Shape,
         half: usize,
     ) -> Result<Vec<f32>> {
-        let (_, count, head_dim) = shape.dims3()?;
-        Ok(rotate(x, [cos, sin], Heads { count, head_dim, half }, self))
+        let (_, heads, head_dim) = shape.dims3()?;
+        let mut out = vec![0.0; x.len()];
+        let token = (heads * head_dim).max(1);
+        let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
+        out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
+            |((out, x), (cos, sin))| {
+                for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
+                    let (out, out_rest) = out.split_at_mut(2 * half);
+                    let (x, x_rest) = x.split_at(2 * half);
+                    out_rest.copy_from_slice(x_rest);
+                    self.turn(x, out, (cos, sin));
+                }
+            },
+        );
+        Ok(out)
     }
-}
 
-/// Sizes of a token's heads; the first `2 · half` dimensions turn.
-#[derive(Clone, Copy)]
-struct Heads {
-    count: usize,
-    head_dim: usize,
-    half: usize,
+    /// The dimensions of a head that turn.
+    fn turn(&self, x: &[f32], out: &mut [f32], (cos, sin): (&[f32], &[f32])) {
+        if self.interleaved {
+            let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
+            for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+                let s = self.sign * sin;
+                out[0] = x[0] * cos - x[1] * s;
+                out[1] = x[1] * cos + x[0] * s;
+            }
+            return;
+        }
+        let half = cos.len();
+        let (first, second) = out.split_at_mut(half);
+        let (a, b) = x.split_at(half);
+        for i in 0..half {
+            let s = self.sign * sin[i];
+            first[i] = a[i] * cos[i] - b[i] * s;
+            second[i] = b[i] * cos[i] + a[i] * s;
+        }
+    }
 }
 
 impl FusedOp<3> for Rotate {
@@ -190,7 +216,7 @@ impl FusedOp<3> for Rotate {
 
     fn forward(&self, [x, cos, sin]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (_, half) = cos.shape().dims2()?;
-        let turned = self.run(x.f32()?, cos.f32()?, sin.f32()?, x.shape(), half)?;
+        let turned = self.run(x.f32()?, [cos.f32()?, sin.f32()?], x.shape(), half)?;
         Ok((turned, x.shape().clone()))
     }
 
@@ -198,40 +224,7 @@ impl FusedOp<3> for Rotate {
         let [x, cos, sin] = inputs.map(|input| &input.tensor);
         let half = cos.dim(1)?;
         let back = Self { sign: -self.sign, ..*self };
-        let dx = with_each_f32([grad, cos, sin], |[g, c, s]| back.run(g, c, s, x.shape(), half))?;
+        let dx = with_each_f32([grad, cos, sin], |[g, c, s]| back.run(g, [c, s], x.shape(), half))?;
         Ok([Some(values_like(x, dx)?), None, None])
     }
-}
-
-fn rotate(x: &[f32], [cos, sin]: [&[f32]; 2], sizes: Heads, how: &Rotate) -> Vec<f32> {
-    let Heads { count, head_dim, half } = sizes;
-    let mut out = vec![0.0; x.len()];
-    let token = (count * head_dim).max(1);
-    let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
-    out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
-        |((out, x), (cos, sin))| {
-            for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
-                let (out, out_rest) = out.split_at_mut(2 * half);
-                let (x, x_rest) = x.split_at(2 * half);
-                out_rest.copy_from_slice(x_rest);
-                if how.interleaved {
-                    let pairs = out.chunks_exact_mut(2).zip(x.chunks_exact(2));
-                    for ((out, x), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
-                        let s = how.sign * sin;
-                        out[0] = x[0] * cos - x[1] * s;
-                        out[1] = x[1] * cos + x[0] * s;
-                    }
-                    continue;
-                }
-                let (first, second) = out.split_at_mut(half);
-                let (a, b) = x.split_at(half);
-                for i in 0..half {
-                    let s = how.sign * sin[i];
-                    first[i] = a[i] * cos[i] - b[i] * s;
-                    second[i] = b[i] * cos[i] + a[i] * s;
-                }
-            }
-        },
-    );
-    out
 }

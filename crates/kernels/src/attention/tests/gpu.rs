@@ -10,7 +10,7 @@ use super::super::gpu::{self, Way};
 use super::super::{Delays, KeyRanges, Reach, TILE_KEYS, attention};
 use super::{random_ranges, ranges_with_singles};
 use crate::cuda::emulator::emulated;
-use crate::test_support::{Noise, assert_close, relative_error};
+use crate::test_support::{Noise, assert_alike, assert_close, relative_error};
 
 /// Largest errors of results and gradients with bf16 factors.
 const HALF: (f64, f64) = (2e-2, 3e-2);
@@ -20,19 +20,13 @@ fn assert_near(
     way: Way,
     [q, k, v]: [&Var; 3],
     ranges: &Arc<KeyRanges>,
-    (forward, backward): (f64, f64),
+    tolerances: (f64, f64),
 ) -> Result<()> {
     let direction = Noise::new(5).tensor(q.dims());
     let plain = attention(q, k, v, ranges)?;
-    let of_plain = (&plain * &direction)?.sum_all()?.gradients()?;
     emulated(|| {
         let own = gpu::attention_of(way, q, k, v, ranges)?.expect("narrow heads");
-        assert_close("forward", &own, &plain, forward);
-        let of_own = (own * &direction)?.sum_all()?.gradients()?;
-        for (name, variable) in [("q", q), ("k", k), ("v", v)] {
-            let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
-            assert_close(name, a, b, backward);
-        }
+        assert_alike(&[("q", q), ("k", k), ("v", v)], &direction, [&own, &plain], tolerances);
         Ok(())
     })
 }

@@ -85,6 +85,19 @@ pub(super) trait Lanes {
     unsafe fn prefetch(at: *const u8);
 }
 
+/// Methods of [`Lanes`], each one expression.
+macro_rules! methods {
+    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
+        #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+        #[inline(always)]
+        unsafe fn $name($($argument: $type),*) $(-> $result)? {
+            // SAFETY: as the trait says; pointers are the caller's.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use methods;
+
 /// What is known of unsigned codes; constants once a kernel is inlined.
 #[derive(Clone, Copy)]
 pub(super) struct Codes {

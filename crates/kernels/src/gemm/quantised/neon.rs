@@ -1,4 +1,4 @@
-//! Registers of NEON, four of them for 16 columns, with and without instructions for four products.
+//! Registers of NEON, four of them for 16 columns.
 
 #[allow(clippy::wildcard_imports, reason = "instructions by the dozen")]
 use std::arch::aarch64::*;
@@ -6,25 +6,13 @@ use std::arch::aarch64::*;
 use super::super::micro::Destination;
 use super::Tile;
 use super::format::BlockFormat;
-use super::lanes::{Codes, Lanes, by_format_and_rows, columns};
+use super::lanes::{Codes, Lanes, by_format_and_rows, columns, methods};
 
 /// What four registers hold.
 type Four<T> = [T; 4];
 
 /// Four registers of NEON.
 struct Quad;
-
-/// Methods of [`Lanes`], each one expression.
-macro_rules! methods {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
-        #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
-        #[inline(always)]
-        unsafe fn $name($($argument: $type),*) $(-> $result)? {
-            // SAFETY: as the trait says; pointers are the caller's.
-            unsafe { $body }
-        }
-    )*};
-}
 
 /// An expression for every register.
 macro_rules! four {

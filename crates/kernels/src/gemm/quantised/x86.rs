@@ -6,20 +6,8 @@ use std::arch::x86_64::*;
 use super::super::micro::Destination;
 use super::fixed::FixedBlock;
 use super::format::BlockFormat;
-use super::lanes::{Codes, Lanes, by_format_and_rows, columns};
+use super::lanes::{Codes, Lanes, by_format_and_rows, columns, methods};
 use super::{Kernel, Tile};
-
-/// Methods of [`Lanes`], each one expression.
-macro_rules! methods {
-    ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
-        #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
-        #[inline(always)]
-        unsafe fn $name($($argument: $type),*) $(-> $result)? {
-            // SAFETY: as the trait says; pointers are the caller's.
-            unsafe { $body }
-        }
-    )*};
-}
 
 /// Four activations in every lane.
 macro_rules! four {

@@ -4,29 +4,17 @@ use crate::graph::Backward;
 use candle_core::Result;
 
 use super::super::composed::composed_within;
-use super::super::{Inputs, Output, Rejection, RowStatistics, linear_cross_entropy};
+use super::super::{Inputs, Output, Rejection, linear_cross_entropy};
 use super::sparse::Distributions;
-use super::{Case, KINDS};
+use super::{Case, KINDS, assert_rows};
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::test_support::{assert_close, relative_error};
 
 fn assert_near(name: &str, own: &Output, plain: &Output, case: &Case) -> Result<()> {
-    assert_close(name, &own.loss_sum, &plain.loss_sum, 3e-6);
-    assert_eq!(own.rows.agrees, plain.rows.agrees, "{name}");
-    let columns =
-        |rows: &RowStatistics| [rows.hard.clone(), rows.soft.clone(), rows.acceptance.clone()];
-    for (own, plain) in columns(&own.rows).iter().zip(&columns(&plain.rows)) {
-        for (a, b) in own.iter().zip(plain) {
-            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{name}: {a} against {b}");
-        }
-    }
+    assert_rows(name, own, plain, 3e-6);
     let of_own = emulated(|| own.loss_sum.gradients())?;
-    let of_plain = plain.loss_sum.gradients()?;
-    for (which, variable) in [("dh", &case.hidden), ("dW", &case.head)] {
-        let (a, b) = (of_own.get(variable).expect("own"), of_plain.get(variable).expect("cpu"));
-        assert_close(&format!("{name} {which}"), a, b, 2e-5);
-    }
+    case.assert_gradients(name, &of_own, &plain.loss_sum.gradients()?);
     Ok(())
 }
 

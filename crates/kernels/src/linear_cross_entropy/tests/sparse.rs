@@ -8,8 +8,8 @@ use super::super::{
     Inputs, Output, Rejection, SoftTargets, SparseDistributions, Weighted, linear_cross_entropy,
     reference,
 };
-use super::Case;
-use crate::test_support::{assert_close, gradcheck};
+use super::{Case, assert_rows};
+use crate::test_support::gradcheck;
 
 /// Distributions of different sizes, one without entries, one without a tail, shared by rows.
 pub(super) struct Distributions {
@@ -78,21 +78,8 @@ impl Distributions {
 
 #[track_caller]
 fn assert_same(a: &Output, b: &Output, case: &Case) -> Result<()> {
-    assert_close("loss", &a.loss_sum, &b.loss_sum, 5e-6);
-    for (name, a, b) in [
-        ("hard", &a.rows.hard, &b.rows.hard),
-        ("soft", &a.rows.soft, &b.rows.soft),
-        ("acceptance", &a.rows.acceptance, &b.rows.acceptance),
-    ] {
-        for (a, b) in a.iter().zip(b) {
-            assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{name}: {a} {b}");
-        }
-    }
-    assert_eq!(a.rows.agrees, b.rows.agrees);
-    let (a, b) = (a.loss_sum.gradients()?, b.loss_sum.gradients()?);
-    for (name, var) in [("dh", &case.hidden), ("dW", &case.head)] {
-        assert_close(name, a.get(var).expect("a"), b.get(var).expect("b"), 2e-5);
-    }
+    assert_rows("sparse", a, b, 5e-6);
+    case.assert_gradients("sparse", &a.loss_sum.gradients()?, &b.loss_sum.gradients()?);
     Ok(())
 }
 

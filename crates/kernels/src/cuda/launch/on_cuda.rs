@@ -1,0 +1,194 @@
+//! Starts by the driver, in the order of the device's stream.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
+
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUdevice_attribute_enum as Attribute, CUdeviceptr, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, cuLaunchKernelEx,
+};
+use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CudaDevice, CudaStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail,
+};
+
+use super::super::code::function;
+use super::super::trace::on_stream;
+use super::{Argument, Launch, SERIAL};
+
+/// Bytes of dynamic memory that a block may ask for.
+pub(in super::super) fn block_memory(device: &CudaDevice) -> Result<usize> {
+    let attribute = Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    attribute_of(device, attribute).map(|bytes| bytes as usize)
+}
+
+/// Major and minor compute capability.
+pub(in super::super) fn capability(device: &CudaDevice) -> Result<(i32, i32)> {
+    let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+    Ok((attribute_of(device, major)?, attribute_of(device, minor)?))
+}
+
+fn attribute_of(device: &CudaDevice, attribute: Attribute) -> Result<i32> {
+    device.cuda_stream().context().attribute(attribute).map_err(Error::wrap)
+}
+
+/// An argument as the driver takes it.
+enum Passed {
+    /// Values on the device.
+    At(CUdeviceptr),
+    Integer(u32),
+    Number(f32),
+}
+
+impl Passed {
+    fn place(&mut self) -> *mut c_void {
+        match self {
+            Self::At(address) => (&raw mut *address).cast(),
+            Self::Integer(value) => (&raw mut *value).cast(),
+            Self::Number(value) => (&raw mut *value).cast(),
+        }
+    }
+}
+
+/// Where values lie, which stay there while the stream that uses them orders all work on them.
+fn at<T>(values: &impl DevicePtr<T>, stream: &CudaStream) -> Passed {
+    Passed::At(values.device_ptr(stream).0)
+}
+
+/// Starts a kernel; if it `overlaps`, while the kernels before it may still run.
+fn start(
+    launch: &Launch<'_>,
+    function: &CudaFunction,
+    overlaps: bool,
+    passed: &mut [Passed],
+    stream: &CudaStream,
+) -> Result<()> {
+    stream.context().bind_to_thread().map_err(Error::wrap)?;
+    let mut arguments: Vec<*mut c_void> = passed.iter_mut().map(Passed::place).collect();
+    let mut attribute = CUlaunchAttribute {
+        id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let [x, y, z] = launch.grid.map(|blocks| blocks as u32);
+    let config = CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: launch.threads as u32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: launch.memory as u32,
+        hStream: stream.cu_stream(),
+        attrs: &raw mut attribute,
+        numAttrs: u32::from(overlaps && !SERIAL.load(Ordering::Relaxed)),
+    };
+    // SAFETY: number, order and types of the arguments are those of the kernel's signature, which the emulator's tests
+    // start through the same list; indices stay within the shapes passed. A kernel that overlaps waits for those
+    // before it, and then reads and writes what they use (`Program::overlapping`).
+    let started = unsafe {
+        cuLaunchKernelEx(&config, function.cu_function(), arguments.as_mut_ptr(), null_mut())
+    };
+    started.result().map_err(Error::wrap)
+}
+
+/// A new result.
+enum Made {
+    F32(CudaSlice<f32>),
+    Bf16(CudaSlice<half::bf16>),
+    U32(CudaSlice<u32>),
+}
+
+impl Made {
+    /// With whatever values its memory has.
+    fn new(dtype: DType, count: usize, device: &CudaDevice) -> Result<Self> {
+        // SAFETY: the values are not read before the kernel, started after this, has written them all,
+        // or not at all; both are ordered by the device's stream.
+        unsafe {
+            Ok(match dtype {
+                DType::BF16 => Self::Bf16(device.alloc::<half::bf16>(count)?),
+                DType::U32 => Self::U32(device.alloc::<u32>(count)?),
+                _ => Self::F32(device.alloc::<f32>(count)?),
+            })
+        }
+    }
+
+    fn at(&self, stream: &CudaStream) -> Passed {
+        match self {
+            Self::F32(slice) => at(slice, stream),
+            Self::Bf16(slice) => at(slice, stream),
+            Self::U32(slice) => at(slice, stream),
+        }
+    }
+
+    fn tensor(self, shape: &Shape, device: &CudaDevice) -> Tensor {
+        let storage = match self {
+            Self::F32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+            Self::Bf16(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+            Self::U32(slice) => CudaStorage::wrap_cuda_slice(slice, device.clone()),
+        };
+        Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+    }
+}
+
+/// `into`: the kernel's last argument, bf16 values that it writes where they are.
+pub(super) fn run(
+    launch: &Launch<'_>,
+    types: &[DType],
+    device: &CudaDevice,
+    into: Option<(&mut CudaStorage, &Layout)>,
+) -> Result<Vec<Tensor>> {
+    let (function, overlaps) = function(launch.program, launch.kernel, launch.memory, device)?;
+    let stream = device.cuda_stream();
+    let held: Vec<_> = launch
+        .arguments
+        .iter()
+        .map(|argument| match argument {
+            Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
+            _ => None,
+        })
+        .collect();
+    let mut passed = Vec::with_capacity(held.len() + launch.results.len() + 1);
+    for (argument, held) in launch.arguments.iter().zip(&held) {
+        passed.push(match (argument, held) {
+            (Argument::Tensor(tensor), Some((storage, layout))) => {
+                let Storage::Cuda(storage) = &**storage else {
+                    bail!("{}: an argument lies on another device", launch.kernel)
+                };
+                let first = layout.start_offset();
+                let values = first..first + layout.shape().elem_count();
+                match tensor.dtype() {
+                    DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), &stream),
+                    DType::BF16 => {
+                        at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), &stream)
+                    }
+                    DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), &stream),
+                    DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), &stream),
+                    other => bail!("{}: an argument of {other:?}", launch.kernel),
+                }
+            }
+            (Argument::F32(value), _) => Passed::Number(*value),
+            (Argument::U32(value), _) => Passed::Integer(*value),
+            (Argument::Count(value), _) => Passed::Integer(*value as u32),
+            (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
+        });
+    }
+    let mut results = Vec::with_capacity(launch.results.len());
+    for (shape, of) in launch.results.iter().zip(types) {
+        let made = Made::new(*of, shape.elem_count().max(1), device)?;
+        passed.push(made.at(&stream));
+        results.push(made);
+    }
+    if let Some((storage, layout)) = into {
+        let first = layout.start_offset();
+        let values = first..first + layout.shape().elem_count();
+        passed.push(at(&storage.as_cuda_slice_mut::<half::bf16>()?.slice(values), &stream));
+    }
+    let start = || start(launch, &function, overlaps, &mut passed, &stream);
+    on_stream(&stream, || launch.kernel.to_owned(), start)?;
+    let made = results.into_iter().zip(launch.results);
+    Ok(made.map(|(result, shape)| result.tensor(shape, device)).collect())
+}
