@@ -6,6 +6,7 @@ use longdraft_rules::{Problem, Rules};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::watch::LONGEST_WAIT;
 use super::{World, ZeroStage};
 
 /// Ranks that share a row or a layer, as many as a plan takes.
@@ -76,7 +77,7 @@ impl Default for ParallelConfig {
             bucket_bytes: 64 << 20,
             reduction: Reduction::Auto,
             overlap: true,
-            timeout_seconds: 1800,
+            timeout_seconds: LONGEST_WAIT.as_secs(),
         }
     }
 }

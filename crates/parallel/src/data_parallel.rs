@@ -7,9 +7,10 @@ use longdraft_kernels::adamw::{BLOCK, square_sums};
 use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_models::draft::Parameter;
 
+use super::communicators::Purpose;
 use super::device_exchange::DeviceExchange;
 use super::exchange::Exchange;
-use super::gpus::{self, Gpus};
+use super::gpus::summing;
 use super::spread_weights::SpreadWeights;
 use super::{Gradients, ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
 use crate::error::Result;
@@ -90,11 +91,8 @@ impl DataParallel {
         device: &Device,
         config: &ParallelConfig,
     ) -> Result<(Self, Option<String>)> {
-        Ok(match gpus::connect(&self.world, device, config)? {
-            Gpus::Joined(gpus) => (Self { world: self.world.over_gpus(gpus), ..self }, None),
-            Gpus::Apart(remark) => (self, Some(remark)),
-            Gpus::Unused => (self, None),
-        })
+        let (world, remark) = summing(&self.world, Purpose::Gradients, device, config)?;
+        Ok((Self { world, ..self }, remark))
     }
 
     /// The ranks.

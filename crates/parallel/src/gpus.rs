@@ -19,7 +19,7 @@ pub const SUMS_BY_NCCL: bool = cfg!(feature = "nccl");
 const LATER: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Where several ranks exchange tensors.
-pub(super) enum Gpus {
+enum Gpus {
     /// On the GPUs.
     Joined(Arc<dyn DeviceRanks>),
     /// In main memory, though there are GPUs: in words, why.
@@ -75,14 +75,21 @@ fn exchanging(
     Ok(match meet(ranks, purpose, (device, config))? {
         Gpus::Joined(gpus) => (ranks.over_gpus(gpus), None),
         Gpus::Unused => (ranks.clone(), None),
-        Gpus::Apart(obstacle) => {
-            let remark = format!(
-                "what ranks exchange of the target goes through main memory, which takes longer than between \
-                 GPUs: {obstacle}"
-            );
-            (ranks.clone(), Some(remark))
-        }
+        Gpus::Apart(obstacle) => (ranks.clone(), Some(remark_on(&obstacle, purpose))),
     })
+}
+
+fn remark_on(obstacle: &str, purpose: Purpose) -> String {
+    match purpose {
+        Purpose::Gradients => format!(
+            "gradients are summed in main memory, which takes longer than on the GPUs: {obstacle}; \
+             parallel.reduction=rank_order is meant to do so"
+        ),
+        Purpose::Weights | Purpose::Layers | Purpose::Rows => format!(
+            "what ranks exchange of the target goes through main memory, which takes longer than between \
+             GPUs: {obstacle}"
+        ),
+    }
 }
 
 /// The same, unless sums are to run in the order of the ranks.
@@ -115,24 +122,6 @@ pub(super) fn remark_of_any(
         return Ok(own);
     }
     Ok(world.gather_json(&own)?.into_iter().flatten().next())
-}
-
-/// Connects the ranks' GPUs for gradients and new weights, where each has one of its own and the order of sums is free;
-/// all call it with their devices.
-///
-/// # Errors
-/// - the GPUs do not reach each other
-pub(super) fn connect(world: &World, device: &Device, config: &ParallelConfig) -> Result<Gpus> {
-    if config.reduction == Reduction::RankOrder {
-        return Ok(Gpus::Unused);
-    }
-    Ok(match meet(world, Purpose::Gradients, (device, config))? {
-        Gpus::Apart(obstacle) => Gpus::Apart(format!(
-            "gradients are summed in main memory, which takes longer than on the GPUs: {obstacle}; \
-             parallel.reduction=rank_order is meant to do so"
-        )),
-        other => other,
-    })
 }
 
 /// Connects the GPUs of ranks that have one each; all call it with their devices.
@@ -249,11 +238,11 @@ mod tests {
     fn ranks_without_gpus_sum_in_main_memory_without_a_word() {
         for reduction in [Reduction::Auto, Reduction::RankOrder, Reduction::Library] {
             let config = ParallelConfig { reduction, ..ParallelConfig::default() };
-            for unused in in_threads(2, |world| {
-                matches!(connect(&world, &Device::Cpu, &config), Ok(Gpus::Unused))
-            }) {
-                assert!(unused);
-            }
+            in_threads(2, |world| {
+                let summing = summing(&world, Purpose::Gradients, &Device::Cpu, &config);
+                let (ranks, remark) = summing.expect("ranks");
+                assert!(ranks.gpus().is_none() && remark.is_none());
+            });
         }
     }
 

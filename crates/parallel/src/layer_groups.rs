@@ -48,18 +48,11 @@ impl ParallelConfig {
     /// # Errors
     /// - the ranks do not divide into such groups
     pub fn tensor_group(&self, world: &World) -> Result<Option<World>> {
-        let (size, ranks) = (self.tensor, world.size());
         // One process alone has nothing to share.
-        if size <= 1 || ranks == 1 {
+        if self.tensor <= 1 || world.size() == 1 {
             return Ok(None);
         }
-        if !ranks.is_multiple_of(size) {
-            let problem =
-                format!("`parallel.tensor: {size}` does not divide the {ranks} ranks into groups");
-            return Err(ParallelError::Unsupported { problem });
-        }
-        let first = world.rank() / size * size;
-        Ok(Some(world.group(first..first + size)))
+        world.neighbours("tensor", self.tensor).map(Some)
     }
 }
 

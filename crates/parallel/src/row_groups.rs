@@ -17,7 +17,7 @@ use longdraft_models::target_model::{Ranks, RowPart};
 use super::communicators::Purpose;
 use super::gpus::{remark_of_any, summing};
 use super::{ParallelConfig, World, share_of};
-use crate::error::{ParallelError, Result};
+use crate::error::Result;
 
 /// The groups of ranks that rows are dealt to.
 #[derive(Debug, Clone)]
@@ -43,19 +43,8 @@ impl RowGroups {
         if size == 1 {
             return Ok(Self { group: World::single(), index: world.rank(), count: ranks });
         }
-        if !ranks.is_multiple_of(size) {
-            return Err(ParallelError::Unsupported {
-                problem: format!(
-                    "`parallel.sequence: {size}` does not divide the {ranks} ranks into groups"
-                ),
-            });
-        }
-        let index = world.rank() / size;
-        Ok(Self {
-            group: world.group(index * size..(index + 1) * size),
-            index,
-            count: ranks / size,
-        })
+        let group = world.neighbours("sequence", size)?;
+        Ok(Self { group, index: world.rank() / size, count: ranks / size })
     }
 
     /// The same, which exchange what they share of a row on their GPUs where each rank has one of its own and the order

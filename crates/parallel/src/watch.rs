@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::error::{ParallelError, Result};
 
+/// Longest wait for other ranks where no other one is configured, and until a configuration is read.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_mins(30);
+
 /// Between two looks of the watchdog.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -25,17 +28,18 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts the watchdog. `expired` is called once a wait has taken longer than the limit, and is told the limit.
+    /// Starts the watchdog with [`LONGEST_WAIT`]. `expired` is called once a wait has taken longer than the limit, and is
+    /// told the limit.
     ///
     /// # Errors
     /// - no thread can be started
     pub(super) fn start(expired: impl FnOnce(Duration) + Send + 'static) -> Result<Arc<Self>> {
-        let (limit, since) = (AtomicU64::new(IDLE), AtomicU64::new(IDLE));
+        let (limit, since) = (AtomicU64::new(millis(LONGEST_WAIT)), AtomicU64::new(IDLE));
         let watch = Arc::new(Self { start: Instant::now(), limit, since });
         let watched = Arc::downgrade(&watch);
         let guard = move || {
             while let Some(watch) = watched.upgrade() {
-                if let Some(limit) = watch.exceeded() {
+                if let Some(limit) = watch.exceeded(watch.now()) {
                     return expired(limit);
                 }
                 drop(watch);
@@ -50,7 +54,7 @@ impl Watch {
 
     /// Sets the longest wait.
     pub(super) fn set_limit(&self, limit: Duration) {
-        self.limit.store(limit.as_millis() as u64, Ordering::Relaxed);
+        self.limit.store(millis(limit), Ordering::Relaxed);
     }
 
     /// Runs a collective under the watchdog's eyes.
@@ -62,16 +66,20 @@ impl Watch {
     }
 
     fn now(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
+        millis(self.start.elapsed())
     }
 
-    /// The limit, if a wait is longer.
-    fn exceeded(&self) -> Option<Duration> {
+    /// The limit, if a wait is longer at this time.
+    fn exceeded(&self, now: u64) -> Option<Duration> {
         let (since, limit) =
             (self.since.load(Ordering::Relaxed), self.limit.load(Ordering::Relaxed));
-        let is_long = since != IDLE && self.now().saturating_sub(since) > limit;
+        let is_long = since != IDLE && now.saturating_sub(since) > limit;
         is_long.then(|| Duration::from_millis(limit))
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    time.as_millis() as u64
 }
 
 /// What to do where ranks are lost.
@@ -111,5 +119,17 @@ mod tests {
         assert!(told.recv_timeout(2 * LOOK_EVERY).is_err());
         let limit = watch.over(|| told.recv_timeout(Duration::from_mins(1)).expect("expired"));
         assert_eq!(limit, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_wait_is_limited_before_a_limit_is_set() {
+        let watch = Watch::start(|_| ()).expect("a thread");
+        let late = millis(LONGEST_WAIT);
+        assert_eq!(watch.exceeded(late + 1), None);
+        watch.over(|| {
+            let since = watch.since.load(Ordering::Relaxed);
+            assert_eq!(watch.exceeded(since + late), None);
+            assert_eq!(watch.exceeded(since + late + 1), Some(LONGEST_WAIT));
+        });
     }
 }

@@ -147,6 +147,21 @@ impl World {
         Self { base, gpus, communicators, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
     }
 
+    /// The group of `size` neighbours that this rank is in, as `parallel.{key}` says; all ranks call it.
+    ///
+    /// # Errors
+    /// - the ranks do not divide into such groups
+    pub(super) fn neighbours(&self, key: &str, size: usize) -> Result<Self> {
+        let ranks = self.size();
+        if !ranks.is_multiple_of(size) {
+            let problem =
+                format!("`parallel.{key}: {size}` does not divide the {ranks} ranks into groups");
+            return Err(ParallelError::Unsupported { problem });
+        }
+        let first = self.rank() / size * size;
+        Ok(self.group(first..first + size))
+    }
+
     /// The same ranks, which exchange tensors where they lie.
     pub(super) fn over_gpus(&self, gpus: Arc<dyn DeviceRanks>) -> Self {
         let (transport, meter) = (Arc::clone(&self.transport), Arc::clone(&self.meter));
@@ -214,7 +229,7 @@ impl World {
         self.meter.read()
     }
 
-    /// Ends the job when other ranks do not answer for so long.
+    /// Ends the job when other ranks do not answer for so long; half an hour before this is called.
     pub fn set_timeout(&self, limit: Duration) {
         self.transport.set_timeout(limit);
     }

@@ -331,6 +331,18 @@ mod tests {
     }
 
     #[test]
+    fn losses_are_divided_after_they_are_summed() {
+        let of = |sum, denominator| {
+            let parts = vec![LossPart { weight: 0.5, sum, denominator }];
+            DraftMetrics { parts, ..DraftMetrics::default() }
+        };
+        let mut metrics = of(6.0, 2.0);
+        metrics.merge(&of(2.0, 6.0));
+        assert!((metrics.loss() - 0.5).abs() < 1e-12);
+        assert!(of(0.0, 0.0).loss().abs() < 1e-12);
+    }
+
+    #[test]
     fn sums_are_added_before_they_are_divided() {
         let mut a = DraftMetrics::default();
         a.add_row(1, 2.0, 1.0, true, 0.5);

@@ -6,6 +6,7 @@
 //! of rates over all tokens is not: rounds begin after rejections, and agreement runs in streaks.
 
 use longdraft_data::Batch;
+use longdraft_features::BatchFeatures;
 
 /// Rounds and the tokens that they commit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,6 +15,12 @@ pub struct Rounds {
     pub rounds: usize,
     /// Committed tokens, the target's own included.
     pub tokens: usize,
+}
+
+/// Whether a row is replayed here. Ranks that share it know a part of it each; where it is too short to share, the others
+/// own nothing of it.
+pub(crate) fn is_replayed(batch: &Batch, features: &BatchFeatures) -> bool {
+    features.part.is_none() && batch.owns(0)
 }
 
 impl Rounds {

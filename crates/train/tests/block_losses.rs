@@ -23,7 +23,7 @@ use longdraft_train::method::block::{
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
 use longdraft_train::metrics::DelayCounts;
-use longdraft_train::objective::{Objective, TeacherDistribution};
+use longdraft_train::objective::{Objective, TailKind, TeacherDistribution};
 
 use blocks::{batch, random};
 
@@ -684,6 +684,25 @@ fn a_selector_counts_for_less_in_the_first_steps_of_training_and_not_when_it_is_
     silent.batch.loss_mask.fill(false);
     let share = step(&ramped, &silent, &features);
     assert!((share.metrics.parts[1].weight - 0.2).abs() < 1e-12);
+}
+
+#[test]
+fn what_training_reads_of_the_target_also_weighs_and_mixes_held_out_slots() {
+    let row = Row::new();
+    let features = row.features();
+    let distribution = TeacherDistribution::TopK { k: 5, tail: TailKind::Bucket };
+    let soft = Some(SoftLoss { weight: 0.7, distribution });
+    for (weights, loss) in
+        [(SlotWeights::Decay, SlotLoss::LkLambda), (SlotWeights::Dpard, SlotLoss::Tv)]
+    {
+        let form = SlotForm::new(loss, None, None);
+        let loss = BlockLoss { weights, form, soft, ..BlockLoss::default() };
+        let objective = blocks(loss, &toy(), &row);
+        let trained = step(&objective, &row, &features).metrics.loss();
+        let measured = objective.measure(&row.batch, &features).expect("measured");
+        let as_trained = measured.as_trained.expect("as they are trained").loss();
+        assert!((as_trained - trained).abs() < 1e-9, "{weights:?}: {as_trained} {trained}");
+    }
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn zero_3_spreads_a_target_without_layers() {
 }
 
 /// One row of two documents.
-fn packed(tokens: u32) -> Batch {
+pub(super) fn packed(tokens: u32) -> Batch {
     let count = tokens as usize;
     let border = count / 3;
     Batch {
@@ -196,7 +196,7 @@ fn packed(tokens: u32) -> Batch {
 }
 
 /// One row of five documents and padding: a part has several pieces, and documents end within them.
-fn many_documents() -> Batch {
+pub(super) fn many_documents() -> Batch {
     let lengths = [11, 2, 17, 1, 8];
     let mut batch = Batch::default();
     for (document, tokens) in lengths.into_iter().enumerate() {
@@ -217,7 +217,7 @@ fn many_documents() -> Batch {
 /// Ranks that share a row, and whether they exchange what they share as if on a GPU each.
 const SHARING: [(usize, bool); 5] = [(2, false), (3, false), (4, false), (3, true), (4, true)];
 
-fn groups(world: &World, sequence: usize) -> RowGroups {
+pub(super) fn groups(world: &World, sequence: usize) -> RowGroups {
     let config = ParallelConfig { sequence, ..ParallelConfig::default() };
     RowGroups::new(world, &config).expect("groups")
 }
@@ -313,12 +313,11 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
     }
 }
 
-/// Summed gradients and the loss of an EAGLE-3 draft of three steps.
-fn eagle3_step(
-    world: &World,
-    batch: &Batch,
-    (switches, distribution): (&Eagle3ObjectiveConfig, TeacherDistribution),
-) -> (f64, Vec<Vec<f32>>) {
+/// A target and the objective of an EAGLE-3 draft for it.
+pub(super) fn eagle3(
+    switches: &Eagle3ObjectiveConfig,
+    distribution: TeacherDistribution,
+) -> (Target, Eagle3Objective) {
     let sizes = config(&json!({}));
     let target = target(&sizes, TargetOptions::default(), None);
     let sizes = Eagle3Config::for_target_layers(&sizes, 30, [0, 1, 2].map(LayerId));
@@ -329,7 +328,8 @@ fn eagle3_step(
     let draft = Eagle3Draft::initialise(&sizes, map, &table, 7);
     let objective = Eagle3Objective::new(draft.expect("draft"), &head, switches.clone());
     let objective = objective.expect("objective").with_distribution(distribution);
-    step(world, batch, &target, &objective)
+    drop(ends);
+    (target, objective)
 }
 
 /// Summed gradients and the loss of a row that the ranks share.
@@ -376,7 +376,10 @@ fn mpi_parts_of_a_row_learn_eagle3_like_the_whole() {
         (&plain, top_k),
     ] {
         for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
-            parts_learn_like_the_whole(|world| eagle3_step(world, &batch, (config, distribution)));
+            parts_learn_like_the_whole(|world| {
+                let (target, objective) = eagle3(config, distribution);
+                step(world, &batch, &target, &objective)
+            });
         }
     }
 }
@@ -397,13 +400,11 @@ fn parts_learn_like_the_whole(step: impl Fn(&World) -> (f64, Vec<Vec<f32>>) + Sy
     loss
 }
 
-/// Summed gradients and the loss of the block draft of an objective, whose sizes `change` adapts.
-fn block_step(
-    world: &World,
-    batch: &Batch,
+/// A target and the objective of a block draft for it, whose sizes `change` adapts.
+pub(super) fn blocks(
     change: impl Fn(BlockConfig) -> BlockConfig,
     objective: impl Fn(BlockDraft, &Tensor, BlockDraws) -> Box<dyn Objective>,
-) -> (f64, Vec<Vec<f32>>) {
+) -> (Target, Box<dyn Objective>) {
     let sizes = config(&json!({}));
     let target = target(&sizes, TargetOptions::default(), None);
     let sizes = change(BlockConfig {
@@ -415,7 +416,20 @@ fn block_step(
     let (table, head) = (ends.embedding().expect("table"), ends.head().expect("head"));
     let draft = BlockDraft::initialise(&sizes, &table, 7).expect("draft");
     let draws = BlockDraws { seed: 3, budget: BlockBudget::PerTokens(2) };
-    step(world, batch, &target, objective(draft, &head, draws).as_ref())
+    let objective = objective(draft, &head, draws);
+    drop(ends);
+    (target, objective)
+}
+
+/// Summed gradients and the loss of such a draft.
+fn block_step(
+    world: &World,
+    batch: &Batch,
+    change: impl Fn(BlockConfig) -> BlockConfig,
+    objective: impl Fn(BlockDraft, &Tensor, BlockDraws) -> Box<dyn Objective>,
+) -> (f64, Vec<Vec<f32>>) {
+    let (target, objective) = blocks(change, objective);
+    step(world, batch, &target, objective.as_ref())
 }
 
 #[test]

@@ -109,7 +109,8 @@ pub(in crate::method) struct Slots {
     pub(in crate::method) anchors: Vec<Anchor>,
     /// Tokens in the slots, `[R]`.
     pub(in crate::method) ids: Vec<u32>,
-    /// Positions of the slots, `[R]`.
+    /// Positions of the slots, `[R]`: those after the first token's, as in drafting, also where `data.anchor` moves the
+    /// tokens that follow it.
     pub(in crate::method) positions: Vec<u32>,
     /// Learned slots among them, ascending.
     pub(in crate::method) learned: Vec<u32>,
@@ -204,18 +205,8 @@ impl Slots {
         self.places.iter().map(|place| place - 1).collect()
     }
 
-    /// All slots' states after a draft's final norm, `[R, H]`.
+    /// All slots' states after a draft's final norm, over the [`context`] of a row of `tokens`: `[R, H]`.
     pub(in crate::method) fn states(
-        &self,
-        draft: &BlockDraft,
-        batch: &Batch,
-        features: &BatchFeatures,
-    ) -> Result<Tensor> {
-        self.states_over(draft, &context(draft, batch, features)?, batch.ids.len())
-    }
-
-    /// The same over the [`context`] of a row of `tokens`.
-    pub(in crate::method) fn states_over(
         &self,
         draft: &BlockDraft,
         context: &[KeyValues],
@@ -266,6 +257,13 @@ pub(in crate::method) fn give_keys(
 pub(super) fn candidates(batch: &Batch) -> Vec<usize> {
     let may = |t: &usize| batch.loss_mask[*t] && is_learned(batch, *t, t + 1);
     (0..batch.ids.len()).filter(may).collect()
+}
+
+/// Tokens in their order, each once: blocks that cross have teachers in common.
+pub(super) fn distinct(mut tokens: Vec<u32>) -> Vec<u32> {
+    tokens.sort_unstable();
+    tokens.dedup();
+    tokens
 }
 
 /// Whether the loss counts the token at `t`, which is not padding.
@@ -377,6 +375,15 @@ mod tests {
         assert_eq!(slots.labels, [12, 14, 15, 19]);
         let starts: Vec<_> = slots.anchors.iter().map(|a| (a.index, a.document_start)).collect();
         assert_eq!(starts, [(1, 0), (4, 0), (8, 6)]);
+    }
+
+    #[test]
+    fn a_block_goes_on_from_its_first_token_where_the_rows_positions_jump() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let config = BlockConfig::for_target(&target, 1, 4, 99);
+        let position_ids = vec![0, 1, 102, 103, 104, 105, 0, 1, 2, 3, 0, 0];
+        let slots = Slots::new(&Batch { position_ids, ..batch() }, &[1, 4], &config);
+        assert_eq!(slots.positions, [1, 2, 3, 4, 104, 105, 106, 107]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::block::OwnHead;
 
-use super::blocks::Slots;
+use super::blocks::{Slots, distinct};
 use super::drawn::DrawnBlocks;
 use super::slot_loss::Terms;
 use super::teacher::against_whole;
@@ -116,12 +116,9 @@ impl Heads<'_> {
         if self.vocabulary.is_none() {
             return Ok(None);
         }
-        // Blocks that cross have teachers in common.
-        let mut distinct = rows.to_vec();
-        distinct.sort_unstable();
-        distinct.dedup();
-        let summary = bent_log_sum_exp(&select_rows(hidden, &distinct)?, self.whole, self.bend)?;
-        let of_row = |row: &u32| summary.log_sum_exp[distinct.partition_point(|known| known < row)];
+        let known = distinct(rows.to_vec());
+        let summary = bent_log_sum_exp(&select_rows(hidden, &known)?, self.whole, self.bend)?;
+        let of_row = |row: &u32| summary.log_sum_exp[known.partition_point(|known| known < row)];
         Ok(Some(rows.iter().map(of_row).collect()))
     }
 }

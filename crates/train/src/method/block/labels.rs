@@ -9,7 +9,7 @@ use longdraft_kernels::top_k::bent_top_k;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::blocks::Slots;
+use super::blocks::{Slots, distinct};
 use super::teacher::teacher_tokens;
 use crate::error::Result;
 
@@ -34,10 +34,7 @@ impl Slots {
         if self.learned.is_empty() {
             return Ok(self);
         }
-        // Blocks that cross have teachers in common.
-        let mut tokens = self.teachers();
-        tokens.sort_unstable();
-        tokens.dedup();
+        let tokens = distinct(self.teachers());
         let likely: Vec<Option<u32>> = match &features.teacher {
             TeacherFeatures::EveryToken { hidden } => {
                 let hidden = select_rows(hidden, &features.state_rows(&tokens)?)?;

@@ -4,17 +4,18 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::BatchFeatures;
 use longdraft_kernels::linear_cross_entropy::RowStatistics;
-use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::block::BlockConfig;
+use longdraft_models::target_model::RowPart;
 
 use super::blocks::{Slots, candidates, context};
 use super::objective::{BlockObjective, Plan};
 use super::selected::Hits;
+use super::slot_loss::Factors;
 use super::teacher::SoftLoss;
 use crate::error::Result;
 use crate::metrics::DraftMetrics;
 use crate::objective::TeacherDistribution;
-use crate::replay::Rounds;
+use crate::replay::{Rounds, is_replayed};
 
 /// Blocks that run at the same time at most, so that memory does not grow with the row.
 const BLOCKS: usize = 256;
@@ -45,6 +46,11 @@ pub(in crate::method) fn replay(
     Ok(Rounds::replay(batch, proposals, |root, level| level <= held[root]))
 }
 
+/// A row's denominators, of what each rank that shares it adds; all of them call it.
+pub(in crate::method) fn of_whole_row(own: &[f64], part: Option<&RowPart>) -> Vec<f64> {
+    part.map_or_else(|| own.to_vec(), |part| part.sum(own))
+}
+
 impl BlockObjective {
     /// Counters of a held-out row: of drawn blocks, and of its rounds.
     pub(super) fn measure_row(
@@ -55,52 +61,66 @@ impl BlockObjective {
         let slots = self.labelled(batch, features)?;
         let context = context(&self.draft, batch, features)?;
         let states = |slots: &Slots| -> Result<Tensor> {
-            let states = slots.states_over(&self.draft, &context, batch.ids.len())?;
-            Ok(select_rows(&states.detach(), &slots.learned)?)
+            Ok(self.states(slots, &context, batch.ids.len())?.detach())
         };
-        // Ranks that share a row know a part of it each.
-        let rounds = match features.part {
-            Some(_) => Rounds::default(),
-            None => replay(batch, self.draft.config(), slots.anchors.len(), |slots| {
-                self.right(&states(slots)?, slots)
-            })?,
+        let replayed = if is_replayed(batch, features) {
+            replay(batch, self.draft.config(), slots.anchors.len(), |slots| {
+                self.right(&states(slots)?, (batch, slots), features)
+            })?
+        } else {
+            Rounds::default()
         };
-        if slots.learned.is_empty() {
-            let plan = self.planned(batch, slots, None, None);
-            return Ok(DraftMetrics { replayed: rounds, ..self.metrics_of_nothing(&plan)? });
-        }
-        let states = states(&slots)?;
-        let selected = self.select(&states, &slots)?;
-        let observed = |distribution| {
-            let Some(soft) = self.loss.soft else { return self.observe(&states, &slots) };
-            let soft = SoftLoss { distribution, ..soft };
-            self.beside(soft, &states, (batch, &slots), features)
+        let (states, selected) = if slots.learned.is_empty() {
+            (None, self.loss.selector.map(|_| (Hits::default(), None)))
+        } else {
+            let states = states(&slots)?;
+            let selected = self.select(&states, &slots)?;
+            (Some(states), selected)
         };
-        let whole = observed(TeacherDistribution::Whole)?;
-        let learned = self.loss.soft.map_or(TeacherDistribution::Whole, |soft| soft.distribution);
-        let as_trained = match learned {
-            TeacherDistribution::Whole => None,
-            top @ TeacherDistribution::TopK { .. } => Some(observed(top)?),
+        let of = |distribution| -> Result<DraftMetrics> {
+            let soft = self.loss.soft.map(|soft| SoftLoss { distribution, ..soft });
+            let rows = match &states {
+                Some(states) => self.statistics(soft, states, (batch, &slots), features)?,
+                None => RowStatistics::default(),
+            };
+            let hits = selected.as_ref().map(|(hits, _)| hits);
+            let plan = self.planned(batch, slots.clone(), Some(&rows), hits);
+            let factors = self.factors_of(&plan, &rows, features.part.as_ref());
+            self.metrics(&plan, (&rows, &factors), selected.as_ref())
         };
-        let hits = selected.as_ref().map(|(hits, _)| hits);
-        let plan = self.planned(batch, slots.clone(), Some(&whole), hits);
-        let of = |rows: &RowStatistics| {
-            self.metrics(&plan, (rows, &self.factors_of(&plan, rows)), selected.as_ref())
-        };
-        let mut metrics = of(&whole)?;
-        metrics.replayed = rounds;
-        if let Some(rows) = as_trained {
-            metrics.as_trained = Some(Box::new(of(&rows)?));
+        let mut metrics = of(TeacherDistribution::Whole)?;
+        metrics.replayed = replayed;
+        if let Some(SoftLoss { distribution: top @ TeacherDistribution::TopK { .. }, .. }) =
+            self.loss.soft
+        {
+            metrics.as_trained = Some(Box::new(of(top)?));
         }
         Ok(metrics)
     }
 
+    /// The factors of held-out slots, whose step is their row. All ranks that share it ask.
+    fn factors_of(
+        &self,
+        plan: &Plan,
+        rows: &RowStatistics,
+        part: Option<&RowPart>,
+    ) -> Vec<Factors> {
+        let form = self.loss.own_form();
+        let mean = form.mean_of_step(&of_whole_row(&plan.denominators, part));
+        form.factors(rows.hard.len(), &rows.acceptance, mean)
+    }
+
     /// At which learned slots with states `[S, H]` the text's token is proposed.
-    fn right(&self, states: &Tensor, slots: &Slots) -> Result<Vec<bool>> {
-        let Some((hits, selected)) = self.select(states, slots)? else {
-            return Ok(self.observe(states, slots)?.agrees);
+    fn right(
+        &self,
+        states: &Tensor,
+        of: (&Batch, &Slots),
+        features: &BatchFeatures,
+    ) -> Result<Vec<bool>> {
+        let Some((hits, selected)) = self.select(states, of.1)? else {
+            return Ok(self.statistics(None, states, of, features)?.agrees);
         };
-        let mut right = vec![false; slots.learned.len()];
+        let mut right = vec![false; of.1.learned.len()];
         for (row, chosen) in hits.rows.iter().zip(selected.iter().flat_map(|chosen| &chosen.right))
         {
             right[*row as usize] = *chosen;

@@ -22,7 +22,7 @@ pub(super) use blocks::{Slots, context, give_keys};
 pub(super) use build::{OPEN_KEYS, build, check_start, keys_of};
 pub(super) use footprint::BlockFootprint;
 pub(super) use heads::learned_loss;
-pub(super) use measure::replay;
+pub(super) use measure::{of_whole_row, replay};
 pub(super) use recipe::recipe;
 pub(super) use slot_loss::{Factors, Terms};
 pub(super) use weights::{divisor, reach};

@@ -4,12 +4,13 @@
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
-use longdraft_kernels::linear_cross_entropy::{Output, RowStatistics, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Output, RowStatistics};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::Selector;
+use longdraft_models::target_model::KeyValues;
 
-use super::blocks::{Slots, give_keys};
+use super::blocks::{Slots, context, give_keys};
 use super::drawn::DrawnBlocks;
 use super::heads::learned_loss;
 use super::labels::SlotLabels;
@@ -32,7 +33,7 @@ pub(super) struct Plan {
     /// Weights of the learned slots.
     weights: Vec<f64>,
     /// What a row adds to the divisor of each part of the loss.
-    denominators: Vec<f64>,
+    pub(super) denominators: Vec<f64>,
 }
 
 /// What the head makes of learned slots.
@@ -60,9 +61,14 @@ impl BlockObjective {
         }
     }
 
-    /// The learned slots' states, `[S, H]`.
-    fn states(&self, batch: &Batch, features: &BatchFeatures, slots: &Slots) -> Result<Tensor> {
-        let states = slots.states(&self.draft, batch, features)?;
+    /// The learned slots' states over the [`context`] of a row of `tokens`, `[S, H]`.
+    pub(super) fn states(
+        &self,
+        slots: &Slots,
+        context: &[KeyValues],
+        tokens: usize,
+    ) -> Result<Tensor> {
+        let states = slots.states(&self.draft, context, tokens)?;
         Ok(select_rows(&states, &slots.learned)?)
     }
 
@@ -84,25 +90,26 @@ impl BlockObjective {
     ) -> Result<Judged> {
         let form = self.loss.own_form();
         let chances = if form.follows_slots() {
-            self.statistics(states, of, features)?.acceptance
+            self.statistics(self.loss.soft, states, of, features)?.acceptance
         } else {
             Vec::new()
         };
         let factors = form.factors(weights.len(), &chances, mean);
         let terms = Terms::new(form.loss, weights, self.loss.shares(), &factors);
-        let Output { loss_sum, rows } = self.learned((states, of), features, terms)?;
+        let Output { loss_sum, rows } =
+            self.learned(self.loss.soft, (states, of), features, terms)?;
         Ok(Judged { loss_sum, rows, factors })
     }
 
-    /// The losses of slots with these states `[S, H]` under some terms: beside the distribution that they learn, else
-    /// beside their labels.
+    /// The losses of slots with these states `[S, H]` under some terms: beside a distribution, else beside their labels.
     fn learned(
         &self,
+        soft: Option<SoftLoss>,
         (states, of): (&Tensor, (&Batch, &Slots)),
         features: &BatchFeatures,
         terms: Terms,
     ) -> Result<Output> {
-        match self.loss.soft {
+        match soft {
             None => self.losses((states, of.1), (terms, true), |_, labels, terms| {
                 against_labels(labels, terms)
             }),
@@ -112,41 +119,17 @@ impl BlockObjective {
         }
     }
 
-    /// What the head makes of learned slots' states `[S, H]` beside what they learn, without a gradient.
-    fn statistics(
+    /// What the head makes of learned slots' states `[S, H]` beside a distribution, else beside their labels, without a
+    /// gradient.
+    pub(super) fn statistics(
         &self,
+        soft: Option<SoftLoss>,
         states: &Tensor,
         of: (&Batch, &Slots),
         features: &BatchFeatures,
     ) -> Result<RowStatistics> {
         let terms = Terms::none(self.loss.form.loss, of.1.learned.len());
-        Ok(self.learned((&states.detach(), of), features, terms)?.rows)
-    }
-
-    /// The same beside a distribution.
-    pub(super) fn beside(
-        &self,
-        soft: SoftLoss,
-        states: &Tensor,
-        of: (&Batch, &Slots),
-        features: &BatchFeatures,
-    ) -> Result<RowStatistics> {
-        let terms = Terms::none(self.loss.form.loss, of.1.learned.len());
-        let states = states.detach();
-        let output = self.losses((&states, of.1), (terms, false), |heads, labels, terms| {
-            soft.against((heads, labels), of, features, terms)
-        })?;
-        Ok(output.rows)
-    }
-
-    /// The same beside the labels alone.
-    pub(super) fn observe(&self, states: &Tensor, slots: &Slots) -> Result<RowStatistics> {
-        let terms = Terms::none(self.loss.form.loss, slots.learned.len());
-        let states = states.detach();
-        let output = self.losses((&states, slots), (terms, true), |_, labels, _| {
-            Ok(linear_cross_entropy(labels)?)
-        })?;
-        Ok(output.rows)
+        Ok(self.learned(soft, (&states.detach(), of), features, terms)?.rows)
     }
 
     fn plan(&self, batch: &Batch, features: &BatchFeatures) -> Result<Plan> {
@@ -158,10 +141,11 @@ impl BlockObjective {
             give_keys(&self.draft, batch, features)?;
             return Ok(self.planned(batch, slots, None, None));
         }
-        let states = self.states(batch, features, &slots)?.detach();
+        let states =
+            self.states(&slots, &context(&self.draft, batch, features)?, batch.ids.len())?.detach();
         let reads = self.loss.weights.look_at_the_draft() || self.loss.form.follows_the_step();
-        let rows =
-            if reads { Some(self.statistics(&states, (batch, &slots), features)?) } else { None };
+        let statistics = || self.statistics(self.loss.soft, &states, (batch, &slots), features);
+        let rows = if reads { Some(statistics()?) } else { None };
         let hits = if self.loss.hits_divide() { self.hits(&states, &slots)? } else { None };
         Ok(self.planned(batch, slots, rows.as_ref(), hits.as_ref()))
     }
@@ -188,13 +172,6 @@ impl BlockObjective {
             denominators.extend([accepted, slots.learned.len() as f64]);
         }
         Plan { slots, weights, denominators }
-    }
-
-    /// The factors of held-out slots, whose step is their row.
-    pub(super) fn factors_of(&self, plan: &Plan, rows: &RowStatistics) -> Vec<Factors> {
-        let form = self.loss.own_form();
-        let mean = form.mean_of_step(&plan.denominators);
-        form.factors(rows.hard.len(), &rows.acceptance, mean)
     }
 
     /// The draft's selector, where it is trained.
@@ -345,7 +322,8 @@ impl Objective for BlockObjective {
             let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
             return Ok(Share { loss, metrics: self.of_step(self.metrics_of_nothing(plan)?) });
         }
-        let states = self.states(batch, features, slots)?;
+        let states =
+            self.states(slots, &context(&self.draft, batch, features)?, batch.ids.len())?;
         let states = if train { states } else { states.detach() };
         let of_step = (weights.as_slice(), self.loss.form.mean_of_step(denominators));
         let Judged { loss_sum, rows, factors } =

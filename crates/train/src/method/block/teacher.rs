@@ -12,7 +12,7 @@ use longdraft_kernels::linear_cross_entropy::{
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
 
-use super::blocks::{Slots, is_learned};
+use super::blocks::{Slots, distinct, is_learned};
 use super::divergence::divergence;
 use super::heads::Heads;
 use super::slot_loss::Terms;
@@ -111,9 +111,7 @@ impl SoftLoss {
                 heads.against_whole(labels, (hidden, &rows), terms)
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
-                let mut tokens = slots.teachers();
-                tokens.sort_unstable();
-                tokens.dedup();
+                let tokens = distinct(slots.teachers());
                 let k = k.min(head.dim(0)?);
                 let hidden = select_rows(hidden, &features.state_rows(&tokens)?)?;
                 sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)

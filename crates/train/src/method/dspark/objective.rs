@@ -28,11 +28,11 @@ use crate::error::Result;
 use crate::loss::Share;
 use crate::method::block::{
     Divisor, DrawnBlocks, Factors, SlotWeights, Slots, Terms, context, divisor, give_keys,
-    learned_loss, reach, replay,
+    learned_loss, of_whole_row, reach, replay,
 };
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
-use crate::replay::Rounds;
+use crate::replay::{Rounds, is_replayed};
 
 /// A block draft with sequential heads, and its loss.
 pub type ChainObjective = DrawnBlocks<ChainLoss>;
@@ -200,7 +200,7 @@ impl ChainObjective {
         train: bool,
     ) -> Result<Pass> {
         let chain = self.draft.chain().ok_or_else(|| untapped("sequential heads"))?;
-        let all = slots.states_over(&self.draft, context, batch.ids.len())?;
+        let all = slots.states(&self.draft, context, batch.ids.len())?;
         let all = if train { all } else { all.detach() };
         let states = select_rows(&all, &slots.learned)?;
         let embedded = chain.embed(&slots.before)?;
@@ -375,15 +375,16 @@ impl Objective for ChainObjective {
             })?;
             Ok(output.rows.agrees)
         };
-        // Ranks that share a row know a part of it each.
-        let replayed = match features.part {
-            Some(_) => Rounds::default(),
-            None => replay(batch, self.draft.config(), plan.slots.anchors.len(), right)?,
+        let replayed = if is_replayed(batch, features) {
+            replay(batch, self.draft.config(), plan.slots.anchors.len(), right)?
+        } else {
+            Rounds::default()
         };
+        let denominators = of_whole_row(&plan.denominators, features.part.as_ref());
         if plan.slots.learned.is_empty() {
             return Ok(DraftMetrics { replayed, ..plan.metrics_of_nothing() });
         }
-        let of = (&plan, plan.denominators.as_slice());
+        let of = (&plan, denominators.as_slice());
         let outcome = self.run(batch, (features, &context), of, false)?;
         Ok(DraftMetrics { replayed, ..self.metrics(&plan, &outcome) })
     }

@@ -28,7 +28,7 @@ use crate::metrics::{DraftMetrics, LossPart, Quantities};
 use crate::objective::{
     Normalisation, Objective, Prepared, SoftTargetKind, TailKind, TeacherConfig, mixed_in_words,
 };
-use crate::replay::Rounds;
+use crate::replay::{Rounds, is_replayed};
 
 /// Switches of the objective; defaults are the default mode's.
 #[derive(Debug, Clone, PartialEq)]
@@ -414,8 +414,7 @@ impl Objective for GlideObjective {
             }
             batch.learned.iter().zip(agrees).for_each(|(t, agrees)| right[*t as usize] = agrees);
         }
-        // Ranks that share a row know a part of it each.
-        if features.part.is_none() {
+        if is_replayed(batch, features) {
             let holds = |root: usize, level: usize| right[level - 1][root + level - 1];
             metrics.replayed = Rounds::replay(batch, gamma, holds);
         }

@@ -1,5 +1,4 @@
-//! Counters of a draft's agreement with its target at every step; numerators and denominators are
-//! summed over batches and ranks before they are divided.
+//! Counters of a draft's agreement with its target at every step; [`DraftMetrics`] adds those of several batches.
 
 use crate::metrics::{DelayCounts, DraftMetrics, LossPart, Rate};
 
@@ -39,16 +38,6 @@ impl StepCounts {
     pub fn loss(&self) -> f64 {
         ratio(self.loss_sum, self.loss_denominator)
     }
-
-    fn merge(&mut self, other: &Self) {
-        self.supervised += other.supervised;
-        self.learned += other.learned;
-        self.top1_count += other.top1_count;
-        self.acceptance_sum += other.acceptance_sum;
-        self.acceptance_rows += other.acceptance_rows;
-        self.loss_sum += other.loss_sum;
-        self.loss_denominator += other.loss_denominator;
-    }
 }
 
 fn ratio(numerator: f64, denominator: f64) -> f64 {
@@ -63,16 +52,6 @@ pub struct Eagle3Metrics {
 }
 
 impl Eagle3Metrics {
-    /// Adds the counters of other rows.
-    pub fn merge(&mut self, other: &Self) {
-        if self.steps.len() < other.steps.len() {
-            self.steps.resize(other.steps.len(), StepCounts::default());
-        }
-        for (sum, part) in self.steps.iter_mut().zip(&other.steps) {
-            sum.merge(part);
-        }
-    }
-
     /// `Σ_i w_i · loss_i`.
     pub fn loss(&self, weights: &[f64]) -> f64 {
         self.steps.iter().zip(weights).map(|(step, weight)| weight * step.loss()).sum()
@@ -110,8 +89,6 @@ impl Eagle3Metrics {
         DraftMetrics {
             by_delay: self.steps.iter().map(counts).collect(),
             parts: self.steps.iter().zip(weights).map(part).collect(),
-            hard_sum: 0.0,
-            soft_sum: 0.0,
             rows: self.steps.first().map_or(0, |step| step.learned),
             ..DraftMetrics::default()
         }
@@ -131,27 +108,12 @@ mod tests {
             acceptance_rows: 2,
             ..StepCounts::default()
         };
-        let mut metrics = Eagle3Metrics { steps: vec![step(2, 1.5), step(3, 0.5)] };
+        let metrics = Eagle3Metrics { steps: vec![step(2, 1.5), step(3, 0.5)] };
         // 1 + 0.5 + 0.5 · 0.75, and 1 + 0.75 + 0.75 · 0.25
         assert!((metrics.simulated_acceptance_length(Rate::Top1) - 1.875).abs() < 1e-12);
         assert!((metrics.simulated_acceptance_length(Rate::Acceptance) - 1.9375).abs() < 1e-12);
-        metrics.merge(&Eagle3Metrics { steps: vec![step(4, 0.5), step(1, 0.5), step(0, 0.0)] });
-        assert_eq!(metrics.steps.len(), 3);
-        assert!((metrics.steps[0].accuracy() - 0.75).abs() < 1e-12);
-        assert!((metrics.steps[0].acceptance() - 0.5).abs() < 1e-12);
         assert!(
             (Eagle3Metrics::default().simulated_acceptance_length(Rate::Top1) - 1.0).abs() < 1e-12
         );
-    }
-
-    #[test]
-    fn losses_are_divided_after_they_are_summed() {
-        let step = |loss_sum, loss_denominator| Eagle3Metrics {
-            steps: vec![StepCounts { loss_sum, loss_denominator, ..StepCounts::default() }],
-        };
-        let mut metrics = step(6.0, 2.0);
-        metrics.merge(&step(2.0, 6.0));
-        assert!((metrics.loss(&[0.5]) - 0.5).abs() < 1e-12);
-        assert!(step(0.0, 0.0).loss(&[1.0]).abs() < 1e-12);
     }
 }

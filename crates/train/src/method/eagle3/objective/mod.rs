@@ -34,6 +34,7 @@ use crate::error::Result;
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 use crate::objective::{Normalisation, Objective, Prepared};
+use crate::replay::is_replayed;
 
 pub use crate::objective::TeacherDistribution;
 use rows::{rows_read, supervised_rows};
@@ -303,18 +304,19 @@ impl Objective for Eagle3Objective {
 
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let plan = self.plan_with(batch, features, TeacherDistribution::Whole)?;
-        let denominators = self.denominators(&plan);
-        let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
+        let steps = self.take_steps(batch, features, &plan)?;
         let weights = self.config.weights();
+        let judged =
+            |plan: &RowPlan| self.judge(&steps, features, (plan, &self.denominators(plan)), false);
+        let outcome = judged(&plan)?;
         let mut metrics = outcome.metrics.by_delay(&weights);
-        // Ranks that share a row know a part of it each.
-        if features.part.is_none() {
+        if is_replayed(batch, features) {
             metrics.replayed = plan.replay(batch, &outcome.agrees);
         }
         if self.distribution != TeacherDistribution::Whole {
-            let plan = self.plan(batch, features)?;
-            let denominators = self.denominators(&plan);
-            let outcome = self.evaluate(batch, features, &plan, &denominators, false)?;
+            let read = self.teacher_tokens(batch);
+            let teacher = self.teacher(features, self.distribution, (&read, batch.ids.len()))?;
+            let outcome = judged(&plan.taught_by(teacher))?;
             metrics.as_trained = Some(Box::new(outcome.metrics.by_delay(&weights)));
         }
         Ok(metrics)

@@ -69,6 +69,19 @@ impl RowPlan {
         Self { steps, teacher, padded_tokens: documents().count() * longest }
     }
 
+    /// The same rows beside another part of the teacher's distribution. Its most likely token is in every part.
+    pub(super) fn taught_by(self, teacher: TeacherSummary) -> Self {
+        Self { teacher, ..self }
+    }
+
+    /// Where the teacher of every row stands, one step after the other.
+    pub(super) fn rows_taught(&self) -> Vec<u32> {
+        let of_step = |(i, step): (u32, &StepRows)| -> Vec<u32> {
+            step.rows.iter().map(|row| row.t + 1 + i).collect()
+        };
+        (0..).zip(&self.steps).flat_map(of_step).collect()
+    }
+
     /// Supervised and learned rows of every step, `[S]`.
     pub fn counts(&self) -> Vec<(usize, usize)> {
         self.steps.iter().map(|step| (step.supervised, step.learned())).collect()

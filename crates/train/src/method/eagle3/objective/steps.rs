@@ -18,16 +18,17 @@ use super::rows::{RowPlan, StepRows};
 use super::{Eagle3Objective, Eagle3Outcome, teacher_hidden};
 use crate::error::Result;
 
-/// What the head reads, the steps' rows one after the other.
-struct HeadRows {
-    /// `RMS_norm(h)`, `[R, H]`
-    normed: Tensor,
+/// The steps' rows, one step after the other.
+struct HeadRows<'a> {
+    /// What the head reads, `[R, H]`
+    normed: &'a Tensor,
     teacher: RowTeacher,
 }
 
 /// What the steps of a batch came to.
-enum Steps {
-    Rows(HeadRows),
+pub(super) enum Steps {
+    /// `RMS_norm(h)` of their rows, `[R, H]`
+    Rows(Tensor),
     /// Of a part of a shared row nothing is learned, but other ranks attend to its keys: a number
     /// without worth through which their gradients reach these.
     OnlyKeys(Tensor),
@@ -68,10 +69,25 @@ impl Eagle3Objective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Eagle3Outcome> {
+        let steps = self.take_steps(batch, features, plan)?;
+        self.judge(&steps, features, (plan, denominators), train)
+    }
+
+    /// What steps that were taken for the plan's rows come to beside what it teaches them.
+    pub(super) fn judge(
+        &self,
+        steps: &Steps,
+        features: &BatchFeatures,
+        (plan, denominators): (&RowPlan, &[f64]),
+        train: bool,
+    ) -> Result<Eagle3Outcome> {
         let part = features.part.as_ref();
-        let loss = match self.take_steps(batch, features, plan)? {
-            Steps::Rows(rows) => return self.outcome(&rows, plan, denominators, (part, train)),
-            Steps::OnlyKeys(loss) => Some(loss),
+        let loss = match steps {
+            Steps::Rows(normed) => {
+                let rows = HeadRows { normed, teacher: row_teacher(features, plan)? };
+                return self.outcome(&rows, plan, denominators, (part, train));
+            }
+            Steps::OnlyKeys(loss) => Some(loss.clone()),
             Steps::None => None,
         };
         if self.config.loss == Eagle3Loss::LkLambda {
@@ -84,7 +100,7 @@ impl Eagle3Objective {
     /// What the steps' rows come to.
     fn outcome(
         &self,
-        rows: &HeadRows,
+        rows: &HeadRows<'_>,
         plan: &RowPlan,
         denominators: &[f64],
         (part, train): (Option<&RowPart>, bool),
@@ -127,7 +143,13 @@ impl Eagle3Objective {
         Ok(trace)
     }
 
-    fn take_steps(&self, batch: &Batch, features: &BatchFeatures, plan: &RowPlan) -> Result<Steps> {
+    /// Takes the steps for the plan's rows, whatever these are taught.
+    pub(super) fn take_steps(
+        &self,
+        batch: &Batch,
+        features: &BatchFeatures,
+        plan: &RowPlan,
+    ) -> Result<Steps> {
         let (sequence, part) = (sequence_of(batch), features.part.as_ref());
         let active = plan.active();
         let nothing = active.first().is_none_or(Vec::is_empty);
@@ -139,8 +161,8 @@ impl Eagle3Objective {
         if nothing {
             return Ok(Steps::OnlyKeys(steps.only_give_keys()?));
         }
-        let (mut hidden, mut teacher_tokens) = (Vec::new(), Vec::new());
-        for (i, (step, active)) in plan.steps.iter().zip(&active).enumerate() {
+        let mut hidden = Vec::new();
+        for (step, active) in plan.steps.iter().zip(&active) {
             if active.is_empty() {
                 break;
             }
@@ -148,26 +170,14 @@ impl Eagle3Objective {
             if !step.rows.is_empty() {
                 hidden.push(rows_of(&all, active, step)?);
             }
-            teacher_tokens.extend(step.rows.iter().map(|row| row.t + 1 + i as u32));
         }
-        let normed = self.draft.head_input(&cat(&hidden, 0)?)?;
-        let teacher = if let Some(distributions) = &plan.teacher.distributions {
-            let rows = distributions.of_tokens(&teacher_tokens);
-            RowTeacher::Top { rows: rows.ok_or_else(|| untapped("the teacher at a learned row"))? }
-        } else {
-            let of = |&t: &u32| plan.teacher.log_sum_exp[t as usize];
-            let log_sum_exp = teacher_tokens.iter().map(of).collect();
-            let hidden = teacher_hidden(features)?.clone();
-            let rows = features.state_rows(&teacher_tokens)?;
-            RowTeacher::Whole { hidden, rows, log_sum_exp }
-        };
-        Ok(Steps::Rows(HeadRows { normed, teacher }))
+        Ok(Steps::Rows(self.draft.head_input(&cat(&hidden, 0)?)?))
     }
 
     /// Head, teacher and loss of all steps' rows.
     fn pass(
         &self,
-        rows: &HeadRows,
+        rows: &HeadRows<'_>,
         plan: &RowPlan,
         factors: &[Factors],
         denominators: &[f64],
@@ -189,7 +199,7 @@ impl Eagle3Objective {
             Eagle3Loss::LkAlpha => Rejection::Log,
             Eagle3Loss::Ce | Eagle3Loss::LkLambda => Rejection::Linear,
         };
-        let (hidden, head) = (&rows.normed, self.draft.head()?);
+        let (hidden, head) = (rows.normed, self.draft.head()?);
         let detached = (hidden.detach(), head.detach());
         let (hidden, head) = if train { (hidden, head) } else { (&detached.0, &detached.1) };
         let mut factors = Weighted {
@@ -294,6 +304,19 @@ impl Eagle3Objective {
         let constant = self.config.compat.is_some() && self.config.loss == Eagle3Loss::LkLambda;
         if constant { 1.0 - self.config.kl_scale } else { 0.0 }
     }
+}
+
+/// What the plan's rows learn.
+fn row_teacher(features: &BatchFeatures, plan: &RowPlan) -> Result<RowTeacher> {
+    let tokens = plan.rows_taught();
+    if let Some(distributions) = &plan.teacher.distributions {
+        let rows = distributions.of_tokens(&tokens);
+        let rows = rows.ok_or_else(|| untapped("the teacher at a learned row"))?;
+        return Ok(RowTeacher::Top { rows });
+    }
+    let log_sum_exp = tokens.iter().map(|&t| plan.teacher.log_sum_exp[t as usize]).collect();
+    let (hidden, rows) = (teacher_hidden(features)?.clone(), features.state_rows(&tokens)?);
+    Ok(RowTeacher::Whole { hidden, rows, log_sum_exp })
 }
 
 /// Mean acceptance of every step's learned rows, over all ranks that share the row; `acceptance` is
