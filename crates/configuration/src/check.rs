@@ -51,10 +51,8 @@ pub(crate) fn with_texts<T: JsonSchema>(mut resolved: Node, unresolved: &Node) -
     }
     let Ok(texts) = interpolate::resolve_as_texts(unresolved) else { return resolved };
     for place in places {
-        let names =
-            || place.split('/').skip(1).map(|name| name.replace("~1", "/").replace("~0", "~"));
-        let text = names().try_fold(&texts, |node, name| node.child(&name));
-        let node = names().try_fold(&mut resolved, |node, name| node.child_mut(&name));
+        let text = names_of(&place).try_fold(&texts, |node, name| node.child(&name));
+        let node = names_of(&place).try_fold(&mut resolved, |node, name| node.child_mut(&name));
         let (Some(text), Some(node)) = (text, node) else { continue };
         let is_text =
             |tree: &Tree| matches!(tree, Tree::Scalar(Value::String(text)) if !text.is_empty());
@@ -151,7 +149,7 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
             return (serde_json::from_value(value).ok(), changed);
         }
         for Repair { place, name, instead } in repairs {
-            let key = dotted(&format!("{place}/{name}"));
+            let key = inside(&dotted(&place), &name);
             let new = renamed(&key, (&schema, &value));
             let Some(map) = value.pointer_mut(&place).and_then(Value::as_object_mut) else {
                 continue;
@@ -201,7 +199,7 @@ fn repairs(fault: &Fault<'_>, schema: &Value, value: &Value) -> Vec<Repair> {
             let mut place = pointer.as_str();
             while let Some((outer, name)) = place.rsplit_once('/') {
                 if value.pointer(outer).is_some_and(Value::is_object) {
-                    let (place, name) = (outer.to_owned(), name.to_owned());
+                    let (place, name) = (outer.to_owned(), unescaped(name));
                     return vec![Repair { place, name, instead: None }];
                 }
                 place = outer;
@@ -225,7 +223,16 @@ fn placeholder(root: &Value, schema: &Value) -> Value {
 }
 
 fn dotted(pointer: &str) -> String {
-    pointer.trim_start_matches('/').replace('/', ".")
+    names_of(pointer).collect::<Vec<_>>().join(".")
+}
+
+/// The names that a JSON pointer goes through.
+fn names_of(pointer: &str) -> impl Iterator<Item = String> {
+    pointer.split('/').skip(1).map(unescaped)
+}
+
+fn unescaped(name: &str) -> String {
+    name.replace("~1", "/").replace("~0", "~")
 }
 
 fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Problem>) {

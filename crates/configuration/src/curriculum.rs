@@ -8,15 +8,12 @@ use serde_json::Value;
 use super::overrides::{Change, Override};
 use super::tree::{Node, Origin, Tree};
 use super::{
-    Composed, Located, LocatedStage, Problem, check, compose, interpolate, located, origins,
+    Composed, Located, LocatedStage, Problem, Validated, check, compose, interpolate, located,
+    origins,
 };
 
 /// Every stage of a curriculum, checked each for itself and for what it hands on.
-pub(crate) fn composed(
-    common: &Node,
-    stages: Node,
-    changes: &[Override],
-) -> std::result::Result<Composed, Vec<Problem>> {
+pub(crate) fn composed(common: &Node, stages: Node, changes: &[Override]) -> Validated<Composed> {
     let origin = stages.origin.clone();
     let Tree::List(items) = stages.value else {
         return Err(vec![Problem::at(&origin, "`stages` is a list")]);
@@ -63,7 +60,7 @@ pub(crate) fn composed(
 }
 
 /// The folder of the whole, without references.
-fn output(common: &Node, changes: &[Override]) -> std::result::Result<PathBuf, Vec<Problem>> {
+fn output(common: &Node, changes: &[Override]) -> Validated<PathBuf> {
     let mut shared = common.clone();
     for change in changes {
         // One that fits no stage is told of there.
@@ -151,7 +148,7 @@ struct StageTree {
 }
 
 /// A stage's keys over its defaults over the curriculum's.
-fn stage_tree(common: &Node, item: Node, output: &Path) -> std::result::Result<StageTree, Problem> {
+fn stage_tree(common: &Node, item: Node, output: &Path) -> Result<StageTree, Problem> {
     let origin = item.origin.clone();
     if !matches!(item.value, Tree::Map(_)) {
         return Err(Problem::at(&origin, "a stage is a map of keys"));

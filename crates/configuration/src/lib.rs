@@ -382,7 +382,7 @@ pub fn parse_stages(text: &str, name: &str, arguments: &[String]) -> Result<Vec<
     })
 }
 
-fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Composed, Vec<Problem>> {
+fn composed(mut root: Node, arguments: &[String]) -> Validated<Composed> {
     let mut problems = Vec::new();
     let mut changes = Vec::new();
     for argument in arguments {
@@ -412,7 +412,7 @@ fn composed(mut root: Node, arguments: &[String]) -> std::result::Result<Compose
 }
 
 /// Resolves references and checks one stage's tree.
-fn located(tree: &Node) -> std::result::Result<Located, Vec<Problem>> {
+fn located(tree: &Node) -> Validated<Located> {
     let (mut config, resolved) = checked(tree, TrainConfig::problems)?;
     config.references = origins::references(tree, &resolved)?;
     Ok(Located { config, tree: resolved })

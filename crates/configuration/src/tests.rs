@@ -58,6 +58,14 @@ fn missing_keys_and_wrong_templates_are_named() {
 }
 
 #[test]
+fn a_key_with_a_slash_is_named_as_it_is_written() {
+    let text = "target: a\noutput: b\ndata:\n  train:\n  - path: x\n    aligners:\n    - kind: map\n      \
+                fields:\n        a/b: 3\n";
+    let told = "file.yaml:9: `data.train.0.aligners.0.fields.a/b`: 3 is not a text";
+    assert_problems(text, &[], &[told]);
+}
+
+#[test]
 fn every_senseless_combination_is_named_at_once() {
     assert_problems(
         MINIMAL,

@@ -117,10 +117,7 @@ impl Conversation {
             }
             let Some(Value::Array(calls)) = message.get_mut("tool_calls") else { continue };
             for call in calls {
-                let call = match call.get("function") {
-                    Some(_) => &mut call["function"],
-                    None => call,
-                };
+                let call = function_of(call);
                 for key in ["name", "arguments"] {
                     if let Some(value) = call.get_mut(key) {
                         edit_leaves(value, &mut |text| edit(index, text));
@@ -189,12 +186,14 @@ fn message_of(value: Value) -> Result<Map<String, Value>, String> {
     Ok(message)
 }
 
+/// What a tool call calls: most lists of messages have it in a table of its own.
+fn function_of(call: &mut Value) -> &mut Value {
+    if call.get("function").is_some() { &mut call["function"] } else { call }
+}
+
 /// A call needs a name; arguments that are JSON text become an object, which templates expect.
 fn check_call(call: &mut Value) -> Result<(), String> {
-    let function = match call.get("function") {
-        Some(_) => &mut call["function"],
-        None => call,
-    };
+    let function = function_of(call);
     if !function.get("name").is_some_and(Value::is_string) {
         return Err("a tool call has no `name`".to_owned());
     }

@@ -173,14 +173,7 @@ impl Run<'_> {
             })?;
             self.written(config, pending.take(), &mut rows_done)
         })?;
-        self.quarantine.end_source(&config.path, total.rows)?;
-        if total.learned == 0 {
-            return Err(DataError::Empty {
-                path: config.path.clone(),
-                rows: total.rows,
-                first_problem: self.quarantine.first_problem(),
-            });
-        }
+        self.quarantine.end_source(&config.path, (total.rows, total.learned))?;
         Ok(total)
     }
 

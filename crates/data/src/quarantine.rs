@@ -65,11 +65,6 @@ impl Quarantine {
         self.file.as_ref().and(self.path.as_deref())
     }
 
-    /// The first malformed row of this source.
-    pub fn first_problem(&self) -> Option<String> {
-        self.first.first().cloned()
-    }
-
     /// A new source: its rows are counted anew.
     pub fn begin_source(&mut self) {
         self.first.clear();
@@ -107,16 +102,20 @@ impl Quarantine {
         Ok(())
     }
 
-    /// Judges a source that was read to its end (or to its limit).
+    /// Judges a source that was read to its end (or to its limit), by its rows and the labels that are learned.
     ///
     /// # Errors
-    /// - more of its rows are malformed than is tolerated
-    pub fn end_source(&mut self, source: &Path, rows: usize) -> Result<()> {
+    /// - more of its rows are malformed than is tolerated, or nothing is learned
+    pub fn end_source(&mut self, source: &Path, (rows, learned): (usize, usize)) -> Result<()> {
         self.flush()?;
         let tolerated = if self.max_share > 0.0 { ALWAYS_TOLERATED } else { 0 };
         let limit = (self.max_share * rows as f64).max(tolerated as f64);
         if self.bad as f64 > limit {
             return Err(self.too_many(source, rows));
+        }
+        if learned == 0 {
+            let (path, first_problem) = (source.to_path_buf(), self.first.first().cloned());
+            return Err(DataError::Empty { path, rows, first_problem });
         }
         Ok(())
     }
@@ -154,7 +153,7 @@ mod tests {
             let row = BadRow { origin, problem: "no".into(), raw: String::new() };
             quarantine.take(&row, source, rows)?;
         }
-        quarantine.end_source(source, rows)
+        quarantine.end_source(source, (rows, 1))
     }
 
     #[test]
@@ -176,7 +175,7 @@ mod tests {
         let mut quarantine = Quarantine::new(Some(path.clone()), 1.0)?;
         assert_eq!(quarantine.written(), None);
         quarantine.take(&row, Path::new("a"), 1)?;
-        quarantine.end_source(Path::new("a"), 1)?;
+        quarantine.end_source(Path::new("a"), (1, 1))?;
         let text = std::fs::read_to_string(&path).expect("written");
         assert_eq!(serde_json::from_str::<BadRow>(&text).expect("a row"), row);
         Quarantine::new(Some(path.clone()), 1.0)?;

@@ -125,17 +125,11 @@ impl<'a> SourceReader<'a> {
 
     /// Renders a row without its tokens.
     fn rendered(&self, raw: &RawRow) -> Result<()> {
-        let mut row = self.aligned(raw)?;
+        let mut row = aligned(self.config, raw)?;
         match self.template.example(&mut row)? {
             Example::Tokens { ids, loss_mask } => self.checked(&row, ids, loss_mask).map(|_| ()),
             example => self.render(&row, example).map(|_| ()),
         }
-    }
-
-    fn aligned(&self, raw: &RawRow) -> Result<Row> {
-        let mut row = raw.parse()?;
-        self.config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
-        Ok(row)
     }
 
     /// How rows become text, as it was given or recognised.
@@ -162,11 +156,7 @@ impl<'a> SourceReader<'a> {
     /// # Errors
     /// - a file cannot be opened; a later item is an error where one cannot be read on
     pub fn rows(&self) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
-        let mut readers = Vec::new();
-        for path in &self.paths {
-            readers.push(read_rows(path)?);
-        }
-        Ok(readers.into_iter().flatten())
+        raw_rows(&self.paths)
     }
 
     /// One row into a document.
@@ -184,7 +174,7 @@ impl<'a> SourceReader<'a> {
     }
 
     fn document(&self, raw: &RawRow) -> Result<Outcome> {
-        let mut row = self.aligned(raw)?;
+        let mut row = aligned(self.config, raw)?;
         let mut document = match self.template.example(&mut row)? {
             Example::Tokens { ids, loss_mask } => self.checked(&row, ids, loss_mask)?,
             example => {
@@ -247,21 +237,31 @@ impl<'a> SourceReader<'a> {
     }
 }
 
+/// Rows of files in order, unparsed.
+fn raw_rows(paths: &[PathBuf]) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
+    let mut readers = Vec::new();
+    for path in paths {
+        readers.push(read_rows(path)?);
+    }
+    Ok(readers.into_iter().flatten())
+}
+
+fn aligned(config: &SourceConfig, raw: &RawRow) -> Result<Row> {
+    let mut row = raw.parse()?;
+    config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
+    Ok(row)
+}
+
 /// The template that fits most of the first rows, and its kind. Rows that fit none do not count:
 /// they are malformed.
 fn detect(config: &SourceConfig, paths: &[PathBuf]) -> Result<(Template, String)> {
     let mut votes: Vec<(Template, usize)> = Vec::new();
     let (mut rows, mut bytes, mut first_problem) = (0, 0, None);
-    let mut readers = Vec::new();
-    for path in paths {
-        readers.push(read_rows(path)?);
-    }
-    for raw in readers.into_iter().flatten().take(FIRST_ROWS) {
+    for raw in raw_rows(paths)?.take(FIRST_ROWS) {
         let raw = raw?;
         rows += 1;
         bytes += raw.raw().len();
-        let found = raw.parse().and_then(|mut row| {
-            config.aligners.iter().try_for_each(|aligner| aligner.apply(&mut row))?;
+        let found = aligned(config, &raw).and_then(|row| {
             Template::detect(&row.fields, config.learn).map_err(|problem| row.problem(problem))
         });
         match found {
@@ -380,13 +380,6 @@ pub fn read_documents(
         }
         Ok(true)
     })?;
-    quarantine.end_source(path, report.rows)?;
-    if report.learned == 0 {
-        return Err(DataError::Empty {
-            path: path.clone(),
-            rows: report.rows,
-            first_problem: quarantine.first_problem(),
-        });
-    }
+    quarantine.end_source(path, (report.rows, report.learned))?;
     Ok((documents, report))
 }

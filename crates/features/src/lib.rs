@@ -248,19 +248,15 @@ impl FeatureSource {
     /// # Errors
     /// - the target cannot run
     pub fn join(&self, needs: &FeatureNeeds) -> Result<()> {
-        match self {
-            Self::Online(target) => join_target(target, needs),
+        let target = match self {
+            Self::Online(target) => return join_target(target, needs),
             // Who captures joins.
-            Self::Memory(_) => Ok(()),
-            Self::Stored(store) => {
-                drop(store.target().hold_ends()?);
-                Ok(())
-            }
-            Self::Records(records) => {
-                drop(records.target().hold_ends()?);
-                Ok(())
-            }
-        }
+            Self::Memory(_) => return Ok(()),
+            Self::Stored(store) => store.target(),
+            Self::Records(records) => records.target(),
+        };
+        drop(target.hold_ends()?);
+        Ok(())
     }
 
     /// Says which row comes next and what is needed of it, so that a store can read it meanwhile.

@@ -64,16 +64,11 @@ impl MemoryFeatures {
     }
 
     pub(super) fn features(&self, batch: &Batch) -> Result<BatchFeatures> {
-        match self.rows.get(&batch.row) {
-            Some((captured, features)) if *captured == key(batch) => Ok(features.clone()),
-            Some(_) => Err(FeatureError::store(
-                "features in memory",
-                format!("row {} was captured with other tokens or positions", batch.row),
-            )),
-            None => Err(FeatureError::store(
-                "features in memory",
-                format!("row {} was not captured", batch.row),
-            )),
-        }
+        let problem = match self.rows.get(&batch.row) {
+            Some((captured, features)) if *captured == key(batch) => return Ok(features.clone()),
+            Some(_) => "was captured with other tokens or positions",
+            None => "was not captured",
+        };
+        Err(FeatureError::store("features in memory", format!("row {} {problem}", batch.row)))
     }
 }

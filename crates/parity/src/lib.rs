@@ -22,6 +22,7 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::device::Precision;
+use longdraft_models::target_model::TargetOptions;
 use serde_json::{Value, json};
 
 pub use error::{ParityError, Result};
@@ -45,6 +46,12 @@ impl Place {
     pub fn new(device: Device, precision: Precision) -> Self {
         let frozen = precision.apply(&device);
         Self { device, frozen }
+    }
+
+    /// How a target is opened there.
+    fn target_options(&self) -> TargetOptions {
+        let (device, dtype) = (self.device.clone(), self.frozen);
+        TargetOptions { device, dtype, ..TargetOptions::default() }
     }
 
     /// Whether 16-bit values enter what the cases hold in f32.
@@ -115,9 +122,7 @@ impl CaseReport {
 
     /// Counts mismatches; only none passes.
     fn check_equal<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T]) {
-        let differing = got.iter().zip(want).filter(|(a, b)| a != b).count();
-        let error = differing + got.len().abs_diff(want.len());
-        self.check(name, error as f64, 0.0);
+        self.check(name, mismatches(got, want), 0.0);
     }
 
     /// Counts mismatches of what is chosen by computed values: a share of them may differ.
@@ -128,9 +133,7 @@ impl CaseReport {
         want: &[T],
         share: f64,
     ) {
-        let differing = got.iter().zip(want).filter(|(a, b)| a != b).count();
-        let error = differing + got.len().abs_diff(want.len());
-        self.check(name, error as f64, (share * want.len() as f64).ceil());
+        self.check(name, mismatches(got, want), (share * want.len() as f64).ceil());
     }
 
     /// As a line of JSON.
@@ -178,6 +181,12 @@ pub fn run_case(folder: &Path, target: Option<&Path>, place: &Place) -> Result<C
         Some(kind) => Err(ParityError::UnknownKind { path, kind: kind.to_owned() }),
         None => Err(malformed(&path, "`kind` is missing")),
     }
+}
+
+/// Values that differ, and by how many one of the lists is longer.
+fn mismatches<T: PartialEq>(got: &[T], want: &[T]) -> f64 {
+    let differing = got.iter().zip(want).filter(|(a, b)| a != b).count();
+    (differing + got.len().abs_diff(want.len())) as f64
 }
 
 /// A JSON file of a case.

@@ -1,6 +1,7 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::evaluate::{Comparison, wilson_interval};
@@ -8,6 +9,7 @@ use longdraft_decode::{Committed, DraftShape, Origin, Pacing};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
 
 pub use crate::drafter_parts::{DrafterParts, Lookup};
 use crate::older;
@@ -84,9 +86,11 @@ impl DecodeRecord {
     }
 }
 
-/// `YYYY-MM-DD HH:MM` in UTC.
-pub fn date_of(time: std::time::SystemTime) -> String {
-    let time = time::OffsetDateTime::from(time);
+/// `YYYY-MM-DD HH:MM` in UTC; of a file's time that no calendar has, the first day of 1970.
+pub fn date_of(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+    let time = OffsetDateTime::from_unix_timestamp(seconds);
+    let time = time.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let (date, clock) = (time.date(), time.time());
     format!(
         "{:04}-{:02}-{:02} {:02}:{:02}",
@@ -346,11 +350,14 @@ pub fn acceptance_intervals(metrics: &AcceptanceMetrics) -> Vec<(f64, f64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn dates_are_of_the_calendar() {
-        let time = std::time::UNIX_EPOCH + std::time::Duration::from_hours(264_384);
-        assert_eq!(date_of(time), "2000-02-29 00:00");
+        let after = |seconds: u64| date_of(UNIX_EPOCH + Duration::from_secs(seconds));
+        assert_eq!(after(264_384 * 3600), "2000-02-29 00:00");
+        assert_eq!(after(1 << 40), "1970-01-01 00:00", "no date of the year 36812");
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! It holds only what no other file of the run says: when a phase began, how far it has come, and the
 //! answer that is being written. Losses stand in `metrics.jsonl`, what is done in the state of the
-//! command. Nothing goes on from it, so that a disk which is full for it alone stops no work.
+//! command. Work goes on without it, so that a disk which is full for it alone stops none: only the time of a call that was
+//! killed is counted by it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

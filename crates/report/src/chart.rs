@@ -85,6 +85,12 @@ pub(crate) struct Chart {
 }
 
 impl Chart {
+    /// Of curves alone.
+    pub(crate) fn of(across: Horizontal, y_title: &str, scale: Scale, curves: Vec<Curve>) -> Self {
+        let y_title = y_title.to_owned();
+        Self { across, y_title, scale, curves, marks: Vec::new(), line_at: None }
+    }
+
     fn points(&self) -> impl Iterator<Item = &Point> {
         self.curves.iter().flat_map(|curve| curve.segments.iter().flatten())
     }
@@ -208,14 +214,8 @@ mod tests {
         let chart = |scale, ys: &[f64]| {
             let points = ys.iter().map(|y| Point { at: Place::fixed(*y), y: *y }).collect();
             let (label, ink, style) = (String::new(), Ink::Series(0), Style::Line);
-            Chart {
-                across: Horizontal::Training,
-                y_title: "loss".into(),
-                scale,
-                curves: vec![Curve { label, ink, style, segments: vec![points] }],
-                marks: Vec::new(),
-                line_at: None,
-            }
+            let curve = Curve { label, ink, style, segments: vec![points] };
+            Chart::of(Horizontal::Training, "loss", scale, vec![curve])
         };
         assert!(chart(Scale::Fitting, &[54.0, 2.0]).is_logarithmic());
         assert!(!chart(Scale::Fitting, &[5.0, 2.0]).is_logarithmic());

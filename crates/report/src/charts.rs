@@ -182,14 +182,8 @@ fn at_the_end(runs: &[Run]) -> Section {
             let label = run.name.clone();
             vec![Curve { label, ink, style: Style::Dots, segments: vec![points] }]
         });
-        let chart = Chart {
-            across: Horizontal::Counts("draft position"),
-            y_title: y_title.into(),
-            scale: Scale::Share,
-            curves,
-            marks: Vec::new(),
-            line_at: None,
-        };
+        let across = Horizontal::Counts("draft position");
+        let chart = Chart::of(across, y_title, Scale::Share, curves);
         Card { title: title.into(), detail: "held-out rows".into(), chart }
     };
     Section {
@@ -211,7 +205,7 @@ fn machine(runs: &[Run]) -> Section {
     };
     let plain = |of: OfStep| {
         each_run(runs, |run, ink| {
-            let segments = segments(run, |stage| of_steps(stage, of));
+            let segments = run.segments(|stage| of_steps(stage, of));
             vec![Curve { label: run.name.clone(), ink, style: Style::Line, segments }]
         })
     };
@@ -264,7 +258,7 @@ fn kinds(runs: &[Run]) -> Vec<(Ink, String)> {
 
 fn train_curves(runs: &[Run], of: OfStep) -> Vec<Curve> {
     each_run(runs, |run, ink| {
-        let every = segments(run, |stage| of_steps(stage, of));
+        let every = run.segments(|stage| of_steps(stage, of));
         let smoothed = every.iter().map(|segment| smooth(segment)).collect();
         let label = format!("{}, smoothed", run.name);
         vec![
@@ -272,17 +266,6 @@ fn train_curves(runs: &[Run], of: OfStep) -> Vec<Curve> {
             Curve { label, ink, style: Style::Line, segments: smoothed },
         ]
     })
-}
-
-/// A segment for each stage, moved to its place on the axis.
-fn segments(run: &Run, points: impl Fn(&Stage) -> Vec<Point>) -> Vec<Vec<Point>> {
-    run.stages_on_axis()
-        .map(|(start, stage)| {
-            let mut points = points(stage);
-            points.iter_mut().for_each(|point| point.at = start + point.at);
-            points
-        })
-        .collect()
 }
 
 fn of_steps(stage: &Stage, of: impl Fn(&StepRecord) -> Option<f64>) -> Vec<Point> {

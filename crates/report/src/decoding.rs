@@ -70,7 +70,8 @@ pub(super) fn section(runs: &[Run]) -> Section {
             let rates = of(cell).iter().enumerate();
             rates.filter_map(|(i, rate)| point(Place::fixed((i + 1) as f64), Some(*rate))).collect()
         };
-        chart(Horizontal::Counts("draft position"), "share accepted", Scale::Share, curves(&rates))
+        let across = Horizontal::Counts("draft position");
+        Chart::of(across, "share accepted", Scale::Share, curves(&rates))
     };
     let by_context = |y_title: &str, of: fn(&Figures) -> f64| {
         // One length alone is no dependence on it.
@@ -80,12 +81,8 @@ pub(super) fn section(runs: &[Run]) -> Section {
             let rows = cell.contexts.iter().filter(|_| several(cell));
             rows.filter_map(place).collect()
         };
-        chart(
-            Horizontal::FromZero("prompt tokens, at most"),
-            y_title,
-            Scale::FromZero,
-            curves(&lengths),
-        )
+        let across = Horizontal::FromZero("prompt tokens, at most");
+        Chart::of(across, y_title, Scale::FromZero, curves(&lengths))
     };
     let card = |title: &str, detail: &str, chart| Card {
         title: title.into(),
@@ -123,9 +120,4 @@ pub(super) fn section(runs: &[Run]) -> Section {
         ],
         is_folded: false,
     }
-}
-
-fn chart(across: Horizontal, y_title: &str, scale: Scale, curves: Vec<Curve>) -> Chart {
-    let y_title = y_title.into();
-    Chart { across, y_title, scale, curves, marks: Vec::new(), line_at: None }
 }

@@ -146,15 +146,11 @@ impl Figure {
 
     /// The points of a part, a segment a stage, moved to their places on the axis.
     fn segments(&self, run: &Run, part: &Part, rows: Rows, of: &Quantity) -> Vec<Vec<Point>> {
-        run.stages_on_axis()
-            .map(|(start, stage)| {
-                let series = self.series(stage, part).into_iter();
-                let wanted = series.filter(|series| series.rows == rows && series.quantity == *of);
-                let mut points: Vec<Point> = wanted.flat_map(|series| series.points).collect();
-                points.iter_mut().for_each(|point| point.at = start + point.at);
-                points
-            })
-            .collect()
+        run.segments(|stage| {
+            let series = self.series(stage, part).into_iter();
+            let wanted = series.filter(|series| series.rows == rows && series.quantity == *of);
+            wanted.flat_map(|series| series.points).collect()
+        })
     }
 
     fn all_series(&self, stage: &Stage) -> Vec<Series> {

@@ -192,16 +192,12 @@ fn parse(line: &[u8]) -> Result<Record, String> {
     if !value.is_object() {
         return Err("no JSON object".into());
     }
-    if value.get("held_out").is_some() {
-        serde_json::from_value(value)
-            .map(Box::new)
-            .map(Record::HeldOut)
-            .map_err(|error| bare(&error))
+    let record = if value.get("held_out").is_some() {
+        serde_json::from_value(value).map(|record| Record::HeldOut(Box::new(record)))
     } else {
-        serde_json::from_value(value)
-            .map(|record| Record::Step(Box::new(record)))
-            .map_err(|error| bare(&error))
-    }
+        serde_json::from_value(value).map(|record| Record::Step(Box::new(record)))
+    };
+    record.map_err(|error| bare(&error))
 }
 
 /// Cause without `at line 1`, which would be taken for the file's line.

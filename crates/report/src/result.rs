@@ -154,19 +154,17 @@ fn of_decoding(cell: &Cell) -> Vec<Tile> {
                 ""
             },
         },
-        Tile {
-            label: "Tokens per target pass (tau)",
-            value: format!("{:.2}", figures.tau_incl_bonus),
-            note: format!("{}; 1 without drafting", range(figures.tau_interval)),
-            tone: "",
-        },
+        Tile::new(
+            "Tokens per target pass (tau)",
+            format!("{:.2}", figures.tau_incl_bonus),
+            format!("{}; 1 without drafting", range(figures.tau_interval)),
+        ),
         Tile { label: "Equal outputs", value: equal.0, note: equal.1, tone: equal.2 },
-        Tile {
-            label: "Decoding",
-            value: format!("{} tok/s", number(figures.decode_tok_s, 3)),
-            note: format!("{} tok/s plain", number(figures.plain_decode_tok_s, 3)),
-            tone: "",
-        },
+        Tile::new(
+            "Decoding",
+            words::speed(figures.decode_tok_s),
+            format!("{} plain", words::speed(figures.plain_decode_tok_s)),
+        ),
     ]
 }
 
@@ -180,28 +178,16 @@ fn of_training(run: &Run) -> Vec<Tile> {
         stages.iter().rev().find_map(|stage| Some((stage, stage.simulated_acceptance_length?)))
     {
         let replayed = stage.replayed_acceptance_length;
-        tiles.push(Tile {
-            label: "Held-out acceptance length",
-            value: format!("{length:.2}"),
-            note: replayed
-                .map_or("simulated".into(), |length| format!("simulated; {length:.2} replayed")),
-            tone: "",
-        });
+        let note = replayed
+            .map_or("simulated".into(), |length| format!("simulated; {length:.2} replayed"));
+        tiles.push(Tile::new("Held-out acceptance length", format!("{length:.2}"), note));
         if let Some(rate) = stage.held_out_top1_by_delay.first().copied().flatten() {
-            tiles.push(Tile {
-                label: "Held-out agreement",
-                value: format!("{} %", percent(rate)),
-                note: "first draft position, greedy".into(),
-                tone: "",
-            });
+            let note = "first draft position, greedy".to_owned();
+            tiles.push(Tile::new("Held-out agreement", format!("{} %", percent(rate)), note));
         }
     }
-    tiles.push(Tile {
-        label: "Trained on",
-        value: format!("{} tokens", number(tokens as f64, 3)),
-        note: format!("{} steps", whole(steps)),
-        tone: "",
-    });
+    let trained = format!("{} tokens", number(tokens as f64, 3));
+    tiles.push(Tile::new("Trained on", trained, format!("{} steps", whole(steps))));
     tiles
 }
 
@@ -215,12 +201,7 @@ fn time(run: &Run) -> Option<Tile> {
         .filter(|(_, seconds)| *seconds > 0.0)
         .map(|(name, seconds)| format!("{name} {}", clock(seconds)))
         .collect();
-    (!parts.is_empty()).then(|| Tile {
-        label: "Time",
-        value: clock(training + measuring),
-        note: parts.join(", "),
-        tone: "",
-    })
+    (!parts.is_empty()).then(|| Tile::new("Time", clock(training + measuring), parts.join(", ")))
 }
 
 fn machine(record: &DecodeRecord) -> Tile {
@@ -230,12 +211,8 @@ fn machine(record: &DecodeRecord) -> Tile {
     };
     let held = format!("weights held in {}", record.dtype);
     let processor = record.circumstances.as_ref().and_then(|known| known.processor.clone());
-    match processor {
-        Some(name) => {
-            Tile { label: "Machine", value: threads, note: format!("{name}; {held}"), tone: "" }
-        }
-        None => Tile { label: "Machine", value: threads, note: held, tone: "" },
-    }
+    let note = processor.map_or_else(|| held.clone(), |name| format!("{name}; {held}"));
+    Tile::new("Machine", threads, note)
 }
 
 /// Every way of every run, with bars by tokens a second.

@@ -1,6 +1,7 @@
 //! What a report reads of a run: one directory of `longdraft train`, a curriculum's or a fit's directory
 //! whose stages are such directories, or what `eval decode` measured alone.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 use super::axes::{Place, TrainingAxis};
 use super::metrics_log::{Agreement, MetricsLog};
+use super::series::Point;
 use crate::error::{ReportError, Result};
 
 const METRICS_FILE: &str = "metrics.jsonl";
@@ -87,13 +89,16 @@ impl Run {
 
     /// An unreadable record is a problem, not a failure: the plots of the training stand alone.
     fn read_decoding(&mut self, folder: &Path) {
-        let path = folder.join(DECODE_FILE);
-        let Ok(text) = std::fs::read_to_string(&path) else { return };
-        self.note_time(&path);
-        match serde_json::from_str(&text) {
+        match DecodeRecord::read(folder) {
             Ok(record) => self.decoding = Some(record),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                return;
+            }
             Err(error) => self.problems.push(format!("{DECODE_FILE}: {error}")),
         }
+        self.note_time(&folder.join(DECODE_FILE));
     }
 
     fn note_time(&mut self, path: &Path) {
@@ -225,6 +230,16 @@ impl Run {
             Some((start, stage))
         })
     }
+
+    /// Points of every stage, a segment each, moved to its place on the axis.
+    pub(crate) fn segments(&self, points: impl Fn(&Stage) -> Vec<Point>) -> Vec<Vec<Point>> {
+        let moved = |(start, stage): (Place, &Stage)| {
+            let mut points = points(stage);
+            points.iter_mut().for_each(|point| point.at = start + point.at);
+            points
+        };
+        self.stages_on_axis().map(moved).collect()
+    }
 }
 
 impl Stage {
@@ -340,6 +355,19 @@ mod tests {
             ["no steps are logged", "curriculum.json: invalid type", "looked for", "no such dir"]
         {
             assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_decoding_that_cannot_be_read_is_told() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        write(&dir.path().join("metrics.jsonl"), STEP);
+        for (bytes, cause) in [(&b"\xff{}"[..], "UTF-8"), (&b"{"[..], "EOF")] {
+            std::fs::write(dir.path().join(DECODE_FILE), bytes).expect("write");
+            let run = Run::open(dir.path()).expect("metrics are there");
+            let is_told =
+                |problem: &String| problem.starts_with(DECODE_FILE) && problem.contains(cause);
+            assert!(run.problems.iter().any(is_told), "{:?}", run.problems);
         }
     }
 

@@ -46,14 +46,7 @@ pub(super) fn over_training<'a>(
     let (mut faint, others): (Vec<Curve>, Vec<Curve>) =
         curves.into_iter().partition(|curve| curve.style == Style::Faint);
     faint.extend(others);
-    Chart {
-        across: Horizontal::Training,
-        y_title: y_title.into(),
-        scale,
-        curves: faint,
-        marks: marks(runs),
-        line_at: None,
-    }
+    Chart { marks: marks(runs), ..Chart::of(Horizontal::Training, y_title, scale, faint) }
 }
 
 /// Where the stages of curricula begin.

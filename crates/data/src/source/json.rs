@@ -11,6 +11,10 @@ const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// A `.json` file: an array of objects, or objects a line.
 pub(super) fn read_any(path: &Path, mut reader: Box<dyn BufRead + Send>) -> Result<Rows> {
+    let begin = reader.fill_buf().map_err(DataError::io(path))?;
+    if begin.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+        reader.consume(BYTE_ORDER_MARK.len());
+    }
     let mut line = 1;
     loop {
         let buffer = reader.fill_buf().map_err(DataError::io(path))?;
@@ -206,8 +210,12 @@ mod tests {
         std::fs::write(&path, "[{\"text\": \"a\"}, {").expect("write");
         let rows = texts(&path);
         assert!(rows[1].as_ref().expect_err("cut").contains("the array has no end"));
-        std::fs::write(&path, "{\"text\": \"line\"}\n").expect("write");
-        assert_eq!(texts(&path), [Ok((1, "line".to_owned()))]);
+        for text in
+            ["{\"text\": \"a\"}\n", "\u{feff}{\"text\": \"a\"}\n", "\u{feff}[{\"text\": \"a\"}]"]
+        {
+            std::fs::write(&path, text).expect("write");
+            assert_eq!(texts(&path), [Ok((1, "a".to_owned()))], "{text}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use serde::Deserialize;
 
-use super::{Captured, Format, RecordDocument};
+use super::{Captured, Format, RecordDocument, problem};
 use crate::error::{FeatureError, Result};
 
 /// Name of the description.
@@ -250,10 +250,6 @@ impl Format for Cache {
     fn hidden_size(&self) -> Option<usize> {
         Some(self.hidden)
     }
-}
-
-fn problem(path: &Path, text: impl std::fmt::Display) -> FeatureError {
-    FeatureError::store(path.display().to_string(), text)
 }
 
 fn manifest(folder: &Path) -> Result<Manifest> {

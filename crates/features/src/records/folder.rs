@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::deepspec::{Cache, INDEX, MANIFEST};
 use super::specforge::Saved;
 use super::speculators::Engine;
-use super::{Captured, Format, RecordDocument};
+use super::{Captured, Format, RecordDocument, problem};
 use crate::error::{FeatureError, Result};
 
 /// Folders, at most, that lie within one another.
@@ -42,8 +42,8 @@ impl RecordFolder {
                     let (a, b) = (pickles[0].display(), safetensors[0].display());
                     return Err(problem(folder, format!("records of two kinds: {a} and {b}")));
                 }
-                (false, true) => (pickles.clone(), Box::new(Saved::new(pickles))),
-                (true, false) => (safetensors.clone(), Box::new(Engine::new(safetensors))),
+                (false, true) => (pickles.clone(), Box::new(Saved(pickles))),
+                (true, false) => (safetensors.clone(), Box::new(Engine(safetensors))),
             }
         };
         Ok(Self { folder: folder.to_path_buf(), files, format })
@@ -110,10 +110,6 @@ impl std::fmt::Debug for RecordFolder {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} records of {}", self.len(), self.folder.display())
     }
-}
-
-fn problem(folder: &Path, text: impl std::fmt::Display) -> FeatureError {
-    FeatureError::store(folder.display().to_string(), text)
 }
 
 fn is_cache(folder: &Path) -> bool {

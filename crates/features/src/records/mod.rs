@@ -62,6 +62,11 @@ impl RecordDocument {
     }
 }
 
+/// A problem with a file or folder of records.
+fn problem(path: &Path, text: impl std::fmt::Display) -> FeatureError {
+    FeatureError::store(path.display().to_string(), text)
+}
+
 /// What a record holds of a document's `T` tokens or more.
 struct Captured {
     /// Outputs of layers, before any norm, `[T, L, H]`, and the tensor's name.

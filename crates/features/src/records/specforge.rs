@@ -14,8 +14,8 @@ use candle_core::{DType, Tensor};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::pth::PthSource;
 
-use super::{Captured, Format, RecordDocument};
-use crate::error::{FeatureError, Result};
+use super::{Captured, Format, RecordDocument, problem};
+use crate::error::Result;
 
 /// Names of the tapped layers.
 const LAYERS: [&str; 2] = ["aux_hidden_state", "hidden_states"];
@@ -24,13 +24,7 @@ const LAYERS: [&str; 2] = ["aux_hidden_state", "hidden_states"];
 const LAST: [&str; 2] = ["hidden_state", "target_last_hidden_states"];
 
 /// Files of a document each.
-pub(super) struct Saved(Vec<PathBuf>);
-
-impl Saved {
-    pub(super) fn new(files: Vec<PathBuf>) -> Self {
-        Self(files)
-    }
-}
+pub(super) struct Saved(pub(super) Vec<PathBuf>);
 
 impl Format for Saved {
     fn len(&self) -> usize {
@@ -49,8 +43,8 @@ impl Format for Saved {
             let states = states(&source, name, tokens)?;
             let width = states.dims()[1];
             if width == 0 || !width.is_multiple_of(hidden) {
-                let problem = format!("`{name}` of width {width} where layers have {hidden} each");
-                return Err(problem_of(&source, problem));
+                let text = format!("`{name}` of width {width} where layers have {hidden} each");
+                return Err(problem(source.path(), text));
             }
             Ok((name, states.reshape((tokens, width / hidden, hidden))?))
         });
@@ -60,14 +54,11 @@ impl Format for Saved {
             if width == hidden {
                 return Ok((name, states));
             }
-            Err(problem_of(&source, format!("`{name}` of width {width} where {hidden} is needed")))
+            let text = format!("`{name}` of width {width} where {hidden} is needed");
+            Err(problem(source.path(), text))
         });
         Ok(Captured { layers: layers.transpose()?, last: last.transpose()? })
     }
-}
-
-fn problem_of(source: &PthSource, text: String) -> FeatureError {
-    FeatureError::store(source.path().display().to_string(), text)
 }
 
 /// Ids and mask of a record, without the padding after its last token: ids of zero that are not learned.
@@ -76,15 +67,14 @@ fn document(path: &Path) -> Result<RecordDocument> {
     for name in ["input_ids", "loss_mask"] {
         let shape = source.shape(name).unwrap_or_default();
         if !matches!(shape[..], [_] | [1, _]) {
-            let problem = format!("`{name}` {shape:?} where [T] or [1, T] is needed");
-            return Err(problem_of(&source, problem));
+            let text = format!("`{name}` {shape:?} where [T] or [1, T] is needed");
+            return Err(problem(path, text));
         }
     }
     let ids = source.load_integers("input_ids")?;
     let mask = source.load_integers("loss_mask")?;
     if ids.len() != mask.len() {
-        let problem = format!("{} ids and a mask of {}", ids.len(), mask.len());
-        return Err(problem_of(&source, problem));
+        return Err(problem(path, format!("{} ids and a mask of {}", ids.len(), mask.len())));
     }
     let padding = ids.iter().zip(&mask).rev().take_while(|(id, mask)| (**id, **mask) == (0, 0));
     let tokens = ids.len() - padding.count();
@@ -98,10 +88,8 @@ fn states(source: &PthSource, name: &str, tokens: usize) -> Result<Tensor> {
     let (held, width) = match found[..] {
         [1, held, width] | [held, width] if held >= tokens => (held, width),
         _ => {
-            return Err(problem_of(
-                source,
-                format!("`{name}` {found:?} where [1, {tokens} or more, width] is needed"),
-            ));
+            let text = format!("`{name}` {found:?} where [1, {tokens} or more, width] is needed");
+            return Err(problem(source.path(), text));
         }
     };
     let all = source.load(name, DType::F32)?;

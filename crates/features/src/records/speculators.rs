@@ -15,20 +15,14 @@ use candle_core::{DType, Tensor};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
-use super::{Captured, Format, RecordDocument};
-use crate::error::{FeatureError, Result};
+use super::{Captured, Format, RecordDocument, problem};
+use crate::error::Result;
 
 /// Types that states may have.
 const TYPES: [&str; 3] = ["F32", "BF16", "F16"];
 
 /// Files of a document each.
-pub(super) struct Engine(Vec<PathBuf>);
-
-impl Engine {
-    pub(super) fn new(files: Vec<PathBuf>) -> Self {
-        Self(files)
-    }
-}
+pub(super) struct Engine(pub(super) Vec<PathBuf>);
 
 impl Format for Engine {
     fn len(&self) -> usize {
@@ -38,11 +32,14 @@ impl Format for Engine {
     fn document(&self, index: usize) -> Result<RecordDocument> {
         let source = SafetensorsSource::open_file(&self.0[index])?;
         let Some(shape) = source.shape("token_ids") else {
-            let text = "no tensor `token_ids`: no record of an engine".to_owned();
-            return Err(problem(&source, text));
+            let text = "no tensor `token_ids`: no record of an engine";
+            return Err(problem(source.path(), text));
         };
         if !matches!(shape[..], [_] | [1, _]) {
-            return Err(problem(&source, format!("`token_ids` {shape:?} where [T] is needed")));
+            return Err(problem(
+                source.path(),
+                format!("`token_ids` {shape:?} where [T] is needed"),
+            ));
         }
         let ids = source.load_integers("token_ids")?;
         shape_of(&source, ids.len())?;
@@ -54,7 +51,7 @@ impl Format for Engine {
         let (_, width) = shape_of(&source, tokens)?;
         if width != hidden {
             let text = format!("`hidden_states` of width {width}, and the target's have {hidden}");
-            return Err(problem(&source, text));
+            return Err(problem(source.path(), text));
         }
         let layers: Tensor = source.load("hidden_states", DType::F32)?;
         Ok(Captured { layers: Some(("hidden_states", layers)), last: None })
@@ -65,23 +62,22 @@ impl Format for Engine {
 fn shape_of(source: &SafetensorsSource, tokens: usize) -> Result<(usize, usize)> {
     let name = "hidden_states";
     let Some(shape) = source.shape(name) else {
-        return Err(problem(source, format!("no tensor `{name}`: no record of an engine")));
+        return Err(problem(source.path(), format!("no tensor `{name}`: no record of an engine")));
     };
     let [held, layers, width] = shape[..] else {
-        return Err(problem(source, format!("`{name}` {shape:?} where [T, layers, H] is needed")));
+        return Err(problem(
+            source.path(),
+            format!("`{name}` {shape:?} where [T, layers, H] is needed"),
+        ));
     };
     if held != tokens || layers == 0 || width == 0 {
         let text = format!("`{name}` {shape:?} of {tokens} tokens");
-        return Err(problem(source, text));
+        return Err(problem(source.path(), text));
     }
     let stored = source.stored_type(name).unwrap_or("other");
     if !TYPES.contains(&stored) {
         let text = format!("`{name}` is of type {stored}; F32, BF16 and F16 are read");
-        return Err(problem(source, text));
+        return Err(problem(source.path(), text));
     }
     Ok((layers, width))
-}
-
-fn problem(source: &SafetensorsSource, text: String) -> FeatureError {
-    FeatureError::store(source.path().display().to_string(), text)
 }

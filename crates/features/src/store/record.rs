@@ -101,12 +101,9 @@ impl Record {
         };
         let layers: Vec<LayerId> = contents.layers.iter().map(|id| LayerId(*id)).collect();
         let aux_hidden = (!layers.is_empty()).then(|| features.hidden_of(&layers)).transpose()?;
-        let mut record = Self { last_kv, aux_hidden, ..Self::default() };
-        if contents.teacher != StoredTeacher::None && !teacher_tokens.is_empty() {
-            record.keep_teacher(target, features.final_hidden()?, contents, teacher_tokens)?;
-        }
-        record.teacher_tokens = teacher_tokens.to_vec();
-        Ok(record)
+        let last = features.final_hidden().ok();
+        let record = Self::of_states(target, aux_hidden, last, contents, teacher_tokens)?;
+        Ok(Self { last_kv, ..record })
     }
 
     /// The same from states that the target computed elsewhere.
@@ -123,31 +120,18 @@ impl Record {
         contents: &Contents,
         teacher_tokens: &[u32],
     ) -> Result<Self> {
-        let mut record = Self { aux_hidden, ..Self::default() };
+        let teacher = teacher_tokens.to_vec();
+        let mut record = Self { aux_hidden, teacher_tokens: teacher, ..Self::default() };
         if contents.teacher != StoredTeacher::None && !teacher_tokens.is_empty() {
-            let final_hidden =
-                final_hidden.ok_or_else(|| untapped("the teacher's final states"))?;
-            record.keep_teacher(target, final_hidden, contents, teacher_tokens)?;
+            let all = final_hidden.ok_or_else(|| untapped("the teacher's final states"))?;
+            let hidden = select_rows(all, teacher_tokens)?;
+            if let Some(k) = contents.teacher.top_k() {
+                let k = k.min(target.config().vocab_size);
+                record.top_k = Some(target.hold_ends()?.top_k(&hidden, k)?);
+            }
+            record.final_hidden = contents.teacher.final_hidden().then_some(hidden);
         }
-        record.teacher_tokens = teacher_tokens.to_vec();
         Ok(record)
-    }
-
-    /// Keeps of the final states `[T, H]` what `contents` name.
-    fn keep_teacher(
-        &mut self,
-        target: &Target,
-        hidden: &Tensor,
-        contents: &Contents,
-        teacher_tokens: &[u32],
-    ) -> Result<()> {
-        let hidden = select_rows(hidden, teacher_tokens)?;
-        if let Some(k) = contents.teacher.top_k() {
-            let k = k.min(target.config().vocab_size);
-            self.top_k = Some(target.hold_ends()?.top_k(&hidden, k)?);
-        }
-        self.final_hidden = contents.teacher.final_hidden().then_some(hidden);
-        Ok(())
     }
 
     /// Reads what `contents` name of a row of a shard; if they name a layer, all layers of the row. States, keys and values

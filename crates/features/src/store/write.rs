@@ -1,6 +1,5 @@
 //! Writing a store, alone or with other processes.
 
-use std::io::Read;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -393,14 +392,8 @@ pub(super) fn hash_of(location: &Location, object: &str) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     if let Some(folder) = location.folder() {
         let fail = |error: std::io::Error| location.problem(object, error);
-        let mut file = std::fs::File::open(folder.join(object)).map_err(fail)?;
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer).map_err(fail)? {
-                0 => break,
-                count => hasher.update(&buffer[..count]),
-            };
-        }
+        let file = std::fs::File::open(folder.join(object)).map_err(fail)?;
+        hasher.update_reader(file).map_err(fail)?;
     } else if let Some(bytes) = location.get(object)? {
         hasher.update(&bytes);
     }

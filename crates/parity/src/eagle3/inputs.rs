@@ -7,14 +7,14 @@ use longdraft_kernels::linear::linear;
 use longdraft_kernels::log_sum_exp::linear_log_sum_exp;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Draft;
-use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
+use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_train::method::eagle3::Eagle3Objective;
 
 use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, malformed, on_host, relative_error};
+use crate::{CaseReport, malformed, mismatches, on_host, relative_error};
 
 /// The vocabulary map as it stands in the weights file.
 pub(super) fn check_vocabulary(
@@ -109,9 +109,8 @@ pub(super) fn check_teacher(
 
 /// Counts mismatches; a few are near-ties where the case is stored in 16 bits.
 fn check_integers(case: &Case<'_>, name: &str, got: &[i64], want: &[i64], report: &mut CaseReport) {
-    let differing = got.iter().zip(want).filter(|(a, b)| a != b).count();
-    let error = differing + got.len().abs_diff(want.len());
-    report.check(name, error as f64, (case.tolerance.count * want.len() as f64).floor());
+    let tolerance = (case.tolerance.count * want.len() as f64).floor();
+    report.check(name, mismatches(got, want), tolerance);
 }
 
 /// The teacher's distribution over the draft's vocabulary and its true probabilities.
@@ -192,12 +191,7 @@ pub(super) fn check_capture(
     let config = TargetConfig::from_json(&case.meta["target_config"])
         .map_err(|problems| malformed(case.folder, format!("target_config: {problems}")))?;
     let weights = SafetensorsSource::open_file(&case.folder.join(name))?;
-    let options = TargetOptions {
-        device: case.place.device.clone(),
-        dtype: case.place.frozen,
-        ..TargetOptions::default()
-    };
-    let target = Target::from_source(config, &weights, &options)?;
+    let target = Target::from_source(config, &weights, &case.place.target_options())?;
     let layers = objective.eagle3().taps();
     let taps = [layers.as_slice(), &[Tap::FinalHidden]].concat();
     let mut first = 0;

@@ -10,15 +10,15 @@ use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
-use longdraft_models::target_model::{
-    Features, KeyValues, PackedSequence, Tap, Taps, Target, TargetOptions,
-};
+use longdraft_models::target_model::{Features, KeyValues, PackedSequence, Tap, Taps, Target};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
-use super::{CaseReport, Place, ROUNDED, absolute_error, malformed, on_host, read_json};
+use super::{
+    CaseReport, Place, ROUNDED, absolute_error, malformed, on_host, read_json, relative, worst,
+};
 use crate::error::{ParityError, Result};
 
 use files::{check_gguf_tensors, check_hash, check_tokenizer, ids, numbers, weights_file};
@@ -64,14 +64,7 @@ pub(super) fn run(
     let weights = weights_file(path, meta);
     check_hash(folder, meta, &weights)?;
     let mut report = CaseReport::new(name, "forward");
-    let target = Target::open_path(
-        path,
-        &TargetOptions {
-            device: place.device.clone(),
-            dtype: place.frozen,
-            ..TargetOptions::default()
-        },
-    )?;
+    let target = Target::open_path(path, &place.target_options())?;
     check_gguf_tensors(folder, &weights, &mut report)?;
     let prompts = read_json(&folder.join("prompts.json"))?;
     let prompts =
@@ -222,7 +215,7 @@ impl ForwardCase<'_> {
             .map(|(id, want)| {
                 logits.get(id as usize).map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
             })
-            .fold(0.0, f64::max);
+            .fold(0.0, worst);
         report.check(label("top-20 logits"), error, tolerance);
         if let Some(want) = prompt["logsumexp"].as_f64() {
             let sum: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
@@ -252,7 +245,7 @@ impl ForwardCase<'_> {
                 let want = &prompt["last_layer_kv"][place][format!("{key}_first8_per_head")];
                 for (head, want) in heads.iter().zip(want.as_array().into_iter().flatten()) {
                     for (got, want) in head.iter().zip(numbers(want)) {
-                        error = error.max((f64::from(*got) - want).abs());
+                        error = worst(error, (f64::from(*got) - want).abs());
                         size = size.max(want.abs());
                     }
                 }
@@ -282,9 +275,9 @@ impl ForwardCase<'_> {
                 };
                 let got = hidden.get(t)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
                 let length = got.iter().map(|x| x * x).sum::<f64>().sqrt();
-                error = error.max((length - norm).abs() / norm);
+                error = worst(error, relative(length, norm));
                 for (got, want) in got.iter().zip(numbers(&want["first8"])) {
-                    error = error.max((got - want).abs() / norm);
+                    error = worst(error, (got - want).abs() / norm);
                 }
             }
             report.check(label(&format!("hidden after layer {}", layer.0)), error, tolerance);
@@ -410,7 +403,7 @@ impl ForwardCase<'_> {
                 want = all.to_dtype(DType::F64)?.to_vec1()?;
             }
         }
-        let error = nll.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        let error = nll.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, worst);
         let tolerance = self.place.allowed(NLL_TOLERANCE.0, ROUNDED_NLL.0);
         report.check(format!("passage NLL of {} tokens", want.len()), error, tolerance);
         Ok(())
@@ -441,12 +434,25 @@ fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
         return Ok(f64::INFINITY);
     }
     let rows = |t: &Tensor| on_host(t)?.to_dtype(DType::F64)?.to_vec2::<f64>();
-    let mut worst = 0.0_f64;
-    for (a, b) in rows(a)?.iter().zip(&rows(b)?) {
+    let (a, b) = (rows(a)?, rows(b)?);
+    let errors = a.iter().zip(&b).map(|(a, b)| {
         let difference: f64 = a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum();
         let length: f64 = b.iter().map(|y| y * y).sum();
-        let error = (difference / length).sqrt();
-        worst = if error.is_nan() { f64::NAN } else { worst.max(error) };
+        (difference / length).sqrt()
+    });
+    Ok(errors.fold(0.0, worst))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_is_no_number_never_passes() -> Result<()> {
+        let rows = |first: f32| Tensor::new(&[[first, 1.0], [2.0, 2.0]], &Device::Cpu);
+        let error = |a: f32, b: f32| -> Result<f64> { largest_row_error(&rows(a)?, &rows(b)?) };
+        assert!(error(f32::NAN, 1.0)?.is_nan() && error(1.0, f32::NAN)?.is_nan());
+        assert!(error(1.0, 1.0)? < 1e-9 && error(2.0, 1.0)? > 0.5);
+        Ok(())
     }
-    Ok(worst)
 }

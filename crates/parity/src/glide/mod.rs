@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::glide::GlideDraft;
-use longdraft_models::target_model::{Target, TargetOptions};
+use longdraft_models::target_model::Target;
 use longdraft_train::method::glide::GlideObjective;
 use longdraft_train::metrics::DraftMetrics;
 use longdraft_train::objective::Objective;
@@ -28,6 +28,7 @@ use step::run_step;
 
 /// Of the draft's tensors in a case's files.
 const PREFIX: &str = "draft_model.";
+const LAST_WEIGHTS: &str = "weights_final.safetensors";
 
 /// Recomputes every step of the case.
 pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Result<CaseReport> {
@@ -35,11 +36,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
     let mut report = CaseReport::new(name, "glide");
     let config = TargetConfig::from_json(&meta["config"])
         .map_err(|problems| malformed(folder, format!("meta.json: config: {problems}")))?;
-    let options = TargetOptions {
-        device: place.device.clone(),
-        dtype: place.frozen,
-        ..TargetOptions::default()
-    };
+    let options = place.target_options();
     let target = Arc::new(Target::from_source(config, &case.weights, &options)?);
     let glide = glide_config(&case, target.config());
     let draft = GlideDraft::from_source(&case.weights, &glide, &target)?;
@@ -75,15 +72,11 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
             check_gradients((&path, PREFIX), trained, &case.tolerance, &mut report)?;
         }
         optimizer.step(&parameters, &outcome.gradients, rate(folder, step)?)?;
-        let file = match index {
-            0 => Some("weights_step1.safetensors"),
-            i if i + 1 == steps.len() => Some("weights_final.safetensors"),
-            _ => None,
-        };
-        for file in file.into_iter().chain(
-            (steps.len() == 1 && folder.join("weights_final.safetensors").is_file())
-                .then_some("weights_final.safetensors"),
-        ) {
+        // A case of one step may leave the last weights out.
+        let is_last = index + 1 == steps.len();
+        let has_last = is_last && (index > 0 || folder.join(LAST_WEIGHTS).is_file());
+        let files = [(index == 0, "weights_step1.safetensors"), (has_last, LAST_WEIGHTS)];
+        for (_, file) in files.into_iter().filter(|(is_wanted, _)| *is_wanted) {
             let tensors = objective.glide().named_tensors();
             check_weights((&folder.join(file), PREFIX), tensors, &case.tolerance, &mut report)?;
         }

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, Place, ROUNDED, malformed, relative};
+use crate::{CaseReport, Place, ROUNDED, malformed, relative, worst};
 
 const NLL: f64 = 2e-4;
 const BITS_PER_BYTE: f64 = 1e-6;
@@ -176,7 +176,7 @@ fn check_windows(
     if let Some(want) = losses {
         let error = if want.len() == nll.len() {
             let pairs = nll.iter().zip(&want);
-            pairs.map(|(a, b)| (a - f64::from(*b)).abs()).fold(0.0, f64::max)
+            pairs.map(|(a, b)| (a - f64::from(*b)).abs()).fold(0.0, worst)
         } else {
             f64::INFINITY
         };

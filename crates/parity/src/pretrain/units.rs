@@ -13,7 +13,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_pretrain::warmdown;
 use serde_json::Value;
 
-use super::super::{CaseReport, absolute_error, malformed};
+use super::super::{CaseReport, absolute_error, malformed, read_json};
 use crate::error::Result;
 
 const SCHEDULE: f64 = 1e-12;
@@ -26,10 +26,7 @@ pub(crate) fn run(folder: &Path, meta: &Value, name: &str) -> Result<CaseReport>
     if Path::new(file).components().count() != 1 || file.starts_with("..") {
         return Err(malformed(folder, format!("`{file}` is not a file name")));
     }
-    let text = std::fs::read_to_string(folder.join(file))
-        .map_err(|error| malformed(folder, format!("{file}: {error}")))?;
-    let units: Value = serde_json::from_str(&text)
-        .map_err(|error| malformed(folder, format!("{file}: not JSON: {error}")))?;
+    let units = read_json(&folder.join(file))?;
     let mut report = CaseReport::new(name, "pretrain-units");
     let open = |name: &str| SafetensorsSource::open_file(&folder.join(name));
     check_orthogonalise(&open("orthogonalise.safetensors")?, &mut report)?;

@@ -8,6 +8,7 @@
 //!
 //! All of it is read from the run's folder, as far as it is there.
 
+mod fit;
 mod left;
 mod recent;
 pub(crate) mod shown;
@@ -27,6 +28,7 @@ pub use left::Left;
 use super::metrics_log::{Agreement, StepRecord};
 use super::run::{Run, Stage};
 use super::series::{Point, smooth};
+use fit::{FitState, phases};
 use recent::Recent;
 
 /// Seconds without a sign after which a run may have been killed.
@@ -120,56 +122,6 @@ pub struct Live {
     pub answer: Option<Answer>,
 }
 
-/// What is read of a fit's state.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct FitState {
-    phase: Option<FitPhase>,
-    rounds: Vec<FitRound>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct FitRound {
-    plan: Option<FitPlan>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct FitPlan {
-    answering: f64,
-    search: f64,
-    training: f64,
-    proof: f64,
-    tau: Expected,
-    speed_up: Expected,
-    stages: Vec<FitStage>,
-}
-
-/// A stage of the training, where it has some.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-struct FitStage {
-    seconds: f64,
-}
-
-impl FitPlan {
-    /// Seconds of the stages after so many ones.
-    fn after(&self, stages: usize) -> f64 {
-        self.stages.iter().skip(stages).map(|stage| stage.seconds).sum()
-    }
-
-    /// Seconds of a phase.
-    fn of(&self, phase: FitPhase) -> Option<f64> {
-        match phase {
-            FitPhase::Answers => Some(self.answering),
-            FitPhase::Training => Some(self.search + self.training),
-            FitPhase::Proof => Some(self.proof),
-            FitPhase::Measure | FitPhase::Delivery | FitPhase::Finished => None,
-        }
-    }
-}
-
 /// Follows a run's folder.
 pub struct Follower {
     folder: PathBuf,
@@ -254,20 +206,6 @@ fn live(run: &Run, recent: &Recent) -> Live {
         expected: plan.map(|plan| (plan.tau, plan.speed_up)),
         answer: recent.answer.clone(),
     }
-}
-
-fn phases(fit: &FitState, plan: Option<&FitPlan>, recent: &Recent) -> Vec<Phase> {
-    let phase = |name: FitPhase| Phase {
-        name,
-        stand: match fit.phase {
-            Some(current) if name < current => Stand::Done,
-            Some(current) if name == current => Stand::Now,
-            _ => Stand::ToCome,
-        },
-        spent: recent.spent(name),
-        planned: plan.and_then(|plan| plan.of(name)),
-    };
-    FitPhase::WITH_WORK.into_iter().map(phase).collect()
 }
 
 /// A run of `train` is one phase; its steps or tokens in all stand in its configuration, if at all.

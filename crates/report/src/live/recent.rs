@@ -11,7 +11,7 @@ const KEPT: usize = 512;
 const OF_SPEED: usize = 12;
 
 /// What was read of a run's events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Recent {
     reader: Reader,
     phase: Option<(FitPhase, usize)>,
@@ -29,18 +29,7 @@ pub(super) struct Recent {
 
 impl Recent {
     pub(super) fn of(folder: &Path) -> Self {
-        Self {
-            reader: Reader::of(folder),
-            phase: None,
-            spent: BTreeMap::new(),
-            work: None,
-            samples: Vec::new(),
-            tokens: Vec::new(),
-            answer: None,
-            memory_mib: None,
-            last_at: 0.0,
-            is_stopped: false,
-        }
+        Self { reader: Reader::of(folder), ..Self::default() }
     }
 
     /// Takes what was added.
@@ -48,7 +37,7 @@ impl Recent {
         let (lines, anew) = self.reader.more();
         if anew {
             let reader = std::mem::take(&mut self.reader);
-            *self = Self { reader, ..Self::of(Path::new("")) };
+            *self = Self { reader, ..Self::default() };
         }
         lines.into_iter().for_each(|line| self.take(line));
     }
