@@ -453,6 +453,12 @@ fn configurations_are_shown_checked_and_described() {
         "{shown}"
     );
     assert!(shown.contains("curriculum.yaml:"), "{shown}");
+    let shown = last_json(&succeed(&["config", "show", &config, "train.seed=7", "--json"]));
+    let first = &shown["stages"][0];
+    assert_eq!(first["stage"], "base");
+    assert_eq!(first["configuration"]["train"]["seed"], 7);
+    let shown = last_json(&succeed(&["config", "show", &shop.config(), "--json"]));
+    assert!(shown["stages"][0]["stage"].is_null(), "{shown}");
     succeed(&["config", "check", &config, &shop.config()]);
     std::fs::write(shop.path("bad.yaml"), "targte: x\noutput: y\ntrain: {steps: -1}\n")
         .expect("file");

@@ -261,8 +261,8 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     let sampled = |name: &str, seed: &str| {
         regenerate(name, &["--temperature", "9", "--seed", seed]);
         let text = answers(name);
-        let line: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
-        line["messages"].clone()
+        let row = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
+        text.lines().map(|line| row(line)["messages"].clone()).collect::<Vec<_>>()
     };
     assert_eq!(sampled("s1.jsonl", "1"), sampled("s2.jsonl", "1"));
     assert_ne!(sampled("s1.jsonl", "1"), sampled("s3.jsonl", "2"));

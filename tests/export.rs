@@ -126,6 +126,9 @@ fn a_folder_of_exports_is_verified_whole_and_names_them() {
     std::fs::write(format!("{exports}/hf/config.json"), "{}").expect("file");
     let text = fail(&["verify", &exports], 1);
     assert!(text.contains("1 of 2 exports may not be served"), "{text}");
+    let told = last_json(&support::stdout(&support::run(&["verify", &exports, "--json"])));
+    assert_eq!(told["clean"], false);
+    assert_eq!(told["exports"].as_array().map(Vec::len), Some(2));
 }
 
 #[test]

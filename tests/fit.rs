@@ -246,6 +246,54 @@ fn a_plan_measures_and_stops() {
     assert!(of(&long, "steps") > of(&short, "steps"), "{long}");
     // What was measured is kept.
     assert_eq!(long["machine"], short["machine"]);
+    // As if an earlier call had had time for short rows alone: they say little of long ones.
+    let mut known = state(&output);
+    known["trial"]["row_tokens"] = json!(16);
+    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let anew = plan("2h");
+    assert!(anew["trial"]["row_tokens"].as_u64() >= Some(128), "{anew}");
+    assert_eq!(plan("2h")["trial"], anew["trial"]);
+}
+
+#[test]
+fn a_proof_goes_on_after_a_kill_and_ends_with_its_time() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let (output, name) = output_of(&folder);
+    let target = demonstration();
+    let arguments = [
+        "fit",
+        &target,
+        "--time",
+        "30s",
+        "--output",
+        &name,
+        "--max-tokens",
+        "32",
+        "--anyway",
+        "--json",
+    ];
+    let left = output.join("decode-unfinished.json");
+    killed_when(&arguments, "the proof", || left.is_file());
+    // As if the machine had been measured far too fast, and the time were over.
+    let mut known = state(&output);
+    known["machine"]["passes"] = json!([[1, 1e-9], [16, 1e-9]]);
+    known["machine"]["prefill"] = json!(1e-12);
+    known["rounds"][0]["plan"]["proof"] = json!(1.0);
+    known["rounds"][0]["spent"] = json!(1e6);
+    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let set_aside = std::fs::read_to_string(output.join("data/held-out.jsonl")).expect("set aside");
+    let ended = run(&arguments);
+    let told = stderr(&ended);
+    assert!(ended.status.success(), "{told}");
+    assert!(told.contains("going on after 0 ways, 0 runs and "), "{told}");
+    let result = last_json(&stdout(&ended));
+    let cells = result["record"]["cells"].as_array().expect("cells");
+    assert_eq!((cells.len(), &result["lossless"]), (4, &true.into()));
+    for cell in cells {
+        let prompts = cell["figures"]["prompts"].as_u64().expect("a number") as usize;
+        assert!((2..set_aside.lines().count()).contains(&prompts), "{cell}");
+    }
+    assert!(!left.exists());
 }
 
 #[test]
@@ -519,6 +567,18 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
     assert!(ended.status.success(), "{told}");
     assert!(told.contains("no chat template") && told.contains("there are few"), "{told}");
     assert_eq!(last_json(&stdout(&ended))["lossless"], true);
+    // A training with other settings is not gone on from, and the way out is one that `fit` has.
+    let mut known = state(Path::new(&output));
+    let round = &mut known["rounds"][0];
+    for done in ["trained", "proved", "delivered"] {
+        round[done] = json!(false);
+    }
+    round["lowered"] = json!(0);
+    round["training"]["train"]["seed"] = json!(99);
+    std::fs::write(Path::new(&output).join("fit.json"), known.to_string()).expect("state");
+    let error = fail(&arguments, 1);
+    assert!(error.contains("cannot resume: ") && error.contains("train.seed was 0"), "{error}");
+    assert!(error.contains("move this folder away") && !error.contains("--force"), "{error}");
 }
 
 #[test]

@@ -24,6 +24,10 @@ fn completions_and_manual_pages_know_every_command() {
     succeed(&["man", "--output", &pages.display().to_string()]);
     let train = std::fs::read_to_string(pages.join("longdraft-train.1")).expect("a page");
     assert!(train.contains("force\\-resume"), "{train}");
+    let told = last_json(&succeed(&["man", "--json"]));
+    assert_eq!(told["page"], page);
+    let told = last_json(&succeed(&["man", "--output", &pages.display().to_string(), "--json"]));
+    assert_eq!(told["output"], pages.display().to_string());
     let taken = folder.path().join("taken");
     std::fs::write(&taken, "").expect("a file");
     fail(&["man", "--output", &taken.display().to_string()], 1);
@@ -203,4 +207,27 @@ fn a_run_directory_that_others_wrote_in_is_read_without_harm() {
     let odd = format!("{root}/odd");
     succeed(&["runs", "delete", &odd, "--yes"]);
     assert!(std::path::Path::new("/").is_dir() && !std::path::Path::new("/.lock").exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_whose_name_is_no_text_is_listed_and_deleted() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().expect("folder");
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
+    std::fs::create_dir(&odd).expect("a folder");
+    std::fs::write(odd.join("config.yaml"), "{}").expect("a file");
+    std::fs::write(odd.join("metrics.jsonl"), "").expect("a file");
+    let told = |words: &[&str], path: &std::path::Path| {
+        let output = longdraft(words).arg(path).output().expect("the binary starts");
+        assert!(output.status.success(), "{}", stderr(&output));
+        last_json(&stdout(&output))
+    };
+    let shown = odd.to_string_lossy().into_owned();
+    let above = told(&["runs", "list", "--json"], folder.path());
+    assert_eq!(above["runs"][0]["run"], shown);
+    let itself = told(&["runs", "list", "--json"], &odd);
+    assert_eq!(itself["folder"], shown);
+    assert_eq!(told(&["runs", "delete", "--yes", "--json"], &odd)["deleted"][0], shown);
+    assert!(!odd.exists());
 }

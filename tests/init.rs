@@ -146,6 +146,17 @@ fn pretraining_begins_with_the_commands_that_make_its_data() {
     let output = init(dir.path(), &[&["b.yaml"], &shards[..], &more].concat());
     assert!(output.status.success(), "{}", stderr(&output));
     run(dir.path(), &["config", "check", "b.yaml"]);
+    // A configuration is text, and so is the name of what it names.
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let odd = dir.path().join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
+        std::fs::rename(dir.path().join("runs/small/data"), &odd).expect("renamed");
+        let mut command = longdraft(&["init", "c.yaml", "--for", "pretrain", "--yes"]);
+        command.arg("--tokenizer").arg(&odd).current_dir(dir.path());
+        let text = refusal(&command.output().expect("the binary starts"));
+        assert!(text.contains("UTF-8"), "{text}");
+    }
 }
 
 #[test]

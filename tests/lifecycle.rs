@@ -398,6 +398,25 @@ fn time_that_ended_a_run_can_be_raised() {
 }
 
 #[test]
+fn the_time_that_is_said_to_be_left_ends_with_the_minutes_of_the_run() {
+    let shop = Workshop::new();
+    let config = shop.config();
+    let left = |minutes: &str, more: &[&str]| {
+        let arguments =
+            ["train", &config, "train.steps=1000000", "train.save_every=1000000", minutes];
+        let output = run(&[&arguments[..], more].concat());
+        let told = stderr(&output);
+        assert!(output.status.success(), "{told}");
+        let first = told.lines().find(|line| line.contains(" tok/s  ")).expect("a step");
+        first.rsplit("  ").next().unwrap_or_default().to_owned()
+    };
+    assert_eq!(left("train.max_minutes=0.035", &[]), "2s left");
+    // What was used before counts, too.
+    let rest = left("train.max_minutes=0.07", &["--extend"]);
+    assert!(["2s left", "1s left", "0s left"].contains(&rest.as_str()), "{rest}");
+}
+
+#[test]
 fn an_evaluation_that_is_lost_at_the_end_is_done_again_without_a_step() {
     let shop = Workshop::new();
     let run = shop.path("run");

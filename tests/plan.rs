@@ -364,6 +364,26 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
 }
 
 #[test]
+fn a_plan_tells_the_cache_that_decoding_has() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
+    // Quantised blocks, and f32.
+    for target in [shipped.display().to_string(), shop.path("target")] {
+        let own = format!("target={target}");
+        let plan = ["train", &config, &own, "data.row_tokens=64", "device=cpu", "--plan"];
+        let planned = succeed(&[&plan[..], &["--gflops", "10"]].concat());
+        let (_, planned) = planned.split_once("decoding later caches ").expect("a cache");
+        let (bytes, _) = planned.split_once(" of a sequence of ").expect("a sequence");
+        let decode = ["generate", "--target", &target, "--prompt", "a", "--max-tokens", "1"];
+        let told = support::run(&[&decode[..], &["--device", "cpu"]].concat());
+        assert!(told.status.success(), "{}", stderr(&told));
+        let told = stderr(&told);
+        assert!(told.contains("; cache: ") && told.contains(&format!(", {bytes} for ")), "{told}");
+    }
+}
+
+#[test]
 fn ranks_that_would_start_here_share_this_machine() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");

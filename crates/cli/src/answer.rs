@@ -30,13 +30,7 @@ impl<'a> Written<'a> {
         stop_tokens: &'a [TargetTokenId],
         stops: &[String],
     ) -> Result<Self> {
-        let answer = match prompt {
-            Some(prompt) => {
-                let before: Vec<u32> = prompt.iter().map(|token| token.0).collect();
-                AnswerText::after(tokenizer, &before, stops)?
-            }
-            None => AnswerText::new(tokenizer, stops),
-        };
+        let answer = AnswerText::new(tokenizer, prompt, stops)?;
         Ok(Self { answer, stop_tokens, text: String::new(), problem: None })
     }
 

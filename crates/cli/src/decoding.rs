@@ -1,12 +1,12 @@
 //! What `generate` and `eval decode` have in common: whose proposals, laid out how, tested how.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use candle_core::DType;
 use longdraft_decode::drafter::{
     AnyDraft, Combination, CombinedDrafter, Datastore, Drafter, GrownDatastore, LookupDrafter,
-    ModelDrafter, MtpModel, ReducedHead, drafter_of,
+    ModelDrafter, MtpModel, Proposer, ReducedHead, drafter_of,
 };
 use longdraft_decode::{
     DecodeError, DecodeOptions, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
@@ -41,29 +41,8 @@ pub(crate) struct Models {
     mtp: Option<MtpBlock>,
     head: Option<Arc<ReducedHead>>,
     datastore: Option<Arc<Datastore>>,
-    /// Heads of drafts that were opened later, while these are held.
-    later_heads: Mutex<Vec<LaterHead>>,
     /// Texts that lookup finds and that are added meanwhile.
     pub(crate) grown: Option<Arc<GrownDatastore>>,
-}
-
-/// The head of a draft that was opened later.
-struct LaterHead {
-    draft: Weak<dyn Draft>,
-    head: Arc<ReducedHead>,
-}
-
-/// A draft with the head that it proposes through, where that has fewer tokens than the target's.
-pub(crate) struct Proposer {
-    pub(crate) draft: Arc<dyn Draft>,
-    pub(crate) head: Option<Arc<ReducedHead>>,
-}
-
-impl Proposer {
-    /// Opens a draft, held as its target is. It proposes what it learned to propose.
-    pub(crate) fn open(source: &DraftSource, target: &Target) -> Result<Self> {
-        DecodingArguments::plain().proposer(source, target)
-    }
 }
 
 impl Models {
@@ -80,27 +59,14 @@ impl Models {
         }
     }
 
-    /// Opens another draft, on any thread while a command decodes. Its head is kept for
-    /// [`DecodingArguments::drafter_with`].
+    /// Opens another draft, on any thread while a command decodes.
     pub(crate) fn open_another(
         &self,
         decoding: &DecodingArguments,
         source: &DraftSource,
-    ) -> Result<Arc<dyn Draft>> {
+    ) -> Result<Proposer> {
         let open = || decoding.proposer(source, &self.target);
-        let Proposer { draft, head } = own_threads(rayon::current_num_threads())?.install(open)?;
-        let mut heads = self.later_heads.lock().unwrap_or_else(PoisonError::into_inner);
-        heads.retain(|known| known.draft.strong_count() > 0);
-        heads.extend(head.map(|head| LaterHead { draft: Arc::downgrade(&draft), head }));
-        Ok(draft)
-    }
-
-    /// The head of a draft that was opened later.
-    fn later_head(&self, draft: &Arc<dyn Draft>) -> Option<Arc<ReducedHead>> {
-        let heads = self.later_heads.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_draft =
-            |known: &&LaterHead| std::ptr::addr_eq(known.draft.as_ptr(), Arc::as_ptr(draft));
-        heads.iter().find(of_draft).map(|known| Arc::clone(&known.head))
+        own_threads(rayon::current_num_threads())?.install(open)
     }
 }
 
@@ -143,9 +109,7 @@ impl DecodingArguments {
                 Some(Arc::new(datastore::open(paths, &tokenizer, vocabulary)?))
             }
         };
-        let later_heads = Mutex::default();
-        let models =
-            Models { target, tokenizer, draft, mtp, head, datastore, later_heads, grown: None };
+        let models = Models { target, tokenizer, draft, mtp, head, datastore, grown: None };
         if self.confidence_threshold > 0.0 {
             // Whether the draft can follow it is told before anything is asked of the target.
             self.drafter(&models)?;
@@ -247,13 +211,12 @@ impl DecodingArguments {
         self.drafter_of(models, models.draft.as_deref().map(AnyDraft::from), models.head.as_ref())
     }
 
-    /// The same with a draft of [`Models::open_another`].
+    /// The same with another draft.
     pub(crate) fn drafter_with<'a>(
         &self,
         models: &'a Models,
-        draft: &Arc<dyn Draft>,
+        Proposer { draft, head }: &Proposer,
     ) -> Result<Option<Box<dyn Drafter + 'a>>> {
-        let head = models.later_head(draft);
         self.drafter_of(models, Some(AnyDraft::from(Arc::clone(draft))), head.as_ref())
     }
 
@@ -346,6 +309,11 @@ pub(crate) fn open_draft(source: &DraftSource, target: &Target) -> Result<Arc<dy
         draft.hold_as_blocks()?;
     }
     Ok(Arc::from(draft))
+}
+
+/// Opens a draft, held as its target is. It proposes what it learned to propose.
+pub(crate) fn open_proposer(source: &DraftSource, target: &Target) -> Result<Proposer> {
+    DecodingArguments::plain().proposer(source, target)
 }
 
 /// How a target is held as asked; the process's products follow it.

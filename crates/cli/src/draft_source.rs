@@ -242,7 +242,7 @@ fn open_files(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
              --lookup, which needs none",
         ))
     })?;
-    note_convention(path);
+    note_reading(path, target);
     warn_of_other_target(path, fingerprint, target);
     Ok(draft)
 }
@@ -285,9 +285,10 @@ fn warn_of_other_target(draft: &Path, fingerprint: Option<&str>, target: &Target
     }
 }
 
-/// Tells how a draft from elsewhere was read where conventions differ.
-fn note_convention(path: &Path) {
-    if let Some(reading) = DraftKind::at(path).ok().and_then(|kind| (kind.reading)(path)) {
+/// Tells how a draft from elsewhere was read where that is not plain.
+fn note_reading(path: &Path, target: &Target) {
+    let Ok(kind) = DraftKind::at(path) else { return };
+    for reading in (kind.reading)(path, target) {
         errln!("note: {}: {reading}", path.display());
     }
 }

@@ -1,9 +1,12 @@
 //! What a training run shows: a bar on a terminal, a plain line every few seconds elsewhere.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use longdraft_records::events::{Advance, Events};
 use longdraft_report::words::clock;
+use longdraft_train::checkpoint::{Located, Wanted, read_state};
+use longdraft_train::config::TrainConfig;
 use longdraft_train::metrics::{DraftMetrics, Rate};
 use longdraft_train::stage::{Event, Observer, StepReport};
 
@@ -40,6 +43,29 @@ impl Lines {
     }
 }
 
+/// The time that `train.max_minutes` leaves a run.
+struct Limit {
+    run: PathBuf,
+    /// Of this process.
+    seconds: f64,
+    /// When its first step ended.
+    begun: Option<Instant>,
+}
+
+impl Limit {
+    /// Takes off what earlier processes used.
+    fn resume(&mut self) {
+        let newest = Located::at(&self.run, Wanted::Newest);
+        let saved = newest.and_then(|found| read_state(&found.checkpoint).ok());
+        self.seconds -= saved.map_or(0.0, |state| state.seconds);
+    }
+
+    fn left(&mut self) -> f64 {
+        let begun = self.begun.get_or_insert_with(Instant::now);
+        self.seconds - begun.elapsed().as_secs_f64()
+    }
+}
+
 /// Steps that the shown speed is averaged over (exponentially).
 const SPEED_MEMORY: f64 = 0.9;
 
@@ -48,6 +74,7 @@ pub(crate) struct TrainingProgress<'a> {
     voice: Voice,
     bar: Option<Bar>,
     lines: Lines,
+    limit: Option<Limit>,
     tokens_per_second: Option<f64>,
     interrupts: Interrupts,
     /// Who watches.
@@ -67,6 +94,7 @@ impl<'a> TrainingProgress<'a> {
             voice,
             bar: None,
             lines: Lines::at_once(),
+            limit: None,
             tokens_per_second: None,
             interrupts,
             events: Events::none(),
@@ -79,6 +107,14 @@ impl<'a> TrainingProgress<'a> {
     /// Tells a program as well.
     pub(crate) fn heard_by(self, listener: &'a mut dyn Observer) -> Self {
         Self { listener: Some(listener), ..self }
+    }
+
+    /// Knows when minutes end the run of a configuration.
+    pub(crate) fn limit(&mut self, config: &TrainConfig) {
+        self.limit = config.train.max_minutes.map(|minutes| {
+            let run = config.output.clone();
+            Limit { run, seconds: 60.0 * minutes, begun: None }
+        });
     }
 
     /// Where this rank's lines go.
@@ -121,6 +157,7 @@ impl<'a> TrainingProgress<'a> {
             .map_or(speed, |old| SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed);
         self.tokens_per_second = Some(smooth);
         let left = (report.steps - report.step) as f64 * report.tokens as f64 / smooth;
+        let left = self.limit.as_mut().map_or(left, |limit| limit.left().min(left));
         let length =
             report.metrics.simulated_acceptance_length(Rate::Top1, report.metrics.by_delay.len());
         let message = format!(
@@ -191,7 +228,12 @@ impl Observer for TrainingProgress<'_> {
             listener.on_event(event);
         }
         match event {
-            Event::Resumed(step) => self.voice.say(&format!("resumed after step {step}")),
+            Event::Resumed(step) => {
+                self.voice.say(&format!("resumed after step {step}"));
+                if let Some(limit) = &mut self.limit {
+                    limit.resume();
+                }
+            }
             Event::Note(text) => self.voice.say(text),
             Event::Warning(text) => self.voice.say(&format!("warning: {text}")),
             Event::Captured(done, all) => {

@@ -35,7 +35,7 @@ pub struct Sampling {
 }
 
 /// How often an answer has each of its tokens.
-pub(crate) type Counts = BTreeMap<TargetTokenId, u32>;
+pub type Counts = BTreeMap<TargetTokenId, u32>;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
 fn is_zero(value: &f64) -> bool {
@@ -123,8 +123,10 @@ impl Sampling {
             }
         };
         self.bias.iter().for_each(|(token, bias)| add(*token, f64::from(*bias)));
-        for (token, count) in counts {
-            add(*token, -self.presence_penalty - self.frequency_penalty * f64::from(*count));
+        if self.has_penalties() {
+            for (token, count) in counts {
+                add(*token, -self.presence_penalty - self.frequency_penalty * f64::from(*count));
+            }
         }
         adjusted
     }
@@ -140,19 +142,16 @@ impl Sampling {
         self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 
-    /// The same with what penalties come to after the tokens `before` of an answer as a part of the bias:
-    /// for drafts, which propose several tokens from there on.
-    pub fn for_drafts(&self, before: &[TargetTokenId]) -> Cow<'_, Self> {
+    /// The same with what penalties come to after the tokens of an answer as a part of the bias: for
+    /// drafts, which propose several tokens from there on.
+    pub(crate) fn for_drafts(&self, counts: &Counts) -> Cow<'_, Self> {
         if !self.has_penalties() {
             return Cow::Borrowed(self);
         }
         let mut folded = Self { presence_penalty: 0.0, frequency_penalty: 0.0, ..self.clone() };
-        let mut counted = BTreeMap::new();
-        for token in before {
-            *counted.entry(*token).or_insert(self.presence_penalty) += self.frequency_penalty;
-        }
-        for (token, penalty) in counted {
-            *folded.bias.entry(token).or_default() -= penalty as f32;
+        for (token, count) in counts {
+            let penalty = self.presence_penalty + self.frequency_penalty * f64::from(*count);
+            *folded.bias.entry(*token).or_default() -= penalty as f32;
         }
         Cow::Owned(folded)
     }
@@ -330,10 +329,11 @@ mod tests {
         };
         let adjusted = all.adjusted(&LOGITS, before());
         assert_eq!(adjusted[..], [3.0, -99.0, 1.0, 1.25, f32::NEG_INFINITY]);
-        let tokens: Vec<TargetTokenId> = before().collect();
-        let folded = all.for_drafts(&tokens);
+        let mut counts = Counts::new();
+        all.count(before(), &mut counts);
+        let folded = all.for_drafts(&counts);
         assert_eq!(folded.adjusted(&LOGITS, std::iter::empty()), adjusted);
-        assert!(matches!(Sampling::at(1.0).for_drafts(&tokens), Cow::Borrowed(_)));
+        assert!(matches!(Sampling::at(1.0).for_drafts(&counts), Cow::Borrowed(_)));
     }
 
     #[test]

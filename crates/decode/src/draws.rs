@@ -1,11 +1,13 @@
 //! Randomness of drafting and verification, as a trait: tests enumerate all outcomes instead.
 //!
-//! Every draw is a function of seed, request, round, place and purpose, so that a request's output
+//! Every draw is a function of seed, request, prompt, round, place and purpose, so that a request's output
 //! does not depend on threads or on other requests. A round is known by the index of the first token
 //! that it decides. It belongs to the key: a position that is drafted again after a rejection must not
-//! see the number that rejected it, and a text that goes on in another request draws anew.
+//! see the number that rejected it. So does the prompt: a later turn of a conversation that lost its first
+//! messages may stand where an earlier answer stood, and must not be drawn with the numbers of that answer.
 
 use longdraft_kernels::random::CounterRng;
+use longdraft_models::TargetTokenId;
 
 /// What a draw decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +68,14 @@ impl CounterDraws {
     /// Draws that follow from `seed` and `request` (which text this is).
     pub fn new(seed: u64, request: &[u64]) -> Self {
         Self { seed, request: request.to_vec() }
+    }
+
+    /// The same for what follows a prompt.
+    #[must_use]
+    pub fn after(mut self, prompt: &[TargetTokenId]) -> Self {
+        let ids: Vec<u64> = prompt.iter().map(|token| u64::from(token.0)).collect();
+        self.request.push(CounterRng::new(self.seed, "prompt", &ids).next_u64());
+        self
     }
 
     fn stream(&self, at: Place) -> CounterRng {

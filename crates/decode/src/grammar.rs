@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use longdraft_models::TargetTokenId;
 
+use crate::distribution::Counts;
 use crate::error::Result;
 use crate::tree::Tree;
 
@@ -51,16 +52,18 @@ pub trait Grammar: Send {
 
 /// What an answer has so far.
 pub struct SoFar<'a> {
-    /// Its tokens, a root that belongs to it included.
-    pub generated: &'a [TargetTokenId],
+    /// How often it has each of its tokens, a root that belongs to it included; penalties ask for it.
+    pub counts: Counts,
     /// The grammar that it follows, after those tokens.
     pub grammar: Option<&'a mut dyn Grammar>,
 }
 
-impl<'a> SoFar<'a> {
+impl SoFar<'_> {
     /// Tokens of an answer that follows no grammar.
-    pub fn of(generated: &'a [TargetTokenId]) -> Self {
-        Self { generated, grammar: None }
+    pub fn of(generated: &[TargetTokenId]) -> Self {
+        let mut counts = Counts::new();
+        generated.iter().for_each(|token| *counts.entry(*token).or_default() += 1);
+        Self { counts, grammar: None }
     }
 
     /// The logits `[V]` of the next token, those of forbidden ones −∞.

@@ -1,5 +1,6 @@
 //! The text of an answer while it streams, and the strings that end it.
 
+use longdraft_models::TargetTokenId;
 use longdraft_models::error::Result;
 use longdraft_models::tokenizer::{TextStream, TextTokenizer};
 
@@ -56,22 +57,25 @@ pub struct AnswerText<'a> {
 }
 
 impl<'a> AnswerText<'a> {
-    /// An answer that has no text yet, and ends where one of `stops` begins.
-    pub fn new(tokenizer: &'a TextTokenizer, stops: &[String]) -> Self {
-        Self::of(tokenizer.stream(), stops)
-    }
-
-    /// The same of an answer that goes on where the tokens `before` end.
+    /// An answer that has no text yet, and ends where one of `stops` begins. Its text goes on where that of the
+    /// tokens `before` ends, if there are some.
     ///
     /// # Errors
     /// - the tokenizer cannot decode them
-    pub fn after(tokenizer: &'a TextTokenizer, before: &[u32], stops: &[String]) -> Result<Self> {
-        Ok(Self::of(tokenizer.stream_after(before)?, stops))
-    }
-
-    fn of(stream: TextStream<'a>, stops: &[String]) -> Self {
+    pub fn new(
+        tokenizer: &'a TextTokenizer,
+        before: Option<&[TargetTokenId]>,
+        stops: &[String],
+    ) -> Result<Self> {
+        let stream = match before {
+            Some(before) => {
+                let ids: Vec<u32> = before.iter().map(|token| token.0).collect();
+                tokenizer.stream_after(&ids)?
+            }
+            None => tokenizer.stream(),
+        };
         let stops = StopStrings::new(stops.iter().cloned());
-        Self { stream: Some(stream), stops, length: 0 }
+        Ok(Self { stream: Some(stream), stops, length: 0 })
     }
 
     /// Characters so far, with those that may be the start of a stop string.

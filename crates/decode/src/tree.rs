@@ -42,21 +42,56 @@ pub struct TreeNode {
     pub drawn: bool,
 }
 
+/// A distribution `[V]`, exactly: held by the tokens that have a chance where these are few.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Distribution {
+    size: usize,
+    /// The tokens that have a chance; none where the chances are those of all tokens.
+    tokens: Option<Vec<u32>>,
+    chances: Vec<f64>,
+}
+
+impl Distribution {
+    /// Holds the chances of all tokens.
+    pub fn of(all: &[f64]) -> Self {
+        let (size, possible) = (all.len(), all.iter().filter(|chance| **chance > 0.0).count());
+        // A token takes half of what its chance does.
+        if 3 * possible >= 2 * size {
+            return Self { size, tokens: None, chances: all.to_vec() };
+        }
+        let mut tokens = Vec::with_capacity(possible);
+        let mut chances = Vec::with_capacity(possible);
+        for (token, chance) in (0..).zip(all).filter(|(_, chance)| **chance > 0.0) {
+            tokens.push(token);
+            chances.push(*chance);
+        }
+        Self { size, tokens: Some(tokens), chances }
+    }
+
+    /// The chances of all tokens.
+    pub fn to_vec(&self) -> Vec<f64> {
+        let Some(tokens) = &self.tokens else { return self.chances.clone() };
+        let mut all = vec![0.0; self.size];
+        for (token, chance) in tokens.iter().zip(&self.chances) {
+            all[*token as usize] = *chance;
+        }
+        all
+    }
+}
+
 /// Proposals below a root.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tree {
     root: TargetTokenId,
     nodes: Vec<TreeNode>,
-    /// The distribution `[V]` that the drawn children of a row come from, by row.
-    distributions: HashMap<usize, Arc<Vec<f64>>>,
-    /// Whether siblings were drawn with replacement.
-    replacement: bool,
+    /// The distribution that the drawn children of a row come from, by row.
+    distributions: HashMap<usize, Arc<Distribution>>,
 }
 
 impl Tree {
     /// No proposals: the target's pass is a plain step.
     pub fn new(root: TargetTokenId) -> Self {
-        Self { root, nodes: Vec::new(), distributions: HashMap::new(), replacement: false }
+        Self { root, nodes: Vec::new(), distributions: HashMap::new() }
     }
 
     /// A certain chain.
@@ -135,27 +170,15 @@ impl Tree {
         }
     }
 
-    /// Sets the distribution `[V]` that the drawn children of `row` come from: exactly the numbers
-    /// that they were drawn with.
-    pub fn set_distribution(&mut self, row: usize, distribution: Arc<Vec<f64>>) {
+    /// Sets the distribution that the drawn children of `row` come from: exactly the numbers that they
+    /// were drawn with. Rows may share one.
+    pub fn set_distribution(&mut self, row: usize, distribution: Arc<Distribution>) {
         self.distributions.insert(row, distribution);
     }
 
-    /// The distribution of the drawn children of `row`.
-    pub fn distribution(&self, row: usize) -> Option<&[f64]> {
-        self.distributions.get(&row).map(|distribution| distribution.as_slice())
-    }
-
-    /// Says that siblings were drawn with replacement; without it otherwise.
-    #[must_use]
-    pub fn with_replacement(mut self) -> Self {
-        self.replacement = true;
-        self
-    }
-
-    /// Whether siblings were drawn with replacement.
-    pub fn replacement(&self) -> bool {
-        self.replacement
+    /// The distribution `[V]` of the drawn children of `row`.
+    pub fn distribution(&self, row: usize) -> Option<Vec<f64>> {
+        self.distributions.get(&row).map(|distribution| distribution.to_vec())
     }
 
     /// Proposed tokens.
@@ -306,6 +329,16 @@ mod tests {
         assert_eq!(kept.ids(), [0, 5, 4]);
         assert_eq!(tree.best(3).parents(), [None, Some(0), Some(0), Some(1)]);
         assert_eq!(tree.best(99).len(), 4);
+    }
+
+    #[test]
+    fn a_distribution_is_held_by_the_few_tokens_that_have_a_chance() {
+        let few = [0.0, 0.5, 0.0, 0.0, 0.25, 0.0, 0.25];
+        for (all, held) in [(&few[..], 3), (&few[..2], 1), (&[0.25; 4][..], 4), (&few[..0], 0)] {
+            let distribution = Distribution::of(all);
+            assert_eq!(distribution.chances.len(), held, "{all:?}");
+            assert_eq!(distribution.to_vec(), all);
+        }
     }
 
     #[test]

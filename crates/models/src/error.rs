@@ -122,6 +122,12 @@ impl ModelError {
         move |source| Self::Io { path, source }
     }
 
+    /// Says in which file problems are.
+    pub(crate) fn all_in(path: impl Into<PathBuf>) -> impl FnOnce(Problems) -> Self {
+        let path = path.into();
+        move |problems| Self::Invalid { path, problems }
+    }
+
     /// Nothing of a known kind is there.
     pub fn unrecognised(path: impl Into<PathBuf>, problem: impl fmt::Display) -> Self {
         Self::Unrecognised { path: path.into(), problem: problem.to_string() }

@@ -29,9 +29,19 @@ use speech::Speech;
 
 /// What ends a stream.
 const DONE: &str = "[DONE]";
-/// Events that wait for who reads a stream, and how long one may wait before the answers end.
+/// Events that wait for who reads a stream.
 const WAITING: usize = 64;
-const PATIENCE: Duration = Duration::from_mins(1);
+/// How long they may wait before the answers end.
+const PATIENCE: Patience = Patience { event: Duration::from_mins(1), rest: Duration::from_mins(5) };
+
+/// Time of who reads a stream.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For each event.
+    event: Duration,
+    /// For all that is left when the answers are written: until then they keep their share of the server.
+    rest: Duration,
+}
 
 /// What all parts of an answer begin with.
 pub(crate) struct Head {
@@ -256,6 +266,11 @@ impl Chunks {
         self.ready.pop_front()
     }
 
+    /// Whether nothing more is written.
+    fn is_written(&self) -> bool {
+        self.submitted.events.is_closed()
+    }
+
     fn take(&mut self, index: usize, event: Event, tokenizer: &TextTokenizer) {
         if self.open.get(index) != Some(&true) {
             return;
@@ -332,25 +347,36 @@ pub(crate) fn stream(chunks: Chunks, app: Arc<App>) -> Response {
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// Hands events to who reads them, until all are read. Where nobody is there, or takes none for too long, the
-/// answers end.
+/// Hands events to who reads them, until all are read. Where nobody is there, or takes too long, the answers end.
 async fn hand_over(
     mut chunks: Chunks,
     app: Arc<App>,
-    (sender, patience): (Sender<String>, Duration),
+    (sender, patience): (Sender<String>, Patience),
 ) {
-    loop {
-        let data = {
-            let (next, gone) = (pin!(chunks.next(&app.tokenizer)), pin!(sender.closed()));
-            match select(next, gone).await {
-                Either::Left((Some(data), _)) => data,
-                _ => return,
-            }
-        };
-        if !matches!(timeout(patience, sender.send(data)).await, Ok(Ok(()))) {
+    while !chunks.is_written() {
+        if !hand_one(&mut chunks, &app, (&sender, patience.event)).await {
             return;
         }
     }
+    let rest = async { while hand_one(&mut chunks, &app, (&sender, patience.event)).await {} };
+    // What is not read by then is dropped with its stream.
+    let _ = timeout(patience.rest, rest).await;
+}
+
+/// Hands over the next event; false where there is none, or nobody takes it in time.
+async fn hand_one(
+    chunks: &mut Chunks,
+    app: &App,
+    (sender, patience): (&Sender<String>, Duration),
+) -> bool {
+    let data = {
+        let (next, gone) = (pin!(chunks.next(&app.tokenizer)), pin!(sender.closed()));
+        match select(next, gone).await {
+            Either::Left((Some(data), _)) => data,
+            _ => return false,
+        }
+    };
+    matches!(timeout(patience, sender.send(data)).await, Ok(Ok(())))
 }
 
 #[cfg(test)]

@@ -189,7 +189,7 @@ impl App {
                     form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),
                     asked,
-                    _share: Share { _place: own, _tokens: tokens },
+                    share: Arc::new(Share { _place: own, _tokens: tokens }),
                 };
                 let work = Work::Answer(Box::new(task));
                 self.line.sender.send(work).map_err(|_| ApiError::ending())?;
@@ -244,10 +244,10 @@ impl App {
             let error = ApiError::new(StatusCode::CONFLICT, message);
             return Err(error.code("reload_under_way"));
         };
-        let draft = self.aside(place, move |_| open().map_err(refused)).await?;
-        let method = draft.method();
+        let proposer = self.aside(place, move |_| open().map_err(refused)).await?;
+        let method = proposer.draft.method();
         let (done, told) = oneshot::channel();
-        let swap = Work::Swap(Swap { draft, done });
+        let swap = Work::Swap(Swap { proposer, done });
         self.line.sender.send(swap).map_err(|_| ApiError::ending())?;
         told.await.map_err(|_| ApiError::ending())?.map_err(refused)?;
         Ok(method)

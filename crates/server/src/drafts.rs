@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use longdraft_decode::drafter::Drafter;
-use longdraft_models::draft::Draft;
+use longdraft_decode::drafter::{Drafter, Proposer};
 use tokio::sync::mpsc::{
     UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel,
 };
@@ -12,11 +11,10 @@ use tokio::sync::{Mutex, oneshot};
 use crate::events::Task;
 
 /// Opens the draft that is to propose from now on, on any thread; or says why it cannot.
-pub type OpenDraft = dyn Fn() -> Result<Arc<dyn Draft>, String> + Send + Sync;
+pub type OpenDraft = dyn Fn() -> Result<Proposer, String> + Send + Sync;
 
 /// The drafter of a place with a draft, or why there is none.
-pub type MakeDrafter<'a> =
-    dyn Fn(&Arc<dyn Draft>) -> Result<Option<Box<dyn Drafter + 'a>>, String> + 'a;
+pub type MakeDrafter<'a> = dyn Fn(&Proposer) -> Result<Option<Box<dyn Drafter + 'a>>, String> + 'a;
 
 /// How a server comes by another draft.
 pub struct Drafts<'a> {
@@ -36,7 +34,7 @@ pub(crate) enum Work {
 
 /// Another draft, and who waits for what becomes of it.
 pub(crate) struct Swap {
-    pub(crate) draft: Arc<dyn Draft>,
+    pub(crate) proposer: Proposer,
     pub(crate) done: oneshot::Sender<Result<(), String>>,
 }
 
@@ -95,10 +93,10 @@ impl Control {
     ///
     /// # Errors
     /// - it cannot draft here, or the server ended
-    pub fn swap(&self, draft: Arc<dyn Draft>) -> Result<(), SwapError> {
+    pub fn swap(&self, proposer: Proposer) -> Result<(), SwapError> {
         let (done, told) = oneshot::channel();
         let sender = self.sender.upgrade().ok_or(SwapError::Ended)?;
-        sender.send(Work::Swap(Swap { draft, done })).map_err(|_| SwapError::Ended)?;
+        sender.send(Work::Swap(Swap { proposer, done })).map_err(|_| SwapError::Ended)?;
         drop(sender);
         told.blocking_recv().map_err(|_| SwapError::Ended)?.map_err(SwapError::Refused)
     }
@@ -106,8 +104,8 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::draft::Parameter;
     use longdraft_models::draft::vocabulary::VocabularyMap;
+    use longdraft_models::draft::{Draft, Parameter};
     use longdraft_models::target_model::Tap;
 
     use super::*;
@@ -146,13 +144,17 @@ mod tests {
         }
     }
 
+    fn proposer() -> Proposer {
+        Proposer { draft: Arc::new(None), head: Option::None }
+    }
+
     #[test]
     fn a_draft_that_is_refused_is_told_from_a_server_that_ended() {
         let (control, inbox) = channel();
         let Inbox { line, mut receiver } = inbox;
         let swap = || {
             let control = control.clone();
-            std::thread::spawn(move || control.swap(Arc::new(None)))
+            std::thread::spawn(move || control.swap(proposer()))
         };
         let answer = |receiver: &mut UnboundedReceiver<Work>| match receiver.blocking_recv() {
             Some(Work::Swap(swap)) => swap.done,
@@ -172,7 +174,7 @@ mod tests {
         drop(receiver);
         assert_eq!(asked.join().expect("told"), Err(SwapError::Ended));
         drop(line);
-        assert_eq!(control.swap(Arc::new(None)), Err(SwapError::Ended));
+        assert_eq!(control.swap(proposer()), Err(SwapError::Ended));
     }
 
     /// Else the one that was opened first could be taken last.
@@ -184,7 +186,7 @@ mod tests {
         let open: Arc<OpenDraft> = Arc::new(move || {
             began.send(()).expect("somebody hears");
             gate.lock().expect("not poisoned").recv().expect("it may go on");
-            Ok(Arc::new(None) as Arc<dyn Draft>)
+            Ok(proposer())
         });
         let (control, Inbox { line, mut receiver }) = channel();
         let app = app_of(settings(), Some(open), line);

@@ -26,11 +26,12 @@ pub(crate) struct Task {
     /// Closed when the client is gone.
     pub(crate) events: UnboundedSender<(usize, Event)>,
     pub(crate) asked: Instant,
-    /// Its share of queue, places and tokens; given back when it ends.
-    pub(crate) _share: Share,
+    /// Its share of queue, places and tokens; given back when it ended and who asked has heard of it.
+    pub(crate) share: Arc<Share>,
 }
 
 /// A place in the queue or the batch, and tokens, if these are limited.
+#[derive(Debug)]
 pub(crate) struct Share {
     pub(crate) _place: OwnedSemaphorePermit,
     pub(crate) _tokens: Option<OwnedSemaphorePermit>,
@@ -71,4 +72,6 @@ pub(crate) struct Ending {
     /// Tokens of the prompt that were kept from an earlier request, or copied from another one.
     pub(crate) reused: usize,
     pub(crate) metrics: AcceptanceMetrics,
+    /// Its pieces are held until they are heard, and so is its share.
+    pub(crate) _share: Option<Arc<Share>>,
 }

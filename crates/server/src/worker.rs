@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use longdraft_decode::drafter::Proposer;
 use longdraft_decode::stop::AnswerText;
 use longdraft_decode::{BatchEngine, Committed, EndReason, Generation, Grammar, LogProbs, Origin};
-use longdraft_models::draft::Draft;
 use longdraft_models::tokenizer::TextTokenizer;
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -102,13 +102,13 @@ impl Worker<'_, '_> {
         match work {
             Work::Answer(task) => self.waiting.push_back(*task),
             // Who asked may be gone; the draft is taken all the same.
-            Work::Swap(Swap { draft, done }) => drop(done.send(self.swap(&draft))),
+            Work::Swap(Swap { proposer, done }) => drop(done.send(self.swap(&proposer))),
         }
     }
 
     /// Has another draft propose, if every place can have it.
-    fn swap(&mut self, draft: &Arc<dyn Draft>) -> Result<(), String> {
-        let drafters = (0..self.engine.places()).map(|_| (self.make)(draft));
+    fn swap(&mut self, proposer: &Proposer) -> Result<(), String> {
+        let drafters = (0..self.engine.places()).map(|_| (self.make)(proposer));
         let drafters = drafters.collect::<Result<Vec<_>, String>>()?;
         self.engine.replace_drafters(drafters).map_err(|error| error.to_string())
     }
@@ -147,7 +147,8 @@ impl Worker<'_, '_> {
         while self.engine.has_room()
             && let Some(mut task) = self.waiting.pop_front()
         {
-            let text = match text_of(&task, self.tokenizer) {
+            let before = task.goes_on.then_some(&task.prompt[..]);
+            let text = match AnswerText::new(self.tokenizer, before, &task.stops) {
                 Ok(text) => text,
                 Err(error) => {
                     send(&task, Event::Failed(error.into()));
@@ -240,6 +241,7 @@ impl Worker<'_, '_> {
             tokens: generation.tokens.len(),
             reused: generation.reused_tokens,
             metrics,
+            _share: Some(Arc::clone(&task.share)),
         };
         send(task, Event::End(ending));
     }
@@ -284,19 +286,47 @@ impl Answer<'_> {
     }
 }
 
-/// The text of an answer that has none yet.
-fn text_of<'t>(
-    task: &Task,
-    tokenizer: &'t TextTokenizer,
-) -> longdraft_models::error::Result<AnswerText<'t>> {
-    if !task.goes_on {
-        return Ok(AnswerText::new(tokenizer, &task.stops));
-    }
-    let before: Vec<u32> = task.prompt.iter().map(|token| token.0).collect();
-    AnswerText::after(tokenizer, &before, &task.stops)
-}
-
 /// Who is gone hears nothing; the next round notices.
 fn send(task: &Task, event: Event) {
     let _ = task.events.send((task.choice, event));
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_models::target_model::{Target, TargetOptions};
+    use serde_json::json;
+
+    use super::*;
+    use crate::answer::tests::{TARGET, app_of, settings};
+    use crate::drafts::Inbox;
+    use crate::request::CompletionRequest;
+
+    /// Else who reads slowly holds any number of answers.
+    #[test]
+    fn an_answer_keeps_its_place_until_it_is_read() {
+        let target = Target::open(TARGET, &TargetOptions::default()).expect("target");
+        let (_control, Inbox { line, receiver }) = crate::channel();
+        let mut settings = settings();
+        settings.model.vocabulary = target.config().vocab_size;
+        let app = app_of(settings, None, line);
+        let (meters, tokenizer) = (app.meters(), app.tokenizer.clone());
+        let client = std::thread::spawn(move || {
+            let asked = json!({ "prompt": "a", "max_tokens": 2 });
+            let ask = || {
+                let asked = CompletionRequest::asked(&asked, &app.settings, &app.tokenizer);
+                app.submit(asked.expect("a request")).expect("room")
+            };
+            let (mut first, second) = (ask(), ask());
+            while !second.events.is_closed() {
+                std::thread::yield_now();
+            }
+            assert!(app.require_room().is_err(), "both have ended, and nothing is read");
+            while first.events.try_recv().is_ok() {}
+            assert!(app.require_room().is_ok(), "one is read");
+        });
+        let engine = BatchEngine::new(&target, vec![None]);
+        let told = (&*meters, None, false);
+        work((engine, &|_| Ok(None)), &tokenizer, receiver, &AtomicBool::new(false), told);
+        client.join().expect("as it should be");
+    }
 }

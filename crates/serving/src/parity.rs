@@ -97,18 +97,22 @@ pub(crate) fn normal(purpose: &str, shape: &[usize]) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, shape, &Device::Cpu)?)
 }
 
-/// Embeddings `[V, H]` in the place of the target's, so that the check needs none: one byte each.
+/// Embeddings `[V, H]` in the place of the target's, so that the check needs none: one byte each. Only the rows of
+/// [`fixed_ids`] and of the token `further` are written. The others are never read, so they take no memory.
 ///
 /// # Errors
-/// - they are larger than those of any published target, by files that are wrong
-pub(crate) fn stand_in_embedding(rows: usize, width: usize) -> Result<Tensor> {
-    if rows.saturating_mul(width) > LARGEST_EMBEDDING {
+/// - there are none, or they are larger than those of any published target, by files that are wrong
+pub(crate) fn stand_in_embedding(rows: usize, width: usize, further: u32) -> Result<Tensor> {
+    if rows == 0 || rows.saturating_mul(width) > LARGEST_EMBEDDING {
         let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");
         return Err(candle_core::Error::Msg(problem).into());
     }
-    let values: Vec<u8> = (0..rows)
-        .flat_map(|row| (0..width).map(move |i| ((row * 31 + i * 17 + row * i) % 251) as u8))
-        .collect();
+    let mut values = vec![0_u8; rows * width];
+    for row in fixed_ids(rows).into_iter().chain([further]).map(|id| id as usize) {
+        for (i, value) in values.iter_mut().skip(row * width).take(width).enumerate() {
+            *value = ((row * 31 + i * 17 + row * i) % 251) as u8;
+        }
+    }
     Ok(Tensor::from_vec(values, (rows, width), &Device::Cpu)?)
 }
 
@@ -127,4 +131,26 @@ pub(crate) fn records(step: usize, outputs: &Tensor) -> Result<Vec<RowRecord>> {
             Ok(RowRecord { step, row, argmax: best.0, norm, samples })
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_that_are_read_are_written() -> Result<()> {
+        let (rows, width, further) = (100_000, 6, 99_998);
+        let table = stand_in_embedding(rows, width, further)?.to_vec2::<u8>()?;
+        let mut ids = fixed_ids(rows);
+        ids.push(further);
+        for (row, values) in table.iter().enumerate() {
+            let is_read = ids.contains(&(row as u32));
+            let of = |i: usize| ((row * 31 + i * 17 + row * i) % 251) as u8;
+            let wanted: Vec<u8> = (0..width).map(|i| if is_read { of(i) } else { 0 }).collect();
+            assert_eq!(*values, wanted, "row {row}");
+        }
+        assert!(stand_in_embedding(0, width, 0).is_err());
+        assert!(stand_in_embedding(1 << 20, 1 << 13, 0).is_err());
+        Ok(())
+    }
 }

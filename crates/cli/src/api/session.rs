@@ -395,7 +395,6 @@ fn answer(
             // Here the turns before it are over, and a part of the conversation.
             let mut messages = locked(history).messages.clone();
             options.reuse_prefix = true;
-            options.request = vec![messages.len() as u64 + 1];
             messages.push(Message::new("user", turn));
             (Cow::Owned(encode_chat(&messages, &models.tokenizer)?), None)
         }

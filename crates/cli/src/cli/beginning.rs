@@ -39,10 +39,10 @@ pub(crate) struct InitArguments {
     pub(crate) data: Vec<String>,
     /// To pretrain from shards: the tokenizer that they were packed with.
     #[arg(long, value_name = "PATH")]
-    pub(crate) tokenizer: Option<PathBuf>,
+    pub(crate) tokenizer: Option<String>,
     /// Folder of the run.
     #[arg(long, short, value_name = "DIR")]
-    pub(crate) output: Option<PathBuf>,
+    pub(crate) output: Option<String>,
     /// Time for it: 90s, 30m, 2h, 1h30m, 1d.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) time: Option<f64>,

@@ -54,7 +54,7 @@ pub(crate) struct BpbArguments {
     /// SentencePiece `.model`, or folder with a `tokenizer.json` (a target brings its own).
     #[arg(long)]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Tokens of a window (default: 1024).
+    /// Tokens of a window.
     #[arg(long, default_value_t = 1024)]
     pub(crate) window: usize,
     /// Targets that a window moves on by (default: a quarter of the window).

@@ -63,6 +63,9 @@ pub use serving::{ExportDtype, ExportOptions};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.
+///
+/// Begin with `longdraft quickstart`, which shows all of it, or with `longdraft fit MODEL`, which makes your own model
+/// faster.
 #[derive(Debug, Parser)]
 #[command(name = "longdraft", version, arg_required_else_help = true)]
 #[command(after_help = crate::failure::EXIT_CODES)]
@@ -73,21 +76,21 @@ pub(crate) struct Cli {
     /// Threads to use (default: every core).
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) threads: Option<usize>,
-    /// Tell nothing but results, warnings and errors.
+    /// Print only results, warnings and errors.
     #[arg(short, long, global = true, help_heading = "Global options", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-    /// Tell also what runs on what, and how long it took.
+    /// Print also what runs on what, and how long it took.
     #[arg(short, long, global = true, help_heading = "Global options")]
     pub(crate) verbose: bool,
     /// When to use colours (NO_COLOR and a terminal that calls itself dumb ask for none).
     #[arg(long, global = true, help_heading = "Global options", value_name = "WHEN")]
     #[arg(default_value = "auto")]
     pub(crate) color: ColorChoice,
-    /// Add what is told on stderr to this file, too, every line with its time; it also has what --quiet leaves out
-    /// and --verbose would add.
+    /// Also add what is printed to stderr to this file, every line with its time; the file has what --quiet leaves
+    /// out and --verbose would add, too.
     #[arg(long, global = true, help_heading = "Global options", value_name = "FILE")]
     pub(crate) log_file: Option<PathBuf>,
-    /// Print a machine-readable last line, of an error too.
+    /// Print a last line of JSON for programs, also for an error.
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
@@ -163,24 +166,28 @@ pub(crate) enum OpsChoice {
 /// Commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// The whole pipeline without a network: train a draft for a small target in three stages, extract
+    /// Show the whole pipeline without a network: train a draft for a small target in three stages, extract
     /// it, decode with and without it, plot.
     ///
     /// Example: longdraft quickstart
     Quickstart(QuickstartArguments),
-    /// From a model to a faster model: measures this machine, says what to expect, has the target write
-    /// answers, trains a draft within the time, proves it on prompts that were set aside, and exports it.
-    /// The same command goes on where it was stopped; with more --time it adds.
+    /// Make a model faster with one command: train a draft for it, measure the draft, and export it.
+    ///
+    /// It measures this machine and says what to expect. The target answers prompts, a draft learns from the answers
+    /// within the time, and is measured on prompts that were set aside. The same command goes on where it was
+    /// stopped; with more --time it adds.
     ///
     /// Example: longdraft fit qwen2.5-coder-0.5b-q4_k_m.gguf --prompts mine.jsonl --time 2h
     Fit(FitArguments),
-    /// Train a draft: one stage, or the stages of a curriculum one after the other; goes on by
-    /// itself when the output directory holds a checkpoint.
+    /// Train a draft by a configuration: one stage, or the stages of a curriculum one after the other.
+    ///
+    /// It goes on by itself when the output directory holds a checkpoint.
     ///
     /// Example: longdraft train conf/glide/smollm2.yaml train.seed=1
     Train(TrainArguments),
-    /// Write the target's features to `train.features`, so that `train` runs without the target's layers;
-    /// says first how much that is. Several processes share the work; a killed one goes on.
+    /// Write the target's features to `train.features`, so that `train` runs without the target's layers.
+    ///
+    /// It says first how much that is. Several processes share the work; a killed one goes on.
     ///
     /// Example: longdraft capture conf/eagle3/smollm2-offline.yaml train.features=features
     Capture(CaptureArguments),
@@ -199,8 +206,9 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft export runs/smollm2 --to vllm --output exports/smollm2-vllm
     Export(ExportArguments),
-    /// Check an exported folder without any engine: every problem at once, with what each engine would
-    /// do and the way out.
+    /// Check an exported folder without any engine.
+    ///
+    /// It lists every problem at once, with what each engine would do, and what to do about it.
     ///
     /// Example: longdraft verify exports/smollm2-vllm --target model.gguf --checkpoint runs/smollm2
     Verify(VerifyArguments),
@@ -208,7 +216,7 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft push exports/smollm2-vllm my-org/smollm2-eagle3 --dry-run
     Push(PushArguments),
-    /// Text from the target, with a draft or without.
+    /// Write text with the target, with a draft or without.
     ///
     /// Example: longdraft generate --target model.gguf --draft runs/smollm2/draft --prompt "Once"
     Generate(GenerateArguments),
@@ -217,7 +225,7 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft serve model.gguf --draft runs/smollm2/draft --port 8080
     Serve(ServeArguments),
-    /// Remove what a server learned of its answers.
+    /// Remove what `serve --learn` kept and learned.
     #[command(subcommand)]
     Learn(LearnCommand),
     /// Pretrain a small language model, pack it, and score it.
@@ -238,8 +246,9 @@ pub(crate) enum Command {
     /// Look at training data, measure it, prepare it, or have the target answer it anew.
     #[command(subcommand)]
     Data(DataCommand),
-    /// Fetch a model of the Hugging Face hub, or a small real target; a download that was cut off goes on.
-    /// Prints where it lies.
+    /// Fetch a model of the Hugging Face hub, or a small real target, and print where it lies.
+    ///
+    /// A download that was cut off goes on.
     ///
     /// Example: longdraft fetch Qwen/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M
     Fetch(FetchArguments),
@@ -247,19 +256,19 @@ pub(crate) enum Command {
     ///
     /// Example: longdraft parity cases/qwen2_short --json
     Parity(ParityArguments),
-    /// Check every op against f64, forward and backward, with f32 and bf16 products, or time it.
+    /// Check every op of training and decoding against f64 on a device, or time it.
     ///
     /// Example: longdraft kernel-check --device cuda:0 --real --json
     KernelCheck(KernelCheckArguments),
-    /// Results and plots of runs, side by side, as one HTML page that needs no network.
+    /// Write results and plots of runs, side by side, as one HTML page that needs no network.
     ///
     /// Example: longdraft report runs/a runs/b --output comparison.html
     Report(ReportArguments),
-    /// Serve a page of runs on this machine that updates while they go; finished, it is their report.
+    /// Serve a page of runs on this machine that updates while they go; in the end it is their report.
     ///
     /// Example: longdraft watch runs/fit/smollm2 --open
     Watch(WatchArguments),
-    /// What runs there are, how they compare; delete some.
+    /// List, compare or delete runs.
     #[command(subcommand)]
     Runs(RunsCommand),
     /// Print a script that completes commands and options in a shell.

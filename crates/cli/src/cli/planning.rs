@@ -8,10 +8,10 @@ pub(crate) struct PlanArguments {
     /// Nothing is loaded or written, and no rank is started.
     #[arg(long)]
     pub(crate) plan: bool,
-    /// Memory of a rank in GiB, on a GPU its own (default: what is free on this machine).
+    /// Memory of one rank in GiB, on a GPU its own (default: what is free on this machine, on a CPU its share of that).
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,
-    /// 10⁹ operations a second of a rank (default: measured here, if it is a CPU).
+    /// 10⁹ operations a second of one rank (default: measured here, if it is a CPU, for its share of the cores).
     #[arg(long, requires = "plan", value_parser = positive)]
     pub(crate) gflops: Option<f64>,
     /// 10⁹ bytes a second that a rank sends (default: 1.25, a 10 Gbit/s network; of GPUs by NCCL 370.8, NVLink within a
@@ -21,7 +21,8 @@ pub(crate) struct PlanArguments {
     /// The same to ranks of other machines (default: as --bandwidth; of GPUs by NCCL 48.5, InfiniBand of 400 Gbit/s).
     #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
     pub(crate) network_bandwidth: Option<f64>,
-    /// Ranks of a machine (default: 1, of GPUs by NCCL 8).
+    /// Ranks on each machine (default: 1, of GPUs by NCCL 8). Without it the ranks of --ranks N share this machine, if it
+    /// is a CPU: each has an N-th of its free memory, its cores and their speed.
     #[arg(long, requires = "plan", value_name = "RANKS", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) machine_ranks: Option<u64>,
     /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).

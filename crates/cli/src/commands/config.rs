@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{
-    ConfigurationError, Kind, Problem, compose, compose_pretrain, input_problems, json_schema,
-    kind_of, markdown_of, read, schema_of, show,
+    Composed, ConfigurationError, Kind, Problem, compose, compose_pretrain, input_problems,
+    json_schema, kind_of, markdown_of, read, schema_of, show,
 };
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::{Purpose, Reach};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::ConfigCommand;
 use crate::commands::pretrain::grid_problems;
@@ -19,7 +19,12 @@ use crate::failure::{Failure, Result};
 pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
     match command {
         ConfigCommand::Show(arguments) => {
-            out!("{}", show(&read(&arguments.config, &arguments.overrides)?));
+            let composed = read(&arguments.config, &arguments.overrides)?;
+            if json {
+                outjson!({ "stages": to_json(&composed) });
+            } else {
+                out!("{}", show(&composed));
+            }
             Ok(())
         }
         ConfigCommand::Check { configs, keys } => check_all(configs, *keys, json),
@@ -31,6 +36,20 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
                 (false, false) => outln!("{:#}", json_schema()),
             }
             Ok(())
+        }
+    }
+}
+
+/// Every stage with its configuration; that of a file without stages has no name.
+fn to_json(composed: &Composed) -> Vec<Value> {
+    let stage = |name: Option<&str>, config: &TrainConfig| {
+        let config = config.record();
+        json!({ "stage": name, "configuration": config })
+    };
+    match composed {
+        Composed::Stage(located) => vec![stage(None, &located.config)],
+        Composed::Curriculum { stages, .. } => {
+            stages.iter().map(|one| stage(Some(&one.name), &one.located.config)).collect()
         }
     }
 }

@@ -92,7 +92,8 @@ pub(crate) fn tell(output: &Path, end: End, world: &World, json: bool) -> Result
     };
     let page = report::write_page(output)?;
     if json {
-        let held_out = &finished.held_out;
+        let (held_out, output) = (&finished.held_out, output.to_string_lossy());
+        let page = page.to_string_lossy();
         outjson!({ "output": output, "finished": true, "report": page, "held_out": held_out });
     } else {
         outln!(
@@ -193,6 +194,7 @@ impl Stopped {
     pub(crate) fn tell(&self, output: &Path, json: bool) {
         let stage = &self.stage;
         if json {
+            let output = output.to_string_lossy();
             outjson!({ "output": output, "finished": false, "stage": stage });
         } else {
             outln!("stopped in stage {stage}: the same command goes on from there");

@@ -36,8 +36,8 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
             }
         }
         written.push(json!({
-            "profile": profile.name(), "output": folder, "tensors": exported.tensors,
-            "files": exported.files, "warnings": exported.warnings,
+            "profile": profile.name(), "output": folder.to_string_lossy(),
+            "tensors": exported.tensors, "files": exported.files, "warnings": exported.warnings,
         }));
     })?;
     if json {

@@ -29,8 +29,8 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
     let best = best.ok().map(|best| best.step).filter(|step| *step != state.step);
     if json {
         outjson!({
-            "output": output, "tensors": tensors, "checkpoint": checkpoint, "step": state.step,
-            "best_step": best,
+            "output": output.to_string_lossy(), "tensors": tensors,
+            "checkpoint": checkpoint.to_string_lossy(), "step": state.step, "best_step": best,
         });
         return Ok(());
     }

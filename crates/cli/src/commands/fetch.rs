@@ -46,7 +46,8 @@ pub(crate) fn run(arguments: &FetchArguments, json: bool) -> Result<()> {
         _ => hub::fetch(&id(arguments)?)?,
     };
     if json {
-        outjson!({ "path": path, "files": files, "next": next });
+        let files: Vec<_> = files.iter().map(|file| file.to_string_lossy()).collect();
+        outjson!({ "path": path.to_string_lossy(), "files": files, "next": next });
         return Ok(());
     }
     // The path alone goes to stdout: target=$(longdraft fetch ...).

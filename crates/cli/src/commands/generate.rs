@@ -195,7 +195,6 @@ impl Writer<'_> {
         prompt: &[TargetTokenId],
     ) -> Result<(Generation, String)> {
         self.options.reuse_prefix = true;
-        self.options.request = vec![messages.len() as u64];
         let (generation, text) = self.answer(prompt)?;
         messages.push(Message::new("assistant", &text));
         Ok((generation, text))

@@ -14,17 +14,26 @@ pub(super) fn completions(arguments: &CompletionsArguments) {
 }
 
 /// Prints the main page, or writes one for every command.
-pub(super) fn man(arguments: &ManArguments) -> Result<()> {
+pub(super) fn man(arguments: &ManArguments, json: bool) -> Result<()> {
     let Some(folder) = &arguments.output else {
         let mut page = Vec::new();
         let written = clap_mangen::Man::new(command()).render(&mut page);
         written.map_err(|error| Failure::work(format!("the page: {error}")))?;
-        out!("{}", String::from_utf8_lossy(&page));
+        let page = String::from_utf8_lossy(&page);
+        if json {
+            outjson!({ "page": page });
+        } else {
+            out!("{page}");
+        }
         return Ok(());
     };
     let fail = Failure::at(folder);
     std::fs::create_dir_all(folder).map_err(fail)?;
     clap_mangen::generate_to(command(), folder).map_err(fail)?;
-    outln!("wrote a page for every command to {}", folder.display());
+    if json {
+        outjson!({ "output": folder.to_string_lossy() });
+    } else {
+        outln!("wrote a page for every command to {}", folder.display());
+    }
     Ok(())
 }

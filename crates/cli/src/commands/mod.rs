@@ -179,7 +179,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Push(push) => push::run(&push, arguments.json),
         Command::Generate(generate) => generate::run(&generate, arguments.json),
         Command::Serve(serve) => serve::run(&serve, arguments.json),
-        Command::Learn(command) => learn::run(&command),
+        Command::Learn(command) => learn::run(&command, arguments.json),
         Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
         Command::Eval(EvalCommand::HeldOut(held_out)) => {
             eval::held_out::run(&held_out, arguments.json)
@@ -207,7 +207,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
             habits::completions(&completions);
             Ok(())
         }
-        Command::Man(man) => habits::man(&man),
+        Command::Man(man) => habits::man(&man, arguments.json),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),
         Command::Doctor(doctor) => doctor::run(&doctor, arguments.json),

@@ -118,11 +118,12 @@ fn manifest(arguments: &PushArguments) -> Result<Manifest> {
             Failure::usage(problem).hint(format!("send one of them, such as {}", first.display()))
         );
     }
-    let hint = "only folders written by `longdraft export` are sent";
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).hint(hint))?;
-    let manifest: Manifest = serde_json::from_str(&text)
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).hint(hint))?;
+    let text = std::fs::read_to_string(&path);
+    let read = text.and_then(|text| Ok(serde_json::from_str::<Manifest>(&text)?));
+    let manifest = read.map_err(|error| {
+        Failure::usage(format!("{}: {error}", path.display()))
+            .hint("only folders written by `longdraft export` are sent")
+    })?;
     if manifest.profile == Profile::Speculators && !is_hub_name(&manifest.target.name) {
         return Err(Failure::usage(format!(
             "the export names its target `{}`, which nobody else can load",

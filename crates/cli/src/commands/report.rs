@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &ReportArguments, json: bool) -> Result<()> {
     if json {
         let rows: Vec<StageSummary> = runs.iter().flat_map(StageSummary::of_run).collect();
         let problems: usize = runs.iter().map(|run| run.problems.len()).sum();
+        let output = output.to_string_lossy();
         outjson!({"output": output, "stages": rows, "skipped": problems});
     } else {
         outln!("wrote {}", output.display());

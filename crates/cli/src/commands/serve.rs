@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use longdraft_decode::BatchEngine;
-use longdraft_models::draft::Draft;
+use longdraft_decode::drafter::Proposer;
 use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
 
 use crate::cli::{PaceChoice, ServeArguments};
@@ -96,7 +96,7 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
     let open = may_come.then(|| {
         let (decoding, models) = (decoding.clone(), Arc::clone(models));
         let learned = arguments.learning.learn.clone();
-        let open = move || -> Result<Arc<dyn Draft>> {
+        let open = move || -> Result<Proposer> {
             let learned = learned.as_deref().and_then(learn::learned_draft);
             let source = match learned {
                 Some(place) => Some(DraftSource::find(&place)?),
@@ -107,8 +107,8 @@ fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<
         };
         Arc::new(move || open().map_err(|failure| failure.message().to_owned())) as Arc<OpenDraft>
     });
-    let make = move |draft: &Arc<dyn Draft>| {
-        let drafter = decoding.drafter_with(models, draft);
+    let make = move |proposer: &Proposer| {
+        let drafter = decoding.drafter_with(models, proposer);
         drafter.map_err(|failure| failure.message().to_owned())
     };
     Drafts { open, make: Box::new(make) }

@@ -155,8 +155,9 @@ fn summary(
     speed: Option<f64>,
 ) -> Value {
     json!({
-        "output": config.output, "steps": steps, "finished": finished, "held_out": held_out,
-        "median_tokens_per_second": speed, "peak_memory_mib": peak_resident_mib(),
+        "output": config.output.to_string_lossy(), "steps": steps, "finished": finished,
+        "held_out": held_out, "median_tokens_per_second": speed,
+        "peak_memory_mib": peak_resident_mib(),
     })
 }
 
@@ -274,6 +275,7 @@ pub(crate) fn train(
         config.tracking.report_to.clear();
     }
     let voice = progress.voice();
+    progress.limit(&config);
     let started = std::time::Instant::now();
     let mut tracked = Tracked::new(&config, progress);
     let config = recheck(config)?;

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::export::profile_named;
 use crate::cli::{DecodingArguments, PaceChoice, VerifyArguments};
-use crate::decoding::{Models, Proposer, encode_text};
+use crate::decoding::{Models, encode_text, open_proposer};
 use crate::draft_source::{DraftSource, exports};
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
@@ -58,7 +58,8 @@ pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
         (_, 0) => Ok(()),
         (1, _) => failures.pop().map_or(Ok(()), Err),
         (all, bad) => Err(Failure::work(format!("{bad} of {all} exports may not be served"))
-            .hint("each finding above says what to do")),
+            .hint("each finding above says what to do")
+            .in_result()),
     }
 }
 
@@ -140,7 +141,7 @@ impl Checked {
 
     fn to_json(&self, strict: bool, folder: &Path) -> Value {
         let mut value = serde_json::to_value(&self.report).unwrap_or_default();
-        value["folder"] = json!(folder);
+        value["folder"] = json!(folder.to_string_lossy());
         value["clean"] = self.report.is_clean(strict).into();
         value["tau"] = self.decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
         value
@@ -200,7 +201,7 @@ fn compare_decoding(
     target: &str,
 ) -> Result<(f64, f64)> {
     let (decoding, models) = open(export, target)?;
-    let own = Proposer::open(&DraftSource::find(checkpoint)?, &models.target)?;
+    let own = open_proposer(&DraftSource::find(checkpoint)?, &models.target)?;
     let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
     options.max_new_tokens = tokens;
     let prompt = encode_text(TEXT, &models.tokenizer, &models.target)?;

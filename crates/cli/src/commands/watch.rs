@@ -90,8 +90,10 @@ impl Counter {
 pub(crate) struct Watched {
     counter: Counter,
     is_over: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<std::io::Result<()>>,
+    thread: Serving,
 }
+
+type Serving = std::thread::JoinHandle<std::io::Result<()>>;
 
 /// Serves a page of a run beside the command that makes it, and shows it.
 pub(crate) fn beside(folder: &Path) -> Result<Watched> {
@@ -117,8 +119,6 @@ impl Watched {
         let _ = self.thread.join();
     }
 }
-
-type Serving = std::thread::JoinHandle<std::io::Result<()>>;
 
 fn start(
     folders: &[PathBuf],

@@ -45,12 +45,15 @@ pub(crate) struct Failure {
     in_result: bool,
     /// Whether a loss or a gradient of a training was not finite.
     is_divergence: bool,
+    /// Whether a folder holds a training with other settings.
+    is_other_run: bool,
 }
 
 impl Failure {
     fn new(code: u8, message: String) -> Self {
         let (hint, problems) = (None, Vec::new());
-        Self { code, message, hint, problems, in_result: false, is_divergence: false }
+        let (in_result, is_divergence, is_other_run) = (false, false, false);
+        Self { code, message, hint, problems, in_result, is_divergence, is_other_run }
     }
 
     /// The work failed.
@@ -147,6 +150,11 @@ impl Failure {
     /// Whether a training lost its finite numbers.
     pub(crate) fn is_divergence(&self) -> bool {
         self.is_divergence
+    }
+
+    /// Whether a training met the folder of another one.
+    pub(crate) fn is_other_run(&self) -> bool {
+        self.is_other_run
     }
 
     /// Tells a person, and with `--json` a program.
@@ -288,6 +296,8 @@ impl From<TrainError> for Failure {
             _ => None,
         };
         let is_divergence = matches!(error, TrainError::NotFinite { .. });
-        Self { is_divergence, ..Self::work(error).hinted(hint) }
+        let is_other_run =
+            matches!(error, TrainError::OtherRun { .. } | TrainError::OtherLength { .. });
+        Self { is_divergence, is_other_run, ..Self::work(error).hinted(hint) }
     }
 }

@@ -37,8 +37,8 @@ macro_rules! outln {
     }};
 }
 
-/// Prints an object of JSON as a line of stdout. A value that is no JSON, such as a path that is not
-/// UTF-8, is `null` there, with a warning.
+/// Prints an object of JSON as a line of stdout. A path is given as `to_string_lossy` shows it: a value that is no JSON,
+/// as one that is not UTF-8, is `null` there, with a warning.
 macro_rules! outjson {
     ({ $($key:tt: $value:expr),* $(,)? }) => {{
         #[allow(dead_code, non_upper_case_globals, reason = "as it is written in JSON")]

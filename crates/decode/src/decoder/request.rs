@@ -9,7 +9,7 @@ use longdraft_models::{TargetConfig, TargetTokenId};
 
 use super::{Committed, DecodeOptions, EndReason, RoundListener};
 use crate::acceptance::AcceptanceMetrics;
-use crate::distribution::Sampling;
+use crate::distribution::{Counts, Sampling};
 use crate::draws::CounterDraws;
 use crate::error::{DecodeError, Result};
 use crate::grammar::{Grammar, SoFar, fitting};
@@ -27,6 +27,8 @@ pub(super) struct Request {
     grammar: Option<Box<dyn Grammar>>,
     pub(super) tokens: Vec<TargetTokenId>,
     pub(super) prompt_len: usize,
+    /// How often the answer has each of its tokens, where penalties ask for it.
+    pub(super) counts: Counts,
     pub(super) cache: KvCache,
     /// Tokens of the prompt that were not read: the cache holds them from the start.
     pub(super) reused_tokens: usize,
@@ -68,10 +70,11 @@ impl Request {
             options: options.clone(),
             verifier: Verifier { sampling: options.sampling.clone(), rule: options.rule },
             sampling: Arc::new(options.sampling.clone()),
-            draws: CounterDraws::new(options.seed, &options.request),
+            draws: CounterDraws::new(options.seed, &options.request).after(prompt),
             grammar,
             tokens: prompt.to_vec(),
             prompt_len: prompt.len(),
+            counts: Counts::new(),
             reused_tokens: cache.len(),
             cache,
             context,
@@ -120,9 +123,8 @@ impl Request {
     /// Judges a tree below the root by the logits `[rows, V]` of its rows.
     pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
         let position = self.position();
-        let generated = &self.tokens[self.prompt_len..];
         let grammar = self.grammar.as_mut().map(|grammar| &mut **grammar as &mut dyn Grammar);
-        let so_far = SoFar { generated, grammar };
+        let so_far = SoFar { counts: self.counts.clone(), grammar };
         self.verifier.verify_after(so_far, tree, logits, position, &mut self.draws)
     }
 
@@ -157,6 +159,7 @@ impl Request {
             return Ok(false);
         }
         self.tokens.push(committed.token);
+        self.options.sampling.count(std::iter::once(committed.token), &mut self.counts);
         if let Some(grammar) = &mut self.grammar {
             grammar.advance(committed.token)?;
         }
@@ -183,7 +186,7 @@ impl Request {
         budget.min(room).saturating_sub(1)
     }
 
-    /// Index of the next token. It keys the draws of a round: a text that goes on draws anew, also by a request of its own.
+    /// Index of the next token. It keys the draws of a round: a text that goes on draws anew.
     pub(super) fn position(&self) -> u64 {
         self.tokens.len() as u64
     }

@@ -182,7 +182,7 @@ impl<'a> Sequence<'a> {
             shape = pace.cut(&shape);
         }
         let worth = if is_paced { pace.worth() } else { None };
-        let sampling = match options.sampling.for_drafts(request.generated()) {
+        let sampling = match options.sampling.for_drafts(&request.counts) {
             Cow::Borrowed(_) => Arc::clone(&request.sampling),
             Cow::Owned(folded) => Arc::new(folded),
         };

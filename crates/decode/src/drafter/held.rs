@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use longdraft_models::draft::Draft;
 
+use super::ReducedHead;
+
 /// A draft of any kind.
 #[derive(Clone)]
 pub enum AnyDraft<'a> {
@@ -47,6 +49,15 @@ impl<'a> AnyDraft<'a> {
             Self::Shared(draft) => draft.method(),
         }
     }
+}
+
+/// A draft with the head that it proposes through, where that has fewer tokens than the target's.
+#[derive(Clone)]
+pub struct Proposer {
+    /// The draft.
+    pub draft: Arc<dyn Draft>,
+    /// Its head.
+    pub head: Option<Arc<ReducedHead>>,
 }
 
 /// A draft of one kind.

@@ -32,7 +32,7 @@ pub use block::{BlockDraftModel, BlockDrafter, BlockModel, Chosen};
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;
-pub use held::{AnyDraft, Held};
+pub use held::{AnyDraft, Held, Proposer};
 pub use lookup::{
     Datastore, GrownDatastore, LookedUp, LookupChances, LookupDrafter, Match, MatchClass,
 };

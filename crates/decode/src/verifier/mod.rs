@@ -10,7 +10,7 @@ mod ratio;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
-use crate::distribution::{Counts, Sampling, most_likely};
+use crate::distribution::{Sampling, most_likely};
 use crate::draws::{Draws, Place, Purpose};
 use crate::error::Result;
 use crate::grammar::SoFar;
@@ -87,11 +87,9 @@ impl Verifier {
     ) -> Result<Verdict> {
         let mut verdict = Verdict { path: Vec::new(), next: tree.token(0), residual_fallbacks: 0 };
         let mut row = 0;
-        // Once a round, not for every row: answers may be long.
-        let mut counts = Counts::new();
-        self.sampling.count(so_far.generated.iter().copied(), &mut counts);
         loop {
-            let logits = so_far.allowed(self.sampling.adjusted_by(&logits[row], &counts))?;
+            let adjusted = self.sampling.adjusted_by(&logits[row], &so_far.counts);
+            let logits = so_far.allowed(adjusted)?;
             let accepted = if self.sampling.is_greedy() {
                 match_child(tree, row, most_likely(&logits)?)
             } else {
@@ -110,7 +108,7 @@ impl Verifier {
             match accepted {
                 Ok(child) => {
                     so_far.advance(tree.token(child))?;
-                    self.sampling.count(std::iter::once(tree.token(child)), &mut counts);
+                    self.sampling.count(std::iter::once(tree.token(child)), &mut so_far.counts);
                     verdict.path.push(child);
                     row = child;
                 }

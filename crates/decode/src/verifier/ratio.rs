@@ -4,7 +4,7 @@
 //! ```text
 //! P = p;  certain children x:  accept with P(x), else P(x) = 0 and renormalise
 //! Q = q;  drawn children x in draw order:  accept with min(1, P(x) / Q(x)),
-//!         else P = norm((P − Q)₊), and without replacement Q(x) = 0, renormalised
+//!         else P = norm((P − Q)₊) and Q(x) = 0, renormalised
 //! nobody accepted: commit a token from P
 //! ```
 
@@ -52,7 +52,7 @@ pub fn test_children(
             fell_back |= residual(&mut p, &original);
         }
     }
-    let mut q = tree.distribution(row).map(<[f64]>::to_vec).unwrap_or_default();
+    let mut q = tree.distribution(row).unwrap_or_default();
     q.resize(p.len(), 0.0);
     for (child, node) in drawn {
         let place = node.token.0 as usize;
@@ -64,7 +64,7 @@ pub fn test_children(
         tested += 1;
         p.iter_mut().zip(&q).for_each(|(p, q)| *p = (*p - q).max(0.0));
         fell_back |= residual(&mut p, &original);
-        if !tree.replacement() && place < q.len() {
+        if place < q.len() {
             q[place] = 0.0;
             normalise(&mut q);
         }

@@ -62,7 +62,7 @@ fn a_residual_drawn_from_the_target_is_caught() {
             (false, draws.choose(AT, &P) as u32)
         }
     };
-    let distribution = one_node(|draws| drawn_children(1, false, draws), judge);
+    let distribution = one_node(|draws| drawn_children(1, draws), judge);
     assert_distribution(distribution, [0.33, 0.145, 0.3125, 0.0725, 0.14]);
 }
 
@@ -90,7 +90,7 @@ fn a_token_dropped_after_its_draw_is_caught() {
         let kept: Vec<usize> = tokens(tree).into_iter().filter(|x| Q[*x] >= 0.2).collect();
         ratio(&kept, &Q, true, draws)
     };
-    let distribution = one_node(|draws| drawn_children(1, false, draws), judge);
+    let distribution = one_node(|draws| drawn_children(1, draws), judge);
     assert_distribution(distribution, [0.33, 0.12, 0.30, 0.06, 0.19]);
 }
 
@@ -101,14 +101,14 @@ fn children_tested_by_score_are_caught() {
         children.sort_by(|a, b| Q[*b].total_cmp(&Q[*a]));
         ratio(&children, &Q, true, draws)
     };
-    let distribution = one_node(|draws| drawn_children(2, false, draws), judge);
+    let distribution = one_node(|draws| drawn_children(2, draws), judge);
     assert_distribution(distribution, [0.378_346, 0.181_244, 0.189_223, 0.050_622, 0.200_566]);
 }
 
 #[test]
 fn a_distribution_that_is_not_updated_is_caught() {
     let judge = |tree: &Tree, draws: &mut dyn Draws| ratio(&tokens(tree), &Q, false, draws);
-    let distribution = one_node(|draws| drawn_children(2, false, draws), judge);
+    let distribution = one_node(|draws| drawn_children(2, draws), judge);
     assert_distribution(distribution, [0.393_327, 0.10, 0.272_365, 0.05, 0.184_309]);
 }
 
@@ -131,6 +131,6 @@ fn probabilities_by_node_number_are_caught() {
         }
         (false, draws.choose(AT, &rest(&P, &Q)) as u32)
     };
-    let (_, distribution) = one_node(|draws| drawn_children(1, false, draws), judge);
+    let (_, distribution) = one_node(|draws| drawn_children(1, draws), judge);
     assert!(distance(&distribution) > 0.02, "{distribution:?}");
 }

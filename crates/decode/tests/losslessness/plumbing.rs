@@ -284,6 +284,34 @@ fn the_same_seed_gives_the_same_tokens_and_another_seed_others() {
     }
 }
 
+/// Else a chat that drops its first messages could draw an answer with the numbers of the one before it.
+#[test]
+fn texts_after_other_prompts_are_drawn_with_other_numbers() {
+    let target = target("llama", 16, (2, 2), 52);
+    let mut options = options(64);
+    // All tokens are about as likely: the numbers alone decide.
+    options.sampling = Sampling::at(100.0);
+    let after = |seed| generate(&target, None, &prompt(9, seed), &options).tokens;
+    let (one, other) = (after(52), after(53));
+    let alike = one.iter().zip(&other).filter(|(a, b)| a == b).count();
+    assert!(alike < 16, "{alike} of {}", one.len());
+}
+
+#[test]
+fn penalties_count_every_token_of_the_answer() {
+    let target = target("llama", 16, (2, 2), 53);
+    let drafts = Drafts::new(&target, 53);
+    let mut options = options(40);
+    options.sampling.presence_penalty = 100.0;
+    for kind in [None, Some(Kind::Glide), Some(Kind::Lookup)] {
+        let drafter = kind.map(|kind| drafter(kind, &target, &drafts));
+        let mut tokens = generate(&target, drafter, &prompt(9, 53), &options).tokens;
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), 40, "{kind:?}: a token came twice");
+    }
+}
+
 #[test]
 fn top_k_of_one_is_greedy() {
     let target = target("llama", 16, (2, 2), 61);

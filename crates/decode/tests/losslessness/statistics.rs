@@ -10,6 +10,7 @@ use longdraft_decode::drafter::{
     Asked, Beside, Combination, CombinedDrafter, DraftContext, DraftModel, Drafter, Forecast,
     LookupDrafter, ModelDrafter, Plan, Turn,
 };
+use longdraft_decode::tree::Distribution;
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
@@ -80,8 +81,8 @@ impl Drafter for Misstating<'_> {
         let mut tree = self.0.propose(context, plan)?;
         for row in 0..tree.rows() {
             if let Some(distribution) = tree.distribution(row) {
-                let smaller = distribution.iter().map(|q| 0.2 * q).collect();
-                tree.set_distribution(row, Arc::new(smaller));
+                let smaller: Vec<f64> = distribution.iter().map(|q| 0.2 * q).collect();
+                tree.set_distribution(row, Arc::new(Distribution::of(&smaller)));
             }
         }
         Ok(tree)

@@ -6,7 +6,7 @@ mod tests;
 use longdraft_kernels::rope::RopeScaling;
 
 use super::families::{self, Sizes};
-use super::rope::yarn_attention_factor;
+use super::rope::yarn_of_gguf;
 use super::{Architecture, ExpertsConfig, RopeParameters, TargetConfig, end_tokens, limits};
 use crate::error::Problems;
 use crate::weights::gguf::header::Header;
@@ -195,16 +195,16 @@ impl<'a> Keys<'a> {
         self.header.tensors.contains_key(tensor)
     }
 
-    /// YaRN's factor on cos and sin; `yarn_log_multiplier` is the `mscale_all_dim` of other files, whose
-    /// `mscale` is 1. In files of `deepseek2` both are the same. `attn_factor` multiplies all of it.
-    fn yarn_attention_factor(&self, factor: f64) -> f64 {
-        let all = self.number(LOG_MULTIPLIER).filter(|all| *all != 0.0);
-        let further = self.number("rope.scaling.attn_factor").unwrap_or(1.0);
-        if all.is_some() && self.prefix == "deepseek2" {
-            return further;
-        }
-        let given = self.number("rope.scaling.yarn_attn_factor");
-        further * yarn_attention_factor(factor, given, all.map(|_| 1.0), all)
+    fn yarn(&self, factor: f64, context: usize) -> RopeScaling {
+        // In files of `deepseek2` the two `mscale`s are the same, so they cancel each other.
+        let has_multiplier = self.number(LOG_MULTIPLIER).is_some_and(|all| all != 0.0);
+        let cancel = has_multiplier && self.prefix == "deepseek2";
+        let number = |key: &str| match key {
+            "yarn_attn_factor" if cancel => Some(1.0),
+            _ => self.number(&format!("rope.scaling.{key}")),
+        };
+        // Without a key for it: published files of the family say so.
+        yarn_of_gguf(number, (factor, context), self.prefix != "gpt-oss")
     }
 
     /// What frequencies are divided by, of which 0 is 1; older files have another name for it.
@@ -239,17 +239,7 @@ impl<'a> Keys<'a> {
             None | Some("linear" | "none") => RopeScaling::None,
             // What tensors of the file hold.
             Some("longrope") if self.has_factors_by_length() => RopeScaling::None,
-            Some("yarn") => RopeScaling::Yarn {
-                factor,
-                beta_fast: self.number("rope.scaling.yarn_beta_fast").unwrap_or(32.0),
-                beta_slow: self.number("rope.scaling.yarn_beta_slow").unwrap_or(1.0),
-                original_context: self
-                    .number("rope.scaling.original_context_length")
-                    .unwrap_or(context as f64),
-                attention_factor: self.yarn_attention_factor(factor),
-                // Without a key for it: published files of the family say so.
-                truncate: self.prefix != "gpt-oss",
-            },
+            Some("yarn") => self.yarn(factor, context),
             Some(other) => {
                 let known = "none, linear, yarn, and longrope of phi3 with its factors";
                 self.problems.push(format!("unknown rope scaling `{other}` (known: {known})"));

@@ -229,8 +229,7 @@ impl TargetConfig {
         let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| ModelError::invalid(path, format!("not JSON: {error}")))?;
-        let mut config = Self::from_json(&value)
-            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
+        let mut config = Self::from_json(&value).map_err(ModelError::all_in(path))?;
         config.add_ends(end_tokens::beside(path)?);
         Ok(config)
     }

@@ -247,6 +247,25 @@ fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -
     }
 }
 
+/// YaRN as the keys of a GGUF file say it; `number` reads those of `rope.scaling`. `yarn_log_multiplier` is the
+/// `mscale_all_dim` of other files, whose `mscale` is 1. `attn_factor` multiplies all of it.
+pub(crate) fn yarn_of_gguf(
+    number: impl Fn(&str) -> Option<f64>,
+    (factor, context): (f64, usize),
+    truncate: bool,
+) -> RopeScaling {
+    let all = number("yarn_log_multiplier").filter(|all| *all != 0.0);
+    let own = yarn_attention_factor(factor, number("yarn_attn_factor"), all.map(|_| 1.0), all);
+    RopeScaling::Yarn {
+        factor,
+        beta_fast: number("yarn_beta_fast").unwrap_or(32.0),
+        beta_slow: number("yarn_beta_slow").unwrap_or(1.0),
+        original_context: number("original_context_length").unwrap_or(context as f64),
+        attention_factor: number("attn_factor").unwrap_or(1.0) * own,
+        truncate,
+    }
+}
+
 /// YaRN's factor on cos and sin: as given, from the two `mscale`s if neither is 0, or `0.1 ln(factor) + 1`.
 pub(crate) fn yarn_attention_factor(
     factor: f64,

@@ -88,9 +88,18 @@ impl SavedDraft {
 
 /// The `config.json` beside a draft's weights; `None` if it is missing or no JSON.
 pub(super) fn config_beside(path: &Path) -> Option<Value> {
-    let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let text = std::fs::read_to_string(folder.join("config.json")).ok()?;
-    serde_json::from_str(&text).ok()
+    read_json(&folder_beside(path).join("config.json")).ok()
+}
+
+/// The folder that a draft is, or in which its file lies or would lie.
+pub(super) fn folder_beside(path: &Path) -> &Path {
+    if path.is_dir() { path } else { path.parent().unwrap_or(path) }
+}
+
+/// Reads a file of JSON.
+pub(super) fn read_json(file: &Path) -> Result<Value> {
+    let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
+    serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))
 }
 
 /// Fingerprint of the target that a draft folder or file says it was trained for.

@@ -6,11 +6,12 @@ use candle_core::{Device, Tensor};
 use longdraft_kernels::rope::RopeScaling;
 
 use crate::config::RopeParameters;
-use crate::config::rope::yarn_attention_factor;
+use crate::config::rope::yarn_of_gguf;
 use crate::error::{ModelError, Problems, Result};
 use crate::ids::{EnteredLayerId, LayerId};
 use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
+use crate::weights::gguf::split;
 
 /// Divisors of the rotary frequencies, `[D/2]`: they belong to the configuration.
 pub(super) const DIVISORS: &str = "rope_freqs.weight";
@@ -29,8 +30,7 @@ impl DraftGguf {
     /// - unreadable, not GGUF, or of another architecture
     pub(super) fn open(path: &Path, architecture: &'static str, title: &str) -> Result<Self> {
         let file = WeightFile::open(path)?;
-        let header = Header::read_from(file.reader(), file.length())
-            .map_err(|problems| ModelError::Invalid { path: path.to_path_buf(), problems })?;
+        let header = split::read(&file)?;
         match header.text("general.architecture") {
             Some(found) if found == architecture => Ok(Self { file, header, architecture }),
             other => {
@@ -106,15 +106,9 @@ impl DraftGguf {
         let scaling = match self.header.text(&self.key("rope.scaling.type")) {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
-            Some("yarn") => RopeScaling::Yarn {
-                factor,
-                beta_fast: number("scaling.yarn_beta_fast").unwrap_or(32.0),
-                beta_slow: number("scaling.yarn_beta_slow").unwrap_or(1.0),
-                original_context: number("scaling.original_context_length")
-                    .unwrap_or(context as f64),
-                attention_factor: self.yarn_attention_factor(factor),
-                truncate: true,
-            },
+            Some("yarn") => {
+                yarn_of_gguf(|key| number(&format!("scaling.{key}")), (factor, context), true)
+            }
             Some(other) => {
                 problems.push(format!("unknown rope scaling `{other}` (none, linear, yarn)"));
                 RopeScaling::None
@@ -124,14 +118,6 @@ impl DraftGguf {
         let rope = RopeParameters { theta, scaling, divisors: self.divisors(problems) };
         rope.check(problems);
         rope
-    }
-
-    /// Yarn's factor on cos and sin, as target files say it: `attn_factor` multiplies all of it.
-    fn yarn_attention_factor(&self, factor: f64) -> f64 {
-        let number = |name: &str| self.number(&format!("rope.scaling.{name}"));
-        let all = number("yarn_log_multiplier").filter(|all| *all != 0.0);
-        let own = yarn_attention_factor(factor, number("yarn_attn_factor"), all.map(|_| 1.0), all);
-        number("attn_factor").unwrap_or(1.0) * own
     }
 
     fn divisors(&self, problems: &mut Problems) -> Option<Vec<f32>> {

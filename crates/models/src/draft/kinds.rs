@@ -33,8 +33,8 @@ pub struct DraftKind {
     pub save: Save,
     /// Opens a GGUF file's tensors under the draft's own names, if there are such files.
     pub open_gguf: Option<OpenGguf>,
-    /// How the files of a published draft were read, where conventions differ.
-    pub reading: fn(&Path) -> Option<&'static str>,
+    /// How the files of a published draft are read for a target, where that is not plain.
+    pub reading: fn(&Path, &Target) -> Vec<String>,
 }
 
 /// Every kind. The first one that recognises a path opens it.

@@ -7,7 +7,7 @@ mod windows;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::attention::{Reach, quantised_keys};
+use longdraft_kernels::attention::{Reach, half_keys, quantised_keys};
 use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::rows::put_rows;
 
@@ -341,11 +341,13 @@ impl KvCache {
             }
         };
         let at = self.length - first;
-        let put = |all: &Tensor, own: &Tensor| match all.dtype() {
-            DType::U8 => {
-                all.slice_set(&quantised_keys(&own.contiguous()?.to_dtype(DType::F32)?)?, 0, at)
+        let put = |all: &Tensor, own: &Tensor| {
+            let wide = || own.to_dtype(DType::F32);
+            match all.dtype() {
+                DType::U8 => all.slice_set(&quantised_keys(&wide()?)?, 0, at),
+                DType::F16 if all.device().is_cpu() => all.slice_set(&half_keys(&wide()?)?, 0, at),
+                _ => put_rows(all, own, at),
             }
-            _ => put_rows(all, own, at),
         };
         put(all_k, k)?;
         if let Some(all_v) = all_v {

@@ -16,7 +16,7 @@ use longdraft_kernels::memory::release_freed;
 use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
 use super::fingerprint::fingerprint;
-use super::gguf::GgufSource;
+use super::gguf::{GgufSource, unread};
 use super::layers::{LayerSource, ResidentLayers};
 use super::names::{EMBEDDING, FINAL_NORM};
 use super::nested::TextPart;
@@ -221,13 +221,22 @@ pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
 
 /// Checks the tensors that `layers` need without reading them.
 pub(super) fn check(path: &Path, layers: Layers) -> Result<()> {
-    let check = |config: &TargetConfig, source: &dyn WeightSource| {
-        check_specs(source, &layers.tensor_specs(config)).into_result(source.path())
-    };
     match files(path)? {
-        Files::Folder(config, source) => check(&config, source.as_ref()),
-        Files::Gguf(source) => check(source.config(), source.as_ref()),
+        Files::Folder(config, source) => {
+            check_specs(source.as_ref(), &layers.tensor_specs(&config)).into_result(source.path())
+        }
+        Files::Gguf(source) => check_gguf(&source, layers),
     }
+}
+
+/// The same of a GGUF file, which may also hold what is not read.
+fn check_gguf(source: &GgufSource, layers: Layers) -> Result<()> {
+    let (config, loaded) = (source.config(), layers.of(source.config()));
+    check_tensor_count(source, config, loaded.clone())?;
+    let specs = layers.tensor_specs(config);
+    let mut problems = check_specs(source, &specs);
+    problems.0.extend(unread(source, &loaded, &specs).0);
+    problems.into_result(source.path())
 }
 
 /// Matrices of one type in a target's files.
@@ -277,7 +286,10 @@ pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
 pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
     match files(path)? {
         Files::Folder(config, source) => from_source(*config, source.as_ref(), options),
-        Files::Gguf(source) => from_source(source.config().clone(), source.as_ref(), options),
+        Files::Gguf(source) => {
+            check_gguf(&source, options.layers)?;
+            from_source(source.config().clone(), source.as_ref(), options)
+        }
     }
 }
 

@@ -41,8 +41,7 @@ pub(super) fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
             Err(error) => return Err(error),
         };
         let path = beginnings.first().map_or(Path::new(""), |(path, _)| path);
-        let invalid = |problems| ModelError::Invalid { path: path.to_path_buf(), problems };
-        let config = TargetConfig::from_gguf(&header).map_err(invalid)?;
+        let config = TargetConfig::from_gguf(&header).map_err(ModelError::all_in(path))?;
         Ok(Some((config, TextTokenizer::from_gguf(&header, path)?)))
     })
 }

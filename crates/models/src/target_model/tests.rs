@@ -3,11 +3,13 @@
 
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::attention::Reach;
 use longdraft_kernels::random::CounterRng;
 
 use serde_json::json;
 
+use super::cache::Layout;
 use super::{KvCache, Taps, Target, TargetOptions, tensor_specs};
 use crate::config::TargetConfig;
 use crate::weights::TensorRole::{self, Embedding, Head, Layer};
@@ -98,6 +100,19 @@ fn read(target: &Target, cache: &mut KvCache, tokens: usize) {
         (cache.len()..cache.len() + tokens).map(|i| (i % VOCABULARY) as u32).collect();
     let positions: Vec<u32> = (cache.len() as u32..).take(tokens).collect();
     target.extend(&ids, &positions, cache, &Taps::of(&[])).expect("a pass");
+}
+
+#[test]
+fn a_cache_of_16_bits_holds_finite_values_as_finite_ones() {
+    let layouts = std::iter::once(Layout::Keys(1, 2));
+    let cache = KvCache::of(layouts, Reach::All, DType::F16, &Device::Cpu).expect("cache");
+    let own = Tensor::new(&[[[1e6_f32, -0.5]], [[-1e6, f32::INFINITY]]], &Device::Cpu);
+    let own = own.expect("values");
+    let (k, v) = cache.append(0, &own, &own).expect("appended");
+    for held in [k, v] {
+        let held = held.to_dtype(DType::F32).and_then(|held| held.flatten_all()?.to_vec1::<f32>());
+        assert_eq!(held.expect("values"), [65_504.0, -0.5, -65_504.0, f32::INFINITY]);
+    }
 }
 
 #[test]

@@ -53,6 +53,7 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
     let bos = value(header, "bos_token_id").and_then(number);
     let bos = bos.map(|id| id as u32).filter(|id| (*id as usize) < vocabulary.tokens.len());
     let added = added_tokens(header, &vocabulary);
+    let twins = twins(&vocabulary.tokens);
     let (model, steps) = match kind {
         "gpt2" => byte_level_bpe(header, vocabulary, splitting)?,
         "llama" => sentence_piece(header, vocabulary)?,
@@ -62,7 +63,19 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
         }
     };
     let tokenizer = checked::from_parts(model, steps, added)?;
-    Ok(TextTokenizer { bos, ..TextTokenizer::new(tokenizer, template, adds_bos) })
+    Ok(TextTokenizer { bos, twins, ..TextTokenizer::new(tokenizer, template, adds_bos) })
+}
+
+/// Ids by text: of those that share one the last, as other readers of the format have it.
+fn ids_by_text(tokens: &[String]) -> HashMap<&str, u32> {
+    tokens.iter().map(String::as_str).zip(0..).collect()
+}
+
+/// By ids whose text a later one has, too: the last of these.
+fn twins(tokens: &[String]) -> HashMap<u32, u32> {
+    let last = ids_by_text(tokens);
+    let pairs = (0..).zip(tokens).map(|(id, token)| (id, last[token.as_str()]));
+    pairs.filter(|(id, last)| id != last).collect()
 }
 
 /// The chat template, and the one for conversations with tools.
@@ -253,13 +266,15 @@ fn with_byte_fallback(
 }
 
 /// Every way to split a piece into two pieces, best resulting piece first. Of equal ones the first piece is better:
-/// files that were made without scores have their pieces in the order of the merges.
+/// files that were made without scores have their pieces in the order of the merges. Of equal pieces the last counts.
 fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Result<Vec<(String, String)>, String> {
     let most = MOST_MERGES + MERGES_OF_A_PIECE * vocabulary.tokens.len();
-    let ids: HashMap<&str, usize> =
-        vocabulary.tokens.iter().enumerate().map(|(id, token)| (token.as_str(), id)).collect();
+    let ids = ids_by_text(&vocabulary.tokens);
     let mut merges = Vec::new();
-    for (id, (token, score)) in vocabulary.tokens.iter().zip(scores).enumerate() {
+    for (id, (token, score)) in (0..).zip(vocabulary.tokens.iter().zip(scores)) {
+        if ids[token.as_str()] != id {
+            continue;
+        }
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {

@@ -11,6 +11,7 @@ mod tests;
 mod token_bytes;
 mod train;
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ pub struct TextTokenizer {
     adds_bos: bool,
     /// The start token, where the files name one.
     bos: Option<u32>,
+    /// By ids whose token a later id has, too: that one, which the library knows alone.
+    twins: HashMap<u32, u32>,
     /// Whether one character of a written token is one byte of text.
     is_byte_level: bool,
     fingerprint: OnceLock<String>,
@@ -138,8 +141,18 @@ impl TextTokenizer {
     fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
         let is_byte_level = is_byte_level(&inner);
         let (fingerprint, longest) = (OnceLock::new(), OnceLock::new());
-        let (bos, path) = (None, None);
-        Self { inner, chat_template, adds_bos, bos, is_byte_level, fingerprint, longest, path }
+        let (bos, path, twins) = (None, None, HashMap::new());
+        Self {
+            inner,
+            chat_template,
+            adds_bos,
+            bos,
+            twins,
+            is_byte_level,
+            fingerprint,
+            longest,
+            path,
+        }
     }
 
     /// The same, named by its file in errors.
@@ -204,12 +217,18 @@ impl TextTokenizer {
     /// # Errors
     /// - the tokenizer's decoder fails
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
-        self.attempt(|| self.inner.decode(ids, skip_special_tokens))
+        let ids: Vec<u32> = ids.iter().map(|id| self.known(*id)).collect();
+        self.attempt(|| self.inner.decode(&ids, skip_special_tokens))
     }
 
     /// The written form of a token, special ones included.
     pub fn token(&self, id: u32) -> Option<String> {
-        self.inner.id_to_token(id)
+        self.inner.id_to_token(self.known(id))
+    }
+
+    /// The id by which the library knows the token of `id`.
+    fn known(&self, id: u32) -> u32 {
+        self.twins.get(&id).copied().unwrap_or(id)
     }
 
     /// Id of a written token.
@@ -222,13 +241,15 @@ impl TextTokenizer {
         let added = self.inner.get_added_tokens_decoder();
         let special = added.iter().filter(|(_, token)| token.special);
         let mut ids: Vec<u32> = special.map(|(id, _)| *id).collect();
+        let is_special = |(_, known): &(&u32, &u32)| added.get(*known).is_some_and(|t| t.special);
+        ids.extend(self.twins.iter().filter(is_special).map(|(id, _)| *id));
         ids.sort_unstable();
         ids
     }
 
     /// Number of token ids, added tokens included.
     pub fn vocabulary(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.inner.get_vocab_size(true) + self.twins.len()
     }
 
     /// Whether one character of a written token is one byte of text (GPT-2's way).

@@ -29,7 +29,7 @@ impl TextTokenizer {
     /// The bytes that a token adds to a text; none of an id without a token, `None` for special tokens.
     pub fn bytes_of(&self, id: u32) -> Option<Vec<u8>> {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
-        if added.get(&id).is_some_and(|token| token.special) {
+        if added.get(&self.known(id)).is_some_and(|token| token.special) {
             return None;
         }
         Some(written(&self.token(id).unwrap_or_default(), self.is_byte_level))

@@ -12,7 +12,8 @@ use crate::request::tests::tokenizer_with;
 use crate::tool_calls::Choice;
 use crate::{Access, Limits, Model, Settings};
 
-const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
+pub(crate) const TARGET: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
 
 /// Settings of a server with room for two answers.
 pub(crate) fn settings() -> Settings {
@@ -70,7 +71,7 @@ fn end(reason: EndReason) -> Event {
     let mut metrics = AcceptanceMetrics::default();
     let (depth, nodes, accepted, committed) = (4, 4, 3, 4);
     metrics.add_round(&RoundRecord { depth, nodes, accepted, committed, ..RoundRecord::default() });
-    Event::End(Ending { reason, tokens: 5, reused: 2, metrics })
+    Event::End(Ending { reason, tokens: 5, reused: 2, metrics, _share: None })
 }
 
 fn submitted(answers: usize, events: Vec<(usize, Event)>) -> Submitted {
@@ -197,10 +198,35 @@ fn answers_end_where_their_reader_goes_or_takes_nothing() {
         let (sender, reader) = channel(1);
         let reader = Some(reader).filter(|_| !goes);
         let chunks = Chunks::new(head(text), submitted);
-        wait(hand_over(chunks, app(), (sender, Duration::from_millis(20))));
+        let patience = Patience { event: Duration::from_millis(20), ..PATIENCE };
+        wait(hand_over(chunks, app(), (sender, patience)));
         assert!(events.is_closed());
         drop(reader);
     }
+}
+
+/// Who takes an event now and then would else hold a whole answer for hours.
+#[test]
+fn what_is_left_of_an_answer_is_read_in_time_or_not_at_all() {
+    let mut events = vec![(0, piece("a", 5, 0)); 400];
+    events.push((0, end(EndReason::StopToken)));
+    let text = Telling { is_chat: false, ..chat(false) };
+    let chunks = Chunks::new(head(text), submitted(1, events));
+    let (sender, mut reader) = channel(1);
+    let patience = Patience { rest: Duration::from_millis(50), ..PATIENCE };
+    let read = wait(async {
+        let reading = tokio::spawn(async move {
+            let mut count = 0;
+            while reader.recv().await.is_some() {
+                count += 1;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            count
+        });
+        hand_over(chunks, app(), (sender, patience)).await;
+        reading.await.expect("no panic")
+    });
+    assert!((1..400).contains(&read), "{read}");
 }
 
 /// A head of answers that may call the function `now`, with markers that are texts.

@@ -52,8 +52,6 @@ impl ChatRequest {
         let most = (room, settings.limits.max_tokens);
         let mut options = common.options(&settings.model, &settings.defaults, most)?;
         options.log_probs = chat.log_probs()?;
-        // As conversations of `generate` do, so that the same seed gives the same answer.
-        options.request = vec![chat.messages.len() as u64];
         let log_probs = options.log_probs.is_some();
         let origins = common.origins.unwrap_or(false);
         let telling = Telling { is_chat: true, streams, streams_usage, log_probs, origins };

@@ -167,7 +167,7 @@ fn what_is_asked_for_reaches_the_decoder() {
     };
     assert_eq!((count, is_seeded, stops, telling), (2, true, vec!["x".to_owned()], told));
     assert_eq!((options.max_new_tokens, options.seed), (7, u64::MAX));
-    assert_eq!((options.log_probs, options.request), (Some(4), vec![1]));
+    assert_eq!(options.log_probs, Some(4));
     let sampling = options.sampling;
     assert_eq!((sampling.top_k, sampling.bias), (Some(5), [(TargetTokenId(3), 2.5)].into()));
     assert_eq!(sampling.top_p.to_bits(), f64::MIN_POSITIVE.to_bits());

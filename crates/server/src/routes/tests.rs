@@ -38,8 +38,8 @@ fn decoder(
                 let piece = Piece { text: (*text).to_owned(), ..Piece::default() };
                 task.events.send((task.choice, Event::Piece(piece))).expect("heard");
             }
-            let metrics = AcceptanceMetrics::default();
-            let ending = Ending { reason: EndReason::StopToken, tokens: 1, reused: 0, metrics };
+            let (reason, metrics) = (EndReason::StopToken, AcceptanceMetrics::default());
+            let ending = Ending { reason, tokens: 1, reused: 0, metrics, _share: None };
             task.events.send((task.choice, Event::End(ending))).expect("heard");
         }
         formed

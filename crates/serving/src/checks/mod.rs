@@ -178,6 +178,18 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_names_what_decides_it_once() {
+        let mut folder = checks(json!({}));
+        let [shape, missing] = ["shape", "missing"].map(|code| Rule::rejects(code, "", "words"));
+        for rule in [&shape, &missing, &shape] {
+            folder.broken(rule, "place", "found");
+        }
+        for verdict in Report::of(folder.profile, folder.problems, None).verdicts {
+            assert_eq!(verdict.because, ["shape", "missing"]);
+        }
+    }
+
+    #[test]
     fn keys_are_looked_for_in_inner_tables_and_told_with_what_is_there() {
         let rule = Rule::garbage("code", "a value", "words").doubtful().remedy("do");
         let rules = [

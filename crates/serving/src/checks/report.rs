@@ -173,11 +173,11 @@ impl Report {
             });
             let of_engine: Vec<(Effect, &'static str)> = of_engine.collect();
             let effect = of_engine.iter().map(|(effect, _)| *effect).max().unwrap_or(Effect::Works);
-            let mut because: Vec<&'static str> =
-                of_engine.iter().filter(|(own, _)| *own == effect).map(|(_, code)| *code).collect();
-            because.dedup();
-            if effect == Effect::Works {
-                because.clear();
+            let mut because: Vec<&'static str> = Vec::new();
+            for (own, code) in of_engine {
+                if own == effect && own != Effect::Works && !because.contains(&code) {
+                    because.push(code);
+                }
             }
             Verdict { engine: *engine, effect, because }
         };

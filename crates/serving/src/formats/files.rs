@@ -67,9 +67,11 @@ pub(crate) fn narrowed(
     dtype: DType,
     problems: &mut Problems,
 ) -> Result<Tensor> {
-    let largest = tensor.to_dtype(DType::F32)?.abs()?.max_all()?.to_scalar::<f32>()?;
-    let sum = tensor.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
-    if !largest.is_finite() || !sum.is_finite() {
+    let values = tensor.to_dtype(DType::F32)?;
+    let largest = values.abs()?.max_all()?.to_scalar::<f32>()?;
+    // NaN hides from a maximum, not from a sum; large values may add up to infinity.
+    let sum = values.sum_all()?.to_scalar::<f32>()?;
+    if !largest.is_finite() || sum.is_nan() {
         problems.push(format!("tensor `{name}` holds values that are not finite"));
     } else if dtype == DType::F16 && largest > LARGEST_HALF {
         problems.push(format!(
@@ -109,7 +111,22 @@ pub(crate) fn interleaved(tensor: &Tensor, head_dim: usize) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
+
+    #[test]
+    fn large_values_are_finite_and_others_are_told() -> Result<()> {
+        let told = |values: &[f32]| -> Result<usize> {
+            let mut problems = Problems::default();
+            narrowed("w", &Tensor::new(values, &Device::Cpu)?, DType::BF16, &mut problems)?;
+            Ok(problems.0.len())
+        };
+        assert_eq!(told(&[3e38, 3e38])?, 0);
+        assert_eq!(told(&[1.0, f32::NAN])?, 1);
+        assert_eq!(told(&[1.0, f32::INFINITY])?, 1);
+        Ok(())
+    }
 
     #[test]
     fn a_heads_halves_alternate() {

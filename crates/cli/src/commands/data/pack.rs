@@ -50,7 +50,7 @@ pub(super) fn tokenizer(arguments: &DataTokenizerArguments, json: bool) -> Resul
     std::fs::create_dir_all(output).map_err(Failure::unwritable(output))?;
     tokenizer.save(output)?;
     if json {
-        let vocabulary = tokenizer.vocabulary();
+        let (vocabulary, output) = (tokenizer.vocabulary(), output.to_string_lossy());
         outjson!({"output": output, "vocabulary": vocabulary, "bytes": bytes});
     } else {
         let (tokens, output) = (tokenizer.vocabulary(), output.display());
@@ -183,7 +183,7 @@ pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
     let (output, tokens, held_out) = (&arguments.output, train.tokens, validation.tokens);
     let ratio = (tokens + held_out) as f64 / (train.bytes + validation.bytes).max(1) as f64;
     if json {
-        let files = train.count + validation.count;
+        let (files, output) = (train.count + validation.count, output.to_string_lossy());
         outjson!({"output": output, "documents": documents, "shards": files, "train_tokens": tokens,
                   "validation_tokens": held_out, "tokens_per_byte": ratio});
     } else {

@@ -55,7 +55,7 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         }
         report.remarks().iter().for_each(|remark| errln!("warning: {remark}"));
     }
-    let output = arguments.output.display();
+    let output = arguments.output.to_string_lossy();
     outln!(
         "{} tokens ({} learned) of {} in {} ({reused} from before): {output}",
         index.tokens,
@@ -63,11 +63,11 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         counted(index.documents, "document"),
         counted(index.shards.len(), "shard")
     );
-    let path = json!(output.to_string());
+    let path = json!(output);
     outln!("train from them with `data.train: [{{path: {path}}}]`");
     if json {
         outjson!({
-            "output": arguments.output, "shards": index.shards.len(), "reused": reused,
+            "output": output, "shards": index.shards.len(), "reused": reused,
             "documents": index.documents, "tokens": index.tokens, "learned": index.learned,
             "sources": index.sources,
         });

@@ -19,7 +19,7 @@ use longdraft_models::target_model::Target;
 
 use crate::cli::{DataRegenerateArguments, OpenOptions};
 use crate::commands::require_writable;
-use crate::decoding::{Proposer, open_target, require_draft_len};
+use crate::decoding::{open_proposer, open_target, require_draft_len};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     let DataRegenerateArguments { dtype, device, .. } = *arguments;
     let held = OpenOptions { dtype, device, ..OpenOptions::default() };
     let target = open_target(&arguments.target, held)?;
-    let draft = source.map(|source| Proposer::open(&source, &target)).transpose()?;
+    let draft = source.map(|source| open_proposer(&source, &target)).transpose()?;
     let writer = Writer {
         arguments,
         target: &target,

@@ -9,7 +9,6 @@ mod unfinished;
 
 use std::fs::File;
 use std::path::Path;
-use std::time::Instant;
 
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, VerifyRule};
@@ -31,9 +30,9 @@ use crate::progress::Lines;
 use crate::recording;
 use crate::terminal::counted;
 use prompts::PromptSet;
-use unfinished::Unfinished;
 
 pub(crate) use table::print;
+pub(crate) use unfinished::Unfinished;
 
 /// Regret in nats up to which a differing output of rounded weights is a near-tie.
 const NEAR_TIE: f64 = 0.1;
@@ -107,11 +106,11 @@ pub(crate) fn evaluate(
     tell: &mut dyn FnMut(&Cell),
 ) -> Result<Option<DecodeRecord>> {
     let (decoding, requests) = (&arguments.decoding, check(arguments)?);
-    let started = Instant::now();
     let about = (arguments.target_name(), arguments.prompts.as_str());
     let mut record = recording::begin(about, decoding, models, arguments.max_tokens);
     let settings = settings(arguments, models, prompts, &requests);
-    let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, prompts.len());
+    let all = (prompts.len(), "temperature");
+    let mut unfinished = Unfinished::open(arguments.output.as_deref(), settings, all);
     for (index, mut options) in requests.into_iter().enumerate() {
         options.max_new_tokens = arguments.max_tokens;
         options.stop_tokens = stop_tokens(&models.target);
@@ -133,8 +132,7 @@ pub(crate) fn evaluate(
         tell(&cell);
         record.cells.push(cell);
     }
-    let seconds = started.elapsed().as_secs_f64();
-    record.circumstances = Some(recording::circumstances(models, seconds));
+    record.circumstances = Some(recording::circumstances(models, unfinished.seconds()));
     if let Some(folder) = &arguments.output {
         keep(folder, &record)?;
     }
@@ -166,6 +164,7 @@ fn settings(
 /// Says that a signal stopped the measurement; what is kept of it lies in `output`.
 pub(crate) fn tell_stopped(output: &Path, json: bool) {
     if json {
+        let output = output.to_string_lossy();
         outjson!({ "output": output, "finished": false });
     } else {
         outln!("stopped while measuring: the same command goes on from there");
@@ -178,20 +177,38 @@ pub(crate) fn measure(
     decoding: &DecodingArguments,
     models: &Models,
     prompts: &[Prompt],
+    how: (&DecodeOptions, usize),
+    from: Progress,
+    goes_on: &mut dyn FnMut(&Progress) -> bool,
+) -> Result<Option<Cell>> {
+    measure_until(decoding, models, prompts, how, from, goes_on, &|_| false)
+}
+
+/// The same, of fewer prompts where `is_enough` says so.
+pub(crate) fn measure_until(
+    decoding: &DecodingArguments,
+    models: &Models,
+    prompts: &[Prompt],
     (options, runs): (&DecodeOptions, usize),
     from: Progress,
     goes_on: &mut dyn FnMut(&Progress) -> bool,
+    is_enough: &dyn Fn(&Progress) -> bool,
 ) -> Result<Option<Cell>> {
     let drafter = decoding.drafter(models)?;
     let (verifier, must_be_equal) = verifier(decoding, options);
     let schedule = Schedule { runs, options, must_be_equal };
     let mut stopped = false;
-    let comparison = compare(&models.target, drafter, prompts, &schedule, from, &mut |progress| {
+    let on_prompt = &mut |progress: &Progress| {
         stopped = !goes_on(progress);
-        !stopped
-    })?;
+        !stopped && !is_enough(progress)
+    };
+    let mut comparison = compare(&models.target, drafter, prompts, &schedule, from, on_prompt)?;
     if stopped {
         return Ok(None);
+    }
+    if comparison.speed_up_of_runs.is_empty() {
+        // The first run ended early.
+        comparison.speed_up_of_runs.push(comparison.speed_up());
     }
     let parts = decoding.drafter_parts(models);
     let mut cell = cell((parts, verifier), options, runs, &comparison);

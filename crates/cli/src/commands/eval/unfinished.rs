@@ -26,9 +26,12 @@ const REST: u32 = 50;
 struct State {
     /// All that figures depend on.
     settings: String,
-    /// Temperatures that are done.
+    /// Temperatures, or ways to decode, that are done.
     cells: Vec<Cell>,
     progress: Progress,
+    /// Seconds of all that.
+    #[serde(default)]
+    seconds: f64,
 }
 
 /// Takes a folder for figures, which is made when needed, until the file is closed: two evaluations would throw
@@ -45,17 +48,23 @@ pub(super) fn take(folder: &Path) -> Result<File> {
     Ok(file)
 }
 
-pub(super) struct Unfinished {
+pub(crate) struct Unfinished {
     /// Without a folder nothing is kept.
     path: Option<PathBuf>,
     state: State,
     /// End of the last save, and how long it took.
     saved: (Instant, Duration),
+    /// Since when this call measures, and the seconds of earlier ones.
+    began: (Instant, f64),
 }
 
 impl Unfinished {
-    /// What an evaluation of so many prompts with the same settings left in `folder`, or nothing.
-    pub(super) fn open(folder: Option<&Path>, settings: String, prompts: usize) -> Self {
+    /// What an evaluation of so many prompts with the same settings left in `folder`, or nothing; `what` names its cells.
+    pub(crate) fn open(
+        folder: Option<&Path>,
+        settings: String,
+        (prompts, what): (usize, &str),
+    ) -> Self {
         let path = folder.map(|folder| folder.join(FILE));
         let left = path.as_ref().and_then(|path| {
             let bytes = std::fs::read(path).ok()?;
@@ -76,42 +85,49 @@ impl Unfinished {
         if let Some(State { cells, progress, .. }) = &left {
             errln!(
                 "going on after {}, {} and {}",
-                counted(cells.len(), "temperature"),
+                counted(cells.len(), what),
                 counted(progress.runs, "run"),
                 counted(progress.prompts, "prompt")
             );
         }
         let state = left.unwrap_or_else(|| State { settings, ..State::default() });
-        Self { path, state, saved: (Instant::now(), Duration::ZERO) }
+        let (now, seconds) = (Instant::now(), state.seconds.max(0.0));
+        Self { path, state, saved: (now, Duration::ZERO), began: (now, seconds) }
     }
 
-    /// Figures of the temperature at this place, if it is done.
-    pub(super) fn cell(&self, index: usize) -> Option<&Cell> {
+    /// Seconds of this call and of earlier ones.
+    pub(crate) fn seconds(&self) -> f64 {
+        let (began, before) = self.began;
+        before + began.elapsed().as_secs_f64()
+    }
+
+    /// Figures of the cell at this place, if it is done.
+    pub(crate) fn cell(&self, index: usize) -> Option<&Cell> {
         self.state.cells.get(index)
     }
 
-    /// Where the temperature under way stands.
-    pub(super) fn progress(&self) -> Progress {
+    /// Where the cell under way stands.
+    pub(crate) fn progress(&self) -> Progress {
         self.state.progress.clone()
     }
 
     /// Keeps it, not more often than saving is cheap unless it is the `last` chance.
-    pub(super) fn keep(&mut self, progress: &Progress, last: bool) {
+    pub(crate) fn keep(&mut self, progress: &Progress, last: bool) {
         if self.path.is_some() && (last || self.saved.0.elapsed() >= REST * self.saved.1) {
             self.state.progress = progress.clone();
             self.save();
         }
     }
 
-    /// A temperature is done.
-    pub(super) fn end_cell(&mut self, cell: &Cell) {
+    /// A cell is done.
+    pub(crate) fn end_cell(&mut self, cell: &Cell) {
         self.state.cells.push(cell.clone());
         self.state.progress = Progress::default();
         self.save();
     }
 
     /// Everything is done and written.
-    pub(super) fn remove(self) {
+    pub(crate) fn remove(self) {
         if let Some(path) = self.path {
             // It may never have been written.
             let _ = std::fs::remove_file(path);
@@ -120,6 +136,7 @@ impl Unfinished {
 
     /// The evaluation goes on where this fails: only a later kill would miss it.
     fn save(&mut self) {
+        self.state.seconds = self.seconds();
         let Some(path) = &self.path else { return };
         let started = Instant::now();
         let folder = path.parent().map_or(Ok(()), std::fs::create_dir_all);

@@ -10,7 +10,7 @@ use longdraft_train::checkpoint::Wanted;
 use serde_json::json;
 
 use super::parting::EXPORT;
-use super::proof::{self, Way};
+use super::proof::{self, Time, Way};
 use super::state::Exported;
 use super::{Fit, comparing, delivery, telling, training};
 use crate::cli::WeightDtype;
@@ -74,13 +74,17 @@ impl Fit<'_> {
         // Two drafts were compared in a share of it.
         let share = if self.ledger.number() > 1 { 1.0 - comparing::SHARE } else { 1.0 };
         // What the training left of its time is for more prompts.
-        let seconds = (share * plan.proof).max(self.ledger.left() - EXPORT).max(1.0);
+        let time = Time { planned: share * plan.proof, left: self.ledger.left() - EXPORT };
+        let draft = format!("{} of {}", self.ledger.kept(), self.ledger.number());
         let hears = (&self.interrupts, &mut self.ledger.events);
-        let record = proof::measure(&folder, (&settings, &machine), &ways, seconds, hears)?;
-        let Some(record) = record else { return Err(self.stopped()) };
+        let about = (&settings, &machine);
+        let proved = proof::measure((&folder, &draft), about, &ways, time, hears)?;
+        let Some((record, unfinished)) = proved else { return Err(self.stopped()) };
         eval::write(&run, &record)?;
         self.ledger.round().proved = true;
-        self.ledger.write()
+        self.ledger.write()?;
+        unfinished.remove();
+        Ok(())
     }
 
     fn record(&self) -> Result<DecodeRecord> {

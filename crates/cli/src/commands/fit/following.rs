@@ -15,6 +15,10 @@ use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
 
+/// The way out where a folder holds another training: `fit` has no option that goes on regardless.
+const OTHER_RUN: &str =
+    "move this folder away, and the same command trains anew; or restore the old values";
+
 /// Trains a round from where it stands; says how it diverged, if it did, and in which stage, from 0.
 pub(super) fn run(
     config: &Value,
@@ -43,6 +47,7 @@ pub(super) fn run(
     match stopped {
         Err(failure) if failure.is_divergence() => Ok(following.found(false)),
         Err(_) if following.is_refused => Ok(following.found(true)),
+        Err(failure) if failure.is_other_run() => Err(failure.hint(OTHER_RUN)),
         Err(failure) => Err(failure),
         Ok(true) if interrupts.asked() => Err(interrupts.failure()),
         Ok(_) => Ok(following.found(true)),

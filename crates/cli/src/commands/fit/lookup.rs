@@ -67,7 +67,7 @@ pub(super) fn measure(
 }
 
 /// Tokens of an answer, of which the fewest prompts can be answered in some seconds, plainly and with lookup.
-fn tokens(seconds: f64, step: f64) -> usize {
+pub(super) fn tokens(seconds: f64, step: f64) -> usize {
     let affordable = seconds / (2.0 * LEAST_PROMPTS as f64 * step.max(1e-9));
     (affordable as usize).clamp(LEAST_TOKENS, NEW_TOKENS)
 }

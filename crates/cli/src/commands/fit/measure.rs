@@ -67,7 +67,7 @@ impl Machine {
     /// Tokens of the row that nine of ten are not longer than, where an answer has some.
     pub(super) fn long_row(&self, of_answer: f64) -> usize {
         let Lengths { long_prompt, long_turns, .. } = self.lengths;
-        long_prompt + (long_turns.max(1) as f64 * of_answer) as usize
+        long_prompt.saturating_add((long_turns.max(1) as f64 * of_answer) as usize)
     }
 
     /// Mean tokens of what stands before the first answer.

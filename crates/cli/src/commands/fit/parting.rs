@@ -7,6 +7,7 @@
 
 use super::answers::MOST_OF_A_PROMPT;
 use super::measure::Machine;
+use super::proof::of_prompt;
 use super::search;
 use super::stages::{self, OfToken, Stage};
 use super::training::evaluations;
@@ -69,7 +70,8 @@ pub(super) fn of_answer(max_tokens: usize) -> f64 {
 /// Tokens of a packed row: what most prompts and answers have, so that a draft learns to read as far back as it
 /// will, and enough of short ones.
 pub(super) fn row_tokens(seconds: f64, context: usize, long_text: usize) -> usize {
-    long_text.next_power_of_two().clamp(short_row(seconds), LONGEST_ROW).min(context)
+    let whole = long_text.min(LONGEST_ROW).next_power_of_two();
+    whole.max(short_row(seconds)).min(context)
 }
 
 /// Tokens of a row that is as short as any.
@@ -140,8 +142,7 @@ impl Parting {
 /// Seconds of the proof: of some answers with the prompts before them, as far as a share of the budget allows.
 fn proof_seconds(machine: &Machine, budget: &Budget) -> f64 {
     let (share, least) = PROOF;
-    let answer = 0.7 * budget.max_tokens.min(128) as f64 * machine.step();
-    let whole = PROOF_ANSWERS * (answer + machine.first_prompt() * machine.prefill) + EXPORT;
+    let whole = PROOF_ANSWERS * of_prompt(budget.max_tokens, machine) + EXPORT;
     (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0)
 }
 
@@ -276,6 +277,10 @@ mod tests {
         let of = |long_text| row_tokens(7200.0, 4096, long_text);
         assert_eq!((of(50), of(1500), of(100_000)), (1024, 2048, 4096));
         assert_eq!(row_tokens(60.0, 1 << 20, 1 << 18), LONGEST_ROW);
+        // Whatever `--max-tokens` says.
+        let lengths = Lengths { long_prompt: 100, long_turns: 3, ..Lengths::default() };
+        let endless = Machine { lengths, ..machine() }.long_row(of_answer(usize::MAX));
+        assert_eq!(row_tokens(60.0, 1 << 20, endless), LONGEST_ROW);
         assert_eq!((row_tokens(60.0, 300, 10), row_tokens(60.0, 4096, 10)), (300, 512));
     }
 }

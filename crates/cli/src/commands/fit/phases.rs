@@ -42,8 +42,7 @@ impl Fit<'_> {
             self.ledger.write()?;
         }
         let candidate = self.candidate()?;
-        let tried = self.ledger.state.trial.as_ref().map(|trial| trial.method.as_str());
-        if tried != Some(candidate.method.name()) {
+        if !self.is_tried(&candidate) {
             errln!("[measure] a few steps of training, method {}", candidate.method.name());
             let trial = self.try_out(&candidate);
             // Also where the disk is full.
@@ -59,24 +58,38 @@ impl Fit<'_> {
         Ok(candidate)
     }
 
+    /// Whether it is known what a draft of a method takes, in rows as long as the time of a round that begins affords.
+    fn is_tried(&mut self, candidate: &Candidate) -> bool {
+        let (left, has_begun) = (self.ledger.left(), self.ledger.round().has_begun());
+        let rows = self.rows_of_trial(left);
+        self.ledger.state.trial.as_ref().is_some_and(|trial| {
+            trial.method == candidate.method.name() && (has_begun || !trial.is_outgrown(rows, left))
+        })
+    }
+
+    /// Tokens of the rows of a trial for some seconds, and those of whole rows where a training has stages.
+    fn rows_of_trial(&self, seconds: f64) -> (usize, Option<usize>) {
+        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let (whole, stages) = (self.row_tokens(seconds), self.stages(seconds));
+        let first = stages.first().map_or(whole, |stage| stage.row_tokens);
+        (trial::row(first, &machine, seconds), stages.first().map(|_| whole))
+    }
+
     /// What a draft of a method takes here, also in long rows where a training of the time that is left has some.
     fn try_out(&mut self, candidate: &Candidate) -> Result<Trial> {
         let target = self.ledger.state.settings.target.clone();
         let folder = self.ledger.folder.clone();
         let left = self.ledger.left();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let (whole, stages) = (self.row_tokens(left), self.stages(left));
-        let first = stages.first().map_or(whole, |stage| stage.row_tokens);
-        let row_tokens = trial::row(first, &machine, left);
+        let step = self.ledger.state.machine.as_ref().map_or(1.0, Machine::step);
+        let (row_tokens, whole) = self.rows_of_trial(left);
         // As many pieces of text a token as in training.
         let shorter = self.for_rows(candidate, row_tokens);
         let tried = shorter.as_ref().unwrap_or(candidate);
         let work = folder.join("work");
-        let sizes = (row_tokens, machine.step());
-        let how = (sizes, self.engines.as_slice());
+        let how = ((row_tokens, step), self.engines.as_slice());
         let places = (work.as_path(), folder.as_path());
         let mut trial = trial::measure(&target, tried, how, places, &self.interrupts)?;
-        let long = trial.long_row((row_tokens, whole), left).filter(|_| !stages.is_empty());
+        let long = whole.and_then(|whole| trial.long_row((row_tokens, whole), left));
         if let Some(long) = long {
             let longer = self.for_rows(candidate, long);
             let tried = (target.as_str(), longer.as_ref().unwrap_or(candidate));

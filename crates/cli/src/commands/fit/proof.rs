@@ -1,7 +1,7 @@
 //! Prompts that nothing was trained on, answered with the draft and without it.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use longdraft_data::source::read_jsonl;
 use longdraft_decode::DecodeOptions;
@@ -10,19 +10,21 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::vocabulary::MAP;
+use longdraft_models::sha256;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};
 use serde_json::Value;
 
+use super::lookup;
 use super::measure::Machine;
 use super::prompts;
 use super::rules::Plan;
 use super::state::Settings;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
-use crate::commands::eval;
-use crate::decoding::{encode_chat, encode_text, stop_tokens};
+use crate::commands::eval::{self, Unfinished};
+use crate::decoding::{Models, encode_chat, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;
@@ -32,6 +34,8 @@ use crate::terminal::counted;
 pub(super) const NEW_TOKENS: usize = 128;
 /// Share of them that answers have.
 const ANSWER: f64 = 0.7;
+/// Prompts that every way answers, whatever they take.
+const LEAST_PROMPTS: usize = 2;
 /// Tokens that a prompt must leave for its answer.
 const ROOM: usize = 8;
 
@@ -147,61 +151,138 @@ impl Way {
     }
 }
 
-/// Seconds in which a prompt is answered plainly.
-pub(super) fn of_prompt(settings: &Settings, machine: &Machine) -> f64 {
-    let answer = ANSWER * NEW_TOKENS.min(settings.max_tokens) as f64;
+/// Seconds in which a prompt is answered plainly, by so many tokens at most.
+pub(super) fn of_prompt(max_tokens: usize, machine: &Machine) -> f64 {
+    let answer = ANSWER * NEW_TOKENS.min(max_tokens) as f64;
     answer * machine.step() + machine.first_prompt() * machine.prefill
 }
 
-/// Measures all ways within a time; `None` if a signal stopped it.
+/// Seconds of a proof.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Time {
+    /// Those of all its calls.
+    pub(super) planned: f64,
+    /// Those that the round has left for it.
+    pub(super) left: f64,
+}
+
+impl Time {
+    /// Those that are to come where earlier calls took some.
+    fn after(self, taken: f64) -> f64 {
+        (self.planned - taken).max(self.left).clamp(1.0, 1e8)
+    }
+}
+
+/// Measures all ways within a time, from where an earlier call came with the same `draft`; `None` if a signal stopped it.
+/// What is measured lies in the folder until its keeper is removed.
 pub(super) fn measure(
-    folder: &Path,
+    (folder, draft): (&Path, &str),
     (settings, machine): (&Settings, &Machine),
     ways: &[Way],
-    seconds: f64,
+    time: Time,
     (interrupts, events): (&Interrupts, &mut Events),
-) -> Result<Option<DecodeRecord>> {
+) -> Result<Option<(DecodeRecord, Unfinished)>> {
     let Some(first) = ways.first() else { return Ok(None) };
     let models = first.decoding.open(&settings.target)?;
-    let mut prompts = held_out(folder, (&models.target, &models.tokenizer))?;
-    let new_tokens = NEW_TOKENS.min(settings.max_tokens);
+    let prompts = held_out(folder, (&models.target, &models.tokenizer))?;
+    // A slow target says less.
+    let tokens = lookup::tokens(time.planned / ways.len() as f64, machine.step());
+    let new_tokens = tokens.min(settings.max_tokens);
+    let request = |way: &Way| -> Result<DecodeOptions> {
+        let options = way.options(settings, &models.target)?;
+        Ok(DecodeOptions { max_new_tokens: new_tokens, ..options })
+    };
+    let requests = ways.iter().map(request).collect::<Result<Vec<_>>>()?;
+    let about = known_by(draft, &models, &requests, &prompts);
+    let mut unfinished = Unfinished::open(Some(folder), about, (prompts.len(), "way"));
+    let seconds = time.after(unfinished.seconds());
     // Plainly, too, and with a draft in as long at most.
-    let of_prompt = 2.0 * of_prompt(settings, machine);
-    let affordable = (seconds / (of_prompt * ways.len() as f64)).max(2.0);
-    prompts.truncate(affordable as usize);
+    let of_prompt = 2.0 * of_prompt(new_tokens, machine) * ways.len() as f64;
+    let mut count = ((seconds / of_prompt) as usize).max(LEAST_PROMPTS).min(prompts.len());
     errln!(
         "answering {} that {} set aside, with the draft and without it, in {}",
-        counted(prompts.len(), "prompt"),
-        if prompts.len() == 1 { "was" } else { "were" },
+        counted(count, "prompt"),
+        if count == 1 { "was" } else { "were" },
         counted(ways.len(), "way")
     );
     let name = prompts::files(folder).1.display().to_string();
     let about = (settings.target.as_str(), name.as_str());
     let mut record = recording::begin(about, &first.decoding, &models, new_tokens);
-    let started = Instant::now();
-    let (count, all) = (prompts.len(), prompts.len() * ways.len());
-    for (index, way) in ways.iter().enumerate() {
-        let options = way.options(settings, &models.target)?;
-        let mut line = eval::lines(count, 1);
-        let goes_on = &mut |progress: &Progress| {
+    let until = Instant::now() + Duration::from_secs_f64(seconds);
+    let common = Common { settings, models: &models, prompts: &prompts, until, interrupts };
+    for (index, way) in ways.iter().zip(&requests).enumerate() {
+        if unfinished.cell(index).is_none() {
+            let place = (index, ways.len());
+            let cell = common.measure(way, place, count, &mut unfinished, events)?;
+            let Some(cell) = cell else { return Ok(None) };
+            unfinished.end_cell(&cell);
+        }
+        let Some(cell) = unfinished.cell(index) else { continue };
+        // The ways that follow answer no others.
+        count = count.min(cell.figures.prompts);
+        record.cells.push(cell.clone());
+    }
+    record.circumstances = Some(recording::circumstances(&models, unfinished.seconds()));
+    Ok(Some((record, unfinished)))
+}
+
+/// All that the figures of a proof depend on, as a hash.
+fn known_by(
+    draft: &str,
+    models: &Models,
+    requests: &[DecodeOptions],
+    prompts: &[Prompt],
+) -> String {
+    sha256::of_text(&format!(
+        "{} {} {draft} {} {requests:?} {prompts:?}",
+        env!("CARGO_PKG_VERSION"),
+        models.target.fingerprint(),
+        rayon::current_num_threads()
+    ))
+}
+
+/// What the ways of a proof have in common.
+struct Common<'a> {
+    settings: &'a Settings,
+    models: &'a Models,
+    prompts: &'a [Prompt],
+    until: Instant,
+    interrupts: &'a Interrupts,
+}
+
+impl Common<'_> {
+    /// Measures one of all ways over some prompts, or over fewer in its share of the time; `None` if a signal stopped it.
+    fn measure(
+        &self,
+        (way, options): (&Way, &DecodeOptions),
+        (index, ways): (usize, usize),
+        count: usize,
+        unfinished: &mut Unfinished,
+        events: &mut Events,
+    ) -> Result<Option<Cell>> {
+        let from = unfinished.progress();
+        let prompts = &self.prompts[..count.max(from.prompts).min(self.prompts.len())];
+        let (all, interrupts) = (prompts.len(), self.interrupts);
+        // Lookup alone needs the same target without the draft.
+        let lookup_alone = way.decoding.draft.is_none();
+        let own = if lookup_alone { Some(way.decoding.open(&self.settings.target)?) } else { None };
+        let models = own.as_ref().unwrap_or(self.models);
+        let left = self.until.saturating_duration_since(Instant::now());
+        let until = Instant::now() + left / (ways - index) as u32;
+        let is_enough =
+            |progress: &Progress| progress.prompts >= LEAST_PROMPTS && Instant::now() >= until;
+        let mut line = eval::lines(all, 1);
+        let mut goes_on = |progress: &Progress| {
             line(progress);
-            let done = index * count + progress.prompts;
+            unfinished.keep(progress, interrupts.asked());
+            let (done, all) = (index * all + progress.prompts, ways * all);
             let what = "answers".to_owned();
             events.progress(Advance { what, done, all, ..Advance::default() });
             !interrupts.asked()
         };
-        let lookup_alone = way.decoding.draft.is_none();
-        // Lookup alone needs the same target without the draft.
-        let own = if lookup_alone { Some(way.decoding.open(&settings.target)?) } else { None };
-        let models = own.as_ref().unwrap_or(&models);
-        let from = Progress::default();
-        let cell = eval::measure(&way.decoding, models, &prompts, (&options, 1), from, goes_on)?;
-        let Some(cell) = cell else { return Ok(None) };
-        record.cells.push(cell);
+        let (decoding, how) = (&way.decoding, (options, 1));
+        eval::measure_until(decoding, models, prompts, how, from, &mut goes_on, &is_enough)
     }
-    let seconds = started.elapsed().as_secs_f64();
-    record.circumstances = Some(recording::circumstances(&models, seconds));
-    Ok(Some(record))
 }
 
 /// The fastest way, or the fastest of those that use the draft: of those that decode as it will be served.

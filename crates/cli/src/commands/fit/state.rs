@@ -7,7 +7,7 @@ use std::time::Instant;
 use longdraft_models::paths::parent_of;
 use longdraft_models::target_model::is_same_target;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
-use longdraft_records::events::{EVENTS_FILE, Events, FitPhase};
+use longdraft_records::events::{EVENTS_FILE, Events, FitPhase, Reader, now};
 use longdraft_records::{FIT_LAYOUT, other_layout};
 use longdraft_serving::hub::is_hub_name;
 use longdraft_serving::{MANIFEST_FILE, Profile};
@@ -22,6 +22,9 @@ use super::search::{Choice, Tried};
 use super::trial::Trial;
 use crate::commands::write_json;
 use crate::failure::{Failure, Result};
+
+/// Seconds between two events of work at most: a longer time is that of a clock that was set, or of a machine that slept.
+const LONGEST_GAP: f64 = 600.0;
 
 /// What must stay the same from call to call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,9 @@ pub(super) struct Settings {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     version: u32,
+    /// When this was written, in seconds since 1970.
+    #[serde(default)]
+    noted: f64,
     /// The phase under way, for people who look into the file.
     pub(super) phase: FitPhase,
     pub(super) settings: Settings,
@@ -156,10 +162,11 @@ impl Ledger {
         let path = folder.join(STATE_FILE);
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;
         let lock = RunLock::acquire(folder)?;
-        let state = match std::fs::read_to_string(&path) {
+        let mut state = match std::fs::read_to_string(&path) {
             Ok(text) => read(&path, &text, settings)?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => State {
                 version: FIT_LAYOUT,
+                noted: now(),
                 phase: FitPhase::Measure,
                 settings: settings.clone(),
                 split: split.clone(),
@@ -170,6 +177,9 @@ impl Ledger {
             },
             Err(error) => return Err(Failure::unwritable(&path)(error)),
         };
+        if let Some(round) = state.rounds.last_mut() {
+            round.spent += since(state.noted, folder);
+        }
         let (folder, events) = (folder.to_path_buf(), Events::none());
         let mut ledger = Self { folder, state, events, noted: Instant::now(), _lock: lock };
         let hint = if ledger.state.rounds.is_empty() {
@@ -215,7 +225,7 @@ impl Ledger {
     /// Notes the time and writes the file.
     pub(super) fn write(&mut self) -> Result<()> {
         let running = self.noted.elapsed().as_secs_f64();
-        self.noted = Instant::now();
+        (self.noted, self.state.noted) = (Instant::now(), now());
         if let Some(round) = self.state.rounds.last_mut() {
             round.spent += running;
         }
@@ -228,6 +238,19 @@ impl Ledger {
         self.events.phase(phase, self.number());
         self.write()
     }
+}
+
+/// Seconds that a call worked after it noted its time and before it was killed: up to the last event that it told.
+fn since(noted: f64, folder: &Path) -> f64 {
+    // Earlier versions did not say when they noted it.
+    if noted <= 0.0 {
+        return 0.0;
+    }
+    let (lines, _) = Reader::of(folder).more();
+    let later = lines.iter().map(|line| line.at).skip_while(|at| *at < noted);
+    let add =
+        |(sum, before): (f64, f64), at: f64| (sum + (at - before).clamp(0.0, LONGEST_GAP), at);
+    later.fold((0.0, noted), add).0
 }
 
 fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
@@ -297,6 +320,7 @@ mod tests {
         });
         State {
             version: FIT_LAYOUT,
+            noted: 0.0,
             phase: FitPhase::Measure,
             settings: Settings {
                 target: String::new(),
@@ -374,6 +398,26 @@ mod tests {
         let target_name = Some("org/model".to_owned());
         assert_eq!(found.exported["vllm"], Exported { round: 0, target_name });
         assert_eq!(found.exported.len(), 1);
+    }
+
+    #[test]
+    fn the_time_of_a_call_that_was_killed_counts_up_to_its_last_event() {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut known = state(&[None]);
+        known.noted = now() - 9000.0;
+        let at =
+            |seconds: f64| serde_json::json!({ "at": known.noted + seconds, "event": "stopped" });
+        // One of a call before it, and two between which the machine slept.
+        let events = [-60.0, 30.0, 90.0, 5000.0].map(|seconds| format!("{}\n", at(seconds)));
+        std::fs::write(folder.path().join(EVENTS_FILE), events.concat()).expect("events");
+        write_json(&folder.path().join(STATE_FILE), &known).expect("state");
+        let open = || Ledger::open(folder.path(), &known.settings, &known.split).expect("opened");
+        let spent = || open().state.rounds[0].spent;
+        assert!((spent() - 90.0 - LONGEST_GAP).abs() < 1.0);
+        // It counts once.
+        assert!((spent() - 90.0 - LONGEST_GAP).abs() < 1.0);
+        known.noted = 0.0;
+        assert!(since(known.noted, folder.path()).abs() < 1e-9);
     }
 
     #[test]

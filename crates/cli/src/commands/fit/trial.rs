@@ -48,6 +48,9 @@ const MOST_SURCHARGE: f64 = 2.0;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Trial {
     pub(super) method: String,
+    /// Tokens of its rows; 0 where an earlier version did not note it.
+    #[serde(default)]
+    pub(super) row_tokens: usize,
     /// Seconds of a token of training, and of the features of one.
     pub(super) step: f64,
     pub(super) capture: f64,
@@ -102,6 +105,14 @@ impl Trial {
         let of_token = LONG_ROWS * (self.step + self.capture);
         let row = ((seconds / of_token.max(1e-12)) as usize).min(whole);
         (row >= 2 * short).then_some(row)
+    }
+
+    /// Whether a budget of some seconds affords rows that are at least twice as long as those that were tried. Such rows, and
+    /// whole ones where a training has stages, are given.
+    pub(super) fn is_outgrown(&self, (row, whole): (usize, Option<usize>), budget: f64) -> bool {
+        let long = whole.and_then(|whole| self.long_row((row, whole), budget));
+        let tried = self.long.map_or(0, |long| long.row_tokens);
+        row >= 2 * self.row_tokens || long.is_some_and(|long| long >= 2 * tried)
     }
 
     /// Seconds of the draft in a round of `n` proposals, of `most`.
@@ -200,6 +211,7 @@ pub(super) fn measure(
     let ms = short(&decoding, &models, &held_out, new_tokens, interrupts)?.milliseconds;
     Ok(Trial {
         method: candidate.method.name().to_owned(),
+        row_tokens,
         step: of_token,
         capture,
         seconds: 1e-3 * (ms.draft + ms.rest),
@@ -335,6 +347,19 @@ mod tests {
         assert_eq!((of(86400.0), of(600.0)), (Some(8192), None));
         assert!(of(1440.0).is_some_and(|row| (2398..=2401).contains(&row)), "{:?}", of(1440.0));
         assert_eq!(trial.long_row((512, 2048), 3600.0), Some(2048));
+    }
+
+    #[test]
+    fn a_trial_is_outgrown_by_rows_twice_as_long() {
+        let trial = Trial { row_tokens: 512, step: 1e-3, capture: 5e-4, ..Trial::default() };
+        let of = |trial: &Trial, row, whole| trial.is_outgrown((row, whole), 86400.0);
+        assert!(!of(&trial, 512, None) && !of(&trial, 1000, None) && of(&trial, 1024, None));
+        // Long rows are tried where there was no time for any, and where there is time for longer ones.
+        assert!(of(&trial, 512, Some(8192)));
+        let long = LongRows { short: 512, row_tokens: 4096, step: 2e-3, capture: 5e-4 };
+        let tried = Trial { long: Some(long), ..trial };
+        assert!(of(&tried, 512, Some(8192)) && !of(&tried, 512, Some(4096)));
+        assert!(of(&Trial::default(), 128, None));
     }
 
     #[test]

@@ -131,8 +131,8 @@ pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
         &|text| read_data(text, purpose),
     )?;
     let default = default_output(purpose, &target);
-    let output = arguments.output.as_ref().map(|path| path.display().to_string());
-    let output = asking.get(output, ("Folder of the run", &default), &read_output)?;
+    let output = ("Folder of the run", default.as_str());
+    let output = asking.get(arguments.output.clone(), output, &read_output)?;
     let time = match arguments.time {
         Some(time) => time,
         None => asking.get(None, ("Time for it (90s, 30m, 2h)", TIME), &parse_time)?,
@@ -142,7 +142,7 @@ pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
         target,
         method,
         data,
-        tokenizer: arguments.tokenizer.clone(),
+        tokenizer: arguments.tokenizer.as_ref().map(PathBuf::from),
         output,
         time,
     })

@@ -29,14 +29,14 @@ use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use longdraft_decode::drafter::GrownDatastore;
+use longdraft_decode::drafter::{GrownDatastore, Proposer};
 use longdraft_models::sha256;
 use longdraft_server::{Board, Control, Learning, Lessons, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
 
 use crate::cli::{DecodingArguments, LearnCommand, LearningArguments, ServeArguments};
 use crate::commands::{remove_folder, require_method};
-use crate::decoding::{Models, Proposer};
+use crate::decoding::Models;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::terminal::counted;
@@ -50,17 +50,21 @@ use trainer::Trainer;
 const DATASTORE: usize = 1 << 22;
 
 /// Runs a command about what was learned.
-pub(crate) fn run(command: &LearnCommand) -> Result<()> {
+pub(crate) fn run(command: &LearnCommand, json: bool) -> Result<()> {
     match command {
-        LearnCommand::Purge { folder } => purge(folder),
+        LearnCommand::Purge { folder } => purge(folder, json),
         LearnCommand::Train { folder } => training::run(folder),
     }
 }
 
 /// Removes everything that was kept.
-fn purge(place: &Path) -> Result<()> {
+fn purge(place: &Path, json: bool) -> Result<()> {
     let rows = folder::purge(place)?;
-    outln!("removed {} and what was learned of them", counted(rows, "answer"));
+    if json {
+        outjson!({ "folder": place.to_string_lossy(), "answers": rows });
+    } else {
+        outln!("removed {} and what was learned of them", counted(rows, "answer"));
+    }
     Ok(())
 }
 

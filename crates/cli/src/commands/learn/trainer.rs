@@ -309,8 +309,8 @@ impl Trainer {
 
     fn swap(&self, place: &Path) -> std::result::Result<(), SwapError> {
         let open = || self.models.open_another(&self.decoding, &DraftSource::find(place)?);
-        let draft = open().map_err(|failure| SwapError::Refused(failure.message().to_owned()))?;
-        self.control.swap(draft)
+        let refused = |failure: Failure| SwapError::Refused(failure.message().to_owned());
+        self.control.swap(open().map_err(refused)?)
     }
 
     fn remove_training(&self) {

@@ -13,6 +13,7 @@ use longdraft_configuration::{
 };
 use longdraft_decode::READ_ALONE;
 use longdraft_kernels::dispatch::{has_kernels, multiplies_halves};
+use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::device::free_memory;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
@@ -58,7 +59,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             continue;
         }
         let layout = machine.layout_of(&config, &target)?;
-        let cache = Cache::of(&target, layout.half_states);
+        let cache = Cache::of(&config.target, &target, layout);
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
@@ -96,8 +97,8 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     require_fit(too_large)
 }
 
-/// What a sequence takes of a target's cache when it is decoded: keys and values in bf16 where the frozen target computes
-/// in it, else in f32.
+/// What a sequence takes of a target's cache when it is decoded: keys and values in f16 where a CPU multiplies quantised
+/// blocks, in bf16 where the frozen target computes in it, else in f32.
 struct Cache {
     tokens: usize,
     bytes: u64,
@@ -106,10 +107,12 @@ struct Cache {
 }
 
 impl Cache {
-    fn of(target: &TargetConfig, half_states: bool) -> Self {
+    fn of(place: &str, target: &TargetConfig, layout: Layout) -> Self {
         let tokens = target.max_position_embeddings.min(SAID_CONTEXT);
         let states = 4 * target.cached_state_values();
-        let value = if half_states && target.reads_half_keys() { 2 } else { 4 };
+        let on_cpu = layout.threads > 0;
+        let in_bf16 = layout.half_states && target.reads_half_keys();
+        let value = if in_bf16 || on_cpu && has_blocks(place) { 2 } else { 4 };
         let bytes = |rows| (value * target.cache_values(tokens, rows) + states) as u64;
         // A pass over everything holds everything.
         Self { tokens, bytes: bytes(READ_ALONE), without_windows: bytes(tokens) }
@@ -238,6 +241,12 @@ fn has_weights(target: &Path) -> bool {
     };
     let mut entries = std::fs::read_dir(target).into_iter().flatten().flatten();
     target.is_file() || entries.any(|entry| is_weight(&entry.path()))
+}
+
+/// Whether a target on this machine holds quantised blocks that products read.
+fn has_blocks(target: &str) -> bool {
+    let types = Target::stored_types(Path::new(target)).unwrap_or_default();
+    types.iter().any(|of_type| BlockFormat::named(of_type.name).is_some())
 }
 
 /// What a plan is held against.

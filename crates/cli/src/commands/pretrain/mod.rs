@@ -56,12 +56,11 @@ fn run_on(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
     if !world.is_first() {
         return outcome;
     }
-    let output = trained.run.config().output.display();
     if json {
         outln!("{}", trained.to_json());
     } else if trained.ending == Ending::Finished {
         trained.print();
-        outln!("done: {output}");
+        outln!("done: {}", output.display());
     } else {
         let steps = trained.run.totals().0;
         outln!("stopped after step {steps}: the same command goes on from there");
@@ -153,7 +152,8 @@ impl Trained {
         let config = self.run.config();
         let operations = config.model.training_operations_per_token(config.data.row_tokens);
         json!({
-            "output": config.output, "config_hash": self.hash, "seed": config.train.seed,
+            "output": config.output.to_string_lossy(), "config_hash": self.hash,
+            "seed": config.train.seed,
             "parameters": config.model.parameter_count(), "steps": steps, "tokens": tokens,
             "seconds": elapsed_ms / 1000.0, "finished": self.ending == Ending::Finished,
             "median_tokens_per_second": self.speed,

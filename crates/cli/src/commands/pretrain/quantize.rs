@@ -71,7 +71,7 @@ fn gguf(arguments: &QuantizeArguments, json: bool) -> Result<()> {
     save_gguf(&model, &name, folder, output)?;
     let bytes = std::fs::metadata(output).map_or(0, |file| file.len());
     if json {
-        outjson!({"output": output, "bytes": bytes});
+        outjson!({"output": output.to_string_lossy(), "bytes": bytes});
     } else {
         outln!("{}: {bytes} bytes", output.display());
     }
@@ -111,9 +111,9 @@ fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
 fn print_sizes(arguments: &QuantizeArguments, sizes: Sizes, json: bool) {
     if json {
         outjson!({
-            "output": arguments.output, "artifact_bytes": sizes.artifact_bytes,
-            "payload_bytes": sizes.payload_bytes, "code_bytes": sizes.code_bytes,
-            "total_bytes": sizes.total(), "fits": sizes.fits()
+            "output": arguments.output.to_string_lossy(),
+            "artifact_bytes": sizes.artifact_bytes, "payload_bytes": sizes.payload_bytes,
+            "code_bytes": sizes.code_bytes, "total_bytes": sizes.total(), "fits": sizes.fits()
         });
     } else {
         outln!(

@@ -97,7 +97,7 @@ pub(crate) fn run(arguments: &QuickstartArguments, json: bool) -> Result<()> {
     if json {
         let mut value = eval::to_json(&record);
         value["seconds"] = json!(seconds);
-        value["report"] = json!(page);
+        value["report"] = json!(page.to_string_lossy());
         outln!("{value}");
     }
     record.cells.iter().try_for_each(|cell| eval::require_lossless(cell, measure::DTYPE))

@@ -28,7 +28,7 @@ pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
         remove(&run.folder)?;
     }
     if json {
-        let folders: Vec<&PathBuf> = runs.iter().map(|run| &run.folder).collect();
+        let folders: Vec<_> = runs.iter().map(|run| run.folder.to_string_lossy()).collect();
         outjson!({ "deleted": folders, "files": files, "bytes": bytes });
     } else {
         outln!("deleted {}, {}", counted(runs.len(), "run"), readable_bytes(bytes));

@@ -106,7 +106,8 @@ impl Found {
     pub(super) fn to_json(&self) -> Value {
         let (step, steps) = self.steps.map_or((None, None), |(step, all)| (Some(step), all));
         json!({
-            "run": self.folder, "state": self.state, "step": step, "steps": steps,
+            "run": self.folder.to_string_lossy(), "state": self.state,
+            "step": step, "steps": steps,
             "stages_finished": self.stages.map(|(done, _)| done),
             "stages": self.stages.map(|(_, all)| all),
             "tau": self.tau, "bytes": self.bytes, "files": self.files,

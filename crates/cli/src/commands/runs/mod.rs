@@ -31,6 +31,7 @@ fn tell(arguments: &RunsListArguments, json: bool) -> Result<()> {
     if json {
         let rows: Vec<_> = runs.iter().map(Found::to_json).collect();
         let bytes: u64 = runs.iter().map(|run| run.bytes).sum();
+        let folder = folder.to_string_lossy();
         outjson!({ "folder": folder, "bytes": bytes, "runs": rows });
         return Ok(());
     }

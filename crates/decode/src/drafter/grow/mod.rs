@@ -14,11 +14,11 @@ use longdraft_models::draft::VocabularyMap;
 
 use self::score::{Candidate, Expandable, Likelihood, best, chance_of, score};
 use super::{Asked, DraftContext, DraftModel, Drafted, Forecast, Logits, Plan, Reading, Worth};
-use crate::distribution::normalise;
+use crate::distribution::{Sampling, normalise};
 use crate::draws::{Place, Purpose};
 use crate::error::{DecodeError, Result};
 use crate::layout::DraftShape;
-use crate::tree::{Origin, Tree};
+use crate::tree::{Distribution, Origin, Tree};
 
 /// A tree that grows: what is said after its newest nodes is asked for, and decides about their children.
 pub struct Growth {
@@ -190,16 +190,28 @@ impl Growth {
             _ => 1,
         };
         let (mut chosen, mut rows) = (Vec::new(), Vec::new());
+        // A block's nodes of a level share their logits, and so their distribution.
+        let mut known: Option<(&Logits, Vec<f64>, Arc<Distribution>)> = None;
         for (of, node) in nodes.iter().enumerate() {
             let confidence = node.forecast.confidence;
             if confidence.is_some_and(|confidence| !draws_after(node, confidence, plan)) {
                 continue;
             }
-            let logits = over_target(model.vocabulary(), &node.forecast.logits, vocabulary);
-            let logits = plan.sampling.adjusted(&logits, std::iter::empty());
+            let logits = &node.forecast.logits;
+            let is_known = matches!(
+                (&known, logits),
+                (Some((Logits::All(before), ..)), Logits::All(values)) if Arc::ptr_eq(before, values)
+            );
+            if !is_known {
+                let all = distribution_of(model, logits, vocabulary, plan.sampling);
+                known = all.map(|all| {
+                    let held = Arc::new(Distribution::of(&all));
+                    (logits, all, held)
+                });
+            }
             // Logits that are no numbers make no distribution: such a draft proposes nothing.
-            let Ok(distribution) = plan.sampling.distribution(&logits) else { continue };
-            let drawn = draw_children(&distribution, count, node.row, plan);
+            let Some((_, distribution, held)) = &known else { continue };
+            let drawn = draw_children(distribution, count, node.row, plan);
             let probability = |token: &TargetTokenId| distribution[token.0 as usize];
             let first = drawn.first().map_or(0.0, probability);
             for (place, token) in drawn.iter().enumerate() {
@@ -215,10 +227,22 @@ impl Growth {
                 rows.push(row);
                 chosen.push(Candidate { of, token: *token, path });
             }
-            self.tree.set_distribution(node.row, Arc::new(distribution));
+            self.tree.set_distribution(node.row, Arc::clone(held));
         }
         (chosen, rows)
     }
+}
+
+/// The distribution `[V]` of a draft's logits, unless they make none.
+fn distribution_of(
+    model: &dyn DraftModel,
+    logits: &Logits,
+    vocabulary: usize,
+    sampling: &Sampling,
+) -> Option<Vec<f64>> {
+    let logits = over_target(model.vocabulary(), logits, vocabulary);
+    let logits = sampling.adjusted(&logits, std::iter::empty());
+    sampling.distribution(&logits).ok()
 }
 
 /// Whether children are drawn after a node of this confidence.

@@ -12,7 +12,9 @@ use super::model::BlockDraft;
 use super::own_head::OwnHead;
 use super::speculators;
 use super::weights::file_specs;
-use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights, save_draft};
+use crate::draft::files::{
+    SavedDraft, config_beside, folder_beside, gguf_of, open_weights, read_json, save_draft,
+};
 use crate::draft::vocabulary::MAP;
 use crate::draft::{Draft, DraftKind};
 use crate::error::{ModelError, Problems, Result};
@@ -28,7 +30,7 @@ pub(in crate::draft) const PLAIN: DraftKind = DraftKind {
     restore,
     save: |folder, config, tensors, target| save(folder, (&PLAIN, config), tensors, target),
     open_gguf: Some(|file| Ok(Box::new(GgufBlockSource::open(file)?))),
-    reading: |_| None,
+    reading: |_, _| Vec::new(),
 };
 
 /// One with convolutions and a selector.
@@ -114,7 +116,7 @@ impl BlockConfig {
     pub fn of_saved(saved: &SavedDraft) -> Result<Option<Self>> {
         if let Some(file) = gguf_of(&saved.path) {
             let Ok(source) = GgufBlockSource::open(&file) else { return Ok(None) };
-            return source.config(None).map(Some).map_err(in_file(&file));
+            return source.config(None).map(Some).map_err(ModelError::all_in(&file));
         }
         let said = saved.config.as_ref().filter(|value| kind_said(value).is_some());
         said.map(|value| read_value(value, None, &saved.path)).transpose()
@@ -176,11 +178,11 @@ impl BlockDraft {
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
         if let Some(file) = gguf_of(path) {
             let source = GgufBlockSource::open(&file)?;
-            let config = source.config(Some(target.config())).map_err(in_file(&file))?;
+            let config = source.config(Some(target.config())).map_err(ModelError::all_in(&file))?;
             config.problems_with(target.config()).into_result(&file)?;
             return Self::from_source(&source, &config, &target.hold_ends()?.embedding()?);
         }
-        let file = folder_of(path).join("config.json");
+        let file = folder_beside(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
         Self::from_source(open_weights(path)?.as_ref(), &config, &target.hold_ends()?.embedding()?)
@@ -253,20 +255,13 @@ fn save(
     save_draft(folder, config.clone(), metadata, tensors, target)
 }
 
-fn folder_of(path: &Path) -> &Path {
-    if path.is_dir() { path } else { path.parent().unwrap_or(path) }
-}
-
 fn names(value: &Value, architectures: &[&str]) -> bool {
     let is_one = |name: &Value| name.as_str().is_some_and(|name| architectures.contains(&name));
     value["architectures"].as_array().is_some_and(|listed| listed.iter().any(is_one))
 }
 
 fn read_config(file: &Path, target_layers: Option<usize>) -> Result<BlockConfig> {
-    let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
-    let value: Value =
-        serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))?;
-    read_value(&value, target_layers, file)
+    read_value(&read_json(file)?, target_layers, file)
 }
 
 /// A configuration whose architecture is that of its keys; `file` stands in errors.
@@ -276,18 +271,13 @@ fn read_value(value: &Value, target_layers: Option<usize>, file: &Path) -> Resul
         let problem = format!("`architectures` does not name {known}");
         return Err(ModelError::invalid(file, problem));
     };
-    let config = BlockConfig::from_json(value, target_layers).map_err(in_file(file))?;
+    let config = BlockConfig::from_json(value, target_layers).map_err(ModelError::all_in(file))?;
     if kind.name != kind_of(&config).name {
         let architecture = architecture_of(&config);
         let problem = format!("`architectures` does not name {architecture}, whose keys are there");
         return Err(ModelError::invalid(file, problem));
     }
     Ok(config)
-}
-
-fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
-    let path = file.to_path_buf();
-    |problems| ModelError::Invalid { path, problems }
 }
 
 /// Weights fit networks that compute something else: what is said of them must hold. Returns the network whose

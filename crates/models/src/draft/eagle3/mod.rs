@@ -28,8 +28,6 @@ pub use model::Eagle3Draft;
 pub use unroll::TestTimeSteps;
 pub use weights::tensor_specs;
 
-use std::path::Path;
-
 use super::DraftKind;
 use crate::error::ModelError;
 
@@ -48,7 +46,7 @@ pub(super) const KIND: DraftKind = DraftKind {
         weights::save_tensors(folder, &read_saved(config, None)?, tensors, fingerprint)
     },
     open_gguf: Some(|file| Ok(Box::new(gguf_file::GgufDraftSource::open(file)?))),
-    reading: config_file::reading,
+    reading: open::reading,
 };
 
 /// The configuration as a checkpoint holds it.
@@ -56,9 +54,8 @@ fn read_saved(
     config: &serde_json::Value,
     target_layers: Option<usize>,
 ) -> crate::error::Result<Eagle3Config> {
-    let path = Path::new("draft configuration").to_path_buf();
     Eagle3Config::from_json(config, target_layers)
-        .map_err(|problems| ModelError::Invalid { path, problems })
+        .map_err(ModelError::all_in("draft configuration"))
 }
 
 #[cfg(test)]

@@ -2,17 +2,19 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
 
 use super::config::Eagle3Config;
-use super::config_file::ARCHITECTURES;
+use super::config_file::{self, ARCHITECTURES};
 use super::gguf_file::{self, GgufDraftSource};
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
-use super::weights::published_names;
+use super::weights::{EMBEDDING, published_names};
 use crate::config::TargetConfig;
-use crate::draft::files::{SavedDraft, config_beside, gguf_of, open_weights};
+use crate::draft::files::{
+    SavedDraft, config_beside, folder_beside, gguf_of, open_weights, read_json,
+};
 use crate::draft::vocabulary::MAP;
 use crate::error::{ModelError, Problems, Result};
 use crate::target_model::Target;
@@ -21,6 +23,10 @@ use crate::weights::WeightSource;
 const HEAD: &str = "lm_head.weight";
 /// Layers of a target that a draft without ids could have: its other keys do not depend on it.
 const STAND_IN: usize = 32;
+/// Rows of two tables of embeddings that are compared.
+const COMPARED: usize = 16;
+/// By how much of their length rounding to blocks may change them.
+const ROUNDING: f32 = 0.2;
 
 impl Eagle3Draft {
     /// Opens a draft folder, a weight file with its `config.json` beside it, or a GGUF file. A draft
@@ -32,7 +38,7 @@ impl Eagle3Draft {
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
         if let Some(file) = gguf_of(path) {
             let source = GgufDraftSource::open(&file)?;
-            let config = source.config(Some(target.config())).map_err(in_file(&file))?;
+            let config = source.config(Some(target.config())).map_err(ModelError::all_in(&file))?;
             config.problems_with(target.config()).into_result(&file)?;
             return Self::from_source(
                 &with_head(&source, &config, target)?,
@@ -40,8 +46,7 @@ impl Eagle3Draft {
                 &target.hold_ends()?.embedding()?,
             );
         }
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        let file = folder.join("config.json");
+        let file = folder_beside(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
         let source = open_weights(path)?;
@@ -94,21 +99,42 @@ pub(super) fn is_at(path: &Path) -> bool {
     config_beside(path).is_some_and(|value| names_eagle3(&value))
 }
 
-fn in_file(file: &Path) -> impl FnOnce(Problems) -> ModelError {
-    let path = file.to_path_buf();
-    |problems| ModelError::Invalid { path, problems }
+/// What is to be known of how a draft's files are read.
+pub(super) fn reading(path: &Path, target: &Target) -> Vec<String> {
+    let of_table = has_other_embeddings(path, target).unwrap_or(false).then_some(
+        "its `embed_tokens.weight` is not read: the target's table takes its place, which differs, \
+         so acceptance may be low",
+    );
+    config_file::reading(path).into_iter().chain(of_table).map(str::to_owned).collect()
+}
+
+/// Whether the files hold embeddings `[V, Ht]` that are not the target's.
+fn has_other_embeddings(path: &Path, target: &Target) -> Result<bool> {
+    let (source, config) = (open_weights(path)?, target.config());
+    let names = published_names(source.as_ref())?;
+    let shape = vec![config.vocab_size, config.hidden_size];
+    let Some(stored) = names.get(EMBEDDING).filter(|own| source.shape(own) == Some(shape)) else {
+        return Ok(false);
+    };
+    // Not at the start, where tokens may stand that no text has.
+    let first = config.vocab_size / 8;
+    let rows = first..(first + COMPARED).min(config.vocab_size);
+    let ids: Vec<u32> = rows.clone().map(|id| id as u32).collect();
+    let wanted = target.hold_ends()?.embed(&ids)?.to_device(&Device::Cpu)?;
+    let scale = config.parts.embedding_scale.unwrap_or(1.0);
+    let own = (source.load_rows(stored, rows, DType::F32)? * scale)?;
+    let length = |x: &Tensor| x.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
+    Ok(length(&(own - &wanted)?)? > ROUNDING * length(&wanted)?)
 }
 
 /// Reads the `config.json` of a draft of this kind.
 fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config> {
-    let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
-    let value: Value =
-        serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))?;
+    let value = read_json(file)?;
     if !names_eagle3(&value) {
         let problem = format!("`architectures` names no EAGLE-3 draft ({})", ARCHITECTURES[0]);
         return Err(ModelError::invalid(file, problem));
     }
-    Eagle3Config::from_json(&value, target_layers).map_err(in_file(file))
+    Eagle3Config::from_json(&value, target_layers).map_err(ModelError::all_in(file))
 }
 
 impl Eagle3Config {
@@ -123,7 +149,7 @@ impl Eagle3Config {
         }
         let said = saved.config.as_ref().filter(|value| names_eagle3(value));
         let read = |value: &Value| Self::from_json(value, Some(STAND_IN));
-        said.map(read).transpose().map_err(in_file(&saved.path))
+        said.map(read).transpose().map_err(ModelError::all_in(&saved.path))
     }
 
     /// Whether a saved draft that [`Self::of_saved`] reads says which layers it taps.

@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::random::CounterRng;
 use longdraft_kernels::rope::{Rope, RopeScaling};
@@ -10,6 +12,7 @@ use crate::error::Result;
 use crate::ids::{LayerId, TargetTokenId};
 use crate::target_model::{PackedSequence, Tap, Target, TargetOptions};
 use crate::weights::memory::MemorySource;
+use crate::weights::safetensors;
 
 const VOCABULARY: usize = 30;
 
@@ -171,6 +174,26 @@ fn what_is_saved_is_opened_from_either_file() -> Result<()> {
     std::fs::write(folder.path().join("config.json"), "{}").expect("write");
     let error = Eagle3Draft::open(&folder.path().join(DRAFT_FILE), &target).err().expect("refused");
     assert!(error.to_string().contains("names no EAGLE-3 draft"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn embeddings_that_are_not_read_are_told_where_they_differ() -> Result<()> {
+    let target = target();
+    let table = target.hold_ends()?.embedding()?;
+    let config = Eagle3Config::for_target(target.config(), 10).expect("config");
+    let draft = Eagle3Draft::initialise(&config, every_third(), &table, 5)?;
+    let folder = tempfile::tempdir().expect("tempdir");
+    draft.save(folder.path(), target.fingerprint())?;
+    let notes = |own: Option<Tensor>| -> Result<Vec<String>> {
+        let mut tensors = draft.stored_tensors()?;
+        tensors.extend(own.map(|own| ("embed_tokens.weight".to_owned(), own)));
+        safetensors::save(&folder.path().join(DRAFT_FILE), &tensors, HashMap::new())?;
+        Ok((super::KIND.reading)(folder.path(), &target))
+    };
+    assert!(notes(None)?.is_empty() && notes(Some((&table * 1.05)?))?.is_empty());
+    let told = notes(Some(random("own", table.dims())))?;
+    assert!(told.len() == 1 && told[0].contains("`embed_tokens.weight` is not read"), "{told:?}");
     Ok(())
 }
 

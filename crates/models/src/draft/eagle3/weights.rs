@@ -20,7 +20,7 @@ const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "model.", ""
 /// The layer's name in published files: as here, and as engines count it.
 const LAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
-const EMBEDDING: &str = "embed_tokens.weight";
+pub(super) const EMBEDDING: &str = "embed_tokens.weight";
 
 /// Every trained tensor, in the order of the published table.
 pub fn tensor_specs(config: &Eagle3Config) -> Vec<TensorSpec> {

@@ -34,5 +34,5 @@ pub(super) const KIND: DraftKind = DraftKind {
         weights::save_tensors(folder, &weights::read_saved(config)?, tensors, fingerprint)
     },
     open_gguf: None,
-    reading: |_| None,
+    reading: |_, _| Vec::new(),
 };

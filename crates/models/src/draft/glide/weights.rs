@@ -10,7 +10,7 @@ use super::config::{Compat, FinalNorm, GlideConfig};
 use super::model::GlideDraft;
 use crate::config::TargetConfig;
 use crate::draft::Init;
-use crate::draft::files::{SavedDraft, open_weights, save_draft};
+use crate::draft::files::{SavedDraft, folder_beside, open_weights, save_draft};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};
 use crate::error::{ModelError, Problems, Result};
@@ -176,8 +176,7 @@ impl GlideDraft {
     /// # Errors
     /// - as [`Self::load`], or the configuration is unusable
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
-        let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-        let config_path = folder.join("config.json");
+        let config_path = folder_beside(path).join("config.json");
         let config = match std::fs::read_to_string(&config_path) {
             Ok(text) => read_config(&config_path, &text)?,
             Err(_) => None,

@@ -3,6 +3,8 @@
 mod heads;
 mod names;
 mod source;
+mod unread;
 
 pub use names::gguf_name;
 pub use source::GgufSource;
+pub(super) use unread::unread;

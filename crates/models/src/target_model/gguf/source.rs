@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use super::{heads, names};
 use crate::config::{Architecture, TargetConfig};
-use crate::error::{ModelError, Problems, Result};
+use crate::error::{ModelError, Result};
 use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header};
 use crate::weights::gguf::split::{self, Files};
@@ -108,9 +108,8 @@ impl GgufSource {
     ///   its file
     pub fn open(path: &Path) -> Result<Self> {
         let Files { parts: files, header, places } = split::open(path)?;
-        let in_file = |problems: Problems| ModelError::Invalid { path: path.into(), problems };
-        let config = TargetConfig::from_gguf(&header).map_err(in_file)?;
-        let names = names::published(&header, &config).map_err(in_file)?;
+        let config = TargetConfig::from_gguf(&header).map_err(ModelError::all_in(path))?;
+        let names = names::published(&header, &config).map_err(ModelError::all_in(path))?;
         let mut source = Self { files, places, header, config, names };
         source.read_rope_divisors()?;
         Ok(source)
@@ -124,6 +123,11 @@ impl GgufSource {
     /// The header.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// GGUF name of the tensor that holds a published one.
+    pub(super) fn stored_name(&self, published: &str) -> Option<&str> {
+        self.names.get(published).map(|stored| stored.name.as_str())
     }
 
     /// Reads a tensor by its GGUF name, rows as stored.

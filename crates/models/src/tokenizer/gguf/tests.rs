@@ -101,11 +101,15 @@ fn a_template_of_its_own_serves_conversations_with_tools() {
     assert_eq!(printed(Some(&json!([]))), "<s>tools");
 }
 
-/// Ids of a text by pieces, which are (text, type).
+/// Ids of a text by pieces without scores, which are (text, type).
 fn ids(name: &str, pieces: &[(&str, i32)], written: &str) -> Vec<u32> {
+    ids_by_scores(name, pieces, &vec![-1000.0; pieces.len()], written)
+}
+
+fn ids_by_scores(name: &str, pieces: &[(&str, i32)], scores: &[f32], written: &str) -> Vec<u32> {
     let tokens: Vec<&str> = pieces.iter().map(|(piece, _)| *piece).collect();
     let types = pieces.iter().map(|(_, kind)| GgufValue::I32(*kind)).collect();
-    let scores = vec![GgufValue::F32(-1000.0); pieces.len()];
+    let scores = scores.iter().map(|score| GgufValue::F32(*score)).collect();
     let keys = [
         ("general.name", text(name)),
         ("model", text("llama")),
@@ -133,4 +137,34 @@ fn tokens_of_phi_3_take_the_end_of_the_line_after_them() {
         assert_eq!(ids(name, &pieces, "<|user|>\na"), [2, 4], "{name}");
         assert_eq!(ids(name, &pieces, "<s>\na"), [1, 3, 4], "{name}");
     }
+}
+
+#[test]
+fn a_text_of_two_ids_is_encoded_as_the_later_one_and_decoded_from_both() {
+    let types = [1, 1, 1, 1, 1, 3, 3].map(GgufValue::I32).to_vec();
+    let tokenizer = read(&header(&[
+        ("model", text("gpt2")),
+        ("pre", text("qwen2")),
+        ("tokens", list(&["a", "b", "ab", "ab", "b", "<s>", "<s>"])),
+        ("token_type", GgufValue::Array(types)),
+        ("merges", list(&["a b"])),
+    ]));
+    let tokenizer = tokenizer.expect("a tokenizer");
+    assert_eq!(tokenizer.encode("abb<s>").expect("ids").ids, [3, 4, 6]);
+    assert_eq!(tokenizer.decode(&[0, 1, 2, 5, 3, 4], true).expect("text"), "abababb");
+    assert_eq!(tokenizer.decode(&[5, 6], false).expect("text"), "<s><s>");
+    assert_eq!((tokenizer.token(1).as_deref(), tokenizer.id("b")), (Some("b"), Some(4)));
+    assert_eq!((tokenizer.vocabulary(), tokenizer.special_ids()), (7, vec![5, 6]));
+    let bytes = tokenizer.token_bytes();
+    assert_eq!((&bytes[1], &bytes[2], &bytes[5]), (&bytes[4], &bytes[3], &None));
+    assert_eq!(bytes[2].as_deref(), Some(&b"ab"[..]));
+    let mut stream = tokenizer.stream();
+    assert_eq!(stream.push(2).expect("text") + &stream.push(5).expect("text"), "ab");
+}
+
+#[test]
+fn of_equal_pieces_the_last_one_s_score_counts() {
+    let pieces = [("<unk>", 2), ("a", 1), ("b", 1), ("c", 1), ("ab", 1), ("bc", 1), ("ab", 1)];
+    let scores = [0.0, 0.0, 0.0, 0.0, -9.0, -5.0, -1.0];
+    assert_eq!(ids_by_scores("any", &pieces, &scores, "abc"), [6, 3]);
 }

@@ -70,15 +70,13 @@ pub(crate) fn open(path: &Path) -> Result<Files> {
         headers.push(read(&file)?);
         files.push(file);
     }
-    let invalid = |problems| ModelError::Invalid { path: path.to_path_buf(), problems };
-    let (header, places) = joined(headers).map_err(invalid)?;
+    let (header, places) = joined(headers).map_err(ModelError::all_in(path))?;
     Ok(Files { parts: files, header, places })
 }
 
-fn read(file: &WeightFile) -> Result<Header> {
-    let path = file.path().to_path_buf();
-    Header::read_from(file.reader(), file.length())
-        .map_err(|problems| ModelError::Invalid { path, problems })
+/// Reads the header of one file.
+pub(crate) fn read(file: &WeightFile) -> Result<Header> {
+    Header::read_from(file.reader(), file.length()).map_err(ModelError::all_in(file.path()))
 }
 
 /// The same header, from beginnings of the files: each where it lies and how long all of it is. A header
@@ -88,12 +86,10 @@ pub(crate) fn header_of_beginnings(beginnings: &[(PathBuf, u64)]) -> Result<Head
         let file = File::open(path).map_err(ModelError::io(path))?;
         let length = usize::try_from(*length)
             .map_err(|_| ModelError::invalid(path, "longer than this machine can address"))?;
-        Header::read_from(BufReader::new(file), length)
-            .map_err(|problems| ModelError::Invalid { path: path.clone(), problems })
+        Header::read_from(BufReader::new(file), length).map_err(ModelError::all_in(path))
     });
     let path = beginnings.first().map_or_else(PathBuf::new, |(path, _)| path.clone());
-    let (header, _) = joined(headers.collect::<Result<_>>()?)
-        .map_err(|problems| ModelError::Invalid { path, problems })?;
+    let (header, _) = joined(headers.collect::<Result<_>>()?).map_err(ModelError::all_in(path))?;
     Ok(header)
 }
 

@@ -218,7 +218,7 @@ fn a_large_answer_is_read_in_linear_time() {
 
 /// The pieces of an answer of these tokens, as the decoder's side makes them.
 fn decoded(tokenizer: &TextTokenizer, ids: &[u32], stops: &[String]) -> Vec<Piece> {
-    let mut answer = AnswerText::new(tokenizer, stops);
+    let mut answer = AnswerText::new(tokenizer, None, stops).expect("no tokens before");
     let mut pieces = Vec::new();
     for id in ids {
         let offset = answer.length();

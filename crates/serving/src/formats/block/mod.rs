@@ -145,8 +145,7 @@ impl Format for Block {
     fn outputs(&self, checks: &mut Checks<'_>) -> Result<Option<ParityVector>> {
         let Some(config) = checks.sizes::<BlockConfig>() else { return Ok(None) };
         let source = open_weights(&checks.folder)?;
-        let embedding = stand_in_embedding(config.vocab_size, config.hidden_size)?;
-        let draft = BlockDraft::from_source(source.as_ref(), &config, &embedding)?;
+        let draft = BlockDraft::from_source(source.as_ref(), &config, &stand_in(&config)?)?;
         Ok(Some(parity::outputs(&draft)?))
     }
 }
@@ -181,8 +180,12 @@ fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(St
 fn network(draft: &BlockDraft, written: &[(String, Tensor)]) -> Result<BlockDraft> {
     let source = MemorySource::new(written.iter().cloned());
     let config = draft.config();
-    let embedding = stand_in_embedding(config.vocab_size, config.hidden_size)?;
-    Ok(BlockDraft::from_source(&source, config, &embedding)?)
+    Ok(BlockDraft::from_source(&source, config, &stand_in(config)?)?)
+}
+
+/// The stand-in embeddings, with those of the mask token.
+fn stand_in(config: &BlockConfig) -> Result<Tensor> {
+    stand_in_embedding(config.vocab_size, config.hidden_size, config.mask_token_id)
 }
 
 /// The network that a folder's keys describe; `None` if they are those of another kind of model.

@@ -71,8 +71,8 @@ pub(super) fn record(
         let before: Vec<u32> =
             rows().map(|(start, slot)| ids[start + slot.saturating_sub(1)]).collect();
         let top = selector.sizes().top_k;
-        let (best, values) = logits.sort_last_dim(false)?;
-        let (values, best) = (best.narrow(1, 0, top)?, values.narrow(1, 0, top)?);
+        let (values, best) = logits.sort_last_dim(false)?;
+        let (values, best) = (values.narrow(1, 0, top)?, best.narrow(1, 0, top)?);
         let candidates: Vec<u32> = best.flatten_all()?.to_vec1()?;
         let added =
             selector.preferences(&selector.project(&states)?, &before, &candidates)?.detach();

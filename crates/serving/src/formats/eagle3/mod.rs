@@ -149,8 +149,7 @@ impl Format for Eagle3 {
             checks.no_reference("not computed: the head is the target's", "");
             return Ok(None);
         }
-        let embedding = stand_in_embedding(config.vocab_size, config.target_hidden_size)?;
-        let draft = Eagle3Draft::from_source(source.as_ref(), &config, &embedding)?;
+        let draft = Eagle3Draft::from_source(source.as_ref(), &config, &stand_in(&config)?)?;
         Ok(Some(parity::outputs(&draft)?))
     }
 }
@@ -158,11 +157,12 @@ impl Format for Eagle3 {
 /// The network that was written, weights rounded as in the file, on the stand-in embeddings.
 fn written_network(config: &Eagle3Config, plain: &[(String, Tensor)]) -> Result<Eagle3Draft> {
     let source = MemorySource::new(plain.iter().cloned());
-    Ok(Eagle3Draft::from_source(
-        &source,
-        config,
-        &stand_in_embedding(config.vocab_size, config.target_hidden_size)?,
-    )?)
+    Ok(Eagle3Draft::from_source(&source, config, &stand_in(config)?)?)
+}
+
+/// The stand-in embeddings, with those of token 0, which is read after a document's end.
+fn stand_in(config: &Eagle3Config) -> Result<Tensor> {
+    stand_in_embedding(config.vocab_size, config.target_hidden_size, 0)
 }
 
 /// Ids, features and logits of the first steps on a text.

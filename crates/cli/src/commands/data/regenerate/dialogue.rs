@@ -12,6 +12,26 @@ use super::ledger::{Entry, Outcome};
 use super::prompt;
 use crate::decoding::finish;
 
+/// Marks of an answer in channels, as gpt-oss writes them: before a channel's name, before its text, and at its end.
+const CHANNEL: &str = "<|channel|>";
+const TEXT: &str = "<|message|>";
+const ENDS: [&str; 2] = ["<|end|>", "<|start|>"];
+/// The channel that users read; others hold thoughts.
+const FINAL: &str = "final";
+
+/// Thought and answer of a text in channels; `None` where it has none.
+fn parted(text: &str) -> Option<(String, String)> {
+    let (mut thoughts, mut answers) = (Vec::new(), Vec::new());
+    for channel in text.trim_start().strip_prefix(CHANNEL)?.split(CHANNEL) {
+        let (name, text) = channel.split_once(TEXT).unwrap_or((channel, ""));
+        let end = ENDS.iter().filter_map(|end| text.find(end)).min().unwrap_or(text.len());
+        let is_answer = name.split_whitespace().next() == Some(FINAL);
+        let parts = if is_answer { &mut answers } else { &mut thoughts };
+        parts.push(&text[..end]);
+    }
+    Some((thoughts.join("\n"), answers.concat()))
+}
+
 /// The texts one after another, for a target without a chat template.
 pub(super) fn plain(conversation: &Conversation) -> String {
     let texts = conversation.messages.iter().filter_map(|message| message["content"].as_str());
@@ -84,7 +104,9 @@ impl Dialogue {
     /// Goes on to the next prompt of the user; whether there is one.
     pub(super) fn next_turn(&mut self) -> bool {
         while let Some(message) = self.prompts.messages.get(self.taken) {
-            self.done.messages.push(message.clone());
+            let message = message.clone();
+            self.part_last();
+            self.done.messages.push(message);
             self.turn = self.taken;
             self.taken += 1;
             if self.prompts.role(self.turn) == "user" {
@@ -92,6 +114,18 @@ impl Dialogue {
             }
         }
         false
+    }
+
+    /// Parts thought and answer of the last message, which another one follows: a template may refuse channels there.
+    fn part_last(&mut self) {
+        let Some(last) = self.done.messages.last_mut() else { return };
+        if last.get("role").and_then(Value::as_str) == Some("assistant")
+            && let Some((thought, answer)) =
+                last.get("content").and_then(Value::as_str).and_then(parted)
+        {
+            last.insert("content".into(), answer.into());
+            last.insert("thinking".into(), thought.into());
+        }
     }
 
     /// The prompt's answer of so many tokens, which a stop token may have ended.
@@ -143,5 +177,32 @@ mod tests {
         assert_eq!(all["finish"], "length", "one of them was cut");
         assert_eq!(all["finishes"], json!(["stop", "length", "stop"]));
         assert!(!dialogue.next_turn());
+    }
+
+    #[test]
+    fn an_earlier_answer_in_channels_is_parted_and_the_last_one_stands_as_it_was_written() {
+        let mut dialogue = Dialogue::new(Conversation::of(&[("user", "a"), ("user", "b")]));
+        let written = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes.";
+        for _ in 0..2 {
+            assert!(dialogue.next_turn());
+            dialogue.answer((9, EndReason::StopToken, Some("<|return|>".to_owned())), written);
+        }
+        assert!(!dialogue.next_turn());
+        let messages = &dialogue.to_json("f")["messages"];
+        let parted = json!({ "role": "assistant", "content": "Yes.", "thinking": "So." });
+        assert_eq!(messages[1], parted);
+        assert_eq!(messages[3], json!({ "role": "assistant", "content": written }));
+    }
+
+    #[test]
+    fn only_channels_are_parted() {
+        let of = |text: &str| parted(text).map(|(thought, answer)| format!("{thought}|{answer}"));
+        assert_eq!(of("Yes."), None);
+        assert_eq!(of("<think>\nSo.</think>Yes."), None);
+        let cut = of("<|channel|>analysis<|message|>So, ");
+        assert_eq!(cut.as_deref(), Some("So, |"));
+        let call = of("<|channel|>commentary to=f <|constrain|>json<|message|>{}");
+        assert_eq!(call.as_deref(), Some("{}|"));
+        assert_eq!(of("<|channel|>fin").as_deref(), Some("|"));
     }
 }

@@ -10,7 +10,9 @@ use std::time::Instant;
 use longdraft_data::conversation::Conversation;
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_data::template::form;
-use longdraft_decode::drafter::{Combination, CombinedDrafter, Drafter, LookupDrafter, drafter_of};
+use longdraft_decode::drafter::{
+    Combination, CombinedDrafter, Drafter, LookupDrafter, Proposer, drafter_of,
+};
 use longdraft_decode::{
     BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
 };
@@ -22,7 +24,7 @@ use super::dialogue::{Dialogue, asked, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
 use super::{Answered, Hears, Reached};
 use crate::cli::DataRegenerateArguments;
-use crate::decoding::{Proposer, stop_tokens};
+use crate::decoding::stop_tokens;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 

@@ -8,6 +8,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use longdraft_kernels::matrix::Matrix;
 
 use super::*;
+use crate::target_model::{Layers, Target, TargetOptions};
 
 /// A Llama of one layer, two query heads and a key head of 4 values each, which holds these tensors; matrices as
 /// blocks.
@@ -95,4 +96,35 @@ fn joined_queries_keys_and_values_are_those_of_separate_tensors() {
         let blocks = blocks.flatten_all().and_then(|all| all.to_vec1::<f32>()).expect("values");
         assert_eq!(blocks, load(&apart, &name("weight")), "{module}");
     }
+}
+
+#[test]
+fn biases_norms_and_scales_that_no_part_reads_are_named() {
+    let unread = [
+        "blk.0.attn_q.scale",
+        "blk.0.attn_output.input_scale",
+        "blk.0.ffn_up.bias",
+        "blk.0.ffn_sub_norm.weight",
+        "output.scale",
+    ];
+    // What is read, of a layer that there is not, and of an encoder of images.
+    let others = [
+        "blk.0.attn_q.bias",
+        "blk.0.attn_norm.weight",
+        "output_norm.weight",
+        "blk.1.attn_q.scale",
+        "v.blk.0.ln1.bias",
+    ];
+    let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, &Device::Cpu).expect("a tensor");
+    let (table, vector) = (ones(&[5, 32]), ones(&[32]));
+    let mut tensors = vec![("token_embd.weight", &table)];
+    tensors.extend(unread.iter().chain(&others).map(|name| (*name, &vector)));
+    let (folder, _) = llama(&tensors);
+    let path = folder.path().join("model.gguf");
+    let error = Target::check_weights(&path, Layers::All).expect_err("refused").to_string();
+    let opened = Target::open_path(&path, &TargetOptions::default()).err().expect("refused");
+    assert_eq!(opened.to_string(), error);
+    let is_named = |name: &&str| error.contains(&format!("`{name}` is not read"));
+    assert!(unread.iter().all(is_named), "{error}");
+    assert!(!others.iter().any(is_named), "{error}");
 }
