@@ -268,10 +268,12 @@ mod tests {
             let is_there =
                 |met: &Met| -> Vec<bool> { met.streams.iter().map(Option::is_some).collect() };
             assert_eq!((is_there(&met), met.hosts.len()), (vec![false, true, true], 3));
-            for (other, own) in others.into_iter().zip([2, 1]) {
-                let met = other.join().expect("a thread").expect("met");
+            // One that left at once would be waited for.
+            let others = others.into_iter().map(|other| other.join().expect("a thread"));
+            let others: Vec<Met> = others.map(|met| met.expect("met")).collect();
+            for (met, own) in others.iter().zip([2, 1]) {
                 let want: Vec<bool> = (0..3).map(|rank| rank != own).collect();
-                assert_eq!(is_there(&met), want);
+                assert_eq!(is_there(met), want);
             }
             drop(quiet);
         });
@@ -284,7 +286,8 @@ mod tests {
         std::thread::spawn(move || taken.incoming().for_each(drop));
         let two = move |rank| Place { size: 2, ..place(rank, port) };
         let first = std::thread::spawn(move || meet(&two(0), None, &mut || Ok(())));
-        meet(&two(1), None, &mut || Ok(())).expect("met");
+        // One that left at once would be waited for.
+        let _other = meet(&two(1), None, &mut || Ok(())).expect("met");
         assert!(first.join().expect("a thread").is_ok());
     }
 
@@ -297,7 +300,7 @@ mod tests {
             Place { size: 2, address, ..place(rank, port) }
         };
         let first = std::thread::spawn(move || meet(&of(0), Some(listener), &mut || Ok(())));
-        meet(&of(1), None, &mut || Ok(())).expect("met");
+        let _other = meet(&of(1), None, &mut || Ok(())).expect("met");
         assert!(first.join().expect("a thread").is_ok());
     }
 
