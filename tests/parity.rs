@@ -101,6 +101,35 @@ fn a_wrong_expectation_fails_the_case() {
 }
 
 #[test]
+fn rates_are_the_targets_own_where_the_loss_is_of_labels_alone() {
+    // The first step's rates do not depend on the loss. Of the files gradients and weights do.
+    let as_labels = |meta: &mut Value, soft_targets: Value| {
+        meta["objective"]["soft_weight"] = 0.0.into();
+        meta["objective"]["soft_targets"] = soft_targets;
+        for step in meta["steps"].as_array_mut().expect("steps") {
+            step["loss"] = step["hard_loss"].take();
+        }
+    };
+    for soft_targets in ["topk".into(), "full".into(), Value::Null] {
+        let case = copy_case("packed_agree");
+        edit_meta(case.path(), |meta| as_labels(meta, soft_targets.clone()));
+        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+        let report: Value =
+            serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+        let of_rates = |check: &&Value| {
+            let name = check["name"].as_str().expect("name");
+            name == "step 1 loss"
+                || name.starts_with("step 1 delay")
+                || name.starts_with("step 1 simulated")
+        };
+        let checks = report["checks"].as_array().expect("checks");
+        let checks: Vec<&Value> = checks.iter().filter(of_rates).collect();
+        assert_eq!(checks.len(), 1 + 5 * 5 + 4);
+        assert!(checks.iter().all(|check| check["pass"] == true), "{checks:?}");
+    }
+}
+
+#[test]
 fn a_wrong_expectation_fails_an_eagle3_case() {
     for edit in [
         (|meta: &mut Value| meta["steps"][1]["loss"] = 9.0.into()) as fn(&mut Value),
@@ -314,23 +343,30 @@ fn blocks_may_come_with_other_flags_with_ties_and_with_a_row_that_counts_for_not
 }
 
 #[test]
-fn candidates_of_other_blocks_are_malformed() {
-    // Fewer candidates than the blocks of all rows have.
-    let case = copy_case("block_dflash2");
-    let path = case.path().join("case.safetensors");
-    let source = SafetensorsSource::open_file(&path).expect("case");
-    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
-    let tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
-    drop(source);
-    let fewer = tensors.into_iter().map(|(name, tensor)| match name.as_str() {
-        "out.candidates" | "out.scores" | "out.walk" => {
-            (name, tensor.narrow(1, 0, 2).and_then(|t| t.contiguous()).expect("fewer blocks"))
-        }
-        _ => (name, tensor),
-    });
-    save(&path, &fewer.collect::<Vec<_>>(), HashMap::new()).expect("write");
-    let text = fail(&["parity", &case.path().display().to_string()], 2);
-    assert!(text.contains("are of different slots"), "{text}");
+fn candidates_of_other_blocks_and_features_of_other_rows_are_malformed() {
+    for (cut, dimension, rest, told) in [
+        // Fewer candidates than the blocks of all rows have.
+        (&["out.candidates", "out.scores", "out.walk"][..], 1, 2, "are of different slots"),
+        (&["in.features"], 0, 1, "anchors and features are of different rows"),
+        (&["in.features"], 1, 5, "anchors and features are of different rows"),
+    ] {
+        let case = copy_case("block_dflash2");
+        let path = case.path().join("case.safetensors");
+        let source = SafetensorsSource::open_file(&path).expect("case");
+        let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
+        let tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
+        drop(source);
+        let fewer = tensors.into_iter().map(|(name, tensor)| {
+            if !cut.contains(&name.as_str()) {
+                return (name, tensor);
+            }
+            let tensor = tensor.narrow(dimension, 0, rest).and_then(|t| t.contiguous());
+            (name, tensor.expect("a part"))
+        });
+        save(&path, &fewer.collect::<Vec<_>>(), HashMap::new()).expect("write");
+        let text = fail(&["parity", &case.path().display().to_string()], 2);
+        assert!(text.contains(told), "{text}");
+    }
 }
 
 #[test]

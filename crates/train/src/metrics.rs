@@ -35,7 +35,7 @@ impl DelayCounts {
     }
 }
 
-/// A part of a loss: GLIDE has one, EAGLE-3 one a test-time step, a selector one beside its slots.
+/// A part of a loss: GLIDE has one, EAGLE-3 one a test-time step, a selector and a confidence head one beside the slots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct LossPart {
     /// In the sum of all parts.
@@ -47,6 +47,12 @@ pub struct LossPart {
 }
 
 impl LossPart {
+    fn merge(&mut self, other: &Self) {
+        self.weight = other.weight;
+        self.sum += other.sum;
+        self.denominator += other.denominator;
+    }
+
     /// Before its weight; 0 of nothing.
     pub fn mean(&self) -> f64 {
         if self.denominator == 0.0 { 0.0 } else { self.sum / self.denominator }
@@ -97,6 +103,8 @@ pub struct DraftMetrics {
     pub by_delay: Vec<DelayCounts>,
     /// What is minimised.
     pub parts: Vec<LossPart>,
+    /// What a confidence head minimises beside them; nothing without one.
+    pub confidence: LossPart,
     /// `Σ ℓ_hard` in nats.
     pub hard_sum: f64,
     /// `Σ ℓ_soft` in nats.
@@ -146,9 +154,11 @@ impl DraftMetrics {
             self.parts.resize(other.parts.len(), LossPart::default());
         }
         for (sum, part) in self.parts.iter_mut().zip(&other.parts) {
-            sum.weight = part.weight;
-            sum.sum += part.sum;
-            sum.denominator += part.denominator;
+            sum.merge(part);
+        }
+        // A row without a learned slot has no weight to tell.
+        if other.confidence.denominator > 0.0 {
+            self.confidence.merge(&other.confidence);
         }
         self.hard_sum += other.hard_sum;
         self.soft_sum += other.soft_sum;
@@ -168,6 +178,8 @@ impl DraftMetrics {
         numbers.extend([self.replayed.rounds as f64, self.replayed.tokens as f64]);
         numbers.push(f64::from(u8::from(self.as_trained.is_some())));
         numbers.extend([self.candidate_rows as f64, self.candidate_hits as f64]);
+        let LossPart { weight, sum, denominator } = self.confidence;
+        numbers.extend([weight, sum, denominator]);
         for counts in &self.by_delay {
             numbers.extend([counts.rows as f64, counts.top1_count as f64, counts.acceptance_sum]);
             numbers.push(counts.acceptance_rows as f64);
@@ -196,7 +208,7 @@ impl DraftMetrics {
 
     /// The counters that lead a list of numbers, and the rest of the list; `None` if there are none.
     fn from_numbers(numbers: &[f64]) -> Option<(Self, &[f64])> {
-        let (head, rest) = numbers.split_at_checked(10)?;
+        let (head, rest) = numbers.split_at_checked(13)?;
         let (delays, rest) = rest.split_at_checked(4 * head[0] as usize)?;
         let (parts, rest) = rest.split_at_checked(3 * head[1] as usize)?;
         let delay = |n: &[f64]| DelayCounts {
@@ -215,6 +227,7 @@ impl DraftMetrics {
         let metrics = Self {
             by_delay: delays.chunks_exact(4).map(delay).collect(),
             parts: parts.chunks_exact(3).map(part).collect(),
+            confidence: part(&head[10..]),
             hard_sum: head[2],
             soft_sum: head[3],
             rows: head[4] as usize,
@@ -242,7 +255,8 @@ impl DraftMetrics {
 
     /// What is minimised: `Σ weight · sum / denominator`.
     pub fn loss(&self) -> f64 {
-        self.parts.iter().map(|part| part.weight * part.mean()).sum()
+        let parts = self.parts.iter().chain([&self.confidence]);
+        parts.map(|part| part.weight * part.mean()).sum()
     }
 
     /// Share of rows whose label was a candidate; `None` without candidates.
@@ -316,6 +330,7 @@ mod tests {
         a.parts = vec![LossPart { weight: 0.5, sum: 3.0, denominator: 7.0 }];
         a.replayed = Rounds { rounds: 3, tokens: 8 };
         (a.candidate_rows, a.candidate_hits) = (9, 4);
+        a.confidence = LossPart { weight: 0.25, sum: 5.0, denominator: 11.0 };
         let mut as_trained = DraftMetrics::default();
         as_trained.add_row(1, 1.0, 0.5, false, 0.25);
         a.as_trained = Some(Box::new(as_trained));
@@ -324,7 +339,7 @@ mod tests {
         let first = &all[0];
         assert_eq!((&first.by_delay, &first.parts, first.rows), (&a.by_delay, &a.parts, 1));
         assert_eq!((first.replayed, &first.as_trained), (a.replayed, &a.as_trained));
-        assert_eq!(first.candidate_recall(), Some(4.0 / 9.0));
+        assert_eq!((first.confidence, first.candidate_recall()), (a.confidence, Some(4.0 / 9.0)));
         assert!(first.soft_sum.is_nan());
         assert_eq!(all[1], DraftMetrics::default());
         assert!(DraftMetrics::list(&numbers[..numbers.len() - 1]).is_err());
@@ -339,6 +354,13 @@ mod tests {
         let mut metrics = of(6.0, 2.0);
         metrics.merge(&of(2.0, 6.0));
         assert!((metrics.loss() - 0.5).abs() < 1e-12);
+        // Confidence has a divisor of its own. A row without a learned slot changes nothing.
+        for (sum, denominator) in [(3.0, 1.0), (1.0, 3.0)] {
+            let confidence = LossPart { weight: 2.0, sum, denominator };
+            metrics.merge(&DraftMetrics { confidence, ..DraftMetrics::default() });
+        }
+        metrics.merge(&DraftMetrics::default());
+        assert!((metrics.loss() - 2.5).abs() < 1e-12);
         assert!(of(0.0, 0.0).loss().abs() < 1e-12);
     }
 

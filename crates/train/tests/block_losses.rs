@@ -22,7 +22,7 @@ use longdraft_train::method::block::{
     SlotLabels, SlotLoss, SlotWeights, SoftLoss,
 };
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective};
-use longdraft_train::metrics::DelayCounts;
+use longdraft_train::metrics::{DelayCounts, DraftMetrics};
 use longdraft_train::objective::{Objective, TailKind, TeacherDistribution};
 
 use blocks::{batch, random};
@@ -702,6 +702,38 @@ fn what_training_reads_of_the_target_also_weighs_and_mixes_held_out_slots() {
         let measured = objective.measure(&row.batch, &features).expect("measured");
         let as_trained = measured.as_trained.expect("as they are trained").loss();
         assert!((as_trained - trained).abs() < 1e-9, "{weights:?}: {as_trained} {trained}");
+    }
+}
+
+/// Weights of the slots and of their confidence differ, and stand in another ratio in each row.
+#[test]
+fn held_out_rows_of_a_chain_come_to_the_loss_of_a_step_over_all_of_them() {
+    let (long, mut short) = (Row::new(), Row::new());
+    short.batch.loss_mask[5..9].fill(false);
+    short.batch.loss_mask[14..].fill(false);
+    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: Some(true) };
+    let config = BlockConfig { chain: Some(chain), ..toy() };
+    let loss = ChainLoss { weights: SlotWeights::Dpace, decay: 1.0, ..ChainLoss::default() };
+    let objective = ChainObjective::new(fresh(&config), &long.head, loss, draws());
+    let rows = [long, short].map(|row| {
+        let features = row.features();
+        let prepared = objective.prepare(&row.batch, &features).expect("prepared");
+        (row.batch, features, prepared)
+    });
+    let of_row = |row: usize, part: usize| rows[row].2.denominators[part];
+    let totals = [0, 1].map(|part| of_row(0, part) + of_row(1, part));
+    let ratios = [0, 1].map(|row| of_row(row, 0) / of_row(row, 1));
+    assert!((ratios[0] - ratios[1]).abs() > 0.05, "{ratios:?}");
+    let (mut trained, mut told) = (0.0, [DraftMetrics::default(), DraftMetrics::default()]);
+    for (batch, features, prepared) in &rows {
+        let share = objective.share(batch, features, prepared, &totals, true).expect("share");
+        let loss = share.loss.map(|loss| loss.to_scalar::<f32>().expect("number"));
+        trained += f64::from(loss.expect("a loss"));
+        told[0].merge(&share.metrics);
+        told[1].merge(&objective.measure(batch, features).expect("measured"));
+    }
+    for loss in told.map(|metrics| metrics.loss()) {
+        assert!((loss - trained).abs() < 2e-5 * trained, "{loss} {trained}");
     }
 }
 

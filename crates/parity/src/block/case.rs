@@ -262,8 +262,10 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
     };
     let ([count, tokens], [other, blocks]) = (rows("in.input_ids")?, rows("in.anchors")?);
     let same = count == other && rows("in.loss_mask")? == [count, tokens];
+    let features = file.shape("in.features");
+    let same = same && features.is_none_or(|shape| shape.starts_with(&[count, tokens]));
     if !same || rows("in.keep")? != [count, blocks] || count == 0 {
-        return Err(malformed(folder, "ids, masks and anchors are of different rows"));
+        return Err(malformed(folder, "ids, masks, anchors and features are of different rows"));
     }
     let (ids, anchors) = (file.load_integers("in.input_ids")?, file.load_integers("in.anchors")?);
     let flags = |name: &str| -> Result<Vec<bool>> {

@@ -88,13 +88,15 @@ fn features(
         &Inputs::of_labels(&hidden, &target.hold_ends()?.head()?, &labels).bent(target.bend()),
     )?;
     let config = objective_config(case);
+    let has_entries = case.inputs.shape("topk_ids").is_some();
     let teacher = match config.soft_targets {
-        SoftTargetKind::Full if config.soft_weight > 0.0 => TeacherFeatures::Full { hidden },
-        SoftTargetKind::TopK if config.soft_weight > 0.0 => {
+        _ if case.compat => TeacherFeatures::None,
+        SoftTargetKind::TopK if config.soft_weight > 0.0 || has_entries => {
             let entries = top_k_entries(case, batch, index, micro)?;
             TeacherFeatures::TopK { entries, k: config.top_k, hidden: Some(hidden) }
         }
-        _ => TeacherFeatures::None,
+        // Without a weight in the loss, too: rates are measured against it.
+        _ => TeacherFeatures::Full { hidden },
     };
     let last_kv = Some(features.last_kv()?.clone());
     let features = BatchFeatures { last_kv, aux_hidden: None, teacher, part: None };

@@ -63,8 +63,10 @@ struct Pass {
 struct Outcome {
     /// The whole loss times `Z`, a scalar with gradients.
     sum: Tensor,
-    /// The same as a number.
-    value: f64,
+    /// Of that the text and the distance, as a number.
+    of_slots: f64,
+    /// The confidence's part.
+    of_confidence: LossPart,
     /// Against the text; chances of acceptance are `Σ min(p, q)`.
     rows: RowStatistics,
     factors: Vec<Factors>,
@@ -237,15 +239,18 @@ impl ChainObjective {
         let factors = form.factors(slots.learned.len(), &chances, mean);
         let terms = Terms::new(form.loss, &plan.weights, (hard, distance), &factors);
         let Output { loss_sum: mut sum, rows } = self.judge(&pass, slots, features, terms)?;
+        let (of_slots, mut of_confidence) = (number(&sum)?, LossPart::default());
         if let Some(logits) = &pass.confidence {
+            let weights: Vec<f32> =
+                plan.of_confidence.iter().map(|weight| *weight as f32).collect();
+            let own = confidence_loss(logits, &rows.acceptance, &weights)?;
+            let denominator = plan.denominators[1];
+            of_confidence = LossPart { weight: confidence, sum: number(&own)?, denominator };
             // Its own divisor, before that of all.
             let factor = confidence * divisor(denominators, 0) / divisor(denominators, 1);
-            let weights: Vec<f32> =
-                plan.of_confidence.iter().map(|weight| (factor * weight) as f32).collect();
-            sum = (sum + confidence_loss(logits, &rows.acceptance, &weights)?)?;
+            sum = (sum + (own * factor)?)?;
         }
-        let value = sum.detach().to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        Ok(Outcome { sum, value, rows, factors })
+        Ok(Outcome { sum, of_slots, of_confidence, rows, factors })
     }
 
     /// Counters of a row; slot `k` has delay `k + 1`.
@@ -262,7 +267,8 @@ impl ChainObjective {
             metrics.add_row(slot % size as u32 + 1, hard, distance, right, acceptance);
             agrees[*slot as usize] = right;
         }
-        metrics.parts = vec![plan.part(outcome.value)];
+        metrics.parts = vec![plan.part(outcome.of_slots)];
+        metrics.confidence = outcome.of_confidence;
         let length = |block: &[bool]| 1 + block.iter().take_while(|right| **right).count();
         metrics.replayed =
             Rounds { rounds: slots.anchors.len(), tokens: agrees.chunks(size).map(length).sum() };
@@ -279,6 +285,11 @@ impl Plan {
     fn metrics_of_nothing(&self) -> DraftMetrics {
         DraftMetrics { parts: vec![self.part(0.0)], ..DraftMetrics::default() }
     }
+}
+
+/// A scalar, without its gradient.
+fn number(scalar: &Tensor) -> Result<f64> {
+    Ok(scalar.detach().to_dtype(DType::F64)?.to_scalar()?)
 }
 
 /// `Σ w BCE(σ(ĉ), α)` of logits `[S]`; α takes no gradient.
