@@ -73,13 +73,18 @@ pub(super) fn named(config: &Value) -> Vec<u32> {
     Keys::of(config).tokens("eos_token_id")
 }
 
+/// Whether a token is written as one that ends a turn, a text or a call of a tool.
+pub(crate) fn names_an_end(token: &str) -> bool {
+    WRITTEN.contains(&token)
+}
+
 /// Ends among the tokens of a GGUF header.
 pub(super) fn of_header(header: &Header) -> Vec<u32> {
     let tokens = header.metadata.get("tokenizer.ggml.tokens");
     let tokens = tokens.and_then(|tokens| tokens.to_vec().ok()).into_iter().flatten();
     let ends = (0_u32..).zip(tokens).filter_map(|(id, token)| {
         let written = token.to_string().ok()?.as_str();
-        WRITTEN.contains(&written).then_some((id, written))
+        names_an_end(written).then_some((id, written))
     });
     let ends: Vec<(u32, &str)> = ends.collect();
     let holds = |wanted: &str| ends.iter().any(|(_, written)| *written == wanted);

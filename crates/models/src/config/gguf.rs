@@ -188,7 +188,9 @@ impl<'a> Keys<'a> {
     }
 
     fn token(&self, key: &str) -> Option<u32> {
-        self.header.number(&format!("tokenizer.ggml.{key}")).map(|x| x as u32)
+        let id = self.header.number(&format!("tokenizer.ggml.{key}"));
+        // Some files say -1 for none.
+        id.filter(|id| *id >= 0.0).map(|id| id as u32)
     }
 
     pub(super) fn has(&self, tensor: &str) -> bool {
@@ -322,7 +324,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         mlp_bias: keys.has("blk.0.ffn_gate.bias"),
         experts,
         initializer_range: 0.02,
-        bos_token_id: keys.token("bos_token_id"),
+        bos_token_id: keys.token("bos_token_id").filter(|id| (*id as usize) < vocab_size),
         eos_token_ids: keys
             .token("eos_token_id")
             .into_iter()

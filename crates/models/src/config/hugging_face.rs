@@ -48,7 +48,26 @@ fn text_part(value: &Value) -> Option<Value> {
     Some(Value::Object(text))
 }
 
+/// What is wrong with a model that also sees and is not known; other keys of it mean nothing here.
+fn unknown_outer(value: &Value) -> Option<Problems> {
+    let name = value.get("model_type")?.as_str()?;
+    value.get("text_config")?.as_object()?;
+    let known: Vec<&str> = NESTED.iter().map(|(outer, ..)| *outer).collect();
+    if known.contains(&name) || Architecture::NAMES.iter().any(|(known, _)| *known == name) {
+        return None;
+    }
+    let mut problems = Problems::default();
+    let known = known.join(", ");
+    problems.push(format!(
+        "unknown architecture `{name}` of a model with a text part (known: {known})"
+    ));
+    Some(problems)
+}
+
 pub(super) fn read(value: &Value) -> Result<TargetConfig, Problems> {
+    if let Some(problems) = unknown_outer(value) {
+        return Err(problems);
+    }
     match text_part(value) {
         None => read_text(value),
         Some(text) => {

@@ -1,7 +1,7 @@
 //! A target's sizes and switches, validated, whatever file they came from.
 
 pub(crate) mod cached;
-mod end_tokens;
+pub(crate) mod end_tokens;
 mod experts;
 mod families;
 mod gguf;

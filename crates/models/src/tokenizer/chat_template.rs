@@ -5,6 +5,7 @@
 
 mod json_filter;
 mod python;
+mod repr;
 
 use std::io::Write;
 use std::ops::Range;
@@ -223,7 +224,9 @@ impl ChatTemplate {
         // Templates test `if tools` as well as `tools is not none`.
         let tools = minijinja::Value::from_serialize(tools);
         let fuel = FUEL + FUEL_PER_MESSAGE * messages.len().unwrap_or(0) as u64;
-        let own = context! { messages, tools, add_generation_prompt, mark_generation };
+        let own = context! {
+            messages, tools, documents => (), add_generation_prompt, mark_generation
+        };
         let context = context! { ..own, ..self.token_values.clone() };
         let environment = Arc::clone(&self.environment);
         let alive = Arc::new(());
@@ -293,6 +296,8 @@ fn compiled(
     environment.set_lstrip_blocks(true);
     python::teach(&mut environment, day);
     environment.add_filter("tojson", json_filter::to_json);
+    environment.add_filter("string", repr::string);
+    environment.set_formatter(repr::print);
     environment.add_function(
         "raise_exception",
         |message: String| -> std::result::Result<(), Error> {

@@ -11,9 +11,12 @@ use tokenizers::AddedToken;
 
 use super::checked::{self, Bpe, LONGEST_PIECE};
 use super::{ChatTemplate, TextTokenizer, pre_tokenizers};
+use crate::config::end_tokens::names_an_end;
 use crate::weights::gguf::header::{Header, number};
 
 /// Token types of the format.
+const NORMAL: u32 = 1;
+const UNKNOWN: u32 = 2;
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 
@@ -50,8 +53,8 @@ pub(super) fn read(header: &Header) -> Result<TextTokenizer, String> {
     let begins = kind != "gpt2" || pre_tokenizers::begins_with_bos(splitting);
     // Early files of Gemma 4 say that it does not.
     let adds_bos = kind == "gemma4" || flag(header, "add_bos_token", begins);
-    let bos = value(header, "bos_token_id").and_then(number);
-    let bos = bos.map(|id| id as u32).filter(|id| (*id as usize) < vocabulary.tokens.len());
+    let bos = token_id(header, "bos_token_id").filter(|id| *id < vocabulary.tokens.len());
+    let bos = bos.map(|id| id as u32);
     let added = added_tokens(header, &vocabulary);
     let twins = twins(&vocabulary.tokens);
     let (model, steps) = match kind {
@@ -100,6 +103,12 @@ fn string<'a>(header: &'a Header, key: &str) -> Option<&'a str> {
     }
 }
 
+/// An id that a key names; some files say -1 for none.
+fn token_id(header: &Header, key: &str) -> Option<usize> {
+    let id = value(header, key).and_then(number).filter(|id| *id >= 0.0);
+    id.map(|id| id as usize)
+}
+
 fn flag(header: &Header, key: &str, default: bool) -> bool {
     match value(header, key) {
         Some(GgufValue::Bool(flag)) => *flag,
@@ -130,13 +139,20 @@ fn added_tokens(header: &Header, vocabulary: &Vocabulary) -> Vec<AddedToken> {
     let name = header.text("general.name").unwrap_or_default().to_lowercase();
     // Phi-3's take spaces and ends of lines after them, which no key says.
     let strips = PHI_3.iter().any(|own| name.contains(own));
-    let added = vocabulary.tokens.iter().zip(&vocabulary.types);
+    let types = vocabulary.types.iter().copied().chain(std::iter::repeat(NORMAL));
+    let added = vocabulary.tokens.iter().zip(types);
     added
-        .filter(|(_, kind)| matches!(**kind, CONTROL | USER_DEFINED))
-        .map(|(token, kind)| {
+        .filter_map(|(token, kind)| {
+            let special = match kind {
+                CONTROL | UNKNOWN => true,
+                // Some files give the ends of turns another type than their models have them.
+                _ if names_an_end(token) => true,
+                USER_DEFINED => false,
+                _ => return None,
+            };
             let strips = strips && !STRIP_NOTHING.contains(&token.as_str());
-            let added = AddedToken::from(token.clone(), *kind == CONTROL);
-            added.normalized(false).rstrip(strips)
+            let added = AddedToken::from(token.clone(), special);
+            Some(added.normalized(false).rstrip(strips))
         })
         .collect()
 }
@@ -154,8 +170,8 @@ fn special_tokens(header: &Header, vocabulary: &Vocabulary) -> Map<String, Value
     ];
     let mut tokens = Map::new();
     for (name, key) in keys {
-        let id = value(header, key).and_then(number);
-        if let Some(token) = id.and_then(|id| vocabulary.tokens.get(id as usize)) {
+        let id = token_id(header, key);
+        if let Some(token) = id.and_then(|id| vocabulary.tokens.get(id)) {
             tokens.insert(name.to_owned(), json!(token));
         }
     }
@@ -235,8 +251,8 @@ fn with_byte_fallback(
     merges: Vec<(String, String)>,
     adds_space: bool,
 ) -> (Bpe, Value) {
-    let unknown = value(header, "unknown_token_id").and_then(number);
-    let unknown = vocabulary.tokens.get(unknown.unwrap_or(0.0) as usize);
+    let unknown = token_id(header, "unknown_token_id");
+    let unknown = vocabulary.tokens.get(unknown.unwrap_or(0));
     let mut normalizers =
         vec![json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})];
     let mut decoders = vec![

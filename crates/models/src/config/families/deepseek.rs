@@ -89,15 +89,15 @@ pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     }
 }
 
-/// What YaRN multiplies scores by, `(0.1 m ln(factor) + 1)²` with `m` = `mscale_all_dim`.
+/// What any stretching multiplies scores by, `(0.1 m ln(factor) + 1)²` with `m` = `mscale_all_dim`.
 fn score_stretch(keys: &mut JsonKeys<'_>) -> Option<f64> {
     let rope = keys.rotary_keys()?;
     let number = |key: &str| rope.get(key).and_then(Value::as_f64);
     let kind = ["rope_type", "type"].iter().find_map(|key| rope.get(*key).and_then(Value::as_str));
     let all = number("mscale_all_dim").filter(|all| *all != 0.0)?;
-    let (factor, is_yarn) = (number("factor")?, kind == Some("yarn"));
+    let (factor, stretches) = (number("factor")?, kind.is_some_and(|kind| kind != "default"));
     let plain = yarn_growth(factor, all);
-    is_yarn.then_some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
+    stretches.then_some(plain * plain).filter(|stretch| stretch.is_finite() && *stretch > 0.0)
 }
 
 /// A head has two lengths in newer GGUF files, as what is cached and as what attends; older ones have the second.
@@ -218,7 +218,15 @@ mod tests {
         let sparse: Vec<bool> = (0..4).map(|layer| read.experts_in(layer).is_some()).collect();
         assert_eq!(sparse, [false, true, true, true]);
         assert_eq!(read.sharing_ranks(), [1]);
+        let mut linear = config();
+        linear["rope_scaling"]["type"] = json!("linear");
+        assert_eq!(
+            TargetConfig::from_json(&linear).expect("valid").parts.query_scalar,
+            Some(scalar)
+        );
         let mut plain = config();
+        plain["rope_scaling"]["type"] = json!("default");
+        assert_eq!(TargetConfig::from_json(&plain).expect("valid").parts.query_scalar, None);
         plain["rope_scaling"] = Value::Null;
         assert_eq!(TargetConfig::from_json(&plain).expect("valid").parts.query_scalar, None);
     }

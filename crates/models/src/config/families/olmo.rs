@@ -47,9 +47,10 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 fn ropes(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, RopeParameters) {
     let (map, [of_full, of_sliding]) = keys.ropes_by_kind();
     if map.is_some() && of_full.is_none() && of_sliding.is_none() {
-        // One for all layers.
-        let rope = keys.rope(sizes);
-        return (rope.clone(), rope);
+        // One base for all layers; what stretches it is for full ones.
+        let full = keys.rope(sizes);
+        let sliding = RopeParameters::plain(full.theta);
+        return (full, sliding);
     }
     let (full, own) = (keys.full_rope(of_full), keys.present("rope_theta"));
     let mut read = |scaling: Option<&Value>, own: Option<&Value>| {

@@ -154,6 +154,11 @@ fn full_layers_of_an_olmo_3_have_the_older_keys_beside_the_newer_ones() {
         config["rope_scaling"] = json!({"rope_type": "linear", "factor": 4.0});
     });
     assert_eq!(both, (RopeParameters { scaling, ..plain(1e6) }, plain(2e4)));
+    let flat = ropes(&|config| {
+        config["rope_parameters"] =
+            json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 3e4});
+    });
+    assert_eq!(flat, (RopeParameters { scaling, ..plain(3e4) }, plain(3e4)));
 }
 
 #[test]

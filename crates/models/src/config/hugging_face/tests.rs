@@ -257,7 +257,9 @@ fn the_text_part_of_a_model_that_sees_is_read() {
     let value = json!({"model_type": "mistral3", "text_config": text});
     assert_eq!(read(&value).expect("valid").architecture, Architecture::Mistral);
     let value = json!({"model_type": "llava", "text_config": text});
-    assert!(problem(&value).contains("unknown architecture `llava`"));
+    let told = problem(&value);
+    assert!(told.contains("unknown architecture `llava`") && told.contains("mistral3"), "{told}");
+    assert!(!told.contains("hidden_size"), "{told}");
 }
 
 #[test]

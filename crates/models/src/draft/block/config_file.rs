@@ -225,13 +225,17 @@ fn merged(value: &Value, own: Map<String, Value>, problems: &mut Problems) -> Va
 const CHAINS: [(&str, ChainKind); 3] =
     [("vanilla", ChainKind::Vanilla), ("gated", ChainKind::Gated), ("rnn", ChainKind::Rnn)];
 
+/// The name of a head in files.
+pub(super) fn name_of(kind: ChainKind) -> Option<&'static str> {
+    CHAINS.iter().find(|(_, known)| *known == kind).map(|(name, _)| *name)
+}
+
 /// The keys of sequential heads. What readers default differently is written.
 fn of_chain(sizes: ChainSizes) -> [(&'static str, Value); 4] {
-    let kind = CHAINS.iter().find(|(_, kind)| *kind == sizes.kind);
     let [rank, head, has_confidence, reads_token] = CHAIN;
     [
         (rank, sizes.rank.into()),
-        (head, kind.map(|(name, _)| *name).into()),
+        (head, name_of(sizes.kind).into()),
         (has_confidence, sizes.confidence.is_some().into()),
         (reads_token, sizes.confidence.unwrap_or(true).into()),
     ]
@@ -257,10 +261,11 @@ fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
         return None;
     }
     let rank = keys.size(rank_key, None);
-    let name = keys.present(head_key).map_or(Some(CHAINS[0].0), Value::as_str);
+    let said = keys.present(head_key);
+    let name = said.map_or(Some(CHAINS[0].0), Value::as_str);
     let kind = CHAINS.iter().find(|(known, _)| name == Some(known)).map(|(_, kind)| *kind);
-    if kind.is_none() {
-        keys.problems.push(format!("`{head_key}` = {name:?} is unknown"));
+    if let (None, Some(said)) = (kind, said) {
+        keys.problems.push(format!("`{head_key}` = {said} is unknown"));
     }
     let reads_token = keys.flag(reads_token, true);
     let confidence = keys.flag(has_confidence, false).then_some(reads_token);

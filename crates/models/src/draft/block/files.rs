@@ -7,6 +7,7 @@ use candle_core::Tensor;
 use serde_json::Value;
 
 use super::config::BlockConfig;
+use super::config_file::name_of;
 use super::gguf_file::GgufBlockSource;
 use super::model::BlockDraft;
 use super::own_head::OwnHead;
@@ -153,17 +154,20 @@ impl BlockConfig {
             same("causal (of every layer)", format!("{learned:?}"), format!("{now:?}"));
         }
         if !is_plain(found) {
-            let added = |config: &BlockConfig| match config.selector {
-                Some(sizes) => format!("{:?}", sizes.top_k),
-                None => "none".to_owned(),
-            };
-            same("selector_top_k", added(found), added(self));
-            same("heads", format!("{:?}", found.chain), format!("{:?}", self.chain));
-            same(
-                "convolution",
-                format!("{:?}", found.convolution),
-                format!("{:?}", self.convolution),
-            );
+            type Told = fn(&BlockConfig) -> Option<String>;
+            let added: [(&str, Told); 7] = [
+                ("selector_top_k", |config| Some(config.selector?.top_k.to_string())),
+                ("conv_kernel_size", |config| Some(config.convolution?.kernel_size.to_string())),
+                ("conv_group_size", |config| Some(config.convolution?.group_size.to_string())),
+                ("markov_rank", |config| Some(config.chain?.rank.to_string())),
+                ("markov_head", |config| name_of(config.chain?.kind).map(str::to_owned)),
+                ("confidence", |config| Some(config.chain?.confidence.is_some().to_string())),
+                ("confidence_reads_token", |config| Some(config.chain?.confidence?.to_string())),
+            ];
+            let none = || "none".to_owned();
+            for (key, of) in added {
+                same(key, of(found).unwrap_or_else(none), of(self).unwrap_or_else(none));
+            }
         }
         problems
     }

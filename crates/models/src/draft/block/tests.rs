@@ -203,11 +203,42 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
     }
     for (other, key) in [
-        (plain, "convolution"),
+        (plain, "`conv_group_size` = 8, none is configured"),
         (BlockConfig { selector: Some(SelectorSizes { rank: 4, top_k: 6 }), ..wide }, "top_k"),
     ] {
         let error = BlockDraft::load(&saved, &other, &table, (None, 3)).err().expect("refused");
         assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn heads_of_other_sizes_are_told_by_their_keys() {
+    let sizes = ChainSizes { rank: 4, kind: ChainKind::Gated, confidence: Some(true) };
+    let config = BlockConfig { is_causal: Some(false), chain: Some(sizes), ..toy() };
+    let draft = BlockDraft::initialise(&config, &noise(&[40, 32], 1), 3).expect("draft");
+    let folder = tempfile::tempdir().expect("folder");
+    draft.save(folder.path(), "of the target").expect("saved");
+    let saved = SavedDraft::at(folder.path());
+    BlockDraft::check_file(&saved, &config).expect("the same network");
+    for (chain, told) in [
+        (Some(ChainSizes { rank: 5, ..sizes }), "`markov_rank` = 4, 5 is configured"),
+        (
+            Some(ChainSizes { kind: ChainKind::Rnn, ..sizes }),
+            "`markov_head` = gated, rnn is configured",
+        ),
+        (
+            Some(ChainSizes { confidence: None, ..sizes }),
+            "`confidence` = true, false is configured",
+        ),
+        (
+            Some(ChainSizes { confidence: Some(false), ..sizes }),
+            "`confidence_reads_token` = true, false is configured",
+        ),
+        (None, "`markov_rank` = 4, none is configured"),
+    ] {
+        let other = BlockConfig { chain, ..config.clone() };
+        let error = BlockDraft::check_file(&saved, &other).expect_err("refused").to_string();
+        assert!(error.contains(told), "{told} not in {error}");
     }
 }
 

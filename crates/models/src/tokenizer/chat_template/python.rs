@@ -12,6 +12,7 @@ pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTim
     environment.set_unknown_method_callback(method);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
+    environment.add_test("callable", is_callable);
     environment.add_function(DATE, move |format: String| {
         written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
     });
@@ -30,7 +31,47 @@ fn method(
     {
         return Ok((text.chars().count() + 1).into());
     }
+    if let Some(found) = value.as_str().and_then(|text| of_text(text, method, arguments)) {
+        return Ok(found);
+    }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+}
+
+/// Methods of texts that the library lacks, or by which it counts bytes where Python counts characters.
+fn of_text(text: &str, method: &str, arguments: &[Value]) -> Option<Value> {
+    let argument = || arguments.first().and_then(Value::as_str);
+    let separator = || argument().filter(|separator| !separator.is_empty());
+    let place = |byte: Option<usize>| match byte {
+        Some(byte) => Value::from(text[..byte].chars().count()),
+        None => Value::from(-1),
+    };
+    let parts = |parts: [&str; 3]| Value::from(parts.map(Value::from).to_vec());
+    Some(match (method, arguments.len()) {
+        ("find", 1) => place(text.find(argument()?)),
+        ("rfind", 1) => place(text.rfind(argument()?)),
+        ("removeprefix", 1) => text.strip_prefix(argument()?).unwrap_or(text).into(),
+        ("removesuffix", 1) => text.strip_suffix(argument()?).unwrap_or(text).into(),
+        ("partition", 1) => match text.split_once(separator()?) {
+            Some((before, after)) => parts([before, separator()?, after]),
+            None => parts([text, "", ""]),
+        },
+        ("rpartition", 1) => match text.rsplit_once(separator()?) {
+            Some((before, after)) => parts([before, separator()?, after]),
+            None => parts(["", "", text]),
+        },
+        ("rsplit", 1 | 2) => {
+            let most = arguments.get(1).map_or(Ok(-1), |most| i64::try_from(most.clone())).ok()?;
+            let most = usize::try_from(most).map_or(usize::MAX, |most| most.saturating_add(1));
+            let mut parts: Vec<Value> = text.rsplitn(most, separator()?).map(Value::from).collect();
+            parts.reverse();
+            Value::from(parts)
+        }
+        (
+            "isdigit" | "isnumeric" | "isalpha" | "isalnum" | "isspace" | "islower" | "isupper",
+            0,
+        ) if text.is_empty() => false.into(),
+        _ => return None,
+    })
 }
 
 /// Whether a loop may go over a value: over `none` the library's may, Jinja2's may not.
@@ -42,6 +83,11 @@ fn is_iterable(value: &Value) -> bool {
 fn is_sequence(value: &Value) -> bool {
     let kind = value.kind();
     matches!(kind, ValueKind::Map | ValueKind::Seq | ValueKind::String | ValueKind::Undefined)
+}
+
+/// Whether a value is a function.
+fn is_callable(value: &Value) -> bool {
+    value.kind() == ValueKind::Plain
 }
 
 /// A time as Python's `strftime` writes it. What is no directive that is known stays.

@@ -143,6 +143,45 @@ fn empty_strings_are_counted_as_in_python() -> Result<()> {
 }
 
 #[test]
+fn methods_of_texts_count_characters() -> Result<()> {
+    for (source, wanted) in [
+        ("{{ '日本</think>x'.find('</think>') }} {{ 'ab'.find('c') }}", "2 -1"),
+        ("{% set s = '日本</a>日' %}{{ s[:s.find('</a>')] }} {{ s.rfind('日') }}", "日本 6"),
+        ("{{ 'a,b,c'.rsplit(',', 1) }} {{ 'a,b'.rsplit(',') }}", "['a,b', 'c'] ['a', 'b']"),
+        ("{{ 'a=b=c'.partition('=') }}", "['a', '=', 'b=c']"),
+        (
+            "{{ 'a=b=c'.rpartition('=') }} {{ 'a'.rpartition('=') }}",
+            "['a=b', '=', 'c'] ['', '', 'a']",
+        ),
+        ("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('x') }}", "bc abc"),
+        ("{{ ''.isdigit() }} {{ '12'.isdigit() }}", "False True"),
+        ("{{ raise_exception is callable }} {{ 'a' is callable }}", "True False"),
+        ("{{ documents is none }} {{ tools is none }}", "True True"),
+    ] {
+        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
+        assert_eq!(text, wanted, "{source}");
+    }
+    Ok(())
+}
+
+#[test]
+fn lists_and_mappings_are_printed_as_python_writes_them() -> Result<()> {
+    let tools = json!([{"a": "f", "b": "it's \"é\"\n", "c": [1, 1.0, 0.000_01, true, null, {}]}]);
+    let wanted = r#"[{'a': 'f', 'b': 'it\'s "é"\n', 'c': [1, 1.0, 1e-05, True, None, {}]}]"#;
+    for (source, wanted) in [
+        ("{{ tools }}", wanted),
+        ("{{ '' ~ tools | string }}", wanted),
+        ("{{ tools[0].c[1:3] }} {{ tools[0].a }} {{ 'x' | string }}", "[1.0, 1e-05] f x"),
+        ("{{ tools[0].c[1] | string }} {{ 3 | string }} {{ 2.5 }}", "1.0 3 2.5"),
+        ("{{ [\"it's\", 'a', 'q\"'] }}", r#"["it's", 'a', 'q"']"#),
+    ] {
+        let template = ChatTemplate::new(source, Map::new())?;
+        assert_eq!(template.render_messages(&[], Some(&tools), false)?, wanted, "{source}");
+    }
+    Ok(())
+}
+
+#[test]
 fn broken_templates_are_errors() {
     assert!(ChatTemplate::new("{% for %}", Map::new()).is_err());
 }

@@ -59,6 +59,39 @@ fn prompts_begin_with_the_start_token_where_the_tokenizer_s_kind_wants_it() {
 }
 
 #[test]
+fn a_start_token_that_is_none_begins_no_prompt() {
+    for bos in [GgufValue::I32(-1), GgufValue::U32(u32::MAX), GgufValue::U32(4)] {
+        let more = [("bos_token_id", bos.clone()), ("add_bos_token", GgufValue::Bool(true))];
+        let ids = of_bytes("qwen2", &["a b"], &more).encode_prompt("ab", None).expect("ids");
+        assert_eq!(ids, [2], "{bos:?}");
+    }
+}
+
+#[test]
+fn ends_of_turns_and_the_unknown_token_are_found_in_texts_whatever_their_type() {
+    let tokens = list(&["a", "<", "<unk>", "<|im_end|>", "<eos>", "<|x|>", "<tool>", "</s>"]);
+    let of_types = |types: &[i32]| {
+        let types = types.iter().map(|kind| GgufValue::I32(*kind)).collect();
+        let keys = [
+            ("model", text("gpt2")),
+            ("tokens", tokens.clone()),
+            ("token_type", GgufValue::Array(types)),
+            ("merges", list(&[])),
+        ];
+        read(&header(&keys)).expect("a tokenizer")
+    };
+    let tokenizer = of_types(&[1, 1, 2, 1, 4, 1, 4, 1]);
+    let ids = tokenizer.encode("a<unk><|im_end|><eos><tool>a").expect("ids").ids;
+    assert_eq!(ids, [0, 2, 3, 4, 6, 0]);
+    assert_eq!(tokenizer.special_ids(), [2, 3, 4]);
+    // These are text like any other.
+    assert_eq!(tokenizer.encode("<|x|>").expect("ids").ids[0], 1);
+    assert_eq!(tokenizer.encode("</s>").expect("ids").ids[0], 1);
+    let untyped = of_types(&[]);
+    assert_eq!(untyped.encode("a<|im_end|>").expect("ids").ids, [0, 3]);
+}
+
+#[test]
 fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
     for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("dbrx", &[0, 1])] {
         let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;

@@ -22,8 +22,8 @@ use crate::error::Problems;
 
 /// Nesting of arrays that is read.
 const DEEPEST: usize = 4;
-/// Entries of one array that are read.
-const LONGEST_ARRAY: u64 = 1 << 24;
+/// Entries of all arrays that are read: each takes the room of a value, whatever its bytes.
+const MOST_ENTRIES: u64 = 1 << 24;
 /// Ranks that the format knows.
 const LARGEST_RANK: u32 = 4;
 /// Where tensors start and end by default.
@@ -167,7 +167,7 @@ impl Header {
     /// # Errors
     /// - as [`Self::read`]
     pub fn read_from(reader: impl Read, length: usize) -> Result<Self, Problems> {
-        let mut cursor = Cursor { reader, at: 0, length };
+        let mut cursor = Cursor { reader, at: 0, length, entries: 0 };
         let one = |problem: String| Problems(vec![problem]);
         let magic = cursor.array::<4>();
         if magic.as_ref() != Ok(b"GGUF") {
@@ -259,6 +259,8 @@ impl Header {
 /// Types that files have and that are not read.
 fn name_of_unread(number: u32) -> Option<&'static str> {
     Some(match number {
+        4 => "Q4_2",
+        5 => "Q4_3",
         9 => "Q8_1",
         15 => "Q8_K",
         16 => "IQ2_XXS",
@@ -271,9 +273,17 @@ fn name_of_unread(number: u32) -> Option<&'static str> {
         25 => "I16",
         28 => "F64",
         29 => "IQ1_M",
+        31 => "Q4_0_4_4",
+        32 => "Q4_0_4_8",
+        33 => "Q4_0_8_8",
         34 => "TQ1_0",
         35 => "TQ2_0",
+        36 => "IQ4_NL_4_4",
+        37 => "IQ4_NL_4_8",
+        38 => "IQ4_NL_8_8",
         40 => "NVFP4",
+        41 => "Q1_0",
+        42 => "Q2_0",
         _ => return None,
     })
 }
@@ -309,17 +319,22 @@ impl Entry {
         let (Some(shape_of), Some(elements)) = (sizes, elements) else {
             return Err(format!("has an absurd shape {shape:?}"));
         };
+        if elements == 0 {
+            return Err(format!("of shape {shape_of:?} holds nothing"));
+        }
         let width = shape_of.last().copied().unwrap_or(1);
-        if elements == 0 || !width.is_multiple_of(block) {
+        if !width.is_multiple_of(block) {
             return Err(format!("of shape {shape_of:?} does not consist of blocks of {block}"));
         }
         if !offset.is_multiple_of(alignment as u64) {
             return Err(format!("starts at {offset}, which is not a multiple of {alignment}"));
         }
+        let Some(length) = (elements / block).checked_mul(block_bytes) else {
+            return Err(format!("has an absurd shape {shape_of:?}"));
+        };
         let range = usize::try_from(offset).ok().and_then(|offset| {
             let start = data.checked_add(offset)?;
-            let end = start.checked_add((elements / block).checked_mul(block_bytes)?)?;
-            Some(start..end)
+            Some(start..start.checked_add(length)?)
         });
         let bytes = range.ok_or_else(|| format!("lies at an absurd place, {offset}"))?;
         Ok(StoredTensor { element, shape: shape_of, bytes })
@@ -331,11 +346,16 @@ struct Cursor<R> {
     reader: R,
     at: usize,
     length: usize,
+    /// Those of the arrays so far.
+    entries: u64,
 }
 
 impl<R: Read> Cursor<R> {
     fn header(&mut self) -> Result<(Header, Vec<(String, Entry)>), String> {
         let version = self.u32()?;
+        if (1..=3).contains(&version.swap_bytes()) {
+            return Err("its numbers are big-endian, which is not read".into());
+        }
         if !(2..=3).contains(&version) {
             return Err(format!("version {version} (2 and 3 are read)"));
         }
@@ -438,8 +458,10 @@ impl<R: Read> Cursor<R> {
             9 if depth < DEEPEST => {
                 let kind = self.u32()?;
                 let length = self.u64()?;
-                if length > LONGEST_ARRAY {
-                    return Err(format!("an array of {length} entries"));
+                self.entries = self.entries.saturating_add(length);
+                if self.entries > MOST_ENTRIES {
+                    let problem = format!("an array of {length} entries: at most {MOST_ENTRIES}");
+                    return Err(problem + " are read in all");
                 }
                 if length > self.left() as u64 {
                     return Err(format!("an array of {length} entries: {CUT_OFF}"));

@@ -218,6 +218,51 @@ mod tests {
         }
     }
 
+    #[test]
+    fn arrays_share_what_may_be_read_of_them() {
+        // Two arrays of bytes: key, type of the value, type and number of entries.
+        let array = |key: u8, count: u64| {
+            let start = [1, 0, 0, 0, 0, 0, 0, 0, key, 9, 0, 0, 0, 0, 0, 0, 0];
+            [&start[..], &count.to_le_bytes(), &vec![0; count as usize]].concat()
+        };
+        let bytes = |count: u64| {
+            let start = [&b"GGUF\x03\0\0\0"[..], &[0; 8], &2_u64.to_le_bytes()].concat();
+            [start, array(b'a', 3), array(b'b', count)].concat()
+        };
+        assert!(Header::read(&bytes(5)).is_ok());
+        let text = Header::read(&bytes((1 << 24) - 2)).expect_err("refused").to_string();
+        assert!(text.contains("an array of 16777214 entries: at most 16777216 are read"), "{text}");
+    }
+
+    #[test]
+    fn types_shapes_and_byte_orders_that_are_not_read_are_told() {
+        let bytes = example();
+        // Its name and its rank.
+        let start = [1, 0, 0, 0, 0, 0, 0, 0, b'm', 2, 0, 0, 0];
+        let entry = bytes.windows(start.len()).position(|part| part == start);
+        let sizes = entry.expect("an entry") + start.len();
+        let refused = |at: usize, new: &[u8]| {
+            let mut wrong = bytes.clone();
+            wrong[at..at + new.len()].copy_from_slice(new);
+            Header::read(&wrong).expect_err("refused").to_string()
+        };
+        for (number, told) in [
+            (34_u32, "is of type TQ1_0, which is not read"),
+            (38, "is of type IQ4_NL_8_8, which is not read"),
+            (41, "is of type Q1_0, which is not read"),
+            (99, "is of unknown element type 99"),
+        ] {
+            let text = refused(sizes + 16, &number.to_le_bytes());
+            assert!(text.contains("tensor `m` ") && text.contains(told), "{text}");
+        }
+        let text = refused(sizes, &[0; 8]);
+        assert!(text.contains("holds nothing"), "{text}");
+        let text = refused(sizes, &(u64::MAX / 4).to_le_bytes());
+        assert!(text.contains("has an absurd shape"), "{text}");
+        let text = refused(4, &3_u32.to_be_bytes());
+        assert!(text.contains("are big-endian"), "{text}");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(longdraft_cases()))]
 

@@ -268,6 +268,10 @@ fn heads_of_nested_folders_are_those_of_their_type() {
     value.as_object_mut().expect("keys").remove("sample_from_anchor");
     let gated = ChainSizes { rank: 5, kind: ChainKind::Gated, confidence: None };
     assert_eq!(chain(&value), Some(gated));
+    let mut unknown = value.clone();
+    unknown["markov_head_type"] = "wide".into();
+    let text = BlockConfig::from_json(&unknown, None).expect_err("refused").to_string();
+    assert!(text.contains("`markov_head_type` = \"wide\" is unknown"), "{text}");
     // The older opposite: slot 0 holds a token and proposes none.
     value[BONUS_ANCHOR] = true.into();
     let text = BlockConfig::from_json(&value, None).expect_err("refused").to_string();
