@@ -68,7 +68,8 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
     assert!(text.contains("! everything is learned"), "{text}");
     // A chat needs a chat template.
     std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("remove");
-    assert!(fail(&common, 2).contains("no chat template"));
+    let text = fail(&common, 2);
+    assert!(text.contains("no chat template") && text.contains("messages.0.content"), "{text}");
 }
 
 #[test]
@@ -271,7 +272,8 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
         &["data", "regenerate", &prompts, "--target", &target, "--output", &output, "--seed", "5"],
         1,
     );
-    assert!(text.contains("was written with") && text.contains("hint: "), "{text}");
+    let differ = "--temperature 9 (now 0), --seed 1 (now 5), --max-tokens 12 (now 512)\n";
+    assert!(text.contains(&format!("was written with {differ}hint: ")), "{text}");
 
     // The answers are training data as they are.
     let out = succeed(&[
@@ -284,6 +286,43 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
         "last",
     ]);
     assert!(out.contains("read as `messages`") && out.contains("</s><assistant>[["), "{out}");
+}
+
+/// What a target without a chat template wrote is learned as the text that it is, by every command that reads it.
+#[test]
+fn answers_without_a_chat_template_are_text_that_trains() {
+    let shop = Workshop::new();
+    let mut rows: Vec<Value> = (0..20).map(|i| json!({ "prompt": format!("row {i}: ") })).collect();
+    rows.push(json!({ "turns": ["a", "b"] }));
+    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let (target, output) = (shop.target(), shop.path("answers.jsonl"));
+    let command = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
+    let command = [&command[..], &["--max-tokens", "24", "--json"]].concat();
+    assert_eq!(last_json(&succeed(&command))["success"], 21);
+    assert_eq!(last_json(&succeed(&command))["from_before"], 21, "they answer what is asked");
+    let written = std::fs::read_to_string(&output).expect("answers");
+    let line = written.lines().next_back().expect("a line");
+    let row: Value = serde_json::from_str(line).expect("JSON");
+    let said = |turn: usize| row["dialogue"][turn]["content"].as_str().expect("a text");
+    let whole = format!("{}{}\n{}{}", said(0), said(1), said(2), said(3));
+    assert_eq!((said(0), row["text"].as_str()), ("a", Some(whole.as_str())));
+    assert!(row.get("messages").is_none(), "{row}");
+    let text = succeed(&["data", "inspect", &output, "--target", &target]);
+    assert!(text.contains("read as `raw`"), "{text}");
+    // The same prompts as before.
+    let again = shop.path("again.jsonl");
+    let command = ["data", "regenerate", &output, "--target", &target, "--output", &again];
+    succeed(&[&command[..], &["--max-tokens", "24"]].concat());
+    let texts = |text: &str| -> Vec<Value> {
+        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        rows.map(|row| row["text"].clone()).collect()
+    };
+    assert_eq!(texts(&std::fs::read_to_string(&again).expect("answers")), texts(&written));
+    let config = shop.path("mine.yaml");
+    let init = ["init", &config, "--yes", "--target", &target, "--data", &output];
+    succeed(&[&init[..], &["--output", &shop.path("mine")]].concat());
+    succeed(&["config", "check", &config]);
+    succeed(&["train", &config, "train.steps=1", "data.row_tokens=64", "data.held_out_rows=1"]);
 }
 
 /// A wrong field answers no row; with the right one the same command answers them all. Nothing is tried twice alike.

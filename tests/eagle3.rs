@@ -241,7 +241,7 @@ fn held_out_lengths_are_those_of_decoding() {
         let rows = std::fs::read_to_string(answers).expect("answers");
         let text = rows.lines().map(|row| {
             let row: Value = serde_json::from_str(row).expect("a row");
-            let turn = |index: usize| row["messages"][index]["content"].clone();
+            let turn = |index: usize| row["dialogue"][index]["content"].clone();
             format!("{}\n", json!({ "source": turn(0), "target": turn(1) }))
         });
         let pairs = path(&format!("{name}.jsonl"));

@@ -1,6 +1,6 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-use crate::support::{Workshop, fail, last_json, run, stderr, stdout, succeed};
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::Value;
 
 /// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
@@ -78,6 +78,27 @@ fn a_file_that_is_not_there_or_of_no_known_kind_is_wrong_use() {
         }
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn a_configuration_that_is_not_there_comes_with_a_way_out() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    for (arguments, meant) in [
+        (&["train", "zzz.yaml"][..], ""),
+        (&["train", "conf/glide/smolm2.yaml"], " (did you mean `conf/glide/smollm2.yaml`?)"),
+        (&["config", "check", "own-answer.yaml"], " (did you mean `conf/glide/own-answers.yaml`?)"),
+        (
+            &["lm", "train", "conf/pretrian/books.yaml"],
+            " (did you mean `conf/pretrain/books.yaml`?)",
+        ),
+    ] {
+        let output = longdraft(arguments).current_dir(root).output().expect("the binary starts");
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        let file = arguments.last().expect("a file");
+        assert!(text.contains(&format!("error: {file}: no such file{meant}\n")), "{text}");
+        assert!(text.contains("hint: `longdraft init` writes a configuration; recipes"), "{text}");
+    }
 }
 
 /// Below a file nothing can be written, not even by root.

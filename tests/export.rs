@@ -73,6 +73,22 @@ fn every_profile_is_written_and_drafts_like_its_checkpoint() {
     assert_eq!(config("vllm")["torch_dtype"], "float32");
 }
 
+/// Engines load the target by its name, this program from where it lies.
+#[test]
+fn a_name_for_engines_stands_in_their_commands_alone() {
+    let shop = trained(&[]);
+    let (run, output) = (shop.path("run"), shop.path("named"));
+    let command = ["export", &run, "--to", "vllm", "--output", &output];
+    let told = succeed(&[&command[..], &["--target-name", "some-org/tiny"]].concat());
+    let own = format!("longdraft generate --target {} --draft {output} ", shop.target());
+    assert!(told.contains(&own), "{told}");
+    assert!(told.contains("vllm serve some-org/tiny "), "{told}");
+    // What is sent to others names no place of this machine.
+    let manifest = json(&format!("{output}/longdraft-manifest.json"));
+    let own = manifest["serve"]["longdraft"].as_str().expect("a command");
+    assert!(own.starts_with("longdraft generate --target some-org/tiny "), "{own}");
+}
+
 #[test]
 fn the_same_draft_gives_the_same_bytes_and_folders_of_others_stay() {
     let shop = trained(&[]);

@@ -525,7 +525,7 @@ fn what_cannot_work_is_refused_before_any_work() {
         (&["--time", "5s"], "at least 10s"),
         (&["--time", "soon"], "is not a time"),
         (&["--for", "tensorrt"], "is not an engine"),
-        (&["--method", "medusa"], "is not a method"),
+        (&["--method", "medusa"], "[possible values: glide, "),
         (&["--max-tokens", "0"], "--max-tokens"),
         (&["--output", &inside], "nothing can be written there"),
     ];
@@ -539,6 +539,16 @@ fn what_cannot_work_is_refused_before_any_work() {
         assert!(error.contains(words), "{more:?}: {error}");
     }
     assert!(!Path::new(&output).join("training-1").exists());
+    // Trainings name the folder in their configurations, which are text.
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let odd = shop.folder.path().join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
+        let output = longdraft(&["fit", &target]).arg("--output").arg(&odd).output();
+        let output = output.expect("the binary starts");
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("this name is not UTF-8") && !odd.exists());
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ fn completions_and_manual_pages_know_every_command() {
         for part in [sign, "quickstart", "draft-len"] {
             assert!(script.contains(part), "{shell}: no {part}");
         }
+        assert_eq!(last_json(&succeed(&["completions", shell, "--json"]))["page"], script);
     }
     let wrong = run(&["completions", "tcsh"]);
     assert_eq!(wrong.status.code(), Some(2));
@@ -28,6 +29,14 @@ fn completions_and_manual_pages_know_every_command() {
     assert_eq!(told["page"], page);
     let told = last_json(&succeed(&["man", "--output", &pages.display().to_string(), "--json"]));
     assert_eq!(told["output"], pages.display().to_string());
+    for kind in [&[][..], &["--pretrain"]] {
+        let schema = [&["config", "schema"], kind].concat();
+        let tables = [&schema[..], &["--markdown"]].concat();
+        let told = last_json(&succeed(&[&tables[..], &["--json"]].concat()));
+        assert_eq!(told["page"], succeed(&tables));
+        let told = last_json(&succeed(&[&schema[..], &["--json"]].concat()));
+        assert!(told["properties"]["train"].is_object(), "{told}");
+    }
     let taken = folder.path().join("taken");
     std::fs::write(&taken, "").expect("a file");
     fail(&["man", "--output", &taken.display().to_string()], 1);

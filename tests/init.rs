@@ -165,7 +165,7 @@ fn fit_gets_a_command_and_wrong_answers_are_told() {
     let output =
         init(dir.path(), &["--for", "fit", "--target", "org/name:Q4_K_M", "--time", "2h", "--yes"]);
     let told = stdout(&output);
-    let command = "longdraft fit org/name:Q4_K_M --time 7200s --output runs/fit/name";
+    let command = "longdraft fit org/name:Q4_K_M --time 2h --output runs/fit/name";
     assert!(told.contains(command), "{told} {}", stderr(&output));
     assert!(!dir.path().join("longdraft.yaml").exists());
     let several = ["--for", "fit", "--data", "shipped", "--data", ".", "--yes"];
@@ -179,14 +179,18 @@ fn fit_gets_a_command_and_wrong_answers_are_told() {
     let next = last_json(&stdout(&output))["next"][0].as_str().unwrap_or_default().to_owned();
     let words = shlex::split(&next).expect("a command");
     assert!(demonstration.path().join(&words[2]).is_file(), "{next} {}", stderr(&output));
-    assert!(next.contains(" --method glide "), "{next}");
+    assert!(next.contains(" --method glide --time 30m "), "{next}");
+    // The folder holds the target by now; fit begins in it all the same.
+    let planned = format!("{} --plan", next.replace("--time 30m", "--time 1m"));
+    let planned = run_printed(demonstration.path(), &planned);
+    assert!(demonstration.path().join("runs/my fit/fit.json").is_file(), "{}", stderr(&planned));
     std::fs::write(dir.path().join("file"), "x").expect("written");
     for (wrong, says) in [
         (
             &["--target", "nothing"][..],
             "no such file or folder; a model of the hub is written org/name",
         ),
-        (&["--method", "magic"], "`magic` is none of glide, eagle3"),
+        (&["--method", "magic"], "[possible values: glide, eagle3, "),
         (&["--data", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
         (&["--output", "file"], "file: is a file, no folder"),
         (&["mine.txt"], "a configuration ends in .yaml"),

@@ -343,6 +343,12 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
     assert!(half < single && 2 * half > single, "{half} {single}");
     let cache = |plan: &Value| plan["cache_bytes"].as_u64().expect("bytes");
     assert_eq!(2 * cache(&one), cache(&whole));
+    // Beside quantised blocks decoding caches 16 bits, however training holds the weights.
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
+    let blocks = format!("target={}", shipped.display());
+    let [half, single] = ["precision=bf16", "precision=f32"]
+        .map(|precision| cache(&plan(&["data.row_tokens=64", &blocks, precision])));
+    assert_eq!(half, single);
     for host in
         [&["optimizer.matrices=muon"][..], &["--ranks", "2"], &["parallel.optimizer_state=file"]]
     {

@@ -66,6 +66,12 @@ fn broken_files_are_caught() {
         fault("executable", "modeling.py", |f| {
             std::fs::write(f.join("modeling.py"), b"x").expect("write");
         }),
+        fault("executable", "modeling.PY", |f| {
+            std::fs::write(f.join("modeling.PY"), b"x").expect("write");
+        }),
+        fault("executable", "sample.Pkl", |f| {
+            std::fs::write(f.join("sample.Pkl"), b"x").expect("write");
+        }),
         fault(
             "path-traversal",
             "points out of it",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::room::until;
 use super::{Server, block_draft};
 use crate::decoding::Shelf;
-use crate::support::{fail, last_json, succeed};
+use crate::support::{fail, last_json, longdraft, stderr, succeed};
 
 /// Asks for many answers, three at a time; their texts.
 fn ask(server: &Server, prompts: std::ops::Range<usize>) -> Vec<Value> {
@@ -388,7 +388,26 @@ fn a_first_draft_is_made_of_the_answers() {
     assert!(server.metric("accepted_tokens_total") > 0.0);
     let serve = ["serve", &shelf.path("target"), "--port", "0", "--learn", &shelf.path("other")];
     let wrong = fail(&[&serve[..], &["--learn-method", "none"]].concat(), 2);
-    assert!(wrong.contains("`none` is not a method"), "{wrong}");
+    assert!(wrong.contains("[possible values: glide, "), "{wrong}");
+}
+
+/// The configuration of a training is text, and names the folder.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_whose_name_is_no_text_is_refused_at_the_start() {
+    use std::os::unix::ffi::OsStrExt;
+    let shelf = Shelf::new();
+    let odd = PathBuf::from(shelf.path("")).join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
+    let mut serve = longdraft(&["serve", &shelf.path("target"), "--port", "0"]);
+    serve.args(["--learn-method", "glide", "--learn"]).arg(&odd);
+    let output = serve.output().expect("the binary starts");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("this name is not UTF-8") && text.contains("hint: give a folder"),
+        "{text}"
+    );
+    assert!(!odd.exists());
 }
 
 /// An answer that was forced says nothing of the target.

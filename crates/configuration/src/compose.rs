@@ -1,5 +1,6 @@
 //! Files with a `defaults:` list into one tree, as Hydra composes them.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -19,7 +20,51 @@ pub(crate) fn canonical(key: &str) -> String {
 
 /// Reads a file and everything in its defaults list.
 pub(crate) fn read_file(path: &Path) -> Result<Node, Problem> {
-    Composer::default().file(path)
+    match path.metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(missing(path)),
+        _ => Composer::default().file(path),
+    }
+}
+
+fn missing(path: &Path) -> Problem {
+    let meant = meant(path).map_or_else(String::new, |file| {
+        // A recipe is written in the same way everywhere.
+        let file = file.display().to_string().replace(std::path::MAIN_SEPARATOR, "/");
+        format!(" (did you mean `{file}`?)")
+    });
+    let problem = Problem::in_file(path, format!("no such file{meant}"));
+    Problem { is_missing_file: true, ..problem }
+}
+
+/// Recipes, seen from the root of the sources, and folders there that hold parts of them.
+const RECIPES: &str = "conf";
+const PARTS: [&str; 5] = ["data", "model", "schedule", "stage", "strategy"];
+
+/// The recipe, or the file beside a path that is not there, whose name is nearly the path's.
+fn meant(path: &Path) -> Option<PathBuf> {
+    let name = |path: &Path| Some(path.file_stem()?.to_str()?.to_lowercase());
+    let is_part = |folder: &PathBuf| PARTS.iter().any(|part| folder.ends_with(part));
+    let recipes = entries(Path::new(RECIPES)).filter(|folder| !is_part(folder));
+    let folders = std::iter::once(path.parent()?.to_path_buf()).chain(recipes);
+    let files = folders.flat_map(|folder| entries(&folder));
+    let wanted = name(path)?;
+    let near = files.filter(|file| file.extension().is_some_and(|e| e == "yaml" || e == "yml"));
+    let near = near.filter_map(|file| {
+        let distance = strsim::damerau_levenshtein(&wanted, &name(&file)?);
+        let of_all = strsim::damerau_levenshtein(path.to_str()?, file.to_str()?);
+        (distance <= wanted.len() / 3).then_some((distance, of_all, file))
+    });
+    near.min().map(|(_, _, file)| file)
+}
+
+/// What lies in a folder, but for what begins with an underscore: such files are parts of others.
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let here = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let found = std::fs::read_dir(here).into_iter().flatten().flatten();
+    let names = found.map(|entry| entry.file_name());
+    let names = names.filter(|name| !name.to_string_lossy().starts_with('_'));
+    let folder = folder.to_path_buf();
+    names.map(move |name| folder.join(name))
 }
 
 /// As [`read_file`] for a text that stands alone.
@@ -253,6 +298,23 @@ mod tests {
         assert!(fails("e.yaml").contains("e.yaml"));
         let d = read_file(&folder.path().join("d.yaml")).expect("optional");
         assert_eq!(d.to_json(), json!({"y": 2}));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_told_with_the_one_that_is_meant() {
+        let folder = folder(&[("mine.yaml", "x: 1\n"), ("_mina.yaml", ""), ("minx.txt", "")]);
+        let told = |name: &str| {
+            let problem = read_file(&folder.path().join(name)).expect_err("not there");
+            assert!(problem.is_missing_file);
+            problem.to_string()
+        };
+        let mine = folder.path().join("mine.yaml").display().to_string().replace('\\', "/");
+        let meant = format!("(did you mean `{mine}`?)");
+        assert!(told("mina.yaml").ends_with(&format!("no such file {meant}")));
+        assert!(told("other.yaml").ends_with("other.yaml: no such file"));
+        // Below the name of a file there is nothing.
+        let below = read_file(&folder.path().join("mine.yaml/x.yaml")).expect_err("no folder");
+        assert!(!below.is_missing_file || cfg!(windows));
     }
 
     #[test]

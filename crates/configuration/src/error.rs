@@ -35,6 +35,9 @@ impl ConfigurationError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::WhichStage { .. } => Some("add stage=NAME"),
+            Self::Problems(problems) if problems.iter().any(|one| one.is_missing_file) => {
+                Some("`longdraft init` writes a configuration; recipes lie in conf/ of the sources")
+            }
             Self::Problems(_) | Self::NoStages { .. } => None,
         }
     }

@@ -57,11 +57,13 @@ pub struct Problem {
     /// Dotted.
     key: Option<String>,
     text: String,
+    /// Whether the configuration itself is not there.
+    is_missing_file: bool,
 }
 
 impl Problem {
     pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self { origin: None, key: None, text: text.into() }
+        Self { origin: None, key: None, text: text.into(), is_missing_file: false }
     }
 
     pub(crate) fn at(origin: &Origin, text: impl fmt::Display) -> Self {

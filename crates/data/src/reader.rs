@@ -67,7 +67,9 @@ impl<'a> SourceReader<'a> {
         if template.is_chat() && !encoder.has_chat_template() {
             return Err(fail(
                 "these rows are chats, but the target has no chat template: use an instruct \
-                 model, or a `raw` template"
+                 model, or read them as text: `template: {kind: raw, fields: [...]}` names text \
+                 fields; of a list of turns the aligners `map` (as `prompt: messages.0.content`) \
+                 and `concat` (`to: text`) make one"
                     .to_owned(),
             ));
         }

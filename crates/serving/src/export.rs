@@ -31,6 +31,12 @@ pub struct Exported {
     pub manifest: Manifest,
 }
 
+/// This program and its command for an export, as a manifest lists them; `DIR` stands for the export.
+pub fn own_command(target: &str) -> (String, String) {
+    let command = format!("longdraft generate --target {target} --draft DIR --prompt TEXT");
+    ("longdraft".to_owned(), command)
+}
+
 /// Writes a draft for a profile into `folder`, which must be new, empty or an earlier export.
 ///
 /// # Errors
@@ -116,8 +122,7 @@ fn manifest(
         gguf: &gguf,
     };
     let mut serve = format.commands(options.profile, draft, served)?;
-    let own = format!("longdraft generate --target {} --draft DIR --prompt TEXT", target.name);
-    serve.insert("longdraft".to_owned(), own);
+    serve.extend([own_command(&target.name)]);
     Ok(Manifest {
         tool_version: env!("CARGO_PKG_VERSION").into(),
         profile: options.profile,

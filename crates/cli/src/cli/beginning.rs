@@ -31,7 +31,7 @@ pub(crate) struct InitArguments {
     #[arg(long)]
     pub(crate) target: Option<String>,
     /// Draft method, as `draft.method` names it.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = super::methods())]
     pub(crate) method: Option<String>,
     /// What it learns from: a file, a folder or `hf://org/name`; `shipped` is text that the program carries. May be
     /// given several times. To pretrain: text, or shards (`.bin`).

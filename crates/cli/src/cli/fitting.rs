@@ -32,7 +32,7 @@ pub(crate) struct FitArguments {
     #[arg(long, default_value_t = 256)]
     pub(crate) max_tokens: usize,
     /// Draft method, as `draft.method` names it (default: chosen by what is measured).
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = super::methods())]
     pub(crate) method: Option<String>,
     /// Go on from this draft: a run, a checkpoint, or a draft folder or file.
     #[arg(long, value_name = "DRAFT")]

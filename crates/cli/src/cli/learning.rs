@@ -13,7 +13,8 @@ pub(crate) struct LearningArguments {
     #[arg(long, value_name = "DIR")]
     pub(crate) learn: Option<PathBuf>,
     /// Without --draft: train a new draft of this method, as `draft.method` names it.
-    #[arg(long, value_name = "NAME", requires = "learn", conflicts_with = "draft")]
+    #[arg(long, value_name = "NAME", value_parser = super::methods())]
+    #[arg(requires = "learn", conflicts_with = "draft")]
     pub(crate) learn_method: Option<String>,
     /// Have this program take out of every text what must not be kept: it reads prompt and answer with a line
     /// between them that holds a NUL alone, and writes the same. Where it fails the answer is not kept.

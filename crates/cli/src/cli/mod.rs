@@ -24,6 +24,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
+use longdraft_train::method::Method;
 
 pub(crate) use beginning::{InitArguments, Purpose};
 #[cfg(any(test, feature = "bench"))]
@@ -125,6 +126,11 @@ fn asked_colour(words: &[OsString]) -> ColorChoice {
 pub(crate) fn names_of<T: clap::ValueEnum>() -> String {
     let values = T::value_variants().iter().filter_map(clap::ValueEnum::to_possible_value);
     values.map(|value| value.get_name().to_owned()).collect::<Vec<_>>().join(", ")
+}
+
+/// The names of draft methods, as the values of an option.
+fn methods() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(Method::all().map(Method::name))
 }
 
 /// The commands; negative numbers are values of their options, and refused as such.

@@ -12,6 +12,7 @@ use longdraft_train::inputs::{Purpose, Reach};
 use serde_json::{Value, json};
 
 use crate::cli::ConfigCommand;
+use crate::commands::habits::page;
 use crate::commands::pretrain::grid_problems;
 use crate::failure::{Failure, Result};
 
@@ -29,11 +30,15 @@ pub(crate) fn run(command: &ConfigCommand, json: bool) -> Result<()> {
         }
         ConfigCommand::Check { configs, keys } => check_all(configs, *keys, json),
         ConfigCommand::Schema { markdown, pretrain } => {
-            match (markdown, pretrain) {
-                (true, true) => out!("{}", markdown_of(&schema_of::<PretrainConfig>())),
-                (true, false) => out!("{}", markdown_of(&schema_of::<TrainConfig>())),
-                (false, true) => outln!("{:#}", schema_of::<PretrainConfig>()),
-                (false, false) => outln!("{:#}", json_schema()),
+            let schema = match (markdown, pretrain) {
+                (_, true) => schema_of::<PretrainConfig>(),
+                (true, false) => schema_of::<TrainConfig>(),
+                (false, false) => json_schema(),
+            };
+            match (*markdown, json) {
+                (true, _) => page(&markdown_of(&schema), json),
+                (false, true) => outln!("{schema}"),
+                (false, false) => outln!("{schema:#}"),
             }
             Ok(())
         }

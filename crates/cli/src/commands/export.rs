@@ -9,7 +9,7 @@ use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::hub::{HUB_NAME, is_hub_name, loaded};
 use longdraft_serving::{
     ExportOptions, Exported, MANIFEST_FILE, Profile, Provenance, ServingError, TargetFacts,
-    WeightType, export, in_folder, require_fit,
+    WeightType, export, in_folder, own_command, require_fit,
 };
 use serde_json::json;
 
@@ -17,6 +17,7 @@ use crate::cli::{ExportArguments, ExportDtype};
 use crate::commands::require_writable;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
+use crate::recording::quoted;
 
 /// Tokens per round where nothing was measured.
 const DRAFT_LEN: usize = 3;
@@ -101,7 +102,11 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
             draft_len,
             provenance: provenance.clone(),
         };
-        let exported = write(draft.as_ref(), &target, &options, &folder, given.strict)?;
+        let mut exported = write(draft.as_ref(), &target, &options, &folder, given.strict)?;
+        if given.target_name.is_some() {
+            // The file is for others. Who wrote it has the target here.
+            exported.manifest.serve.extend([own_command(&quoted(&name))]);
+        }
         let names_target = |(_, command): (&String, &String)| command.contains(HUB_NAME);
         if !is_told && exported.manifest.serve.iter().any(names_target) {
             is_told = true;

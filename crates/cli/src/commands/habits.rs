@@ -7,24 +7,28 @@ use crate::failure::{Failure, Result};
 const NAME: &str = "longdraft";
 
 /// Prints the script of a shell.
-pub(super) fn completions(arguments: &CompletionsArguments) {
+pub(super) fn completions(arguments: &CompletionsArguments, json: bool) {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command(), NAME, &mut script);
-    out!("{}", String::from_utf8_lossy(&script));
+    page(&String::from_utf8_lossy(&script), json);
+}
+
+/// Prints a text that is the whole result.
+pub(super) fn page(text: &str, json: bool) {
+    if json {
+        outjson!({ "page": text });
+    } else {
+        out!("{text}");
+    }
 }
 
 /// Prints the main page, or writes one for every command.
 pub(super) fn man(arguments: &ManArguments, json: bool) -> Result<()> {
     let Some(folder) = &arguments.output else {
-        let mut page = Vec::new();
-        let written = clap_mangen::Man::new(command()).render(&mut page);
+        let mut text = Vec::new();
+        let written = clap_mangen::Man::new(command()).render(&mut text);
         written.map_err(|error| Failure::work(format!("the page: {error}")))?;
-        let page = String::from_utf8_lossy(&page);
-        if json {
-            outjson!({ "page": page });
-        } else {
-            out!("{page}");
-        }
+        page(&String::from_utf8_lossy(&text), json);
         return Ok(());
     };
     let fail = Failure::at(folder);

@@ -35,7 +35,6 @@ use std::path::Path;
 use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
 use longdraft_kernels::memory;
 use longdraft_models::weights::atomic::write_atomically;
-use longdraft_train::method::Method;
 use serde::Serialize;
 
 use crate::cli::{Cli, Command, EvalCommand, LearnCommand, LmCommand, OpsChoice, SimdChoice};
@@ -110,12 +109,13 @@ fn log(path: &Path) -> Result<()> {
     })
 }
 
-/// Refuses the name of no method.
-fn require_method(name: Option<&str>) -> Result<()> {
-    let Some(name) = name.filter(|name| Method::named(name).is_none()) else { return Ok(()) };
-    let names: Vec<&str> = Method::all().map(Method::name).collect();
-    Err(Failure::usage(format!("`{name}` is not a method"))
-        .hint(format!("methods: {}", names.join(", "))))
+/// Refuses a folder that no configuration can name, for these are text.
+fn require_text(folder: &Path, option: &str) -> Result<()> {
+    if folder.to_str().is_some() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!("{option} {}: this name is not UTF-8", folder.display()))
+        .hint("give a folder whose name is UTF-8: the configurations of trainings name it"))
 }
 
 /// Refuses a folder in which nothing can be written, before anything large is read. It need not be there yet, and is
@@ -204,7 +204,7 @@ fn dispatch(arguments: Cli) -> Result<()> {
         Command::Watch(watch) => watch::run(&watch, arguments.json),
         Command::Runs(command) => runs::run(&command, arguments.json),
         Command::Completions(completions) => {
-            habits::completions(&completions);
+            habits::completions(&completions, arguments.json);
             Ok(())
         }
         Command::Man(man) => habits::man(&man, arguments.json),

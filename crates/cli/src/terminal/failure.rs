@@ -43,17 +43,26 @@ pub(crate) struct Failure {
     pub(crate) problems: Vec<String>,
     /// Whether the command's result, which is printed, says it already.
     in_result: bool,
-    /// Whether a loss or a gradient of a training was not finite.
-    is_divergence: bool,
-    /// Whether a folder holds a training with other settings.
-    is_other_run: bool,
+    nature: Nature,
+}
+
+/// What commands that can go on after a failure tell apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Nature {
+    /// A loss or a gradient of a training was not finite.
+    Divergence,
+    /// A folder holds a training with other settings.
+    OtherRun,
+    /// A device has no memory left.
+    DeviceMemory,
+    /// None of these.
+    Other,
 }
 
 impl Failure {
     fn new(code: u8, message: String) -> Self {
-        let (hint, problems) = (None, Vec::new());
-        let (in_result, is_divergence, is_other_run) = (false, false, false);
-        Self { code, message, hint, problems, in_result, is_divergence, is_other_run }
+        let (hint, problems, in_result) = (None, Vec::new(), false);
+        Self { code, message, hint, problems, in_result, nature: Nature::Other }
     }
 
     /// The work failed.
@@ -149,12 +158,23 @@ impl Failure {
 
     /// Whether a training lost its finite numbers.
     pub(crate) fn is_divergence(&self) -> bool {
-        self.is_divergence
+        self.nature == Nature::Divergence
+    }
+
+    /// Notes that a device has no memory left.
+    pub(crate) fn of_device_memory(mut self) -> Self {
+        self.nature = Nature::DeviceMemory;
+        self
+    }
+
+    /// Whether a device has no memory left.
+    pub(crate) fn lacks_device_memory(&self) -> bool {
+        self.nature == Nature::DeviceMemory
     }
 
     /// Whether a training met the folder of another one.
     pub(crate) fn is_other_run(&self) -> bool {
-        self.is_other_run
+        self.nature == Nature::OtherRun
     }
 
     /// Tells a person, and with `--json` a program.
@@ -184,22 +204,23 @@ impl Failure {
 
 impl From<ModelError> for Failure {
     fn from(error: ModelError) -> Self {
-        let hint = match &error {
-            ModelError::Hub { remedy, .. } => return Self::work(&error).hint(remedy),
-            ModelError::HubFiles { remedy, .. } => return Self::usage(&error).hint(remedy),
-            ModelError::DeviceMemory { .. } => Some(
-                "use less at a time: shorter rows (data.row_tokens), fewer micro-batch tokens, \
-                 fewer tapped layers, precision=bf16 or --dtype bf16; or capture the target's \
-                 features and train from them (train.features=FOLDER), or take device cpu",
-            ),
-            ModelError::Unrecognised { .. } => return Self::usage(error),
-            ModelError::Io { source, .. } => return Self::file(&error, source),
+        match &error {
+            ModelError::Hub { remedy, .. } => Self::work(&error).hint(remedy),
+            ModelError::HubFiles { remedy, .. } => Self::usage(&error).hint(remedy),
+            ModelError::DeviceMemory { .. } => Self::work(&error)
+                .hint(
+                    "use less at a time: shorter rows (data.row_tokens), fewer micro-batch tokens, \
+                     fewer tapped layers, precision=bf16 or --dtype bf16; or capture the target's \
+                     features and train from them (train.features=FOLDER), or take device cpu",
+                )
+                .of_device_memory(),
+            ModelError::Unrecognised { .. } => Self::usage(&error),
+            ModelError::Io { source, .. } => Self::file(&error, source),
             ModelError::Device { device, problem, remedy } => {
-                return Self::usage(format!("device `{device}`: {problem}")).hint(remedy);
+                Self::usage(format!("device `{device}`: {problem}")).hint(remedy)
             }
-            _ => None,
-        };
-        Self::work(error).hinted(hint)
+            _ => Self::work(&error),
+        }
     }
 }
 
@@ -295,9 +316,11 @@ impl From<TrainError> for Failure {
             }
             _ => None,
         };
-        let is_divergence = matches!(error, TrainError::NotFinite { .. });
-        let is_other_run =
-            matches!(error, TrainError::OtherRun { .. } | TrainError::OtherLength { .. });
-        Self { is_divergence, is_other_run, ..Self::work(error).hinted(hint) }
+        let nature = match &error {
+            TrainError::NotFinite { .. } => Nature::Divergence,
+            TrainError::OtherRun { .. } | TrainError::OtherLength { .. } => Nature::OtherRun,
+            _ => Nature::Other,
+        };
+        Self { nature, ..Self::work(error).hinted(hint) }
     }
 }

@@ -3,11 +3,9 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use super::text::too_long;
+use super::text::{BYTE_ORDER_MARK, too_long, without_mark};
 use super::{Content, MAX_ROW_BYTES, Rows, rows_of};
 use crate::error::{DataError, Result};
-
-const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// A `.json` file: an array of objects, or objects a line.
 pub(super) fn read_any(path: &Path, mut reader: Box<dyn BufRead + Send>) -> Result<Rows> {
@@ -91,10 +89,7 @@ fn content(bytes: Vec<u8>, length: usize) -> Content {
         return Content::Broken { problem: too_long(), raw: String::new() };
     }
     match String::from_utf8(bytes) {
-        Ok(text) => match text.strip_prefix(BYTE_ORDER_MARK) {
-            Some(rest) => Content::Json(rest.to_owned()),
-            None => Content::Json(text),
-        },
+        Ok(text) => Content::Json(without_mark(text)),
         Err(error) => Content::Broken {
             problem: format!("not UTF-8: {}", error.utf8_error()),
             raw: String::from_utf8_lossy(error.as_bytes()).into_owned(),

@@ -199,14 +199,7 @@ impl Client {
     fn put(&self, file: &Upload, address: &str, start: u64, length: u64) -> Result<String> {
         let step = format!("uploading {}", file.name);
         let failed = |source| HubError::File { name: file.name.clone(), source };
-        let mut bytes: Box<dyn Read> = match &file.content {
-            Content::Bytes(bytes) => Box::new(std::io::Cursor::new(bytes.clone())),
-            Content::File(path) => {
-                let mut file = std::fs::File::open(path).map_err(failed)?;
-                file.seek(SeekFrom::Start(start)).map_err(failed)?;
-                Box::new(file.take(length))
-            }
-        };
+        let mut bytes = part(&file.content, start, length).map_err(failed)?;
         let request = self.authorized(&step, address, self.agent.put(address))?;
         let request = request.header("Content-Length", length.to_string());
         let response = request.send(ureq::SendBody::from_reader(&mut bytes));
@@ -316,6 +309,22 @@ impl Client {
     }
 }
 
+/// Some bytes from a place on.
+fn part(content: &Content, start: u64, length: u64) -> std::io::Result<Box<dyn Read>> {
+    Ok(match content {
+        Content::Bytes(bytes) => {
+            let mut all = std::io::Cursor::new(bytes.clone());
+            all.set_position(start);
+            Box::new(all.take(length))
+        }
+        Content::File(path) => {
+            let mut file = std::fs::File::open(path)?;
+            file.seek(SeekFrom::Start(start))?;
+            Box::new(file.take(length))
+        }
+    })
+}
+
 fn head(content: &Content) -> std::io::Result<Vec<u8>> {
     match content {
         Content::Bytes(bytes) => Ok(bytes[..bytes.len().min(SAMPLE)].to_vec()),
@@ -329,4 +338,24 @@ fn head(content: &Content) -> std::io::Result<Vec<u8>> {
 
 fn unexpected(step: &str, reason: &str) -> HubError {
     HubError::Unexpected { step: step.to_owned(), reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_the_same_of_a_file_and_of_what_is_made_here() {
+        let bytes: Vec<u8> = (0..10).collect();
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), &bytes).expect("written");
+        for content in [Content::Bytes(bytes.clone()), Content::File(file.path().to_path_buf())] {
+            for (start, length) in [(0, 10), (0, 4), (4, 4), (8, 2)] {
+                let mut read = Vec::new();
+                let mut part = part(&content, start as u64, length as u64).expect("a part");
+                part.read_to_end(&mut read).expect("read");
+                assert_eq!(read, bytes[start..start + length], "{start} {length}");
+            }
+        }
+    }
 }

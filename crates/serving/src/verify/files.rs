@@ -117,7 +117,9 @@ fn executables(checks: &mut Checks<'_>) {
     for name in names {
         let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
         let is_published = name == PTH_FILE && checks.profile == Profile::Longspec;
-        if extension.is_some_and(|extension| RUNS.contains(&extension)) && !is_published {
+        // Some file systems, and some loaders, do not tell cases apart.
+        let runs = |extension: &str| RUNS.iter().any(|name| extension.eq_ignore_ascii_case(name));
+        if extension.is_some_and(runs) && !is_published {
             let found = "a file that is code, or runs code when it is read";
             checks.broken(&EXECUTABLE, name, found);
         }

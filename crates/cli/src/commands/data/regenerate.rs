@@ -26,6 +26,7 @@ use crate::interrupts::Interrupts;
 use crate::progress::Lines;
 use crate::terminal::counted;
 
+pub(crate) use dialogue::{messages_of, plain};
 pub(crate) use failures::failures_file;
 use ledger::{Counts, require_free};
 pub(crate) use prompt::{Prompts, of_row as prompts_of_row};

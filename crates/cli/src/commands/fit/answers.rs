@@ -17,7 +17,9 @@ use super::parting::LEAST_ANSWERS;
 use super::prompts;
 use super::state::Settings;
 use crate::cli::{DataRegenerateArguments, WeightDtype};
-use crate::commands::data::regenerate::{Answered, Reached, Writer, failures_file};
+use crate::commands::data::regenerate::{
+    Answered, Reached, Writer, failures_file, messages_of, plain,
+};
 use crate::decoding::{Models, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -215,7 +217,8 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
             // A text has one end, that of its last answer.
             each => {
                 let last = each.and_then(|each| each.last()).unwrap_or(finish);
-                json!({ "text": whole(line), "finish": last })
+                let text = plain(messages(line).filter_map(Value::as_object));
+                json!({ "text": text, "finish": last })
             }
         }
     };
@@ -225,25 +228,13 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
 }
 
 fn messages(line: &Value) -> impl Iterator<Item = &Value> {
-    line["messages"].as_array().into_iter().flatten()
+    messages_of(line).into_iter().flatten()
 }
 
 /// All answers of a row.
 fn answer(line: &Value) -> String {
     let own = messages(line).filter(|message| message["role"] == "assistant");
     own.filter_map(|message| message["content"].as_str()).collect::<Vec<_>>().join("\n")
-}
-
-/// A row as one text: without a chat template an answer follows its prompt at once.
-fn whole(line: &Value) -> String {
-    let mut text = String::new();
-    for message in messages(line) {
-        if message["role"] != "assistant" && !text.is_empty() {
-            text.push('\n');
-        }
-        text.push_str(message["content"].as_str().unwrap_or_default());
-    }
-    text
 }
 
 /// Whether a text ends with the same letters over and over: three times, and over [`REPEATED`] letters.

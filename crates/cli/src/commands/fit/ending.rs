@@ -176,10 +176,10 @@ impl Fit<'_> {
         );
         if self.json {
             let mut value = eval::to_json(&record);
-            value["output"] = json!(folder);
+            value["output"] = json!(folder.to_string_lossy());
             value["finished"] = json!(true);
-            value["draft"] = json!(folder.join("draft"));
-            value["report"] = json!(folder.join(report::PAGE));
+            value["draft"] = json!(folder.join("draft").to_string_lossy());
+            value["report"] = json!(folder.join(report::PAGE).to_string_lossy());
             value["best"] = json!(best.map(|cell| json!({
                 "drafter": cell.drafter, "speed_up": cell.figures.speed_up,
                 "interval": cell.figures.speed_up_interval,

@@ -42,7 +42,7 @@ use longdraft_serving::Profile;
 use longdraft_train::method::Room;
 
 use crate::cli::FitArguments;
-use crate::commands::{require_method, watch};
+use crate::commands::{require_text, watch};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::screen::Screen;
@@ -104,7 +104,8 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let watched = arguments.open.then(|| watch::beside(&folder)).transpose()?;
     let plain = arguments.plain || arguments.plan || json;
     let screen = if plain { None } else { Screen::start(&folder, &interrupts) };
-    let ended = Fit { arguments, json, engines, tokenizer, config, ledger, interrupts }.run();
+    let fit = Fit { arguments, json, engines, tokenizer, config, ledger, interrupts };
+    let ended = fit.run().map_err(in_terms_of_fit);
     // What waited is printed, and whoever watches sees the end.
     drop(screen);
     if let Some(watched) = watched {
@@ -113,12 +114,22 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     ended
 }
 
+/// A failure with remedies that a fit has: no configuration is written by hand there.
+fn in_terms_of_fit(failure: Failure) -> Failure {
+    if !failure.lacks_device_memory() {
+        return failure;
+    }
+    failure.hint(
+        "end what else uses the GPU: what is done is kept, and the same command goes on. Less memory is needed \
+         with fewer --max-tokens, another --method or a target of fewer bits: give another --output with them",
+    )
+}
+
 /// The profiles that are asked for; all that is wrong with the arguments is told before any work.
 fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
     if arguments.max_tokens == 0 || !(0.0..=100.0).contains(&arguments.temperature) {
         return Err(Failure::usage("--max-tokens must be at least 1, --temperature 0 to 100"));
     }
-    require_method(arguments.method.as_deref())?;
     let others = arguments.engines.iter().filter(|name| *name != OWN_ENGINE);
     let parse = |name: &String| {
         Profile::parse(name).ok_or_else(|| {
@@ -127,7 +138,9 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
                 .hint(format!("engines: {OWN_ENGINE}, {known}"))
         })
     };
-    others.map(parse).collect()
+    let engines = others.map(parse).collect::<Result<_>>()?;
+    arguments.output.as_deref().map_or(Ok(()), |output| require_text(output, "--output"))?;
+    Ok(engines)
 }
 
 /// `runs/fit/NAME`; of a model of the hub its name there, and its quantisation.
@@ -349,7 +362,19 @@ impl Fit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_models::ModelError;
+
     use super::*;
+
+    #[test]
+    fn a_full_gpu_is_told_with_remedies_that_a_fit_has() {
+        let source = candle_core::Error::Msg("CUDA_ERROR_OUT_OF_MEMORY".to_owned());
+        let told = in_terms_of_fit(ModelError::DeviceMemory { source }.into());
+        let hint = told.hint.unwrap_or_default();
+        assert!(hint.contains("--max-tokens") && !hint.contains("data.row_tokens"), "{hint}");
+        let other = in_terms_of_fit(Failure::work("x").hint("as it was"));
+        assert_eq!(other.hint.as_deref(), Some("as it was"));
+    }
 
     #[test]
     fn outputs_are_named_after_all_of_a_target_s_name() {

@@ -1,5 +1,6 @@
 //! Keys of a configuration from a few answers.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{json_schema, schema_of};
@@ -71,8 +72,25 @@ pub(super) fn fit_command(answers: &Answers) -> Result<String> {
         "" => String::new(),
         name => format!(" --method {name}"),
     };
-    let time = answers.time;
-    Ok(format!("longdraft fit {target}{prompts}{method} --time {time}s --output {output}"))
+    let time = written_time(answers.time);
+    Ok(format!("longdraft fit {target}{prompts}{method} --time {time} --output {output}"))
+}
+
+/// Seconds as options take them: `30m`, `1h30m`.
+fn written_time(seconds: f64) -> String {
+    if seconds.fract() != 0.0 {
+        return format!("{seconds}s");
+    }
+    let mut left = seconds as u64;
+    let mut written = String::new();
+    for (unit, letter) in [(86_400, 'd'), (3600, 'h'), (60, 'm'), (1, 's')] {
+        if left >= unit {
+            // Writing to a string does not fail.
+            let _ = write!(written, "{}{letter}", left / unit);
+            left %= unit;
+        }
+    }
+    written
 }
 
 /// The target's place; that of the demonstration is written there.
@@ -287,4 +305,18 @@ fn packed(answers: &Answers) -> Result<(Value, usize, Vec<String>)> {
         "loader": "shuffled",
     });
     Ok((data, vocabulary, before))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::parse_time;
+
+    #[test]
+    fn a_time_is_written_as_people_write_it() {
+        for text in ["30m", "2h", "1h30m", "1d", "1d5s", "12.5s"] {
+            assert_eq!(written_time(parse_time(text).expect("a time")), text);
+        }
+        assert_eq!(written_time(90.0), "1m30s");
+    }
 }

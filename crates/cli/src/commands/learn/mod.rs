@@ -35,7 +35,7 @@ use longdraft_server::{Board, Control, Learning, Lessons, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
 
 use crate::cli::{DecodingArguments, LearnCommand, LearningArguments, ServeArguments};
-use crate::commands::{remove_folder, require_method};
+use crate::commands::{remove_folder, require_text};
 use crate::decoding::Models;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
@@ -74,14 +74,12 @@ fn purge(place: &Path, json: bool) -> Result<()> {
 /// - there is nothing that could learn, an argument makes no sense, or the filter cannot be run
 pub(crate) fn check(arguments: &ServeArguments) -> Result<()> {
     let (learning, decoding) = (&arguments.learning, &arguments.decoding);
-    if learning.learn.is_none() {
-        return Ok(());
-    }
+    let Some(folder) = &learning.learn else { return Ok(()) };
+    require_text(folder, "--learn")?;
     if !decoding.drafts() && learning.learn_method.is_none() {
         return Err(Failure::usage("--learn has nothing that could learn")
             .hint("give --draft or --learn-method, --lookup, or two of them"));
     }
-    require_method(learning.learn_method.as_deref())?;
     let has_time = learning.learn_minutes > 0.0;
     if learning.learn_rows == 0 || learning.learn_size == 0 || !has_time {
         return Err(Failure::usage(

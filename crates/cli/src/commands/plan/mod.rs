@@ -59,7 +59,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             continue;
         }
         let layout = machine.layout_of(&config, &target)?;
-        let cache = Cache::of(&config.target, &target, layout);
+        let cache = Cache::of(&config.target, &target, &machine);
         let workload = Workload::new(&config, target, layout)?;
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
@@ -98,7 +98,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
 }
 
 /// What a sequence takes of a target's cache when it is decoded: keys and values in f16 where a CPU multiplies quantised
-/// blocks, in bf16 where the frozen target computes in it, else in f32.
+/// blocks, in bf16 where an NVIDIA GPU does or the frozen target computes in it, else in f32.
 struct Cache {
     tokens: usize,
     bytes: u64,
@@ -107,12 +107,14 @@ struct Cache {
 }
 
 impl Cache {
-    fn of(place: &str, target: &TargetConfig, layout: Layout) -> Self {
+    fn of(place: &str, target: &TargetConfig, machine: &Machine) -> Self {
         let tokens = target.max_position_embeddings.min(SAID_CONTEXT);
         let states = 4 * target.cached_state_values();
+        let layout = machine.layout;
         let on_cpu = layout.threads > 0;
-        let in_bf16 = layout.half_states && target.reads_half_keys();
-        let value = if in_bf16 || on_cpu && has_blocks(place) { 2 } else { 4 };
+        let of_blocks = || (on_cpu || machine.has_nvidia_kernels) && has_blocks(place);
+        let reads_bf16 = on_cpu || target.reads_half_keys();
+        let value = if reads_bf16 && (layout.half_states || of_blocks()) { 2 } else { 4 };
         let bytes = |rows| (value * target.cache_values(tokens, rows) + states) as u64;
         // A pass over everything holds everything.
         Self { tokens, bytes: bytes(READ_ALONE), without_windows: bytes(tokens) }
@@ -260,6 +262,8 @@ pub(super) struct Machine {
     pub(super) speed: Option<Speed>,
     /// Whether the operations a second were measured here.
     measured: bool,
+    /// Whether our kernels run on its GPU.
+    has_nvidia_kernels: bool,
 }
 
 impl Machine {
@@ -296,13 +300,15 @@ impl Machine {
             if measured { Some(share * Speed::measured_gflops()) } else { arguments.gflops };
         let target_value_bytes =
             arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
-        let half_states = on_gpu && target_value_bytes == 2 && has_nvidia_kernels;
+        let has_nvidia_kernels = on_gpu && has_nvidia_kernels;
+        let half_states = has_nvidia_kernels && target_value_bytes == 2;
         Self {
             layout: Layout { target_value_bytes, half_states, ..Layout::of(ranks, threads) },
             free,
             links,
             speed: gflops.map(|gflops| Speed { gflops, links }),
             measured,
+            has_nvidia_kernels,
         }
     }
 }
@@ -408,7 +414,7 @@ pub(crate) fn explain(error: TrainError, stage: &Stage, world: &World) -> Failur
     match workload.and_then(|workload| longdraft_plan::explain(&error, &workload, None)) {
         Some(told) => {
             let hint = format!("lower one of these: {}", told.remedies.join("; "));
-            Failure::work(told).hint(hint)
+            Failure::work(told).hint(hint).of_device_memory()
         }
         None => error.into(),
     }

@@ -32,10 +32,25 @@ fn parted(text: &str) -> Option<(String, String)> {
     Some((thoughts.join("\n"), answers.concat()))
 }
 
-/// The texts one after another, for a target without a chat template.
-pub(super) fn plain(conversation: &Conversation) -> String {
-    let texts = conversation.messages.iter().filter_map(|message| message["content"].as_str());
-    texts.collect::<Vec<_>>().join("\n")
+/// Field of the messages in a row of text.
+pub(super) const DIALOGUE: &str = "dialogue";
+
+/// Messages of a written row.
+pub(crate) fn messages_of(line: &Value) -> Option<&Vec<Value>> {
+    line["messages"].as_array().or_else(|| line[DIALOGUE].as_array())
+}
+
+/// Messages as one text, for a target without a chat template: an answer follows its prompt at once.
+pub(crate) fn plain<'a>(messages: impl Iterator<Item = &'a Map<String, Value>>) -> String {
+    let mut text = String::new();
+    for message in messages {
+        let field = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default();
+        if field("role") != "assistant" && !text.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(field("content"));
+    }
+    text
 }
 
 /// What a row asks, if it asks anything.
@@ -151,6 +166,19 @@ impl Dialogue {
         self.verbatim.mark(&mut body, form);
         body
     }
+
+    /// The row's fields where the target has no chat template. A text has one end, that of its last answer.
+    pub(super) fn to_text(&self) -> Value {
+        let messages = &self.done.messages;
+        let finish = self.finishes.last().unwrap_or(&"stop");
+        let text = plain(messages.iter());
+        let mut body = json!({ "text": text, "finish": finish, "tokens": self.tokens });
+        if self.finishes.len() > 1 {
+            body["finishes"] = json!(self.finishes);
+        }
+        body[DIALOGUE] = json!(messages);
+        body
+    }
 }
 
 #[cfg(test)]
@@ -177,6 +205,19 @@ mod tests {
         assert_eq!(all["finish"], "length", "one of them was cut");
         assert_eq!(all["finishes"], json!(["stop", "length", "stop"]));
         assert!(!dialogue.next_turn());
+    }
+
+    #[test]
+    fn a_text_ends_as_its_last_answer_did() {
+        let mut dialogue = Dialogue::new(Conversation::of(&[("user", "a"), ("user", "b")]));
+        for (end, answer) in [(EndReason::TokenLimit, "1"), (EndReason::StopToken, "2")] {
+            assert!(dialogue.next_turn());
+            dialogue.answer((1, end, None), answer);
+        }
+        let row = dialogue.to_text();
+        assert_eq!((&row["text"], &row["finish"]), (&json!("a1\nb2"), &json!("stop")));
+        assert_eq!(row["finishes"], json!(["length", "stop"]));
+        assert_eq!(messages_of(&row).map(Vec::len), Some(4));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use longdraft_train::TrainError;
 use longdraft_train::checkpoint::{is_locked, lock_file};
 use serde_json::{Value, json};
 
-use super::dialogue::asked_in;
+use super::dialogue::{asked_in, messages_of};
 use super::failures::Failures;
 use crate::failure::{Failure, Result};
 
@@ -89,6 +89,28 @@ fn is_same_recipe(one: &str, other: &str) -> bool {
     }
 }
 
+/// What of a recipe is another now, as options name it.
+fn differences(written: &str, now: &str) -> String {
+    let values = |recipe: &str| -> Vec<(String, String)> {
+        let pairs = recipe.split(' ').filter_map(|word| word.split_once('='));
+        pairs.map(|(name, value)| (name.replace('_', "-"), value.to_owned())).collect()
+    };
+    let target = |recipe: &str| recipe.split(' ').next().unwrap_or_default().to_owned();
+    let mut all = Vec::new();
+    if !is_same_target(&target(written), &target(now)) {
+        all.push("another target".to_owned());
+    }
+    let before = values(written);
+    for (name, value) in values(now) {
+        match before.iter().find(|(known, _)| *known == name) {
+            Some((_, before)) if *before == value => {}
+            Some((_, before)) => all.push(format!("--{name} {before} (now {value})")),
+            None => all.push(format!("another --{name}")),
+        }
+    }
+    if all.is_empty() { "other settings".to_owned() } else { all.join(", ") }
+}
+
 /// Both files, and which rows stand in them.
 pub(super) struct Ledger {
     answers: (PathBuf, File),
@@ -138,13 +160,12 @@ impl Ledger {
             return Err(foreign(path));
         };
         if !line["recipe"].as_str().is_some_and(|known| is_same_recipe(known, &self.recipe)) {
-            return Err(Failure::work(format!(
-                "{}: was written with {}, now {}",
-                path.display(),
-                line["recipe"],
-                self.recipe
-            ))
-            .hint("give another --output, or the old values to go on"));
+            let written = line["recipe"].as_str().unwrap_or_default();
+            let differ = differences(written, &self.recipe);
+            let problem = format!("{}: was written with {differ}", path.display());
+            return Err(
+                Failure::work(problem).hint("give another --output, or the old values to go on")
+            );
         }
         // Earlier versions did not note it.
         if line["form"].as_str().is_some_and(|form| form != self.form) {
@@ -154,8 +175,8 @@ impl Ledger {
                 Failure::work(problem).hint("give another --output, or the old files to go on")
             );
         }
-        let asked = line["messages"].as_array();
-        let asked = asked.map(|messages| asked_in(messages.iter().filter_map(Value::as_object)));
+        let asked = messages_of(line)
+            .map(|messages| asked_in(messages.iter().filter_map(Value::as_object)));
         if self.done.insert(row as usize, Done { id: id.to_owned(), asked }).is_some() {
             return Err(Failure::work(format!("{}: row {row} stands twice", path.display())));
         }
@@ -331,6 +352,18 @@ mod tests {
             assert!(Ledger::open(&path, ("r", "f")).is_err());
             assert_eq!(std::fs::read_to_string(&path).expect("untouched"), text);
         }
+    }
+
+    #[test]
+    fn only_what_is_another_is_told() {
+        let recipe =
+            |target: &str, seed: u64| format!("{target} temperature=0 seed={seed} max_tokens=8");
+        let told = differences(&recipe("a", 1), &recipe("a", 2));
+        assert_eq!(told, "--seed 1 (now 2)");
+        assert_eq!(differences(&recipe("a", 1), &recipe("b", 1)), "another target");
+        let told = differences("a temperature=0 seed=1 max_tokens=16", &recipe("b", 1));
+        assert_eq!(told, "another target, --max-tokens 16 (now 8)");
+        assert_eq!(differences("", "r"), "another target");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use longdraft_data::source::Row;
 use longdraft_data::template::{Example, PROMPT_FIELDS, Template};
 use serde_json::Value;
 
+use super::dialogue::DIALOGUE;
+
 /// What a row asks.
 pub(crate) enum Prompts {
     /// Turns without those of the assistant.
@@ -28,6 +30,12 @@ pub(crate) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, Strin
             texts.filter(|texts| !texts.is_empty()).ok_or("`turns` is not a list of texts")?;
         let turns: Vec<(&str, &str)> = texts.into_iter().map(|text| ("user", text)).collect();
         return Ok(Prompts::Turns(Conversation::of(&turns)));
+    }
+    // Of rows of text that were written before.
+    if let Some(list) = row.fields.get(DIALOGUE)
+        && list.get(0).is_some_and(|first| first.get("role").is_some())
+    {
+        return Ok(without_answers(Conversation::from_messages(list.clone(), None)?));
     }
     let template = Template::detect(&row.fields, None);
     if let Ok(template) = template
@@ -94,6 +102,10 @@ mod tests {
         let chat = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#;
         assert_eq!(one(chat), "system:s|user:a|user:c");
+        let text = r#"{"text": "ab", "dialogue": [{"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"}]}"#;
+        assert_eq!(one(text), "user:a");
+        assert!(one(r#"{"dialogue": "someone else's"}"#).contains("no prompt"));
         assert!(one(r#"{"text": "t"}"#).contains("no prompt"));
         assert!(one(r#"{"messages": [{"role": "tool", "content": "t"}]}"#).contains("tools"));
         assert_eq!(asked(r#"{"text": "t"}"#, Some("text")).expect("usable"), ["user:t"]);

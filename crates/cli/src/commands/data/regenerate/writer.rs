@@ -167,7 +167,7 @@ impl Writer<'_> {
     fn render(&self, done: &Conversation) -> longdraft_models::Result<String> {
         match self.tokenizer.chat_template() {
             Some(template) => template.render_messages(&done.messages, done.tools.as_ref(), true),
-            None => Ok(plain(done)),
+            None => Ok(plain(done.messages.iter())),
         }
     }
 
@@ -260,7 +260,10 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
         let Some(open) = dialogue else { return Ok(()) };
         if !open.next_turn() {
             entry.outcome = Outcome::Success;
-            entry.body = open.to_json(self.ledger.form());
+            entry.body = match self.writer.tokenizer.chat_template() {
+                Some(_) => open.to_json(self.ledger.form()),
+                None => open.to_text(),
+            };
             *dialogue = None;
             return Ok(());
         }
