@@ -390,20 +390,11 @@ fn a_plan_tells_the_cache_that_decoding_has() {
 }
 
 #[test]
-fn ranks_that_would_start_here_share_this_machine() {
+fn memory_that_is_given_is_of_one_rank() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
-    let arguments = ["train", &config, "device=cpu", "--json"];
-    let free = |more: &[&str], ranks: usize| {
-        plan(&[&arguments[..], more].concat(), ranks)["free_bytes"].as_f64().expect("bytes")
-    };
-    // What is free changes while other tests run.
-    let whole = free(&[], 1);
-    let share = free(&[], 4) / whole;
-    assert!((0.1..0.5).contains(&share), "{share}");
-    let apart = free(&["--machine-ranks", "1"], 4) / whole;
-    assert!(apart > 0.5, "{apart}");
-    assert!((free(&["--memory", "2"], 4) - 2.0 * f64::from(1 << 30)).abs() < 1.0);
+    let told = plan(&["train", &config, "device=cpu", "--memory", "2", "--json"], 4);
+    assert_eq!(told["free_bytes"], 2_u64 << 30);
 }
 
 #[test]

@@ -60,7 +60,11 @@ impl Limit {
         self.seconds -= saved.map_or(0.0, |state| state.seconds);
     }
 
-    fn left(&mut self) -> f64 {
+    /// Seconds after a step of so many.
+    fn left(&mut self, step: f64) -> f64 {
+        if self.begun.is_none() {
+            self.seconds -= step;
+        }
         let begun = self.begun.get_or_insert_with(Instant::now);
         self.seconds - begun.elapsed().as_secs_f64()
     }
@@ -157,7 +161,7 @@ impl<'a> TrainingProgress<'a> {
             .map_or(speed, |old| SPEED_MEMORY * old + (1.0 - SPEED_MEMORY) * speed);
         self.tokens_per_second = Some(smooth);
         let left = (report.steps - report.step) as f64 * report.tokens as f64 / smooth;
-        let left = self.limit.as_mut().map_or(left, |limit| limit.left().min(left));
+        let left = self.limit.as_mut().map_or(left, |limit| limit.left(report.seconds).min(left));
         let length =
             report.metrics.simulated_acceptance_length(Rate::Top1, report.metrics.by_delay.len());
         let message = format!(

@@ -48,7 +48,9 @@ fn meant(path: &Path) -> Option<PathBuf> {
     let folders = std::iter::once(path.parent()?.to_path_buf()).chain(recipes);
     let files = folders.flat_map(|folder| entries(&folder));
     let wanted = name(path)?;
-    let near = files.filter(|file| file.extension().is_some_and(|e| e == "yaml" || e == "yml"));
+    let near = files.filter(|file| {
+        file.is_file() && file.extension().is_some_and(|e| e == "yaml" || e == "yml")
+    });
     let near = near.filter_map(|file| {
         let distance = strsim::damerau_levenshtein(&wanted, &name(&file)?);
         let of_all = strsim::damerau_levenshtein(path.to_str()?, file.to_str()?);

@@ -31,7 +31,10 @@ pub(super) fn facts(run: &Run) -> Vec<Fact> {
     let draft =
         draft(run, record).map(|name| sized(name, circumstances.and_then(|c| c.draft_parameters)));
     let prompts = record.map(|record| {
-        let count = record.cells.first().map_or(0, |cell| cell.figures.prompts);
+        // Ways that had no more time answered fewer.
+        let counts = || record.cells.iter().map(|cell| cell.figures.prompts);
+        let (least, most) = (counts().min().unwrap_or(0), counts().max().unwrap_or(0));
+        let count = if least == most { most.to_string() } else { format!("{least} to {most}") };
         format!("{count} of {}, up to {} tokens each", record.prompts, record.max_new_tokens)
     });
     let date = circumstances.map(|c| c.date.clone()).or_else(|| run.written.map(date_of));

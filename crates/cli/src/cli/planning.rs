@@ -21,8 +21,8 @@ pub(crate) struct PlanArguments {
     /// The same to ranks of other machines (default: as --bandwidth; of GPUs by NCCL 48.5, InfiniBand of 400 Gbit/s).
     #[arg(long, requires = "plan", value_name = "GB_PER_SECOND", value_parser = positive)]
     pub(crate) network_bandwidth: Option<f64>,
-    /// Ranks on each machine (default: 1, of GPUs by NCCL 8). Without it the ranks of --ranks N share this machine, if it
-    /// is a CPU: each has an N-th of its free memory, its cores and their speed.
+    /// Ranks on each machine (default: of GPUs 1, by NCCL 8; of a CPU all of them, so that each rank of --ranks N has an
+    /// N-th of its free memory, its cores and their speed).
     #[arg(long, requires = "plan", value_name = "RANKS", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) machine_ranks: Option<u64>,
     /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).

@@ -295,3 +295,15 @@ pub(super) fn best(record: &DecodeRecord, with_draft: bool) -> Option<(usize, &C
     let found = cells.take(count).filter(|(_, cell)| is_as_served(cell));
     found.max_by(|a, b| a.1.figures.speed_up.total_cmp(&b.1.figures.speed_up))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proof_has_what_was_planned_or_what_is_left() {
+        let after = |left: f64, taken: f64| Time { planned: 4.0, left }.after(taken);
+        let seconds = [after(-1e6, 1.0), after(-1e6, 9.0), after(7.0, 1.0)];
+        assert_eq!(seconds.map(f64::to_bits), [3.0, 1.0, 7.0].map(f64::to_bits));
+    }
+}

@@ -288,11 +288,13 @@ impl Machine {
         let free = given.or_else(|| match opened {
             Some(device) if on_gpu => free_memory(&device),
             _ if on_gpu => None,
-            _ => available_memory().map(|free| free / here as u64),
+            _ => available_memory().map(|free| free_of_each(free, here)),
         });
         let PlanArguments { machine_ranks, bandwidth, network_bandwidth, .. } = *arguments;
         let links = Links::of(on_gpu, reduction);
-        let links = links.given(machine_ranks, bandwidth, network_bandwidth);
+        // Ranks that share this machine send within it.
+        let of_machine = machine_ranks.or((!on_gpu).then_some(here as u64));
+        let links = links.given(of_machine, bandwidth, network_bandwidth);
         let measured = arguments.gflops.is_none() && !on_gpu;
         // Of the threads of this process, of which a rank may have fewer.
         let share = threads as f64 / rayon::current_num_threads() as f64;
@@ -316,6 +318,11 @@ impl Machine {
 /// Ranks of a plan that share this machine: as `--ranks` would start them, all of them, unless it is said otherwise.
 fn ranks_here(machine_ranks: Option<u64>, ranks: usize) -> usize {
     machine_ranks.map_or(ranks, |of_machine| ranks.min(of_machine as usize)).max(1)
+}
+
+/// Bytes of each of so many ranks on this machine.
+fn free_of_each(free: u64, here: usize) -> u64 {
+    free / here.max(1) as u64
 }
 
 /// Threads of each of so many ranks on this machine; ranks that a launcher started have theirs already.
@@ -452,5 +459,19 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
             _ => "one of these makes it fit",
         };
         voice.say(&format!("warning: this may not fit; {advice}: {}", verdict.remedies.join("; ")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_this_machine_unless_it_is_said_otherwise() {
+        let here = [(None, 4), (Some(1), 4), (Some(8), 4), (None, 0)];
+        assert_eq!(here.map(|(given, ranks)| ranks_here(given, ranks)), [4, 1, 4, 1]);
+        assert_eq!((free_of_each(100, 4), free_of_each(100, 1)), (25, 100));
+        assert_eq!(threads_of_each(usize::MAX, 1), 1);
+        assert_eq!(threads_of_each(usize::MAX, 2), rayon::current_num_threads());
     }
 }

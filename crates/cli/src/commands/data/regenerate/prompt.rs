@@ -33,6 +33,8 @@ pub(crate) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, Strin
     }
     // Of rows of text that were written before.
     if let Some(list) = row.fields.get(DIALOGUE)
+        && ["text", "finish"].iter().all(|field| row.fields.contains_key(*field))
+        && !row.fields.contains_key("messages")
         && list.get(0).is_some_and(|first| first.get("role").is_some())
     {
         return Ok(without_answers(Conversation::from_messages(list.clone(), None)?));
@@ -102,9 +104,11 @@ mod tests {
         let chat = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}"#;
         assert_eq!(one(chat), "system:s|user:a|user:c");
-        let text = r#"{"text": "ab", "dialogue": [{"role": "user", "content": "a"},
+        let text = r#"{"text": "ab", "finish": "stop", "dialogue": [{"role": "user", "content": "a"},
             {"role": "assistant", "content": "b"}]}"#;
         assert_eq!(one(text), "user:a");
+        let other = r#"{"prompt": "p", "dialogue": [{"role": "user", "content": "a"}]}"#;
+        assert_eq!(one(other), "user:p");
         assert!(one(r#"{"dialogue": "someone else's"}"#).contains("no prompt"));
         assert!(one(r#"{"text": "t"}"#).contains("no prompt"));
         assert!(one(r#"{"messages": [{"role": "tool", "content": "t"}]}"#).contains("tools"));
