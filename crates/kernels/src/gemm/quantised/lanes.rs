@@ -89,6 +89,7 @@ pub(super) trait Lanes {
 macro_rules! methods {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {$(
         #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
+        #[allow(unused_unsafe, reason = "a body may do nothing")]
         #[inline(always)]
         unsafe fn $name($($argument: $type),*) $(-> $result)? {
             // SAFETY: as the trait says; pointers are the caller's.
@@ -100,12 +101,14 @@ pub(super) use methods;
 
 /// What is known of unsigned codes; constants once a kernel is inlined.
 #[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "sums of 16 bits ask for it"))]
 pub(super) struct Codes {
     pub(super) largest: i32,
     /// The code of zero; where the largest needs all 8 bits it is [`SIGN`].
     pub(super) zero: i32,
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "sums of 16 bits ask for it"))]
 impl Codes {
     const fn of(layout: &Layout) -> Self {
         Self { largest: layout.largest, zero: layout.zero }
