@@ -592,8 +592,18 @@ fn check_method(config: &Value, options: &[&str], stored: bool) {
     decodes_as_plain(&shop, &drafted, &format!("{family} {options:?}"));
 }
 
-const FAMILIES: [&str; 9] =
-    ["smollm3", "granite", "olmo2", "olmo3", "phi3", "glm4", "glm4_moe", "gpt_oss", "llama4_text"];
+const FAMILIES: [&str; 10] = [
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "llama4_text",
+];
 
 #[test]
 fn drafts_of_every_method_train_and_decode_on_every_family() {
@@ -668,6 +678,7 @@ fn fused_and_stacked_tensors_of_other_shapes_are_named() {
     let dir = tempfile::tempdir().expect("tempdir");
     for (family, stored, shape) in [
         ("phi3", "model.layers.1.self_attn.qkv_proj.weight", vec![63, 32]),
+        ("glm", "model.layers.1.mlp.gate_up_proj.weight", vec![95, 32]),
         ("glm4", "model.layers.0.mlp.gate_up_proj.weight", vec![96, 31]),
         ("gpt_oss", "model.layers.2.mlp.experts.gate_up_proj", vec![4, 32, 96]),
         ("gpt_oss", "model.layers.2.mlp.experts.down_proj_bias", vec![5, 31]),

@@ -93,6 +93,7 @@ fn architecture(config: &TargetConfig) -> &'static str {
         Architecture::Olmo2 => "Olmo2ForCausalLM",
         Architecture::Olmo3 => "Olmo3ForCausalLM",
         Architecture::Phi3 => "Phi3ForCausalLM",
+        Architecture::Glm => "GlmForCausalLM",
         Architecture::Glm4 => "Glm4ForCausalLM",
         Architecture::Glm4Moe => "Glm4MoeForCausalLM",
         Architecture::GptOss => "GptOssForCausalLM",

@@ -102,8 +102,18 @@ pub(crate) fn target_with(
 }
 
 /// Families whose layers have parts of their own, beside Gemma's and Mistral's.
-pub(crate) const FAMILIES: [&str; 9] =
-    ["smollm3", "granite", "olmo2", "olmo3", "phi3", "glm4", "glm4_moe", "gpt_oss", "llama4_text"];
+pub(crate) const FAMILIES: [&str; 10] = [
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "llama4_text",
+];
 
 /// Keys of those families, with numbers that are felt within a prompt.
 fn add_parts(config: &mut Value, kind: &str, head_dim: usize, seed: u64) {

@@ -118,6 +118,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
     };
     families::check_quantisation(&mut keys, architecture);
     families::check_layers(&mut keys, architecture);
+    families::check_turning(&mut keys, architecture);
     let (rope, parts) = families::of_json(&mut keys, sizes);
     let experts = keys.experts(architecture);
     let intermediate_size = keys.inner_width(architecture, &defaults, experts.as_ref());
@@ -238,7 +239,7 @@ impl Keys<'_> {
         match architecture {
             // The class has no key for it.
             Architecture::Qwen2 => (true, false),
-            Architecture::Glm4 => (self.flag("attention_bias", true), false),
+            Architecture::Glm | Architecture::Glm4 => (self.flag("attention_bias", true), false),
             Architecture::Qwen2Moe => (self.flag("qkv_bias", true), false),
             Architecture::Glm4Moe => (self.flag("attention_bias", false), false),
             Architecture::Phi3 => (false, false),

@@ -6,6 +6,9 @@ use super::families::{Defaults, Sizes};
 use super::{RopeParameters, limits, rope};
 use crate::error::Problems;
 
+/// The share of a head that turns.
+const TURNING: &str = "partial_rotary_factor";
+
 /// Reads keys, collecting what is wrong instead of stopping at the first.
 pub(super) struct Keys<'a> {
     pub(super) value: &'a Value,
@@ -108,10 +111,9 @@ impl<'a> Keys<'a> {
 
     /// Dimensions of a head that turn, of `partial_rotary_factor` at top level or beside the base.
     pub(super) fn turning(&mut self, sizes: Sizes, absent: f64) -> usize {
-        const KEY: &str = "partial_rotary_factor";
-        let nested = self.rotary_keys().and_then(|rope| rope.get(KEY));
+        let nested = self.rotary_keys().and_then(|rope| rope.get(TURNING));
         let nested = nested.filter(|value| !value.is_null());
-        let share = match nested.or_else(|| self.present(KEY)) {
+        let share = match nested.or_else(|| self.present(TURNING)) {
             None => absent,
             Some(value) => value.as_f64().unwrap_or(f64::NAN),
         };
@@ -119,11 +121,24 @@ impl<'a> Keys<'a> {
         if !(share > 0.0 && share <= 1.0) || turning < 2.0 || turning % 2.0 != 0.0 {
             let head_dim = sizes.head_dim;
             self.problems.push(format!(
-                "`{KEY}` = {share} leaves no even number of dimensions of a head of {head_dim} to turn"
+                "`{TURNING}` = {share} leaves no even number of dimensions of a head of {head_dim} to turn"
             ));
             return sizes.head_dim;
         }
         turning as usize
+    }
+
+    /// Refuses a share of a head that turns, at top level or beside a base, unless it is the whole head.
+    pub(super) fn refuse_turning_in_part(&mut self) {
+        let (map, by_kind) = self.ropes_by_kind();
+        let places = [Some(self.value), self.object("rope_scaling"), map].into_iter().chain(by_kind);
+        let mut shares = places.flatten().filter_map(|keys| keys.get(TURNING));
+        let part = shares.find(|share| !share.is_null() && share.as_f64() != Some(1.0));
+        if let Some(share) = part {
+            self.problems.push(format!(
+                "`{TURNING}` = {share} is not supported for this family: its class turns whole heads"
+            ));
+        }
     }
 
     /// `sliding_window` in tokens; null is none, and a key that is left out is `absent`.

@@ -65,7 +65,9 @@ pub enum Architecture {
     Olmo3,
     /// `phi3`: fused projections, a part of the head turns, frequencies by length.
     Phi3,
-    /// `glm4`: norms on both sides, neighbours of half the head turn.
+    /// `glm`: neighbours of half the head turn, fused MLP.
+    Glm,
+    /// `glm4`: the same with norms on both sides.
     Glm4,
     /// `glm4_moe`: half the head turns; experts chosen by corrected sigmoid scores.
     Glm4Moe,
@@ -90,7 +92,7 @@ pub enum Architecture {
 
 impl Architecture {
     /// Names as `model_type`.
-    pub const NAMES: [(&'static str, Self); 26] = [
+    pub const NAMES: [(&'static str, Self); 27] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -106,6 +108,7 @@ impl Architecture {
         ("olmo2", Self::Olmo2),
         ("olmo3", Self::Olmo3),
         ("phi3", Self::Phi3),
+        ("glm", Self::Glm),
         ("glm4", Self::Glm4),
         ("glm4_moe", Self::Glm4Moe),
         ("gpt_oss", Self::GptOss),
@@ -120,8 +123,8 @@ impl Architecture {
     ];
 
     /// Names as GGUF architecture; a Mistral is a `llama` there, a Mixtral one with experts, an OLMo 3 an
-    /// `olmo2` with windows, and a Kimi-K2 or GLM-4.7-Flash a `deepseek2`.
-    pub const GGUF_NAMES: [(&'static str, Self); 22] = [
+    /// `olmo2` with windows, a GLM a `chatglm`, and a Kimi-K2 or GLM-4.7-Flash a `deepseek2`.
+    pub const GGUF_NAMES: [(&'static str, Self); 23] = [
         ("llama", Self::Llama),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
@@ -134,6 +137,7 @@ impl Architecture {
         ("granite", Self::Granite),
         ("olmo2", Self::Olmo2),
         ("phi3", Self::Phi3),
+        ("chatglm", Self::Glm),
         ("glm4", Self::Glm4),
         ("glm4moe", Self::Glm4Moe),
         ("gpt-oss", Self::GptOss),

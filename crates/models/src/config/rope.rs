@@ -100,8 +100,13 @@ impl RopeParameters {
             |kind: &&str| config.get("rope_parameters")?.get(*kind).filter(|of| of.is_object());
         let own: Vec<&Value> = kinds.iter().filter_map(of_kind).collect();
         let any = || LAYER_KINDS.iter().filter_map(of_kind).collect();
+        let own: Vec<&Value> = if own.is_empty() { any() } else { own };
+        // A draft's own context may be shorter than its target's.
+        if own.iter().copied().chain(rotary_keys(config)).any(|keys| kind_of(keys) == DYNAMIC) {
+            problems.push("rope scaling `dynamic` of a draft is not supported");
+        }
         let mut ropes = Vec::new();
-        for of in if own.is_empty() { any() } else { own } {
+        for of in own {
             let mut flat = config.clone();
             flat["rope_parameters"] = of.clone();
             ropes.push(Self::from_json(&flat, context, problems));
@@ -174,6 +179,8 @@ impl RopeParameters {
 /// The kinds of layers by which `rope_parameters` may be given.
 pub(crate) const LAYER_KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
+/// The kind of scaling that begins beyond `max_position_embeddings` and grows with the sequence (NTK).
+const DYNAMIC: &str = "dynamic";
 /// The key of the longest sequence before stretching.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
@@ -199,11 +206,14 @@ fn whole(length: f64) -> Value {
     }
 }
 
+/// The kind of scaling that rotary parameters name.
+fn kind_of(value: &Value) -> &str {
+    let mut names = ["rope_type", "type"].into_iter().filter_map(|key| value.get(key));
+    names.find_map(Value::as_str).unwrap_or("default")
+}
+
 fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -> RopeScaling {
-    let kind = ["rope_type", "type"]
-        .iter()
-        .find_map(|key| value.get(*key).and_then(Value::as_str))
-        .unwrap_or("default");
+    let kind = kind_of(value);
     let optional = |key: &str| value.get(key).and_then(Value::as_f64);
     let mut required = |key: &str| {
         let number = if key == ORIGINAL_CONTEXT { original.as_f64() } else { optional(key) };
@@ -215,6 +225,14 @@ fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -
     };
     match kind {
         "default" => RopeScaling::None,
+        // Plain up to `max_position_embeddings`, where every context ends.
+        DYNAMIC => {
+            required("factor");
+            if value.get("alpha").is_some() {
+                problems.push("rope scaling `dynamic` by `alpha` is not supported");
+            }
+            RopeScaling::None
+        }
         "linear" => RopeScaling::Linear { factor: required("factor") },
         "llama3" => RopeScaling::Llama3 {
             factor: required("factor"),
@@ -240,7 +258,7 @@ fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -
         }
         other => {
             problems.push(format!(
-                "unknown rope scaling `{other}` (known: default, linear, llama3, yarn)"
+                "unknown rope scaling `{other}` (known: default, linear, dynamic, llama3, yarn)"
             ));
             RopeScaling::None
         }
@@ -325,6 +343,30 @@ mod tests {
         assert_eq!(read(Value::Null), linear(5e5, 4.0));
         assert_eq!(read(json!({})), linear(5e5, 4.0));
         assert_eq!(read(json!({"type": "linear", "factor": 2.0})), linear(1e4, 2.0));
+    }
+
+    #[test]
+    fn dynamic_scaling_is_plain_within_a_target_s_context_and_refused_of_drafts() {
+        let read = |scaling: Value| {
+            let mut problems = Problems::default();
+            let config = json!({"rope_theta": 5e5, "rope_scaling": scaling});
+            (RopeParameters::from_json(&config, 64, &mut problems), problems)
+        };
+        let plain = (RopeParameters::plain(5e5), Problems::default());
+        assert_eq!(read(json!({"type": "dynamic", "factor": 4.0})), plain);
+        let without = read(json!({"type": "dynamic"})).1.to_string();
+        assert!(without.contains("`dynamic` needs a positive `factor`"), "{without}");
+        let alpha = read(json!({"type": "dynamic", "factor": 1.0, "alpha": 1000.0})).1.to_string();
+        assert!(alpha.contains("`alpha`"), "{alpha}");
+        let scaling = json!({"rope_type": "dynamic", "factor": 4.0});
+        for config in [
+            json!({"rope_scaling": scaling}),
+            json!({"rope_parameters": {"full_attention": scaling}}),
+        ] {
+            let mut problems = Problems::default();
+            RopeParameters::of_draft(&config, (64, &["full_attention"]), &mut problems);
+            assert!(problems.to_string().contains("of a draft"), "{config}: {problems}");
+        }
     }
 
     #[test]

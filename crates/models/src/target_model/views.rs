@@ -60,8 +60,8 @@ impl Views {
         config: &TargetConfig,
         source: Box<dyn WeightSource>,
     ) -> Result<Box<dyn WeightSource>> {
-        use Architecture::{Glm4, GptOss, Llama4, Phi3};
-        if !matches!(config.architecture, Glm4 | GptOss | Llama4 | Phi3) {
+        use Architecture::{Glm, Glm4, GptOss, Llama4, Phi3};
+        if !matches!(config.architecture, Glm | Glm4 | GptOss | Llama4 | Phi3) {
             return Ok(source);
         }
         let mut views = Self { source, by_name: BTreeMap::new(), stored: BTreeSet::new() };

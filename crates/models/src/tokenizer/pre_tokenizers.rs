@@ -14,29 +14,35 @@ pub(super) struct Splitting {
 }
 
 /// Names and the way that each stands for.
-const NAMES: [(&[&str], Way); 15] = [
+const NAMES: [(&[&str], Way); 21] = [
     (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2", "granite-docling"], Way::ByteLevel),
-    (&["a.x-4.0", "mellum", "trillion", "gigachat", "exaone4"], Way::ByteLevel),
+    (&["a.x-4.0", "mellum", "trillion", "gigachat", "exaone4", "jais"], Way::ByteLevel),
     (
         &["smollm", "refact", "command-r", "starcoder", "codeshell", "exaone", "minerva-7b"],
         Way::Digits,
     ),
     (&["qwen2", "deepseek-r1-qwen", "qwen3", "megrez"], Way::Words("")),
-    (&["stablelm2", "hunyuan", "solar-open", "kormo"], Way::Words("")),
+    (&["stablelm2", "hunyuan", "solar-open", "kormo", "grok-2"], Way::Words("")),
     (&["llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx", "lfm2"], Way::Words("{1,3}")),
     (&["falcon3", "pixtral", "midm-2.0"], Way::Words("{1,3}")),
     (&["glm4", "chatglm-bpe"], Way::Words("{1,3}")),
     (&["qwen35"], Way::WordsWithMarks),
-    (&["gpt-4o", "llama4", "kanana2"], Way::Cases),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], Way::Cases),
     (&["tekken"], Way::Tekken),
     (&["deepseek-llm"], Way::DeepseekLlm),
     (&["deepseek-coder"], Way::DeepseekCoder),
-    (&["deepseek-v3", "joyai-llm"], Way::DeepseekV3),
+    (&["deepseek-v3", "joyai-llm", "hunyuan-dense"], Way::DeepseekV3),
     (&["kimi-k2"], Way::Kimi),
+    (&["seed-coder"], Way::SeedCoder),
+    (&["bailingmoe", "bailingmoe2", "llada-moe"], Way::Bailing),
+    (&["youtu"], Way::Youtu),
+    (&["bloom", "poro-chat", "gpt3-finnish"], Way::Bloom),
+    (&["viking"], Way::Viking),
+    (&["superbpe"], Way::SuperBpe),
 ];
 
 /// Names of tokenizers that look a part up before they merge.
-const WHOLE_PARTS: [&str; 10] = [
+const WHOLE_PARTS: [&str; 11] = [
     "llama-bpe",
     "llama3",
     "llama-v3",
@@ -47,6 +53,7 @@ const WHOLE_PARTS: [&str; 10] = [
     "glm4",
     "tekken",
     "kimi-k2",
+    "youtu",
 ];
 
 /// Names of tokenizers that put the start token before a text, unless the header says otherwise.
@@ -71,6 +78,16 @@ enum Way {
     DeepseekCoder,
     DeepseekV3,
     Kimi,
+    /// Words, single digits, marks without the ends of lines after them.
+    SeedCoder,
+    Bailing,
+    Youtu,
+    /// What stands between spaces and some marks.
+    Bloom,
+    /// The same, and single digits.
+    Viking,
+    /// Threes of digits from the last one on; all else is one part.
+    SuperBpe,
 }
 
 const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
@@ -78,6 +95,13 @@ const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
 const SPACES: &str = r"\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Chinese characters and what stands beside them in DeepSeek's first tokenizers.
 const CHINESE: &str = "[一-龥ࠀ-一가-퟿]+";
+/// What stands between spaces and some marks in Bloom.
+const BETWEEN_MARKS: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
+/// Korean, marks, Bopomofo, and Chinese with Japanese, as Youtu cuts them out.
+const ASIAN: &str = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+";
+
+/// Bailing's words: its contractions and ends of lines are told otherwise than others'.
+const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// The splitting of a name.
 ///
@@ -143,6 +167,20 @@ impl Way {
                 splits(&[&cased("", &after_word, r"\p{N}{1,3}", r"[\r\n/]*")], None)
             }
             Self::Tekken => splits(&[&cased("", "", r"\p{N}", r"[\r\n/]*")], None),
+            Self::SeedCoder => {
+                let words = format!(
+                    r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{SPACES}"
+                );
+                splits(&[&words], None)
+            }
+            Self::Bailing => splits(&[BAILING], None),
+            Self::Youtu => {
+                let after_word = format!("{CONTRACTIONS}?");
+                splits(&[ASIAN, &cased("", &after_word, r"\p{N}", r"[\r\n/]*")], None)
+            }
+            Self::Bloom => splits(&[BETWEEN_MARKS], None),
+            Self::Viking => splits(&[BETWEEN_MARKS, r"\p{N}"], None),
+            Self::SuperBpe => splits(&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], None),
             Self::Kimi => {
                 let after_word = format!("{CONTRACTIONS}?");
                 let words = cased(r"&&[^\p{Han}]", &after_word, r"\p{N}{1,3}", r"[\r\n]*");

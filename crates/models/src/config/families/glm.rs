@@ -1,5 +1,5 @@
-//! GLM-4 and GLM-4.5 (Zeng et al. 2025, <https://arxiv.org/abs/2508.06471>): half of each head turns. GLM-4 has
-//! neighbours turn together and norms on both sides; GLM-4.5 has experts chosen by corrected sigmoid scores.
+//! GLM, GLM-4 and GLM-4.5 (Zeng et al. 2025, <https://arxiv.org/abs/2508.06471>): half of each head turns. In GLM and
+//! GLM-4 neighbours turn together; GLM-4 has norms on both sides, GLM-4.5 experts chosen by corrected sigmoid scores.
 
 use super::super::parts::{NormPlaces, QkNorm, Rotary, Router};
 use super::{Architecture, Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, Sizes, limits};
@@ -27,22 +27,20 @@ pub(super) fn defaults(architecture: Architecture) -> Defaults {
 }
 
 fn parts(architecture: Architecture, dimensions: Option<usize>) -> Parts {
-    let rotary = Rotary { dimensions, ..Rotary::default() };
-    if architecture == Architecture::Glm4Moe {
-        return Parts { rotary, ..Parts::default() };
-    }
-    Parts {
-        norms: NormPlaces::BeforeAndAfterOfGlm,
-        rotary: Rotary { neighbours: true, ..rotary },
-        ..Parts::default()
-    }
+    let neighbours = architecture != Architecture::Glm4Moe;
+    let norms = match architecture {
+        Architecture::Glm4 => NormPlaces::BeforeAndAfterOfGlm,
+        _ => NormPlaces::Before,
+    };
+    let rotary = Rotary { dimensions, neighbours, ..Rotary::default() };
+    Parts { norms, rotary, ..Parts::default() }
 }
 
 pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     let turning = keys.turning(sizes, TURNING);
     let dimensions = Some(turning).filter(|turning| *turning < sizes.head_dim);
     let mut parts = parts(sizes.architecture, dimensions);
-    if sizes.architecture == Architecture::Glm4 {
+    if sizes.architecture != Architecture::Glm4Moe {
         return parts;
     }
     if keys.flag("use_qk_norm", false) {
@@ -75,7 +73,7 @@ pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
     let dimensions = keys.turning(sizes.head_dim);
     let mut parts = parts(sizes.architecture, dimensions);
-    if sizes.architecture == Architecture::Glm4 {
+    if sizes.architecture != Architecture::Glm4Moe {
         // Files of models that also see have the rows in the order in which halves turn together.
         let sections = keys.integers("rope.dimension_sections").unwrap_or_default();
         let sees = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);

@@ -90,7 +90,9 @@ impl Defaults {
             Architecture::SmolLm3 => smollm3::defaults(),
             Architecture::Olmo2 | Architecture::Olmo3 => olmo::defaults(architecture),
             Architecture::Phi3 => phi3::defaults(),
-            Architecture::Glm4 | Architecture::Glm4Moe => glm::defaults(architecture),
+            Architecture::Glm | Architecture::Glm4 | Architecture::Glm4Moe => {
+                glm::defaults(architecture)
+            }
             Architecture::GptOss => gpt_oss::defaults(),
             Architecture::Llama4 => llama4::defaults(),
             Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
@@ -139,7 +141,9 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
         Architecture::Granite => (keys.rope(sizes), granite::of_json(keys)),
         Architecture::Olmo2 | Architecture::Olmo3 => olmo::of_json(keys, sizes),
         Architecture::Phi3 => phi3::of_json(keys, sizes),
-        Architecture::Glm4 | Architecture::Glm4Moe => (keys.rope(sizes), glm::of_json(keys, sizes)),
+        Architecture::Glm | Architecture::Glm4 | Architecture::Glm4Moe => {
+            (keys.rope(sizes), glm::of_json(keys, sizes))
+        }
         Architecture::GptOss => gpt_oss::of_json(keys, sizes),
         Architecture::Llama4 => (keys.rope(sizes), llama4::of_json(keys, sizes)),
         Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
@@ -169,7 +173,9 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
         Architecture::Granite => granite::of_gguf(keys),
         Architecture::Olmo2 | Architecture::Olmo3 => olmo::of_gguf(keys, sizes),
         Architecture::Phi3 => phi3::of_gguf(keys, sizes),
-        Architecture::Glm4 | Architecture::Glm4Moe => glm::of_gguf(keys, sizes),
+        Architecture::Glm | Architecture::Glm4 | Architecture::Glm4Moe => {
+            glm::of_gguf(keys, sizes)
+        }
         Architecture::GptOss => gpt_oss::of_gguf(keys, sizes),
         Architecture::Llama4 => llama4::of_gguf(keys, sizes),
         Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {
@@ -265,6 +271,16 @@ pub(super) fn check_layers(keys: &mut JsonKeys<'_>, architecture: Architecture) 
     let table = keys.object(BY_LAYER).and_then(|table| table.as_object());
     if architecture != Architecture::Gemma4 && table.is_some_and(|table| !table.is_empty()) {
         keys.problems.push(format!("`{BY_LAYER}` is not supported but for Gemma 4"));
+    }
+}
+
+/// Refuses heads that turn in part but for families whose class reads the key. Other classes turn whole heads or fail,
+/// and engines turn the part.
+pub(super) fn check_turning(keys: &mut JsonKeys<'_>, architecture: Architecture) {
+    use Architecture::{Gemma4, Glm, Glm4, Glm4Moe, Phi3, Qwen3Next, Qwen35, Qwen35Moe};
+    let of_glm = matches!(architecture, Glm | Glm4 | Glm4Moe);
+    if !of_glm && !matches!(architecture, Gemma4 | Phi3 | Qwen3Next | Qwen35 | Qwen35Moe) {
+        keys.refuse_turning_in_part();
     }
 }
 

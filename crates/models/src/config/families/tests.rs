@@ -3,7 +3,7 @@
 use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
-use crate::config::{Parts, QkNorm, RopeParameters, Router, TargetConfig};
+use crate::config::{NormPlaces, Parts, QkNorm, RopeParameters, Router, TargetConfig};
 
 /// A small valid configuration.
 fn of(kind: &str) -> Value {
@@ -82,6 +82,59 @@ fn multipliers_fold_into_scales() {
     assert_eq!((granite.bend().divisor, granite.parts.residual_scale), (8.0, None));
     // A multiplier of scores that is left out is 1, not 1/√D.
     assert_eq!(parts("granite").query_factor(16), Some(4.0));
+}
+
+#[test]
+fn a_share_of_a_head_that_turns_is_read_or_refused_wherever_it_stands() {
+    for (kind, turning) in [("glm", 8), ("glm4", 8), ("glm4_moe", 8), ("phi3", 8)] {
+        assert_eq!(parts(kind).turning(16), turning, "{kind}");
+    }
+    let by_kind = |share: &Value| {
+        let base = json!({"rope_type": "default", "rope_theta": 1e4});
+        let mut part = base.clone();
+        part["partial_rotary_factor"] = share.clone();
+        json!({"full_attention": base, "sliding_attention": part})
+    };
+    for (kind, place) in [
+        ("llama", "top"),
+        ("llama", "rope_scaling"),
+        ("qwen2", "rope_parameters"),
+        ("qwen3", "top"),
+        ("mistral", "rope_parameters"),
+        ("granite", "top"),
+        ("olmo3", "by kind"),
+        ("gemma3_text", "by kind"),
+    ] {
+        let of = |share: &Value| {
+            let mut config = of(kind);
+            match place {
+                "top" => config["partial_rotary_factor"] = share.clone(),
+                "by kind" => config["rope_parameters"] = by_kind(share),
+                key => {
+                    config[key] = json!({"rope_type": "default", "partial_rotary_factor": share});
+                }
+            }
+            TargetConfig::from_json(&config)
+        };
+        for whole in [json!(1), json!(1.0), Value::Null] {
+            assert!(of(&whole).is_ok(), "{kind} {place}: {whole}");
+        }
+        for part in [json!(0.5), json!("half")] {
+            let text = of(&part).expect_err("refused").to_string();
+            assert!(text.contains("`partial_rotary_factor`"), "{kind} {place}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_glm_has_norms_before_its_parts_and_turns_neighbours() {
+    let config = read("glm", |_| {});
+    let of_glm4 = read("glm4", |_| {});
+    assert_eq!(config.parts.norms, NormPlaces::Before);
+    assert_eq!(config.parts.rotary, of_glm4.parts.rotary);
+    assert!(config.parts.rotary.neighbours && config.qkv_bias && !config.attention_output_bias);
+    let without = read("glm", |config| config["attention_bias"] = false.into());
+    assert!(!without.qkv_bias);
 }
 
 #[test]

@@ -285,3 +285,11 @@ fn senseless_keys_are_named() {
     let config = config("mistral3", &[grows, original]).expect("valid");
     assert!(config.parts.query_growth.is_some());
 }
+
+#[test]
+fn a_chatglm_is_a_glm_of_which_half_of_each_head_turns() {
+    let glm = config("chatglm", &[("rope.dimension_count", Value::U32(8))]).expect("valid");
+    assert_eq!(glm.architecture, Architecture::Glm);
+    assert_eq!((glm.parts.turning(16), glm.parts.rotary.neighbours), (8, true));
+    assert_eq!(glm.parts.norms, crate::config::NormPlaces::Before);
+}

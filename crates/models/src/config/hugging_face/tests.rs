@@ -431,7 +431,7 @@ fn every_problem_is_named_at_once() {
     let value = json!({
         "model_type": "gpt9", "hidden_size": "big", "num_attention_heads": 3,
         "num_key_value_heads": 2, "intermediate_size": 0, "num_hidden_layers": 1,
-        "rope_scaling": {"type": "dynamic"}, "rms_norm_eps": -1.0
+        "rope_scaling": {"type": "magic"}, "rms_norm_eps": -1.0
     });
     let text = read(&value).expect_err("invalid").to_string();
     for part in [
@@ -440,7 +440,7 @@ fn every_problem_is_named_at_once() {
         "`vocab_size` is missing",
         "`intermediate_size` = 0",
         "does not divide",
-        "unknown rope scaling `dynamic`",
+        "unknown rope scaling `magic`",
         "`rms_norm_eps`",
     ] {
         assert!(text.contains(part), "{part} not in {text}");

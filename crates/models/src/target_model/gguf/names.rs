@@ -258,7 +258,8 @@ const NORM_AFTER_ATTENTION: [(&str, &str); 1] =
 /// Published tensors that a GGUF tensor of `rows` rows holds one after the other. Converters join queries, keys and
 /// values of any family where they are asked to.
 fn pieces(name: &str, rows: usize, config: &TargetConfig) -> Vec<(String, Part)> {
-    let fused = matches!(config.architecture, Architecture::Phi3 | Architecture::Glm4);
+    use Architecture::{Glm, Glm4, Phi3};
+    let fused = matches!(config.architecture, Glm | Glm4 | Phi3);
     let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
     let Some((Ok(layer), rest)) = layer.map(|(layer, rest)| (layer.parse::<usize>(), rest)) else {
         return Vec::new();
@@ -407,6 +408,11 @@ mod tests {
         assert_eq!(rows, [part(0, 8), part(8, 4), part(12, 4)]);
         assert!(pieces("blk.1.attn_qkv.weight", 15, &phi3).is_empty());
         assert!(pieces("blk.1.ffn_up.weight", 12, &llama).is_empty());
+        for kind in ["glm", "glm4", "phi3"] {
+            let cut = pieces("blk.1.ffn_up.weight", 12, &of(kind));
+            let rows: Vec<_> = cut.into_iter().map(|(_, part)| part).collect();
+            assert_eq!(rows, [part(0, 6), part(6, 6)], "{kind}");
+        }
     }
 
     #[test]

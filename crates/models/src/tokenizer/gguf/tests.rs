@@ -68,6 +68,13 @@ fn a_start_token_that_is_none_begins_no_prompt() {
 }
 
 #[test]
+fn a_prompt_to_go_on_with_does_not_end() {
+    let more = [("eos_token_id", GgufValue::U32(3)), ("add_eos_token", GgufValue::Bool(true))];
+    let ids = of_bytes("qwen2", &["a b"], &more).encode_prompt("ab", None).expect("ids");
+    assert_eq!(ids, [2]);
+}
+
+#[test]
 fn ends_of_turns_and_the_unknown_token_are_found_in_texts_whatever_their_type() {
     let tokens = list(&["a", "<", "<unk>", "<|im_end|>", "<eos>", "<|x|>", "<tool>", "</s>"]);
     let of_types = |types: &[i32]| {
@@ -93,7 +100,7 @@ fn ends_of_turns_and_the_unknown_token_are_found_in_texts_whatever_their_type() 
 
 #[test]
 fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
-    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("dbrx", &[0, 1])] {
+    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("youtu", &[2]), ("dbrx", &[0, 1])] {
         let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;
         assert_eq!(ids, wanted, "{pre}");
     }
