@@ -284,6 +284,38 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
 }
 
 #[test]
+fn a_draft_that_multiplies_embeddings_goes_on_and_is_written_where_a_key_says_so() {
+    let shop = trained_in(scaling_shop(), METHODS[0].1);
+    let folder = export(&shop, "hf", "f32");
+    edited(&shop, &folder, &|config| {
+        config["dflash_config"]["input_embedding_scale"] = 3.0.into();
+    });
+    let (from, next) = (shop.path("broken"), shop.path("next"));
+    assert_eq!(drafted(&shop, &from).0, drafted(&shop, &folder).0, "no answer changes");
+    let (config, started, output) =
+        (shop.config(), format!("draft.from={from}"), format!("output={next}"));
+    let train = ["train", &config, "data.anchor.enabled=false", &started, &output, "train.steps=2"];
+    let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
+    succeed(&[&train[..], &sizes, METHODS[0].1].concat());
+    let to = |profile: &str| {
+        let output = shop.path(&format!("next-{profile}"));
+        let all = ["export", &next, "--to", profile, "--output", &output, "--dtype", "f32"];
+        all.map(str::to_owned)
+    };
+    let written = to("hf");
+    succeed(&written.each_ref().map(String::as_str));
+    let place = &written[5];
+    let config = read(&format!("{place}/config.json"));
+    assert_eq!(config["dflash_config"]["input_embedding_scale"], 3.0);
+    assert_eq!(drafted(&shop, place), drafted(&shop, &next));
+    succeed(&["verify", place, "--target", &shop.target(), "--checkpoint", &next]);
+    for profile in ["llamacpp", "speculators"] {
+        let text = fail(&to(profile).each_ref().map(String::as_str), 1);
+        assert!(text.contains("the draft multiplies embeddings"), "{text}");
+    }
+}
+
+#[test]
 fn a_selector_beside_logits_that_nobody_scales_is_told() {
     let shop = trained_in(scaling_shop(), METHODS[1].1);
     let folder = export(&shop, "hf", "f32");
@@ -400,7 +432,7 @@ fn a_folder_that_engines_would_misread_is_told() {
             remove(&mut config[own], "causal");
         }),
         ("not-the-target", &|config| config[own]["final_logit_softcapping"] = 30.0.into()),
-        ("sizes", &|config| config[own]["input_embedding_scale"] = 30.0.into()),
+        ("not-the-target", &|config| config[own]["input_embedding_scale"] = 30.0.into()),
         ("sizes", &|config| config[own]["mask_token_id"] = 258.into()),
         ("sizes", &|config| config[own]["block_size"] = 8.into()),
         ("missing-key", &|config| remove(config, "block_size")),

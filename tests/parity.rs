@@ -390,6 +390,94 @@ fn a_block_case_of_another_window_causality_or_bias_fails() {
     }
 }
 
+/// Changes the tensors of a copied case of blocks.
+fn edit_tensors(case: &Path, edit: impl Fn(&mut BTreeMap<String, Tensor>)) {
+    let path = case.join("case.safetensors");
+    let source = SafetensorsSource::open_file(&path).expect("case");
+    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
+    let mut tensors: BTreeMap<String, Tensor> = source.names().into_iter().map(stored).collect();
+    drop(source);
+    edit(&mut tensors);
+    save(&path, &tensors.into_iter().collect::<Vec<_>>(), HashMap::new()).expect("write");
+}
+
+#[test]
+fn a_case_of_blocks_may_multiply_its_embeddings() {
+    for name in ["block_dflash", "block_dflash2", "block_dspark"] {
+        let case = copy_case(name);
+        edit_tensors(case.path(), |tensors| {
+            let table = tensors["in.embed"].clone();
+            tensors.insert("in.embed".into(), (&table / 4.0).expect("a table"));
+            tensors.entry("in.head".into()).or_insert(table);
+        });
+        for (scale, code) in [(Value::from(4), 0), (Value::Null, 1), ((-4).into(), 2)] {
+            edit_meta(case.path(), |meta| meta["input_embedding_scale"] = scale.clone());
+            let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+            assert_eq!(output.status.code(), Some(code), "{name} {scale}: {}", stdout(&output));
+        }
+    }
+}
+
+#[test]
+fn unknown_words_and_tensors_of_other_shapes_are_told_with_case_and_name() {
+    for (name, key, known) in [
+        ("block_dflash", "divisor", "weights and rows are known"),
+        ("block_dflash", "loss_type", "dflash, dpace"),
+        ("block_dflash2", "selector_divisor", "over_hit_weights are known"),
+    ] {
+        for value in [Value::from("riddle"), 3.into()] {
+            let case = copy_case(name);
+            edit_meta(case.path(), |meta| meta[key] = value.clone());
+            let path = case.path().display().to_string();
+            let text = fail(&["parity", &path], 2);
+            for part in [path.as_str(), &format!("`{key}` = {value} is unknown"), known] {
+                assert!(text.contains(part), "{part} not in {text}");
+            }
+        }
+    }
+    for (name, tensor) in [
+        ("block_dflash", "in.features"),
+        ("block_dflash", "out.hidden"),
+        ("block_dspark", "in.last_hidden"),
+        ("block_dspark", "in.head"),
+    ] {
+        let case = copy_case(name);
+        edit_tensors(case.path(), |tensors| {
+            let all = &tensors[tensor];
+            let last = all.rank() - 1;
+            let less = all.narrow(last, 0, all.dims()[last] - 1).and_then(|all| all.contiguous());
+            tensors.insert(tensor.into(), less.expect("a part"));
+        });
+        let path = case.path().display().to_string();
+        let text = fail(&["parity", &path], 2);
+        for part in [path.as_str(), &format!("`{tensor}` has the shape"), "expected"] {
+            assert!(text.contains(part), "{part} not in {text}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_that_nothing_here_has_is_named() {
+    let case = copy_case("packed_agree");
+    let path = case.path().join("grads.safetensors");
+    let source = SafetensorsSource::open_file(&path).expect("gradients");
+    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
+    let mut tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
+    drop(source);
+    tensors.push(("draft_model.riddle.weight".into(), tensors[0].1.clone()));
+    save(&path, &tensors, HashMap::new()).expect("write");
+    let output = run(&["parity", &case.path().display().to_string(), "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value =
+        serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+    let checks = report["checks"].as_array().expect("checks");
+    let named = |check: &&Value| {
+        check["pass"] == false
+            && check["name"].as_str().is_some_and(|name| name.contains("draft_model.riddle.weight"))
+    };
+    assert_eq!(checks.iter().filter(named).count(), 1, "{checks:?}");
+}
+
 #[test]
 fn a_chain_whose_rank_nobody_says_has_none_and_is_a_chain() {
     for rank in [Value::Null, 0.into()] {

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use longdraft_models::TargetTokenId;
 use serde::{Deserialize, Serialize};
 
+use crate::distribution::Sampling;
+
 /// What proposed a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -49,15 +51,16 @@ pub struct Distribution {
     /// The tokens that have a chance; none where the chances are those of all tokens.
     tokens: Option<Vec<u32>>,
     chances: Vec<f64>,
+    /// What the chances of all tokens follow from, held in their place.
+    logits: Option<(Arc<Vec<f32>>, Sampling)>,
 }
 
 impl Distribution {
     /// Holds the chances of all tokens.
     pub fn of(all: &[f64]) -> Self {
-        let (size, possible) = (all.len(), all.iter().filter(|chance| **chance > 0.0).count());
-        // A token takes half of what its chance does.
-        if 3 * possible >= 2 * size {
-            return Self { size, tokens: None, chances: all.to_vec() };
+        let (size, possible) = (all.len(), possible(all));
+        if is_many(all) {
+            return Self { size, tokens: None, chances: all.to_vec(), logits: None };
         }
         let mut tokens = Vec::with_capacity(possible);
         let mut chances = Vec::with_capacity(possible);
@@ -65,11 +68,30 @@ impl Distribution {
             tokens.push(token);
             chances.push(*chance);
         }
-        Self { size, tokens: Some(tokens), chances }
+        Self { size, tokens: Some(tokens), chances, logits: None }
+    }
+
+    /// The same of chances that `sampling` makes of logits `[V]`, which `logits` gives: where many tokens have a
+    /// chance, the logits are held, half as large, and give the same bits again.
+    pub fn made(
+        all: &[f64],
+        sampling: &Sampling,
+        logits: impl FnOnce() -> Arc<Vec<f32>>,
+    ) -> Self {
+        if !is_many(all) {
+            return Self::of(all);
+        }
+        let Sampling { temperature, top_k, top_p, min_p, .. } = *sampling;
+        let rule = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
+        let (tokens, chances) = (None, Vec::new());
+        Self { size: all.len(), tokens, chances, logits: Some((logits(), rule)) }
     }
 
     /// The chances of all tokens.
     pub fn to_vec(&self) -> Vec<f64> {
+        if let Some((logits, sampling)) = &self.logits {
+            return sampling.distribution(logits).unwrap_or_default();
+        }
         let Some(tokens) = &self.tokens else { return self.chances.clone() };
         let mut all = vec![0.0; self.size];
         for (token, chance) in tokens.iter().zip(&self.chances) {
@@ -77,6 +99,17 @@ impl Distribution {
         }
         all
     }
+}
+
+/// Tokens that have a chance.
+fn possible(all: &[f64]) -> usize {
+    all.iter().filter(|chance| **chance > 0.0).count()
+}
+
+/// Whether so many tokens have a chance that it is not held beside each of them: a token takes half of what its chance
+/// does.
+fn is_many(all: &[f64]) -> bool {
+    3 * possible(all) >= 2 * all.len()
 }
 
 /// Proposals below a root.
@@ -339,6 +372,21 @@ mod tests {
             assert_eq!(distribution.chances.len(), held, "{all:?}");
             assert_eq!(distribution.to_vec(), all);
         }
+    }
+
+    #[test]
+    fn logits_are_held_in_the_place_of_many_chances_and_give_the_same_bits() {
+        let logits = Arc::new((0..50).map(|i| (i * 37 % 50) as f32 / 7.0).collect::<Vec<f32>>());
+        let held = |sampling: &Sampling| {
+            let all = sampling.distribution(&logits).expect("a distribution");
+            let distribution = Distribution::made(&all, sampling, || Arc::clone(&logits));
+            assert_eq!(distribution.to_vec(), all);
+            (distribution.logits.is_some(), distribution.chances.len())
+        };
+        let bias = [(t(3), 2.0)].into();
+        assert_eq!(held(&Sampling { bias, ..Sampling::at(0.7) }), (true, 0));
+        assert_eq!(held(&Sampling { min_p: 1e-3, ..Sampling::at(1.3) }).1, 0);
+        assert_eq!(held(&Sampling { top_k: Some(5), ..Sampling::at(1.0) }), (false, 5));
     }
 
     #[test]

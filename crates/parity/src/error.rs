@@ -26,6 +26,30 @@ pub enum ParityError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A key of `meta.json` has a value that no rule here stands for.
+    #[error("{}: meta.json: `{key}` = {value} is unknown: {known} are known", folder.display())]
+    UnknownValue {
+        /// The case.
+        folder: PathBuf,
+        /// Of `meta.json`.
+        key: &'static str,
+        /// As it stands there.
+        value: String,
+        /// Values that are known.
+        known: &'static str,
+    },
+    /// A tensor of a case has another shape than the case's sizes ask for.
+    #[error("{}: `{tensor}` has the shape {found:?}, {expected:?} expected", folder.display())]
+    Shape {
+        /// The case.
+        folder: PathBuf,
+        /// Its name.
+        tensor: String,
+        /// As it is stored.
+        found: Vec<usize>,
+        /// What the other tensors and `meta.json` make of it.
+        expected: Vec<usize>,
+    },
     /// No kind that is known here.
     #[error("{}: unknown kind `{kind}`", path.display())]
     UnknownKind {

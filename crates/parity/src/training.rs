@@ -91,6 +91,9 @@ pub(crate) fn check_gradients(
         report.check(format!("{label} {}", parameter.name), error, tolerance.grad);
         reached.push(stored);
     }
+    for name in file.names().iter().filter(|name| !reached.contains(name)) {
+        report.check(format!("{label} {name} (no gradient here)"), f64::INFINITY, 0.0);
+    }
     reached.sort();
     report.check_equal(format!("{label} tensors"), &reached, &file.names());
     Ok(())

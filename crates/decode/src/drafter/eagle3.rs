@@ -18,8 +18,8 @@ use longdraft_models::draft::{Draft, Seen, VocabularyMap};
 use longdraft_models::target_model::{Features, KeyValues, KvCache, Tap, Target};
 
 use super::held::{AnyDraft, Held};
-use super::model::{Readings, turns_of};
-use super::waiting::Waiting;
+use super::model::turns_of;
+use super::pairs::Own;
 use super::{
     Asked, Beside, DraftModel, DraftRows, DraftState, Drafter, Forecast, ModelDrafter, ReducedHead,
     Shared, Turn,
@@ -42,19 +42,6 @@ pub struct Eagle3Model<'a> {
     own: Own,
 }
 
-/// What one request has of its own.
-struct Own {
-    /// Keys and values of committed pairs, then of this round's readings.
-    cache: KvCache,
-    /// Committed pairs in the cache.
-    pairs: usize,
-    /// Features `[T, 3·Ht]` of the tokens from `pairs` on.
-    waiting: Waiting,
-    /// What the newest pair and the readings hand on, `[1, H]` each.
-    states: Vec<Tensor>,
-    readings: Readings,
-}
-
 impl<'a> Eagle3Model<'a> {
     /// A model for one request at a time.
     ///
@@ -64,8 +51,7 @@ impl<'a> Eagle3Model<'a> {
         let draft = draft.into();
         let config = draft.config();
         let cache = KvCache::new(1, config.num_key_value_heads, config.head_dim, target.device())?;
-        let (waiting, states, readings) = (Waiting::default(), Vec::new(), Readings::default());
-        Ok(Self { draft, own: Own { cache, pairs: 0, waiting, states, readings } })
+        Ok(Self { draft, own: Own::new(cache) })
     }
 }
 
@@ -161,8 +147,7 @@ fn read_roots(
 ) -> Result<Vec<Vec<Forecast>>> {
     let mut known = Vec::with_capacity(turns.len());
     for (own, turn) in turns.iter_mut() {
-        own.readings.clear();
-        own.states.clear();
+        own.forget();
         let tokens = turn.context.tokens;
         let lacks = DecodeError::Features { seen: own.pairs, root: tokens.len() - 1 };
         let new = own.known(tokens)?.ok_or(lacks)?;
@@ -245,25 +230,15 @@ impl DraftModel for Eagle3Model<'_> {
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        let own = &mut self.own;
-        own.states.clear();
-        own.readings.clear();
-        own.pairs = own.pairs.min(kept);
-        own.waiting.keep(kept - own.pairs)?;
-        own.cache.truncate(own.pairs);
-        Ok(())
+        self.own.begin(kept)
     }
 
     fn state(&self) -> DraftState<'_> {
-        let Own { cache, pairs, waiting, .. } = &self.own;
-        DraftState::Rows(DraftRows::new(&*self.draft, cache, *pairs, waiting.features()))
+        self.own.state(&*self.draft)
     }
 
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        let own = &mut self.own;
-        let (pairs, waiting) = rows.copy_to(&mut own.cache, tokens)?;
-        (own.pairs, own.waiting) = (pairs, waiting.into());
-        Ok(())
+        self.own.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {

@@ -9,6 +9,7 @@ mod held;
 mod lookup;
 mod model;
 mod mtp;
+mod pairs;
 mod reduced_head;
 mod state;
 mod together;

@@ -11,11 +11,11 @@ use candle_core::Tensor;
 use longdraft_kernels::attention::KeyRanges;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
-use longdraft_models::target_model::{Features, KvCache, MtpBlock, Pairs, Tap, Target};
+use longdraft_models::target_model::{Features, MtpBlock, Pairs, Tap, Target};
 
-use super::model::{Readings, turns_of};
+use super::model::turns_of;
+use super::pairs::Own;
 use super::reduced_head::head_logits;
-use super::waiting::Waiting;
 use super::{
     Asked, Beside, DraftModel, DraftRows, DraftState, Forecast, ReducedHead, Shared, Turn,
 };
@@ -29,19 +29,6 @@ pub struct MtpModel<'a> {
     own: Own,
 }
 
-/// What one request has of its own.
-struct Own {
-    /// Keys and values of committed pairs, then of this round's readings.
-    cache: KvCache,
-    /// Committed pairs in the cache.
-    pairs: usize,
-    /// Final states `[T, H]` of the tokens from `pairs` on.
-    waiting: Waiting,
-    /// What the newest pair and the readings hand on, `[1, H]` each.
-    states: Vec<Tensor>,
-    readings: Readings,
-}
-
 impl<'a> MtpModel<'a> {
     /// A model that proposes every token of the vocabulary, or those of a reduced head.
     ///
@@ -52,13 +39,7 @@ impl<'a> MtpModel<'a> {
         target: &'a Target,
         head: Option<&Arc<ReducedHead>>,
     ) -> Result<Self> {
-        let own = Own {
-            cache: block.new_cache(target)?,
-            pairs: 0,
-            waiting: Waiting::default(),
-            states: Vec::new(),
-            readings: Readings::default(),
-        };
+        let own = Own::new(block.new_cache(target)?);
         Ok(Self { block, target, head: head.map(Arc::clone), own })
     }
 
@@ -80,7 +61,7 @@ struct Level {
 impl Own {
     /// Takes the waiting pairs whose token is known, but for the last of them, which waits on: these, if there are
     /// some, and the state of that one, `[1, H]`.
-    fn known(&mut self, tokens: &[TargetTokenId]) -> Result<(Option<Level>, Option<Tensor>)> {
+    fn all_but_last_known(&mut self, tokens: &[TargetTokenId]) -> Result<(Option<Level>, Option<Tensor>)> {
         self.cache.truncate(self.pairs);
         let known = self.waiting.rows()?.min((tokens.len() - 1).saturating_sub(self.pairs));
         let Some(count) = known.checked_sub(1) else { return Ok((None, None)) };
@@ -137,11 +118,10 @@ impl Network<'_> {
     fn read_roots(self, turns: &mut [(&mut Own, Turn<'_>)]) -> Result<Vec<Vec<Forecast>>> {
         let (mut read, mut newest) = (Vec::new(), Vec::with_capacity(turns.len()));
         for (own, turn) in turns.iter_mut() {
-            own.readings.clear();
-            own.states.clear();
+            own.forget();
             let (tokens, pairs) = (turn.context.tokens, own.pairs);
             let root = tokens.len() - 1;
-            let (level, state) = own.known(tokens)?;
+            let (level, state) = own.all_but_last_known(tokens)?;
             let count = level.as_ref().map_or(0, |level| level.ids.len());
             let Some(states) = state.filter(|_| pairs + count + 1 == root) else {
                 return Err(DecodeError::Features { seen: pairs + count, root });
@@ -215,32 +195,22 @@ impl DraftModel for MtpModel<'_> {
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {
-        let own = &mut self.own;
-        own.states.clear();
-        own.readings.clear();
-        own.pairs = own.pairs.min(kept);
-        own.waiting.keep(kept - own.pairs)?;
-        own.cache.truncate(own.pairs);
-        Ok(())
+        self.own.begin(kept)
     }
 
     fn state(&self) -> DraftState<'_> {
-        let Own { cache, pairs, waiting, .. } = &self.own;
-        DraftState::Rows(DraftRows::new(self.block, cache, *pairs, waiting.features()))
+        self.own.state(self.block)
     }
 
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        let own = &mut self.own;
-        let (pairs, waiting) = rows.copy_to(&mut own.cache, tokens)?;
-        (own.pairs, own.waiting) = (pairs, waiting.into());
-        Ok(())
+        self.own.take_over(rows, tokens)
     }
 
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
         let (network, own) = self.parts();
         if own.waiting.push(features.final_hidden()?.clone())? {
             own.states.clear();
-            if let (Some(level), _) = own.known(tokens)? {
+            if let (Some(level), _) = own.all_but_last_known(tokens)? {
                 network.absorb(&mut [(own, level)])?;
             }
         }

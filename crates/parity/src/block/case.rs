@@ -28,6 +28,12 @@ const CONTEXT: usize = 1 << 20;
 const TABLE: &str = "in.embed";
 const HEAD: &str = "in.head";
 
+/// What a case may say of its loss.
+const LOSSES: &str =
+    "dflash, dpace, dpace-cumulative-confidence-only and dpace-continuation-value-only";
+const DIVISORS: &str = "weights and rows";
+const SELECTOR_DIVISORS: &str = "over_base_weights and over_hit_weights";
+
 /// A case's file and settings.
 pub(super) struct Case<'a> {
     folder: &'a Path,
@@ -57,6 +63,7 @@ impl<'a> Case<'a> {
         let config = config(folder, meta, &file)?;
         let tolerance = Tolerance::of(&Value::Null, place, &SINGLE);
         let rows = rows(folder, &file)?;
+        check_shapes(folder, &file, (&config, &rows))?;
         Ok(Self { folder, meta, place, file, config, rows, tolerance })
     }
 
@@ -161,21 +168,44 @@ impl<'a> Case<'a> {
         }
     }
 
+    /// A word of `meta.json`, if it is there, of those that are `known`.
+    fn said(&self, key: &'static str, known: &'static str) -> Result<Option<&str>> {
+        let value = &self.meta[key];
+        let word = value.as_str();
+        if word.is_none() && !value.is_null() {
+            return Err(self.unknown(key, known));
+        }
+        Ok(word)
+    }
+
+    fn unknown(&self, key: &'static str, known: &'static str) -> ParityError {
+        let (folder, value) = (self.folder.to_path_buf(), self.meta[key].to_string());
+        ParityError::UnknownValue { folder, key, value, known }
+    }
+
     fn loss(&self) -> Result<BlockLoss> {
         let gamma = self.number("gamma");
-        let weights = match self.meta["loss_type"].as_str() {
+        let weights = match self.said("loss_type", LOSSES)? {
             None | Some("dflash") if gamma.is_none() => SlotWeights::Uniform,
             None | Some("dflash") => SlotWeights::Decay,
             Some("dpace") => SlotWeights::Dpace,
             Some("dpace-cumulative-confidence-only") => SlotWeights::DpaceConfidence,
             Some("dpace-continuation-value-only") => SlotWeights::DpaceContinuation,
-            Some(other) => {
-                return Err(self.malformed(format!("meta.json: `loss_type` {other} is unknown")));
-            }
+            Some(_) => return Err(self.unknown("loss_type", LOSSES)),
+        };
+        let divide_by = match self.said("divisor", DIVISORS)? {
+            None | Some("weights") => Divisor::Weights,
+            Some("rows") => Divisor::Rows,
+            Some(_) => return Err(self.unknown("divisor", DIVISORS)),
+        };
+        let over_hits = match self.said("selector_divisor", SELECTOR_DIVISORS)? {
+            None | Some("over_base_weights") => false,
+            Some("over_hit_weights") => true,
+            Some(_) => return Err(self.unknown("selector_divisor", SELECTOR_DIVISORS)),
         };
         let selector = self.number("selector_loss_weight").map(|weight| SelectorLoss {
             weight,
-            over_hits: self.meta["selector_divisor"] == "over_hit_weights",
+            over_hits,
             keeps_labels: false,
             stops_gradient: false,
         });
@@ -183,11 +213,7 @@ impl<'a> Case<'a> {
             weights,
             decay: gamma.unwrap_or(1.0),
             alpha: self.number("alpha").unwrap_or(0.5),
-            divide_by: if self.meta["divisor"] == "rows" {
-                Divisor::Rows
-            } else {
-                Divisor::Weights
-            },
+            divide_by,
             selector,
             ..BlockLoss::default()
         })
@@ -232,6 +258,7 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
         "markov_rank",
         "markov_head_type",
         "confidence_head_with_markov",
+        "input_embedding_scale",
     ] {
         value[key] = meta[key].clone();
     }
@@ -242,6 +269,29 @@ fn config(folder: &Path, meta: &Value, file: &SafetensorsSource) -> Result<Block
     count_embeddings(&mut value);
     BlockConfig::from_json(&value, None)
         .map_err(|problems| malformed(folder, format!("meta.json: {problems}")))
+}
+
+/// Checks the tensors whose shapes follow from the network and the rows; the draft's own are checked as it is built.
+fn check_shapes(
+    folder: &Path,
+    file: &SafetensorsSource,
+    (config, rows): (&BlockConfig, &[Row]),
+) -> Result<()> {
+    let (hidden, vocabulary) = (config.hidden_size, config.vocab_size);
+    let tokens = rows.first().map_or(0, |row| row.batch.ids.len());
+    let slots = rows.first().map_or(0, |row| row.blocks * config.block_size);
+    let features = config.target_layers.len() * hidden;
+    for (tensor, expected) in [
+        ("in.features", vec![rows.len(), tokens, features]),
+        ("in.last_hidden", vec![rows.len(), tokens, hidden]),
+        (HEAD, vec![vocabulary, hidden]),
+        ("out.hidden", vec![rows.len(), slots, hidden]),
+    ] {
+        let Some(found) = file.shape(tensor).filter(|found| *found != expected) else { continue };
+        let (folder, tensor) = (folder.to_path_buf(), tensor.to_owned());
+        return Err(ParityError::Shape { folder, tensor, found, expected });
+    }
+    Ok(())
 }
 
 /// Layer −1 is the output of the embeddings, as some trainers count. A case brings its features like any layer's, so

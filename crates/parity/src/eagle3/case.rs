@@ -66,12 +66,13 @@ impl<'a> Case<'a> {
     pub(super) fn record_tensor(&self, record: usize, name: &str) -> Result<Tensor> {
         let stored = format!("record.{record}.{name}");
         let tensor = self.records.load(&stored, DType::F32)?;
-        let (one, rows, width) = tensor.dims3()?;
-        if one != 1 || rows != self.lengths[record] {
-            let problem = format!("`{stored}` {:?} does not fit its record", tensor.dims());
-            return Err(malformed(self.folder, problem));
+        match *tensor.dims() {
+            [1, rows, width] if rows == self.lengths[record] => Ok(tensor.reshape((rows, width))?),
+            _ => {
+                let problem = format!("`{stored}` {:?} does not fit its record", tensor.dims());
+                Err(malformed(self.folder, problem))
+            }
         }
-        Ok(tensor.reshape((rows, width))?)
     }
 
     fn record_integers(&self, record: usize, name: &str) -> Result<Vec<i64>> {

@@ -47,6 +47,10 @@ pub(super) fn check_activations(
         };
         let mut want = file.load(&stored, DType::F32)?;
         if !single && !case.compat {
+            if want.dims().first().is_none_or(|micros| *micros <= micro) {
+                report.check(format!("activation {stored}"), f64::INFINITY, case.tolerance.grad);
+                continue;
+            }
             want = want.narrow(0, micro, 1)?;
         }
         if want.elem_count() != got.elem_count() {

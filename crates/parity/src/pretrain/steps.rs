@@ -12,7 +12,7 @@ use longdraft_pretrain::warmdown;
 use serde_json::Value;
 
 use super::case::Case;
-use crate::error::Result;
+use crate::error::{ParityError, Result};
 use crate::training::steps;
 use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, note, on_host, relative};
 
@@ -54,8 +54,7 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
             let targets = case.ids(&inputs, &format!("{prefix}.y"))?;
             let hidden = model.hidden(&ids, &layout)?;
             if inputs.shape(&format!("{prefix}.logits")).is_some() {
-                let want = inputs.load(&format!("{prefix}.logits"), DType::F32)?;
-                let want = want.reshape((ids.len(), case.model.vocab_size))?;
+                let want = logits(case, &inputs, (&prefix, ids.len()))?;
                 let (error, _) = absolute_error(&model.logits(&hidden)?, &want)?;
                 report.check(label("logits"), error, place.allowed(LOGITS, ROUNDED_LOGITS));
             }
@@ -85,6 +84,21 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
         check_weights(case, number, &model, place, report)?;
     }
     Ok(())
+}
+
+/// Logits `[T, V]` that a micro-batch of `rows` tokens must have.
+fn logits(
+    case: &Case<'_>,
+    inputs: &SafetensorsSource,
+    (prefix, rows): (&str, usize),
+) -> Result<Tensor> {
+    let tensor = format!("{prefix}.logits");
+    let (want, expected) = (inputs.load(&tensor, DType::F32)?, vec![rows, case.model.vocab_size]);
+    if want.elem_count() != expected.iter().product::<usize>() {
+        let (folder, found) = (case.folder.to_path_buf(), want.dims().to_vec());
+        return Err(ParityError::Shape { folder, tensor, found, expected });
+    }
+    Ok(want.reshape(expected)?)
 }
 
 fn number_of(case: &Case<'_>, step: &Value, key: &str) -> Result<f64> {

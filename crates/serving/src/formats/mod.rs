@@ -274,15 +274,15 @@ impl Fit {
     }
 
     /// What engines do not do for drafts of families that scale embeddings, and what they must do for those whose
-    /// layers carry states.
-    pub(crate) fn check_parts(&mut self, parts: &Parts) {
+    /// layers carry states; `scale` is what the draft multiplies embeddings by, if it does.
+    pub(crate) fn check_parts(&mut self, parts: &Parts, scale: Option<f64>) {
         self.warn(
             parts.mixers.is_empty(),
             "the target has recurrent layers: an engine must keep their state for every token that it verifies, \
              which vLLM, SGLang and llama.cpp do in versions of 2026 only",
         );
         self.warn(
-            parts.embedding_scale.is_none(),
+            parts.embedding_scale.is_none() || scale.is_some(),
             "the target scales its embeddings and the draft reads them unscaled: an engine that hands it \
              scaled ones runs another network without a message",
         );

@@ -33,6 +33,7 @@ pub(crate) fn toy() -> BlockConfig {
         selector: None,
         chain: None,
         bend: Bend::default(),
+        embedding_scale: None,
         initializer_range: 0.3,
     }
 }

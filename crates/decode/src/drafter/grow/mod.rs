@@ -203,11 +203,8 @@ impl Growth {
                 (Some((Logits::All(before), ..)), Logits::All(values)) if Arc::ptr_eq(before, values)
             );
             if !is_known {
-                let all = distribution_of(model, logits, vocabulary, plan.sampling);
-                known = all.map(|all| {
-                    let held = Arc::new(Distribution::of(&all));
-                    (logits, all, held)
-                });
+                let made = distribution_of(model, logits, vocabulary, plan.sampling);
+                known = made.map(|(all, held)| (logits, all, Arc::new(held)));
             }
             // Logits that are no numbers make no distribution: such a draft proposes nothing.
             let Some((_, distribution, held)) = &known else { continue };
@@ -233,16 +230,22 @@ impl Growth {
     }
 }
 
-/// The distribution `[V]` of a draft's logits, unless they make none.
+/// The distribution `[V]` of a draft's logits, and what is held of it, unless they make none.
 fn distribution_of(
     model: &dyn DraftModel,
     logits: &Logits,
     vocabulary: usize,
     sampling: &Sampling,
-) -> Option<Vec<f64>> {
-    let logits = over_target(model.vocabulary(), logits, vocabulary);
-    let logits = sampling.adjusted(&logits, std::iter::empty());
-    sampling.distribution(&logits).ok()
+) -> Option<(Vec<f64>, Distribution)> {
+    let map = model.vocabulary();
+    let of_target = over_target(map, logits, vocabulary);
+    let adjusted = sampling.adjusted(&of_target, std::iter::empty());
+    let all = sampling.distribution(&adjusted).ok()?;
+    let held = Distribution::made(&all, sampling, || match (logits, &adjusted) {
+        (Logits::All(values), Cow::Borrowed(_)) if map.is_none() => Arc::clone(values),
+        _ => Arc::new(adjusted.to_vec()),
+    });
+    Some((all, held))
 }
 
 /// Whether children are drawn after a node of this confidence.

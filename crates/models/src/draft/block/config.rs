@@ -112,6 +112,8 @@ pub struct BlockConfig {
     pub chain: Option<ChainSizes>,
     /// What a file says becomes of the head's products, plain if it says nothing. The target decides.
     pub bend: Bend,
+    /// What the target's embeddings are multiplied by; `None` reads its table as it is stored.
+    pub embedding_scale: Option<f64>,
     /// Deviation of freshly drawn matrices.
     pub initializer_range: f64,
 }
@@ -150,6 +152,7 @@ impl BlockConfig {
             selector: None,
             chain: None,
             bend: Bend::default(),
+            embedding_scale: None,
             initializer_range: 0.02,
         }
     }
@@ -300,7 +303,22 @@ impl BlockConfig {
             let (said, own) = (self.bend, target.bend());
             problems.push(format!("the file bends logits by {said:?}, the target by {own:?}"));
         }
+        if let Some(scale) = self.embedding_scale.filter(|_| !self.scales_like(target)) {
+            let own = target.parts.embedding_scale.unwrap_or(1.0);
+            problems.push(format!(
+                "the draft multiplies embeddings by {scale:?}, the target by {own:?}"
+            ));
+        }
         problems
+    }
+
+    /// Whether the draft reads embeddings as they are stored, or multiplies them as the target does. Some trainers
+    /// round the factor to bf16.
+    pub fn scales_like(&self, target: &TargetConfig) -> bool {
+        self.embedding_scale.is_none_or(|said| {
+            let own = target.parts.embedding_scale.unwrap_or(1.0);
+            (said - own).abs() <= own.abs() / 256.0
+        })
     }
 
     /// Whether files say of logits what the target does to them, or nothing.

@@ -3,7 +3,8 @@
 //! What is special to block drafts ([`key_names`](super::key_names)) stands in an object of its own; the rest
 //! are the keys of a Qwen3 model.
 
-use longdraft_kernels::bend::Bend;
+mod factors;
+
 use serde_json::{Map, Value, json};
 
 use super::config::{
@@ -72,7 +73,8 @@ impl BlockConfig {
                 .map(|[kernel_size, group_size]| ConvolutionSizes { kernel_size, group_size }),
             selector: sizes(&mut keys, SELECTOR).map(|[rank, top_k]| SelectorSizes { rank, top_k }),
             chain: chain(&mut keys),
-            bend: bend(&mut keys),
+            bend: factors::bend(&mut keys),
+            embedding_scale: factors::embedding_scale(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
         check_width_of_target(&mut keys, hidden_size);
@@ -124,6 +126,9 @@ impl BlockConfig {
         }
         if let Some(softcap) = self.bend.softcap {
             own[BEND[1]] = softcap.into();
+        }
+        if let Some(scale) = self.embedding_scale {
+            own[EMBEDDING_SCALE] = scale.into();
         }
         let convolution = self.convolution.map(|sizes| [sizes.kernel_size, sizes.group_size]);
         let selector = self.selector.map(|sizes| [sizes.rank, sizes.top_k]);
@@ -272,21 +277,9 @@ fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
     Some(ChainSizes { rank, kind: kind.unwrap_or(ChainKind::Vanilla), confidence })
 }
 
-fn bend(keys: &mut Keys<'_>) -> Bend {
-    let [multiplier, softcap] = BEND.map(|key| {
-        let number = keys.present(key)?.as_f64().unwrap_or(f64::NAN);
-        limits::scale(keys.problems, key, number)
-    });
-    Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap }
-}
-
 fn check_supported(keys: &mut Keys<'_>) {
     if let Some(act) = keys.present("hidden_act").filter(|act| *act != "silu") {
         let problem = format!("`hidden_act` = {act} is not supported (silu is)");
-        keys.problems.push(problem);
-    }
-    if let Some(value) = keys.present(EMBEDDING_SCALE).filter(|value| value.as_f64() != Some(1.0)) {
-        let problem = format!("`{EMBEDDING_SCALE}` = {value} is not supported");
         keys.problems.push(problem);
     }
     if keys.flag("attention_sink_bias", false) {

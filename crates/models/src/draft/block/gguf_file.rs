@@ -174,6 +174,8 @@ impl GgufBlockSource {
             selector: None,
             chain: None,
             bend: Bend::default(),
+            // No key of such files says so.
+            embedding_scale: None,
             initializer_range: 0.02,
         };
         // The first size says whether the part is there.

@@ -29,7 +29,7 @@ pub const NON_CAUSAL: &str = "sliding_window_non_causal";
 
 /// What becomes of the head's products: a factor, then a soft-cap.
 pub const BEND: [&str; 2] = ["output_multiplier", "final_logit_softcapping"];
-/// What becomes of the target's embeddings.
+/// What the target's embeddings are multiplied by.
 pub const EMBEDDING_SCALE: &str = "input_embedding_scale";
 
 /// Sizes of convolutions: taps, and channels that share a kernel.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! c      = RMS_hidden(fc · a)                a = the tapped layers side by side; the same in every layer
-//! x⁰     = E[u]                              u = the anchor's token, then mask tokens
+//! x⁰     = s E[u]                            u = the anchor's token, then mask tokens; s is 1 in most drafts
 //! x     += W_o Attn(q(x); [k(c); k(x)], [v(c); v(x)])       one softmax, context before the anchor
 //! x     += SwiGLU(RMS_post(x))
 //! h      = RMS_norm(x)                       read by the target's frozen head, or by some rows of it

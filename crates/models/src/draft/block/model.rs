@@ -198,7 +198,7 @@ impl BlockDraft {
         self.weights.norm(&x, "norm")
     }
 
-    /// What the target's embeddings say of ids, `[R, H]` in f32.
+    /// What the target's embeddings say of ids, times the draft's factor for them if it has one, `[R, H]` in f32.
     ///
     /// # Errors
     /// - an id lies outside of the table
@@ -208,7 +208,11 @@ impl BlockDraft {
             let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
             return Err(ModelError::Tokenizer(message));
         }
-        Ok(select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?)
+        let rows = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
+        Ok(match self.config.embedding_scale {
+            Some(scale) => (rows * scale)?,
+            None => rows,
+        })
     }
 
     fn key_values(&self, layer: usize, input: &Tensor, table: &RopeTable) -> Result<KeyValues> {

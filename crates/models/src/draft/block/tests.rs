@@ -38,6 +38,7 @@ pub(super) fn toy() -> BlockConfig {
         selector: None,
         chain: None,
         bend: Bend::default(),
+        embedding_scale: None,
         initializer_range: 0.2,
     }
 }
@@ -116,6 +117,21 @@ fn fresh_convolutions_change_nothing_and_every_tensor_gets_a_gradient() {
         let gradient = gradients.get(parameter.var.as_tensor());
         assert!(gradient.is_some(), "{} gets no gradient", parameter.name);
     }
+}
+
+#[test]
+fn a_factor_of_embeddings_is_a_table_of_larger_ones() {
+    let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
+    let table = noise(&[40, 32], 1);
+    let network = |scale: Option<f64>, table: &Tensor| {
+        let config = BlockConfig { embedding_scale: scale, ..toy() };
+        BlockDraft::initialise(&config, table, 3).expect("network")
+    };
+    // A power of 2 rounds nothing.
+    let larger = (&table * 4.0).expect("a table");
+    let hidden = run(&network(Some(4.0), &table), &ids, &features, &[2, 7]);
+    assert!(worst(&hidden, &run(&network(None, &larger), &ids, &features, &[2, 7])) <= 0.0);
+    assert!(worst(&hidden, &run(&network(None, &table), &ids, &features, &[2, 7])) > 1e-3);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::target::TargetFacts;
 /// Whether a block draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) -> Fit {
     let mut fit = of_draft(profile, config);
-    fit.check_parts(&target.config().parts);
+    fit.check_parts(&target.config().parts, config.embedding_scale);
     if !target.config().bend().is_plain() {
         bent(&mut fit, profile, config);
     }
@@ -74,7 +74,29 @@ pub(super) fn of_draft(profile: Profile, config: &BlockConfig) -> Fit {
         }
         Profile::Longspec => fit.refuse(false, "LongSpec's scripts run no block drafts"),
     }
+    if config.embedding_scale.is_some() {
+        scaled(&mut fit, profile, config);
+    }
     fit
+}
+
+/// A draft that multiplies embeddings. Plain folders alone have a key for it.
+fn scaled(fit: &mut Fit, profile: Profile, config: &BlockConfig) {
+    fit.refuse(
+        matches!(profile, Profile::Vllm | Profile::Hf | Profile::Sglang),
+        "the draft multiplies embeddings (`input_embedding_scale`), and these files have no key that readers know: \
+         export to hf, vllm or sglang",
+    );
+    fit.refuse(
+        config.chain.is_none(),
+        "the draft multiplies embeddings (`input_embedding_scale`), and it is not known whether engines do so for \
+         drafts with a Markov head",
+    );
+    fit.warn(
+        false,
+        "the draft multiplies embeddings: `input_embedding_scale` says so, and it is not known which versions of \
+         engines read it",
+    );
 }
 
 /// What becomes of a draft's logits where the target scales or soft-caps its own. Plain folders and GGUF files

@@ -42,8 +42,8 @@ pub(super) fn render(
     }
     plain["torch_dtype"] = torch_dtype(dtype).into();
     if target.config().parts.embedding_scale.is_some() {
-        // The draft reads the table as it is stored.
-        plain[OWN][EMBEDDING_SCALE] = 1.0.into();
+        // Without it readers may take the target's own factor.
+        plain[OWN][EMBEDDING_SCALE] = config.embedding_scale.unwrap_or(1.0).into();
     }
     set_special_tokens(&mut plain, target.config());
     plain

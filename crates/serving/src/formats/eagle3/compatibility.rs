@@ -9,7 +9,7 @@ use crate::target::TargetFacts;
 /// Whether an EAGLE-3 draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
-    fit.check_parts(&target.config().parts);
+    fit.check_parts(&target.config().parts, None);
     let n = target.config().num_hidden_layers;
     let layers = config.target_layers;
     fit.refuse(

@@ -76,6 +76,7 @@ pub(in crate::method) fn build(
     if let Some(found) = &found {
         // Its weights were trained with these numbers, whatever those of the target are.
         sizes.rms_norm_eps = found.rms_norm_eps;
+        sizes.embedding_scale = found.embedding_scale;
         if found.rope.is_kept_beside(&sizes.rope) {
             sizes.rope = found.rope.clone();
         }

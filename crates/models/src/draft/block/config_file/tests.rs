@@ -1,5 +1,6 @@
 //! What is written is read back, older spellings are read, and what cannot be run is refused.
 
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::rope::RopeScaling;
 
 use super::*;
@@ -33,6 +34,7 @@ fn what_is_written_is_read_back() {
             ..toy()
         },
         BlockConfig { draft_vocab_size: 20, is_causal: Some(false), ..toy() },
+        BlockConfig { embedding_scale: Some(5.5), is_causal: Some(false), ..toy() },
         BlockConfig {
             bend: Bend { divisor: 4.0, softcap: Some(20.0) },
             is_causal: Some(false),
@@ -97,6 +99,37 @@ fn numbers_that_bend_logits_must_be_the_targets() {
     for part in ["output_multiplier", "final_logit_softcapping"] {
         let text = problems(&json!({part: said[part]}), &target).to_string();
         assert!(text.contains("bends logits"), "{text}");
+    }
+}
+
+#[test]
+fn a_factor_of_embeddings_is_read_and_must_be_the_targets() {
+    let plain = |scale: Value| {
+        let mut value = toy().to_json(NAME);
+        value[OWN][EMBEDDING_SCALE] = scale;
+        BlockConfig::from_json(&value, None).expect("valid")
+    };
+    assert_eq!(plain(1.into()).embedding_scale, None);
+    assert_eq!(plain(Value::Null).embedding_scale, None);
+    assert!(toy().to_json(NAME)[OWN].get(EMBEDDING_SCALE).is_none());
+    let mut value = nested("dflash");
+    value[EMBEDDING_SCALE] = 0.2.into();
+    assert_eq!(BlockConfig::from_json(&value, Some(6)).expect("valid").embedding_scale, Some(0.2));
+
+    let keys = json!({
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "vocab_size": 40, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
+        "rope_theta": 1e4, "tie_word_embeddings": true
+    });
+    let mut target = crate::config::TargetConfig::from_json(&keys).expect("valid");
+    let text = plain(3.0.into()).problems_with(&target).to_string();
+    assert!(text.contains("multiplies embeddings by 3.0, the target by 1.0"), "{text}");
+    target.parts.embedding_scale = Some(73.3212);
+    // The second one is the target's in bf16.
+    for (scale, fits) in [(73.3212, true), (73.5, true), (1.0, true), (70.0, false)] {
+        let problems = plain(scale.into()).problems_with(&target);
+        assert_eq!(problems.0.is_empty(), fits, "{scale}: {problems}");
     }
 }
 
@@ -299,7 +332,8 @@ fn what_nested_folders_may_hold_beside_is_refused() {
         ("aux_hidden_state_layer_ids", json!([u64::MAX]), "target_layer_ids"),
         ("draft_vocab_size", 50.into(), "`draft_vocab_size` = 50"),
         ("target_hidden_size", 64.into(), "`target_hidden_size` = 64 beside 32"),
-        ("input_embedding_scale", 0.2.into(), "`input_embedding_scale` = 0.2"),
+        ("input_embedding_scale", (-0.2).into(), "`input_embedding_scale` = -0.2"),
+        ("input_embedding_scale", "wide".into(), "`input_embedding_scale` = NaN"),
     ] {
         let mut config = nested("dflash");
         config[key] = value;

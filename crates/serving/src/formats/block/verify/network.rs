@@ -1,6 +1,6 @@
 //! What folders and files have in common: layers, the target's sizes, tensors.
 
-use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, MASK_TOKEN};
+use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, EMBEDDING_SCALE, MASK_TOKEN};
 use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, file_specs};
 use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::weights::TensorSpec;
@@ -115,6 +115,10 @@ pub(super) fn target(
     if !config.bends_like(wanted) {
         let (found, own) = (format!("{:?}", config.bend), format!("{:?}", wanted.bend()));
         wrong.push((BEND[0], found, own));
+    }
+    if let Some(scale) = config.embedding_scale.filter(|_| !config.scales_like(wanted)) {
+        let own = wanted.parts.embedding_scale.unwrap_or(1.0);
+        wrong.push((EMBEDDING_SCALE, format!("{scale:?}"), format!("{own:?}")));
     }
     if config.bend.is_plain() && !wanted.bend().is_plain() {
         // Without a selector the likeliest tokens are the same. How engines add a chain is not known.
