@@ -1,5 +1,7 @@
 //! What `generate` and `eval decode` have in common: whose proposals, laid out how, tested how.
 
+mod text;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,15 +10,13 @@ use longdraft_decode::drafter::{
     AnyDraft, Combination, CombinedDrafter, Datastore, Drafter, GrownDatastore, LookupDrafter,
     ModelDrafter, MtpModel, Proposer, ReducedHead, drafter_of,
 };
-use longdraft_decode::{
-    DecodeError, DecodeOptions, EndReason, Pacing, READ_ALONE, Sampling, VerifyRule,
-};
+use longdraft_decode::{DecodeError, DecodeOptions, Pacing, READ_ALONE, Sampling, VerifyRule};
 use longdraft_kernels::matrix::block_products_on;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::{Draft, TOKEN_COUNTS_FILE};
 use longdraft_models::target_model::{CacheType, MtpBlock, Target, TargetOptions};
-use longdraft_models::tokenizer::{Message, TextTokenizer};
-use longdraft_models::{ModelError, Precision, TargetTokenId};
+use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::{ModelError, Precision};
 use longdraft_records::decode::{DrafterParts, Lookup};
 
 use crate::cli::{
@@ -28,6 +28,8 @@ use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::status::Waiting;
 use crate::threads::own_threads;
+
+pub(crate) use text::{encode_chat, encode_text, finish, stop_tokens, stops};
 
 /// Tokens of the context whose cache is told, where the target has as many.
 pub(crate) const SAID_CONTEXT: usize = 32_768;
@@ -206,6 +208,17 @@ impl DecodingArguments {
         })
     }
 
+    /// Options of a request of so many tokens at most, which ends where the target ends a text.
+    pub(crate) fn request(
+        &self,
+        (temperature, pace): (f64, PaceChoice),
+        max_new_tokens: usize,
+        target: &Target,
+    ) -> Result<DecodeOptions> {
+        let options = self.options(temperature, pace)?;
+        Ok(DecodeOptions { max_new_tokens, stop_tokens: stop_tokens(target), ..options })
+    }
+
     /// The drafter that is asked for, if any.
     pub(crate) fn drafter<'a>(&self, models: &'a Models) -> Result<Option<Box<dyn Drafter + 'a>>> {
         self.drafter_of(models, models.draft.as_deref().map(AnyDraft::from), models.head.as_ref())
@@ -372,62 +385,4 @@ pub(crate) fn holdings(target: &Target) -> String {
         held.join(", "),
         target.cache_type()
     )
-}
-
-/// How a text ended, in the words of files of answers and of `--json`.
-pub(crate) fn finish(end: EndReason) -> &'static str {
-    match end {
-        EndReason::StopToken | EndReason::StopString => "stop",
-        EndReason::TokenLimit | EndReason::ContextLimit => "length",
-        EndReason::Interrupted => "interrupted",
-    }
-}
-
-/// Tokens that end an answer: the target's, unless they are ignored, and those named, as the tokenizer
-/// writes them or by their ids.
-pub(crate) fn stops(
-    ignore_eos: bool,
-    named: &[String],
-    tokenizer: &TextTokenizer,
-    target: &Target,
-) -> Result<Vec<TargetTokenId>> {
-    let own = if ignore_eos { Vec::new() } else { stop_tokens(target) };
-    let named = named.iter().map(|token| {
-        let by_name = tokenizer.id(token);
-        let vocabulary = target.config().vocab_size;
-        let by_id = token.parse().ok().filter(|id: &u32| (*id as usize) < vocabulary);
-        by_name.or(by_id).map(TargetTokenId).ok_or_else(|| {
-            Failure::usage(format!("`{token}` is not a token of the target"))
-                .hint("give a token as the tokenizer writes it, or its id; --stop takes any text")
-        })
-    });
-    own.into_iter().map(Ok).chain(named).collect()
-}
-
-/// Tokens that end what the target generates.
-pub(crate) fn stop_tokens(target: &Target) -> Vec<TargetTokenId> {
-    target.config().end_token_ids().into_iter().map(TargetTokenId).collect()
-}
-
-/// Ids of a text to continue; it gets the start token of Llama models that have one.
-pub(crate) fn encode_text(
-    text: &str,
-    tokenizer: &TextTokenizer,
-    target: &Target,
-) -> Result<Vec<TargetTokenId>> {
-    let ids = tokenizer.encode_prompt(text, target.config().bos_token_id)?;
-    Ok(ids.into_iter().map(TargetTokenId).collect())
-}
-
-/// Ids of a conversation, up to where the answer begins.
-pub(crate) fn encode_chat(
-    messages: &[Message],
-    tokenizer: &TextTokenizer,
-) -> Result<Vec<TargetTokenId>> {
-    let Some(template) = tokenizer.chat_template() else {
-        return Err(Failure::usage("the target has no chat template")
-            .hint("leave out --chat to continue the text as it is"));
-    };
-    let text = template.render(messages, true)?;
-    Ok(tokenizer.encode(&text)?.ids.into_iter().map(TargetTokenId).collect())
 }

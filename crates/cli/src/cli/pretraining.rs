@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use clap::builder::TypedValueParser;
+use longdraft_models::weights::artifact::{Compression, Embedding, QuantiseFormat};
 
-use super::{BpbArguments, EvalBpbArguments, TrainArguments};
+use super::{BpbArguments, EvalBpbArguments, TrainArguments, one_of};
 
 /// What to do with a small language model.
 #[derive(Debug, Subcommand)]
@@ -30,31 +32,23 @@ pub(crate) enum LmCommand {
     Grid(ExperimentArguments),
 }
 
-/// Rules of an artifact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum FormatChoice {
-    /// As published.
-    Compat,
-    /// Scales rounded before use, no floor, any number of levels.
-    Modern,
+fn format() -> impl TypedValueParser<Value = QuantiseFormat> {
+    let modern = "Scales rounded before use, no floor, any number of levels";
+    one_of([
+        ("compat", "As published", QuantiseFormat::Compat),
+        ("modern", modern, QuantiseFormat::Modern),
+    ])
 }
 
-/// How the embedding is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum EmbeddingChoice {
-    /// As any other matrix.
-    Codes,
-    /// As f16.
-    F16,
+fn embedding() -> impl TypedValueParser<Value = Embedding> {
+    one_of([("codes", "As any other matrix", Embedding::Codes), ("f16", "As f16", Embedding::F16)])
 }
 
-/// Compression of an artifact.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum CompressionChoice {
-    /// zlib, level 9.
-    Zlib,
-    /// zstd, level 22.
-    Zstd,
+fn compression() -> impl TypedValueParser<Value = Compression> {
+    one_of([
+        ("zlib", "zlib, level 9", Compression::Zlib),
+        ("zstd", "zstd, level 22", Compression::Zstd),
+    ])
 }
 
 /// Arguments of `lm quantize`.
@@ -68,20 +62,20 @@ pub(crate) struct QuantizeArguments {
     #[arg(long)]
     pub(crate) output: PathBuf,
     /// Rules.
-    #[arg(long, default_value = "compat")]
-    pub(crate) format: FormatChoice,
+    #[arg(long, default_value = "compat", value_parser = format())]
+    pub(crate) format: QuantiseFormat,
     /// Largest code: 127 for int8, 31 for int6 (modern).
     #[arg(long, default_value_t = 127)]
     pub(crate) levels: u8,
     /// How the embedding is stored.
-    #[arg(long, default_value = "codes")]
-    pub(crate) embedding: EmbeddingChoice,
+    #[arg(long, default_value = "codes", value_parser = embedding())]
+    pub(crate) embedding: Embedding,
     /// Tensors of at most so many values are kept.
     #[arg(long, default_value_t = 65_536)]
     pub(crate) keep_max_elements: usize,
     /// Compression.
-    #[arg(long, default_value = "zlib")]
-    pub(crate) compression: CompressionChoice,
+    #[arg(long, default_value = "zlib", value_parser = compression())]
+    pub(crate) compression: Compression,
     /// Bytes of code that are counted with the file.
     #[arg(long, default_value_t = 0)]
     pub(crate) code_bytes: u64,

@@ -61,7 +61,7 @@ pub struct ExportOptions {
 }
 
 /// Arguments of `verify`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct VerifyArguments {
     /// Exported folder, a folder of exported folders, or GGUF file.
     #[arg(value_name = "DIR")]

@@ -48,7 +48,7 @@ pub(crate) struct TrainArguments {
 }
 
 /// Arguments of `capture`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct CaptureArguments {
     /// Configuration file (YAML) with the store's place in `train.features`.
     #[arg(value_name = "CONFIG")]

@@ -1,17 +1,16 @@
 //! The stages of a curriculum: run in order, finished ones skipped, drafts handed on.
 
+mod held_out;
+mod opened;
+
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use longdraft_configuration::LocatedStage;
-use longdraft_models::target_model::{Layers, Target};
 use longdraft_models::weights::atomic::write_atomically;
-use longdraft_models::{DeviceChoice, Precision};
-use longdraft_parallel::{Reduction, World};
+use longdraft_parallel::World;
 use longdraft_train::checkpoint::{CURRICULUM_FILE, CurriculumFile, LAST, StageEntry, StartFrom};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Ending, Evaluator, Observer, ResumePolicy, RowMetrics};
-use serde::{Deserialize, Serialize};
+use longdraft_train::stage::{Ending, Evaluator, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 use crate::commands::recorded::{FinishedRun, last_change};
@@ -21,59 +20,8 @@ use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
 use crate::ranks::Voice;
-
-/// What has to be the same for stages to share an open target.
-#[derive(PartialEq)]
-struct OpenedAs {
-    target: String,
-    layers: Layers,
-    is_spread: bool,
-    ranks_a_layer: usize,
-    /// Of a target that ranks hold together: how many of them share a row, what they exchange by, and for how long
-    /// they wait.
-    exchange: Option<(usize, Reduction, u64)>,
-    device: DeviceChoice,
-    precision: Precision,
-}
-
-impl OpenedAs {
-    fn of(config: &TrainConfig, world: &World) -> Self {
-        let parallel = &config.parallel;
-        let exchange = (parallel.sequence, parallel.reduction, parallel.timeout_seconds);
-        Self {
-            target: config.target.clone(),
-            layers: config.needed_layers(),
-            is_spread: parallel.spreads_weights(world),
-            ranks_a_layer: parallel.tensor,
-            exchange: is_held_together(config, world).then_some(exchange),
-            device: config.device,
-            precision: config.precision,
-        }
-    }
-}
-
-/// Whether a stage's target runs on all ranks or none: it is spread or shared.
-fn is_held_together(config: &TrainConfig, world: &World) -> bool {
-    config.parallel.spreads_weights(world) || config.parallel.tensor > 1
-}
-
-/// The target that is open, of one stage after the other.
-#[derive(Default)]
-struct OpenTarget(Option<(OpenedAs, Arc<Target>)>);
-
-impl OpenTarget {
-    /// The target of a stage; one that is open otherwise is let go of first, since there may be no room for both.
-    fn of(&mut self, config: &TrainConfig, world: &World) -> Result<Arc<Target>> {
-        let wanted = OpenedAs::of(config, world);
-        let same = self.0.take().filter(|(opened_as, _)| *opened_as == wanted);
-        let target = match same {
-            Some((_, target)) => target,
-            None => train::open_target(config, world)?,
-        };
-        self.0 = Some((wanted, Arc::clone(&target)));
-        Ok(target)
-    }
-}
+use held_out::HeldOutTable;
+use opened::{OpenTarget, is_held_together};
 
 /// Held-out figures of every stage's draft (rows) on every stage's text (columns).
 const TABLE_FILE: &str = "held_out.json";
@@ -377,116 +325,4 @@ pub(crate) fn description(output: &Path, stages: &[LocatedStage]) -> CurriculumF
         StageEntry { name: stage.name.clone(), output: inside.to_path_buf() }
     };
     CurriculumFile { stages: stages.iter().map(entry).collect() }
-}
-
-/// Every stage's draft on every stage's held-out rows.
-#[derive(Debug, Serialize, Deserialize)]
-struct HeldOutTable {
-    stages: Vec<String>,
-    /// By draft, then by text.
-    by_draft: Vec<Vec<Cell>>,
-    gains_on_own_text: Vec<Gain>,
-}
-
-/// A draft on a text.
-#[derive(Debug, Serialize, Deserialize)]
-struct Cell {
-    simulated_length: f64,
-    /// 95 %
-    interval: (f64, f64),
-}
-
-/// What a stage's draft gains on its own text over the draft before.
-#[derive(Debug, Serialize, Deserialize)]
-struct Gain {
-    stage: String,
-    #[serde(rename = "gain")]
-    length: f64,
-    /// 95 %
-    interval: (f64, f64),
-}
-
-impl HeldOutTable {
-    fn measure(
-        stages: Vec<String>,
-        evaluators: &[Evaluator],
-        mut target: OpenTarget,
-        world: &World,
-    ) -> Result<Self> {
-        let mut by_text: Vec<Vec<RowMetrics>> = Vec::new();
-        // From the last one, whose target is open.
-        for (text, evaluator) in evaluators.iter().enumerate().rev() {
-            let config = evaluator.config();
-            let opened = target.of(config, world)?;
-            let tokenizer = Target::open_tokenizer(&config.target)?;
-            by_text.push(Evaluator::measure(evaluators, text, (&opened, &tokenizer))?);
-        }
-        by_text.reverse();
-        Ok(Self::of(stages, &by_text))
-    }
-
-    fn of(stages: Vec<String>, by_text: &[Vec<RowMetrics>]) -> Self {
-        let cell = |text: &Vec<RowMetrics>, draft: usize| Cell {
-            simulated_length: text[draft].simulated_length(),
-            interval: text[draft].interval(),
-        };
-        let row = |draft| by_text.iter().map(|text| cell(text, draft)).collect();
-        let gain = |stage: usize| {
-            let text = &by_text[stage];
-            let (length, interval) = text[stage].gain_over(&text[stage - 1]);
-            Gain { stage: stages[stage].clone(), length, interval }
-        };
-        Self {
-            by_draft: (0..stages.len()).map(row).collect(),
-            gains_on_own_text: (1..stages.len()).map(gain).collect(),
-            stages,
-        }
-    }
-
-    fn print(&self) {
-        outln!("simulated acceptance length (greedy, 95 % interval) of each stage's draft on");
-        outln!("each stage's held-out rows:");
-        out!("{:>16}", "draft \\ text");
-        self.stages.iter().for_each(|name| out!("  {name:>22}"));
-        outln!();
-        for (name, row) in self.stages.iter().zip(&self.by_draft) {
-            out!("{name:>16}");
-            for Cell { simulated_length, interval: (low, high) } in row {
-                let cell = format!("{simulated_length:.3} [{low:.3}, {high:.3}]");
-                out!("  {cell:>22}");
-            }
-            outln!();
-        }
-        for Gain { stage, length, interval: (low, high) } in &self.gains_on_own_text {
-            outln!(
-                "{stage} on its own text: {length:+.3} [{low:+.3}, {high:+.3}] over the draft before"
-            );
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stages_share_a_target_that_is_loaded_the_same() {
-        let opened_as = |more: Value| {
-            let mut keys = json!({
-                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "draft": { "method": "glide" },
-            });
-            for (key, value) in more.as_object().into_iter().flatten() {
-                keys[key] = value.clone();
-            }
-            let config: TrainConfig = serde_json::from_value(keys).expect("a configuration");
-            OpenedAs::of(&config, &World::single())
-        };
-        let slow = |tensor: usize, seconds: u64| {
-            opened_as(json!({ "parallel": { "tensor": tensor, "timeout_seconds": seconds } }))
-        };
-        // How long ranks wait is no matter of a target that they do not exchange.
-        assert!(slow(1, 60) == slow(1, 90) && slow(2, 60) != slow(2, 90));
-        assert!(opened_as(json!({})) != opened_as(json!({ "precision": "f32" })));
-    }
 }

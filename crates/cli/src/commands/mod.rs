@@ -32,12 +32,12 @@ mod watch;
 
 use std::path::Path;
 
-use longdraft_kernels::dispatch::{Ops, Simd, set_ops, set_simd};
+use longdraft_kernels::dispatch::{set_ops, set_simd};
 use longdraft_kernels::memory;
 use longdraft_models::weights::atomic::write_atomically;
 use serde::Serialize;
 
-use crate::cli::{Cli, Command, EvalCommand, LearnCommand, LmCommand, OpsChoice, SimdChoice};
+use crate::cli::{Cli, Command, EvalCommand, LearnCommand, LmCommand};
 use crate::failure::{Failure, Result};
 use crate::terminal::{Verbosity, counted};
 use crate::threads::{cores, start_threads};
@@ -68,17 +68,8 @@ pub(crate) fn run(arguments: Cli) -> Result<()> {
         memory::keep_freed();
     }
     let threads = arguments.threads.unwrap_or_else(|| threads_of(&arguments.command));
-    set_ops(match arguments.ops {
-        OpsChoice::Fused => Ops::Fused,
-        OpsChoice::Composed => Ops::Composed,
-        #[cfg(feature = "emulate-cuda")]
-        OpsChoice::Emulated => Ops::Emulated,
-    });
-    set_simd(match arguments.simd {
-        SimdChoice::None => Simd::None,
-        SimdChoice::Avx2 => Simd::Avx2,
-        SimdChoice::Widest => Simd::Widest,
-    });
+    set_ops(arguments.ops);
+    set_simd(arguments.simd);
     start_threads(threads)?;
     if threads > cores() {
         let cores = cores();
@@ -165,51 +156,49 @@ fn works_in_steps(command: &Command) -> bool {
     }
 }
 
-fn dispatch(arguments: Cli) -> Result<()> {
-    match arguments.command {
-        Command::Quickstart(quickstart) => quickstart::run(&quickstart, arguments.json),
-        Command::Fit(fit) => fit::run(&fit, arguments.json),
-        Command::Train(train) => train::run(&train, arguments.json),
-        Command::Capture(capture) => capture::run(&capture, arguments.json),
-        Command::Init(init) => init::run(&init, arguments.json),
-        Command::Config(command) => config::run(&command, arguments.json),
-        Command::Extract(extract) => extract::run(&extract, arguments.json),
-        Command::Export(export) => export::run(&export, arguments.json),
-        Command::Verify(verify) => verify::run(&verify, arguments.json),
-        Command::Push(push) => push::run(&push, arguments.json),
-        Command::Generate(generate) => generate::run(&generate, arguments.json),
-        Command::Serve(serve) => serve::run(&serve, arguments.json),
-        Command::Learn(command) => learn::run(&command, arguments.json),
-        Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, arguments.json),
-        Command::Eval(EvalCommand::HeldOut(held_out)) => {
-            eval::held_out::run(&held_out, arguments.json)
-        }
+fn dispatch(Cli { command, json, .. }: Cli) -> Result<()> {
+    match command {
+        Command::Quickstart(quickstart) => quickstart::run(&quickstart, json),
+        Command::Fit(fit) => fit::run(&fit, json),
+        Command::Train(train) => train::run(&train, json),
+        Command::Capture(capture) => capture::run(&capture, json),
+        Command::Init(init) => init::run(&init, json),
+        Command::Config(command) => config::run(&command, json),
+        Command::Extract(extract) => extract::run(&extract, json),
+        Command::Export(export) => export::run(&export, json),
+        Command::Verify(verify) => verify::run(&verify, json),
+        Command::Push(push) => push::run(&push, json),
+        Command::Generate(generate) => generate::run(&generate, json),
+        Command::Serve(serve) => serve::run(&serve, json),
+        Command::Learn(command) => learn::run(&command, json),
+        Command::Eval(EvalCommand::Decode(decode)) => eval::run(&decode, json),
+        Command::Eval(EvalCommand::HeldOut(held_out)) => eval::held_out::run(&held_out, json),
         Command::Lm(LmCommand::Train(train)) | Command::Pretrain(train) => {
-            pretrain::run(&train, arguments.json)
+            pretrain::run(&train, json)
         }
         Command::Lm(LmCommand::Quantize(model)) | Command::Quantize(model) => {
-            pretrain::quantize(&model, arguments.json)
+            pretrain::quantize(&model, json)
         }
         Command::Lm(LmCommand::Score(model)) | Command::Eval(EvalCommand::Bpb(model)) => {
-            pretrain::bits_per_byte(&model, arguments.json)
+            pretrain::bits_per_byte(&model, json)
         }
         Command::Lm(LmCommand::Grid(grid)) | Command::Experiment(grid) => {
-            pretrain::experiment(&grid, arguments.json)
+            pretrain::experiment(&grid, json)
         }
-        Command::Data(command) => data::run(&command, arguments.json),
-        Command::Fetch(fetch) => fetch::run(&fetch, arguments.json),
-        Command::Parity(parity) => parity::run(&parity, arguments.json),
-        Command::KernelCheck(check) => kernel_check::run(&check, arguments.json),
-        Command::Report(report) => report::run(&report, arguments.json),
-        Command::Watch(watch) => watch::run(&watch, arguments.json),
-        Command::Runs(command) => runs::run(&command, arguments.json),
+        Command::Data(command) => data::run(&command, json),
+        Command::Fetch(fetch) => fetch::run(&fetch, json),
+        Command::Parity(parity) => parity::run(&parity, json),
+        Command::KernelCheck(check) => kernel_check::run(&check, json),
+        Command::Report(report) => report::run(&report, json),
+        Command::Watch(watch) => watch::run(&watch, json),
+        Command::Runs(command) => runs::run(&command, json),
         Command::Completions(completions) => {
-            habits::completions(&completions, arguments.json);
+            habits::completions(&completions, json);
             Ok(())
         }
-        Command::Man(man) => habits::man(&man, arguments.json),
+        Command::Man(man) => habits::man(&man, json),
         #[cfg(any(test, feature = "bench"))]
         Command::Bench(command) => bench::run(&command),
-        Command::Doctor(doctor) => doctor::run(&doctor, arguments.json),
+        Command::Doctor(doctor) => doctor::run(&doctor, json),
     }
 }

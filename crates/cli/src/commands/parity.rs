@@ -15,7 +15,7 @@ pub(crate) fn run(arguments: &ParityArguments, json: bool) -> Result<()> {
     for path in &arguments.cases {
         collect_cases(path, &mut folders)?;
     }
-    let place = Place::new(arguments.device.open(0)?, arguments.precision.into());
+    let place = Place::new(arguments.device.open(0)?, arguments.precision);
     let mut passed = 0;
     for folder in &folders {
         match run_case(folder, arguments.target.as_deref(), &place).map_err(Failure::from) {

@@ -8,9 +8,6 @@ use longdraft_report::{REPORT_FILE, ReportError, Run, StageSummary, render};
 use crate::cli::ReportArguments;
 use crate::failure::{Failure, Result};
 
-/// Name of the page in a run's folder.
-pub(crate) use longdraft_report::REPORT_FILE as PAGE;
-
 /// Skipped lines that are told on the terminal.
 const TOLD_PROBLEMS: usize = 20;
 

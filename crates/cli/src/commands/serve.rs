@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use longdraft_decode::BatchEngine;
 use longdraft_decode::drafter::Proposer;
-use longdraft_server::{Access, Drafts, Limits, Model, OpenDraft, ServeError, Settings, serve};
+use longdraft_server::{
+    Access, Drafts, Lessons, Limits, Model, OpenDraft, ServeError, Settings, serve,
+};
 
 use crate::cli::{PaceChoice, ServeArguments};
 use crate::commands::learn::{self, Learner};
@@ -69,9 +71,9 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     crate::terminal::flush();
     let (control, inbox) = longdraft_server::channel();
     let drafts = drafts(arguments, &models);
-    let lessons = learn::lessons(learner.as_ref());
-    let (lessons, lesson) = match learner.zip(lessons) {
-        Some((learner, (lessons, served))) => {
+    let (lessons, lesson) = match learner {
+        Some(learner) => {
+            let (lessons, served) = Lessons::new();
             let board = Arc::clone(&lessons.board);
             (Some(lessons), Some(learner.start(&models, control, (served, board))?))
         }

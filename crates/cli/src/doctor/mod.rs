@@ -16,7 +16,7 @@ mod target;
 
 pub(crate) use finding::{Finding, Status};
 pub(crate) use memory::available as available_memory;
-pub(crate) use processor::processor_name;
+pub(crate) use processor::{processor_name, processors};
 pub(crate) use target::examine as examine_target;
 
 /// Looks at everything; what waits for others (programs, the network) is done at the same time.

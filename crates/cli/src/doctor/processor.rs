@@ -33,6 +33,11 @@ pub(crate) fn processor_name() -> Option<String> {
     brand(&system()?)
 }
 
+/// Logical processors of this machine, whatever this process is bound to; 0 where the system does not tell.
+pub(crate) fn processors() -> usize {
+    system().map_or(0, |system| system.cpus().len())
+}
+
 fn system() -> Option<System> {
     let refresh = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
     System::new_with_specifics(refresh).ok()

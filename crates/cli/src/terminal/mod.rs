@@ -284,9 +284,24 @@ pub(crate) fn counted(number: usize, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
+/// Text that cannot steer the terminal: control characters, but those to keep, are written out.
+pub(crate) fn written_out(text: &str, kept: &[char]) -> String {
+    let escape = |c: char| match c {
+        c if c.is_control() && !kept.contains(&c) => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.chars().map(escape).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_written_out() {
+        assert_eq!(written_out("a\n\tb é", &[]), "a\\n\\tb é");
+        assert_eq!(written_out("a\n\u{1b}[31mé", &['\n', '\t']), "a\n\\u{1b}[31mé");
+    }
 
     /// Takes three bytes at a time, and none at every other call.
     #[derive(Default)]

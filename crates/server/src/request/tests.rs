@@ -1,7 +1,6 @@
 //! Whatever a client sends is read or refused.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -9,9 +8,9 @@ use proptest::prelude::*;
 use serde_json::{Map, json};
 
 use super::*;
-use crate::{Access, Limits, Model, Settings};
+use crate::answer::tests::{TARGET, settings as small};
+use crate::{Limits, Model, Settings};
 
-const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
 const TEMPLATE: &str =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}";
 
@@ -27,23 +26,16 @@ pub(crate) fn tokenizer_with(template: &str) -> TextTokenizer {
 static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| tokenizer_with(TEMPLATE));
 
 fn settings() -> Settings {
+    let small = small();
     let model = Model {
-        name: "small".to_owned(),
         context: 4096,
         vocabulary: TOKENIZER.vocabulary(),
         bos: Some(1),
         stop_tokens: vec![TargetTokenId(2)],
+        ..small.model
     };
-    let limits = Limits {
-        queue: 1,
-        max_tokens: 100,
-        request_tokens: None,
-        total_tokens: None,
-        body: 1 << 20,
-        grace: Duration::from_secs(1),
-    };
-    let (defaults, access) = (DecodeOptions::default(), Access::default());
-    Settings { model, defaults, limits, access, lessons: None, hides_lookup: false }
+    let limits = Limits { max_tokens: 100, body: 1 << 20, ..small.limits };
+    Settings { model, limits, ..small }
 }
 
 fn values() -> impl Strategy<Value = Value> {

@@ -17,13 +17,14 @@ use crate::failure::{Failure, Result};
 
 /// Every length, over one target.
 pub(super) fn run(arguments: &CaptureBenchArguments, cases: &mut Cases) -> Result<()> {
-    let place = Place::open(&arguments.bench)?;
-    let target = shape::target(&arguments.shape, &place)?;
+    let rows = &arguments.rows;
+    let place = Place::open(&rows.bench)?;
+    let target = shape::target(&rows.shape, &place)?;
     let contents = contents(arguments.method, &target)?;
     let dtype = StoreDtype::Bf16;
-    for &tokens in &arguments.tokens {
+    for &tokens in &rows.tokens {
         let own = json!({
-            "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
+            "shape": rows.shape.shape, "layers": target.config().num_hidden_layers,
             "method": arguments.method.name(), "store_dtype": dtype,
             "row_bytes": contents.row_bytes(target.config(), dtype, (tokens, tokens)),
         });
@@ -78,7 +79,8 @@ fn steps(
 ) -> Result<Timed> {
     let folder =
         tempfile::tempdir().map_err(|error| Failure::work(format!("a folder: {error}")))?;
-    let rows = arguments.bench.warm_ups + arguments.bench.steps;
+    let bench = &arguments.rows.bench;
+    let rows = bench.warm_ups + bench.steps;
     let recipe = recipe(target, contents, rows, tokens);
     let store = StoreWriter::open(&folder.path().display().to_string(), recipe, false)?;
     store.begin()?;
@@ -86,7 +88,7 @@ fn steps(
     let teacher_tokens: Vec<u32> = (0..tokens as u32).collect();
     let vocabulary = target.config().vocab_size;
     let prepare = |step| Ok((&shards[step], shape::batch(tokens, step, vocabulary)));
-    let timed = time(place, &arguments.bench, prepare, |(shard, batch)| {
+    let timed = time(place, bench, prepare, |(shard, batch)| {
         let Turn::Mine(mut work) = store.take(shard)? else {
             let place = folder.path().display();
             return Err(Failure::work(format!("another process writes to {place}")));

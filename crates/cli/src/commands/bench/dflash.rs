@@ -3,15 +3,14 @@
 
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, tensor_specs};
-use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_train::method::block::{BlockBudget, BlockDraws, BlockLoss, BlockObjective};
 use longdraft_train::objective::Objective;
 use longdraft_train::optim::AdamWConfig;
 use serde_json::json;
 
-use super::clock::Timed;
-use super::{Cases, Place, drafting, shape};
+use super::drafting::Setting;
+use super::{Cases, Place, shape};
 use crate::cli::benchmarking::DflashBenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -22,24 +21,23 @@ const TOKENS_PER_BLOCK: usize = 8;
 
 /// Every length over one draft's sizes and one target.
 pub(super) fn run(arguments: &DflashBenchArguments, cases: &mut Cases) -> Result<()> {
-    let place = Place::open(&arguments.bench)?;
-    let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
-    let sizes = sizes(&config, arguments)?;
-    let online = arguments.online.then(|| shape::target(&arguments.shape, &place));
-    let target = online.transpose()?;
-    let tables = shape::Tables::of(&config, target.as_ref(), &place)?;
-    for &tokens in &arguments.tokens {
+    let rows = &arguments.rows;
+    let setting = Setting::open(rows, arguments.online, |target| sizes(target, arguments))?;
+    let Setting { place, config, sizes, tables, .. } = &setting;
+    for &tokens in &rows.tokens {
         let draws = draws(arguments);
         let blocks = draws.of(&shape::batch(tokens, 0, config.vocab_size)).len();
         let own = json!({
-            "shape": arguments.shape.shape, "layers": config.num_hidden_layers,
+            "shape": rows.shape.shape, "layers": config.num_hidden_layers,
             "online": arguments.online, "draft_layers": sizes.layers.len(),
             "taps": sizes.target_layers.len(), "block": sizes.block_size, "blocks": blocks,
         });
-        let about = place.describe("dflash", own);
-        cases.steps(about, tokens, || {
-            let objective = objective(&sizes, &tables, (arguments, draws), &place)?;
-            steps(arguments, &place, (&config, target.as_ref()), &objective, tokens)
+        cases.steps(place.describe("dflash", own), tokens, || {
+            let objective = objective(sizes, tables, (arguments, draws), place)?;
+            let clipped = AdamWConfig { clip_norm: 1.0, weight_decay: 0.0, ..Default::default() };
+            let taps = objective.draft().taps().len();
+            let draw = || shape::tapped(tokens, taps, config, place);
+            setting.steps(&objective, (clipped, LEARNING_RATE), tokens, draw)
         });
     }
     Ok(())
@@ -75,22 +73,4 @@ fn objective(
     let draft = BlockDraft::from_source(&MemorySource::new(tensors), sizes, &tables.embedding)?;
     let loss = BlockLoss { decay: arguments.slot_decay, ..BlockLoss::default() };
     Ok(BlockObjective::new(draft, &tables.head, loss, draws))
-}
-
-fn steps(
-    arguments: &DflashBenchArguments,
-    place: &Place,
-    (config, target): (&TargetConfig, Option<&Target>),
-    objective: &BlockObjective,
-    tokens: usize,
-) -> Result<Timed> {
-    let clipped = AdamWConfig { clip_norm: 1.0, weight_decay: 0.0, ..Default::default() };
-    let taps = objective.draft().taps().len();
-    drafting::steps(
-        (place, &arguments.bench),
-        objective,
-        (clipped, LEARNING_RATE),
-        (config, target, tokens),
-        || shape::tapped(tokens, taps, config, place),
-    )
 }

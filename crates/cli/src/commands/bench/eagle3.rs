@@ -5,15 +5,14 @@ use candle_core::{Device, Tensor};
 use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft, TAPPED_LAYERS, tensor_specs};
-use longdraft_models::target_model::Target;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{TargetConfig, TargetTokenId};
 use longdraft_train::method::eagle3::{Eagle3Objective, Eagle3ObjectiveConfig, OovRows};
 use longdraft_train::optim::AdamWConfig;
 use serde_json::json;
 
-use super::clock::Timed;
-use super::{Cases, Place, drafting, shape};
+use super::drafting::Setting;
+use super::{Cases, Place, shape};
 use crate::cli::benchmarking::Eagle3BenchArguments;
 use crate::failure::{Failure, Result};
 
@@ -21,22 +20,21 @@ const LEARNING_RATE: f64 = 1e-4;
 
 /// Every length over one draft's sizes and one target.
 pub(super) fn run(arguments: &Eagle3BenchArguments, cases: &mut Cases) -> Result<()> {
-    let place = Place::open(&arguments.bench)?;
-    let config = shape::config(&arguments.shape.shape, arguments.shape.layers)?;
-    let size = arguments.draft_vocab_size.unwrap_or_else(|| draft_vocabulary(&config));
-    let sizes = sizes(&config, size)?;
-    let online = arguments.online.then(|| shape::target(&arguments.shape, &place));
-    let target = online.transpose()?;
-    let tables = shape::Tables::of(&config, target.as_ref(), &place)?;
-    for &tokens in &arguments.tokens {
+    let Eagle3BenchArguments { rows, online, draft_vocab_size: given } = arguments;
+    let setting = Setting::open(rows, *online, |target| {
+        sizes(target, given.unwrap_or_else(|| draft_vocabulary(target)))
+    })?;
+    let Setting { place, config, sizes, tables, .. } = &setting;
+    for &tokens in &rows.tokens {
         let own = json!({
-            "shape": arguments.shape.shape, "layers": config.num_hidden_layers,
-            "online": arguments.online, "draft_vocab_size": size,
+            "shape": rows.shape.shape, "layers": config.num_hidden_layers,
+            "online": online, "draft_vocab_size": sizes.draft_vocab_size,
         });
-        let about = place.describe("eagle3", own);
-        cases.steps(about, tokens, || {
-            let objective = objective(&sizes, &tables, &place)?;
-            steps(arguments, &place, (&config, target.as_ref()), &objective, tokens)
+        cases.steps(place.describe("eagle3", own), tokens, || {
+            let objective = objective(sizes, tables, place)?;
+            let clipped = AdamWConfig { clip_norm: 0.5, ..Default::default() };
+            let draw = || drawn_features(tokens, config, place);
+            setting.steps(&objective, (clipped, LEARNING_RATE), tokens, draw)
         });
     }
     Ok(())
@@ -85,21 +83,4 @@ fn drawn_features(tokens: usize, config: &TargetConfig, place: &Place) -> Result
         teacher: TeacherFeatures::EveryToken { hidden: teacher },
         ..shape::tapped(tokens, TAPPED_LAYERS, config, place)?
     })
-}
-
-fn steps(
-    arguments: &Eagle3BenchArguments,
-    place: &Place,
-    (config, target): (&TargetConfig, Option<&Target>),
-    objective: &Eagle3Objective,
-    tokens: usize,
-) -> Result<Timed> {
-    let clipped = AdamWConfig { clip_norm: 0.5, ..Default::default() };
-    drafting::steps(
-        (place, &arguments.bench),
-        objective,
-        (clipped, LEARNING_RATE),
-        (config, target, tokens),
-        || drawn_features(tokens, config, place),
-    )
 }

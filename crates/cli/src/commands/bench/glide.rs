@@ -22,12 +22,13 @@ const LEARNING_RATE: f64 = 5e-4;
 
 /// Every length with every number of documents, over one target.
 pub(super) fn run(arguments: &GlideBenchArguments, cases: &mut Cases) -> Result<()> {
-    let place = Place::open(&arguments.bench)?;
-    let target = Arc::new(shape::target(&arguments.shape, &place)?);
-    for &tokens in &arguments.tokens {
+    let rows = &arguments.rows;
+    let place = Place::open(&rows.bench)?;
+    let target = Arc::new(shape::target(&rows.shape, &place)?);
+    for &tokens in &rows.tokens {
         for &documents in &arguments.documents {
             let own = serde_json::json!({
-                "shape": arguments.shape.shape, "layers": target.config().num_hidden_layers,
+                "shape": rows.shape.shape, "layers": target.config().num_hidden_layers,
                 "documents": documents, "soft": arguments.soft, "cached": arguments.cached,
                 "llm_loss": arguments.llm_loss,
             });
@@ -57,7 +58,7 @@ fn steps(
     let vocabulary = target.config().vocab_size;
     time(
         place,
-        &arguments.bench,
+        &arguments.rows.bench,
         |step| batch(tokens, documents, step, vocabulary),
         |batch| {
             let features = match kept.take().filter(|_| arguments.cached) {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::Inputs;
 use crate::cli::DataInspectArguments;
 use crate::failure::Result;
+use crate::terminal::written_out;
 
 /// Shows the first rows of every source.
 pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
@@ -101,7 +102,7 @@ impl Show<'_> {
                 (false, false) => ("", ""),
             };
             let piece = self.tokenizer.decode(ids, false)?;
-            text.extend([open, &printable(&piece), close]);
+            text.extend([open, &written_out(&piece, &['\n', '\t']), close]);
         }
         Ok(text)
     }
@@ -116,28 +117,17 @@ fn flag(document: &Document) -> Option<&'static str> {
     }
 }
 
-/// Data must not steer the terminal: control characters are written out.
-fn printable(text: &str) -> String {
-    let escape = |c: char| match c {
-        '\n' | '\t' => c.to_string(),
-        c if c.is_control() => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    text.chars().map(escape).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn masks_that_are_all_one_or_all_zero_are_flagged_and_controls_written_out() {
+    fn masks_that_are_all_one_or_all_zero_are_flagged() {
         let flag_of = |mask: [bool; 3]| {
             flag(&Document { ids: vec![0; 3], loss_mask: mask.to_vec(), origin: String::new() })
         };
         assert_eq!(flag_of([true, false, false]), Some("nothing is learned"));
         assert_eq!(flag_of([false, true, true]), Some("everything is learned"));
         assert_eq!(flag_of([false, false, true]), None);
-        assert_eq!(printable("a\n\u{1b}[31mé"), "a\n\\u{1b}[31mé");
     }
 }

@@ -17,7 +17,7 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 
-use crate::cli::{DataCommand, LearnChoice};
+use crate::cli::DataCommand;
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;
@@ -59,7 +59,7 @@ impl Inputs {
     fn open(
         named: &[String],
         target: Option<&str>,
-        learn: Option<LearnChoice>,
+        learn: Option<Learn>,
         overrides: &[String],
     ) -> Result<Self> {
         let is_config = |input: &String| {
@@ -102,7 +102,7 @@ impl Inputs {
 }
 
 /// A path, an address, or a known name; its format is recognised.
-fn by_name(input: &str, learn: Option<LearnChoice>) -> Result<SourceConfig> {
+fn by_name(input: &str, learn: Option<Learn>) -> Result<SourceConfig> {
     let named = NAMED.iter().find(|(name, _)| *name == input).map(|(_, address)| *address);
     let path = match named {
         _ if Path::new(input).exists() || input.starts_with("hf://") => input,
@@ -117,12 +117,5 @@ fn by_name(input: &str, learn: Option<LearnChoice>) -> Result<SourceConfig> {
             ));
         }
     };
-    let learn = learn.map(|learn| match learn {
-        LearnChoice::All => Learn::All,
-        LearnChoice::NoSystem => Learn::NoSystem,
-        LearnChoice::Assistant => Learn::Assistant,
-        LearnChoice::Last => Learn::Last,
-        LearnChoice::Answer => Learn::Answer,
-    });
     Ok(SourceConfig { path: PathBuf::from(path), learn, ..SourceConfig::default() })
 }

@@ -11,7 +11,7 @@ use longdraft_models::weights::atomic::write_atomically_with;
 use serde_json::json;
 
 use self::masks::Masks;
-use crate::cli::{CaptureArguments, DataRecordsArguments, RankArguments};
+use crate::cli::{CaptureArguments, DataRecordsArguments};
 use crate::commands::capture;
 use crate::failure::{Failure, Result};
 use crate::recording::quoted;
@@ -84,12 +84,8 @@ fn capture_of(arguments: &DataRecordsArguments) -> Option<CaptureArguments> {
     Some(CaptureArguments {
         config,
         overrides,
-        also: Vec::new(),
-        device: None,
-        dry_run: false,
-        verify: false,
         records: Some(arguments.folder.clone()),
-        ranks: RankArguments::default(),
+        ..CaptureArguments::default()
     })
 }
 

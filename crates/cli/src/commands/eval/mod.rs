@@ -124,7 +124,7 @@ pub(crate) fn evaluate(
                 unfinished.keep(progress, interrupts.asked());
                 !interrupts.asked()
             };
-            let cell = measure(decoding, models, prompts, schedule, from, keep)?;
+            let cell = measure(decoding, models, prompts, schedule, from, keep, &|_| false)?;
             let Some(cell) = cell else { return Ok(None) };
             unfinished.end_cell(&cell);
             cell
@@ -171,21 +171,9 @@ pub(crate) fn tell_stopped(output: &Path, json: bool) {
     }
 }
 
-/// Decodes every prompt plainly and with drafting, in so many runs, from where an earlier call came.
-/// `None` if `goes_on`, which hears of every prompt, ended it early.
+/// Decodes every prompt plainly and with drafting, in so many runs, from where an earlier call came; fewer prompts
+/// where `is_enough` says so. `None` if `goes_on`, which hears of every prompt, ended it early.
 pub(crate) fn measure(
-    decoding: &DecodingArguments,
-    models: &Models,
-    prompts: &[Prompt],
-    how: (&DecodeOptions, usize),
-    from: Progress,
-    goes_on: &mut dyn FnMut(&Progress) -> bool,
-) -> Result<Option<Cell>> {
-    measure_until(decoding, models, prompts, how, from, goes_on, &|_| false)
-}
-
-/// The same, of fewer prompts where `is_enough` says so.
-pub(crate) fn measure_until(
     decoding: &DecodingArguments,
     models: &Models,
     prompts: &[Prompt],

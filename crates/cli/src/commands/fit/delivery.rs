@@ -51,12 +51,9 @@ pub(super) fn export_for(
     verify::run(
         &VerifyArguments {
             folder: output,
-            profile: None,
             target: Some(settings.target.clone()),
             checkpoint: Some(run.to_path_buf()),
-            decode: None,
-            record: None,
-            strict: false,
+            ..VerifyArguments::default()
         },
         false,
     )

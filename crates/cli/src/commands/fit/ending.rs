@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use longdraft_decode::Pacing;
 use longdraft_records::decode::{DECODE_FILE, DecodeRecord};
 use longdraft_records::events::FitPhase;
+use longdraft_report::REPORT_FILE;
 use longdraft_report::words::{self, clock};
 use longdraft_train::checkpoint::Wanted;
 use serde_json::json;
@@ -19,11 +20,6 @@ use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 
 impl Fit<'_> {
-    fn ways(&mut self) -> Vec<Way> {
-        let draft = self.ledger.folder.join("draft");
-        self.ways_of(&draft)
-    }
-
     /// The ways of a draft in a folder.
     fn ways_of(&mut self, draft: &Path) -> Vec<Way> {
         let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
@@ -68,7 +64,7 @@ impl Fit<'_> {
         self.keep_the_better()?;
         let (folder, run) = (self.ledger.folder.clone(), self.kept_run());
         delivery::extract_draft(&folder, &run)?;
-        let (ways, plan) = (self.ways(), self.current_plan());
+        let (ways, plan) = (self.ways_of(&folder.join("draft")), self.current_plan());
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.state.machine.clone().unwrap_or_default();
         // Two drafts were compared in a share of it.
@@ -94,7 +90,8 @@ impl Fit<'_> {
 
     /// Commands that use the fastest way, or the fastest with the draft.
     fn commands(&mut self, record: &DecodeRecord, with_draft: bool) -> [String; 2] {
-        let ways = self.ways();
+        let draft = self.ledger.folder.join("draft");
+        let ways = self.ways_of(&draft);
         let best = proof::best(record, with_draft).and_then(|(index, _)| ways.get(index));
         let arguments = best.map_or_else(String::new, delivery::arguments);
         let has_template = self.tokenizer.chat_template().is_some();
@@ -171,7 +168,7 @@ impl Fit<'_> {
         outln!(
             "draft and card: {}; page: {}; took {}",
             folder.join("draft").display(),
-            folder.join(report::PAGE).display(),
+            folder.join(REPORT_FILE).display(),
             clock(self.ledger.state.rounds.iter().map(|round| round.spent).sum())
         );
         if self.json {
@@ -179,7 +176,7 @@ impl Fit<'_> {
             value["output"] = json!(folder.to_string_lossy());
             value["finished"] = json!(true);
             value["draft"] = json!(folder.join("draft").to_string_lossy());
-            value["report"] = json!(folder.join(report::PAGE).to_string_lossy());
+            value["report"] = json!(folder.join(REPORT_FILE).to_string_lossy());
             value["best"] = json!(best.map(|cell| json!({
                 "drafter": cell.drafter, "speed_up": cell.figures.speed_up,
                 "interval": cell.figures.speed_up_interval,

@@ -14,7 +14,7 @@ use super::expect::Range;
 use super::proof::NEW_TOKENS;
 use super::state::Settings;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
-use crate::decoding::{Models, stop_tokens};
+use crate::decoding::Models;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 
@@ -44,9 +44,9 @@ pub(super) fn measure(
 ) -> Result<Option<Range>> {
     let lookup = Some(LookupChoice::Switch);
     let decoding = DecodingArguments { lookup, ..DecodingArguments::plain() };
-    let mut options = decoding.options(settings.temperature, PaceChoice::Measured)?;
-    options.max_new_tokens = tokens(seconds, step).min(settings.max_tokens);
-    options.stop_tokens = stop_tokens(&models.target);
+    let how = (settings.temperature, PaceChoice::Measured);
+    let most = tokens(seconds, step).min(settings.max_tokens);
+    let options = decoding.request(how, most, &models.target)?;
     let schedule = Schedule { runs: 1, options: &options, must_be_equal: false };
     let started = Instant::now();
     let goes_on = &mut |progress: &Progress| {

@@ -1,5 +1,8 @@
 //! What is asked: the user's prompts or those that the program carries, and which are set aside.
 
+mod aside;
+mod wording;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -13,16 +16,13 @@ use serde_json::{Value, json};
 use super::state::STATE_FILE;
 use crate::commands::data::regenerate::{Prompts, prompts_of_row};
 use crate::failure::{Failure, Result};
+use aside::part;
+use wording::{normalised, pieces, wording};
 
 /// Written for this program, CC0.
 const SHIPPED: &str = include_str!("../../../assets/prompts/prompts.jsonl");
 pub(super) const SHIPPED_NAME: &str = "the prompts that the program carries (assets/prompts, CC0)";
 
-/// Prompts that prove the result: at most, and at most this part of all. Where groups give fewer than so many, every
-/// prompt is a group of its own.
-const MOST_HELD_OUT: usize = 32;
-const HELD_OUT_PART: usize = 4;
-const FEW_HELD_OUT: usize = 8;
 /// Of the program's own prompts, those that show beside the user's what a draft of these is worth elsewhere: at
 /// most, and one after so many of the user's.
 const MOST_GENERAL: usize = 8;
@@ -32,8 +32,6 @@ const OWN: &str = "own prompts";
 const GENERAL: &str = "general mix";
 /// Prompts below which those that the program carries are asked, too.
 const FEW: usize = 200;
-/// Letters of a piece of a plain text that is asked.
-const PIECE: usize = 800;
 
 /// A prompt: turns without those of the assistant.
 #[derive(Debug, Clone, PartialEq)]
@@ -216,102 +214,6 @@ fn first_question(turns: &Conversation) -> &str {
     own.find_map(|message| message["content"].as_str()).unwrap_or_default()
 }
 
-/// A text's words: numbers and punctuation alone make no other prompt. A text without words stands for itself.
-fn wording(text: &str) -> String {
-    let words: Vec<&str> = text
-        .split(|letter: char| !letter.is_alphabetic())
-        .filter(|word| !word.is_empty())
-        .collect();
-    if words.is_empty() { text.to_owned() } else { words.join(" ") }
-}
-
-/// Paragraphs of a text, as many together as make a piece; a long paragraph is several pieces.
-fn pieces(text: &str) -> Vec<String> {
-    let text = text.replace("\r\n", "\n");
-    let mut pieces: Vec<String> = Vec::new();
-    for paragraph in text.split("\n\n").map(str::trim).filter(|text| !text.is_empty()) {
-        match pieces.last_mut() {
-            Some(last) if last.len() < PIECE / 2 => {
-                last.push_str("\n\n");
-                last.push_str(paragraph);
-            }
-            _ => pieces.push(paragraph.to_owned()),
-        }
-    }
-    pieces.iter().flat_map(|piece| cut(piece)).collect()
-}
-
-/// A text in parts of at most [`PIECE`] letters, between words where it has spaces.
-fn cut(text: &str) -> Vec<String> {
-    let (mut rest, mut parts) = (text, Vec::new());
-    while let Some((end, _)) = rest.char_indices().nth(PIECE) {
-        let space = rest[..end].rfind(char::is_whitespace).filter(|space| *space >= end / 2);
-        let (part, after) = rest.split_at(space.unwrap_or(end));
-        parts.push(part.trim().to_owned());
-        rest = after.trim_start();
-    }
-    parts.push(rest.to_owned());
-    parts.retain(|part| !part.is_empty());
-    parts
-}
-
-/// Case and spaces tell nothing apart.
-fn normalised(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase()
-}
-
-/// The groups whose names have the smallest hashes are set aside, so that the choice depends on nothing
-/// else; then the rest in the order of their hashes. What is set aside is at most a part of all prompts: groups that
-/// are too large for that are learned from. Where hardly any group is small enough, prompts are parted one by one.
-fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
-    let most = (prompts.len() / HELD_OUT_PART).max(1);
-    let wanted = most.min(MOST_HELD_OUT);
-    let hash = |text: &str| sha256::of_text(&normalised(text));
-    let mut hashed: Vec<Hashed> = prompts
-        .into_iter()
-        .map(|asked| Hashed { group: hash(&asked.group), text: hash(&asked.text()), asked })
-        .collect();
-    let mut aside = groups_aside(&mut hashed, most, wanted);
-    if aside.len() < wanted.min(FEW_HELD_OUT) {
-        hashed.iter_mut().for_each(|prompt| prompt.group.clone_from(&prompt.text));
-        aside = groups_aside(&mut hashed, most, wanted);
-    }
-    let (mut held_out, mut training) = (Vec::new(), Vec::new());
-    let mut last = String::new();
-    for prompt in hashed {
-        if !aside.contains(&prompt.group) {
-            training.push(prompt);
-        } else if prompt.group != last {
-            // Of a group that is set aside one prompt proves as much as all.
-            held_out.push(prompt.asked);
-            last = prompt.group;
-        }
-    }
-    training.sort_by(|a, b| a.text.cmp(&b.text));
-    (held_out, training.into_iter().map(|prompt| prompt.asked).collect())
-}
-
-/// A prompt with the hashes of its group's name and of its text.
-struct Hashed {
-    group: String,
-    text: String,
-    asked: Asked,
-}
-
-/// Sorts prompts by their hashes; returns the first groups that hold at most `most` prompts together, at most
-/// `wanted` of them.
-fn groups_aside(prompts: &mut [Hashed], most: usize, wanted: usize) -> HashSet<String> {
-    prompts.sort_by(|a, b| (&a.group, &a.text).cmp(&(&b.group, &b.text)));
-    let (mut aside, mut held) = (HashSet::new(), 0);
-    for group in prompts.chunk_by(|a, b| a.group == b.group) {
-        if aside.len() < wanted && held + group.len() <= most {
-            held += group.len();
-            aside.insert(group[0].group.clone());
-        }
-    }
-    aside
-}
-
 impl Parts {
     /// Refuses files of something else where a fit would begin.
     ///
@@ -350,6 +252,7 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
+    use super::aside::MOST_HELD_OUT;
     use super::*;
 
     fn asked(text: &str) -> Asked {
@@ -419,16 +322,6 @@ mod tests {
         let Split { held_out, training, alike, .. } = split_of(&rows);
         // A quarter of all prompts makes 25 subjects of four.
         assert_eq!((held_out, training, alike), (25, 300, 75));
-    }
-
-    #[test]
-    fn long_texts_are_asked_piece_by_piece() {
-        let text = format!("A title\r\n\r\n{}\r\n\r\nAn end.", "some words ".repeat(200));
-        let pieces = pieces(&text);
-        assert!(pieces.len() >= 3 && pieces.iter().all(|piece| piece.chars().count() <= PIECE));
-        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(pieces.iter().flat_map(|piece| words(piece)).collect::<Vec<_>>(), words(&text));
-        assert_eq!(cut(&"是".repeat(2 * PIECE + 1)).len(), 3);
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::rules::Plan;
 use super::state::Settings;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
 use crate::commands::eval::{self, Unfinished};
-use crate::decoding::{Models, encode_chat, encode_text, stop_tokens};
+use crate::decoding::{Models, encode_chat, encode_text};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;
@@ -144,10 +144,8 @@ pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
 impl Way {
     /// What a request asks for.
     pub(super) fn options(&self, settings: &Settings, target: &Target) -> Result<DecodeOptions> {
-        let mut options = self.decoding.options(self.temperature, self.pace)?;
-        options.max_new_tokens = NEW_TOKENS.min(settings.max_tokens);
-        options.stop_tokens = stop_tokens(target);
-        Ok(options)
+        let most = NEW_TOKENS.min(settings.max_tokens);
+        self.decoding.request((self.temperature, self.pace), most, target)
     }
 }
 
@@ -281,7 +279,7 @@ impl Common<'_> {
             !interrupts.asked()
         };
         let (decoding, how) = (&way.decoding, (options, 1));
-        eval::measure_until(decoding, models, prompts, how, from, &mut goes_on, &is_enough)
+        eval::measure(decoding, models, prompts, how, from, &mut goes_on, &is_enough)
     }
 }
 

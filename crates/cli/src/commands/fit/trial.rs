@@ -17,7 +17,7 @@ use super::speed::{TrainingSpeed, timed};
 use super::{prompts, proof};
 use crate::cli::{DecodingArguments, OpenOptions, PaceChoice};
 use crate::commands::{eval, train};
-use crate::decoding::{Models, stop_tokens};
+use crate::decoding::Models;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
@@ -159,13 +159,11 @@ fn short(
     new_tokens: usize,
     interrupts: &Interrupts,
 ) -> Result<Cell> {
-    let mut options = decoding.options(0.0, PaceChoice::Fixed)?;
-    options.max_new_tokens = new_tokens;
-    options.stop_tokens = stop_tokens(&models.target);
+    let options = decoding.request((0.0, PaceChoice::Fixed), new_tokens, &models.target)?;
     let prompts = &prompts[..prompts.len().min(PROMPTS)];
     let goes_on = &mut |_: &Progress| !interrupts.asked();
-    let cell =
-        eval::measure(decoding, models, prompts, (&options, 1), Progress::default(), goes_on)?;
+    let (how, from) = ((&options, 1), Progress::default());
+    let cell = eval::measure(decoding, models, prompts, how, from, goes_on, &|_| false)?;
     cell.ok_or_else(|| interrupts.failure())
 }
 

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use longdraft_decode::drafter::{GrownDatastore, Proposer};
 use longdraft_models::sha256;
-use longdraft_server::{Board, Control, Learning, Lessons, Served};
+use longdraft_server::{Board, Control, Learning, Served};
 use longdraft_train::checkpoint::{RunLock, draft_file};
 
 use crate::cli::{DecodingArguments, LearnCommand, LearningArguments, ServeArguments};
@@ -309,7 +309,7 @@ pub(crate) struct Lesson {
 }
 
 impl Lesson {
-    /// Ends it; what is under way goes on with the next server. [`Lessons`] must be gone.
+    /// Ends it; what is under way goes on with the next server. [`longdraft_server::Lessons`] must be gone.
     pub(crate) fn end(self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
@@ -317,9 +317,4 @@ impl Lesson {
             let _ = thread.join();
         }
     }
-}
-
-/// A way from the server to a learner, if there is one.
-pub(crate) fn lessons(learner: Option<&Learner>) -> Option<(Lessons, Receiver<Served>)> {
-    learner.map(|_| Lessons::new())
 }

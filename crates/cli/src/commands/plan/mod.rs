@@ -1,27 +1,27 @@
 //! `--plan`: what a run needs, before anything is loaded.
 
 mod collectives;
+mod machine;
 mod sizing;
 mod table;
 
 use std::fmt;
 use std::path::Path;
 
-use candle_core::Device;
 use longdraft_configuration::{
     Composed, ConfigurationError, LocatedStage, input_problems, read, read_located_stage,
 };
 use longdraft_decode::READ_ALONE;
-use longdraft_kernels::dispatch::{has_kernels, multiplies_halves};
+use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::BlockFormat;
+use longdraft_models::TargetConfig;
 use longdraft_models::device::free_memory;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target_model::Target;
-use longdraft_models::{DeviceChoice, Precision, TargetConfig};
-use longdraft_parallel::{Reduction, World};
+use longdraft_parallel::World;
 use longdraft_plan::{
-    Estimate, Layout, Links, Place, Speed, Verdict, Workload, of_pretraining, pretraining_remedies,
+    Estimate, Layout, Place, Verdict, Workload, of_pretraining, pretraining_remedies,
 };
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::TrainError;
@@ -31,12 +31,12 @@ use longdraft_train::inputs::{Purpose, Reach};
 use longdraft_train::stage::Stage;
 use serde_json::{Map, Value, json};
 
-use crate::cli::{PlanArguments, TrainArguments};
+use crate::cli::TrainArguments;
 use crate::decoding::SAID_CONTEXT;
 use crate::doctor::available_memory;
 use crate::failure::{Failure, Result};
 use crate::ranks::Voice;
-use crate::threads::cores;
+use machine::Machine;
 
 /// Prints what every stage needs, or the one that `stage=NAME` picks; nothing is loaded or written.
 pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Result<()> {
@@ -251,102 +251,6 @@ fn has_blocks(target: &str) -> bool {
     types.iter().any(|of_type| BlockFormat::named(of_type.name).is_some())
 }
 
-/// What a plan is held against.
-pub(super) struct Machine {
-    pub(super) layout: Layout,
-    /// Free bytes of a rank.
-    pub(super) free: Option<u64>,
-    /// What connects the ranks.
-    pub(super) links: Links,
-    /// Unknown of a GPU unless it is given.
-    pub(super) speed: Option<Speed>,
-    /// Whether the operations a second were measured here.
-    measured: bool,
-    /// Whether our kernels run on its GPU.
-    has_nvidia_kernels: bool,
-}
-
-impl Machine {
-    fn of(
-        arguments: &PlanArguments,
-        (wanted, started): (Option<usize>, usize),
-        (device, precision, reduction): (DeviceChoice, Precision, Reduction),
-    ) -> Self {
-        let ranks = wanted.unwrap_or(started);
-        // A GPU that is not here can be planned for.
-        let opened = device.open(0).ok();
-        let named = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Metal(_));
-        let found = opened.as_ref().is_some_and(|device| !device.is_cpu());
-        let on_gpu = arguments.table || named || found;
-        // One that is not here is as new as the kernels ask for.
-        let is_metal =
-            matches!(device, DeviceChoice::Metal(_)) || matches!(opened, Some(Device::Metal(_)));
-        let has_nvidia_kernels = !is_metal && has_kernels(opened.as_ref().unwrap_or(&Device::Cpu));
-        let here = ranks_here(arguments.machine_ranks, ranks);
-        let threads = if on_gpu { 0 } else { threads_of_each(here, started) };
-        let given = arguments.memory.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
-        let free = given.or_else(|| match opened {
-            Some(device) if on_gpu => free_memory(&device),
-            _ if on_gpu => None,
-            _ => available_memory().map(|free| free_of_each(free, here)),
-        });
-        let PlanArguments { machine_ranks, bandwidth, network_bandwidth, .. } = *arguments;
-        let links = Links::of(on_gpu, reduction);
-        // Ranks that share this machine send within it.
-        let of_machine = machine_ranks.or((!on_gpu).then_some(here as u64));
-        let links = links.given(of_machine, bandwidth, network_bandwidth);
-        let measured = arguments.gflops.is_none() && !on_gpu;
-        // Of the threads of this process, of which a rank may have fewer.
-        let share = threads as f64 / rayon::current_num_threads() as f64;
-        let gflops =
-            if measured { Some(share * Speed::measured_gflops()) } else { arguments.gflops };
-        let target_value_bytes =
-            arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
-        let has_nvidia_kernels = on_gpu && has_nvidia_kernels;
-        let half_states = has_nvidia_kernels && target_value_bytes == 2;
-        Self {
-            layout: Layout { target_value_bytes, half_states, ..Layout::of(ranks, threads) },
-            free,
-            links,
-            speed: gflops.map(|gflops| Speed { gflops, links }),
-            measured,
-            has_nvidia_kernels,
-        }
-    }
-}
-
-/// Ranks of a plan that share this machine: as `--ranks` would start them, all of them, unless it is said otherwise.
-fn ranks_here(machine_ranks: Option<u64>, ranks: usize) -> usize {
-    machine_ranks.map_or(ranks, |of_machine| ranks.min(of_machine as usize)).max(1)
-}
-
-/// Bytes of each of so many ranks on this machine.
-fn free_of_each(free: u64, here: usize) -> u64 {
-    free / here.max(1) as u64
-}
-
-/// Threads of each of so many ranks on this machine; ranks that a launcher started have theirs already.
-fn threads_of_each(here: usize, started: usize) -> usize {
-    let threads = rayon::current_num_threads();
-    if started > 1 { threads } else { threads.min((cores() / here).max(1)) }
-}
-
-impl Machine {
-    /// The layout of a stage.
-    fn layout_of(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Layout> {
-        let ranks = self.layout.ranks;
-        config.check_layers_of(ranks, target)?;
-        let (sequence, tensor) = (config.parallel.sequence, config.parallel.tensor);
-        if ranks.is_multiple_of(sequence.max(1)) {
-            return Ok(Layout { sequence, tensor, ..self.layout });
-        }
-        Err(Failure::usage(format!(
-            "{ranks} ranks do not make groups of `parallel.sequence` = {sequence}"
-        ))
-        .hint("give --ranks a multiple of it"))
-    }
-}
-
 /// Sizes of a target on this machine, or of a published one that is not.
 fn target_config(spec: &str) -> Result<TargetConfig> {
     if Path::new(spec).exists() {
@@ -459,19 +363,5 @@ pub(crate) fn say(voice: &Voice, stage: &Stage, world: &World) {
             _ => "one of these makes it fit",
         };
         voice.say(&format!("warning: this may not fit; {advice}: {}", verdict.remedies.join("; ")));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranks_share_this_machine_unless_it_is_said_otherwise() {
-        let here = [(None, 4), (Some(1), 4), (Some(8), 4), (None, 0)];
-        assert_eq!(here.map(|(given, ranks)| ranks_here(given, ranks)), [4, 1, 4, 1]);
-        assert_eq!((free_of_each(100, 4), free_of_each(100, 1)), (25, 100));
-        assert_eq!(threads_of_each(usize::MAX, 1), 1);
-        assert_eq!(threads_of_each(usize::MAX, 2), rayon::current_num_threads());
     }
 }

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use longdraft_data::source::read_jsonl;
 use longdraft_data::token_stream::{START_OF_DOCUMENT, TokenStream};
 use longdraft_models::bits_per_byte::{
-    Scorer, Tail, TargetScorer, Window, isolated_windows, plain_windows, sliding_windows,
+    Scorer, TargetScorer, Window, isolated_windows, plain_windows, sliding_windows,
 };
 use longdraft_models::language_model::{self, LanguageModel};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_pretrain::{ScoredStream, Tokenizer};
 
-use crate::cli::{BpbArguments, EvalBpbArguments, TailChoice};
+use crate::cli::{BpbArguments, EvalBpbArguments};
 use crate::commands::data::encode_with_bytes;
 use crate::failure::{Failure, Result};
 
@@ -48,8 +48,7 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     } else if arguments.plain {
         plain_windows(stream.targets(), window)
     } else {
-        let tail = if arguments.tail == TailChoice::Drop { Tail::Drop } else { Tail::Score };
-        sliding_windows(stream.targets(), window, stride, tail)
+        sliding_windows(stream.targets(), window, stride, arguments.tail)
     };
     let scorer: &dyn Scorer = match &model {
         Model::Own(model) => model.as_ref(),

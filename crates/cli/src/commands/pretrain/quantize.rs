@@ -2,15 +2,13 @@
 
 use longdraft_data::token_stream::TokenStream;
 use longdraft_models::language_model::open;
-use longdraft_models::weights::artifact::{
-    Compression, Embedding, QuantiseConfig, QuantiseFormat, Sizes,
-};
+use longdraft_models::weights::artifact::{QuantiseConfig, Sizes};
 use longdraft_pretrain::{ArtifactConfig, ArtifactReport, ScoredStream, Tokenizer, build_artifact};
 use longdraft_rules::Problem;
 use longdraft_serving::save_gguf;
 
 use super::print_artifact;
-use crate::cli::{CompressionChoice, EmbeddingChoice, FormatChoice, QuantizeArguments};
+use crate::cli::QuantizeArguments;
 use crate::failure::{Failure, Result};
 
 /// Writes the artifact and scores it if there is data.
@@ -80,16 +78,10 @@ fn gguf(arguments: &QuantizeArguments, json: bool) -> Result<()> {
 
 fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
     let quantise = QuantiseConfig {
-        format: match arguments.format {
-            FormatChoice::Compat => QuantiseFormat::Compat,
-            FormatChoice::Modern => QuantiseFormat::Modern,
-        },
+        format: arguments.format,
         keep_max_elements: arguments.keep_max_elements,
         levels: arguments.levels,
-        embedding: match arguments.embedding {
-            EmbeddingChoice::Codes => Embedding::Codes,
-            EmbeddingChoice::F16 => Embedding::F16,
-        },
+        embedding: arguments.embedding,
         ..QuantiseConfig::default()
     };
     let told = |problem: Problem| format!("`--{}` {}", problem.key, problem.text);
@@ -99,10 +91,7 @@ fn config(arguments: &QuantizeArguments) -> Result<ArtifactConfig> {
     }
     Ok(ArtifactConfig {
         quantise,
-        compression: match arguments.compression {
-            CompressionChoice::Zlib => Compression::Zlib,
-            CompressionChoice::Zstd => Compression::Zstd,
-        },
+        compression: arguments.compression,
         code_bytes: arguments.code_bytes,
         budget_bytes: arguments.budget_bytes,
     })

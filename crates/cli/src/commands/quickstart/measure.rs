@@ -13,7 +13,7 @@ use super::assets::TEST_FILE;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice, WeightDtype};
 use crate::commands::eval;
 use crate::commands::eval::prompts::PromptSet;
-use crate::decoding::{Models, stop_tokens};
+use crate::decoding::Models;
 use crate::failure::Result;
 use crate::interrupts::Interrupts;
 use crate::recording;
@@ -56,16 +56,15 @@ pub(super) fn run(
     let mut record = recording::begin((target, TEST_FILE), &alone, &models, NEW_TOKENS);
     let started = Instant::now();
     let mut measure = |decoding: &DecodingArguments, pace| -> Result<bool> {
-        let mut options = decoding.options(0.0, pace)?;
-        options.max_new_tokens = NEW_TOKENS;
-        options.stop_tokens = stop_tokens(opened);
+        let options = decoding.request((0.0, pace), NEW_TOKENS, opened)?;
         let (schedule, from) = ((&options, RUNS), Progress::default());
         let mut line = eval::lines(prompts.len(), RUNS);
         let goes_on = &mut |progress: &Progress| {
             line(progress);
             !interrupts.asked()
         };
-        let cell = eval::measure(decoding, &models, &prompts, schedule, from, goes_on)?;
+        let is_enough = |_: &Progress| false;
+        let cell = eval::measure(decoding, &models, &prompts, schedule, from, goes_on, &is_enough)?;
         let Some(cell) = cell else { return Ok(false) };
         eval::print(&cell);
         outln!();

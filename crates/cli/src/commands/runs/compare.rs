@@ -6,6 +6,7 @@ use serde_json::json;
 use super::print;
 use crate::cli::RunsCompareArguments;
 use crate::failure::Result;
+use crate::terminal::written_out;
 
 /// Prints figures of every stage, and the keys in which the configurations differ.
 pub(super) fn run(arguments: &RunsCompareArguments, json: bool) -> Result<()> {
@@ -53,32 +54,13 @@ pub(super) fn run(arguments: &RunsCompareArguments, json: bool) -> Result<()> {
         outln!("keys that differ ({}):", names.join(", "));
         for difference in &differing {
             let values: Vec<String> =
-                difference.values.iter().map(|value| on_a_line(value)).collect();
+                difference.values.iter().map(|value| written_out(value, &[])).collect();
             outln!("  {}: {}", difference.key, values.join(" | "));
         }
     }
     Ok(())
 }
 
-/// A value with its control characters written out.
-fn on_a_line(value: &str) -> String {
-    let escape = |c: char| match c {
-        c if c.is_control() => c.escape_default().to_string(),
-        c => c.to_string(),
-    };
-    value.chars().map(escape).collect()
-}
-
 fn shown(figure: Option<f64>) -> String {
     figure.map_or_else(String::new, |figure| format!("{figure:.3}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::on_a_line;
-
-    #[test]
-    fn a_value_stays_on_its_line() {
-        assert_eq!(on_a_line("a\n\tb é"), "a\\n\\tb é");
-    }
 }
