@@ -139,6 +139,11 @@ impl ModelError {
     }
 }
 
+/// The error of what is not done: not here, not with these tensors, or not in this state.
+pub(crate) fn refused(problem: impl Into<String>) -> ModelError {
+    ModelError::Tensor(candle_core::Error::Msg(problem.into()))
+}
+
 /// Everything that is wrong with one file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Problems(pub Vec<String>);
@@ -147,6 +152,13 @@ impl Problems {
     /// Adds one.
     pub fn push(&mut self, problem: impl fmt::Display) {
         self.0.push(problem.to_string());
+    }
+
+    /// Adds the sizes of a draft that are not its target's: name, the draft's, the target's.
+    pub(crate) fn push_unlike_target(&mut self, sizes: &[(&str, usize, usize)]) {
+        for (name, draft, target) in sizes.iter().filter(|(_, draft, target)| draft != target) {
+            self.push(format!("`{name}` = {draft}, the target's is {target}"));
+        }
     }
 
     /// An error naming all of them, or nothing if there are none.

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{ModelError, Result};
+
 /// Index of a decoder layer of the target, counted from 0.
 ///
 /// "After layer i" is the residual stream when layer i has added its attention and MLP outputs.
@@ -44,6 +46,20 @@ pub struct TargetTokenId(pub u32);
 #[serde(transparent)]
 #[repr(transparent)]
 pub struct DraftTokenId(pub u32);
+
+/// Whether all ids are rows of a table of `vocabulary` tokens.
+///
+/// # Errors
+/// - one lies outside
+pub(crate) fn check_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
+    match ids.iter().find(|id| **id as usize >= vocabulary) {
+        Some(id) => {
+            let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
+            Err(ModelError::Tokenizer(message))
+        }
+        None => Ok(()),
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
 use longdraft_kernels::rows::select_rows;
 
 use super::Window;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 use crate::language_model::{LanguageModel, Layout};
 use crate::target_model::{PackedSequence, Tap, Taps, Target};
 
@@ -108,8 +108,8 @@ pub fn evaluate(
     let targets = tokens.len().saturating_sub(1);
     let fits = |w: &Window| w.start + w.length <= targets && w.scored.end <= w.length;
     if bytes.len() != targets || !windows.iter().all(fits) {
-        let problem = format!("{} byte counts and windows for {targets} targets", bytes.len());
-        return Err(ModelError::Tensor(candle_core::Error::Msg(problem)));
+        let counts = bytes.len();
+        return Err(refused(format!("{counts} byte counts and windows for {targets} targets")));
     }
     let mut score = Score { total_tokens: targets as u64, ..Score::default() };
     for batch in windows.chunks((batch_tokens / window.max(1)).max(1)) {

@@ -11,7 +11,7 @@ use crate::error::{ModelError, Result};
 use crate::weights::atomic::write_atomically;
 use crate::weights::gguf::gguf_files;
 use crate::weights::pth::PthSource;
-use crate::weights::safetensors::SafetensorsSource;
+use crate::weights::safetensors::{INDEX, SafetensorsSource};
 use crate::weights::{WeightSource, pth, safetensors};
 
 /// Name of the draft file.
@@ -27,15 +27,12 @@ pub const PTH_FILE: &str = "draft_model_weights.pth";
 /// Files that hold a draft in a folder, the first that is there.
 const NAMES: [&str; 4] = [DRAFT_FILE, "model.safetensors", PTH_FILE, "pytorch_model.bin"];
 
-/// Names the shards of a folder.
-const INDEX: &str = "model.safetensors.index.json";
-
 /// The GGUF file that a path is, or that a folder holds as its only model.
 pub(super) fn gguf_of(path: &Path) -> Option<PathBuf> {
     if path.is_file() {
         return path.extension().is_some_and(|e| e == "gguf").then(|| path.to_path_buf());
     }
-    let plain = NAMES.iter().chain(&[INDEX]).any(|name| path.join(name).is_file());
+    let plain = holds_plain(path);
     match gguf_files(path).as_slice() {
         [one] if !plain => Some(one.clone()),
         _ => None,
@@ -44,8 +41,12 @@ pub(super) fn gguf_of(path: &Path) -> Option<PathBuf> {
 
 /// Whether a folder holds weights in a file of a name that [`open_weights`] takes.
 pub fn holds_draft(folder: &Path) -> bool {
-    let plain = NAMES.iter().chain(&[INDEX]).any(|name| folder.join(name).is_file());
-    plain || (folder.is_dir() && gguf_of(folder).is_some())
+    holds_plain(folder) || (folder.is_dir() && gguf_of(folder).is_some())
+}
+
+/// Whether a folder holds weights in another format than GGUF.
+fn holds_plain(folder: &Path) -> bool {
+    NAMES.iter().chain(&[INDEX]).any(|name| folder.join(name).is_file())
 }
 
 /// Opens a draft's weight file, or the one that a folder holds: whole, in shards, PyTorch's, GGUF.
@@ -96,8 +97,19 @@ pub(super) fn folder_beside(path: &Path) -> &Path {
     if path.is_dir() { path } else { path.parent().unwrap_or(path) }
 }
 
+/// What stands before the plain name `known` in a file's names: one of `prefixes`, or nothing.
+pub(super) fn prefix_before(
+    known: &str,
+    names: &[String],
+    prefixes: &[&'static str],
+) -> &'static str {
+    let is_known = |name: &String, prefix: &str| name.strip_prefix(prefix) == Some(known);
+    let holds = |prefix: &&&str| names.iter().any(|name| is_known(name, prefix));
+    prefixes.iter().find(holds).copied().unwrap_or("")
+}
+
 /// Reads a file of JSON.
-pub(super) fn read_json(file: &Path) -> Result<Value> {
+pub(crate) fn read_json(file: &Path) -> Result<Value> {
     let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
     serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))
 }

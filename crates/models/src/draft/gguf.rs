@@ -1,8 +1,9 @@
 //! What the GGUF files of drafts have in common: a header of one architecture's keys, and tensors.
 
+use std::marker::PhantomData;
 use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::rope::RopeScaling;
 
 use crate::config::RopeParameters;
@@ -11,59 +12,73 @@ use crate::error::{ModelError, Problems, Result};
 use crate::ids::{EnteredLayerId, LayerId};
 use crate::weights::file::WeightFile;
 use crate::weights::gguf::header::{ElementType, Header, StoredTensor};
-use crate::weights::gguf::split;
+use crate::weights::gguf::{half_split_row, split};
+use crate::weights::{WeightSource, integers, other_type};
 
 /// Divisors of the rotary frequencies, `[D/2]`: they belong to the configuration.
-pub(super) const DIVISORS: &str = "rope_freqs.weight";
+const DIVISORS: &str = "rope_freqs.weight";
 
-/// A draft's open GGUF file.
-pub(super) struct DraftGguf {
-    file: WeightFile,
-    header: Header,
-    architecture: &'static str,
+/// How the files of an architecture hold tensors.
+pub trait Naming {
+    /// `general.architecture`.
+    const ARCHITECTURE: &'static str;
+    /// What its drafts are called in errors.
+    const TITLE: &'static str;
+    /// Whether rows of queries and keys stand in the order of interleaved rotary pairs.
+    const IS_INTERLEAVED: bool;
+
+    /// The name in files of a published tensor.
+    fn stored_name(published: &str) -> Option<String>;
+
+    /// The published name of a file's tensor.
+    fn published_name(stored: &str) -> Option<String>;
 }
 
-impl DraftGguf {
-    /// Opens a file and reads its header; `title` names the drafts of the architecture in errors.
+/// A draft's open GGUF file: keys of its architecture, and tensors under their published names.
+pub struct DraftGguf<N> {
+    file: WeightFile,
+    header: Header,
+    naming: PhantomData<N>,
+}
+
+impl<N: Naming> DraftGguf<N> {
+    /// Opens a file and reads its header.
     ///
     /// # Errors
     /// - unreadable, not GGUF, or of another architecture
-    pub(super) fn open(path: &Path, architecture: &'static str, title: &str) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         let file = WeightFile::open(path)?;
         let header = split::read(&file)?;
         match header.text("general.architecture") {
-            Some(found) if found == architecture => Ok(Self { file, header, architecture }),
+            Some(found) if found == N::ARCHITECTURE => {
+                Ok(Self { file, header, naming: PhantomData })
+            }
             other => {
-                let found = other.unwrap_or("none");
+                let (found, title) = (other.unwrap_or("none"), N::TITLE);
                 let problem = format!("a GGUF file of architecture {found}, no {title} draft");
                 Err(ModelError::invalid(path, problem))
             }
         }
     }
 
-    /// Where it lies.
-    pub(super) fn path(&self) -> &Path {
-        self.file.path()
-    }
-
     /// The header.
-    pub(super) fn header(&self) -> &Header {
+    pub fn header(&self) -> &Header {
         &self.header
     }
 
     /// A key of the architecture in full.
-    pub(super) fn key(&self, name: &str) -> String {
-        format!("{}.{name}", self.architecture)
+    pub(super) fn key(name: &str) -> String {
+        format!("{}.{name}", N::ARCHITECTURE)
     }
 
     /// A number under a key of the architecture.
     pub(super) fn number(&self, name: &str) -> Option<f64> {
-        self.header.number(&self.key(name))
+        self.header.number(&Self::key(name))
     }
 
     /// A switch under a key of the architecture.
     pub(super) fn flag(&self, name: &str) -> Option<bool> {
-        self.header.flag(&self.key(name))
+        self.header.flag(&Self::key(name))
     }
 
     /// A size under a key of the architecture; 1 and a problem without one.
@@ -75,7 +90,7 @@ impl DraftGguf {
     ) -> usize {
         let found = self.number(name).filter(|x| *x >= 1.0).map(|x| x as usize);
         found.or(default).unwrap_or_else(|| {
-            problems.push(format!("`{}` is missing or not a size", self.key(name)));
+            problems.push(format!("`{}` is missing or not a size", Self::key(name)));
             1
         })
     }
@@ -103,7 +118,7 @@ impl DraftGguf {
     pub(super) fn rope(&self, context: usize, problems: &mut Problems) -> RopeParameters {
         let number = |name: &str| self.number(&format!("rope.{name}"));
         let factor = number("scaling.factor").unwrap_or(1.0);
-        let scaling = match self.header.text(&self.key("rope.scaling.type")) {
+        let scaling = match self.header.text(&Self::key("rope.scaling.type")) {
             None | Some("none") => RopeScaling::None,
             Some("linear") => RopeScaling::Linear { factor },
             Some("yarn") => {
@@ -130,48 +145,77 @@ impl DraftGguf {
         tensor.element.widen(&bytes)
     }
 
-    /// A tensor's bytes.
-    ///
-    /// # Errors
-    /// - the file cannot be read
-    pub(super) fn read(&self, tensor: &StoredTensor) -> Result<Vec<u8>> {
+    fn read(&self, tensor: &StoredTensor) -> Result<Vec<u8>> {
         self.file.read(tensor.bytes.clone())
     }
 
-    /// Whole numbers that ascend by more than their places, as offsets from these: how other formats hold a map of
-    /// tokens. `name` stands in errors.
-    ///
-    /// # Errors
-    /// - it holds no whole numbers, or the file cannot be read
-    pub(super) fn offsets(&self, name: &str, tensor: &StoredTensor) -> Result<Vec<i64>> {
-        let bytes = self.read(tensor)?;
-        let ids: Vec<i64> = match tensor.element {
-            ElementType::I64 => bytes
-                .chunks_exact(8)
-                .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
-                .collect(),
-            ElementType::I32 => bytes
-                .chunks_exact(4)
-                .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
-                .map(i64::from)
-                .collect(),
-            other => {
-                let problem = format!("tensor `{name}` is {other:?}, integers expected");
-                return Err(ModelError::invalid(self.path(), problem));
-            }
-        };
-        Ok(ids.into_iter().zip(0_i64..).map(|(id, i)| id.saturating_sub(i)).collect())
+    fn stored(&self, published: &str) -> Option<&StoredTensor> {
+        self.header.tensors.get(&N::stored_name(published)?)
     }
 
-    /// A tensor's values in f32, in its shape; `name` stands in errors.
-    ///
-    /// # Errors
-    /// - it is no weight, or the file cannot be read
-    pub(super) fn values(&self, name: &str, tensor: &StoredTensor) -> Result<Tensor> {
+    fn find(&self, published: &str) -> Result<&StoredTensor> {
+        let none = || ModelError::invalid(self.path(), format!("no tensor for `{published}`"));
+        self.stored(published).ok_or_else(none)
+    }
+
+    /// Interleaved rows of queries or keys `[R, ..]` in half-split order; `name` stands in errors.
+    fn half_split(&self, name: &str, values: &Tensor) -> Result<Tensor> {
+        let heads = self.number("attention.head_count").unwrap_or(1.0).max(1.0);
+        let hidden = self.number("embedding_length").unwrap_or(1.0);
+        let head_dim = self.number("attention.key_length");
+        let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
+        let rows = values.dims().first().copied().unwrap_or(1);
+        if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
+            let problem = format!("`{name}`: {rows} rows are not whole heads of {head_dim}");
+            return Err(ModelError::invalid(self.path(), problem));
+        }
+        let mut order = vec![0_u32; rows];
+        for stored in 0..rows {
+            order[half_split_row(stored, head_dim)] = stored as u32;
+        }
+        Ok(values.index_select(&Tensor::from_vec(order, rows, &Device::Cpu)?, 0)?)
+    }
+}
+
+impl<N: Naming> WeightSource for DraftGguf<N> {
+    fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Published names; tensors without one keep theirs, so that they are reported.
+    fn names(&self) -> Vec<String> {
+        let stored = self.header.tensors.keys().filter(|name| *name != DIVISORS);
+        stored.map(|name| N::published_name(name).unwrap_or_else(|| name.clone())).collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.stored(name).map(|tensor| tensor.shape.clone())
+    }
+
+    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        let tensor = self.find(name)?;
         let values = tensor.element.widen(&self.read(tensor)?).ok_or_else(|| {
             let problem = format!("tensor `{name}` is {:?}, not a weight", tensor.element);
             ModelError::invalid(self.path(), problem)
         })?;
-        Ok(Tensor::from_vec(values, tensor.shape.as_slice(), &Device::Cpu)?)
+        let mut values = Tensor::from_vec(values, tensor.shape.as_slice(), &Device::Cpu)?;
+        let turns = ["q_proj.weight", "k_proj.weight"].iter().any(|end| name.ends_with(end));
+        if N::IS_INTERLEAVED && turns {
+            values = self.half_split(name, &values)?;
+        }
+        Ok(values.to_dtype(dtype)?)
+    }
+
+    /// Whole numbers that ascend by more than their places (`d2t`), as offsets from these: as other formats
+    /// hold them.
+    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
+        let tensor = self.find(name)?;
+        let bytes = self.read(tensor)?;
+        let ids = match tensor.element {
+            ElementType::I64 => integers(&bytes, i64::from_le_bytes),
+            ElementType::I32 => integers(&bytes, i32::from_le_bytes),
+            other => return Err(other_type(self.path(), name, other, "integers")),
+        };
+        Ok(ids.into_iter().zip(0_i64..).map(|(id, i)| id.saturating_sub(i)).collect())
     }
 }

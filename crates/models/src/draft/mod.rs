@@ -6,7 +6,7 @@
 pub mod block;
 pub mod eagle3;
 pub mod files;
-mod gguf;
+pub mod gguf;
 pub mod glide;
 mod init;
 mod keys;

@@ -11,7 +11,7 @@ use longdraft_kernels::swiglu::swiglu;
 
 use super::Parameter;
 use super::quantised::Blocks;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 use crate::weights::TensorSpec;
 
 /// Named tensors of a draft, with their matrices as blocks of 8 bits on demand.
@@ -57,9 +57,7 @@ impl DraftWeights {
     /// # Errors
     /// - there is none of this name
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        self.get(name).ok_or_else(|| {
-            ModelError::Tensor(candle_core::Error::Msg(format!("the draft has no `{name}`")))
-        })
+        self.get(name).ok_or_else(|| refused(format!("the draft has no `{name}`")))
     }
 
     /// A tensor, if there is one of this name.

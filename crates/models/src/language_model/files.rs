@@ -9,6 +9,7 @@ use candle_core::Tensor;
 use serde_json::{Value, json};
 
 use super::{LanguageModel, LanguageModelConfig, llama, renamed};
+use crate::draft::files::read_json;
 use crate::error::{ModelError, Result};
 use crate::weights::artifact::ArtifactSource;
 use crate::weights::atomic::write_atomically;
@@ -33,8 +34,7 @@ pub fn locate(path: &Path) -> Option<PathBuf> {
         path.join("checkpoints").join("last_2"),
     ];
     folders.into_iter().find(|folder| {
-        let text = std::fs::read_to_string(folder.join(CONFIG)).unwrap_or_default();
-        serde_json::from_str::<Value>(&text).is_ok_and(|mut config| own_part(&mut config).is_some())
+        read_json(&folder.join(CONFIG)).is_ok_and(|mut config| own_part(&mut config).is_some())
     })
 }
 
@@ -78,10 +78,7 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
         return Ok((LanguageModel::from_source(&config, &source)?, hash));
     }
     let file = place.join(CONFIG);
-    let text = std::fs::read_to_string(&file).map_err(ModelError::io(&file))?;
-    let mut value: Value =
-        serde_json::from_str(&text).map_err(|error| ModelError::invalid(&file, error))?;
-    let mut value = own_part(&mut value).unwrap_or_default();
+    let mut value = own_part(&mut read_json(&file)?).unwrap_or_default();
     let config = checked(&file, value["model"].take())?;
     let source = SafetensorsSource::open_file(&place.join(WEIGHTS))?;
     let hash = value["tokenizer_hash"].as_str().unwrap_or_default().to_owned();
@@ -121,7 +118,24 @@ pub fn save(
 mod tests {
     use super::super::{DecoderArchitecture, RopeConfig, RopeRule};
     use super::*;
+    use crate::draft::Parameter;
     use crate::weights::artifact::{Artifact, Compression, QuantiseConfig, quantise};
+
+    fn small() -> LanguageModelConfig {
+        LanguageModelConfig {
+            vocab_size: 11,
+            num_hidden_layers: 2,
+            hidden_size: 8,
+            num_attention_heads: 2,
+            num_key_value_heads: 1,
+            ..LanguageModelConfig::default()
+        }
+    }
+
+    fn tensors(model: &LanguageModel) -> Vec<(String, Tensor)> {
+        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
+        model.parameters().iter().map(named).collect()
+    }
 
     /// The section as the versions before these names wrote it.
     fn of_earlier_versions(config: &LanguageModelConfig) -> Value {
@@ -148,24 +162,12 @@ mod tests {
     #[test]
     fn folders_and_artifacts_of_earlier_versions_are_read() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
-        let small = LanguageModelConfig {
-            vocab_size: 11,
-            num_hidden_layers: 2,
-            hidden_size: 8,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            ..LanguageModelConfig::default()
-        };
+        let small = small();
         let rope = RopeConfig { rule: RopeRule::None, rope_theta: 5e4, ..RopeConfig::default() };
         let architecture = DecoderArchitecture::Llama;
         let llama = LanguageModelConfig { architecture, rope, ..small.clone() };
         for config in [small, llama] {
-            let model = LanguageModel::initialise(&config, 4)?;
-            let tensors: Vec<(String, Tensor)> = model
-                .parameters()
-                .iter()
-                .map(|p| (p.name.clone(), p.var.as_tensor().clone()))
-                .collect();
+            let tensors = tensors(&LanguageModel::initialise(&config, 4)?);
             save(dir.path(), &config, "abc", &tensors)?;
             let mut written = config_of(&config, "abc");
             let own = if config.is_llama() { &mut written[OWN_KEY] } else { &mut written };
@@ -190,21 +192,9 @@ mod tests {
     fn a_folder_is_read_back_and_other_folders_are_not_models() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         assert!(locate(dir.path()).is_none() && open(dir.path()).is_err());
-        let config = LanguageModelConfig {
-            vocab_size: 11,
-            num_hidden_layers: 2,
-            hidden_size: 8,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            ..LanguageModelConfig::default()
-        };
+        let config = small();
         let model = LanguageModel::initialise(&config, 4)?;
-        let tensors: Vec<(String, Tensor)> = model
-            .parameters()
-            .iter()
-            .map(|p| (p.name.clone(), p.var.as_tensor().clone()))
-            .collect();
-        save(&dir.path().join("checkpoints/last"), &config, "abc", &tensors)?;
+        save(&dir.path().join("checkpoints/last"), &config, "abc", &tensors(&model))?;
         let (read, hash) = open(dir.path())?;
         assert_eq!((read.config(), hash.as_str()), (&config, "abc"));
         for (a, b) in model.parameters().iter().zip(read.parameters()) {

@@ -18,7 +18,8 @@ use super::block::{Block, Pass, norm};
 use super::llama::{self, LlamaBlock};
 use super::{Group, LanguageModelConfig, group_of, tensor_specs, weights};
 use crate::draft::Parameter;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
+use crate::ids::check_ids;
 use crate::weights::{TensorSpec, WeightSource};
 
 /// What attention sees in a row of sequences, and how RoPE turns it.
@@ -56,8 +57,8 @@ impl Layout {
     ) -> Result<Self> {
         let tokens = lengths.iter().sum();
         if document_ids.len() != tokens {
-            let problem = format!("{} document ids for {tokens} tokens", document_ids.len());
-            return Err(candle_core::Error::Msg(problem).into());
+            let ids = document_ids.len();
+            return Err(refused(format!("{ids} document ids for {tokens} tokens")));
         }
         let base = config.effective_rope_base(rope_length);
         let rope = Rope::new(config.rope_dimensions(), base, RopeScaling::None)?;
@@ -160,10 +161,8 @@ impl LanguageModel {
         let by_name: HashMap<&str, &Var> =
             parameters.iter().map(|p| (p.name.as_str(), &p.var)).collect();
         let tensor = |name: &str| -> Result<Tensor> {
-            let var = by_name.get(name).ok_or_else(|| {
-                ModelError::Tensor(candle_core::Error::Msg(format!("no tensor `{name}`")))
-            })?;
-            Ok(value(var))
+            let var = by_name.get(name);
+            Ok(value(var.ok_or_else(|| refused(format!("no tensor `{name}`")))?))
         };
         let layers = if config.is_llama() {
             let blocks = (0..config.num_hidden_layers)
@@ -223,14 +222,10 @@ impl LanguageModel {
     /// # Errors
     /// - an id lies outside the vocabulary, or the layout is of another length
     pub fn hidden(&self, ids: &[u32], layout: &Layout) -> Result<Tensor> {
-        if let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
-            let size = self.config.vocab_size;
-            let message = format!("token {id} lies outside the vocabulary of {size}");
-            return Err(ModelError::Tokenizer(message));
-        }
+        check_ids(ids, self.config.vocab_size)?;
         if ids.len() != layout.tokens {
-            let problem = format!("{} tokens in a layout of {}", ids.len(), layout.tokens);
-            return Err(candle_core::Error::Msg(problem).into());
+            let (found, wanted) = (ids.len(), layout.tokens);
+            return Err(refused(format!("{found} tokens in a layout of {wanted}")));
         }
         let table = layout.table.to_device(self.device())?;
         let embedded = select_rows(&self.embedding, ids)?;

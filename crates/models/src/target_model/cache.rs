@@ -12,8 +12,7 @@ use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::rows::put_rows;
 
 use super::recurrent::{CachedState, Rule, State};
-use super::refused;
-use crate::error::Result;
+use crate::error::{Result, refused};
 use windows::Windowed;
 
 /// Tokens that a fresh cache has room for.
@@ -268,16 +267,15 @@ impl KvCache {
     pub fn compact(&mut self, first: usize, rows: &[usize]) -> Result<()> {
         let ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || rows.last().is_some_and(|row| first + row >= self.length) {
-            let message = format!("rows {rows:?} from {first} on of a cache of {}", self.length);
-            return Err(refused(&message));
+            let length = self.length;
+            return Err(refused(format!("rows {rows:?} from {first} on of a cache of {length}")));
         }
         if !self.is_held(first + rows.len()) {
-            let message = format!(
+            return Err(refused(format!(
                 "layers with a window hold tokens from {} on, too few to go on from {}",
                 self.first_held(),
                 first + rows.len()
-            );
-            return Err(refused(&message));
+            )));
         }
         self.keep_states(first, rows)?;
         let in_place = rows.iter().enumerate().take_while(|(i, row)| i == *row).count();

@@ -10,7 +10,8 @@ use longdraft_kernels::top_k::{TopK, bent_top_k, row_top_k};
 
 use super::Target;
 use super::spread::Held;
-use crate::error::{ModelError, Result};
+use crate::error::Result;
+use crate::ids::check_ids;
 
 /// Rows whose logits exist at the same time where the head is held as quantised blocks.
 const LOGIT_ROWS: usize = 64;
@@ -36,21 +37,12 @@ impl Target {
 
     /// Rows of the embedding table in f32, as the first layer reads them.
     pub(super) fn embed(&self, embedding: &Held<'_>, ids: &[u32]) -> Result<Tensor> {
-        self.check_ids(ids)?;
+        check_ids(ids, self.config.vocab_size)?;
         let rows = embedding.matrix().rows(ids)?;
         Ok(match self.config.parts.embedding_scale {
             Some(scale) => (rows * scale)?,
             None => rows,
         })
-    }
-
-    pub(super) fn check_ids(&self, ids: &[u32]) -> Result<()> {
-        let Some(id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) else {
-            return Ok(());
-        };
-        let vocabulary = self.config.vocab_size;
-        let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
-        Err(ModelError::Tokenizer(message))
     }
 }
 

@@ -7,14 +7,15 @@ use longdraft_kernels::attention::{KeyRanges, Reach};
 use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::threads::awake;
 
+use super::Target;
 use super::cache::{KvCache, Layout};
 use super::features::{Features, Taps};
 use super::layer::{Appended, Context};
 use super::pass::Visible;
 use super::run::Keeping;
-use super::{Target, refused};
 use crate::config::LayerHeads;
-use crate::error::Result;
+use crate::error::{Result, refused};
+use crate::ids::check_ids;
 
 /// Tokens to append to one sequence.
 pub struct Extension<'a> {
@@ -71,7 +72,7 @@ impl Target {
         let mut long = Vec::new();
         self.check(taps)?;
         for Extension { ids, position_ids, parents, cache, .. } in sequences.iter() {
-            self.check_ids(ids)?;
+            check_ids(ids, self.config.vocab_size)?;
             cache.check_open()?;
             if parents.is_some_and(|parents| !ordered(parents)) {
                 return Err(refused("a tree's parents must come before their children"));

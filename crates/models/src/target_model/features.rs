@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use candle_core::Tensor;
 
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::ids::LayerId;
 
 /// One thing that the target's forward pass can hand out.
@@ -57,14 +57,13 @@ impl Taps {
 
     pub(super) fn check(&self, layers: usize, last_kv: Option<usize>) -> Result<()> {
         if self.last_kv && last_kv.is_none() {
-            let problem = "keys and values of a target of which no layer attends";
-            return Err(ModelError::Tensor(candle_core::Error::Msg(problem.into())));
+            return Err(refused("keys and values of a target of which no layer attends"));
         }
         match self.hidden.iter().find(|layer| layer.0 >= layers) {
-            Some(layer) => Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            Some(layer) => Err(refused(format!(
                 "tap of layer {} of a target with {layers} layers (counted from 0)",
                 layer.0
-            )))),
+            ))),
             None => Ok(()),
         }
     }
@@ -148,7 +147,7 @@ impl Features {
 }
 
 fn untapped(what: &str) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(format!("{what} were not tapped")))
+    refused(format!("{what} were not tapped"))
 }
 
 /// Documents laid end to end in one row of `T` tokens.
@@ -175,10 +174,10 @@ impl PackedSequence {
     pub(super) fn check(&self) -> Result<()> {
         let lengths = [self.ids.len(), self.position_ids.len(), self.document_ids.len()];
         if lengths[0] == 0 || lengths.iter().any(|length| *length != lengths[0]) {
-            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            return Err(refused(format!(
                 "a packed sequence of {} ids, {} positions and {} document ids",
                 lengths[0], lengths[1], lengths[2]
-            ))));
+            )));
         }
         Ok(())
     }

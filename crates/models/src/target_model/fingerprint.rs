@@ -4,6 +4,7 @@ use candle_core::{DType, Tensor};
 
 use super::load::check_tensor_count;
 use super::names::{self, EMBEDDING, FINAL_NORM};
+use super::specs::tensor_specs;
 use crate::config::{Parts, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::weights::{TensorSpec, WeightSource, check_specs};
@@ -58,7 +59,7 @@ fn of_layers(config: &TargetConfig, source: &dyn WeightSource) -> Result<Option<
 
 fn layers_hash(config: &TargetConfig, source: &dyn WeightSource) -> Result<String> {
     check_tensor_count(source, config, 0..config.num_hidden_layers)?;
-    let specs = names::tensor_specs(config);
+    let specs = tensor_specs(config);
     check_specs(source, &specs).into_result(source.path())?;
     let mut hasher = blake3::Hasher::new();
     let mut layers = (0..config.num_hidden_layers).rev();
@@ -116,7 +117,7 @@ mod tests {
     }
 
     fn tensors(config: &TargetConfig) -> Vec<(String, Tensor)> {
-        let specs = names::tensor_specs(config);
+        let specs = tensor_specs(config);
         let source = MemorySource::random(&specs, 0.1, 1).expect("random weights");
         let load = |name: String| {
             let tensor = source.load(&name, DType::F32).expect("a tensor");

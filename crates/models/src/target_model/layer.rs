@@ -1,27 +1,32 @@
 //! One decoder layer.
 
+mod projections;
+mod sizes;
+mod tensors;
+
 use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::attention::{KeyRanges, Scores, attention, frozen_attention};
 use longdraft_kernels::dispatch::inner_type;
-use longdraft_kernels::matrix::linear_each;
 use longdraft_kernels::rms_norm::{rms_norm, rms_norm_as};
 use longdraft_kernels::rope::rope;
 
 use super::cache::KvCache;
 use super::features::KeyValues;
-use super::feed_forward::{FeedForward, Projection};
+use super::feed_forward::FeedForward;
 use super::latent::Latent;
-use super::names::{self, Norms};
+use super::names::Norms;
 use super::pass::{Angles, Visible};
 use super::per_layer::LayerEnd;
 use super::recurrent::{Recurrent, Rule, of_documents};
-use super::refused;
 use super::sequence_parallel::RowPart;
 use super::tensor_parallel::LayerShare;
-use crate::config::{LayerHeads, NormPlaces, QkNorm, TargetConfig};
-use crate::error::Result;
+use crate::config::{NormPlaces, QkNorm};
+use crate::error::{Result, refused};
+
+pub(super) use projections::Attention;
+pub(super) use sizes::LayerSizes;
 
 /// What the tokens of a forward pass attend to.
 pub(super) enum Context<'a> {
@@ -74,51 +79,6 @@ pub(super) struct Heads {
     pub(super) gate: Option<Tensor>,
 }
 
-/// Projections of a layer that attends.
-pub(super) struct Attention {
-    pub(super) q_proj: Projection,
-    /// Of keys and, unless these are the keys, of values; none where an earlier layer's are read.
-    pub(super) k_proj: Option<Projection>,
-    pub(super) v_proj: Option<Projection>,
-    pub(super) o_proj: Projection,
-    /// Of the gate on outputs, `[N·D, H]`.
-    pub(super) gate: Option<Projection>,
-    /// Norms of queries and, where the layer has some, of keys: `[D]`, or `[N·D]` and `[K·D]`.
-    pub(super) qk_norm: Option<(Tensor, Option<Tensor>)>,
-    /// Ones `[D]`, where values are normed.
-    pub(super) v_norm: Option<Tensor>,
-    /// Logits of the heads without values, `[N]`.
-    pub(super) sinks: Option<Tensor>,
-}
-
-/// Queries; keys and values, where a layer has some: values that are the keys are left out.
-type Projected = (Tensor, Option<(Tensor, Option<Tensor>)>);
-
-impl Attention {
-    /// Queries of normed states, and keys and values where the layer has some: values that are the keys are
-    /// left out.
-    fn project(&self, normed: &Tensor) -> Result<Projected> {
-        Ok(match (&self.k_proj, &self.v_proj) {
-            (Some(k), Some(v)) => {
-                let [q, k, v] = linear_each(normed, [self.q_proj.map(), k.map(), v.map()])?;
-                (q, Some((k, Some(v))))
-            }
-            (Some(k), None) => {
-                let [q, k] = linear_each(normed, [self.q_proj.map(), k.map()])?;
-                (q, Some((k, None)))
-            }
-            (None, _) => (self.q_proj.apply(normed)?, None),
-        })
-    }
-
-    /// Whether products of all projections take bf16 factors.
-    fn takes_halves(&self) -> bool {
-        let Self { q_proj, k_proj, v_proj, o_proj, .. } = self;
-        let mut all = [q_proj, o_proj].into_iter().chain(k_proj).chain(v_proj);
-        all.all(Projection::takes_halves)
-    }
-}
-
 /// What mixes the tokens of a layer.
 pub(super) enum Mixer {
     Attention(Attention),
@@ -137,66 +97,6 @@ pub(super) struct DecoderLayer {
     pub(super) sizes: LayerSizes,
     /// What this rank holds of it.
     pub(super) share: LayerShare,
-}
-
-/// The sizes and switches that a layer needs at run time.
-#[derive(Debug, Clone, Copy)]
-#[expect(clippy::struct_excessive_bools, reason = "independent switches of a layer")]
-pub(super) struct LayerSizes {
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    eps: f64,
-    /// Whether tokens see a window only.
-    slides: bool,
-    /// Factor of queries where scores are scaled by something else than `1/√D`.
-    query_factor: Option<f64>,
-    /// Where scores are bent.
-    softcap: Option<f64>,
-    /// What norms of queries and keys reach over.
-    qk_norm: QkNorm,
-    /// Whether there is no rotary embedding.
-    still: bool,
-    /// Whether queries grow with their position.
-    grows: bool,
-    /// Factor of what is added to the stream.
-    residual_scale: Option<f64>,
-    /// As [`TargetConfig::has_half_heads`].
-    half_heads: bool,
-    /// The earlier layer whose keys and values are read.
-    pub(super) keys_owner: Option<usize>,
-}
-
-impl LayerSizes {
-    pub(super) fn new(config: &TargetConfig, index: usize, share: &LayerShare) -> Self {
-        let latent = config.parts.latent;
-        let LayerHeads { kv_heads, head_dim } = config.heads_of(index);
-        Self {
-            keys_owner: config.keys_owner(index),
-            slides: config.window_of(index).is_some(),
-            query_factor: match latent {
-                // Scores of latent rows are scaled by their own width.
-                Some(latent) => {
-                    let scalar = config.parts.query_scalar.unwrap_or(config.head_dim as f64);
-                    Some((latent.cached() as f64 / scalar).sqrt())
-                }
-                None => config.parts.query_factor(head_dim),
-            },
-            softcap: config.parts.attention_softcap,
-            qk_norm: config.qk_norm(),
-            still: config.parts.is_still(index),
-            grows: config
-                .parts
-                .query_growth
-                .is_some_and(|growth| !growth.only_still || config.parts.is_still(index)),
-            residual_scale: config.parts.residual_scale,
-            half_heads: config.has_half_heads(index),
-            heads: config.num_attention_heads / share.size(),
-            kv_heads: kv_heads / share.size(),
-            head_dim,
-            eps: config.rms_norm_eps,
-        }
-    }
 }
 
 /// What heads attended to side by side, `[T, N·D]`, times the logistic of the gate where there is one.
@@ -459,52 +359,5 @@ impl DecoderLayer {
             Some(scale) => (residual + (sum * scale)?)?,
             None => (residual + sum)?,
         })
-    }
-
-    /// Tensors by published name (norms as they multiply, whatever the file holds), without the layer's prefix; quantised ones widened to f32. Of a
-    /// mixture of experts only what is not the experts'. The ranks that share the layer all call it.
-    pub(super) fn tensors(&self) -> Result<Vec<(&'static str, Tensor)>> {
-        let names = names::norms(self.norm_places);
-        let mut tensors: Vec<_> = names.all().copied().zip(self.norms.all().cloned()).collect();
-        let (mut by_outputs, mut by_inputs) = (Vec::new(), Vec::new());
-        if let Mixer::Attention(own) = &self.mixer {
-            by_outputs.push(("self_attn.q_proj.weight", "self_attn.q_proj.bias", &own.q_proj));
-            let kv = [
-                ("self_attn.k_proj.weight", "self_attn.k_proj.bias", &own.k_proj),
-                ("self_attn.v_proj.weight", "self_attn.v_proj.bias", &own.v_proj),
-            ];
-            by_outputs.extend(
-                kv.into_iter()
-                    .filter_map(|(weight, bias, own)| Some((weight, bias, own.as_ref()?))),
-            );
-            by_inputs.push(("self_attn.o_proj.weight", "self_attn.o_proj.bias", &own.o_proj));
-        }
-        if let Some(mlp) = self.feed_forward.dense() {
-            by_outputs.extend([
-                ("mlp.gate_proj.weight", "mlp.gate_proj.bias", &mlp.gate),
-                ("mlp.up_proj.weight", "mlp.up_proj.bias", &mlp.up),
-            ]);
-            by_inputs.push(("mlp.down_proj.weight", "mlp.down_proj.bias", &mlp.down));
-        }
-        let share = &self.share;
-        for (weight, bias, projection) in by_outputs {
-            tensors.push((weight, share.whole(&projection.weight.to_dense()?, 0)?));
-            if let Some(values) = &projection.bias {
-                tensors.push((bias, share.whole(values, 0)?));
-            }
-        }
-        for (weight, bias, projection) in by_inputs {
-            tensors.push((weight, share.whole(&projection.weight.to_dense()?, 1)?));
-            if let Some(values) = &projection.bias {
-                tensors.push((bias, share.sum(values.clone())?));
-            }
-        }
-        if let (QkNorm::PerHead, Mixer::Attention(own)) = (self.sizes.qk_norm, &self.mixer) {
-            let [q_name, k_name] = names::QK_NORMS;
-            let (q_norm, k_norm) = own.qk_norm.clone().unzip();
-            tensors.extend(q_norm.map(|norm| (q_name, norm)));
-            tensors.extend(k_norm.flatten().map(|norm| (k_name, norm)));
-        }
-        Ok(tensors)
     }
 }

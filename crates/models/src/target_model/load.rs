@@ -1,7 +1,6 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -11,26 +10,21 @@ use candle_core::{DType, Device};
 use longdraft_kernels::attention::is_quantisable;
 use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::{Matrix, multiplies_by_kernels};
-use longdraft_kernels::memory::release_freed;
 
+use super::Target;
 use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
+use super::files::files;
 use super::fingerprint::fingerprint;
 use super::gguf::{GgufSource, unread};
 use super::layers::{LayerSource, ResidentLayers};
 use super::names::{EMBEDDING, FINAL_NORM};
-use super::nested::TextPart;
 use super::pass::Ropes;
+use super::specs::specs_of;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor_parallel::LayerShare;
-use super::views::Views;
-use super::{MtpBlock, Target, names, renamed, tied};
 use crate::config::TargetConfig;
-use crate::error::{ModelError, Result};
-use crate::paths::{folder_of, parent_of};
-use crate::tokenizer::TextTokenizer;
-use crate::weights::gguf::gguf_files;
-use crate::weights::safetensors::SafetensorsSource;
+use crate::error::{ModelError, Result, refused};
 use crate::weights::{TensorRole, TensorSpec, WeightSource, check_specs};
 
 /// How to hold a target.
@@ -84,7 +78,7 @@ impl Layers {
 
     /// Names and shapes of the tensors that are loaded.
     pub fn tensor_specs(self, config: &TargetConfig) -> Vec<TensorSpec> {
-        names::specs_of(config, self.of(config))
+        specs_of(config, self.of(config))
     }
 }
 
@@ -116,121 +110,12 @@ impl TargetOptions {
             }
             _ => return Ok(()),
         };
-        Err(ModelError::Tensor(candle_core::Error::Msg(problem)))
+        Err(refused(problem))
     }
 }
 
-/// What a path turned out to be.
-enum Files {
-    Folder(Box<TargetConfig>, Box<dyn WeightSource>),
-    Gguf(Box<GgufSource>),
-}
-
-fn files(path: &Path) -> Result<Files> {
-    if path.is_file() {
-        return match path.extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors") => files(parent_of(path)),
-            _ if is_gguf(path)? => Ok(Files::Gguf(Box::new(GgufSource::open(path)?))),
-            _ => Err(no_target(path)),
-        };
-    }
-    if is_folder_of_weights(path) {
-        let mut config = TargetConfig::from_file(&path.join("config.json"))?;
-        let source = TextPart::of(SafetensorsSource::open_folder(path)?);
-        config.tie_word_embeddings = tied::is_tied(&config, source.as_ref())?;
-        let source = Views::of(&config, source)?;
-        let source = renamed::of(source, config.architecture);
-        return Ok(Files::Folder(Box::new(config), source));
-    }
-    match gguf_files(path).as_slice() {
-        [one] => Ok(Files::Gguf(Box::new(GgufSource::open(one)?))),
-        [] => Err(no_target(path)),
-        several => Err(ModelError::invalid(
-            path,
-            format!("{} .gguf files: name the one to load", several.len()),
-        )),
-    }
-}
-
-/// Whether a folder is Hugging Face's, with or without its weights: folders of GGUF files often have a `config.json`, too.
-fn is_folder_of_weights(path: &Path) -> bool {
-    path.join("config.json").is_file()
-        && (SafetensorsSource::is_in(path) || gguf_files(path).is_empty())
-}
-
-/// Whether a file is named as GGUF files are, or begins as they do: caches have names of their own.
-fn is_gguf(path: &Path) -> Result<bool> {
-    if path.extension().is_some_and(|extension| extension == "gguf") {
-        return Ok(true);
-    }
-    let mut magic = [0; 4];
-    let mut file = std::fs::File::open(path).map_err(ModelError::io(path))?;
-    Ok(file.read_exact(&mut magic).is_ok() && &magic == b"GGUF")
-}
-
-/// What a path without any model is told.
-fn no_target(path: &Path) -> ModelError {
-    ModelError::unrecognised(
-        path,
-        "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
-         a GGUF file, or a hub model `org/name` or `org/name:Q4_K_M`",
-    )
-}
-
-fn from_gguf(path: &Path) -> Result<TextTokenizer> {
-    let source = GgufSource::open(path)?;
-    TextTokenizer::from_gguf(source.header(), path)
-}
-
-pub(super) fn open_tokenizer(path: &Path) -> Result<TextTokenizer> {
-    let gguf = if path.is_file() && path.extension().is_none_or(|e| e != "safetensors") {
-        Some(path.to_path_buf())
-    } else if path.join("tokenizer.json").is_file() {
-        None
-    } else {
-        gguf_files(path).into_iter().next()
-    };
-    match gguf {
-        None if path.is_dir()
-            && !path.join("config.json").is_file()
-            && !path.join("tokenizer.json").is_file() =>
-        {
-            Err(no_target(path))
-        }
-        Some(file) if !is_gguf(&file)? => Err(no_target(path)),
-        Some(gguf) => {
-            let tokenizer = from_gguf(&gguf)?;
-            // The header's texts lay between what stays.
-            release_freed();
-            Ok(tokenizer)
-        }
-        None => TextTokenizer::from_folder(folder_of(path)),
-    }
-}
-
-/// The configuration alone; a folder needs no weights for it.
-pub(super) fn open_config(path: &Path) -> Result<TargetConfig> {
-    if is_folder_of_weights(path) {
-        return TargetConfig::from_file(&path.join("config.json"));
-    }
-    Ok(match files(path)? {
-        Files::Folder(config, _) => *config,
-        Files::Gguf(source) => source.config().clone(),
-    })
-}
-
-/// Checks the tensors that `layers` need without reading them.
-pub(super) fn check(path: &Path, layers: Layers) -> Result<()> {
-    match files(path)? {
-        Files::Folder(config, source) => {
-            check_specs(source.as_ref(), &layers.tensor_specs(&config)).into_result(source.path())
-        }
-        Files::Gguf(source) => check_gguf(&source, layers),
-    }
-}
-
-/// The same of a GGUF file, which may also hold what is not read.
-fn check_gguf(source: &GgufSource, layers: Layers) -> Result<()> {
+/// Checks the tensors that `layers` need of a GGUF file, which may also hold what is not read.
+pub(super) fn check_gguf(source: &GgufSource, layers: Layers) -> Result<()> {
     let (config, loaded) = (source.config(), layers.of(source.config()));
     check_tensor_count(source, config, loaded.clone())?;
     let specs = layers.tensor_specs(config);
@@ -253,10 +138,7 @@ pub struct StoredType {
 /// Types of a local target's matrices, from the headers of its files; the largest first.
 pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
     let files = files(path)?;
-    let (config, source): (&TargetConfig, &dyn WeightSource) = match &files {
-        Files::Folder(config, source) => (config, source.as_ref()),
-        Files::Gguf(source) => (source.config(), source.as_ref()),
-    };
+    let (config, source) = files.parts();
     check_tensor_count(source, config, 0..config.num_hidden_layers)?;
     let mut types = BTreeMap::<&'static str, StoredType>::new();
     for spec in Layers::All.tensor_specs(config) {
@@ -283,37 +165,6 @@ pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
     Ok(types)
 }
 
-pub(super) fn open(path: &Path, options: &TargetOptions) -> Result<Target> {
-    match files(path)? {
-        Files::Folder(config, source) => from_source(*config, source.as_ref(), options),
-        Files::Gguf(source) => {
-            check_gguf(&source, options.layers)?;
-            from_source(source.config().clone(), source.as_ref(), options)
-        }
-    }
-}
-
-/// What tells a target from another: a sample of its files is read.
-pub(super) fn fingerprint_of(path: &Path) -> Result<String> {
-    match files(path)? {
-        Files::Folder(config, source) => checked_fingerprint(&config, source.as_ref()),
-        Files::Gguf(source) => checked_fingerprint(source.config(), source.as_ref()),
-    }
-}
-
-fn checked_fingerprint(config: &TargetConfig, source: &dyn WeightSource) -> Result<String> {
-    check_specs(source, &Layers::None.tensor_specs(config)).into_result(source.path())?;
-    fingerprint(config, source)
-}
-
-/// The block for prediction of several tokens in a target's files.
-pub(super) fn open_mtp(path: &Path, options: &TargetOptions) -> Result<MtpBlock> {
-    match files(path)? {
-        Files::Folder(config, source) => MtpBlock::from_source(&config, source.as_ref(), options),
-        Files::Gguf(source) => MtpBlock::from_source(source.config(), source.as_ref(), options),
-    }
-}
-
 /// Builds a target from any source that holds its tensors under their published names.
 pub(crate) fn from_source(
     config: TargetConfig,
@@ -322,7 +173,7 @@ pub(crate) fn from_source(
 ) -> Result<Target> {
     let loaded = options.layers.of(&config);
     check_tensor_count(source, &config, loaded.clone())?;
-    check_specs(source, &names::specs_of(&config, loaded)).into_result(source.path())?;
+    check_specs(source, &specs_of(&config, loaded)).into_result(source.path())?;
     options.check_cache(&config)?;
     let ropes = Ropes::of(&config).map_err(|error| ModelError::invalid(source.path(), error))?;
     let share = LayerShare::of(&config, options.tensor.as_ref())?;
@@ -345,12 +196,12 @@ pub(crate) fn from_source(
             Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
         }
         Some(_) if share.size() > 1 => {
-            let message = "a target's layers are spread over ranks or shared by them, not both";
-            return Err(ModelError::Tensor(candle_core::Error::Msg(message.into())));
+            let problem = "a target's layers are spread over ranks or shared by them, not both";
+            return Err(refused(problem));
         }
         Some(ranks) => {
-            let layers = SpreadLayers::read(&config, &weights, loaded, ranks)?;
-            Box::new(layers.gathering_ahead(options.gather_ahead))
+            let ranks = (ranks, options.gather_ahead);
+            Box::new(SpreadLayers::read(&config, &weights, loaded, ranks)?)
         }
     };
     let rules = match options.layers {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::load;
+use super::files;
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result};
 use crate::hub::ModelId;
@@ -28,7 +28,7 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
 /// # Errors
 /// - as [`locate`], or they are unusable
 pub(super) fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
-    let of_folder = |path: &Path| Ok((load::open_config(path)?, load::open_tokenizer(path)?));
+    let of_folder = |path: &Path| Ok((files::open_config(path)?, files::open_tokenizer(path)?));
     let id = match found(spec)? {
         Found::Here(path) => return of_folder(&path),
         Found::Hub(id) => id,

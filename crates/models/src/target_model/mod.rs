@@ -11,6 +11,7 @@ mod ends;
 mod extend;
 mod features;
 mod feed_forward;
+mod files;
 mod fingerprint;
 pub mod gguf;
 mod latent;
@@ -29,6 +30,7 @@ mod renamed;
 mod row_cut;
 mod run;
 mod sequence_parallel;
+mod specs;
 mod spread;
 mod tensor_parallel;
 #[cfg(test)]
@@ -44,7 +46,7 @@ use longdraft_kernels::rope::{Rope, RopeTable};
 use longdraft_kernels::token_ranges::TokenRanges;
 
 use crate::config::TargetConfig;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 
 pub use cache::{CacheType, KvCache};
 pub use ends::Ends;
@@ -55,8 +57,8 @@ pub use load::{Layers, StoredType, TargetOptions};
 pub use locate::locate;
 pub use mtp::{MtpBlock, Pairs};
 pub(crate) use names::norm_before_feed_forward;
-pub use names::tensor_specs;
 pub use sequence_parallel::RowPart;
+pub use specs::tensor_specs;
 pub use spread::Ranks;
 
 use layers::LayerSource;
@@ -224,9 +226,4 @@ impl Target {
         })?;
         Ok(tensors)
     }
-}
-
-/// What a target does not do.
-fn refused(problem: &str) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(problem.to_owned()))
 }

@@ -33,10 +33,11 @@ use super::feed_forward::Projection;
 use super::layer::{Appended, Context, DecoderLayer, Heads};
 use super::names::FINAL_NORM;
 use super::pass::{Ropes, Visible};
+use super::specs::specs_of;
 use super::tensor_parallel::LayerShare;
-use super::{Target, TargetOptions, names, refused};
+use super::{Target, TargetOptions, names};
 use crate::config::{Architecture, LayerHeads, TargetConfig};
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::weights::aliases::{Aliased, Aliases};
 use crate::weights::memory::MemorySource;
 use crate::weights::{TensorSpec, WeightSource, check_specs};
@@ -105,7 +106,7 @@ fn with_block(config: &TargetConfig, has_experts: bool) -> TargetConfig {
 fn specs(with: &TargetConfig, has_head_norm: bool) -> Vec<TensorSpec> {
     let (index, hidden) = (with.num_hidden_layers - 1, with.hidden_size);
     let prefix = names::layer(index);
-    let of_layer = names::specs_of(with, index..index + 1);
+    let of_layer = specs_of(with, index..index + 1);
     let mut specs: Vec<TensorSpec> =
         of_layer.into_iter().filter(|spec| spec.name.starts_with(&prefix)).collect();
     let mut add =

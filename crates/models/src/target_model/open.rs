@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
-use super::{Layers, MtpBlock, StoredType, Target, TargetOptions, load, locate, tensor_specs};
+use super::files::{Files, files, open_config, open_tokenizer};
+use super::fingerprint::fingerprint;
+use super::load::{self, check_gguf, from_source};
+use super::{Layers, MtpBlock, StoredType, Target, TargetOptions, locate, tensor_specs};
 use crate::config::TargetConfig;
 use crate::error::Result;
 use crate::tokenizer::TextTokenizer;
-use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
+use crate::weights::{WeightSource, check_specs};
 
 impl Target {
     /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name` or `org/name:QUANTISATION`.
@@ -15,7 +18,7 @@ impl Target {
     /// # Errors
     /// - one error that names every problem of the files
     pub fn open(spec: &str, options: &TargetOptions) -> Result<Self> {
-        load::open(&locate(spec)?, options)
+        Self::open_path(&locate(spec)?, options)
     }
 
     /// Loads from an existing folder or file.
@@ -23,7 +26,12 @@ impl Target {
     /// # Errors
     /// - as [`Self::open`]
     pub fn open_path(path: &Path, options: &TargetOptions) -> Result<Self> {
-        load::open(path, options)
+        let files = files(path)?;
+        if let Files::Gguf(source) = &files {
+            check_gguf(source, options.layers)?;
+        }
+        let (config, source) = files.parts();
+        from_source(config.clone(), source, options)
     }
 
     /// Builds a target from any source that holds its tensors under their published names.
@@ -35,7 +43,7 @@ impl Target {
         source: &dyn WeightSource,
         options: &TargetOptions,
     ) -> Result<Self> {
-        load::from_source(config, source, options)
+        from_source(config, source, options)
     }
 
     /// A target with random weights of the configuration's deviation, for tests and benchmarks.
@@ -45,7 +53,7 @@ impl Target {
     pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
         let specs = tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
-        load::from_source(config, &source, options)
+        from_source(config, &source, options)
     }
 
     /// Loads the block for prediction of several tokens that lies in a target's files, held as the target is.
@@ -53,7 +61,9 @@ impl Target {
     /// # Errors
     /// - as [`MtpBlock::from_source`], or as [`Self::open`]
     pub fn open_mtp(spec: &str, options: &TargetOptions) -> Result<MtpBlock> {
-        load::open_mtp(&locate(spec)?, options)
+        let files = files(&locate(spec)?)?;
+        let (config, source) = files.parts();
+        MtpBlock::from_source(config, source, options)
     }
 
     /// The fingerprint of `spec`, by a few rows of its files.
@@ -61,7 +71,10 @@ impl Target {
     /// # Errors
     /// - the target is not found, or its configuration, embeddings or final norm are unusable
     pub fn fingerprint_of(spec: &str) -> Result<String> {
-        load::fingerprint_of(&locate(spec)?)
+        let files = files(&locate(spec)?)?;
+        let (config, source) = files.parts();
+        check_specs(source, &Layers::None.tensor_specs(config)).into_result(source.path())?;
+        fingerprint(config, source)
     }
 
     /// The tokenizer that belongs to the same folder or file.
@@ -69,7 +82,7 @@ impl Target {
     /// # Errors
     /// - there is none or it is unusable
     pub fn open_tokenizer(spec: &str) -> Result<TextTokenizer> {
-        load::open_tokenizer(&locate(spec)?)
+        open_tokenizer(&locate(spec)?)
     }
 
     /// Reads only the configuration of `spec`.
@@ -77,7 +90,7 @@ impl Target {
     /// # Errors
     /// - the target is not found or its configuration is unusable
     pub fn open_config(spec: &str) -> Result<TargetConfig> {
-        load::open_config(&locate(spec)?)
+        open_config(&locate(spec)?)
     }
 
     /// Reads the configuration and the tokenizer of `spec`; of a hub model no weights are fetched.
@@ -94,7 +107,13 @@ impl Target {
     /// # Errors
     /// - there are no weights, or a list of every missing and misshapen tensor
     pub fn check_weights(path: &Path, layers: Layers) -> Result<()> {
-        load::check(path, layers)
+        match files(path)? {
+            Files::Folder(config, source) => {
+                let specs = layers.tensor_specs(&config);
+                check_specs(source.as_ref(), &specs).into_result(source.path())
+            }
+            Files::Gguf(source) => check_gguf(&source, layers),
+        }
     }
 
     /// Types of a local target's matrices, from the headers of its files; the largest first.

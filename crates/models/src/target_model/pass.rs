@@ -6,9 +6,8 @@ use candle_core::{Device, Tensor};
 use longdraft_kernels::attention::{KeyRanges, Reach};
 use longdraft_kernels::rope::{Rope, RopeTable};
 
-use super::refused;
 use crate::config::{Parts, TargetConfig};
-use crate::error::Result;
+use crate::error::{Result, refused};
 
 /// Which keys the tokens see.
 pub(super) struct Visible {

@@ -7,8 +7,8 @@ use longdraft_kernels::rms_norm::rms_norm;
 
 use super::layer::{Context, Heads};
 use super::pass::Visible;
-use super::{Features, PackedSequence, RowPart, Taps, Target, refused};
-use crate::error::{ModelError, Result};
+use super::{Features, PackedSequence, RowPart, Taps, Target};
+use crate::error::{Result, refused};
 
 /// What becomes of what a pass taps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +109,9 @@ impl Target {
     pub(super) fn check(&self, taps: &Taps) -> Result<()> {
         let layers = self.config.num_hidden_layers;
         if self.layers.len() != layers {
-            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            return Err(refused(format!(
                 "the target's {layers} layers were not loaded: it cannot run"
-            ))));
+            )));
         }
         taps.check(layers, self.config.last_attention_layer())
     }
@@ -119,9 +119,9 @@ impl Target {
     pub(super) fn require_whole_layers(&self, what: &str) -> Result<()> {
         match self.share.size() {
             1 => Ok(()),
-            ranks => Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            ranks => Err(refused(format!(
                 "{ranks} ranks share the target's layers: it does not run {what}"
-            )))),
+            ))),
         }
     }
 

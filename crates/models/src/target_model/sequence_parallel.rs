@@ -17,7 +17,7 @@ use longdraft_kernels::token_ranges::TokenRanges;
 
 use super::row_cut::RowCut;
 use super::spread::Ranks;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 
 /// The ranks that share a row, each with some pieces of it that are as much work as those of every other.
 #[derive(Debug, Clone)]
@@ -66,9 +66,9 @@ impl RowPart {
     pub(super) fn check(&self, tokens: usize) -> Result<()> {
         let (ranks, cut) = (self.ranks.size(), self.cut.tokens());
         if cut != tokens || tokens < ranks {
-            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            return Err(refused(format!(
                 "a row of {tokens} tokens, cut as one of {cut} over {ranks} ranks"
-            ))));
+            )));
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl RowPart {
             .iter()
             .map(|token| place(token).map(|place| place as u32))
             .collect();
-        let places = places.ok_or_else(|| super::refused("a token that no rank lends"))?;
+        let places = places.ok_or_else(|| refused("a token that no rank lends"))?;
         let all = Tensor::cat(&[&own.to_dtype(others.dtype())?, &others], 0)?;
         Ok(select_rows(&all, &places)?.to_dtype(DType::F32)?)
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::random::CounterRng;
 
-use super::{TensorSpec, WeightSource, rows_of};
+use super::{TensorSpec, WeightSource, other_type, rows_of};
 use crate::error::{ModelError, Result};
 
 /// Named tensors.
@@ -70,13 +70,12 @@ impl WeightSource for MemorySource {
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        let invalid = |problem: String| ModelError::invalid(self.path(), problem);
         let tensor = self.tensor(name)?;
         match tensor.dtype() {
             DType::I64 | DType::U32 | DType::U8 => {
                 Ok(tensor.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?)
             }
-            other => Err(invalid(format!("tensor `{name}` is {other:?}, integers expected"))),
+            other => Err(other_type(self.path(), name, other, "integers")),
         }
     }
 }

@@ -15,7 +15,9 @@ pub mod safetensors;
 pub mod streamed;
 pub mod temporary;
 
+use std::fmt::Debug;
 use std::ops::Range;
+use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
@@ -69,12 +71,24 @@ impl TensorSpec {
     pub fn head(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { role: TensorRole::Head, ..Self::new(name, shape) }
     }
+
+    /// What is wrong with a file that holds a tensor of shape `found` for it, or none.
+    pub(crate) fn problem(&self, found: Option<Vec<usize>>) -> Option<String> {
+        let Self { name, shape, .. } = self;
+        match found {
+            None => Some(format!("tensor `{name}` {shape:?} is missing")),
+            Some(found) if found != *shape => {
+                Some(format!("tensor `{name}` has shape {found:?}, {shape:?} expected"))
+            }
+            Some(_) => None,
+        }
+    }
 }
 
 /// Tensors that can be read by name.
 pub trait WeightSource {
     /// The file or folder, for messages.
-    fn path(&self) -> &std::path::Path;
+    fn path(&self) -> &Path;
 
     /// Every name.
     fn names(&self) -> Vec<String>;
@@ -137,18 +151,20 @@ pub(crate) fn rows_of(tensor: &Tensor, rows: Range<usize>) -> Result<Tensor> {
 
 /// Every spec that `source` misses or holds in another shape.
 pub fn check_specs(source: &dyn WeightSource, specs: &[TensorSpec]) -> Problems {
-    let mut problems = Problems::default();
-    for spec in specs {
-        match source.shape(&spec.name) {
-            None => problems.push(format!("tensor `{}` {:?} is missing", spec.name, spec.shape)),
-            Some(shape) if shape != spec.shape => problems.push(format!(
-                "tensor `{}` has shape {shape:?}, {:?} expected",
-                spec.name, spec.shape
-            )),
-            Some(_) => {}
-        }
-    }
-    problems
+    Problems(specs.iter().filter_map(|spec| spec.problem(source.shape(&spec.name))).collect())
+}
+
+/// Says that a tensor is not of the type that is wanted.
+pub(crate) fn other_type(path: &Path, name: &str, found: impl Debug, wanted: &str) -> ModelError {
+    ModelError::invalid(path, format!("tensor `{name}` is {found:?}, {wanted} expected"))
+}
+
+/// Whole numbers as they stand in weight files, little-endian; `of` takes the bytes of one.
+pub(crate) fn integers<const N: usize, T: Into<i64>>(
+    bytes: &[u8],
+    of: impl Fn([u8; N]) -> T,
+) -> Vec<i64> {
+    bytes.as_chunks::<N>().0.iter().map(|bytes| of(*bytes).into()).collect()
 }
 
 /// Collects f32 values into a tensor of the dtype asked for, without an f32 copy of the whole.
@@ -159,12 +175,14 @@ pub(crate) enum Collector {
 }
 
 impl Collector {
-    pub(crate) fn zeros(dtype: DType, len: usize) -> Option<Self> {
+    /// # Errors
+    /// - weights are not held in this type; `path` is said
+    pub(crate) fn zeros(path: &Path, dtype: DType, len: usize) -> Result<Self> {
         match dtype {
-            DType::F32 => Some(Self::F32(vec![0.0; len])),
-            DType::BF16 => Some(Self::Bf16(vec![bf16::ZERO; len])),
-            DType::F16 => Some(Self::F16(vec![f16::ZERO; len])),
-            _ => None,
+            DType::F32 => Ok(Self::F32(vec![0.0; len])),
+            DType::BF16 => Ok(Self::Bf16(vec![bf16::ZERO; len])),
+            DType::F16 => Ok(Self::F16(vec![f16::ZERO; len])),
+            _ => Err(ModelError::invalid(path, format!("weights cannot be held as {dtype:?}"))),
         }
     }
 

@@ -290,15 +290,11 @@ impl BlockConfig {
     /// What does not fit the target, or itself.
     pub fn problems_with(&self, target: &TargetConfig) -> Problems {
         let mut problems = self.problems();
-        for (name, draft, wanted) in [
+        problems.push_unlike_target(&[
             ("hidden_size", self.hidden_size, target.hidden_size),
             ("vocab_size", self.vocab_size, target.vocab_size),
             ("num_target_layers", self.num_target_layers, target.num_hidden_layers),
-        ] {
-            if draft != wanted {
-                problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
-            }
-        }
+        ]);
         if !self.bends_like(target) {
             let (said, own) = (self.bend, target.bend());
             problems.push(format!("the file bends logits by {said:?}, the target by {own:?}"));

@@ -16,7 +16,8 @@ use super::mask::Visible;
 use super::own_head::OwnHead;
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
+use crate::ids::check_ids;
 use crate::target_model::{KeyValues, KvCache, Tap};
 
 /// What the slots' queries of a layer find in the context, and in the blocks' own keys and values.
@@ -131,9 +132,10 @@ impl BlockDraft {
     ) -> Result<Tensor> {
         let attend = |layer: usize, q: &Tensor, own: KeyValues| {
             let Some(KeyValues { k, v }) = context.get(layer) else {
-                let problem =
-                    format!("the context of {} layers has no layer {layer}", context.len());
-                return Err(candle_core::Error::Msg(problem).into());
+                let layers = context.len();
+                return Err(refused(format!(
+                    "the context of {layers} layers has no layer {layer}"
+                )));
             };
             let (k, v) = (cat(&[k, &own.k], 0)?, cat(&[v, &own.v], 0)?);
             attention_each(q, &[self.seen(layer, KeyValues { k, v }, visible)])
@@ -184,11 +186,11 @@ impl BlockDraft {
         slots: usize,
     ) -> Result<Tensor> {
         if positions.len() != ids.len() || slots == 0 || !ids.len().is_multiple_of(slots) {
-            return Err(ModelError::Tensor(candle_core::Error::Msg(format!(
+            return Err(refused(format!(
                 "{} ids at {} positions are not blocks of {slots} slots",
                 ids.len(),
                 positions.len()
-            ))));
+            )));
         }
         let mut x = self.embed(ids)?;
         let table = self.rope.table(positions, self.embedding.device())?;
@@ -203,11 +205,7 @@ impl BlockDraft {
     /// # Errors
     /// - an id lies outside of the table
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        let vocabulary = self.config.vocab_size;
-        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
-            let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
-            return Err(ModelError::Tokenizer(message));
-        }
+        check_ids(ids, self.config.vocab_size)?;
         let rows = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
         Ok(match self.config.embedding_scale {
             Some(scale) => (rows * scale)?,

@@ -176,14 +176,10 @@ impl Eagle3Config {
     /// Sizes that are not the target's.
     pub fn size_problems(&self, target: &TargetConfig) -> Problems {
         let mut problems = Problems::default();
-        for (name, draft, wanted) in [
+        problems.push_unlike_target(&[
             ("target_hidden_size", self.target_hidden_size, target.hidden_size),
             ("vocab_size", self.vocab_size, target.vocab_size),
-        ] {
-            if draft != wanted {
-                problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
-            }
-        }
+        ]);
         problems
     }
 

@@ -3,19 +3,11 @@
 //! Against the published names: rows of q and k are interleaved, `d2t` holds absolute target ids,
 //! layers count as states that enter one ([`crate::ids::EnteredLayerId`]).
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use candle_core::{DType, Device, Tensor};
-
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use crate::config::{RopeParameters, TargetConfig};
-use crate::draft::gguf::{DIVISORS, DraftGguf};
-use crate::error::{ModelError, Problems, Result};
+use crate::draft::gguf::{DraftGguf, Naming};
+use crate::error::Problems;
 use crate::ids::LayerId;
-use crate::weights::WeightSource;
-use crate::weights::gguf::half_split_row;
-use crate::weights::gguf::header::{Header, StoredTensor};
 
 /// `general.architecture` of such files.
 pub const ARCHITECTURE: &str = "eagle3";
@@ -43,44 +35,41 @@ pub const TENSOR_NAMES: [(&str, &str); 16] = [
 /// Keys of the layers, the newer one first.
 pub const LAYER_KEYS: [&str; 2] = ["eagle3.target_layers", "eagle3.extract_layers"];
 
-/// Whether a GGUF file says that it is such a draft.
-pub fn is_at(file: &Path) -> bool {
-    GgufDraftSource::open(file).is_ok()
+/// Names of EAGLE-3 drafts' tensors: [`TENSOR_NAMES`].
+pub struct Eagle3Names;
+
+impl Naming for Eagle3Names {
+    const ARCHITECTURE: &'static str = ARCHITECTURE;
+    const TITLE: &'static str = "EAGLE-3";
+    const IS_INTERLEAVED: bool = true;
+
+    fn stored_name(published: &str) -> Option<String> {
+        let found = TENSOR_NAMES.iter().find(|(_, name)| *name == published);
+        found.map(|(stored, _)| (*stored).to_owned())
+    }
+
+    fn published_name(stored: &str) -> Option<String> {
+        let found = TENSOR_NAMES.iter().find(|(name, _)| *name == stored);
+        found.map(|(_, published)| (*published).to_owned())
+    }
 }
 
-/// Tensors of a draft's GGUF file under their published names.
-pub struct GgufDraftSource(DraftGguf);
+/// An EAGLE-3 draft's GGUF file.
+pub type GgufDraftSource = DraftGguf<Eagle3Names>;
 
 impl GgufDraftSource {
-    /// Opens a file and reads its header.
-    ///
-    /// # Errors
-    /// - unreadable, not GGUF, or of another architecture
-    pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self(DraftGguf::open(path, ARCHITECTURE, "EAGLE-3")?))
-    }
-
-    /// The header.
-    pub fn header(&self) -> &Header {
-        self.0.header()
-    }
-
     /// Sizes and switches. What files leave to the target is taken from it.
     ///
     /// # Errors
     /// - a list of every missing or unusable key
-    pub fn config(
-        &self,
-        target: Option<&TargetConfig>,
-    ) -> std::result::Result<Eagle3Config, Problems> {
+    pub fn config(&self, target: Option<&TargetConfig>) -> Result<Eagle3Config, Problems> {
         let mut problems = Problems::default();
-        let file = &self.0;
-        let mut size = |name: &str, default| file.size(name, default, &mut problems);
+        let mut size = |name: &str, default| self.size(name, default, &mut problems);
         let hidden_size = size("embedding_length", None);
         let num_attention_heads = size("attention.head_count", None);
         let head_dim =
             size("attention.key_length", Some((hidden_size / num_attention_heads.max(1)).max(1)));
-        let known = target.map(|t| t.vocab_size).or(file.rows("token_embd.weight"));
+        let known = target.map(|t| t.vocab_size).or(self.rows("token_embd.weight"));
         let vocab_size = size("vocab_size", known);
         let context = size("context_length", target.map(|t| t.max_position_embeddings));
         let mut config = Eagle3Config {
@@ -91,15 +80,15 @@ impl GgufDraftSource {
             num_key_value_heads: size("attention.head_count_kv", Some(num_attention_heads)),
             head_dim,
             vocab_size,
-            draft_vocab_size: file.rows("d2t").unwrap_or(vocab_size),
-            rms_norm_eps: file.rms_norm_eps(),
+            draft_vocab_size: self.rows("d2t").unwrap_or(vocab_size),
+            rms_norm_eps: self.rms_norm_eps(),
             rope: RopeParameters::plain(10_000.0),
             dynamic_ntk: None,
             max_position_embeddings: context,
             target_layers: [LayerId(0); TAPPED_LAYERS],
             fc_norm: false,
             norm_output: false,
-            norm_before_residual: file.flag("norm_before_residual").unwrap_or(false),
+            norm_before_residual: self.flag("norm_before_residual").unwrap_or(false),
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,
@@ -107,11 +96,11 @@ impl GgufDraftSource {
         if size("block_count", Some(1)) != 1 {
             problems.push("drafts of more than one layer are not supported");
         }
-        if file.flag("norm_before_fc").unwrap_or(false) {
+        if self.flag("norm_before_fc").unwrap_or(false) {
             problems.push("`eagle3.norm_before_fc` = true is not supported");
         }
-        config.rope = file.rope(context, &mut problems);
-        match self.layers(target) {
+        config.rope = self.rope(context, &mut problems);
+        match self.tapped_layers(target) {
             Ok(layers) => config.target_layers = layers,
             Err(problem) => problems.push(problem),
         }
@@ -121,85 +110,20 @@ impl GgufDraftSource {
         if problems.0.is_empty() { Ok(config) } else { Err(problems) }
     }
 
-    fn layers(
+    fn tapped_layers(
         &self,
         target: Option<&TargetConfig>,
-    ) -> std::result::Result<[LayerId; TAPPED_LAYERS], String> {
+    ) -> Result<[LayerId; TAPPED_LAYERS], String> {
         let keys = &self.header().metadata;
         let Some(key) = LAYER_KEYS.iter().find(|key| keys.contains_key(**key)) else {
             let layers = target.ok_or_else(|| format!("`{}` is missing", LAYER_KEYS[0]))?;
             return Eagle3Config::published_layers(layers.num_hidden_layers)
                 .map_err(|problems| problems.to_string());
         };
-        let three = self.0.layers(key).and_then(|layers| layers.try_into().ok());
+        let three = self.layers(key).and_then(|layers| layers.try_into().ok());
         three.ok_or_else(|| {
             let ids = self.header().integers(key).unwrap_or_default();
             format!("`{key}` = {ids:?} are not three layers")
         })
-    }
-
-    fn stored(&self, published: &str) -> Option<&StoredTensor> {
-        let (name, _) = TENSOR_NAMES.iter().find(|(_, name)| *name == published)?;
-        self.header().tensors.get(*name)
-    }
-
-    fn find(&self, published: &str) -> Result<&StoredTensor> {
-        self.stored(published).ok_or_else(|| {
-            ModelError::invalid(self.0.path(), format!("no tensor for `{published}`"))
-        })
-    }
-
-    /// Row-major values; rows of q and k put back into half-split order.
-    fn values(&self, published: &str, tensor: &StoredTensor) -> Result<Tensor> {
-        let values = self.0.values(published, tensor)?;
-        let interleaved =
-            published.ends_with("q_proj.weight") || published.ends_with("k_proj.weight");
-        if !interleaved {
-            return Ok(values);
-        }
-        let heads = self.0.number("attention.head_count").unwrap_or(1.0).max(1.0);
-        let hidden = self.0.number("embedding_length").unwrap_or(1.0);
-        let head_dim = self.0.number("attention.key_length");
-        let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
-        let rows = tensor.shape.first().copied().unwrap_or(1);
-        if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
-            let problem = format!("`{published}`: {rows} rows are not whole heads of {head_dim}");
-            return Err(ModelError::invalid(self.0.path(), problem));
-        }
-        let mut order = vec![0_u32; rows];
-        for stored in 0..rows {
-            order[half_split_row(stored, head_dim)] = stored as u32;
-        }
-        Ok(values.index_select(&Tensor::from_vec(order, rows, &Device::Cpu)?, 0)?)
-    }
-}
-
-impl WeightSource for GgufDraftSource {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Published names; tensors without one keep theirs, so that they are reported.
-    fn names(&self) -> Vec<String> {
-        let published: BTreeMap<&str, &str> = TENSOR_NAMES.into_iter().collect();
-        let name = |stored: &String| {
-            published.get(stored.as_str()).map_or_else(|| stored.clone(), |name| (*name).to_owned())
-        };
-        let stored = self.header().tensors.keys().filter(|name| *name != DIVISORS);
-        stored.map(name).collect()
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.stored(name).map(|tensor| tensor.shape.clone())
-    }
-
-    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let tensor = self.find(name)?;
-        Ok(self.values(name, tensor)?.to_dtype(dtype)?)
-    }
-
-    /// `d2t` as the offsets that other formats hold.
-    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        self.0.offsets(name, self.find(name)?)
     }
 }

@@ -10,7 +10,8 @@ use longdraft_kernels::rows::{beside, select_rows};
 use super::config::Eagle3Config;
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
-use crate::error::{ModelError, Result};
+use crate::error::Result;
+use crate::ids::check_ids;
 use crate::target_model::{KeyValues, Tap};
 
 /// The trainable draft.
@@ -87,14 +88,6 @@ impl Eagle3Draft {
         self.weights.matrix("lm_head")
     }
 
-    fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        self.weights.project(x, module)
-    }
-
-    fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        self.weights.norm(x, module)
-    }
-
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
         let module = format!("midlayer.self_attn.{module}");
         self.weights.heads(x, &module, count, self.config.head_dim)
@@ -108,13 +101,13 @@ impl Eagle3Draft {
     /// # Errors
     /// - an id lies outside the target's vocabulary
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        let vocabulary = self.config.vocab_size;
-        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
-            let message = format!("token {id} lies outside the vocabulary of {vocabulary}");
-            return Err(ModelError::Tokenizer(message));
-        }
+        check_ids(ids, self.config.vocab_size)?;
         let embedded = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
-        if self.config.embed_proj { self.project(&embedded, "embed_proj") } else { Ok(embedded) }
+        if self.config.embed_proj {
+            self.weights.project(&embedded, "embed_proj")
+        } else {
+            Ok(embedded)
+        }
     }
 
     /// The state that the first step reads, from the tapped layers side by side.
@@ -126,13 +119,13 @@ impl Eagle3Draft {
     /// - the width differs
     pub fn fuse(&self, aux: &Tensor) -> Result<Tensor> {
         if !self.config.fc_norm {
-            return self.project(aux, "fc");
+            return self.weights.project(aux, "fc");
         }
         let width = self.config.target_hidden_size;
         let layers = (0..self.config.target_layers.len())
-            .map(|i| self.norm(&aux.narrow(1, i * width, width)?, &format!("fc_norm.{i}")))
+            .map(|i| self.weights.norm(&aux.narrow(1, i * width, width)?, &format!("fc_norm.{i}")))
             .collect::<Result<Vec<_>>>()?;
-        self.project(&cat(&layers, 1)?, "fc")
+        self.weights.project(&cat(&layers, 1)?, "fc")
     }
 
     /// What attention projects: embeddings and states, each through its norm, side by side.
@@ -143,8 +136,8 @@ impl Eagle3Draft {
     /// # Errors
     /// - shapes do not fit
     pub fn attention_input(&self, embeddings: &Tensor, state: &Tensor) -> Result<Tensor> {
-        let embeddings = self.norm(embeddings, "midlayer.input_layernorm")?;
-        let state = self.norm(state, "midlayer.hidden_norm")?;
+        let embeddings = self.weights.norm(embeddings, "midlayer.input_layernorm")?;
+        let state = self.weights.norm(state, "midlayer.hidden_norm")?;
         Ok(beside(&embeddings, &state)?)
     }
 
@@ -180,18 +173,18 @@ impl Eagle3Draft {
         let attended = attention_each(&q, sequences)?;
         let attended = reshape(&attended, (state.dim(0)?, self.config.query_size()))?;
         let start = if self.config.norm_before_residual {
-            self.norm(state, "midlayer.hidden_norm")?
+            self.weights.norm(state, "midlayer.hidden_norm")?
         } else {
             state.clone()
         };
         let output = "midlayer.self_attn.o_proj";
         let residual = if self.weights.is_blocks(output) {
-            add(&start, &self.project(&attended, output)?)?
+            add(&start, &self.weights.project(&attended, output)?)?
         } else {
             let weight = self.weights.tensor(&format!("{output}.weight"))?;
             linear_onto(&start, &attended, weight, None)?
         };
-        let normed = self.norm(&residual, "midlayer.post_attention_layernorm")?;
+        let normed = self.weights.norm(&residual, "midlayer.post_attention_layernorm")?;
         self.weights.mlp_onto(&residual, &normed, "midlayer.mlp")
     }
 
@@ -203,7 +196,7 @@ impl Eagle3Draft {
     /// # Errors
     /// - the width differs
     pub fn head_input(&self, hidden: &Tensor) -> Result<Tensor> {
-        self.norm(hidden, "norm")
+        self.weights.norm(hidden, "norm")
     }
 
     /// What the next step reads: `h`, or `RMS_norm(h)` with `norm_output`.

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::config::Eagle3Config;
 use super::config_file::{self, ARCHITECTURES};
-use super::gguf_file::{self, GgufDraftSource};
+use super::gguf_file::GgufDraftSource;
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
 use super::weights::{EMBEDDING, published_names};
@@ -95,7 +95,7 @@ fn with_rows(saved: &SavedDraft, config: &Eagle3Config) -> Result<(Box<dyn Weigh
 /// Whether a draft folder or file is of this kind, by its `config.json` or its GGUF header.
 pub(super) fn is_at(path: &Path) -> bool {
     if let Some(file) = gguf_of(path) {
-        return gguf_file::is_at(&file);
+        return GgufDraftSource::open(&file).is_ok();
     }
     config_beside(path).is_some_and(|value| names_eagle3(&value))
 }

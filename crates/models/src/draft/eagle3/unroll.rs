@@ -18,7 +18,7 @@ use longdraft_kernels::rows::select_rows;
 
 use super::model::Eagle3Draft;
 use crate::draft::Seen;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 use crate::target_model::{KeyValues, PackedSequence, RowPart};
 
 /// A later step's keys: rows that have one, and the index of the first among all keys.
@@ -76,7 +76,7 @@ impl<'a> TestTimeSteps<'a> {
         let own = part.map_or_else(|| (0..tokens).into(), |part| part.rows().clone());
         let lengths = [aux.dim(0)?, sequence.position_ids.len(), sequence.document_ids.len()];
         if lengths != [own.len(), tokens, tokens] || own.is_empty() {
-            return Err(invalid(format!(
+            return Err(refused(format!(
                 "{tokens} ids, of which {} run here, but {} rows of features, {} positions and {} \
                  document ids",
                 own.len(),
@@ -125,7 +125,7 @@ impl<'a> TestTimeSteps<'a> {
     pub fn step(&mut self, rows: &[u32]) -> Result<Tensor> {
         let at = positions_in(rows, &self.rows)
             .filter(|_| !rows.is_empty())
-            .ok_or_else(|| invalid("rows of a step are not among those of the step before"))?;
+            .ok_or_else(|| refused("rows of a step are not among those of the step before"))?;
         let hidden = if self.step == 0 { self.first(rows, &at)? } else { self.later(rows, &at)? };
         self.rows = rows.to_vec();
         self.state = self.draft.fed_back(&hidden)?;
@@ -190,7 +190,7 @@ impl<'a> TestTimeSteps<'a> {
         let mut singles = vec![Vec::with_capacity(self.columns.len()); rows.len()];
         for column in &self.columns {
             let at = positions_in(rows, &column.rows)
-                .ok_or_else(|| invalid("a row takes a step without the one before"))?;
+                .ok_or_else(|| refused("a row takes a step without the one before"))?;
             for (keys, at) in singles.iter_mut().zip(at) {
                 keys.push(column.first as u32 + at);
             }
@@ -233,8 +233,4 @@ fn select(tensor: &Tensor, at: &[u32]) -> Result<Tensor> {
         return Ok(tensor.clone());
     }
     Ok(select_rows(tensor, at)?)
-}
-
-fn invalid(message: impl Into<String>) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(message.into()))
 }

@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 
 use super::config::Eagle3Config;
 use super::model::Eagle3Draft;
-use crate::draft::files::save_draft;
+use crate::draft::files::{prefix_before, save_draft};
 use crate::draft::vocabulary::MAP;
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, VocabularyMap};
@@ -229,11 +229,7 @@ fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Pro
 /// plain name are an error.
 pub(super) fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<String, String>> {
     let stored = source.names();
-    let prefix = PREFIXES
-        .iter()
-        .find(|prefix| stored.iter().any(|name| *name == format!("{prefix}fc.weight")))
-        .copied()
-        .unwrap_or("");
+    let prefix = prefix_before("fc.weight", &stored, &PREFIXES);
     let mut names = BTreeMap::new();
     let mut problems = Problems::default();
     for name in &stored {
@@ -264,16 +260,9 @@ fn check_names(
     if config.draft_vocab_size < config.vocab_size {
         expected.push(TensorSpec::new(MAP[0], &[config.draft_vocab_size]));
     }
-    let mut problems = Problems::default();
-    for TensorSpec { name, shape, .. } in &expected {
-        match names.get(name).and_then(|stored| source.shape(stored)) {
-            None => problems.push(format!("tensor `{name}` {shape:?} is missing")),
-            Some(found) if found != *shape => {
-                problems.push(format!("tensor `{name}` has shape {found:?}, {shape:?} expected"));
-            }
-            Some(_) => {}
-        }
-    }
+    let found = |name: &String| names.get(name).and_then(|stored| source.shape(stored));
+    let mut problems =
+        Problems(expected.iter().filter_map(|spec| spec.problem(found(&spec.name))).collect());
     for (name, stored) in names {
         let known = expected.iter().any(|spec| spec.name == *name);
         if !known && name != EMBEDDING && !MAP.contains(&name.as_str()) {

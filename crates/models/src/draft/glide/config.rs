@@ -118,17 +118,12 @@ impl GlideConfig {
     /// What does not fit the target, or itself.
     pub fn problems_with(&self, target: &TargetConfig) -> Problems {
         let mut problems = Self::problems_of(target);
-        let pairs = [
+        problems.push_unlike_target(&[
             ("hidden_size", self.hidden_size, target.hidden_size),
             ("num_key_value_heads", self.num_key_value_heads, target.last_heads().kv_heads),
             ("head_dim", self.head_dim, target.last_heads().head_dim),
             ("vocab_size", self.vocab_size, target.vocab_size),
-        ];
-        for (name, draft, wanted) in pairs {
-            if draft != wanted {
-                problems.push(format!("`{name}` = {draft}, the target's is {wanted}"));
-            }
-        }
+        ]);
         if self.num_key_value_heads == 0
             || !self.num_attention_heads.is_multiple_of(self.num_key_value_heads)
         {

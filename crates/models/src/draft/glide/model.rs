@@ -11,7 +11,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 use super::config::{FinalNorm, GlideConfig};
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 use crate::target_model::{KeyValues, Tap};
 
 /// Named intermediate values, `[T, H]` each, for comparison with reference cases.
@@ -80,14 +80,6 @@ impl GlideDraft {
         &self.config
     }
 
-    fn norm(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        self.weights.norm(x, module)
-    }
-
-    fn project(&self, x: &Tensor, module: &str) -> Result<Tensor> {
-        self.weights.project(x, module)
-    }
-
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {
         self.weights.heads(x, module, count, self.config.head_dim)
     }
@@ -101,7 +93,7 @@ impl GlideDraft {
     /// # Errors
     /// - shapes do not fit
     pub fn self_kv(&self, embeddings: &Tensor, table: &RopeTable) -> Result<KeyValues> {
-        self.kv_of(&self.norm(embeddings, "input_layernorm")?, table)
+        self.kv_of(&self.weights.norm(embeddings, "input_layernorm")?, table)
     }
 
     fn kv_of(&self, normed: &Tensor, table: &RopeTable) -> Result<KeyValues> {
@@ -126,7 +118,7 @@ impl GlideDraft {
         cross: &CrossContext<'_>,
         trace: &mut Trace,
     ) -> Result<Tensor> {
-        let normed = self.norm(embeddings, "input_layernorm")?;
+        let normed = self.weights.norm(embeddings, "input_layernorm")?;
         trace.push(("input_layernorm", normed.clone()));
         let keys = self.kv_of(&normed, table)?;
         let own = [Seen { keys, ranges: Arc::clone(self_ranges) }];
@@ -167,7 +159,7 @@ impl GlideDraft {
         table: &RopeTable,
         seen: (&[Seen], &[Seen]),
     ) -> Result<Tensor> {
-        let normed = self.norm(embeddings, "input_layernorm")?;
+        let normed = self.weights.norm(embeddings, "input_layernorm")?;
         self.finish((embeddings, &normed), table, seen, &mut Vec::new())
     }
 
@@ -184,14 +176,14 @@ impl GlideDraft {
         trace.push(("self_attn", attended.clone()));
         let h1 = add(embeddings, &attended)?;
 
-        let normed = self.norm(&h1, "post_self_attention_layernorm")?;
+        let normed = self.weights.norm(&h1, "post_self_attention_layernorm")?;
         trace.push(("post_self_attention_layernorm", normed.clone()));
         let q = rope(&self.heads(&normed, "cross_attn.q_proj", heads)?, table)?;
         let attended = self.output(&attention_each(&q, cross)?, "cross_attn")?;
         trace.push(("cross_attn", attended.clone()));
         let h2 = add(&h1, &attended)?;
 
-        let normed = self.norm(&h2, "post_cross_attention_layernorm")?;
+        let normed = self.weights.norm(&h2, "post_cross_attention_layernorm")?;
         trace.push(("post_cross_attention_layernorm", normed.clone()));
         let mlp = self.weights.mlp(&normed, "mlp")?;
         trace.push(("mlp", mlp.clone()));
@@ -199,19 +191,19 @@ impl GlideDraft {
         trace.push(("output", h3.clone()));
         match (self.config.final_norm, &self.target_norm) {
             (FinalNorm::None, _) => Ok(h3),
-            (FinalNorm::Trained, _) => self.norm(&h3, "final_layernorm"),
+            (FinalNorm::Trained, _) => self.weights.norm(&h3, "final_layernorm"),
             (FinalNorm::Target, Some(weight)) => {
                 Ok(rms_norm(&h3, weight, self.config.rms_norm_eps)?)
             }
-            (FinalNorm::Target, None) => Err(ModelError::Tensor(candle_core::Error::Msg(
-                "`final_norm: target` without the target's norm".into(),
-            ))),
+            (FinalNorm::Target, None) => {
+                Err(refused("`final_norm: target` without the target's norm"))
+            }
         }
     }
 
     /// `[T, N, D]` heads through the output projection of a branch.
     fn output(&self, heads: &Tensor, branch: &str) -> Result<Tensor> {
         let flat = reshape(heads, (heads.dim(0)?, self.config.query_size()))?;
-        self.project(&flat, &format!("{branch}.o_proj"))
+        self.weights.project(&flat, &format!("{branch}.o_proj"))
     }
 }

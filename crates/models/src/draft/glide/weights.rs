@@ -10,12 +10,14 @@ use super::config::{Compat, FinalNorm, GlideConfig};
 use super::model::GlideDraft;
 use crate::config::TargetConfig;
 use crate::draft::Init;
-use crate::draft::files::{SavedDraft, folder_beside, open_weights, save_draft};
+use crate::draft::files::{
+    SavedDraft, folder_beside, open_weights, prefix_before, read_json, save_draft,
+};
 use crate::draft::weights::{initial_value, parameter};
 use crate::draft::{DraftWeights, Parameter};
-use crate::error::{ModelError, Problems, Result};
+use crate::error::{ModelError, Result};
 use crate::target_model::{Target, norm_before_feed_forward};
-use crate::weights::{TensorSpec, WeightSource};
+use crate::weights::{TensorSpec, WeightSource, check_specs};
 
 /// Prefixes under which published files hold the layer.
 const PREFIXES: [&str; 4] = ["module.draft_model.", "draft_model.", "glide.", ""];
@@ -176,10 +178,10 @@ impl GlideDraft {
     /// # Errors
     /// - as [`Self::load`], or the configuration is unusable
     pub fn open(path: &Path, target: &Target) -> Result<Self> {
-        let config_path = folder_beside(path).join("config.json");
-        let config = match std::fs::read_to_string(&config_path) {
-            Ok(text) => read_config(&config_path, &text)?,
-            Err(_) => None,
+        let file = folder_beside(path).join("config.json");
+        let config = match read_json(&file) {
+            Err(ModelError::Io { .. }) => None,
+            value => read_config(&file, value?)?,
         };
         let config = config.unwrap_or_else(|| GlideConfig::for_target(target.config(), None));
         Self::load(path, &config, target)
@@ -202,9 +204,7 @@ impl GlideConfig {
 }
 
 /// The layer's configuration; `None` if the file is some other model's.
-fn read_config(path: &Path, text: &str) -> Result<Option<GlideConfig>> {
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| ModelError::invalid(path, error))?;
+fn read_config(path: &Path, value: Value) -> Result<Option<GlideConfig>> {
     if value["model_type"] != "glide" {
         return Ok(None);
     }
@@ -269,16 +269,11 @@ fn strip_prefix(
     config: &GlideConfig,
 ) -> Result<BTreeMap<String, String>> {
     let stored = source.names();
-    let prefix = PREFIXES
-        .iter()
-        .find(|prefix| stored.iter().any(|name| *name == format!("{prefix}input_layernorm.weight")))
-        .copied()
-        .unwrap_or("");
+    let prefix = prefix_before("input_layernorm.weight", &stored, &PREFIXES);
     let mut names: BTreeMap<String, String> = stored
         .iter()
         .filter_map(|name| Some((name.strip_prefix(prefix)?.to_owned(), name.clone())))
         .collect();
-    let mut problems = Problems::default();
     let expected = layout(config);
     let table = stored.iter().find(|name| name.ends_with("embed_tokens.weight"));
     if let Some(table) = table
@@ -287,17 +282,13 @@ fn strip_prefix(
         let problem = format!("a whole language model (it holds `{table}`), no draft");
         return Err(ModelError::unrecognised(source.path(), problem));
     }
-    for entry in &expected {
-        let TensorSpec { name, shape, .. } = &entry.spec;
-        let found = names.get(name).and_then(|stored| source.shape(stored));
-        match found {
-            None if entry.dead => {}
-            None => problems.push(format!("tensor `{prefix}{name}` {shape:?} is missing")),
-            Some(found) if found != *shape => problems
-                .push(format!("tensor `{prefix}{name}` has shape {found:?}, {shape:?} expected")),
-            Some(_) => {}
-        }
-    }
+    let is_needed = |entry: &&Layout| !entry.dead || names.contains_key(&entry.spec.name);
+    let stored_as = |TensorSpec { name, shape, .. }: &TensorSpec| {
+        TensorSpec::new(format!("{prefix}{name}"), shape)
+    };
+    let needed = expected.iter().filter(is_needed).map(|entry| stored_as(&entry.spec));
+    let needed: Vec<TensorSpec> = needed.collect();
+    let mut problems = check_specs(source, &needed);
     let dead = GlideConfig { compat: Some(Compat::Longspec), ..config.clone() };
     let dead: Vec<Layout> = layout(&dead).into_iter().filter(|entry| entry.dead).collect();
     names.retain(|name, _| {

@@ -8,8 +8,7 @@ use std::mem::discriminant;
 use candle_core::Tensor;
 
 use super::{KvCache, Layer};
-use crate::error::Result;
-use crate::target_model::refused;
+use crate::error::{Result, refused};
 
 impl KvCache {
     /// Whether [`Self::copy_prefix`] takes tokens of another cache of the same target: each layer holds the same kind

@@ -4,9 +4,8 @@ use longdraft_kernels::recurrence::Walk;
 
 use super::{Aside, KvCache, Layer};
 use crate::config::cached::STATES_ASIDE;
-use crate::error::Result;
+use crate::error::{Result, refused};
 use crate::target_model::recurrent::{CachedState, Rows, State};
-use crate::target_model::refused;
 
 impl KvCache {
     /// What the recurrent layer `layer` remembers of the committed tokens: the last inputs of its convolution,
@@ -111,11 +110,10 @@ impl KvCache {
         let all = length - states.base;
         let walk = states.walk.as_ref().filter(|walk| walk.rows() == all);
         let (Some(walk), true) = (walk, first == states.base) else {
-            let message = format!(
+            return Err(refused(format!(
                 "a recurrent layer takes back tokens of its last pass, from {} on, not from {first} on",
                 states.base
-            );
-            return Err(refused(&message));
+            )));
         };
         if !walk.is_path(rows) {
             return Err(refused("a recurrent layer keeps rows that follow one another"));

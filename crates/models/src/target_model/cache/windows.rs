@@ -9,8 +9,7 @@ use longdraft_kernels::attention::TILE_KEYS;
 
 use super::{KvCache, Layer};
 use crate::config::cached::most_held;
-use crate::error::Result;
-use crate::target_model::refused;
+use crate::error::{Result, refused};
 
 /// Keys and values of the tokens from `first` on, `[capacity, K, D]` each.
 pub(super) struct Windowed {

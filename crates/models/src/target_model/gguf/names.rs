@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::experts::{expert_tensor, of_experts};
 use super::heads;
 use super::source::{Part, Stored};
 use crate::config::{Architecture, LayerHeads, Mixer, NormPlaces, TargetConfig};
 use crate::error::Problems;
-use crate::target_model::names::{ExpertNames, experts, mlp};
-use crate::weights::gguf::header::{Header, StoredTensor};
+use crate::target_model::names::mlp;
+use crate::weights::gguf::header::Header;
 
 /// Every tensor of the file that has a published name; experts and heads of latent rows one by one.
 ///
@@ -48,119 +49,6 @@ pub(super) fn published(
     if problems.0.is_empty() { Ok(names) } else { Err(problems) }
 }
 
-/// What a tensor of a layer's experts holds, by published name.
-fn of_experts(
-    config: &TargetConfig,
-    layer: usize,
-    tensor: Tensor,
-    (name, info): (&str, &StoredTensor),
-) -> Result<Vec<(String, Stored)>, String> {
-    let Some(sizes) = &config.experts else {
-        return Err(format!("tensor `{name}` of a model without experts"));
-    };
-    let ours = experts(config.architecture, layer);
-    let stored = |part| Stored { name: name.to_owned(), part };
-    let expected = |what: &str| {
-        let (dims, count) = (&info.shape, sizes.num_experts);
-        Err(format!("tensor `{name}` has shape {dims:?}, {what} of {count} experts expected"))
-    };
-    let whole = |published: String| Ok(vec![(published, stored(Part::Whole))]);
-    match tensor {
-        Tensor::Router => whole(ours.router()),
-        Tensor::RouterBias => {
-            let bias = ours.router_bias(&config.parts.router);
-            Ok(bias.into_iter().map(|bias| (bias, stored(Part::Whole))).collect())
-        }
-        Tensor::Biases(matrix) => match info.shape.as_slice() {
-            &[count, _] if count == sizes.num_experts => {
-                let of =
-                    |expert| ours.biases_of(expert).into_iter().nth(matrix).unwrap_or_default();
-                Ok((0..count).map(|expert| (of(expert), stored(Part::Expert(expert)))).collect())
-            }
-            _ => expected("biases"),
-        },
-        Tensor::Shared(matrix) => whole(format!("{}.{matrix}.weight", ours.shared())),
-        Tensor::SharedGate => {
-            let part = if info.shape.len() == 1 { Part::Row } else { Part::Whole };
-            Ok(vec![(format!("{}_gate.weight", ours.shared()), stored(part))])
-        }
-        Tensor::Stack(matrix) => match info.shape.as_slice() {
-            &[count, _, _] if count == sizes.num_experts => {
-                Ok(stack(&ours, matrix, count, name).collect())
-            }
-            _ => expected("matrices"),
-        },
-        Tensor::GateUpStack => match info.shape.as_slice() {
-            &[count, rows, _] if count == sizes.num_experts && rows.is_multiple_of(2) => {
-                let halves = |expert: usize| {
-                    let [gate, up, _] = ours.of(expert);
-                    let half = |first| Part::RowsOfOne { index: expert, first, count: rows / 2 };
-                    [(gate, stored(half(0))), (up, stored(half(rows / 2)))]
-                };
-                Ok((0..count).flat_map(halves).collect())
-            }
-            _ => expected("gate and up matrices"),
-        },
-    }
-}
-
-/// The experts of a stack.
-fn stack<'a>(
-    names: &'a ExpertNames,
-    matrix: usize,
-    count: usize,
-    stored: &'a str,
-) -> impl Iterator<Item = (String, Stored)> + 'a {
-    (0..count).map(move |expert| {
-        let [gate, up, down] = names.of(expert);
-        let published = [gate, up, down].into_iter().nth(matrix).unwrap_or_default();
-        (published, Stored { name: stored.to_owned(), part: Part::Expert(expert) })
-    })
-}
-
-/// A tensor of a mixture of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tensor {
-    Router,
-    RouterBias,
-    /// Biases of gate, up or down of every expert.
-    Biases(usize),
-    /// Gate, up or down (0, 1, 2) of every expert.
-    Stack(usize),
-    /// Gate and up of every expert, as rows of one matrix.
-    GateUpStack,
-    /// A matrix of the expert that every token visits.
-    Shared(&'static str),
-    SharedGate,
-}
-
-/// Layer and kind of an experts' tensor.
-fn expert_tensor(name: &str) -> Option<(usize, Tensor)> {
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    let stacks = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"];
-    if let Some(module) = rest.strip_suffix(".bias") {
-        let tensor = match stacks.iter().position(|stack| *stack == module) {
-            Some(matrix) => Tensor::Biases(matrix),
-            None if matches!(module, "ffn_gate_inp" | "exp_probs_b") => Tensor::RouterBias,
-            None => return None,
-        };
-        return Some((layer.parse().ok()?, tensor));
-    }
-    let tensor = match rest.strip_suffix(".weight")? {
-        "ffn_gate_inp" => Tensor::Router,
-        "ffn_gate_exps" => Tensor::Stack(0),
-        "ffn_up_exps" => Tensor::Stack(1),
-        "ffn_down_exps" => Tensor::Stack(2),
-        "ffn_gate_up_exps" => Tensor::GateUpStack,
-        "ffn_gate_shexp" => Tensor::Shared("gate_proj"),
-        "ffn_up_shexp" => Tensor::Shared("up_proj"),
-        "ffn_down_shexp" => Tensor::Shared("down_proj"),
-        "ffn_gate_inp_shexp" => Tensor::SharedGate,
-        _ => return None,
-    };
-    Some((layer.parse().ok()?, tensor))
-}
-
 /// Tensors outside of the layers: GGUF name, published name.
 const OUTER: [(&str, &str); 7] = [
     ("token_embd.weight", "model.embed_tokens.weight"),
@@ -174,8 +62,8 @@ const OUTER: [(&str, &str); 7] = [
     ("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight"),
 ];
 
-/// Modules of a layer: GGUF name, published name.
-const MODULES: [(&str, &str); 33] = [
+/// Modules of a plain layer, also of drafts: GGUF name, published name.
+pub(crate) const PLAIN_MODULES: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
     ("ffn_norm", "post_attention_layernorm"),
     ("attn_q", "self_attn.q_proj"),
@@ -187,6 +75,10 @@ const MODULES: [(&str, &str); 33] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+];
+
+/// Modules of some families' layers beside these.
+const MODULES: [(&str, &str); 22] = [
     // Of families that name the norm before the MLP after what stands before it.
     ("post_attention_norm", "post_attention_layernorm"),
     ("attn_qkv", "linear_attn.in_proj_qkv"),
@@ -233,7 +125,7 @@ const VECTORS: [(&str, &str); 6] = [
     ("ffn_down_exps.scale", "router.per_expert_scale"),
 ];
 
-/// The same where norms stand after parts or both before and after; these come before those of [`MODULES`].
+/// The same where norms stand after parts or both before and after; these come before those of [`PLAIN_MODULES`].
 const NORMS_ON_BOTH_SIDES: [(&str, &str); 3] = [
     ("post_attention_norm", "post_attention_layernorm"),
     ("ffn_norm", "pre_feedforward_layernorm"),
@@ -318,8 +210,8 @@ fn hugging_face_name(name: &str, config: &TargetConfig) -> Option<String> {
         (NormPlaces::BeforeAndAfterOfGlm, _) => &NORMS_OF_GLM,
         (NormPlaces::After, _) => &NORMS_AFTER,
     };
-    let (_, module) =
-        own.iter().chain(&MODULES).chain(&FURTHER).find(|(gguf, _)| *gguf == module)?;
+    let common = PLAIN_MODULES.iter().chain(&MODULES).chain(&FURTHER);
+    let (_, module) = own.iter().chain(common).find(|(gguf, _)| *gguf == module)?;
     if let Some(matrix) = module.strip_prefix("mlp.") {
         return Some(format!("{}.{matrix}.{kind}", mlp(config.architecture, layer)));
     }
@@ -334,12 +226,13 @@ pub fn gguf_name(published: &str) -> Option<String> {
     let (layer, rest) = published.strip_prefix("model.layers.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
     let (module, kind) = rest.rsplit_once('.')?;
-    let (module, _) = MODULES.iter().find(|(_, name)| *name == module)?;
+    let (module, _) = PLAIN_MODULES.iter().chain(&MODULES).find(|(_, name)| *name == module)?;
     Some(format!("blk.{layer}.{module}.{kind}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::experts::Tensor;
     use super::*;
 
     #[test]

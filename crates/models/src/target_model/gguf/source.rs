@@ -21,6 +21,7 @@ use super::{heads, names};
 use crate::config::{Architecture, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::weights::file::WeightFile;
+use crate::weights::gguf::half_split_row;
 use crate::weights::gguf::header::{ElementType, Header};
 use crate::weights::gguf::split::{self, Files};
 use crate::weights::{Collector, WeightSource, rows_of};
@@ -202,12 +203,7 @@ impl GgufSource {
 
     /// Where a stored row of a tensor belongs.
     fn place(&self, name: &str, row: usize) -> usize {
-        if !self.is_interleaved(name) {
-            return row;
-        }
-        let head_dim = self.config.head_dim;
-        let (head, within) = (row / head_dim, row % head_dim);
-        head * head_dim + within % 2 * (head_dim / 2) + within / 2
+        if self.is_interleaved(name) { half_split_row(row, self.config.head_dim) } else { row }
     }
 
     /// Where a row of an interleaved tensor is stored: [`Self::place`] turned around.
@@ -263,8 +259,7 @@ impl GgufSource {
         let invalid = |problem: String| ModelError::invalid(file.path(), problem);
         let width = dims.last().copied().unwrap_or(1).max(1);
         let rows = dims.iter().product::<usize>() / width;
-        let mut collector = Collector::zeros(dtype, rows * width)
-            .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
+        let mut collector = Collector::zeros(file.path(), dtype, rows * width)?;
         let row_bytes = bytes.len() / rows.max(1);
         let chunk_rows = (CHUNK_VALUES / width).max(1);
         // Some chunks in parallel, then stored in order, so that little f32 exists at a time.

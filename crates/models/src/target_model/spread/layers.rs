@@ -13,7 +13,7 @@ use longdraft_kernels::matrix::Matrix;
 use super::Ranks;
 use super::slice::Slice;
 use crate::config::TargetConfig;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::target_model::build::{self, Weights};
 use crate::target_model::layer::DecoderLayer;
 use crate::target_model::layers::{LayerSource, Visit};
@@ -31,6 +31,7 @@ pub(in crate::target_model) struct SpreadLayers {
     config: TargetConfig,
     ranks: Arc<dyn Ranks>,
     layers: Vec<SpreadLayer>,
+    /// Whether the next layer is gathered while one computes.
     gathers_ahead: bool,
 }
 
@@ -40,7 +41,7 @@ impl SpreadLayers {
         config: &TargetConfig,
         weights: &dyn Weights,
         layers: Range<usize>,
-        ranks: &Arc<dyn Ranks>,
+        (ranks, gathers_ahead): (&Arc<dyn Ranks>, bool),
     ) -> Result<Self> {
         let layers = layers.map(|index| {
             let slicer = Slicer {
@@ -55,13 +56,7 @@ impl SpreadLayers {
         });
         let layers = layers.collect::<Result<_>>()?;
         let (config, ranks) = (config.clone(), Arc::clone(ranks));
-        Ok(Self { config, ranks, layers, gathers_ahead: true })
-    }
-
-    /// The same, with or without the next layer being gathered while one computes.
-    #[must_use]
-    pub(in crate::target_model) fn gathering_ahead(self, gathers_ahead: bool) -> Self {
-        Self { gathers_ahead, ..self }
+        Ok(Self { config, ranks, layers, gathers_ahead })
     }
 
     /// The whole layer at a place; all ranks call it.
@@ -195,7 +190,7 @@ impl Weights for Gathered<'_> {
 }
 
 fn missing(name: &str) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(format!("`{name}` was not spread")))
+    refused(format!("`{name}` was not spread"))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::transfer::upload_ahead;
 
 use super::Ranks;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 
 /// Bytes that are gathered at once: MPI counts in 32 bits.
 const PIECE: usize = 1 << 30;
@@ -165,7 +165,7 @@ fn of_blocks(
 }
 
 fn unsupported(dtype: DType) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(format!("a weight of type {dtype:?}")))
+    refused(format!("a weight of type {dtype:?}"))
 }
 
 fn part_of<T: WithDType + Pod>(tensor: &Tensor, ranks: &dyn Ranks) -> Result<(usize, Vec<u8>)> {

@@ -28,7 +28,7 @@ use longdraft_kernels::matrix::Matrix;
 
 use super::spread::Ranks;
 use crate::config::TargetConfig;
-use crate::error::{ModelError, Problems, Result};
+use crate::error::{Problems, Result, refused};
 
 /// What a rank holds of every layer; by default all of it.
 #[derive(Debug, Clone, Default)]
@@ -84,9 +84,9 @@ impl LayerShare {
         let (_, inputs) = matrix.dims()?;
         matrix.columns(self.part_of(inputs)).map_err(|error| {
             let ranks = ranks.size();
-            ModelError::Tensor(candle_core::Error::Msg(format!(
+            refused(format!(
                 "`{name}` shared by {ranks} ranks: {error}; share it by fewer, or hold it as f32"
-            )))
+            ))
         })
     }
 

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use serde_json::Value;
 
 use super::{Artifact, Compression, QuantiseConfig, QuantiseFormat, quantise};
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 
 /// Bisections of `log k`.
 const STEPS: usize = 8;
@@ -45,8 +45,9 @@ pub fn fit_to_budget(
     }
     let smallest = size(high)?;
     if smallest > bytes {
-        let problem = format!("a budget of {bytes} bytes: the smallest file has {smallest}");
-        return Err(ModelError::Tensor(candle_core::Error::Msg(problem)));
+        return Err(refused(format!(
+            "a budget of {bytes} bytes: the smallest file has {smallest}"
+        )));
     }
     for _ in 0..STEPS {
         let middle = (low * high).sqrt();

@@ -17,7 +17,7 @@ use half::f16;
 use serde_json::Value;
 
 use super::WeightSource;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 
 pub use budget::fit_to_budget;
 pub use container::{Compression, LARGEST_DATA};
@@ -74,8 +74,7 @@ impl Artifact {
     /// # Errors
     /// - compression fails
     pub fn to_bytes(&self, compression: Compression) -> Result<Vec<u8>> {
-        container::write(self, compression)
-            .map_err(|error| ModelError::Tensor(candle_core::Error::Msg(error)))
+        container::write(self, compression).map_err(refused)
     }
 
     /// Writes the file, complete or not at all; returns its size.

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::to_f16;
-use crate::error::{ModelError, Result};
+use crate::error::{Result, refused};
 
 /// Which rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -304,9 +304,7 @@ pub fn quantise(name: &str, tensor: &Tensor, config: &QuantiseConfig) -> Result<
     let shape = tensor.dims().to_vec();
     let values: Vec<f32> =
         tensor.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-    let fail = |problem: String| {
-        ModelError::Tensor(candle_core::Error::Msg(format!("tensor `{name}`: {problem}")))
-    };
+    let fail = |problem: String| refused(format!("tensor `{name}`: {problem}"));
     let chosen = config.precision.iter().find(|(part, _)| name.contains(part.as_str()));
     let levels = chosen.map_or(config.levels, |(_, levels)| *levels);
     let embeddings = ["tok_emb.weight", "model.embed_tokens.weight"];

@@ -1,6 +1,7 @@
 //! GGUF files: headers read within the file's bounds, and files of our own. What a target's file
 //! holds is known by [`crate::target_model::gguf`].
 
+mod element;
 pub mod header;
 pub(crate) mod split;
 pub mod write;

@@ -7,9 +7,9 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Tensor};
 
 use super::header::ALIGNMENT;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::weights::atomic::write_atomically;
-use crate::weights::safetensors::little_endian_bytes;
+use crate::weights::safetensors::tensor_bytes;
 
 /// A tensor as the file holds it.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ impl Stored {
     fn encode(&self, name: &str) -> Result<(u32, Vec<u8>)> {
         match self {
             Self::Plain(tensor) => {
-                Ok((element_number(name, tensor.dtype())?, little_endian_bytes(tensor)?.1))
+                Ok((element_number(name, tensor.dtype())?, tensor_bytes(tensor)?))
             }
             Self::Q8_0(tensor) => {
                 let quantised = QTensor::quantize(tensor, GgmlDType::Q8_0)?;
@@ -100,7 +100,7 @@ fn element_number(name: &str, dtype: DType) -> Result<u32> {
 }
 
 fn unwritable(what: &str) -> ModelError {
-    ModelError::Tensor(candle_core::Error::Msg(format!("{what}: GGUF files here hold none")))
+    refused(format!("{what}: GGUF files here hold none"))
 }
 
 fn string(out: &mut Vec<u8>, text: &str) {

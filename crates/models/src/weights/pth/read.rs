@@ -12,7 +12,7 @@ use zip::{CompressionMethod, ZipArchive};
 use super::STORAGES;
 use super::pickle::{TensorRef, Value, parse};
 use crate::error::{ModelError, Problems, Result};
-use crate::weights::{Collector, WeightSource};
+use crate::weights::{Collector, WeightSource, other_type};
 
 /// Largest pickle: thousands of tensor names fit in far less.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
@@ -208,14 +208,13 @@ impl WeightSource for PthSource {
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let invalid = |problem: String| ModelError::invalid(&self.path, problem);
         let (entry, bytes) = self.read(name)?;
         if matches!(entry.dtype, DType::I64 | DType::U8) {
-            return Err(invalid(format!("tensor `{name}` is {:?}, not a weight", entry.dtype)));
+            let problem = format!("tensor `{name}` is {:?}, not a weight", entry.dtype);
+            return Err(ModelError::invalid(&self.path, problem));
         }
         let count = entry.shape.iter().product();
-        let mut collector = Collector::zeros(dtype, count)
-            .ok_or_else(|| invalid(format!("weights cannot be held as {dtype:?}")))?;
+        let mut collector = Collector::zeros(&self.path, dtype, count)?;
         let element = |index: usize| read_element(&bytes, entry.dtype, index);
         collector.set(0, (0..count).map(|i| element(position(entry, i))));
         collector.into_tensor(&entry.shape)
@@ -226,10 +225,7 @@ impl WeightSource for PthSource {
         let size = match entry.dtype {
             DType::I64 => 8,
             DType::U8 => 1,
-            other => {
-                let problem = format!("tensor `{name}` is {other:?}, integers expected");
-                return Err(ModelError::invalid(&self.path, problem));
-            }
+            other => return Err(other_type(&self.path, name, other, "integers")),
         };
         let element = |i: usize| {
             let index = position(entry, i);

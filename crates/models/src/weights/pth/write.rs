@@ -8,9 +8,9 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::STORAGES;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::weights::atomic::write_atomically;
-use crate::weights::safetensors::little_endian_bytes;
+use crate::weights::safetensors::tensor_bytes;
 
 /// Writes tensors (f32, bf16, f16, i64, or u8 as flags) as a state dict, complete or not at all.
 ///
@@ -55,7 +55,7 @@ fn to_bytes(tensors: &[(String, Tensor)]) -> std::result::Result<Vec<u8>, Failur
     zip.start_file("archive/byteorder", options)?;
     zip.write_all(b"little")?;
     for (index, (_, tensor)) in tensors.iter().enumerate() {
-        let (_, bytes) = little_endian_bytes(tensor).map_err(Failure::Model)?;
+        let bytes = tensor_bytes(tensor).map_err(Failure::Model)?;
         zip.start_file(format!("archive/data/{index}"), options.with_alignment(ALIGNMENT))?;
         zip.write_all(&bytes)?;
     }
@@ -107,9 +107,9 @@ fn row_major_strides(dims: &[usize]) -> Vec<usize> {
 
 fn storage_class(dtype: DType) -> Result<&'static str> {
     let known = STORAGES.iter().find(|(_, known, _)| *known == dtype);
-    known.map(|(class, ..)| *class).ok_or_else(|| {
-        ModelError::Tensor(candle_core::Error::Msg(format!("cannot write {dtype:?} tensors")))
-    })
+    known
+        .map(|(class, ..)| *class)
+        .ok_or_else(|| refused(format!("cannot write {dtype:?} tensors")))
 }
 
 fn string(out: &mut Vec<u8>, text: &str) {

@@ -16,18 +16,19 @@ use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 
 use super::file::WeightFile;
-use super::{Collector, WeightSource};
+use super::{Collector, WeightSource, integers, other_type};
 use crate::error::{ModelError, Problems, Result};
 
-pub(crate) use write::little_endian_bytes;
 pub use write::{save, tensor_bytes};
 
 /// Names the shards of a folder.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Weights in one file.
 const SINGLE: &str = "model.safetensors";
-/// Bytes of the header's length, of which the header is a multiple.
+/// Bytes of the header's length, of which written headers are a multiple.
 const LENGTH_BYTES: usize = 8;
+/// The longest header that is read, as everywhere: a tensor takes some hundred bytes.
+const LONGEST_HEADER: usize = 100_000_000;
 
 struct Entry {
     file: usize,
@@ -180,8 +181,7 @@ impl SafetensorsSource {
     pub fn load_i8(&self, name: &str) -> Result<Vec<i8>> {
         let entry = self.find(name)?;
         if entry.dtype != Dtype::I8 {
-            let problem = format!("tensor `{name}` is {:?}, I8 expected", entry.dtype);
-            return Err(ModelError::invalid(&self.path, problem));
+            return Err(other_type(&self.path, name, entry.dtype, "I8"));
         }
         Ok(self.bytes(entry)?.iter().map(|&byte| i8::from_le_bytes([byte])).collect())
     }
@@ -193,32 +193,15 @@ impl SafetensorsSource {
     pub fn load_i64(&self, name: &str) -> Result<Vec<i64>> {
         let entry = self.find(name)?;
         let data = self.bytes(entry)?;
-        match entry.dtype {
-            Dtype::I64 => Ok(data
-                .chunks_exact(8)
-                .filter_map(|b| b.try_into().ok().map(i64::from_le_bytes))
-                .collect()),
-            Dtype::I32 => Ok(data
-                .chunks_exact(4)
-                .filter_map(|b| b.try_into().ok().map(i32::from_le_bytes))
-                .map(i64::from)
-                .collect()),
-            Dtype::U32 => Ok(data
-                .chunks_exact(4)
-                .filter_map(|b| b.try_into().ok().map(u32::from_le_bytes))
-                .map(i64::from)
-                .collect()),
-            Dtype::I16 => Ok(data
-                .chunks_exact(2)
-                .map(|b| i64::from(i16::from_le_bytes([b[0], b[1]])))
-                .collect()),
-            Dtype::I8 => Ok(data.iter().map(|&b| i64::from(i8::from_le_bytes([b]))).collect()),
-            Dtype::BOOL | Dtype::U8 => Ok(data.iter().map(|&b| i64::from(b)).collect()),
-            other => Err(ModelError::invalid(
-                &self.path,
-                format!("tensor `{name}` is {other:?}, integers expected"),
-            )),
-        }
+        Ok(match entry.dtype {
+            Dtype::I64 => integers(&data, i64::from_le_bytes),
+            Dtype::I32 => integers(&data, i32::from_le_bytes),
+            Dtype::U32 => integers(&data, u32::from_le_bytes),
+            Dtype::I16 => integers(&data, i16::from_le_bytes),
+            Dtype::I8 => integers(&data, i8::from_le_bytes),
+            Dtype::BOOL | Dtype::U8 => integers(&data, u8::from_le_bytes),
+            _ => return Err(other_type(&self.path, name, entry.dtype, "integers")),
+        })
     }
 
     /// Reads one tensor as what it is: weights as f32, integers as i64, flags as u8.
@@ -248,12 +231,10 @@ impl SafetensorsSource {
     pub fn load_f64(&self, name: &str) -> Result<Vec<f64>> {
         let entry = self.find(name)?;
         if entry.dtype != Dtype::F64 {
-            let problem = format!("tensor `{name}` is {:?}, f64 expected", entry.dtype);
-            return Err(ModelError::invalid(&self.path, problem));
+            return Err(other_type(&self.path, name, entry.dtype, "f64"));
         }
         let data = self.bytes(entry)?;
-        let values = data.chunks_exact(8).filter_map(|b| b.try_into().ok());
-        Ok(values.map(f64::from_le_bytes).collect())
+        Ok(data.as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect())
     }
 
     fn find(&self, name: &str) -> Result<&Entry> {
@@ -267,19 +248,13 @@ impl SafetensorsSource {
     }
 }
 
-/// Bytes of the number that tells the header's length.
-const PROLOGUE: usize = 8;
-
-/// The longest header that is read, as everywhere: a tensor takes some hundred bytes.
-const LONGEST_HEADER: usize = 100_000_000;
-
 /// Where the tensors begin, and the header, whose tensors lie in the file and fill it.
 fn read_header(file: &WeightFile) -> std::result::Result<(usize, Metadata), String> {
     let mut reader = file.reader();
-    let mut length = [0; PROLOGUE];
+    let mut length = [0; LENGTH_BYTES];
     reader.read_exact(&mut length).map_err(|error| error.to_string())?;
     let length = u64::from_le_bytes(length);
-    let left = file.length().saturating_sub(PROLOGUE);
+    let left = file.length().saturating_sub(LENGTH_BYTES);
     let Some(length) = usize::try_from(length).ok().filter(|length| *length <= left) else {
         return Err(format!(
             "a header of {length} bytes in a file of {} (cut off?)",
@@ -295,7 +270,7 @@ fn read_header(file: &WeightFile) -> std::result::Result<(usize, Metadata), Stri
         serde_json::from_slice(&header).map_err(|error| format!("its header: {error}"))?;
     let (held, told) = (left - length, header.data_len());
     match held.cmp(&told) {
-        Ordering::Equal => Ok((PROLOGUE + length, header)),
+        Ordering::Equal => Ok((LENGTH_BYTES + length, header)),
         Ordering::Less => {
             Err(format!("{held} of {told} bytes of tensors are there (is the download complete?)"))
         }
@@ -346,8 +321,7 @@ impl WeightSource for SafetensorsSource {
     fn load_bytes(&self, name: &str, rows: Range<usize>) -> Result<Vec<u8>> {
         let entry = self.find(name)?;
         if entry.dtype != Dtype::U8 {
-            let problem = format!("tensor `{name}` is {:?}, U8 expected", entry.dtype);
-            return Err(ModelError::invalid(&self.path, problem));
+            return Err(other_type(&self.path, name, entry.dtype, "U8"));
         }
         self.files[entry.file].read(self.part(name, entry, &rows)?)
     }
@@ -383,9 +357,7 @@ impl SafetensorsSource {
             *first = rows.len();
         }
         let count = shape.iter().product();
-        let mut collector = Collector::zeros(dtype, count).ok_or_else(|| {
-            ModelError::invalid(&self.path, format!("weights cannot be held as {dtype:?}"))
-        })?;
+        let mut collector = Collector::zeros(&self.path, dtype, count)?;
         self.files[entry.file].read_pieces(bytes, |start, piece| {
             collector.set(start / size, f32_values(entry.dtype, piece));
         })?;
@@ -405,18 +377,12 @@ fn float_bytes(dtype: Dtype) -> Option<usize> {
 
 /// Values of a type of [`float_bytes`] as f32; bf16 and f16 widen exactly, f64 rounds.
 fn f32_values<'a>(dtype: Dtype, data: &'a [u8]) -> Box<dyn Iterator<Item = f32> + 'a> {
-    let pair = |b: &[u8]| [b[0], b[1]];
+    let (pairs, fours, eights) =
+        (data.as_chunks::<2>().0, data.as_chunks::<4>().0, data.as_chunks::<8>().0);
     match dtype {
-        Dtype::BF16 => {
-            Box::new(data.chunks_exact(2).map(move |b| bf16::from_le_bytes(pair(b)).to_f32()))
-        }
-        Dtype::F16 => {
-            Box::new(data.chunks_exact(2).map(move |b| f16::from_le_bytes(pair(b)).to_f32()))
-        }
-        Dtype::F64 => Box::new(
-            data.chunks_exact(8)
-                .map(|b| f64::from_le_bytes(b.try_into().expect("chunks of 8")) as f32),
-        ),
-        _ => Box::new(data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+        Dtype::BF16 => Box::new(pairs.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
+        Dtype::F16 => Box::new(pairs.iter().map(|b| f16::from_le_bytes(*b).to_f32())),
+        Dtype::F64 => Box::new(eights.iter().map(|b| f64::from_le_bytes(*b) as f32)),
+        _ => Box::new(fours.iter().map(|b| f32::from_le_bytes(*b))),
     }
 }

@@ -9,7 +9,7 @@ use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 
 use super::LENGTH_BYTES;
-use crate::error::{ModelError, Result};
+use crate::error::{ModelError, Result, refused};
 use crate::weights::atomic::write_atomically;
 
 /// Writes tensors (f32, bf16, f16, i64, or u8 as flags) with string metadata, complete or not at
@@ -69,11 +69,9 @@ impl Stored {
             DType::BF16 => Dtype::BF16,
             DType::F16 => Dtype::F16,
             DType::I64 => Dtype::I64,
+            // The tensor library knows no flags.
             DType::U8 => Dtype::BOOL,
-            other => {
-                let message = format!("cannot write {other:?} tensors as weights");
-                return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
-            }
+            other => return Err(unwritable(other)),
         };
         let bytes = tensor.elem_count() * tensor.dtype().size_in_bytes();
         let tensor = tensor.to_device(&candle_core::Device::Cpu)?;
@@ -91,8 +89,7 @@ impl View for Stored {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        let (_, bytes) = little_endian_bytes(&self.tensor).expect("a CPU tensor of a known type");
-        Cow::Owned(bytes)
+        Cow::Owned(tensor_bytes(&self.tensor).expect("a CPU tensor of a known type"))
     }
 
     fn data_len(&self) -> usize {
@@ -105,30 +102,17 @@ impl View for Stored {
 /// # Errors
 /// - it is of a type that weight files do not hold
 pub fn tensor_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    little_endian_bytes(tensor).map(|(_, bytes)| bytes)
-}
-
-/// Bytes of a tensor as they stand in weight files, with their type.
-pub(crate) fn little_endian_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
     let flat = tensor.to_device(&candle_core::Device::Cpu)?.flatten_all()?;
     Ok(match tensor.dtype() {
-        DType::F32 => {
-            (Dtype::F32, flat.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::BF16 => {
-            (Dtype::BF16, flat.to_vec1::<bf16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::F16 => {
-            (Dtype::F16, flat.to_vec1::<f16>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        DType::I64 => {
-            (Dtype::I64, flat.to_vec1::<i64>()?.iter().flat_map(|v| v.to_le_bytes()).collect())
-        }
-        // The tensor library knows no flags.
-        DType::U8 => (Dtype::BOOL, flat.to_vec1::<u8>()?),
-        other => {
-            let message = format!("cannot write {other:?} tensors as weights");
-            return Err(ModelError::Tensor(candle_core::Error::Msg(message)));
-        }
+        DType::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::BF16 => flat.to_vec1::<bf16>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F16 => flat.to_vec1::<f16>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::I64 => flat.to_vec1::<i64>()?.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::U8 => flat.to_vec1::<u8>()?,
+        other => return Err(unwritable(other)),
     })
+}
+
+fn unwritable(dtype: DType) -> ModelError {
+    refused(format!("cannot write {dtype:?} tensors as weights"))
 }
