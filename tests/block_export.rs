@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
+use crate::support::files::{
+    Tensors, change_json, change_tensors, copy_files, read_json as read, read_tensors,
+};
+use crate::support::runs::{drafted, written_plainly};
 use crate::support::{
     GgufChange, Workshop, byte_tokenizer, change_gguf, fail, last_json, run, stdout, succeed,
-    tiny_config, write_target,
+    tiny_config, with, write_target,
 };
 use candle_core::quantized::gguf_file::Value as GgufValue;
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::Header;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 /// A workshop with a trained draft of a method.
@@ -53,20 +55,13 @@ pub(crate) fn export(shop: &Workshop, profile: &str, dtype: &str) -> String {
     output
 }
 
-pub(crate) fn read(path: &str) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).expect("file")).expect("JSON")
-}
-
-/// Tokens and acceptance of greedy decoding with a draft.
-pub(crate) fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
-    let target = shop.target();
-    let arguments = ["generate", "--target", &target, "--draft", draft, "--prompt", "the cat sat"];
-    let more = ["--max-tokens", "40", "--ignore-eos", "--pace", "fixed", "--json"];
-    let line = last_json(&succeed(&[&arguments[..], &more].concat()));
-    (line["tokens"].clone(), line["conditional_acceptance"].clone())
-}
-
 pub(crate) const GGUF: &str = "draft-f32.gguf";
+
+/// The target's table of embeddings.
+pub(crate) fn table_of(shop: &Workshop) -> Tensor {
+    let mut tensors = read_tensors(shop.target.join("model.safetensors")).into_iter();
+    tensors.find(|(name, _)| name == "model.embed_tokens.weight").expect("the target's table").1
+}
 
 /// Checks a folder against its target and checkpoint: not even a warning.
 fn verified(shop: &Workshop, folder: &str) {
@@ -83,19 +78,7 @@ fn every_method_is_exported_verified_and_drafts_like_its_checkpoint() {
     for (method, arguments) in METHODS {
         let shop = trained(arguments);
         let own = drafted(&shop, &shop.path("run"));
-        let plain = last_json(&succeed(&[
-            "generate",
-            "--target",
-            &shop.target(),
-            "--no-draft",
-            "--prompt",
-            "the cat sat",
-            "--max-tokens",
-            "40",
-            "--ignore-eos",
-            "--json",
-        ]));
-        assert_eq!(own.0, plain["tokens"], "{method}: drafts lose nothing");
+        assert_eq!(own.0, written_plainly(&shop), "{method}: drafts lose nothing");
         for profile in ["vllm", "sglang", "hf", "llamacpp-hf", "speculators", "llamacpp"] {
             let folder = export(&shop, profile, "f32");
             assert_eq!(drafted(&shop, &folder), own, "{method} {profile}");
@@ -104,7 +87,7 @@ fn every_method_is_exported_verified_and_drafts_like_its_checkpoint() {
                 assert_eq!(drafted(&shop, &format!("{folder}/{GGUF}")), own, "{method}: the file");
                 continue;
             }
-            let config = read(&format!("{folder}/config.json"));
+            let config = read(format!("{folder}/config.json"));
             assert!(!config.to_string().contains("null"), "strict readers refuse null");
             assert_eq!(config["torch_dtype"], "float32");
             if profile != "speculators" {
@@ -116,14 +99,14 @@ fn every_method_is_exported_verified_and_drafts_like_its_checkpoint() {
             }
         }
         let proposals = if method == "dspark" { 4 } else { 3 };
-        let manifest = read(&shop.path("export-hf/longdraft-manifest.json"));
+        let manifest = read(shop.path("export-hf/longdraft-manifest.json"));
         let (vllm, sglang) =
             (manifest["serve"]["vllm"].clone(), manifest["serve"]["sglang"].clone());
         let wanted = format!("\"num_speculative_tokens\": {proposals}");
         assert!(vllm.as_str().is_some_and(|line| line.contains(&wanted)), "{vllm}");
         let wanted = format!("draft-tokens {}", proposals + 1);
         assert!(sglang.as_str().is_some_and(|line| line.ends_with(&wanted)), "{sglang}");
-        let manifest = read(&shop.path("export-llamacpp/longdraft-manifest.json"));
+        let manifest = read(shop.path("export-llamacpp/longdraft-manifest.json"));
         let line = manifest["serve"]["llama.cpp"].as_str().expect("a line");
         let kind = if method == "dspark" { "draft-dspark" } else { "draft-dflash" };
         let wanted = format!("--spec-type {kind} --spec-draft-n-max {proposals}");
@@ -148,7 +131,7 @@ fn files_say_what_readers_default_differently() {
     for (method, arguments) in METHODS {
         let shop = trained(arguments);
         let chained = method == "dspark";
-        let config = read(&format!("{}/config.json", export(&shop, "speculators", "bf16")));
+        let config = read(format!("{}/config.json", export(&shop, "speculators", "bf16")));
         assert_eq!(config["speculators_model_type"], method);
         assert_eq!(config["aux_hidden_state_layer_ids"], json!([1, 3]), "one more than outputs");
         assert_eq!(config["sample_from_anchor"], chained);
@@ -231,12 +214,11 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
 /// A workshop whose target divides its logits and multiplies its embeddings.
 fn scaling_shop() -> Workshop {
     let shop = Workshop::with_four_layers();
-    let mut config = tiny_config("granite");
-    config["num_hidden_layers"] = 4.into();
-    config["attention_multiplier"] = 0.3.into();
-    config["logits_scaling"] = 0.7.into();
-    config["embedding_multiplier"] = 3.0.into();
-    write_target(&shop.target, &config);
+    let scales = json!({
+        "num_hidden_layers": 4, "attention_multiplier": 0.3, "logits_scaling": 0.7,
+        "embedding_multiplier": 3.0
+    });
+    write_target(&shop.target, &with(tiny_config("granite"), scales));
     shop
 }
 
@@ -245,7 +227,7 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
     let shop = trained_in(scaling_shop(), METHODS[0].1);
     let own = drafted(&shop, &shop.path("run"));
     let folder = export(&shop, "hf", "f32");
-    let config = read(&format!("{folder}/config.json"));
+    let config = read(format!("{folder}/config.json"));
     let multiplier = config["dflash_config"]["output_multiplier"].as_f64().expect("a number");
     assert!((multiplier * 0.7 - 1.0).abs() < 1e-9, "{multiplier}");
     assert!(config["dflash_config"].get("final_logit_softcapping").is_none(), "there is none");
@@ -262,7 +244,7 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
         config["dflash_config"]["output_multiplier"] = 0.7.into();
     });
     assert_eq!(found, ["not-the-target"]);
-    let nested = read(&format!("{}/config.json", export(&shop, "speculators", "f32")));
+    let nested = read(format!("{}/config.json", export(&shop, "speculators", "f32")));
     assert!(!nested.to_string().contains("output_multiplier"), "it would be dropped");
 
     // Nothing said: the likeliest tokens stay, and probabilities do not.
@@ -356,10 +338,7 @@ type Edit<'a> = &'a dyn Fn(&mut Value);
 
 /// Changes the `config.json` of a copy of a folder.
 fn edited(shop: &Workshop, folder: &str, edit: Edit) {
-    let file = format!("{}/config.json", copied(shop, folder));
-    let mut config = read(&file);
-    edit(&mut config);
-    std::fs::write(&file, config.to_string()).expect("write");
+    change_json(format!("{}/config.json", copied(shop, folder)), edit);
 }
 
 /// Which errors `verify` finds in a folder that was changed.
@@ -388,12 +367,7 @@ fn broken_file(shop: &Workshop, folder: &str, edit: GgufChange) -> Vec<String> {
 fn copied(shop: &Workshop, folder: &str) -> String {
     let copy = shop.path("broken");
     let _ = std::fs::remove_dir_all(&copy);
-    std::fs::create_dir_all(&copy).expect("folder");
-    for entry in std::fs::read_dir(folder).expect("folder") {
-        let path = entry.expect("entry").path();
-        let name = path.file_name().expect("a name").to_owned();
-        std::fs::copy(&path, Path::new(&copy).join(name)).expect("copy");
-    }
+    copy_files(folder, &copy);
     copy
 }
 
@@ -454,7 +428,7 @@ fn a_folder_that_engines_would_misread_is_told() {
     ];
     for (code, edit) in cases {
         let found = broken(&shop, &folder, edit);
-        assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
+        assert!(found.contains(&code.to_owned()), "{code} not in {found:?}");
     }
     let doubts: [(&str, Edit); 7] = [
         ("causality", &|config| remove(&mut config[own], "causal")),
@@ -471,7 +445,7 @@ fn a_folder_that_engines_would_misread_is_told() {
     for (code, edit) in doubts {
         edited(&shop, &folder, edit);
         let found = findings(&shop, "warning");
-        assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
+        assert!(found.contains(&code.to_owned()), "{code} not in {found:?}");
     }
 }
 
@@ -490,26 +464,13 @@ fn a_list_that_is_one_off_the_usual_one_is_told_without_a_manifest() {
     }
 }
 
-type Tensors = Vec<(String, Tensor)>;
-
 #[test]
 fn tensors_of_a_folder_that_are_not_trained_are_looked_at() {
     let shop = trained(METHODS[0].1);
     let folder = export(&shop, "hf", "f32");
-    let table = SafetensorsSource::open_file(&shop.target.join("model.safetensors"));
-    let table = table.and_then(|source| source.load("model.embed_tokens.weight", DType::F32));
-    let table = table.expect("the target's table");
+    let table = table_of(&shop);
     let with = |change: &dyn Fn(&mut Tensors)| {
-        let file = Path::new(&copied(&shop, &folder)).join("model.safetensors");
-        let source = SafetensorsSource::open_file(&file).expect("weights");
-        let load = |name: String| {
-            let tensor = source.load_as_stored(&name).expect("a tensor");
-            (name, tensor)
-        };
-        let mut tensors: Tensors = source.names().into_iter().map(load).collect();
-        drop(source);
-        change(&mut tensors);
-        save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+        change_tensors(format!("{}/model.safetensors", copied(&shop, &folder)), change);
         [findings(&shop, "error"), findings(&shop, "warning")]
     };
     let add = |name: &'static str, tensor: Tensor| {
@@ -548,17 +509,12 @@ fn tensors_of_a_folder_that_are_not_trained_are_looked_at() {
 
 /// Rewrites the target's table as a file of fewer bits has it.
 fn round_table(shop: &Workshop) {
-    let file = shop.target.join("model.safetensors");
-    let source = SafetensorsSource::open_file(&file).expect("weights");
     let coarse = |tensor: &Tensor| (tensor * 4.0)?.round()? / 4.0;
-    let rounded = |name: String| {
-        let tensor = source.load(&name, DType::F32).expect("a tensor");
-        let is_table = name.contains("embed_tokens");
-        (name, if is_table { coarse(&tensor).expect("rounded") } else { tensor })
-    };
-    let tensors: Tensors = source.names().into_iter().map(rounded).collect();
-    drop(source);
-    save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+    change_tensors(shop.target.join("model.safetensors"), |tensors| {
+        for (_, table) in tensors.iter_mut().filter(|(name, _)| name.contains("embed_tokens")) {
+            *table = coarse(table).expect("rounded");
+        }
+    });
 }
 
 #[test]
@@ -654,7 +610,7 @@ fn a_speculators_folder_that_readers_would_misread_is_told() {
     ];
     for (number, (code, edit)) in cases.into_iter().enumerate() {
         let found = broken(&shop, &folder, edit);
-        assert!(found.iter().any(|found| found == code), "{number}: {code} not in {found:?}");
+        assert!(found.contains(&code.to_owned()), "{number}: {code} not in {found:?}");
     }
     // The library's own choice where the tokenizer has no mask token and no row of the table is spare.
     edited(&shop, &folder, &|config| config["mask_token_id"] = 257.into());
@@ -668,7 +624,7 @@ fn a_gguf_file_that_readers_would_misread_is_told() {
     let folder = export(&shop, "llamacpp", "f32");
     let key = |name: &str, value: Option<GgufValue>| {
         let name = if name.contains('.') { name.to_owned() } else { format!("dflash.{name}") };
-        move |keys: &mut Vec<(String, GgufValue)>, _: &mut Vec<(String, candle_core::Tensor)>| {
+        move |keys: &mut Vec<(String, GgufValue)>, _: &mut Tensors| {
             keys.retain(|(known, _)| *known != name);
             keys.extend(value.clone().map(|value| (name.clone(), value)));
         }
@@ -704,13 +660,13 @@ fn a_gguf_file_that_readers_would_misread_is_told() {
             let (_, q) = q.expect("a tensor");
             let order: Vec<u32> =
                 (0..32).map(|row| row / 8 * 8 + row % 2 * 4 + row % 8 / 2).collect();
-            let order = candle_core::Tensor::new(order, q.device()).expect("an order");
+            let order = Tensor::new(order, q.device()).expect("an order");
             *q = q.index_select(&order, 0).expect("rows");
         }),
     ];
     for (number, (code, edit)) in cases.into_iter().enumerate() {
         let found = broken_file(&shop, &folder, edit);
-        assert!(found.iter().any(|found| found == code), "{number}: {code} not in {found:?}");
+        assert!(found.contains(&code.to_owned()), "{number}: {code} not in {found:?}");
     }
     let base = key("dflash.rope.freq_base", Some(GgufValue::F32(1e6)));
     change_gguf(&Path::new(&copied(&shop, &folder)).join(GGUF), &base);
@@ -723,7 +679,7 @@ fn heads_of_gguf_files_that_readers_would_misread_are_told() {
     let shop = trained(METHODS[2].1);
     let folder = export(&shop, "llamacpp", "f32");
     let flag = |name: &'static str, value: Option<bool>| {
-        move |keys: &mut Vec<(String, GgufValue)>, _: &mut Vec<(String, candle_core::Tensor)>| {
+        move |keys: &mut Vec<(String, GgufValue)>, _: &mut Tensors| {
             keys.retain(|(known, _)| known != name);
             keys.extend(value.map(|value| (name.to_owned(), GgufValue::Bool(value))));
         }
@@ -740,7 +696,7 @@ fn heads_of_gguf_files_that_readers_would_misread_are_told() {
     ];
     for (code, edit) in cases {
         let found = broken_file(&shop, &folder, edit);
-        assert!(found.iter().any(|found| found == code), "{code} not in {found:?}");
+        assert!(found.contains(&code.to_owned()), "{code} not in {found:?}");
     }
     let shop = trained(METHODS[1].1);
     let folder = export(&shop, "llamacpp", "f32");

@@ -10,55 +10,47 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::gguf::header::Header;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
-use crate::block_export::{GGUF, METHODS, drafted, export, findings, read, trained};
-use crate::support::runs::{draft_bytes, run_with_kills};
+use crate::block_export::{GGUF, METHODS, export, findings, table_of, trained};
+use crate::support::files::{Tensors, change_json, change_tensors, read_json as read};
+use crate::support::runs::{draft_bytes, drafted, run_with_kills};
 use crate::support::{
-    VOCABULARY, Workshop, change_gguf, fail, last_json, longdraft, run, stdout, succeed,
+    VOCABULARY, Workshop, borrowed, change_gguf, fail, last_json, longdraft, run, stdout, succeed,
 };
-
-type Tensors = Vec<(String, Tensor)>;
 
 /// The tokens that the draft proposes: two of three.
 fn kept() -> Vec<u32> {
     (0..VOCABULARY as u32).filter(|id| id % 3 != 1).collect()
 }
 
-/// Rewrites the weights of a folder.
-fn change(folder: &str, change: impl Fn(&mut Tensors)) {
-    let file = Path::new(folder).join("model.safetensors");
-    let source = SafetensorsSource::open_file(&file).expect("weights");
-    let load = |name: String| (name.clone(), source.load_as_stored(&name).expect("a tensor"));
-    let mut tensors: Tensors = source.names().into_iter().map(load).collect();
-    drop(source);
-    change(&mut tensors);
-    save(&file, &tensors, [("format".to_owned(), "pt".to_owned())].into()).expect("saved");
+/// A copy of a folder without what says where it comes from.
+fn only_draft(folder: &str, copy: &str) {
+    std::fs::create_dir(copy).expect("folder");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(format!("{folder}/{name}"), format!("{copy}/{name}")).expect("copied");
+    }
 }
 
 /// A folder of speculators whose head is the target's rows of the kept tokens.
 fn with_own_head(shop: &Workshop) -> String {
     let (folder, own) = (export(shop, "speculators", "f32"), shop.path("own"));
-    std::fs::create_dir(&own).expect("folder");
-    std::fs::copy(format!("{folder}/model.safetensors"), format!("{own}/model.safetensors"))
-        .expect("copied");
-    let mut config = read(&format!("{folder}/config.json"));
-    config["draft_vocab_size"] = kept().len().into();
-    std::fs::write(format!("{own}/config.json"), config.to_string()).expect("written");
-    let table = SafetensorsSource::open_file(&shop.target.join("model.safetensors"));
-    let table = table.and_then(|source| source.load("model.embed_tokens.weight", DType::F32));
+    only_draft(&folder, &own);
+    change_json(format!("{own}/config.json"), |config| {
+        config["draft_vocab_size"] = kept().len().into();
+    });
     let rows = |tensor: &Tensor| select_rows(tensor, &kept()).expect("rows");
-    let head = rows(&table.expect("the target's table"));
+    let head = rows(&table_of(shop));
     let tokens = kept().into_iter().map(TargetTokenId).collect();
     let map = VocabularyMap::new(tokens, VOCABULARY).and_then(|map| map.tensors());
     let map = map.expect("a map");
-    change(&own, |tensors| {
+    change_tensors(format!("{own}/model.safetensors"), |tensors| {
         for (_, output) in tensors.iter_mut().filter(|(name, _)| name.contains("markov_w2")) {
             *output = rows(output);
         }
-        tensors.push(("lm_head.weight".to_owned(), head.clone()));
-        tensors.extend(map.clone());
+        tensors.push(("lm_head.weight".to_owned(), head));
+        tensors.extend(map);
     });
     own
 }
@@ -113,9 +105,9 @@ fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_o
                 assert_eq!(map.shape, [kept().len()]);
                 continue;
             }
-            let config = read(&format!("{folder}/config.json"));
+            let config = read(format!("{folder}/config.json"));
             assert_eq!(config["draft_vocab_size"], kept().len(), "{method} {profile}");
-            let serve = &read(&format!("{folder}/longdraft-manifest.json"))["serve"];
+            let serve = &read(format!("{folder}/longdraft-manifest.json"))["serve"];
             assert!(serve["sglang"].is_null() && serve["vllm"].is_string(), "{profile}: {serve}");
         }
         let (target, output) = (shop.target(), shop.path("out"));
@@ -180,11 +172,10 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
             let all = [&run[..], &sizes, method.1, more, also, &[output.as_str()]].concat();
             all.into_iter().map(str::to_owned).collect()
         };
-        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
-        let done = |all: Vec<String>| succeed(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let done = |all: Vec<String>| succeed(&borrowed(&all));
         done(train("whole", &[]));
         let killed = train("killed", &[]);
-        run_with_kills(Duration::from_millis(90), |_| words(&killed));
+        run_with_kills(Duration::from_millis(90), |_| longdraft(&borrowed(&killed)));
         assert_eq!(
             draft_bytes(&shop.path("whole")),
             draft_bytes(&shop.path("killed")),
@@ -197,7 +188,7 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
         assert_eq!(drafted(&shop, &run_of).0, drafted(&shop, &shop.path("run")).0, "{method:?}");
         succeed(&["extract", &run_of]);
         let folder = format!("{run_of}/draft");
-        assert_eq!(read(&format!("{folder}/config.json"))["draft_vocab_size"], size, "{method:?}");
+        assert_eq!(read(format!("{folder}/config.json"))["draft_vocab_size"], size, "{method:?}");
         let (halved, target) = (shop.path("halved"), shop.target());
         succeed(&["export", &folder, "--to", "vllm", "--target", &target, "--output", &halved]);
         let output = run(&["verify", &halved, "--target", &target, "--strict", "--json"]);
@@ -211,7 +202,7 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
         let from = format!("draft.from={}", shop.path("run"));
         done(train("narrowed", &[&from]));
         succeed(&["extract", &shop.path("narrowed")]);
-        let narrowed = read(&format!("{}/draft/config.json", shop.path("narrowed")));
+        let narrowed = read(shop.path("narrowed/draft/config.json"));
         assert_eq!(narrowed["draft_vocab_size"], size, "{method:?}");
     }
     let shop = trained(METHODS[1].1);
@@ -229,11 +220,8 @@ fn a_map_that_readers_would_misread_is_told() {
     let found = |edit: &dyn Fn(&mut Tensors)| {
         let broken = shop.path("broken");
         let _ = std::fs::remove_dir_all(&broken);
-        std::fs::create_dir(&broken).expect("folder");
-        for name in ["config.json", "model.safetensors"] {
-            std::fs::copy(format!("{folder}/{name}"), format!("{broken}/{name}")).expect("copied");
-        }
-        change(&broken, edit);
+        only_draft(&folder, &broken);
+        change_tensors(format!("{broken}/model.safetensors"), edit);
         findings(&shop, "error")
     };
     let absolute = |tensors: &mut Tensors| {

@@ -1,9 +1,11 @@
 //! Several stages through the binary: handing on, resuming, killing, refusing, and full disks.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::support::files::read_json;
+use crate::support::processes::{kill, start, wait_until};
+use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use longdraft_kernels::random::CounterRng;
 use serde_json::Value;
@@ -33,14 +35,8 @@ fn fingerprint(output: &str) -> Vec<(String, String)> {
             let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
             all.push((format!("{stage}/{file}"), blake3_of(&bytes)));
         }
-        let text = std::fs::read_to_string(format!("{output}/{stage}/metrics.jsonl"));
-        for line in text.expect("metrics").lines() {
-            let mut record: Value = serde_json::from_str(line).expect("whole lines");
-            for clock in ["tokens_per_second", "memory_mib"] {
-                record.as_object_mut().map(|record| record.remove(clock));
-            }
-            all.push((stage.to_owned(), record.to_string()));
-        }
+        let records = metrics(&format!("{output}/{stage}")).into_iter();
+        all.extend(records.map(|record| (stage.to_owned(), record.to_string())));
     }
     all
 }
@@ -69,17 +65,8 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
     assert!(Path::new(&shop.path("run/report.html")).is_file());
     // The same drafts measured on their own, on the second stage's text.
     let [base, long] = ["run/base", "run/long"].map(|run| shop.path(run));
-    let measured = last_json(&succeed(&[
-        "eval",
-        "held-out",
-        &config,
-        "stage=long",
-        "--draft",
-        &base,
-        "--draft",
-        &long,
-        "--json",
-    ]));
+    let both = ["eval", "held-out", &config, "stage=long", "--draft", &base, "--draft", &long];
+    let measured = last_json(&succeed(&[&both[..], &["--json"]].concat()));
     for (draft, row) in cells.iter().take(2).enumerate() {
         let found = &measured["drafts"][draft];
         assert_eq!(found["simulated_acceptance_length"], row[1]["simulated_length"]);
@@ -107,15 +94,11 @@ fn stages_run_in_order_each_from_the_draft_before_and_are_compared() {
         2,
     );
     assert!(nothing.contains("held-out rows"), "{nothing}");
-    let file = std::fs::read_to_string(shop.path("run/curriculum.json")).expect("file");
-    let file: Value = serde_json::from_str(&file).expect("JSON");
+    let file = read_json(shop.path("run/curriculum.json"));
     assert_eq!(file["stages"][1], serde_json::json!({"name": "long", "output": "long"}));
     // The second stage began where the first one ended: its loss is far below the first's start.
     let first_loss = |stage: &str| {
-        let text = std::fs::read_to_string(shop.path(&format!("run/{stage}/metrics.jsonl")));
-        let text = text.expect("metrics");
-        let line = text.lines().next().expect("a line").to_owned();
-        serde_json::from_str::<Value>(&line).expect("JSON")["hard_loss"].as_f64().expect("loss")
+        metrics(&shop.path(&format!("run/{stage}")))[0]["hard_loss"].as_f64().expect("loss")
     };
     assert!(first_loss("long") < first_loss("base"));
     // A second call finds everything done and changes nothing.
@@ -209,11 +192,7 @@ fn fifty_kills_at_random_moments_lose_nothing() {
         // Until fifty kills have fallen soon enough to interrupt, late ones let the run end.
         let patience =
             Duration::from_millis(if kills < 50 { 15 + random.below(90) } else { 60_000 });
-        let mut child = longdraft(&[&["train", &config, &output], &more[..]].concat())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary starts");
+        let mut child = start(&mut longdraft(&[&["train", &config, &output], &more[..]].concat()));
         let started = Instant::now();
         let status = loop {
             match child.try_wait().expect("wait") {
@@ -223,8 +202,7 @@ fn fifty_kills_at_random_moments_lose_nothing() {
             }
         };
         let Some(status) = status else {
-            child.kill().expect("kill");
-            child.wait().expect("reap");
+            kill(child);
             kills += 1;
             continue;
         };
@@ -272,20 +250,11 @@ fn a_flipped_byte_in_any_file_of_the_last_checkpoint_falls_back() {
 fn two_processes_do_not_share_a_run_directory() {
     let shop = Workshop::new();
     let config = shop.config();
-    let mut first = longdraft(&["train", &config, "train.epochs=2000"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts");
+    let first = start(&mut longdraft(&["train", &config, "train.epochs=2000"]));
     let metrics = shop.path("run/metrics.jsonl");
-    let started = Instant::now();
-    while !Path::new(&metrics).is_file() {
-        assert!(started.elapsed() < Duration::from_mins(1), "the first process never begins");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until("the first process", || Path::new(&metrics).is_file());
     let text = fail(&["train", &config, "train.epochs=2000"], 1);
-    first.kill().expect("kill");
-    first.wait().expect("reap");
+    kill(first);
     assert!(text.contains("another process works in this folder"), "{text}");
 }
 
@@ -309,20 +278,12 @@ fn patience_ends_a_run_and_the_best_draft_is_kept() {
     let shop = Workshop::new();
     let config = shop.config();
     // A rate of next to nothing: no evaluation is better than the first.
-    let arguments = [
-        "train",
-        &config,
-        "train.epochs=50",
-        "train.evaluate_every=2",
-        "train.patience=3",
-        "schedule.learning_rate=1e-12",
-        "--json",
-    ];
+    let patience = ["train.epochs=50", "train.evaluate_every=2", "train.patience=3"];
+    let train = ["train", &config, "schedule.learning_rate=1e-12", "--json"];
+    let arguments = [&train[..], &patience].concat();
     let out = last_json(&succeed(&arguments));
     assert_eq!((&out["finished"], &out["steps"]), (&true.into(), &8.into()));
-    let state = std::fs::read_to_string(shop.path("run/checkpoints/best/state.json"));
-    let state: Value = serde_json::from_str(&state.expect("best")).expect("JSON");
-    assert_eq!(state["step"], 2);
+    assert_eq!(read_json(shop.path("run/checkpoints/best/state.json"))["step"], 2);
     // It stays ended.
     let again = last_json(&succeed(&arguments));
     assert_eq!(again["steps"], 8);
@@ -345,8 +306,7 @@ fn a_best_draft_of_other_held_out_rows_is_chosen_anew() {
     let train = |more: &[&str]| {
         let output = run(&[&arguments[..], more].concat());
         assert!(output.status.success(), "{}", stderr(&output));
-        let state = std::fs::read_to_string(shop.path("run/checkpoints/best/state.json"));
-        let state: Value = serde_json::from_str(&state.expect("best")).expect("JSON");
+        let state = read_json(shop.path("run/checkpoints/best/state.json"));
         (state["step"].as_u64(), stderr(&output).contains("the best draft is chosen anew"))
     };
     std::fs::write(&held_out, texts("one")).expect("held-out text");
@@ -428,16 +388,9 @@ fn a_stage_starts_from_any_kind_of_draft() {
     .enumerate()
     {
         let output = shop.path(&format!("next{index}"));
-        succeed(&[
-            "train",
-            &config,
-            &format!("output={output}"),
-            "train.steps=2",
-            &format!("draft_model_name_or_path={}", shop.path(from)),
-        ]);
-        drafts.push(
-            std::fs::read(format!("{output}/checkpoints/last/draft.safetensors")).expect("draft"),
-        );
+        let from = format!("draft_model_name_or_path={}", shop.path(from));
+        succeed(&["train", &config, &format!("output={output}"), "train.steps=2", &from]);
+        drafts.push(draft_bytes(&output));
     }
     assert!(drafts.iter().all(|draft| *draft == drafts[0]));
 }

@@ -4,6 +4,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
+use crate::support::files::{json_so_far, read_json};
+#[cfg(unix)]
+use crate::support::processes::signal;
+use crate::support::processes::{killed_when, start_kept};
 use crate::support::{
     self, VOCABULARY, Workshop, fail, last_json, longdraft, stderr, stdout, succeed,
 };
@@ -179,28 +183,9 @@ fn answers_end_where_they_are_told() {
 fn a_conversation_keeps_its_history_and_its_cache() {
     let shelf = Shelf::new();
     let (target, glide) = (shelf.path("target"), shelf.path("glide"));
-    let arguments = [
-        "generate",
-        "--target",
-        &target,
-        "--draft",
-        &glide,
-        "--chat",
-        "--system",
-        "be brief",
-        "--max-tokens",
-        "12",
-        "--json",
-        "--show-acceptance",
-    ];
-    let mut child = longdraft(&arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
-    child.stdin.take().expect("stdin").write_all(b"hello\n\nand then?\n").expect("turns");
-    let output = child.wait_with_output().expect("the binary ends");
+    let chat = ["generate", "--target", &target, "--draft", &glide, "--chat", "--json"];
+    let more = ["--system", "be brief", "--max-tokens", "12", "--show-acceptance"];
+    let output = fed(&[&chat[..], &more].concat(), "hello\n\nand then?\n");
     assert!(output.status.success(), "{}", stderr(&output));
     let last = last_json(&stdout(&output));
     assert!(last["reused_tokens"].as_u64() > Some(20), "{last}");
@@ -210,12 +195,7 @@ fn a_conversation_keeps_its_history_and_its_cache() {
 
 /// Output of a command with this text on its stdin.
 fn fed(arguments: &[&str], text: &str) -> std::process::Output {
-    let mut child = longdraft(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the binary starts");
+    let mut child = start_kept(longdraft(arguments).stdin(Stdio::piped()));
     child.stdin.take().expect("stdin").write_all(text.as_bytes()).expect("text");
     child.wait_with_output().expect("the binary ends")
 }
@@ -389,19 +369,8 @@ fn figures_are_measured_written_and_shown() {
         assert!(run.status.success(), "{}", stderr(&run));
         stdout(&run)
     };
-    let text = measure(&[
-        "--prompts",
-        "mt-bench",
-        "--limit",
-        "1",
-        "--temperature",
-        "0,1",
-        "--tree",
-        "static:2,2",
-        "--output",
-        &output,
-        "--json",
-    ]);
+    let set = ["--prompts", "mt-bench", "--limit", "1", "--output", &output, "--json"];
+    let text = measure(&[&set[..], &["--temperature", "0,1", "--tree", "static:2,2"]].concat());
     let value = last_json(&text);
     // Two turns of the first writing row, the first math row.
     assert_eq!(
@@ -422,22 +391,11 @@ fn figures_are_measured_written_and_shown() {
         assert_eq!(cell["equal"], cell["checked"]);
         assert_eq!(cell["residual_fallbacks"], 0);
     }
-    let written = std::fs::read_to_string(format!("{output}/decode.json")).expect("written");
-    let written: Value = serde_json::from_str(&written).expect("JSON");
-    assert_eq!(written, value["record"]);
+    assert_eq!(read_json(format!("{output}/decode.json")), value["record"]);
 
-    let curve = last_json(&measure(&[
-        "--prompts",
-        "longdoc",
-        "--contexts",
-        "100,200,400,5000",
-        "--runs",
-        "1",
-        "--lookup",
-        "--json",
-        "--temperature",
-        "1",
-    ]));
+    let documents = ["--prompts", "longdoc", "--contexts", "100,200,400,5000"];
+    let more = ["--runs", "1", "--lookup", "--json", "--temperature", "1"];
+    let curve = last_json(&measure(&[&documents[..], &more].concat()));
     let contexts = curve["record"]["cells"][0]["contexts"].as_array().expect("contexts").clone();
     let names: Vec<&str> = contexts.iter().filter_map(|row| row["name"].as_str()).collect();
     assert_eq!(names, ["128", "256", "512"]);
@@ -480,22 +438,11 @@ fn an_evaluation_that_was_killed_goes_on() {
     let (output, whole) = (shelf.path("killed"), shelf.path("whole"));
     let (whole, _) = ended(evaluation(&whole, "0,1").output().expect("the binary starts"));
     let left = Path::new(&output).join("decode-unfinished.json");
-    let mut child = evaluation(&output, "0,1")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts");
-    let state = loop {
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before it was killed");
-        let text = std::fs::read_to_string(&left).unwrap_or_default();
-        let state: Value = serde_json::from_str(&text).unwrap_or_default();
-        if state["progress"]["prompts"].as_u64() > Some(3) {
-            break state;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    };
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    let mut state = Value::Null;
+    killed_when(&mut evaluation(&output, "0,1"), "its prompts", || {
+        state = json_so_far(&left);
+        state["progress"]["prompts"].as_u64() > Some(3)
+    });
     assert!(!Path::new(&output).join("decode.json").exists());
     let (resumed, told) = ended(evaluation(&output, "0,1").output().expect("the binary starts"));
     assert!(told.contains("going on after "), "{told}");
@@ -541,8 +488,7 @@ fn figures_that_could_not_be_kept_are_not_measured() {
 #[cfg(unix)]
 fn interrupted(arguments: &[&str], sign: &str) -> std::process::Output {
     use std::io::Read;
-    let command = longdraft(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = command.expect("the binary starts");
+    let mut child = start_kept(&mut longdraft(arguments));
     let mut stderr = child.stderr.take().expect("piped");
     let mut told = Vec::new();
     let mut byte = [0];
@@ -550,8 +496,7 @@ fn interrupted(arguments: &[&str], sign: &str) -> std::process::Output {
         assert_eq!(stderr.read(&mut byte).expect("read"), 1, "{}", String::from_utf8_lossy(&told));
         told.push(byte[0]);
     }
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.expect("kill").success());
+    signal(&child, "-INT");
     let rest = std::thread::spawn(move || {
         let mut rest = Vec::new();
         stderr.read_to_end(&mut rest).map(|_| rest)
@@ -598,8 +543,7 @@ fn an_answer_that_is_interrupted_ends_with_the_code_of_the_signal() {
     let mut child = child.expect("the binary starts");
     let mut first = [0];
     child.stdout.as_mut().expect("piped").read_exact(&mut first).expect("some text");
-    let sent = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(sent.expect("kill").success());
+    signal(&child, "-INT");
     let output = child.wait_with_output().expect("the binary ends");
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(last_json(&stdout(&output))["finish"], "interrupted");
@@ -612,29 +556,16 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
     succeed(&["extract", &shop.path("run")]);
     let prompts = shop.path("prompts.jsonl");
     std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n").expect("prompts");
-    succeed(&[
-        "eval",
-        "decode",
-        "--target",
-        &shop.target(),
-        "--draft",
-        &shop.path("run/draft"),
-        "--prompts",
-        &prompts,
-        "--max-tokens",
-        "20",
-        "--runs",
-        "1",
-        "--output",
-        &shop.path("run"),
-    ]);
+    let (target, draft, output) = (shop.target(), shop.path("run/draft"), shop.path("run"));
+    let measure = ["eval", "decode", "--target", &target, "--draft", &draft, "--prompts", &prompts];
+    let more = ["--max-tokens", "20", "--runs", "1", "--output", &output];
+    succeed(&[&measure[..], &more].concat());
     succeed(&["report", &shop.path("run")]);
     let page = std::fs::read_to_string(shop.path("run/report.html")).expect("page");
     assert!(page.contains("Acceptance by position, where reached"), "{page}");
     assert!(page.contains("GLIDE draft; chains of 4 tokens, greedy"), "{page}");
     // What it opens with is what the file says.
-    let record = std::fs::read_to_string(shop.path("run/decode.json")).expect("record");
-    let mut record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    let mut record = read_json(shop.path("run/decode.json"));
     let cell = &record["cells"][0];
     let tile = |label: &str| {
         let at = page.find(&format!("<div class=\"label\">{label}</div>")).expect(label);

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::runs::{draft_bytes, metrics, run_with_kills};
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
+use crate::support::files::read_json;
+use crate::support::runs::{draft_bytes, drafted, metrics, run_with_kills, written_plainly};
+use crate::support::{Workshop, borrowed, fail, last_json, longdraft, run, stderr, succeed};
 use serde_json::Value;
 
 /// Arguments that turn the workshop's configuration into a DFlash run.
@@ -23,8 +24,22 @@ fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn losses(run: &str) -> Vec<f64> {
+    values(run, "loss")
+}
+
+/// A value of every step.
+fn values(run: &str, key: &str) -> Vec<f64> {
     let steps = metrics(run).into_iter().filter(|record| record["held_out"].is_null());
-    steps.map(|record| record["loss"].as_f64().expect("loss")).collect()
+    steps.map(|record| record[key].as_f64().expect("a number")).collect()
+}
+
+/// Greedy tokens, of which there are some.
+fn generated(shop: &Workshop, how: &[&str]) -> Value {
+    let target = shop.target();
+    let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
+    let told = last_json(&succeed(&[&common[..], &["--prompt", "the"], how].concat()));
+    assert!(told["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{told}");
+    told["tokens"].clone()
 }
 
 #[test]
@@ -40,29 +55,19 @@ fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
 
     succeed(&["extract", &shop.path("run"), "--json"]);
     let draft = shop.path("run/draft");
-    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
-    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let written = read_json(format!("{draft}/config.json"));
     assert_eq!(written["architectures"][0], "DFlashDraftModel");
     assert_eq!(written["dflash_config"]["target_layer_ids"], serde_json::json!([0, 2]));
     assert_eq!(written["is_causal"], false);
 
-    let target = shop.target.display().to_string();
-    let generate = |more: &[&str]| {
-        let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
-        let prompt = ["--prompt", "the cat"];
-        last_json(&succeed(&[&common[..], &prompt, more].concat()))
-    };
-    let plain = generate(&["--no-draft"]);
+    let plain = generated(&shop, &["--no-draft"]);
     for shape in [&["--draft-len", "3"][..], &["--tree", "dynamic:3,3,9"]] {
-        let drafted = generate(&[&["--draft", draft.as_str()][..], shape].concat());
-        assert_eq!(drafted["tokens"], plain["tokens"], "{shape:?}");
-        assert!(drafted["tokens"].is_array());
+        assert_eq!(generated(&shop, &[&["--draft", &draft][..], shape].concat()), plain);
     }
-    let limit = ["--draft", draft.as_str(), "--confidence-threshold", "0.5"];
-    let text = fail(
-        &[&["generate", "--target", target.as_str(), "--prompt", "the"][..], &limit].concat(),
-        2,
-    );
+    let target = shop.target();
+    let limit = ["--draft", &draft, "--confidence-threshold", "0.5"];
+    let generate = ["generate", "--target", &target, "--prompt", "the"];
+    let text = fail(&[&generate[..], &limit].concat(), 2);
     assert!(text.contains("confidence head"), "{text}");
 }
 
@@ -99,10 +104,8 @@ fn the_targets_distribution_is_learned_wherever_features_come_from() {
             let more = [teacher, &more].concat();
             arguments(&config, &more).into_iter().map(str::to_owned).chain(set).collect()
         };
-        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
-        let succeed = |all: Vec<String>| {
-            succeed(&all.iter().map(String::as_str).collect::<Vec<_>>());
-        };
+        let words = |all: &[String]| longdraft(&borrowed(all));
+        let succeed = |all: Vec<String>| succeed(&borrowed(&all));
         succeed(train("online", "online"));
         let losses = losses(&run("online"));
         assert!(losses[losses.len() - 1] < 0.95 * losses[0], "{name}: {losses:?}");
@@ -155,9 +158,7 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
     let recall = held_out["candidate_recall"].as_f64().expect("recall");
     assert!(recall > 0.2 && recall <= 1.0, "{held_out}");
     assert!(held_out["selector_loss"].as_f64().expect("a loss") > 0.0, "{held_out}");
-    let steps = metrics(&whole).into_iter().filter(|record| record["held_out"].is_null());
-    let losses: Vec<f64> =
-        steps.map(|record| record["selector_loss"].as_f64().expect("a loss")).collect();
+    let losses = values(&whole, "selector_loss");
     // Among four candidates at random: ln 4.
     assert!(losses.iter().all(|loss| *loss < 4.0_f64.ln()), "{losses:?}");
 
@@ -167,19 +168,12 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
 
     succeed(&["extract", &whole, "--json"]);
     let draft = format!("{whole}/draft");
-    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
-    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let written = read_json(format!("{draft}/config.json"));
     assert_eq!(written["architectures"][0], "DFlash2DraftModel");
     assert_eq!(written["dflash_config"]["selector_top_k"], 4);
-    let target = shop.target.display().to_string();
-    let common =
-        ["generate", "--target", &target, "--max-tokens", "40", "--json", "--prompt", "the"];
-    let generate =
-        |more: &[&str]| last_json(&succeed(&[&common[..], more].concat()))["tokens"].clone();
-    let plain = generate(&["--no-draft"]);
-    assert!(plain.as_array().is_some_and(|tokens| !tokens.is_empty()));
+    let plain = generated(&shop, &["--no-draft"]);
     for shape in [&["--draft-len", "3"][..], &["--tree", "dynamic:3,3,9"]] {
-        assert_eq!(generate(&[&["--draft", draft.as_str()][..], shape].concat()), plain);
+        assert_eq!(generated(&shop, &[&["--draft", &draft][..], shape].concat()), plain);
     }
 
     // The same again with kills, and with the other divisor, which needs the draft.
@@ -206,13 +200,7 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
 fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() {
     let shop = Workshop::with_four_layers();
     let config = shop.config();
-    let target = shop.target.display().to_string();
-    let common =
-        ["generate", "--target", &target, "--max-tokens", "40", "--json", "--prompt", "the"];
-    let generate =
-        |more: &[&str]| last_json(&succeed(&[&common[..], more].concat()))["tokens"].clone();
-    let plain = generate(&["--no-draft"]);
-    assert!(plain.as_array().is_some_and(|tokens| !tokens.is_empty()));
+    let plain = generated(&shop, &["--no-draft"]);
     let dspark = ["draft.method=dspark", "train.epochs=2"];
     for head in ["vanilla", "gated", "rnn"] {
         let (run, kind) = (shop.path(head), format!("draft.markov_head={head}"));
@@ -225,8 +213,7 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
         assert!(losses[losses.len() - 1] < 0.95 * losses[0], "{head}: {losses:?}");
         succeed(&["extract", &run, "--json"]);
         let draft = format!("{run}/draft");
-        let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
-        let written: Value = serde_json::from_str(&text).expect("JSON");
+        let written = read_json(format!("{draft}/config.json"));
         assert_eq!(written["architectures"][0], "Qwen3DSparkModel");
         assert_eq!(
             (&written["markov_head_type"], &written["markov_rank"]),
@@ -236,12 +223,12 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
         for shape in [&["--draft-len", "4"][..], &["--tree", "dynamic:3,4,9"]] {
             for threshold in ["0", "0.6", "1.01"] {
                 let limit = ["--draft", draft.as_str(), "--confidence-threshold", threshold];
-                let drafted = generate(&[&limit[..], shape].concat());
+                let drafted = generated(&shop, &[&limit[..], shape].concat());
                 assert_eq!(drafted, plain, "{head} {shape:?} {threshold}");
             }
         }
     }
-    let draft = shop.path("rnn/draft");
+    let (target, draft) = (shop.target(), shop.path("rnn/draft"));
     for wrong in ["-1", "nan"] {
         let limit = format!("--confidence-threshold={wrong}");
         let more = ["--prompt", "the", "--draft", draft.as_str(), limit.as_str()];
@@ -275,8 +262,7 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
     // The mask token is that of the draft.
     succeed(&arguments(&config, &warm));
     succeed(&["extract", &shop.path("next"), "--json"]);
-    let text = std::fs::read_to_string(shop.path("next/draft/config.json")).expect("config");
-    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let written = read_json(shop.path("next/draft/config.json"));
     assert_eq!(written["dflash_config"]["mask_token_id"], 7);
     let output = format!("output={}", shop.path("another"));
     let more = ["train.steps=2", &from, &output, "draft.target_layers=[1,2]"];
@@ -294,18 +280,12 @@ fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
     let config = shop.config();
     let heads = |run: &str| {
         succeed(&["extract", &shop.path(run)]);
-        let file = shop.path(&format!("{run}/draft/config.json"));
-        let text = std::fs::read_to_string(file).expect("config");
-        let written: Value = serde_json::from_str(&text).expect("JSON");
-        written["num_key_value_heads"].clone()
+        read_json(shop.path(&format!("{run}/draft/config.json")))["num_key_value_heads"].clone()
     };
     let more = ["draft.num_key_value_heads=4", "draft.init=last_layer", "train.epochs=2"];
     succeed(&arguments(&config, &more));
     assert_eq!(heads("run"), 4);
-    let target = shop.target.display().to_string();
-    let plain = ["generate", "--target", &target, "--no-draft", "--prompt", "the cat sat"];
-    let plain = [&plain[..], &["--max-tokens", "40", "--ignore-eos", "--json"]].concat();
-    assert_eq!(drafted(&shop, &shop.path("run")).0, last_json(&succeed(&plain))["tokens"]);
+    assert_eq!(drafted(&shop, &shop.path("run")).0, written_plainly(&shop));
 
     // A draft keeps its heads, and takes no others.
     let from = format!("draft.from={}", shop.path("run"));
@@ -381,15 +361,6 @@ fn kinds_of_layers_that_contradict_the_rest_are_told_with_their_line() {
     }
 }
 
-/// Tokens and acceptance of greedy decoding with a draft.
-fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
-    let target = shop.target.display().to_string();
-    let arguments = ["generate", "--target", &target, "--draft", draft, "--prompt", "the cat sat"];
-    let more = ["--max-tokens", "40", "--ignore-eos", "--pace", "fixed", "--json"];
-    let line = last_json(&succeed(&[&arguments[..], &more].concat()));
-    (line["tokens"].clone(), line["conditional_acceptance"].clone())
-}
-
 #[test]
 fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
     let shop = Workshop::with_four_layers();
@@ -403,17 +374,10 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
         let export = ["export", &shop.path("run"), "--to", profile, "--output", &output];
         succeed(&[&export[..], &["--dtype", "f32"]].concat());
         assert_eq!(drafted(&shop, &output), own, "{profile}");
-        succeed(&[
-            "verify",
-            &output,
-            "--target",
-            &shop.target(),
-            "--checkpoint",
-            &shop.path("run"),
-        ]);
+        let verify = ["verify", &output, "--target", &shop.target()];
+        succeed(&[&verify[..], &["--checkpoint", &shop.path("run")]].concat());
     }
-    let text = std::fs::read_to_string(shop.path("export-hf/config.json")).expect("config");
-    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let written = read_json(shop.path("export-hf/config.json"));
     let (slides, full) = ("sliding_attention", "full_attention");
     assert_eq!(written["layer_types"], serde_json::json!([slides, slides, full]));
     assert_eq!((&written["sliding_window"], &written["is_causal"]), (&6.into(), &false.into()));
@@ -441,17 +405,12 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
 fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
     let shop = Workshop::with_four_layers();
     let config = shop.config();
-    let silent = [
-        "draft.sliding_window=6",
-        "draft.sliding_window_pattern=2",
-        "draft.causal=null",
-        "train.steps=2",
-    ];
+    let windows = ["draft.sliding_window=6", "draft.sliding_window_pattern=2"];
+    let silent = [&windows[..], &["draft.causal=null", "train.steps=2"]].concat();
     succeed(&arguments(&config, &silent));
     succeed(&["extract", &shop.path("run"), "--json"]);
     let draft = shop.path("run/draft");
-    let text = std::fs::read_to_string(format!("{draft}/config.json")).expect("config");
-    let written: Value = serde_json::from_str(&text).expect("JSON");
+    let written = read_json(format!("{draft}/config.json"));
     assert!(written.get("is_causal").is_none(), "{written}");
     let from = format!("draft.from={draft}");
     let output = format!("output={}", shop.path("next"));
@@ -493,7 +452,7 @@ fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
             let more = [keys, &["train.epochs=2", "train.rows_per_step=2", &output]].concat();
             arguments(&config, &more).into_iter().map(str::to_owned).collect::<Vec<_>>()
         };
-        let words = |all: &[String]| longdraft(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        let words = |all: &[String]| longdraft(&borrowed(all));
         let whole = words(&run("whole")).output().expect("a run");
         assert!(whole.status.success(), "{name}: {}", String::from_utf8_lossy(&whole.stderr));
         let losses = losses(&shop.path(&format!("{name}-whole")));

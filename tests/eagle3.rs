@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use crate::support::files::{demonstration, read_json};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use serde_json::{Value, json};
@@ -53,8 +54,7 @@ fn train_evaluate_extract_and_report() {
 
     let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
     assert_eq!(extracted["tensors"], 15, "13 trained tensors, d2t, t2d");
-    let config = std::fs::read_to_string(shop.path("run/draft/config.json")).expect("config");
-    let config: Value = serde_json::from_str(&config).expect("JSON");
+    let config = read_json(shop.path("run/draft/config.json"));
     assert_eq!(config["architectures"][0], "LlamaForCausalLMEagle3");
     assert_eq!(config["draft_vocab_size"], 40);
     let page = std::fs::read_to_string(succeed_report(&shop)).expect("page");
@@ -214,30 +214,16 @@ fn questions(path: &Path, range: std::ops::Range<usize>) {
 #[test]
 fn held_out_lengths_are_those_of_decoding() {
     let shop = Workshop::new();
-    let target =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
-    let target = target.display().to_string();
+    let target = demonstration();
     let path = |name: &str| shop.path(name);
     let source_target = json!({"kind": "source_target", "with_source": true});
     let set = |name: &str, range| {
         let (questions_file, answers) =
             (path(&format!("{name}-q.jsonl")), path(&format!("{name}-a.jsonl")));
         questions(Path::new(&questions_file), range);
-        succeed(&[
-            "data",
-            "regenerate",
-            &questions_file,
-            "--field",
-            "question",
-            "--target",
-            &target,
-            "--output",
-            &answers,
-            "--max-tokens",
-            "64",
-            "--batch",
-            "16",
-        ]);
+        let answer = ["data", "regenerate", &questions_file, "--field", "question"];
+        let into = ["--target", &target, "--output", &answers];
+        succeed(&[&answer[..], &into, &["--max-tokens", "64", "--batch", "16"]].concat());
         let rows = std::fs::read_to_string(answers).expect("answers");
         let text = rows.lines().map(|row| {
             let row: Value = serde_json::from_str(row).expect("a row");
@@ -263,25 +249,11 @@ fn held_out_lengths_are_those_of_decoding() {
     let promised = &records.last().expect("records")["held_out"];
     let promised = |name: &str| promised[name].as_f64().expect("a length");
     succeed(&["extract", &path("run")]);
-    let decoded = last_json(&succeed(&[
-        "eval",
-        "decode",
-        "--target",
-        &target,
-        "--draft",
-        &path("run/draft"),
-        "--draft-len",
-        "4",
-        "--prompts",
-        &path("held-out-q.jsonl"),
-        "--field",
-        "question",
-        "--max-tokens",
-        "64",
-        "--runs",
-        "1",
-        "--json",
-    ]));
+    let (draft, prompts) = (path("run/draft"), path("held-out-q.jsonl"));
+    let measure = ["eval", "decode", "--target", &target, "--draft", &draft, "--draft-len", "4"];
+    let set = ["--prompts", &prompts, "--field", "question", "--max-tokens", "64"];
+    let more = ["--runs", "1", "--json"];
+    let decoded = last_json(&succeed(&[&measure[..], &set, &more].concat()));
     let tau = decoded["tau"].as_f64().expect("tau");
     let (replayed, simulated) =
         (promised("replayed_acceptance_length"), promised("simulated_acceptance_length"));

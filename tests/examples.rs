@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft::{Configuration, Draft, Error, Session, Stop, Target, TrainOptions};
 
+use crate::support::files::demonstration;
 use crate::support::succeed;
 
 #[path = "../crates/cli/examples/custom_tracker.rs"]
@@ -17,10 +18,6 @@ mod verify_export;
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-fn demonstration() -> String {
-    workspace().join("assets/target/demonstration.gguf").display().to_string()
 }
 
 /// Keys of a run of some seconds.

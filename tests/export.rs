@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::support::files::{read_json, read_tensors, write_tensors};
+use crate::support::runs::drafted;
 use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
 
@@ -31,20 +33,6 @@ fn export(shop: &Workshop, profile: &str, more: &[&str]) -> String {
     output
 }
 
-/// Tokens and acceptance of greedy decoding with a draft.
-fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
-    let target = shop.target();
-    let arguments = ["generate", "--target", &target, "--draft", draft, "--prompt", "the cat sat"];
-    let more = ["--max-tokens", "40", "--ignore-eos", "--pace", "fixed", "--json"];
-    let line = last_json(&succeed(&[&arguments[..], &more].concat()));
-    (line["tokens"].clone(), line["conditional_acceptance"].clone())
-}
-
-fn json(path: &str) -> Value {
-    let text = std::fs::read_to_string(path).expect("file");
-    serde_json::from_str(&text).expect("JSON")
-}
-
 #[test]
 fn every_profile_is_written_and_drafts_like_its_checkpoint() {
     let shop = trained(&[]);
@@ -56,13 +44,13 @@ fn every_profile_is_written_and_drafts_like_its_checkpoint() {
     for profile in ["vllm", "sglang", "llamacpp", "llamacpp-hf", "hf", "speculators"] {
         let folder = export(&shop, profile, &["--dtype", "f32"]);
         assert_eq!(drafted(&shop, &folder), own, "{profile}");
-        let manifest = json(&format!("{folder}/longdraft-manifest.json"));
+        let manifest = read_json(format!("{folder}/longdraft-manifest.json"));
         assert_eq!(manifest["target_layers_in_words"][2], "output of layer 4");
         assert_eq!(manifest["provenance"]["steps"], 12);
     }
     // Each reader's own count of the same layers.
     let ids = "eagle_aux_hidden_state_layer_ids";
-    let config = |profile: &str| json(&shop.path(&format!("export-{profile}/config.json")));
+    let config = |profile: &str| read_json(shop.path(&format!("export-{profile}/config.json")));
     assert_eq!(config("vllm")[ids], serde_json::json!([2, 4, 5]));
     assert!(config("vllm")["eagle_config"][ids].is_null());
     assert_eq!(config("sglang")["eagle_config"][ids], serde_json::json!([1, 3, 4]));
@@ -84,7 +72,7 @@ fn a_name_for_engines_stands_in_their_commands_alone() {
     assert!(told.contains(&own), "{told}");
     assert!(told.contains("vllm serve some-org/tiny "), "{told}");
     // What is sent to others names no place of this machine.
-    let manifest = json(&format!("{output}/longdraft-manifest.json"));
+    let manifest = read_json(format!("{output}/longdraft-manifest.json"));
     let own = manifest["serve"]["longdraft"].as_str().expect("a command");
     assert!(own.starts_with("longdraft generate --target some-org/tiny "), "{own}");
 }
@@ -194,11 +182,11 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
     for profile in ["longspec", "hf"] {
         let folder = export(&shop, profile, &["--dtype", "f32"]);
         assert_eq!(drafted(&shop, &folder), own, "{profile}");
-        let config = json(&format!("{folder}/config.json"));
+        let config = read_json(format!("{folder}/config.json"));
         assert_eq!(config["architectures"][0], "LlamaGlideDecoderLayer");
         assert_eq!(config["model_max_length"], 512);
         assert_eq!(
-            json(&format!("{folder}/longdraft-manifest.json"))["tensors"]
+            read_json(format!("{folder}/longdraft-manifest.json"))["tensors"]
                 .as_object()
                 .map(serde_json::Map::len),
             Some(20)
@@ -215,25 +203,13 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
 /// Folders as the first public drafts, trainers and the speculators library leave them.
 #[test]
 fn public_layouts_draft_as_they_are() {
-    use longdraft_models::weights::WeightSource;
     use longdraft_models::weights::pth;
-    use longdraft_models::weights::safetensors::{SafetensorsSource, save};
     let shop = trained(&[]);
     succeed(&["extract", &shop.path("run")]);
     let own = drafted(&shop, &shop.path("run/draft"));
     let plain = export(&shop, "hf", &["--dtype", "f32"]);
-    let source = SafetensorsSource::open_file(&Path::new(&plain).join("model.safetensors"));
-    let source = source.expect("weights");
-    let renamed = |from: &str, to: &str, prefix: &str| -> Vec<(String, candle_core::Tensor)> {
-        let names = source.names().into_iter();
-        names
-            .map(|name| {
-                let tensor = source.load_as_stored(&name).expect("tensor");
-                (format!("{prefix}{}", name.replace(from, to)), tensor)
-            })
-            .collect()
-    };
-    let mut config = json(&format!("{plain}/config.json"));
+    let mut tensors = read_tensors(format!("{plain}/model.safetensors"));
+    let mut config = read_json(format!("{plain}/config.json"));
     let write = |folder: &str, config: &Value| {
         std::fs::create_dir_all(folder).expect("folder");
         std::fs::write(format!("{folder}/config.json"), config.to_string()).expect("config");
@@ -248,9 +224,9 @@ fn public_layouts_draft_as_they_are() {
     config["architectures"] = serde_json::json!(["LlamaForCausalLM"]);
     let first = shop.path("first-public");
     write(&first, &config);
-    let tensors: Vec<_> =
-        renamed("", "", "").into_iter().filter(|(n, _)| n != "embed_tokens.weight").collect();
-    pth::save(&Path::new(&first).join("pytorch_model.bin"), &tensors).expect("save");
+    let pickled: Vec<_> =
+        tensors.iter().filter(|(name, _)| name != "embed_tokens.weight").cloned().collect();
+    pth::save(&Path::new(&first).join("pytorch_model.bin"), &pickled).expect("save");
     assert_eq!(drafted(&shop, &first), own);
 
     // A trainer's folder: prefixed names, counted layers, shards.
@@ -258,12 +234,13 @@ fn public_layouts_draft_as_they_are() {
     config["architectures"] = serde_json::json!(["LlamaForCausalLMEagle3"]);
     config["eagle_config"] = serde_json::json!({"eagle_aux_hidden_state_layer_ids": [1, 3, 4]});
     write(&trainer, &config);
-    let tensors = renamed("midlayer.", "layers.0.", "model.");
+    for (name, _) in &mut tensors {
+        *name = format!("model.{}", name.replace("midlayer.", "layers.0."));
+    }
     let (a, b) = tensors.split_at(7);
     let mut map = serde_json::Map::new();
     for (file, part) in [("a.safetensors", a), ("b.safetensors", b)] {
-        save(&Path::new(&trainer).join(file), part, std::collections::HashMap::new())
-            .expect("save");
+        write_tensors(format!("{trainer}/{file}"), part);
         map.extend(part.iter().map(|(name, _)| (name.clone(), file.into())));
     }
     let index = serde_json::json!({ "weight_map": map });

@@ -3,122 +3,71 @@
 
 use std::path::Path;
 
-use crate::support::runs::{metrics, trained_alike_from_a_store};
+use crate::support::files::{change_json, change_tensors, copy_files, read_json};
+use crate::support::gguf::{gguf_keys, write_gguf};
+use crate::support::runs::{decodes_as_plain, metrics, trained_alike_from_a_store};
 use crate::support::{
-    Workshop, fail, relative_error, shared, succeed, tiny_config, tiny_mixture, write_target,
+    VOCABULARY, Workshop, fail, logits, relative_error, shared, succeed, tiny_config, tiny_mixture,
+    with, write_target,
 };
-use candle_core::quantized::gguf_file::{Value as Gguf, write};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Tensor};
-use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
-use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::Value as Gguf;
+use candle_core::{DType, Device, Tensor};
+use longdraft_models::target_model::{Target, TargetOptions};
 use serde_json::{Value, json};
 
 /// A tiny target of a family with windows of 6 tokens in some of its four layers.
 fn windowed(family: &str) -> Value {
-    let mut config = tiny_config(family);
-    for (key, value) in [
-        ("num_hidden_layers", json!(4)),
-        ("sliding_window", json!(6)),
-        ("sliding_window_pattern", json!(3)),
-        ("use_sliding_window", json!(true)),
-        ("max_window_layers", json!(2)),
-    ] {
-        config[key] = value;
-    }
-    config
+    let windows = json!({
+        "num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 3,
+        "use_sliding_window": true, "max_window_layers": 2
+    });
+    with(tiny_config(family), windows)
 }
 
 /// A tiny target of a family whose layers carry states, four of them; the last one attends or does not.
 pub(crate) fn recurrent(family: &str, last_attends: bool) -> Value {
-    let mut config = tiny_mixture(family);
-    for (key, value) in [
-        ("full_attention_interval", json!(if last_attends { 2 } else { 3 })),
-        ("full_attn_idxs", json!([1, if last_attends { 3 } else { 2 }])),
-        ("block_auto_adjust_ff_dim", json!(false)),
-        ("linear_num_key_heads", json!(2)),
-        ("linear_num_value_heads", json!(4)),
-        ("linear_key_head_dim", json!(8)),
-        ("linear_value_head_dim", json!(6)),
-        ("mlp_only_layers", json!([1])),
-    ] {
-        config[key] = value;
-    }
-    config
+    let layers = json!({
+        "full_attention_interval": if last_attends { 2 } else { 3 },
+        "full_attn_idxs": [1, if last_attends { 3 } else { 2 }],
+        "block_auto_adjust_ff_dim": false, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8, "linear_value_head_dim": 6, "mlp_only_layers": [1]
+    });
+    with(tiny_mixture(family), layers)
 }
 
 /// A tiny DeepSeek-V3.
 pub(crate) fn latent() -> Value {
-    let mut config = tiny_mixture("deepseek_v3");
-    for (key, value) in [
-        ("q_lora_rank", json!(24)),
-        ("kv_lora_rank", json!(20)),
-        ("qk_nope_head_dim", json!(12)),
-        ("qk_rope_head_dim", json!(8)),
-        ("v_head_dim", json!(10)),
-        ("n_routed_experts", json!(8)),
-        ("n_group", json!(4)),
-        ("topk_group", json!(2)),
-        ("first_k_dense_replace", json!(1)),
-    ] {
-        config[key] = value;
-    }
-    config
+    let layers = json!({
+        "q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8,
+        "v_head_dim": 10, "n_routed_experts": 8, "n_group": 4, "topk_group": 2,
+        "first_k_dense_replace": 1
+    });
+    with(tiny_mixture("deepseek_v3"), layers)
 }
 
 /// A tiny Gemma 4: six layers, of which the last three share keys, with experts or inputs by layer.
 pub(crate) fn gemma4(experts: bool) -> Value {
-    let mut config = tiny_mixture("gemma4_text");
     let (full, sliding) = ("full_attention", "sliding_attention");
-    for (key, value) in [
-        ("num_hidden_layers", json!(6)),
-        ("layer_types", json!([sliding, full, sliding, full, sliding, full])),
-        ("num_kv_shared_layers", json!(if experts { 0 } else { 3 })),
-        ("use_double_wide_mlp", json!(!experts)),
-        ("global_head_dim", json!(16)),
-        ("attention_k_eq_v", json!(experts)),
-        ("num_global_key_value_heads", json!(1)),
-        ("sliding_window", json!(6)),
-        ("enable_moe_block", json!(experts)),
-        ("top_k_experts", json!(2)),
-        ("hidden_size_per_layer_input", json!(if experts { 0 } else { 4 })),
-        ("vocab_size_per_layer_input", config["vocab_size"].clone()),
-    ] {
-        config[key] = value;
-    }
-    config
-}
-
-pub(crate) fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
-    let target = Target::open_path(path, options).expect("target");
-    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
-    let taps = Taps::of(&[Tap::FinalHidden]);
-    let features = target.forward(&PackedSequence::single(&ids), &taps).expect("forward");
-    let ends = target.hold_ends().expect("ends");
-    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
-    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
+    let layers = json!({
+        "num_hidden_layers": 6, "layer_types": [sliding, full, sliding, full, sliding, full],
+        "num_kv_shared_layers": if experts { 0 } else { 3 }, "use_double_wide_mlp": !experts,
+        "global_head_dim": 16, "attention_k_eq_v": experts, "num_global_key_value_heads": 1,
+        "sliding_window": 6, "enable_moe_block": experts, "top_k_experts": 2,
+        "hidden_size_per_layer_input": if experts { 0 } else { 4 },
+        "vocab_size_per_layer_input": VOCABULARY
+    });
+    with(tiny_mixture("gemma4_text"), layers)
 }
 
 #[test]
 fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
     let dir = tempfile::tempdir().expect("tempdir");
-    for family in [
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3_text",
-        "olmo3",
-        "phi3",
-        "gpt_oss",
-        "smollm3",
-    ] {
-        let mut config = of_family(family);
-        write_target(dir.path(), &config);
+    let published = ["mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"];
+    for family in published.into_iter().chain(["olmo3", "phi3", "gpt_oss", "smollm3"]) {
+        write_target(dir.path(), &of_family(family));
         let some = logits(dir.path(), &TargetOptions::default());
-        config["sliding_window"] = json!(64);
-        std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+        change_json(dir.path().join("config.json"), |config| config["sliding_window"] = json!(64));
         let all = logits(dir.path(), &TargetOptions::default());
         let vocabulary = some.len() / 40;
         assert_eq!(some[..6 * vocabulary], all[..6 * vocabulary], "{family}");
@@ -130,26 +79,17 @@ fn a_window_changes_what_tokens_beyond_it_see_and_nothing_before() {
 /// The weights of a folder under the names that they have beside those of a vision part, with what the outer
 /// configuration says.
 fn nest(from: &Path, to: &Path, prefix: &str, outer: &Value) {
-    std::fs::create_dir_all(to).expect("a folder");
-    for entry in std::fs::read_dir(from).expect("folder") {
-        let path = entry.expect("entry").path();
-        std::fs::copy(&path, to.join(path.file_name().expect("name"))).expect("copy");
-    }
-    let source = SafetensorsSource::open_folder(from).expect("weights");
-    let tensors: Vec<_> = source
-        .names()
-        .into_iter()
-        .map(|name| {
-            let tensor = source.load(&name, DType::F32).expect("tensor");
-            let nested = name.strip_prefix("model.").map(|rest| format!("{prefix}{rest}"));
-            (nested.unwrap_or(name), tensor)
-        })
-        .collect();
-    save(&to.join("model.safetensors"), &tensors, std::collections::HashMap::new()).expect("save");
-    let text = std::fs::read_to_string(from.join("config.json")).expect("config");
-    let text: Value = serde_json::from_str(&text).expect("JSON");
+    copy_files(from, to);
+    change_tensors(to.join("model.safetensors"), |tensors| {
+        for (name, _) in tensors {
+            if let Some(rest) = name.strip_prefix("model.") {
+                *name = format!("{prefix}{rest}");
+            }
+        }
+    });
     let mut nested = outer.clone();
-    (nested["text_config"], nested["vision_config"]) = (text, json!({}));
+    nested["text_config"] = read_json(from.join("config.json"));
+    nested["vision_config"] = json!({});
     std::fs::write(to.join("config.json"), nested.to_string()).expect("config");
 }
 
@@ -183,129 +123,12 @@ fn the_head_of_a_model_that_sees_is_tied_as_its_outer_configuration_says() {
         config["tie_word_embeddings"] = json!(ties);
         write_target(&alone, &config);
         let want = logits(&alone, &TargetOptions::default());
-        config["tie_word_embeddings"] = json!(!ties);
-        std::fs::write(alone.join("config.json"), config.to_string()).expect("config");
+        change_json(alone.join("config.json"), |config| {
+            config["tie_word_embeddings"] = json!(!ties);
+        });
         nest(&alone, &nested, "model.language_model.", &outer);
         assert_eq!(logits(&nested, &TargetOptions::default()), want, "{outer}");
     }
-}
-
-/// Writes the tensors of a folder as a GGUF file, by the names and in the form that converters give them.
-pub(crate) fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], matrices: GgmlDType) {
-    let source = SafetensorsSource::open_folder(folder).expect("weights");
-    let mut stacks: std::collections::BTreeMap<String, Vec<Tensor>> =
-        std::collections::BTreeMap::new();
-    let mut tensors: Vec<(String, Tensor)> = Vec::new();
-    let mut names = source.names();
-    // Experts in the order of their numbers.
-    names.sort_by_key(|name| (name.len(), name.clone()));
-    for name in names {
-        let tensor = source.load(&name, DType::F32).expect("tensor");
-        if let Some((layer, rest)) = name.split_once(".mlp.experts.") {
-            let matrix = rest.split('.').nth(1).expect("a matrix").replace("_proj", "");
-            let layer = layer.replace("model.layers.", "blk.");
-            let stack = format!("{layer}.ffn_{matrix}_exps.weight");
-            stacks.entry(stack).or_default().push(tensor);
-            continue;
-        }
-        let renamed = [
-            ("model.embed_tokens", "token_embd"),
-            ("model.norm", "output_norm"),
-            ("model.layers.", "blk."),
-            ("post_attention_layernorm", "post_attention_norm"),
-            ("input_layernorm", "attn_norm"),
-            ("self_attn.o_proj", "attn_output"),
-            ("self_attn.q_norm", "attn_q_norm"),
-            ("self_attn.k_norm", "attn_k_norm"),
-            ("self_attn.q_proj", "attn_q"),
-            ("self_attn.k_proj", "attn_k"),
-            ("self_attn.v_proj", "attn_v"),
-            ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
-            ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-            ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-            ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-            ("mlp.gate.", "ffn_gate_inp."),
-            ("mlp.gate_proj", "ffn_gate"),
-            ("mlp.up_proj", "ffn_up"),
-            ("mlp.down_proj", "ffn_down"),
-            ("linear_attn.in_proj_qkv.", "attn_qkv."),
-            ("linear_attn.in_proj_z.", "attn_gate."),
-            ("linear_attn.in_proj_b.", "ssm_beta."),
-            ("linear_attn.in_proj_a.", "ssm_alpha."),
-            ("linear_attn.conv1d", "ssm_conv1d"),
-            ("linear_attn.dt_bias", "ssm_dt.bias"),
-            ("linear_attn.A_log", "ssm_a"),
-            ("linear_attn.norm", "ssm_norm"),
-            ("linear_attn.out_proj", "ssm_out"),
-            ("conv.conv", "shortconv.conv"),
-            ("conv.in_proj", "shortconv.in_proj"),
-            ("conv.out_proj", "shortconv.out_proj"),
-        ];
-        let stored = renamed.iter().fold(name.clone(), |name, (from, to)| name.replace(from, to));
-        let is_lfm = matches!(&metadata[0].1, Gguf::String(name) if name == "lfm2");
-        let stored = if is_lfm {
-            let stored = stored.replace("output_norm", "token_embd_norm");
-            stored.replace("post_attention_norm", "ffn_norm")
-        } else {
-            stored
-        };
-        let less_one = !is_lfm && name.ends_with("norm.weight") && !name.contains("linear_attn");
-        let form = match tensor.dims() {
-            [channels, 1, taps] => tensor.reshape((*channels, *taps)),
-            [1, width] => tensor.reshape(*width),
-            _ if name.ends_with("A_log") => tensor.exp().and_then(|a| a.neg()),
-            _ if less_one => &tensor + 1.0,
-            _ => Ok(tensor),
-        };
-        tensors.push((stored, form.expect("a form")));
-    }
-    tensors.extend(
-        stacks
-            .into_iter()
-            .map(|(name, experts)| (name, Tensor::stack(&experts, 0).expect("a stack"))),
-    );
-    let quantised: Vec<(String, QTensor)> = tensors
-        .iter()
-        .map(|(name, tensor)| {
-            let tensor = tensor.force_contiguous().expect("values");
-            let width = tensor.dims().last().copied().unwrap_or(1);
-            let is_matrix = tensor.rank() > 1 && !name.contains("conv") && !name.contains("inp");
-            let whole = is_matrix && width.is_multiple_of(matrices.block_size());
-            let dtype = if whole { matrices } else { GgmlDType::F32 };
-            (name.clone(), QTensor::quantize(&tensor, dtype).expect("quantised"))
-        })
-        .collect();
-    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(key, value)| (*key, value)).collect();
-    let tensors: Vec<(&str, &QTensor)> =
-        quantised.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    let mut file = std::io::Cursor::new(Vec::new());
-    write(&mut file, &metadata, &tensors).expect("GGUF");
-    std::fs::write(to, file.into_inner()).expect("write");
-}
-
-/// Keys of a GGUF header for a tiny target.
-pub(crate) fn gguf_keys(
-    name: &'static str,
-    config: &Value,
-    more: &[(&'static str, Gguf)],
-) -> Vec<(String, Gguf)> {
-    let size = |key: &str| Gguf::U32(config[key].as_u64().expect("a size") as u32);
-    let sizes = [
-        ("block_count", size("num_hidden_layers")),
-        ("context_length", size("max_position_embeddings")),
-        ("embedding_length", size("hidden_size")),
-        ("feed_forward_length", size("intermediate_size")),
-        ("attention.head_count", size("num_attention_heads")),
-        ("attention.head_count_kv", size("num_key_value_heads")),
-        ("attention.key_length", size("head_dim")),
-        ("attention.layer_norm_rms_epsilon", Gguf::F32(1e-5)),
-        ("rope.freq_base", Gguf::F32(10000.0)),
-    ];
-    let given = |key: &str| more.iter().any(|(other, _)| *other == key);
-    let keys = sizes.into_iter().filter(|(key, _)| !given(key)).chain(more.iter().cloned());
-    let mut all = vec![("general.architecture".to_owned(), Gguf::String(name.into()))];
-    all.extend(keys.map(|(key, value)| (format!("{name}.{key}"), value)));
-    all
 }
 
 #[test]
@@ -420,22 +243,6 @@ fn check_drafts(config: &Value, options: &[&str]) {
     decodes_as_plain(&shop, &drafted, &family);
 }
 
-/// The draft's chains and trees give the plain text, whatever the cache is held as.
-fn decodes_as_plain(shop: &Workshop, drafted: &str, what: &str) {
-    let target = shop.target();
-    let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
-    let say = |more: &[&str]| {
-        succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
-    };
-    for cache in ["f32", "f16"] {
-        let plain = say(&["--no-draft", "--cache", cache]);
-        let of_draft = ["--draft", drafted, "--cache", cache];
-        assert_eq!(plain, say(&of_draft), "{what} {cache}");
-        let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
-        assert_eq!(plain, say(&tree), "{what} {cache}");
-    }
-}
-
 #[test]
 fn drafts_train_and_decode_on_targets_with_windows() {
     let mut mixtral = tiny_mixture("mixtral");
@@ -496,23 +303,14 @@ fn missing_and_misshapen_tensors_of_recurrent_layers_are_listed() {
     for family in ["qwen3_5_text", "lfm2", "qwen3_next"] {
         let dir = tempfile::tempdir().expect("tempdir");
         write_target(dir.path(), &recurrent(family, true));
-        let source = SafetensorsSource::open_folder(dir.path()).expect("weights");
         let taps = if family == "lfm2" { ".conv.conv.weight" } else { ".conv1d.weight" };
-        let mut tensors = Vec::new();
-        for name in source.names() {
-            let tensor = source.load(&name, DType::F32).expect("tensor");
-            if name == "model.layers.2.input_layernorm.weight" {
-                continue;
+        change_tensors(dir.path().join("model.safetensors"), |tensors| {
+            tensors.retain(|(name, _)| name != "model.layers.2.input_layernorm.weight");
+            for (_, tensor) in tensors.iter_mut().filter(|(name, _)| name.ends_with(taps)) {
+                let one = tensor.narrow(2, 0, 1).and_then(|t| t.force_contiguous());
+                *tensor = one.expect("a tap");
             }
-            let tensor = if name.ends_with(taps) {
-                tensor.narrow(2, 0, 1).and_then(|t| t.force_contiguous()).expect("a tap")
-            } else {
-                tensor
-            };
-            tensors.push((name, tensor));
-        }
-        let path = dir.path().join("model.safetensors");
-        save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+        });
         let target = dir.path().display().to_string();
         let text = fail(&["generate", "--target", &target, "--prompt", "x", "--no-draft"], 1);
         for part in ["model.layers.2.input_layernorm.weight` [32] is missing", taps, "1, 1]"] {
@@ -523,30 +321,13 @@ fn missing_and_misshapen_tensors_of_recurrent_layers_are_listed() {
 
 /// Options of every method.
 fn methods() -> [Vec<&'static str>; 5] {
-    let kept = "data.anchor.redraw=false";
-    let blocks = |method, more: &[&'static str]| {
-        let common = [
-            method,
-            "draft.layers=2",
-            "draft.target_layers=[0,2]",
-            "draft.block_size=4",
-            "draft.blocks_per_row=24",
-            "data.anchor.enabled=false",
-        ];
-        [&common[..], more].concat()
-    };
-    [
-        vec!["draft.init=last_layer", kept],
-        vec!["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3", kept],
-        blocks("draft.method=dflash", &[]),
-        blocks("draft.method=dspark", &[]),
-        blocks("draft.method=dflash2", &[]),
-    ]
+    let blocks = |method| [&[method], &DFLASH[1..]].concat();
+    let [dspark, dflash2] = ["draft.method=dspark", "draft.method=dflash2"].map(blocks);
+    [GLIDE.to_vec(), EAGLE3.to_vec(), DFLASH.to_vec(), dspark, dflash2]
 }
 
 /// A tiny target of a family with parts of its own.
 fn of_family(kind: &str) -> Value {
-    let mut config = windowed(kind);
     let keys = match kind {
         "smollm3" => json!({"no_rope_layer_interval": 2}),
         "granite" => json!({
@@ -569,10 +350,7 @@ fn of_family(kind: &str) -> Value {
         }),
         _ => json!({}),
     };
-    for (key, value) in keys.as_object().into_iter().flatten() {
-        config[key] = value.clone();
-    }
-    config
+    with(windowed(kind), keys)
 }
 
 /// Trains a step, extracts, and decodes as without a draft: chains, trees, f16 caches.
@@ -685,17 +463,10 @@ fn fused_and_stacked_tensors_of_other_shapes_are_named() {
         ("llama4_text", "model.layers.1.feed_forward.experts.down_proj", vec![5, 32, 48]),
     ] {
         write_target(dir.path(), &of_family(family));
-        let path = dir.path().join("model.safetensors");
-        let source = SafetensorsSource::open_file(&path).expect("weights");
-        let load = |name: String| {
-            let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
-            (name, tensor)
-        };
-        let mut tensors: Vec<_> = source.names().into_iter().map(load).collect();
-        let wrong =
-            candle_core::Tensor::zeros(shape, candle_core::DType::F32, &candle_core::Device::Cpu);
-        tensors.push((stored.to_owned(), wrong.expect("zeros")));
-        save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+        change_tensors(dir.path().join("model.safetensors"), |tensors| {
+            let wrong = Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros");
+            tensors.push((stored.to_owned(), wrong));
+        });
         let error =
             Target::open_path(dir.path(), &TargetOptions::default()).err().expect("refused");
         assert!(error.to_string().contains(stored), "{family}: {error}");

@@ -1,109 +1,106 @@
 //! `fit` through the binary: on the shipped target, killed in every phase, with bad input.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::files::{change_json, demonstration, json_so_far};
+use crate::support::processes::{kill, killed_when, start, wait_until};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
 
 /// The phases of a fit in their order.
 const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
 
-fn demonstration() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("../../assets/target/demonstration.gguf").display().to_string()
+/// Keeps answers short, and goes on whatever is warned of.
+const SHORT: [&str; 4] = ["--max-tokens", "48", "--anyway", "--json"];
+
+/// A folder for a fit.
+struct Bench {
+    folder: tempfile::TempDir,
+    target: String,
+    output: PathBuf,
+    name: String,
 }
 
-fn state(output: &Path) -> Value {
-    let text = std::fs::read_to_string(output.join("fit.json")).unwrap_or_default();
-    serde_json::from_str(&text).unwrap_or_default()
-}
-
-/// Prompts of one's own: many enough that no others are added.
-fn own_prompts(folder: &Path, rows: impl Iterator<Item = Value>) -> String {
-    let path = folder.join("mine.jsonl");
-    let text: String = rows.map(|row| format!("{row}\n")).collect();
-    std::fs::write(&path, text).expect("prompts");
-    path.display().to_string()
-}
-
-fn output_of(folder: &tempfile::TempDir) -> (PathBuf, String) {
-    let output = folder.path().join("fitted draft");
-    let name = output.display().to_string();
-    (output, name)
-}
-
-/// Runs the binary, and kills it as soon as a part of its work begins.
-fn killed_when(arguments: &[&str], part: &str, begins: impl Fn() -> bool) {
-    let mut child =
-        longdraft(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
-    let started = Instant::now();
-    while !begins() {
-        assert!(started.elapsed() < Duration::from_mins(5), "{part} never begins");
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before {part}");
-        std::thread::sleep(Duration::from_millis(2));
+impl Bench {
+    /// For the shipped target.
+    fn new() -> Self {
+        Self::of(demonstration())
     }
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+
+    fn of(target: String) -> Self {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let output = folder.path().join("fitted draft");
+        let name = output.display().to_string();
+        Self { folder, target, output, name }
+    }
+
+    /// Arguments of a fit within a time.
+    fn within<'a>(&'a self, time: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let fit = ["fit", &self.target, "--time", time, "--output", &self.name];
+        [&fit[..], more].concat()
+    }
+
+    /// Prompts of one's own: many enough, where they are some hundred, that no others are added.
+    fn prompts(&self, rows: impl Iterator<Item = Value>) -> String {
+        let path = self.folder.path().join("mine.jsonl");
+        let text: String = rows.map(|row| format!("{row}\n")).collect();
+        std::fs::write(&path, text).expect("prompts");
+        path.display().to_string()
+    }
+
+    fn state(&self) -> Value {
+        json_so_far(self.output.join("fit.json"))
+    }
+
+    /// As if an earlier call had found or done something else.
+    fn change(&self, change: impl FnOnce(&mut Value)) {
+        change_json(self.output.join("fit.json"), change);
+    }
+
+    fn held_out(&self) -> String {
+        std::fs::read_to_string(self.output.join("data/held-out.jsonl")).expect("set aside")
+    }
+}
+
+/// What a fit said that came to its end.
+#[track_caller]
+fn ended(arguments: &[&str]) -> (String, String) {
+    let output = run(arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    (stdout(&output), stderr(&output))
+}
+
+#[track_caller]
+fn assert_proved(result: &Value) {
+    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
 }
 
 #[test]
 fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
+    let bench = Bench::new();
     let fit = |time: &str, engines: &str| {
-        let arguments = [
-            "fit",
-            &target,
-            "--time",
-            time,
-            "--for",
-            engines,
-            "--output",
-            &name,
-            "--max-tokens",
-            "48",
-            "--anyway",
-            "--json",
-        ];
-        let output = run(&arguments);
-        assert!(output.status.success(), "{}", stderr(&output));
-        output
+        ended(&bench.within(time, &[&SHORT[..], &["--for", engines]].concat()))
     };
-    let first = fit("30s", "llamacpp,longdraft");
-    let told = stderr(&first);
+    let (said, told) = fit("30s", "llamacpp,longdraft");
     for phase in ["[prompts]", "[measure]", "[answers]", "[training]"] {
         assert!(told.contains(phase), "{phase} is missing: {told}");
     }
-    let said = stdout(&first);
-    let parts = [
-        "expected: tau",
-        "in full chains of",
-        "longdraft serve",
-        "--temperature 0",
-        "longdraft generate",
-        "llama",
-    ];
-    for part in parts {
+    let parts = ["expected: tau", "in full chains of", "longdraft serve", "--temperature 0"];
+    for part in parts.into_iter().chain(["longdraft generate", "llama"]) {
         assert!(said.contains(part), "{part} is missing: {said}");
     }
     let result = last_json(&said);
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    assert_proved(&result);
     let cells = result["record"]["cells"].as_array().expect("cells");
     assert_eq!(cells.len(), 4);
     // The phases share one budget.
-    let round = &state(&output)["rounds"][0];
+    let round = &bench.state()["rounds"][0];
     let of = |key: &str| round["plan"][key].as_f64().expect("seconds");
     assert!(of("answering") + of("training") + of("proof") <= 1.05 * 30.0, "{round}");
-    for file in [
-        "report.html",
-        "draft/README.md",
-        "draft/draft_model_weights.safetensors",
-        "data/held-out.jsonl",
-    ] {
+    let output = &bench.output;
+    for file in ["report.html", "draft/README.md", "draft/draft_model_weights.safetensors"] {
         assert!(output.join(file).is_file(), "{file} is missing");
     }
     let card = std::fs::read_to_string(output.join("draft/README.md")).expect("card");
@@ -112,19 +109,15 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
 
     // The same command has nothing to do; more time adds a round to the same draft.
     let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
-    let held_out = std::fs::read(output.join("data/held-out.jsonl")).expect("held out");
-    assert!(stdout(&fit("30s", "llamacpp")).contains("already finished"));
-    let again = fit("55s", "longdraft");
-    let longer = last_json(&stdout(&again));
+    let held_out = bench.held_out();
+    assert!(fit("30s", "llamacpp").0.contains("already finished"));
+    let (said, told) = fit("55s", "longdraft");
+    let longer = last_json(&said);
     assert_eq!(longer["finished"], true);
     assert_eq!(longer["state"]["rounds"].as_array().map(Vec::len), Some(2));
     // The better one of both drafts is the result, and was proved.
     let kept = longer["state"]["rounds"][1]["kept"].as_u64().expect("compared");
-    assert!(
-        stderr(&again).contains(&format!("that of round {kept} is kept")),
-        "{}",
-        stderr(&again)
-    );
+    assert!(told.contains(&format!("that of round {kept} is kept")), "{told}");
     // An export of an earlier call is of that draft, too.
     assert_eq!(longer["state"]["exported"]["llamacpp"]["round"], kept);
     assert!(output.join(format!("training-{kept}/decode.json")).is_file());
@@ -132,97 +125,62 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     let config = std::fs::read_to_string(output.join("training-2/config.yaml")).expect("config");
     assert!(config.contains("training-1"), "the second round starts from the first: {config}");
     assert_eq!(std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics"), before);
-    assert_eq!(std::fs::read(output.join("data/held-out.jsonl")).expect("held out"), held_out);
+    assert_eq!(bench.held_out(), held_out);
 }
 
 #[test]
 fn killed_in_every_phase_it_goes_on_with_the_same_split() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
-    let arguments = [
-        "fit",
-        &target,
-        "--time",
-        "40s",
-        "--output",
-        &name,
-        "--max-tokens",
-        "48",
-        "--anyway",
-        "--json",
-    ];
+    let bench = Bench::new();
+    let arguments = bench.within("40s", &SHORT);
     let mut held_out = None;
     let mut killed = Vec::new();
     for phase in PHASES {
-        let mut child = longdraft(&arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary starts");
-        let started = Instant::now();
-        loop {
-            if state(&output)["phase"] == phase {
+        let mut child = start(&mut longdraft(&arguments));
+        let mut status = None;
+        wait_until(phase, || {
+            let has_come = bench.state()["phase"] == phase;
+            if !has_come {
+                status = child.try_wait().expect("wait");
+            }
+            has_come || status.is_some()
+        });
+        if let Some(status) = status {
+            assert!(status.success(), "a fit that went on failed before {phase}");
+        } else {
+            if phase != "delivery" {
                 // Not at its very beginning.
-                std::thread::sleep(Duration::from_millis(if phase == "delivery" {
-                    0
-                } else {
-                    300
-                }));
-                if phase == "training" && child.try_wait().expect("wait").is_none() {
-                    let refused = fail(&arguments, 1);
-                    assert!(refused.contains("another process works in this folder"), "{refused}");
-                }
-                child.kill().expect("kill");
-                killed.push(phase);
-                break;
+                std::thread::sleep(Duration::from_millis(300));
             }
-            if let Some(status) = child.try_wait().expect("wait") {
-                assert!(status.success(), "a fit that went on failed before {phase}");
-                break;
+            if phase == "training" && child.try_wait().expect("wait").is_none() {
+                let refused = fail(&arguments, 1);
+                assert!(refused.contains("another process works in this folder"), "{refused}");
             }
-            assert!(started.elapsed() < Duration::from_mins(5), "{phase} never comes");
-            std::thread::sleep(Duration::from_millis(2));
+            kill(child);
+            killed.push(phase);
         }
-        child.wait().expect("reap");
         if killed.last() == Some(&"training") {
             // A look at the plan changes nothing of what has begun.
             succeed(&[&arguments[..], &["--plan"]].concat());
-            let rounds = &state(&output)["rounds"];
+            let rounds = &bench.state()["rounds"];
             assert!(rounds.as_array().is_some_and(|rounds| rounds.len() == 1), "{rounds}");
             assert!(rounds[0]["answers"].is_object() && rounds[0]["plan"].is_object(), "{rounds}");
         }
-        let split = std::fs::read(output.join("data/held-out.jsonl")).expect("set aside");
+        let split = bench.held_out();
         assert_eq!(*held_out.get_or_insert_with(|| split.clone()), split);
     }
     assert!(killed.len() >= 4, "only killed in {killed:?}");
     let result = last_json(&succeed(&arguments));
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
-    assert_eq!(Some(std::fs::read(output.join("data/held-out.jsonl")).expect("split")), held_out);
-    let draft = output.join("draft").display().to_string();
-    succeed(&[
-        "generate",
-        "--target",
-        &target,
-        "--draft",
-        &draft,
-        "--prompt",
-        "Once",
-        "--max-tokens",
-        "4",
-    ]);
+    assert_proved(&result);
+    assert_eq!(Some(bench.held_out()), held_out);
+    let draft = bench.output.join("draft").display().to_string();
+    let generate = ["generate", "--target", &bench.target, "--draft", &draft, "--prompt", "Once"];
+    succeed(&[&generate[..], &["--max-tokens", "4"]].concat());
 }
 
 #[test]
 fn a_plan_measures_and_stops() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
-    let plan = |time: &str| {
-        last_json(&succeed(&[
-            "fit", &target, "--time", time, "--plan", "--output", &name, "--json",
-        ]))
-    };
+    let bench = Bench::new();
+    let plan = |time: &str| last_json(&succeed(&bench.within(time, &["--plan", "--json"])));
     let short = plan("1m");
     let of = |plan: &Value, key: &str| plan["plan"][key].as_f64().expect("a number");
     for key in ["answering", "training", "proof", "disk", "memory", "steps"] {
@@ -241,15 +199,14 @@ fn a_plan_measures_and_stops() {
                 && range["middle"].as_f64() <= range["high"].as_f64()
         );
     }
-    assert!(!output.join("training-1").exists() && !output.join("data/answers.jsonl").exists());
+    let begun = |name: &str| bench.output.join(name).exists();
+    assert!(!begun("training-1") && !begun("data/answers.jsonl"));
     let long = plan("2h");
     assert!(of(&long, "steps") > of(&short, "steps"), "{long}");
     // What was measured is kept.
     assert_eq!(long["machine"], short["machine"]);
     // As if an earlier call had had time for short rows alone: they say little of long ones.
-    let mut known = state(&output);
-    known["trial"]["row_tokens"] = json!(16);
-    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    bench.change(|known| known["trial"]["row_tokens"] = json!(16));
     let anew = plan("2h");
     assert!(anew["trial"]["row_tokens"].as_u64() >= Some(128), "{anew}");
     assert_eq!(plan("2h")["trial"], anew["trial"]);
@@ -257,36 +214,21 @@ fn a_plan_measures_and_stops() {
 
 #[test]
 fn a_proof_goes_on_after_a_kill() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
-    let arguments = [
-        "fit",
-        &target,
-        "--time",
-        "30s",
-        "--output",
-        &name,
-        "--max-tokens",
-        "32",
-        "--anyway",
-        "--json",
-    ];
-    let left = output.join("decode-unfinished.json");
-    killed_when(&arguments, "the proof", || left.is_file());
+    let bench = Bench::new();
+    let arguments = bench.within("30s", &["--max-tokens", "32", "--anyway", "--json"]);
+    let left = bench.output.join("decode-unfinished.json");
+    killed_when(&mut longdraft(&arguments), "the proof", || left.is_file());
     // As if the machine had been measured far too fast, and the time were over.
-    let mut known = state(&output);
-    known["machine"]["passes"] = json!([[1, 1e-9], [16, 1e-9]]);
-    known["machine"]["prefill"] = json!(1e-12);
-    known["rounds"][0]["plan"]["proof"] = json!(1.0);
-    known["rounds"][0]["spent"] = json!(1e6);
-    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
-    let set_aside = std::fs::read_to_string(output.join("data/held-out.jsonl")).expect("set aside");
-    let ended = run(&arguments);
-    let told = stderr(&ended);
-    assert!(ended.status.success(), "{told}");
+    bench.change(|known| {
+        known["machine"]["passes"] = json!([[1, 1e-9], [16, 1e-9]]);
+        known["machine"]["prefill"] = json!(1e-12);
+        known["rounds"][0]["plan"]["proof"] = json!(1.0);
+        known["rounds"][0]["spent"] = json!(1e6);
+    });
+    let set_aside = bench.held_out();
+    let (said, told) = ended(&arguments);
     assert!(told.contains("going on after "), "{told}");
-    let result = last_json(&stdout(&ended));
+    let result = last_json(&said);
     let cells = result["record"]["cells"].as_array().expect("cells");
     assert_eq!((cells.len(), &result["lossless"]), (4, &true.into()));
     for cell in cells {
@@ -298,55 +240,35 @@ fn a_proof_goes_on_after_a_kill() {
 
 #[test]
 fn prompts_of_ones_own_in_any_language_are_taken() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
+    let bench = Bench::new();
     let rows = (0..300).map(
         |i| json!({ "prompt": format!("¿Cuántas manzanas hay en {i} cajas? 苹果 {}", i % 290) }),
     );
-    let prompts = own_prompts(folder.path(), rows);
-    let told =
-        run(&["fit", &target, "--prompts", &prompts, "--time", "1m", "--plan", "--output", &name]);
-    assert!(told.status.success(), "{}", stderr(&told));
-    let split = &state(&output)["split"];
+    let prompts = bench.prompts(rows);
+    succeed(&bench.within("1m", &["--prompts", &prompts, "--plan"]));
+    let split = &bench.state()["split"];
     assert_eq!((&split["shipped"], &split["held_out"]), (&0.into(), &32.into()));
     // Some of the program's own are set aside beside them.
     assert_eq!(split["general"], 8);
-    let held_out = std::fs::read_to_string(output.join("data/held-out.jsonl")).expect("set aside");
+    let held_out = bench.held_out();
     let kinds = ["own prompts", "general mix"].map(|kind| held_out.matches(kind).count());
     assert_eq!(kinds, [32, 8]);
     // Another set of prompts is another fit.
     let others =
-        own_prompts(folder.path(), (0..250).map(|i| json!({ "prompt": format!("other {i}") })));
-    let error = fail(
-        &["fit", &target, "--prompts", &others, "--time", "1m", "--plan", "--output", &name],
-        2,
-    );
+        bench.prompts((0..250).map(|i| json!({ "prompt": format!("other {i}") })));
+    let error = fail(&bench.within("1m", &["--prompts", &others, "--plan"]), 2);
     assert!(error.contains("the prompts"), "{error}");
 }
 
 #[test]
 fn every_turn_of_a_conversation_is_planned() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (_, name) = output_of(&folder);
-    let target = demonstration();
+    let bench = Bench::new();
     let rows = (0..=255).map(|i: u8| {
         let subject: String = [i / 26, i % 26].map(|n| char::from(b'a' + n)).into_iter().collect();
         json!({ "turns": [format!("What is {subject}?"), "And why?", "Since when?"] })
     });
-    let prompts = own_prompts(folder.path(), rows);
-    let arguments = [
-        "fit",
-        &target,
-        "--prompts",
-        &prompts,
-        "--time",
-        "1m",
-        "--plan",
-        "--output",
-        &name,
-        "--json",
-    ];
+    let prompts = bench.prompts(rows);
+    let arguments = bench.within("1m", &["--prompts", &prompts, "--plan", "--json"]);
     let planned = last_json(&succeed(&arguments));
     let of = |part: &str, key: &str| planned[part][key].as_f64().expect("a number");
     // 32 of three turns, and 8 of the program's own.
@@ -361,43 +283,29 @@ fn every_turn_of_a_conversation_is_planned() {
 
 #[test]
 fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
-    let arguments = [
-        "fit",
-        &target,
-        "--time",
-        "40s",
-        "--output",
-        &name,
-        "--max-tokens",
-        "48",
-        "--anyway",
-        "--json",
-    ];
-    killed_when(&arguments, "the training", || state(&output)["rounds"][0]["training"].is_object());
-    let _ = std::fs::remove_dir_all(output.join("training-1"));
+    let bench = Bench::new();
+    let arguments = bench.within("40s", &SHORT);
+    let begins = || bench.state()["rounds"][0]["training"].is_object();
+    killed_when(&mut longdraft(&arguments), "the training", begins);
+    let _ = std::fs::remove_dir_all(bench.output.join("training-1"));
     // As if it had been found best.
-    let mut known = state(&output);
-    let rate = &mut known["rounds"][0]["training"]["schedule"]["learning_rate"];
-    let chosen = rate.as_f64().expect("a rate");
-    *rate = json!(1e38);
-    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
-    let ended = run(&arguments);
-    let told = stderr(&ended);
-    assert!(ended.status.success(), "{told}");
+    let mut chosen = 0.0;
+    bench.change(|known| {
+        let rate = &mut known["rounds"][0]["training"]["schedule"]["learning_rate"];
+        chosen = rate.as_f64().expect("a rate");
+        *rate = json!(1e38);
+    });
+    let (said, told) = ended(&arguments);
     assert!(told.contains("the training diverged (") && told.contains("it begins anew"), "{told}");
-    let round = &state(&output)["rounds"][0];
+    let round = &bench.state()["rounds"][0];
     let rate = round["training"]["schedule"]["learning_rate"].as_f64().expect("a rate");
     assert_eq!(round["lowered"], 1);
     assert!((3.0 * rate / chosen - 1.0).abs() < 1e-6, "{rate} {chosen}");
-    let result = last_json(&stdout(&ended));
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    assert_proved(&last_json(&said));
 }
 
 /// Prompts of so many words each: pieces of the shipped books that begin at different places.
-fn long_prompts(folder: &Path, words: usize) -> String {
+fn long_prompts(bench: &Bench, words: usize) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let books = root.join("../../assets/corpus/books-excerpt.jsonl");
     let text = std::fs::read_to_string(books).expect("the shipped text");
@@ -410,30 +318,21 @@ fn long_prompts(folder: &Path, words: usize) -> String {
         let from = all.iter().cycle().skip(31 * row);
         from.take(words).copied().collect::<Vec<_>>().join(" ")
     };
-    own_prompts(folder, (0..260).map(|row| json!({ "prompt": piece(row) })))
-}
-
-/// Arguments of a fit of long prompts within a time.
-fn long_fit<'a>(target: &'a str, prompts: &'a str, output: &'a str, time: &'a str) -> Vec<&'a str> {
-    let asked = ["fit", target, "--prompts", prompts, "--time", time, "--output", output];
-    [&asked[..], &["--max-tokens", "48", "--anyway", "--json"]].concat()
+    bench.prompts((0..260).map(|row| json!({ "prompt": piece(row) })))
 }
 
 #[test]
 fn long_prompts_are_learned_in_stages() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let (target, prompts) = (demonstration(), long_prompts(folder.path(), 900));
-    let arguments = long_fit(&target, &prompts, &name, "60s");
-    let ended = run(&arguments);
-    assert!(ended.status.success(), "{}", stderr(&ended));
-    let told = stdout(&ended);
+    let bench = Bench::new();
+    let prompts = long_prompts(&bench, 900);
+    let arguments = bench.within("60s", &[&SHORT[..], &["--prompts", &prompts]].concat());
+    let (told, _) = ended(&arguments);
     for part in ["2 stages, because rows are long", "base", "all text in whole rows"] {
         assert!(told.contains(part), "{part} is missing: {told}");
     }
     let result = last_json(&told);
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
-    let round = &state(&output)["rounds"][0];
+    assert_proved(&result);
+    let round = &bench.state()["rounds"][0];
     let (plan, trained) = (&round["plan"], &round["training"]["stages"]);
     let of = |stage: &Value, key: &str| stage[key].as_f64().expect("a number");
     let planned = plan["stages"].as_array().expect("stages");
@@ -450,7 +349,7 @@ fn long_prompts_are_learned_in_stages() {
     assert!(of(plan, "answering") + of(plan, "training") + of(plan, "proof") <= 1.05 * 60.0);
     // Texts are cut into the rows of the first stage, and lose nothing.
     assert_eq!(trained[0]["data"]["row_tokens"], 512);
-    let run = output.join("training-1");
+    let run = bench.output.join("training-1");
     for file in [
         "curriculum.json",
         "decode.json",
@@ -463,38 +362,36 @@ fn long_prompts_are_learned_in_stages() {
     assert!(!run.join("metrics.jsonl").exists() && !run.join("held_out.json").exists());
     let config = std::fs::read_to_string(run.join("long/config.yaml")).expect("config");
     assert!(config.contains("base/checkpoints/last"), "it goes on from the first stage: {config}");
-    let page = std::fs::read_to_string(output.join("report.html")).expect("page");
+    let page = std::fs::read_to_string(bench.output.join("report.html")).expect("page");
     let page = page.replace("&#x2f;", "/");
     assert!(page.contains("fitted draft / base") && page.contains("fitted draft / long"));
-    assert!(output.join("draft/draft_model_weights.safetensors").is_file());
+    assert!(bench.output.join("draft/draft_model_weights.safetensors").is_file());
     // The same command has nothing to do.
     assert!(succeed(&arguments).contains("already finished"));
 }
 
 #[test]
 fn a_stage_that_diverges_leaves_the_one_before_as_it_was() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let (target, prompts) = (demonstration(), long_prompts(folder.path(), 900));
+    let bench = Bench::new();
+    let prompts = long_prompts(&bench, 900);
     // A busy machine reaches the second stage, too.
-    let arguments = long_fit(&target, &prompts, &name, "90s");
-    let run_folder = output.join("training-1");
-    killed_when(&arguments, "the second stage", || run_folder.join("long").is_dir());
+    let arguments = bench.within("90s", &[&SHORT[..], &["--prompts", &prompts]].concat());
+    let run_folder = bench.output.join("training-1");
+    let begins = || run_folder.join("long").is_dir();
+    killed_when(&mut longdraft(&arguments), "the second stage", begins);
     let base = || std::fs::read(run_folder.join("base/metrics.jsonl")).expect("metrics");
     let before = base();
     std::fs::remove_dir_all(run_folder.join("long")).expect("removed");
     // As if a rate had been chosen that is far too high for it.
-    let mut known = state(&output);
-    known["rounds"][0]["training"]["stages"][1]["schedule"]["learning_rate"] = json!(1e38);
-    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
-    let ended = run(&arguments);
-    let told = stderr(&ended);
-    assert!(ended.status.success(), "{told}");
+    bench.change(|known| {
+        known["rounds"][0]["training"]["stages"][1]["schedule"]["learning_rate"] = json!(1e38);
+    });
+    let (said, told) = ended(&arguments);
     assert!(told.contains("the training diverged (in stage long, "), "{told}");
     assert!(told.contains("[stage 1/2] base") && told.contains("already finished"), "{told}");
     // What was finished is not trained again.
     assert_eq!(base(), before);
-    let round = &state(&output)["rounds"][0];
+    let round = &bench.state()["rounds"][0];
     let stages = round["training"]["stages"].as_array().expect("stages");
     if round["lowered"] == 0 {
         // There was no time for it.
@@ -506,8 +403,7 @@ fn a_stage_that_diverges_leaves_the_one_before_as_it_was() {
         let rate = stages[1]["schedule"]["learning_rate"].as_f64().expect("a rate");
         assert!(told.contains(&format!("a lower learning rate, {rate:.2e}")), "{told}");
     }
-    let result = last_json(&stdout(&ended));
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    assert_proved(&last_json(&said));
 }
 
 #[test]
@@ -554,38 +450,22 @@ fn what_cannot_work_is_refused_before_any_work() {
 #[test]
 fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_done() {
     let shop = Workshop::new();
-    let target = shop.target.display().to_string();
-    let output = shop.path("out");
-    let rows = (0..30).map(|i| json!({ "prompt": format!("say {i}") }));
-    let prompts = own_prompts(shop.folder.path(), rows);
-    let arguments = [
-        "fit",
-        &target,
-        "--prompts",
-        &prompts,
-        "--time",
-        "30s",
-        "--max-tokens",
-        "40",
-        "--anyway",
-        "--output",
-        &output,
-        "--json",
-    ];
-    let ended = run(&arguments);
-    let told = stderr(&ended);
-    assert!(ended.status.success(), "{told}");
+    let bench = Bench::of(shop.target());
+    let prompts = bench.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));
+    let more = ["--prompts", &prompts, "--max-tokens", "40", "--anyway", "--json"];
+    let arguments = bench.within("30s", &more);
+    let (said, told) = ended(&arguments);
     assert!(told.contains("no chat template") && told.contains("there are few"), "{told}");
-    assert_eq!(last_json(&stdout(&ended))["lossless"], true);
+    assert_eq!(last_json(&said)["lossless"], true);
     // A training with other settings is not gone on from, and the way out is one that `fit` has.
-    let mut known = state(Path::new(&output));
-    let round = &mut known["rounds"][0];
-    for done in ["trained", "proved", "delivered"] {
-        round[done] = json!(false);
-    }
-    round["lowered"] = json!(0);
-    round["training"]["train"]["seed"] = json!(99);
-    std::fs::write(Path::new(&output).join("fit.json"), known.to_string()).expect("state");
+    bench.change(|known| {
+        let round = &mut known["rounds"][0];
+        for done in ["trained", "proved", "delivered"] {
+            round[done] = json!(false);
+        }
+        round["lowered"] = json!(0);
+        round["training"]["train"]["seed"] = json!(99);
+    });
     let error = fail(&arguments, 1);
     assert!(error.contains("cannot resume: ") && error.contains("train.seed was 0"), "{error}");
     assert!(error.contains("move this folder away") && !error.contains("--force"), "{error}");
@@ -595,111 +475,76 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
 fn an_engine_that_does_not_compute_the_draft_is_told_before_the_time_is_spent() {
     let shop = Workshop::new();
     support::write_target(&shop.target, &support::tiny_config("qwen3"));
-    let (target, output) = (shop.target.display().to_string(), shop.path("out"));
-    let rows = (0..30).map(|i| json!({ "prompt": format!("say {i}") }));
-    let prompts = own_prompts(shop.folder.path(), rows);
-    let arguments = [
-        "fit",
-        &target,
-        "--prompts",
-        &prompts,
-        "--time",
-        "30s",
-        "--max-tokens",
-        "40",
-        "--method",
-        "glide",
-        "--anyway",
-        "--output",
-        &output,
-    ];
+    let bench = Bench::of(shop.target());
+    let prompts = bench.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));
+    let more = ["--prompts", &prompts, "--max-tokens", "40", "--method", "glide", "--anyway"];
+    let arguments = bench.within("30s", &more);
     let error = fail(&[&arguments[..], &["--for", "longspec"]].concat(), 2);
     assert!(
         error.contains("--for longspec: ") && error.contains("leave out this engine"),
         "{error}"
     );
-    assert!(!Path::new(&output).join("data/answers.jsonl").exists());
+    assert!(!bench.output.join("data/answers.jsonl").exists());
     // Without it the same folder serves.
     succeed(&[&arguments[..], &["--plan"]].concat());
 }
 
-/// The binary where files may not grow beyond so many KiB, as on a full disk.
+/// What the binary says where files may not grow beyond so many KiB, as on a full disk: it fails.
 #[cfg(unix)]
-fn on_a_full_disk(kib: usize, arguments: &[&str]) -> std::process::Output {
+#[track_caller]
+fn on_a_full_disk(kib: usize, arguments: &[&str]) -> String {
     let script = format!("trap '' XFSZ; ulimit -f {kib}; exec \"$@\" --threads 1");
     let mut command = std::process::Command::new("bash");
     command.args(["-c", &script, "bash", env!("CARGO_BIN_EXE_longdraft")]).args(arguments);
-    command.env("NO_COLOR", "1").output().expect("bash")
+    let output = command.env("NO_COLOR", "1").output().expect("bash");
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(!told.contains("panicked"), "{told}");
+    told
 }
 
 #[cfg(unix)]
 #[test]
 fn a_full_disk_is_told_and_the_same_command_goes_on() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
+    let bench = Bench::new();
     let rows = (0..300).map(|i| json!({ "prompt": format!("What is {i} and {}?", i + 1) }));
-    let prompts = own_prompts(folder.path(), rows);
-    let arguments = [
-        "fit",
-        &target,
-        "--prompts",
-        &prompts,
-        "--time",
-        "40s",
-        "--output",
-        &name,
-        "--max-tokens",
-        "48",
-        "--anyway",
-    ];
+    let prompts = bench.prompts(rows);
+    let more = ["--prompts", &prompts, "--max-tokens", "48", "--anyway"];
+    let arguments = bench.within("40s", &more);
     // Too little for the prompts: nothing was begun.
-    let ended = on_a_full_disk(4, &arguments);
-    let told = stderr(&ended);
-    assert_eq!(ended.status.code(), Some(1), "{told}");
-    assert!(told.contains(".jsonl") && !told.contains("panicked"), "{told}");
+    let told = on_a_full_disk(4, &arguments);
+    assert!(told.contains(".jsonl"), "{told}");
     // Enough for these, and too little for a checkpoint: found out by the trial, before the time is spent.
-    let ended = on_a_full_disk(64, &arguments);
-    let told = stderr(&ended);
-    assert_eq!(ended.status.code(), Some(1), "{told}");
-    assert!(told.contains("[measure]") && !told.contains("panicked"), "{told}");
-    assert!(!output.join("work").exists() && !output.join("training-1").exists());
+    let told = on_a_full_disk(64, &arguments);
+    assert!(told.contains("[measure]"), "{told}");
+    assert!(!bench.output.join("work").exists() && !bench.output.join("training-1").exists());
     // The disk fills up while the target answers.
-    killed_when(&arguments, "answering", || state(&output)["phase"] == "answers");
-    let ended = on_a_full_disk(48, &arguments);
-    let told = stderr(&ended);
-    assert_eq!(ended.status.code(), Some(1), "{told}");
+    let answers = || bench.state()["phase"] == "answers";
+    killed_when(&mut longdraft(&arguments), "answering", answers);
+    let told = on_a_full_disk(48, &arguments);
     assert!(told.contains("error: ") && told.contains("the same command goes on"), "{told}");
-    assert!(!told.contains("panicked"), "{told}");
     // With room it goes on.
     let result = last_json(&succeed(&[&arguments[..], &["--json"]].concat()));
-    assert_eq!((&result["finished"], &result["lossless"]), (&true.into(), &true.into()));
+    assert_proved(&result);
 }
 
 #[test]
 fn a_time_that_the_measurement_takes_is_refused_and_the_measurement_kept() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let (output, name) = output_of(&folder);
-    let target = demonstration();
-    let arguments =
-        ["fit", &target, "--time", "40s", "--output", &name, "--max-tokens", "48", "--anyway"];
+    let bench = Bench::new();
+    let arguments = bench.within("40s", &["--max-tokens", "48", "--anyway"]);
     succeed(&[&arguments[..], &["--plan"]].concat());
     // As if that had taken long.
-    let mut known = state(&output);
-    let machine = known["machine"].clone();
-    known["rounds"] = json!([{
-        "budget": 40.0, "spent": 39.5, "plan": null, "answers": null, "training": null, "trained": false,
-        "proved": false, "delivered": false,
-    }]);
-    std::fs::write(output.join("fit.json"), known.to_string()).expect("state");
+    let machine = bench.state()["machine"].clone();
+    bench.change(|known| {
+        known["rounds"] = json!([{
+            "budget": 40.0, "spent": 39.5, "plan": null, "answers": null, "training": null,
+            "trained": false, "proved": false, "delivered": false,
+        }]);
+    });
     let error = fail(&arguments, 2);
     assert!(error.contains("--time 40s is too short: measuring this machine took"), "{error}");
     assert!(error.contains("the same command has all of its time now"), "{error}");
-    assert_eq!((&state(&output)["machine"], &state(&output)["rounds"]), (&machine, &json!([])));
-    let told = run(&arguments);
-    assert!(
-        told.status.success() && stderr(&told).contains("40s is little time"),
-        "{}",
-        stderr(&told)
-    );
+    assert_eq!((&bench.state()["machine"], &bench.state()["rounds"]), (&machine, &json!([])));
+    let (_, told) = ended(&arguments);
+    assert!(told.contains("40s is little time"), "{told}");
 }

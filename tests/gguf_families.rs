@@ -9,9 +9,11 @@ use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::gguf::header::Header;
 use serde_json::{Value, json};
 
-use crate::families::{gemma4, latent, logits};
+use crate::families::{gemma4, latent};
 use crate::support::converted::{self, Changes, Form};
-use crate::support::{add_block, fail, last_json, relative_error, shared, succeed, write_target};
+use crate::support::{
+    add_block, fail, last_json, logits, relative_error, shared, succeed, with, write_target,
+};
 
 type Convert = fn(&Path, &Path, Form, Changes<'_>);
 
@@ -22,13 +24,6 @@ fn folder_of(config: &Value) -> (tempfile::TempDir, PathBuf, PathBuf) {
     write_target(&folder, config);
     let file = dir.path().join("model.gguf");
     (dir, folder, file)
-}
-
-fn with(mut config: Value, changes: &[(&str, Value)]) -> Value {
-    for (key, value) in changes {
-        config[*key] = value.clone();
-    }
-    config
 }
 
 fn yarn(mscale: f64) -> Value {
@@ -58,20 +53,20 @@ fn files_of_deepseek2_have_the_bits_of_their_folders() {
     let older = Form { heads_apart: false, ..form };
     let fused = Form { fused: true, ..form };
     for (what, form, changes) in [
-        ("newer", form, vec![]),
-        ("older", older, vec![]),
-        ("fused experts", fused, vec![]),
-        ("plain queries", form, vec![("q_lora_rank", Value::Null)]),
-        ("weights that sum to one", form, vec![("norm_topk_prob", json!(true))]),
-        ("yarn", form, vec![("rope_scaling", yarn(1.0))]),
-        ("a head of its own", form, vec![("tie_word_embeddings", json!(false))]),
-        ("one group", form, vec![("n_group", json!(1)), ("topk_group", json!(1))]),
-        ("no dense layer", form, vec![("first_k_dense_replace", json!(0))]),
+        ("newer", form, json!({})),
+        ("older", older, json!({})),
+        ("fused experts", fused, json!({})),
+        ("plain queries", form, json!({ "q_lora_rank": null })),
+        ("weights that sum to one", form, json!({ "norm_topk_prob": true })),
+        ("yarn", form, json!({ "rope_scaling": yarn(1.0) })),
+        ("a head of its own", form, json!({ "tie_word_embeddings": false })),
+        ("one group", form, json!({ "n_group": 1, "topk_group": 1 })),
+        ("no dense layer", form, json!({ "first_k_dense_replace": 0 })),
     ] {
-        same_bits(&with(latent(), &changes), converted::deepseek2, form, what);
+        same_bits(&with(latent(), changes), converted::deepseek2, form, what);
     }
     // A multiplier that is no power of two is rounded to an f32 on its way into the file.
-    let (_dir, folder, file) = folder_of(&with(latent(), &[("rope_scaling", yarn(0.707))]));
+    let (_dir, folder, file) = folder_of(&with(latent(), json!({ "rope_scaling": yarn(0.707) })));
     converted::deepseek2(&folder, &file, form, &[]);
     assert!(relative_error(&plain(&file), &plain(&folder)) < 1e-6);
 }
@@ -81,29 +76,22 @@ fn files_of_gemma4_have_the_bits_of_their_folders() {
     for experts in [false, true] {
         for fused in [false, true] {
             let form = Form { fused, ..Form::default() };
-            let config = with(gemma4(experts), &[("final_logit_softcapping", json!(8.0))]);
+            let config = with(gemma4(experts), json!({ "final_logit_softcapping": 8.0 }));
             same_bits(&config, converted::gemma4, form, &format!("{experts} {fused}"));
         }
     }
-    let unshared = with(gemma4(false), &[("num_kv_shared_layers", json!(0))]);
+    let unshared = with(gemma4(false), json!({ "num_kv_shared_layers": 0 }));
     same_bits(&unshared, converted::gemma4, Form::default(), "no shared keys");
 }
 
 /// Rows of whole blocks of 32.
 fn wide(config: Value) -> Value {
-    with(
-        config,
-        &[
-            ("q_lora_rank", json!(64)),
-            ("kv_lora_rank", json!(32)),
-            ("qk_nope_head_dim", json!(32)),
-            ("v_head_dim", json!(32)),
-            ("hidden_size_per_layer_input", json!(32)),
-            ("attention_k_eq_v", json!(false)),
-            ("head_dim", json!(32)),
-            ("global_head_dim", json!(64)),
-        ],
-    )
+    let widths = json!({
+        "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "hidden_size_per_layer_input": 32, "attention_k_eq_v": false, "head_dim": 32,
+        "global_head_dim": 64
+    });
+    with(config, widths)
 }
 
 #[test]
@@ -155,15 +143,11 @@ fn generate(target: &Path, way: &[&str]) -> Value {
 
 #[test]
 fn experts_chosen_by_softmax_are_weighed_as_one_of_one() {
-    let changes = [
-        ("n_routed_experts", json!(1)),
-        ("num_experts_per_tok", json!(1)),
-        ("n_group", json!(1)),
-        ("topk_group", json!(1)),
-        ("norm_topk_prob", json!(true)),
-        ("routed_scaling_factor", json!(1.75)),
-    ];
-    let (_dir, folder, file) = folder_of(&with(latent(), &changes));
+    let one = json!({
+        "n_routed_experts": 1, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": true, "routed_scaling_factor": 1.75
+    });
+    let (_dir, folder, file) = folder_of(&with(latent(), one));
     let wanted = plain(&folder);
     // The weight of an expert that is the only one is 1 by softmax, and by a sigmoid that is divided by itself.
     let changes = [
@@ -192,7 +176,7 @@ fn experts_chosen_by_softmax_are_weighed_as_one_of_one() {
 
 #[test]
 fn a_file_without_experts_is_read() {
-    let (_dir, folder, file) = folder_of(&with(latent(), &[("first_k_dense_replace", json!(4))]));
+    let (_dir, folder, file) = folder_of(&with(latent(), json!({ "first_k_dense_replace": 4 })));
     let without: Vec<(&str, Option<Gguf>)> = [
         "expert_count",
         "expert_used_count",
@@ -362,7 +346,7 @@ fn hostile_headers_of_gemma4_are_named_by_key() {
     }
     // Layers 1 and 3 are full and have keys of their own.
     let (_other, unshared, _) =
-        folder_of(&with(gemma4(false), &[("num_kv_shared_layers", json!(1))]));
+        folder_of(&with(gemma4(false), json!({ "num_kv_shared_layers": 1 })));
     for (folder, missing, told) in [
         (&folder, "rope_freqs.weight", "`rope_freqs.weight` of full layers is missing"),
         (&unshared, "blk.1.attn_v.weight", "some full layers have no `attn_v`, others do"),

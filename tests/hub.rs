@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
 
 use crate::support::hub::{COMMIT, Hub, Log, at_hub};
+use crate::support::processes::wait_until;
 use crate::support::{self, longdraft, stderr, stdout};
 use serde_json::json;
 
@@ -353,9 +353,7 @@ fn a_content_that_another_process_fetches_is_waited_for() {
     let (endpoint, log) = Hub::of_text("abc").serve();
     let mut child = user.inspect_command("hf://some-org/text", &endpoint).spawn().expect("starts");
     // The other process ends with the content in its place.
-    while lines(&log).len() < 2 {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("two requests", || lines(&log).len() >= 2);
     std::fs::write(user.cache("blobs/tag-train.jsonl"), "{\"text\": \"d\"}\n").expect("content");
     drop(held);
     assert!(child.wait().expect("ends").success());

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::support::files::read_json;
 use crate::support::{Workshop, fail, last_json, run, stderr, succeed};
 
 const BLOCKS: [&str; 6] = [
@@ -35,9 +36,7 @@ fn trained() -> (Workshop, String) {
 
 fn network(shop: &Workshop, run: &str) -> Value {
     succeed(&["extract", &shop.path(run)]);
-    let file = shop.path(&format!("{run}/draft/config.json"));
-    let text = std::fs::read_to_string(file).expect("config");
-    serde_json::from_str(&text).expect("JSON")
+    read_json(shop.path(&format!("{run}/draft/config.json")))
 }
 
 fn planned(config: &str, more: &[&str]) -> Value {

@@ -1,41 +1,20 @@
 //! The life of a run: readers that go away, signals, saving, a later end, folders that are lost.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
 
+use crate::support::files::{json_so_far, lines_so_far, read_json};
+use crate::support::processes::{killed_when, signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed};
 use serde_json::Value;
-
-/// Long enough for a loaded machine: only a hang takes longer.
-const PATIENCE: Duration = Duration::from_mins(3);
 
 /// A run of some hundred steps.
 const LONG: &str = "train.epochs=12";
 
-fn lines(path: &str) -> usize {
-    std::fs::read_to_string(path).unwrap_or_default().lines().count()
-}
-
-/// Waits until it holds.
-fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < PATIENCE, "{what}: not yet");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn signal(child: &Child, name: &str) {
-    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
-    assert!(sent.expect("kill").success());
-}
-
 /// Nothing while one checkpoint takes the place of another.
 fn last_state(run: &str) -> Value {
-    let text = std::fs::read_to_string(format!("{run}/checkpoints/last/state.json"));
-    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+    json_so_far(format!("{run}/checkpoints/last/state.json"))
 }
 
 /// Whether this process, and those that it starts, do not notice when their terminal goes.
@@ -109,11 +88,7 @@ fn what_only_prints_ends_quietly_with_its_reader() {
         ["generate", "--target", &target, "--no-draft", "--prompt", "a", "--max-tokens", "400"];
     let show = ["config", "show", &config];
     for arguments in [&["config", "schema"][..], &show, &inspect, &generate] {
-        let mut child = longdraft(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+        let mut child = start_kept(&mut longdraft(arguments));
         // Nobody reads from here on.
         drop(child.stdout.take());
         let mut said = String::new();
@@ -137,12 +112,8 @@ fn signals_save_and_end_with_their_own_exit_code() {
         let stopped = shop.path(name);
         let (output, config) = (format!("output={stopped}"), shop.config());
         let train = ["train", &config, &output, LONG, "--json"];
-        let child = longdraft(&train)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        wait_until("steps", || lines(&format!("{stopped}/metrics.jsonl")) >= 5);
+        let child = start_kept(&mut longdraft(&train));
+        wait_until("steps", || lines_so_far(format!("{stopped}/metrics.jsonl")) >= 5);
         signal(&child, name);
         let ended = child.wait_with_output().expect("wait");
         assert_eq!(ended.status.code(), Some(code), "{name}: {}", stderr(&ended));
@@ -160,14 +131,10 @@ fn signals_save_and_end_with_their_own_exit_code() {
 fn a_run_under_nohup_goes_on_when_its_terminal_goes() {
     let shop = Workshop::new();
     let output = shop.path("run");
-    let child = Command::new("nohup")
-        .arg(env!("CARGO_BIN_EXE_longdraft"))
-        .args(["train", &shop.config(), LONG, "--threads", "1"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("nohup");
-    wait_until("steps", || lines(&format!("{output}/metrics.jsonl")) >= 3);
+    let mut nohup = Command::new("nohup");
+    nohup.arg(env!("CARGO_BIN_EXE_longdraft"));
+    let child = start_kept(nohup.args(["train", &shop.config(), LONG, "--threads", "1"]));
+    wait_until("steps", || lines_so_far(format!("{output}/metrics.jsonl")) >= 3);
     signal(&child, "-HUP");
     let ended = child.wait_with_output().expect("wait");
     assert_eq!(ended.status.code(), Some(0));
@@ -208,19 +175,15 @@ fn every_command_that_works_for_long_tells_its_signal() {
     for (arguments, sign) in cases {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| argument.replace("ROWS", &many)).collect();
-        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut arguments = borrowed(&arguments);
         arguments.push("--json");
-        let mut child = longdraft(&arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
+        let mut child = start_kept(&mut longdraft(&arguments));
         let mut errors = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut said = String::new();
         if sign.is_empty() {
             wait_until("work", || {
                 let claims = std::fs::read_dir(shop.path("store/claims"));
-                claims.is_ok_and(|mut claims| claims.next().is_some()) || lines(&answers) > 0
+                claims.is_ok_and(|mut claims| claims.next().is_some()) || lines_so_far(&answers) > 0
             });
         } else {
             while !said.contains(sign) {
@@ -236,7 +199,7 @@ fn every_command_that_works_for_long_tells_its_signal() {
         let _ = std::fs::remove_dir_all(shop.path("store"));
     }
     assert!(std::path::Path::new(&measured).join("decode-unfinished.json").is_file());
-    assert!(lines(&answers) < 300);
+    assert!(lines_so_far(&answers) < 300);
 }
 
 #[test]
@@ -274,17 +237,12 @@ fn a_run_is_extended_on_demand_and_says_what_becomes_of_its_schedule() {
         arguments.extend(extra.iter().map(ToString::to_string));
         arguments
     };
-    let words = |arguments: &[String]| -> Vec<String> { arguments.to_vec() };
     let ok = |arguments: Vec<String>| {
-        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let ended = run(&words);
-        assert!(ended.status.success(), "{words:?}: {}", stderr(&ended));
+        let ended = run(&borrowed(&arguments));
+        assert!(ended.status.success(), "{arguments:?}: {}", stderr(&ended));
         stderr(&ended)
     };
-    let refused = |arguments: Vec<String>| {
-        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        fail(&words, 1)
-    };
+    let refused = |arguments: Vec<String>| fail(&borrowed(&arguments), 1);
     // With a constant rate nothing tells an extended run from one that was as long from the start.
     ok(train("short", "constant", 8, &[]));
     let text = refused(train("short", "constant", 12, &[]));
@@ -305,26 +263,17 @@ fn a_run_is_extended_on_demand_and_says_what_becomes_of_its_schedule() {
     assert!(refused(other).contains("train.seed was 0, now 3"));
     // A cosine falls to the later end; a kill on the way changes nothing.
     let rates = |name: &str| -> Vec<f64> {
-        let text = std::fs::read_to_string(shop.path(&format!("{name}/metrics.jsonl")));
-        let records = text.expect("metrics");
-        let records = records.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        records.filter_map(|record: Value| record["learning_rate"].as_f64()).collect()
+        let records = metrics(&shop.path(name)).into_iter();
+        records.filter_map(|record| record["learning_rate"].as_f64()).collect()
     };
     for name in ["whole", "killed"] {
         ok(train(name, "warmup_cosine", 40, &[]));
     }
     ok(train("whole", "warmup_cosine", 120, &["--extend"]));
-    let words = words(&train("killed", "warmup_cosine", 120, &["--extend"]));
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let mut child = longdraft(&words)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts");
+    let extended = train("killed", "warmup_cosine", 120, &["--extend"]);
     let killed = shop.path("killed");
-    wait_until("steps", || last_state(&killed)["step"].as_u64() > Some(48));
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+    let begins = || last_state(&killed)["step"].as_u64() > Some(48);
+    killed_when(&mut longdraft(&borrowed(&extended)), "steps", begins);
     // From here on the length is that of the run.
     ok(train("killed", "warmup_cosine", 120, &[]));
     assert_eq!(rates("whole"), rates("killed"));
@@ -453,9 +402,7 @@ fn a_best_checkpoint_that_is_lost_is_chosen_anew() {
     let ended = run(&words);
     assert!(ended.status.success(), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("the best draft is chosen anew"), "{}", stderr(&ended));
-    let text = std::fs::read_to_string(best.join("state.json")).expect("best");
-    let state: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(state["step"], 6);
+    assert_eq!(read_json(best.join("state.json"))["step"], 6);
 }
 
 #[test]
@@ -506,12 +453,8 @@ fn a_run_directory_that_is_lost_ends_the_run() {
     let shop = Workshop::new();
     for (name, lose) in [("deleted", true), ("unlinked", false)] {
         let output = shop.path(name);
-        let child = longdraft(&["train", &shop.config(), &format!("output={output}"), LONG])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        wait_until("steps", || lines(&format!("{output}/metrics.jsonl")) >= 3);
+        let child = start_kept(&mut longdraft(&["train", &shop.config(), &format!("output={output}"), LONG]));
+        wait_until("steps", || lines_so_far(format!("{output}/metrics.jsonl")) >= 3);
         // A file that is written at the same moment may bring its folder back.
         wait_until("removal", || {
             let removed = if lose {

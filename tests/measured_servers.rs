@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::files::{demonstration, read_json};
 use crate::support::{last_json, longdraft, serving, stderr, stdout};
 
 const KEY: &str = "s3cret-key";
@@ -369,8 +370,7 @@ fn a_second_server_gives_a_speed_up_and_equal_answers_or_not() {
         assert_eq!(cell["categories"].as_array().map(Vec::len), Some(2));
         let text = stdout(&ended);
         assert!(text.contains(&format!("answers equal: {equal} of 4")), "{text}");
-        let kept = std::fs::read_to_string(Path::new(&output).join("decode-server.json"));
-        let kept: Value = serde_json::from_str(&kept.expect("a file")).expect("JSON");
+        let kept = read_json(Path::new(&output).join("decode-server.json"));
         assert_eq!(kept["cells"], told["cells"]);
         let seen = plain.seen.lock().expect("seen");
         let (path, asked) = seen.requests.last().expect("a request");
@@ -467,11 +467,6 @@ impl Drop for Own {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn demonstration() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("../../assets/target/demonstration.gguf").display().to_string()
 }
 
 #[test]

@@ -1,37 +1,25 @@
 //! Targets with mixtures of experts: from every kind of file, wrong ones, trained on and decoded.
 
-use std::collections::{BTreeMap, HashMap};
-use std::io::Cursor;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::Path;
 
-use crate::support::runs::trained_alike_from_a_store;
+use crate::support::files::change_tensors;
+use crate::support::gguf::{file_of, interleaved, name_of};
+use crate::support::runs::{decodes_as_plain, trained_alike_from_a_store};
 use crate::support::{
-    Workshop, fail, random_tensors, relative_error, succeed, tiny_mixture, write_target,
+    Workshop, complaint, loaded, logits, random_tensors, relative_error, tiny_mixture, with,
+    write_target,
 };
-use candle_core::quantized::gguf_file::{Value as Gguf, write};
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::Value as Gguf;
 use candle_core::{DType, Tensor};
 use longdraft_decode::decoder::{DecodeOptions, SpeculativeDecoder};
 use longdraft_decode::drafter::{Drafter, LookupDrafter};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
-use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 const FAMILIES: [&str; 3] = ["mixtral", "qwen2_moe", "qwen3_moe"];
-
-fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
-    let target = Target::open_path(path, options).expect("target");
-    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
-    let features = target
-        .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
-        .expect("forward");
-    let ends = target.hold_ends().expect("ends");
-    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
-    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
-}
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
@@ -58,29 +46,7 @@ fn sixteen_bit_weights_stay_close() {
 
 /// GGUF name of a tensor, and the place of an expert's in its stack.
 fn stored_name(name: &str) -> (String, Option<usize>) {
-    let plain = [
-        ("model.embed_tokens", "token_embd"),
-        ("model.norm", "output_norm"),
-        ("model.layers.", "blk."),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("self_attn.q_norm", "attn_q_norm"),
-        ("self_attn.k_norm", "attn_k_norm"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("input_layernorm", "attn_norm"),
-        ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
-        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-        ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-        ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-        ("block_sparse_moe.gate", "ffn_gate_inp"),
-        ("mlp.gate.", "ffn_gate_inp."),
-    ];
-    let name = plain.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to));
+    let name = name_of(name);
     for module in ["mlp.experts.", "block_sparse_moe.experts."] {
         if let Some((layer, rest)) = name.split_once(module) {
             let (expert, matrix) = rest.split_once('.').expect("an expert's matrix");
@@ -95,18 +61,6 @@ fn stored_name(name: &str) -> (String, Option<usize>) {
     (name, None)
 }
 
-/// Rows of `attn_q` and `attn_k` in the order of files of architecture `llama`.
-fn interleaved(tensor: &Tensor, head_dim: usize) -> Tensor {
-    let rows = tensor.dim(0).expect("matrix");
-    let place = |row: usize| {
-        let (head, within) = (row / head_dim, row % head_dim);
-        (head * head_dim + within % 2 * (head_dim / 2) + within / 2) as u32
-    };
-    let order: Vec<u32> = (0..rows).map(place).collect();
-    let order = Tensor::new(order.as_slice(), tensor.device()).expect("indices");
-    tensor.index_select(&order, 0).expect("rows")
-}
-
 /// The family's tiny target as GGUF, `edit`ed; matrices of whole blocks quantised.
 fn gguf(
     family: &str,
@@ -114,11 +68,9 @@ fn gguf(
     dtype: GgmlDType,
     edit: impl FnOnce(&mut BTreeMap<String, Tensor>),
 ) -> Vec<u8> {
-    let source = random_tensors(config);
     let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
     let mut stacks: BTreeMap<String, BTreeMap<usize, Tensor>> = BTreeMap::new();
-    for name in source.names() {
-        let mut tensor = source.load(&name, DType::F32).expect("tensor");
+    for (name, mut tensor) in loaded(&random_tensors(config), DType::F32) {
         if family == "mixtral" && (name.contains("q_proj") || name.contains("k_proj")) {
             tensor = interleaved(&tensor, 8);
         }
@@ -142,16 +94,6 @@ fn gguf(
         tensors.insert(name, Tensor::stack(&stack, 0).expect("stack"));
     }
     edit(&mut tensors);
-    let quantised: Vec<(String, QTensor)> = tensors
-        .into_iter()
-        .map(|(name, tensor)| {
-            let width = tensor.dims().last().copied().unwrap_or(1);
-            let matrix = tensor.rank() > 1 && !name.contains("gate_inp");
-            let whole = matrix && width.is_multiple_of(dtype.block_size());
-            let dtype = if whole { dtype } else { GgmlDType::F32 };
-            (name, QTensor::quantize(&tensor, dtype).expect("quantised"))
-        })
-        .collect();
     let architecture = match family {
         "mixtral" => "llama".to_owned(),
         other => other.replace('_', ""),
@@ -179,11 +121,7 @@ fn gguf(
     for (key, value) in [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 1e4)] {
         metadata.push((format!("{architecture}.{key}"), Gguf::F32(value)));
     }
-    let metadata: Vec<(&str, &Gguf)> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
-    let tensors: Vec<(&str, &QTensor)> = quantised.iter().map(|(n, t)| (n.as_str(), t)).collect();
-    let mut file = Cursor::new(Vec::new());
-    write(&mut file, &metadata, &tensors).expect("GGUF");
-    file.into_inner()
+    file_of(&metadata, &tensors.into_iter().collect::<Vec<_>>(), dtype)
 }
 
 #[test]
@@ -213,13 +151,11 @@ fn gguf_and_folder_of_the_same_weights_agree() {
 
 /// A mixture whose rows are whole blocks of 256 values.
 fn wide_mixture(family: &str, experts_of_a_token: usize) -> Value {
-    let mut config = tiny_mixture(family);
-    let sizes = ["hidden_size", "intermediate_size", "moe_intermediate_size"];
-    for key in sizes.into_iter().chain(["shared_expert_intermediate_size"]) {
-        config[key] = json!(256);
-    }
-    config["num_experts_per_tok"] = json!(experts_of_a_token);
-    config
+    let sizes = json!({
+        "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256, "num_experts_per_tok": experts_of_a_token
+    });
+    with(tiny_mixture(family), sizes)
 }
 
 /// Matrices as small as trained ones: attention that looks at single tokens would make much of little.
@@ -295,11 +231,6 @@ fn experts_of_large_blocks_decode_as_their_values_do() {
     }
 }
 
-/// What `generate` says of a target, without a panic and with exit 1.
-fn complaint(path: &Path) -> String {
-    fail(&["generate", "--target", &path.display().to_string(), "--no-draft", "--prompt", "a"], 1)
-}
-
 #[test]
 fn stacks_of_another_number_of_experts_are_named() {
     let dir = tempfile::tempdir().expect("tempdir");
@@ -337,23 +268,13 @@ fn missing_and_misshapen_experts_are_named_at_once() {
         let folder = dir.path().join(family);
         let mut config = tiny_mixture(family);
         write_target(&folder, &config);
-        let path = folder.join("model.safetensors");
-        let source = SafetensorsSource::open_file(&path).expect("weights");
         let dropped = [
             format!("model.layers.1.{module}.experts.3.{down}.weight"),
             format!("model.layers.2.{module}.gate.weight"),
         ];
-        let tensors: Vec<_> = source
-            .names()
-            .into_iter()
-            .filter(|name| !dropped.contains(name))
-            .map(|name| {
-                let tensor = source.load(&name, DType::F32).expect("tensor");
-                (name, tensor)
-            })
-            .collect();
-        drop(source);
-        save(&path, &tensors, HashMap::new()).expect("save");
+        change_tensors(folder.join("model.safetensors"), |tensors| {
+            tensors.retain(|(name, _)| !dropped.contains(name));
+        });
         let text = complaint(&folder);
         for name in &dropped {
             assert!(text.contains(name.as_str()), "{name} not in {text}");
@@ -404,13 +325,6 @@ fn drafts_train_and_decode_on_a_mixture_like_on_any_target() {
         write_target(&shop.target, &tiny_mixture(family));
         let options = [options, &["data.anchor.redraw=false"]].concat();
         let drafted = trained_alike_from_a_store(&shop, &options);
-        let target = shop.target();
-        let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
-        let say = |more: &[&str]| {
-            succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
-        };
-        let plain = say(&["--no-draft"]);
-        assert_eq!(plain, say(&["--draft", &drafted]), "{family}");
-        assert_eq!(plain, say(&["--draft", &drafted, "--tree", "static:3,4"]), "{family}");
+        decodes_as_plain(&shop, &drafted, family);
     }
 }

@@ -7,24 +7,19 @@ use candle_core::quantized::gguf_file::Value as Gguf;
 use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
 use serde_json::{Value, json};
 
-use crate::families::{gguf_keys, latent, recurrent, write_gguf};
+use crate::families::{latent, recurrent};
+use crate::support::gguf::{gguf_keys, write_gguf};
 use crate::support::{
-    add_block, change_gguf, fail, last_json, succeed, tiny_mixture, write_target,
+    add_block, change_gguf, fail, last_json, succeed, tiny_mixture, with, write_target,
 };
 
 /// A tiny GLM-4.5.
 fn glm() -> Value {
-    let mut config = tiny_mixture("glm4_moe");
-    for (key, value) in [
-        ("n_routed_experts", json!(4)),
-        ("n_group", json!(2)),
-        ("topk_group", json!(1)),
-        ("first_k_dense_replace", json!(1)),
-        ("use_qk_norm", json!(true)),
-    ] {
-        config[key] = value;
-    }
-    config
+    let layers = json!({
+        "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+        "use_qk_norm": true
+    });
+    with(tiny_mixture("glm4_moe"), layers)
 }
 
 fn generate(target: &str, extra: &[&str]) -> Value {

@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use candle_core::Tensor;
 use longdraft_parallel::World;
 
+use crate::support::files::change_tensors;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target_model::{Target, TargetOptions};
-use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer, Reader};
 use serde_json::Value;
@@ -27,16 +26,10 @@ const GLIDE: [&str; 1] = ["teacher.top_k=8"];
 
 /// Changes the tensors of the target's file, or takes them out of it.
 fn rewrite(target: &Path, change: impl Fn(&str, Tensor) -> Option<Tensor>) {
-    let path = target.join("model.safetensors");
-    let source = SafetensorsSource::open_file(&path).expect("weights");
-    let changed = |name: String| {
-        let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
-        let tensor = change(&name, tensor)?;
-        Some((name, tensor))
-    };
-    let tensors: Vec<_> = source.names().into_iter().filter_map(changed).collect();
-    drop(source);
-    save(&path, &tensors, std::collections::HashMap::new()).expect("save");
+    change_tensors(target.join("model.safetensors"), |tensors| {
+        let all = std::mem::take(tensors).into_iter();
+        tensors.extend(all.filter_map(|(name, tensor)| Some((name.clone(), change(&name, tensor)?))));
+    });
 }
 
 /// Takes the decoder layers out of the target's file.

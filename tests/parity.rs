@@ -1,48 +1,59 @@
 //! Reference cases through the binary.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::Value;
 
+use crate::support::files::{change_json, change_tensors, copy_files};
 use crate::support::{self, fail, last_json, run, shared, stdout, succeed};
 
 /// Cases in the folder of the repository.
 const SHIPPED: usize = 14;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 fn cases() -> PathBuf {
-    root().join("tests/cases")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases")
 }
 
 /// A copy of a case that a test may break.
 fn copy_case(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
-    for entry in std::fs::read_dir(cases().join(name)).expect("case") {
-        let path = entry.expect("entry").path();
-        std::fs::copy(&path, folder.path().join(path.file_name().expect("name"))).expect("copy");
-    }
+    copy_files(cases().join(name), folder.path());
     folder
 }
 
-fn edit_meta(folder: &Path, edit: impl Fn(&mut Value)) {
-    let path = folder.join("meta.json");
-    let text = std::fs::read_to_string(&path).expect("meta");
-    let mut meta: Value = serde_json::from_str(&text).expect("JSON");
-    edit(&mut meta);
-    std::fs::write(path, meta.to_string()).expect("write");
+fn edit_meta(folder: &Path, edit: impl FnOnce(&mut Value)) {
+    change_json(folder.join("meta.json"), edit);
+}
+
+/// Lines of JSON.
+fn parsed(out: &str) -> Vec<Value> {
+    out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+/// What is reported of a case, with the exit code of the program.
+#[track_caller]
+fn reported(case: &Path, code: i32) -> Value {
+    let output = run(&["parity", &case.display().to_string(), "--json"]);
+    assert_eq!(output.status.code(), Some(code), "{}: {}", case.display(), stdout(&output));
+    parsed(&stdout(&output)).into_iter().next().unwrap_or_default()
+}
+
+/// All cases of a folder pass: so many at least.
+#[track_caller]
+fn all_pass(folder: &Path, least: u64, more: &[&str]) -> String {
+    let folder = folder.display().to_string();
+    let out = succeed(&[&["parity", &folder, "--json"], more].concat());
+    let summary = last_json(&out);
+    assert_eq!(summary["pass"], true, "{out}");
+    assert!(summary["cases"].as_u64() >= Some(least) && summary["passed"] == summary["cases"]);
+    out
 }
 
 #[test]
 fn shipped_cases_pass_with_a_line_each_and_a_summary() {
-    let out = succeed(&["parity", &cases().display().to_string(), "--json"]);
-    let lines: Vec<Value> = out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let lines = parsed(&succeed(&["parity", &cases().display().to_string(), "--json"]));
     let (summary, lines) = lines.split_last().expect("lines");
     assert_eq!(*summary, serde_json::json!({"cases": SHIPPED, "passed": SHIPPED, "pass": true}));
     assert_eq!(lines.len(), SHIPPED);
@@ -94,9 +105,7 @@ fn a_wrong_expectation_fails_the_case() {
     ] {
         let case = copy_case("packed_agree");
         edit_meta(case.path(), edit);
-        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-        assert_eq!(output.status.code(), Some(1));
-        assert_eq!(last_json(&stdout(&output))["pass"], false);
+        assert_eq!(reported(case.path(), 1)["pass"], false);
     }
 }
 
@@ -114,8 +123,7 @@ fn rates_are_the_targets_own_where_the_loss_is_of_labels_alone() {
         let case = copy_case("packed_agree");
         edit_meta(case.path(), |meta| as_labels(meta, soft_targets.clone()));
         let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-        let report: Value =
-            serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+        let report = parsed(&stdout(&output)).swap_remove(0);
         let of_rates = |check: &&Value| {
             let name = check["name"].as_str().expect("name");
             name == "step 1 loss"
@@ -142,9 +150,7 @@ fn a_wrong_expectation_fails_an_eagle3_case() {
     ] {
         let case = copy_case("eagle3_lk_lambda");
         edit_meta(case.path(), edit);
-        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-        assert_eq!(output.status.code(), Some(1));
-        assert_eq!(last_json(&stdout(&output))["pass"], false);
+        assert_eq!(reported(case.path(), 1)["pass"], false);
     }
 }
 
@@ -194,13 +200,7 @@ fn unknown_and_broken_cases_are_exit_2_or_1_without_a_panic() {
 fn a_case_that_cannot_be_computed_fails_beside_others_that_still_run() {
     let folder = tempfile::tempdir().expect("tempdir");
     for name in ["packed_agree", "eagle3_lk_lambda", "qwen2_short"] {
-        let case = copy_case(name);
-        let to = folder.path().join(name);
-        std::fs::create_dir(&to).expect("a folder");
-        for entry in std::fs::read_dir(case.path()).expect("case") {
-            let path = entry.expect("entry").path();
-            std::fs::copy(&path, to.join(path.file_name().expect("name"))).expect("copy");
-        }
+        copy_files(cases().join(name), folder.path().join(name));
     }
     edit_meta(&folder.path().join("eagle3_lk_lambda"), |meta| meta["kind"] = "riddle".into());
     let weights = folder.path().join("packed_agree/weights.safetensors");
@@ -209,7 +209,7 @@ fn a_case_that_cannot_be_computed_fails_beside_others_that_still_run() {
     let output = run(&["parity", &path, "--json"]);
     assert_eq!(output.status.code(), Some(1));
     let out = stdout(&output);
-    let lines: Vec<Value> = out.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+    let lines = parsed(&out);
     assert_eq!(lines.len(), 4, "{out}");
     assert_eq!(
         (&lines[0]["case"], &lines[0]["error"]["code"]),
@@ -235,7 +235,7 @@ fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
     );
     // Blocks are multiplied as integers whatever the precision is.
     let errors = |out: &str| -> Vec<f64> {
-        let cases = out.lines().map(|l| serde_json::from_str::<Value>(l).expect("JSON"));
+        let cases = parsed(out).into_iter();
         let rounded = cases.filter(|case| case["kind"].is_string() && case["kind"] != "quants");
         let of = |case: Value| {
             let checks = case["checks"].as_array().cloned().unwrap_or_default();
@@ -268,12 +268,9 @@ fn a_wrong_or_senseless_case_of_blocks_is_told() {
     let Some(folder) = shared("golden/block/dflash2-over-base-weights") else { return };
     let expect = |code: i32, edit: &dyn Fn(&mut Value)| {
         let case = tempfile::tempdir().expect("tempdir");
-        for name in ["meta.json", "case.safetensors"] {
-            std::fs::copy(folder.join(name), case.path().join(name)).expect("copy");
-        }
+        copy_files(&folder, case.path());
         edit_meta(case.path(), edit);
-        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-        assert_eq!(output.status.code(), Some(code), "{}", stdout(&output));
+        reported(case.path(), code);
     };
     expect(0, &|_| {});
     expect(1, &|meta| meta["loss"] = 9.0.into());
@@ -300,14 +297,13 @@ fn blocks_with(
     edit: impl Fn(&mut BTreeMap<String, Tensor>) -> candle_core::Result<()>,
 ) -> Option<tempfile::TempDir> {
     let folder = shared("golden/block/dflash2-over-hit-weights")?;
-    let source = SafetensorsSource::open_file(&folder.join("case.safetensors")).expect("case");
-    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
-    let mut tensors: BTreeMap<String, Tensor> = source.names().into_iter().map(stored).collect();
-    edit(&mut tensors).expect("edit");
     let case = tempfile::tempdir().expect("tempdir");
-    std::fs::copy(folder.join("meta.json"), case.path().join("meta.json")).expect("copy");
-    let tensors: Vec<_> = tensors.into_iter().collect();
-    save(&case.path().join("case.safetensors"), &tensors, HashMap::new()).expect("write");
+    copy_files(folder, case.path());
+    change_tensors(case.path().join("case.safetensors"), |tensors| {
+        let mut named: BTreeMap<String, Tensor> = tensors.drain(..).collect();
+        edit(&mut named).expect("edit");
+        tensors.extend(named);
+    });
     Some(case)
 }
 
@@ -351,19 +347,12 @@ fn candidates_of_other_blocks_and_features_of_other_rows_are_malformed() {
         (&["in.features"], 1, 5, "anchors and features are of different rows"),
     ] {
         let case = copy_case("block_dflash2");
-        let path = case.path().join("case.safetensors");
-        let source = SafetensorsSource::open_file(&path).expect("case");
-        let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
-        let tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
-        drop(source);
-        let fewer = tensors.into_iter().map(|(name, tensor)| {
-            if !cut.contains(&name.as_str()) {
-                return (name, tensor);
+        change_tensors(case.path().join("case.safetensors"), |tensors| {
+            for (_, all) in tensors.iter_mut().filter(|(name, _)| cut.contains(&name.as_str())) {
+                let part = all.narrow(dimension, 0, rest).and_then(|part| part.contiguous());
+                *all = part.expect("a part");
             }
-            let tensor = tensor.narrow(dimension, 0, rest).and_then(|t| t.contiguous());
-            (name, tensor.expect("a part"))
         });
-        save(&path, &fewer.collect::<Vec<_>>(), HashMap::new()).expect("write");
         let text = fail(&["parity", &case.path().display().to_string()], 2);
         assert!(text.contains(told), "{text}");
     }
@@ -385,8 +374,7 @@ fn a_block_case_of_another_window_causality_or_bias_fails() {
     ] {
         let case = copy_case(name);
         edit_meta(case.path(), |meta| meta[key] = value.clone());
-        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-        assert_eq!(output.status.code(), Some(code), "{name} {key}: {}", stdout(&output));
+        reported(case.path(), code);
     }
 }
 
@@ -486,11 +474,8 @@ fn a_chain_whose_rank_nobody_says_has_none_and_is_a_chain() {
             meta["markov_rank"] = rank.clone();
             meta["markov_head_type"] = Value::Null;
         });
-        let output = run(&["parity", &case.path().display().to_string(), "--json"]);
         // The file's loss is that of another head.
-        assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-        let report: Value =
-            serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+        let report = reported(case.path(), 1);
         let checks = report["checks"].as_array().expect("checks");
         let has = |name: &str| checks.iter().any(|check| check["name"] == name);
         assert!(has("gradient confidence_head.proj.bias"), "it ran as a draft without heads");
@@ -508,11 +493,8 @@ fn a_selector_without_a_hit_has_gradients_of_zeros() {
         Ok(())
     });
     let Some(case) = case else { return };
-    let output = run(&["parity", &case.path().display().to_string(), "--json"]);
     // The loss of the file is another one.
-    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    let report: Value =
-        serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+    let report = reported(case.path(), 1);
     let of_selector = |check: &&Value| {
         check["name"].as_str().is_some_and(|name| name.contains("gradient candidate_selector"))
     };
@@ -527,21 +509,10 @@ fn a_selector_without_a_hit_has_gradients_of_zeros() {
 
 #[test]
 fn every_development_case_passes_where_they_are_at_hand() {
-    if let Some(cases) = shared("golden/glide") {
-        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
-        assert!(last_json(&out)["cases"].as_u64() >= Some(4));
-    }
-    if let Some(cases) = shared("golden/eagle3") {
-        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
-        assert!(last_json(&out)["cases"].as_u64() >= Some(3));
-    }
-    if let Some(cases) = shared("golden/block") {
-        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
-        assert!(last_json(&out)["cases"].as_u64() >= Some(11));
-    }
-    if let Some(cases) = shared("golden/pretrain") {
-        let out = succeed(&["parity", &cases.display().to_string(), "--json"]);
-        assert!(last_json(&out)["cases"].as_u64() >= Some(3));
+    for (kind, least) in [("glide", 4), ("eagle3", 3), ("block", 11), ("pretrain", 3)] {
+        if let Some(cases) = shared(&format!("golden/{kind}")) {
+            all_pass(&cases, least, &[]);
+        }
     }
     if let (Some(case), Some(target)) = (shared("golden/stories260K"), shared("models/stories260K"))
     {
@@ -603,10 +574,7 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
     for family in FAMILIES {
         let Some(folder) = shared(&format!("golden/targets/{family}")) else { return };
         for ops in ["fused", "composed"] {
-            let folder = folder.display().to_string();
-            let out = succeed(&["parity", &folder, "--ops", ops, "--json"]);
-            let case: Value =
-                serde_json::from_str(out.lines().next().expect("a line")).expect("JSON");
+            let case = parsed(&all_pass(&folder, 1, &["--ops", ops])).swap_remove(0);
             let checks = case["checks"].as_array().expect("checks");
             let count = |part: &str| {
                 let named =
@@ -643,34 +611,23 @@ fn a_case_of_another_window_scale_or_cap_fails() {
         ("gemma3", "rope_scaling", Value::Null),
     ] {
         let folder = copy_case_with_target(case);
-        let path = folder.path().join("target/config.json");
-        let text = std::fs::read_to_string(&path).expect("config");
-        let mut config: Value = serde_json::from_str(&text).expect("JSON");
-        config[key] = value;
-        std::fs::write(&path, config.to_string()).expect("write");
-        let output = run(&["parity", &folder.path().display().to_string(), "--json"]);
-        assert_eq!(output.status.code(), Some(1), "{case} {key}");
+        change_json(folder.path().join("target/config.json"), |config| config[key] = value);
+        reported(folder.path(), 1);
     }
 }
 
 /// A copy of a forward case and of its weights.
 fn copy_case_with_target(name: &str) -> tempfile::TempDir {
-    let (from, to) = (cases().join(name), tempfile::tempdir().expect("tempdir"));
-    std::fs::create_dir(to.path().join("target")).expect("a folder");
-    let files = ["meta.json", "prompts.json", "tensors.safetensors"];
-    for file in files.iter().chain(&["target/config.json", "target/model.safetensors"]) {
-        std::fs::copy(from.join(file), to.path().join(file)).expect("copy");
-    }
-    to
+    let case = copy_case(name);
+    copy_files(cases().join(name).join("target"), case.path().join("target"));
+    case
 }
 
 #[test]
 fn golden_cases_pass_in_bf16() {
     for kind in ["glide", "eagle3"] {
         let Some(folder) = shared(&format!("golden/{kind}")) else { return };
-        let folder = folder.display().to_string();
-        let out = succeed(&["parity", &folder, "--precision", "bf16", "--json"]);
-        assert!(last_json(&out)["cases"].as_u64() >= Some(3), "{kind}");
+        all_pass(&folder, 3, &["--precision", "bf16"]);
     }
 }
 
@@ -690,11 +647,8 @@ fn composed_ops_pass_the_shipped_cases_too() {
 fn blocks_of_every_type_have_the_values_of_the_case_and_others_fail() {
     let case = copy_case("quants");
     let folder = case.path().display().to_string();
-    let report = |out: &str| -> Value {
-        serde_json::from_str(out.lines().next().expect("a line")).expect("JSON")
-    };
-    let checks = report(&succeed(&["parity", &folder, "--json"]))["checks"].clone();
-    let checks = checks.as_array().expect("checks");
+    let report = reported(case.path(), 0);
+    let checks = report["checks"].as_array().expect("checks");
     for name in ["Q2_K values", "MXFP4 values in memory", "Q4_K product 1", "IQ4_XS product 0"] {
         let check = checks.iter().find(|check| check["name"] == name).expect(name);
         assert_eq!(check["pass"], true, "{check}");
@@ -702,9 +656,7 @@ fn blocks_of_every_type_have_the_values_of_the_case_and_others_fail() {
     // Products with other activations than those of the case.
     let types = serde_json::json!({ "Q5_K": { "activations": "Q8_0" } });
     edit_meta(case.path(), |meta| meta["types"] = types.clone());
-    let output = run(&["parity", &folder, "--json"]);
-    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
-    let report = report(&stdout(&output));
+    let report = reported(case.path(), 1);
     assert_eq!(report["checks"][0]["pass"], true, "values do not depend on activations");
     assert_eq!(report["pass"], false);
     for (types, says) in [
@@ -721,18 +673,10 @@ fn blocks_of_every_type_have_the_values_of_the_case_and_others_fail() {
 
 #[test]
 fn composed_ops_pass_the_golden_cases() {
-    let golden = root().join("../shared/golden");
-    if !golden.is_dir() {
-        eprintln!("skipped: {} is not there", golden.display());
-        return;
-    }
+    let Some(golden) = shared("golden") else { return };
     // Those of `pretrain` take half a minute of a core; `scripts/gpu-check` runs them.
     for kind in ["glide", "eagle3", "targets/quants"] {
-        let folder = golden.join(kind).display().to_string();
-        let out = succeed(&["parity", &folder, "--ops", "composed", "--json"]);
-        let summary = last_json(&out);
-        assert_eq!(summary["pass"], true, "{kind}: {out}");
-        assert!(summary["cases"].as_u64().is_some_and(|cases| cases > 0), "{kind}");
+        all_pass(&golden.join(kind), 1, &["--ops", "composed"]);
     }
 }
 

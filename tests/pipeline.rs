@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::support::files::{lines_so_far, read_json};
+use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
 use serde_json::Value;
@@ -22,31 +24,15 @@ fn train_extract_generate_and_measure() {
 
     let extracted = last_json(&succeed(&["extract", &shop.path("run"), "--json"]));
     assert_eq!(extracted["tensors"], 16);
-    for file in [
-        "draft_model_weights.safetensors",
-        "draft_model_weights.pth",
-        "config.json",
-        "tokenizer.json",
-    ] {
+    let weights = ["draft_model_weights.safetensors", "draft_model_weights.pth"];
+    for file in weights.into_iter().chain(["config.json", "tokenizer.json"]) {
         assert!(shop.folder.path().join("run/draft").join(file).is_file(), "{file} is missing");
     }
 
     // Folder, safetensors and .pth hold the same draft; none of them changes the text.
-    let generate = |extra: &[&str]| {
-        let target = shop.target();
-        let mut arguments = vec![
-            "generate",
-            "--target",
-            &target,
-            "--prompt",
-            "the cat",
-            "--max-tokens",
-            "40",
-            "--json",
-        ];
-        arguments.extend(extra);
-        last_json(&succeed(&arguments))
-    };
+    let target = shop.target();
+    let words = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "40"];
+    let generate = |extra: &[&str]| last_json(&succeed(&[&words[..], &["--json"], extra].concat()));
     let plain = generate(&["--no-draft"]);
     for draft in ["run/draft", "run/draft/draft_model_weights.pth"] {
         let drafted = generate(&["--draft", &shop.path(draft)]);
@@ -56,19 +42,9 @@ fn train_extract_generate_and_measure() {
 
     let prompts = shop.path("prompts.jsonl");
     std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n").expect("prompts");
-    let measured = last_json(&succeed(&[
-        "eval",
-        "decode",
-        "--target",
-        &shop.target(),
-        "--draft",
-        &shop.path("run/draft"),
-        "--prompts",
-        &prompts,
-        "--max-tokens",
-        "30",
-        "--json",
-    ]));
+    let draft = shop.path("run/draft");
+    let measure = ["eval", "decode", "--target", &target, "--draft", &draft, "--prompts", &prompts];
+    let measured = last_json(&succeed(&[&measure[..], &["--max-tokens", "30", "--json"]].concat()));
     assert_eq!((&measured["prompts"], &measured["equal"]), (&2.into(), &2.into()));
 }
 
@@ -76,8 +52,7 @@ fn train_extract_generate_and_measure() {
 fn a_draft_proposes_what_its_training_text_had_most() {
     let shop = Workshop::new();
     let counts = |run: &str| {
-        let text =
-            std::fs::read_to_string(shop.path(run).as_str().to_owned() + "/draft/token_counts.txt");
+        let text = std::fs::read_to_string(shop.path(run) + "/draft/token_counts.txt");
         let text = text.expect("counts");
         let counts = text.lines().map(|line| line.split_once(' ').expect("id and count").1);
         counts.map(|count| count.parse::<u64>().expect("a count")).sum::<u64>()
@@ -93,25 +68,14 @@ fn a_draft_proposes_what_its_training_text_had_most() {
     assert_eq!(counts("second"), 2 * counts("run"));
 
     let (target, draft) = (shop.target(), shop.path("second/draft"));
-    let generate = |extra: &[&str]| {
-        let shared = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "20"];
-        [&shared[..], extra, &["--json"]]
-            .concat()
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
-    };
+    let words = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "20"];
     let text = |extra: &[&str]| {
-        let arguments = generate(extra);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        last_json(&succeed(&arguments))["text"].clone()
+        last_json(&succeed(&[&words[..], extra, &["--json"]].concat()))["text"].clone()
     };
     let reduced = ["--draft", &draft, "--draft-vocab-size", "12"];
     assert_eq!(text(&reduced), text(&["--no-draft"]));
     std::fs::remove_file(format!("{draft}/token_counts.txt")).expect("the file is there");
-    let arguments = generate(&reduced);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let said = fail(&arguments, 2);
+    let said = fail(&[&words[..], &reduced].concat(), 2);
     assert!(said.contains("no token counts are there") && said.contains("extract"), "{said}");
 }
 
@@ -121,9 +85,7 @@ fn a_draft_proposes_the_tokens_that_it_learned_to_propose() {
     succeed(&["train", &shop.config(), "train.steps=2", "draft.draft_vocab_size=12"]);
     succeed(&["extract", &shop.path("run")]);
     let draft = shop.path("run/draft");
-    let config = std::fs::read_to_string(format!("{draft}/config.json")).expect("configuration");
-    let config: Value = serde_json::from_str(&config).expect("JSON");
-    assert_eq!(config["draft_vocab_size"], 12);
+    assert_eq!(read_json(format!("{draft}/config.json"))["draft_vocab_size"], 12);
     let target = shop.target();
     let words = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "40"];
     let generate = |extra: &[&str]| last_json(&succeed(&[&words[..], extra, &["--json"]].concat()));
@@ -165,24 +127,16 @@ fn an_interrupt_finishes_the_step_saves_and_can_be_resumed() {
     let (whole, stopped) = (shop.path("whole"), shop.path("stopped"));
     let train = |output: &str| {
         longdraft(&["train", &shop.config(), &format!("output={output}"), "train.epochs=30"])
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::null())
-            .spawn()
-            .expect("the binary starts")
     };
-    assert!(train(&whole).wait().expect("wait").success());
-    let child = train(&stopped);
-    let steps = || std::fs::read_to_string(format!("{stopped}/metrics.jsonl")).unwrap_or_default();
-    while steps().lines().count() < 5 {
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let interrupt = ["-INT", &child.id().to_string()];
-    assert!(std::process::Command::new("kill").args(interrupt).status().expect("kill").success());
+    assert!(train(&whole).output().expect("the binary starts").status.success());
+    let child = start_kept(&mut train(&stopped));
+    wait_until("steps", || lines_so_far(format!("{stopped}/metrics.jsonl")) >= 5);
+    signal(&child, "-INT");
     let output = child.wait_with_output().expect("wait");
     assert_eq!(output.status.code(), Some(130));
     let said = support::stdout(&output);
     assert!(said.contains("stopped after step") && !said.contains("done:"), "{said}");
-    assert!(train(&stopped).wait().expect("wait").success());
+    assert!(train(&stopped).output().expect("the binary starts").status.success());
     assert_eq!(draft_bytes(&whole), draft_bytes(&stopped));
 }
 
@@ -212,9 +166,7 @@ fn stored_features_train_exactly_like_the_target_online_in_the_first_epoch() {
         let output = format!("output={}", shop.path(name));
         let features = format!("train.features={features}");
         let config = shop.config();
-        let mut arguments = vec!["train", &config, &output, &features];
-        arguments.extend(common);
-        succeed(&arguments);
+        succeed(&[&["train", &config, &output, &features][..], &common].concat());
         draft_bytes(&shop.path(name))
     };
     assert_eq!(train("online", "online"), train("memory", "memory"));

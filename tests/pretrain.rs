@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::files::lines_so_far;
+use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::{self, fail, last_json, run, stderr, stdout, succeed};
 use serde_json::{Value, json};
 
@@ -27,41 +29,19 @@ impl Shop {
             .collect();
         std::fs::write(path("rows.jsonl"), rows).expect("rows");
         let (rows, data) = (path("rows.jsonl"), path("data"));
-        let out = succeed(&[
-            "data",
-            "tokenizer",
-            &rows,
-            "--vocabulary",
-            "280",
-            "--output",
-            &data,
-            "--json",
-        ]);
+        let tokenizer = ["data", "tokenizer", &rows, "--vocabulary", "280", "--output", &data];
+        let out = succeed(&[&tokenizer[..], &["--json"]].concat());
         assert!(last_json(&out)["vocabulary"].as_u64() <= Some(280));
-        let out = succeed(&[
-            "data",
-            "pack",
-            &rows,
-            "--tokenizer",
-            &data,
-            "--output",
-            &data,
-            "--validation-every",
-            "8",
-            "--byte-counts",
-            "--json",
-        ]);
-        let packed = last_json(&out);
+        let pack = ["data", "pack", &rows, "--tokenizer", &data, "--output", &data];
+        let pack = [&pack[..], &["--validation-every", "8", "--byte-counts", "--json"]].concat();
+        let packed = last_json(&succeed(&pack));
         assert_eq!((&packed["documents"], &packed["shards"]), (&json!(80), &json!(2)));
         // What an earlier call packed is told, and stays: trainings read all of a folder.
         let other = format!("{data}/train_000001.bin");
         std::fs::write(&other, "of an earlier call").expect("written");
-        let again = ["data", "pack", &rows, "--tokenizer", &data, "--output", &data];
-        let told = run(&[&again[..], &["--validation-every", "8", "--byte-counts"]].concat());
-        assert!(
-            told.status.success()
-                && stderr(&told).contains("train_000001.bin is of an earlier call")
-        );
+        let again = run(&pack);
+        let told = stderr(&again);
+        assert!(again.status.success() && told.contains("train_000001.bin is of an earlier call"));
         std::fs::remove_file(&other).expect("it stays");
         let config = path("pretrain.yaml");
         let text = format!(
@@ -103,21 +83,16 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     );
     // The side-cars' counts and the tokenizer's table agree.
     let data = shop.path("data");
-    let score = |model: &str, more: &[&str]| {
-        let bin = format!("{data}/val_000000.bin");
-        let mut arguments = vec!["lm", "score", model, "--data", &bin, "--tokenizer", &data];
-        arguments.extend(["--window", "32", "--json"]);
-        arguments.extend(more);
-        last_json(&succeed(&arguments))
+    let score_of = |model: &str, file: &str, more: &[&str]| {
+        let score = ["lm", "score", model, "--data", file, "--tokenizer", &data];
+        last_json(&succeed(&[&score[..], &["--window", "32", "--json"], more].concat()))
     };
+    let bin = format!("{data}/val_000000.bin");
+    let score = |model: &str, more: &[&str]| score_of(model, &bin, more);
+    let bits = |told: &Value, key: &str| told[key].as_f64().expect("bits per byte");
     let artifact = shop.path("run/model.ldq");
     let with = score(&artifact, &["--plain"]);
-    assert!(
-        (with["bits_per_byte"].as_f64().expect("bpb")
-            - result["artifact_bpb"].as_f64().expect("bpb"))
-        .abs()
-            < 1e-9
-    );
+    assert!((bits(&with, "bits_per_byte") - bits(result, "artifact_bpb")).abs() < 1e-9);
     std::fs::remove_file(format!("{data}/val_000000.bytes.bin")).expect("remove");
     let without = score(&artifact, &["--plain"]);
     assert_eq!(
@@ -125,11 +100,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
         (&without["bytes"], &without["bits_per_byte"])
     );
     let live = score(&shop.path("run"), &["--plain"]);
-    assert!(
-        (live["bits_per_byte"].as_f64().expect("bpb") - result["live_bpb"].as_f64().expect("bpb"))
-            .abs()
-            < 1e-9
-    );
+    assert!((bits(&live, "bits_per_byte") - bits(result, "live_bpb")).abs() < 1e-9);
     for more in [&["--stride", "5"][..], &["--doc-isolated"], &["--stride", "32"]] {
         let sliding = score(&artifact, more);
         assert_eq!(sliding["tokens"], sliding["total_tokens"], "{more:?}");
@@ -138,18 +109,7 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     assert!(dropped["tokens"].as_u64() <= dropped["total_tokens"].as_u64());
     // Text is encoded with the same tokenizer, and has the bytes that it has.
     let rows = shop.path("rows.jsonl");
-    let text = last_json(&succeed(&[
-        "lm",
-        "score",
-        &artifact,
-        "--data",
-        &rows,
-        "--tokenizer",
-        &data,
-        "--window",
-        "32",
-        "--json",
-    ]));
+    let text = score_of(&artifact, &rows, &[]);
     let bytes: usize = std::fs::read_to_string(&rows)
         .expect("rows")
         .lines()
@@ -196,12 +156,10 @@ fn quantize_writes_reads_back_and_scores_in_every_form() {
         &["--embedding", "f16"],
         &["--format", "modern", "--levels", "31", "--compression", "zstd"],
     ] {
-        let mut arguments =
-            vec!["lm", "quantize", &run_folder, "--output", &output, "--data", &bin];
-        arguments.extend(["--tokenizer", &data, "--window", "32", "--json"]);
-        arguments.extend(["--keep-max-elements", "64", "--code-bytes", "1000"]);
-        arguments.extend(form);
-        let out = last_json(&succeed(&arguments));
+        let quantize = ["lm", "quantize", &run_folder, "--output", &output, "--data", &bin];
+        let more = ["--tokenizer", &data, "--window", "32", "--json"];
+        let limits = ["--keep-max-elements", "64", "--code-bytes", "1000"];
+        let out = last_json(&succeed(&[&quantize[..], &more, &limits, form].concat()));
         let file = std::fs::metadata(&output).expect("artifact").len();
         assert_eq!(out["artifact_bytes"].as_u64(), Some(file));
         assert_eq!(out["total_bytes"].as_u64(), Some(file + 1000));
@@ -262,17 +220,9 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
     let output = shop.path("long");
     let long = format!("output={output}");
     let train = ["lm", "train", &shop.config, &long, "train.steps=100000", "--json"];
-    let child = support::longdraft(&train)
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("the binary starts");
-    let steps = || std::fs::read_to_string(format!("{output}/metrics.jsonl")).unwrap_or_default();
-    while steps().lines().count() < 3 {
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    let sent = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(sent.expect("kill").success());
+    let child = start_kept(&mut support::longdraft(&train));
+    wait_until("steps", || lines_so_far(format!("{output}/metrics.jsonl")) >= 3);
+    signal(&child, "-TERM");
     let ended = child.wait_with_output().expect("wait");
     assert_eq!(ended.status.code(), Some(143));
     assert_eq!(last_json(&stdout(&ended))["finished"], false);
@@ -297,22 +247,11 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
 #[test]
 fn wrong_configurations_and_data_are_named() {
     let shop = Shop::new();
-    let text = fail(
-        &[
-            "lm",
-            "train",
-            &shop.config,
-            "train.tokens_per_step=65",
-            "+model.num_attention_head=2",
-            "model.num_attention_heads=3",
-        ],
-        2,
-    );
+    let train = ["lm", "train", &shop.config, "train.tokens_per_step=65"];
+    let train = [&train[..], &["model.num_attention_heads=3"]].concat();
+    let text = fail(&[&train[..], &["+model.num_attention_head=2"]].concat(), 2);
     assert!(text.contains("did you mean `num_attention_heads`"), "{text}");
-    let text = fail(
-        &["lm", "train", &shop.config, "train.tokens_per_step=65", "model.num_attention_heads=3"],
-        2,
-    );
+    let text = fail(&train, 2);
     assert!(text.contains("tokens_per_step") && text.contains("num_attention_heads"), "{text}");
     // What belongs to drafts is refused, by a plan too.
     for (key, reason) in [
@@ -337,18 +276,8 @@ fn wrong_configurations_and_data_are_named() {
     let text =
         fail(&["lm", "score", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")], 2);
     assert!(text.contains("--tokenizer"), "{text}");
-    fail(
-        &[
-            "data",
-            "tokenizer",
-            &shop.path("rows.jsonl"),
-            "--vocabulary",
-            "9",
-            "--output",
-            &shop.path("t"),
-        ],
-        1,
-    );
+    let (rows, output) = (shop.path("rows.jsonl"), shop.path("t"));
+    fail(&["data", "tokenizer", &rows, "--vocabulary", "9", "--output", &output], 1);
 }
 
 /// What the first versions called some keys: the run goes on under its own record, while in a file of a

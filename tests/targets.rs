@@ -1,90 +1,39 @@
 //! Targets from every kind of file, and what happens with wrong and hostile ones.
 
-use std::collections::HashMap;
-use std::io::Cursor;
 use std::path::Path;
 
+use crate::support::files::{change_json, change_tensors, write_tensors};
+use crate::support::gguf::{file_of, interleaved, name_of};
 use crate::support::{
-    self, fail, random_tensors, relative_error, run, stderr, stdout, succeed, tiny_config,
-    write_target,
+    self, complaint, fail, loaded, logits as logits_of, random_tensors, relative_error, run,
+    stderr, stdout, succeed, tiny_config, with, write_target,
 };
-use candle_core::quantized::gguf_file::{Value as Gguf, write};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Tensor};
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::Value as Gguf;
+use candle_core::DType;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::target_model::gguf::GgufSource;
-use longdraft_models::target_model::{
-    PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs,
-};
+use longdraft_models::target_model::{Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
 
 const HEADS: usize = 4;
 
 /// The tiny Llama, wide enough for whole blocks of a type.
 fn config_for(dtype: GgmlDType) -> Value {
-    let mut config = tiny_config("llama");
-    if dtype.block_size() > 32 {
-        let width = dtype.block_size();
-        let sizes = json!({
-            "hidden_size": width, "intermediate_size": 2 * width, "head_dim": width / HEADS,
-            "initializer_range": 0.1
-        });
-        for (key, value) in sizes.as_object().into_iter().flatten() {
-            config[key] = value.clone();
-        }
-    }
-    config
+    let width = dtype.block_size();
+    let sizes = json!({
+        "hidden_size": width, "intermediate_size": 2 * width, "head_dim": width / HEADS,
+        "initializer_range": 0.1
+    });
+    with(tiny_config("llama"), if width > 32 { sizes } else { json!({}) })
 }
 
 /// Logits of a fixed text.
 fn logits(path: &Path, dtype: DType) -> Vec<f32> {
     logits_of(path, &TargetOptions { dtype, ..TargetOptions::default() })
-}
-
-fn logits_of(path: &Path, options: &TargetOptions) -> Vec<f32> {
-    let target = Target::open_path(path, options).expect("target");
-    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
-    let features = target
-        .forward(&PackedSequence::single(&ids), &Taps::of(&[Tap::FinalHidden]))
-        .expect("forward");
-    let ends = target.hold_ends().expect("ends");
-    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
-    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
-}
-
-fn gguf_name(name: &str) -> String {
-    let known = [
-        ("model.embed_tokens", "token_embd"),
-        ("model.norm", "output_norm"),
-        ("model.layers.", "blk."),
-        ("self_attn.q_proj", "attn_q"),
-        ("self_attn.k_proj", "attn_k"),
-        ("self_attn.v_proj", "attn_v"),
-        ("self_attn.o_proj", "attn_output"),
-        ("post_attention_layernorm", "ffn_norm"),
-        ("input_layernorm", "attn_norm"),
-        ("mlp.gate_proj", "ffn_gate"),
-        ("mlp.up_proj", "ffn_up"),
-        ("mlp.down_proj", "ffn_down"),
-    ];
-    known.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))
-}
-
-/// Rows, or values of a bias, in the order that files of architecture llama store: pairs interleaved inside a head.
-fn interleaved(tensor: &Tensor, head_dim: usize) -> Tensor {
-    let rows = tensor.dim(0).expect("rows");
-    let order: Vec<u32> = (0..rows)
-        .map(|row| {
-            let (head, within) = (row / head_dim, row % head_dim);
-            (head * head_dim + within % 2 * (head_dim / 2) + within / 2) as u32
-        })
-        .collect();
-    let order = Tensor::new(order.as_slice(), tensor.device()).expect("indices");
-    tensor.index_select(&order, 0).expect("rows")
 }
 
 /// The tiny model as a GGUF file with a SentencePiece tokenizer.
@@ -106,21 +55,13 @@ fn gguf_bytes_with(dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
 fn gguf_bytes_from(config: &Value, dtype: GgmlDType, changed: &[(&str, Gguf)]) -> Vec<u8> {
     let head_dim = config["head_dim"].as_u64().expect("a size") as usize;
     let size = |key: &str| Gguf::U32(config[key].as_u64().expect("a size") as u32);
-    let source = random_tensors(config);
-    let tensors: Vec<(String, QTensor)> = source
-        .names()
-        .iter()
-        .map(|name| {
-            let mut tensor = source.load(name, DType::F32).expect("tensor");
-            if name.contains("q_proj") || name.contains("k_proj") {
-                tensor = interleaved(&tensor, head_dim);
-            }
-            let width = tensor.dims().last().copied().unwrap_or(1);
-            let whole = tensor.rank() == 2 && width.is_multiple_of(dtype.block_size());
-            let dtype = if whole { dtype } else { GgmlDType::F32 };
-            (gguf_name(name), QTensor::quantize(&tensor, dtype).expect("quantised"))
-        })
-        .collect();
+    let mut tensors = loaded(&random_tensors(config), DType::F32);
+    for (name, tensor) in &mut tensors {
+        if name.contains("q_proj") || name.contains("k_proj") {
+            *tensor = interleaved(tensor, head_dim);
+        }
+        *name = name_of(name);
+    }
     let strings = |items: Vec<String>| Gguf::Array(items.into_iter().map(Gguf::String).collect());
     let mut pieces = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
     pieces.extend((0..253).map(|byte| format!("<0x{byte:02X}>")));
@@ -160,11 +101,8 @@ fn gguf_bytes_from(config: &Value, dtype: GgmlDType, changed: &[(&str, Gguf)]) -
         ),
     ];
     let kept = metadata.iter().filter(|(key, _)| changed.iter().all(|(other, _)| other != key));
-    let metadata: Vec<(&str, &Gguf)> = kept.chain(changed).map(|(k, v)| (*k, v)).collect();
-    let tensors: Vec<(&str, &QTensor)> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
-    let mut file = Cursor::new(Vec::new());
-    write(&mut file, &metadata, &tensors).expect("GGUF");
-    file.into_inner()
+    let metadata: Vec<(&str, Gguf)> = kept.chain(changed).cloned().collect();
+    file_of(&metadata, &tensors, dtype)
 }
 
 #[test]
@@ -192,8 +130,9 @@ fn a_stored_head_of_its_own_is_used_though_the_configuration_ties_it() {
     config["tie_word_embeddings"] = json!(false);
     write_target(dir.path(), &config);
     let own = logits(dir.path(), DType::F32);
-    config["tie_word_embeddings"] = json!(true);
-    std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");
+    change_json(dir.path().join("config.json"), |config| {
+        config["tie_word_embeddings"] = json!(true);
+    });
     assert_eq!(logits(dir.path(), DType::F32), own);
     let is_tied = || {
         let target = Target::open_path(dir.path(), &TargetOptions::default()).expect("target");
@@ -201,16 +140,11 @@ fn a_stored_head_of_its_own_is_used_though_the_configuration_ties_it() {
     };
     assert!(!is_tied());
     // A copy of the table is no head of its own.
-    let file = dir.path().join("model.safetensors");
-    let source = SafetensorsSource::open_file(&file).expect("weights");
-    let load = |name: String| {
-        let is_head = name == "lm_head.weight";
-        let stored = if is_head { "model.embed_tokens.weight" } else { name.as_str() };
-        let tensor = source.load(stored, DType::F32).expect("tensor");
-        (name, tensor)
-    };
-    let tensors: Vec<_> = source.names().into_iter().map(load).collect();
-    save(&file, &tensors, HashMap::new()).expect("save");
+    change_tensors(dir.path().join("model.safetensors"), |tensors| {
+        let of = |name: &str| tensors.iter().position(|(known, _)| known == name).expect(name);
+        let [head, table] = [of("lm_head.weight"), of("model.embed_tokens.weight")];
+        tensors[head].1 = tensors[table].1.clone();
+    });
     assert!(is_tied());
 }
 
@@ -232,7 +166,7 @@ fn files_of_blocks() -> Vec<(&'static str, Vec<u8>)> {
     let mut files: Vec<_> = types.map(|(name, dtype)| (name, gguf_bytes_of(dtype))).into();
     let mut uneven = gguf_bytes_of(GgmlDType::Q4_0);
     for name in random_tensors(&tiny_config("llama")).names() {
-        set_type(&mut uneven, &gguf_name(&name), (2, 20));
+        set_type(&mut uneven, &name_of(&name), (2, 20));
     }
     files.push(("IQ4_NL", uneven));
     files
@@ -363,7 +297,7 @@ fn rows_of_parts_of_blocks_are_refused_by_name() {
         let (at, _) = sizes_of(&file, "blk.1.attn_k.weight");
         file[at] = file[at].wrapping_add(16);
         std::fs::write(&path, file).expect("write");
-        let text = fail(&["generate", "--target", &path, "--no-draft", "--prompt", "a"], 1);
+        let text = complaint(Path::new(&path));
         assert!(text.contains("`blk.1.attn_k.weight` of shape"), "{text}");
         assert!(text.contains(&format!("does not consist of blocks of {values}")), "{text}");
     }
@@ -394,17 +328,8 @@ fn sixteen_bit_files_are_held_as_they_are_with_the_bits_of_f32() {
     for dtype in [DType::BF16, DType::F16] {
         let folder = dir.path().join(format!("{dtype:?}"));
         write_target(&folder, &tiny_config("llama"));
-        let source = random_tensors(&tiny_config("llama"));
-        let tensors: Vec<_> = source
-            .names()
-            .into_iter()
-            .map(|name| {
-                let tensor = source.load(&name, dtype).expect("tensor");
-                (name, tensor)
-            })
-            .collect();
-        let file = folder.join("model.safetensors");
-        save(&file, &tensors, HashMap::new()).expect("weights");
+        let tensors = loaded(&random_tensors(&tiny_config("llama")), dtype);
+        write_tensors(folder.join("model.safetensors"), &tensors);
         let stored = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let target = Target::open_path(&folder, &stored).expect("target");
         let table = target.hold_ends().and_then(|ends| ends.embedding()).expect("table");
@@ -457,11 +382,6 @@ fn a_gguf_carries_its_tokenizer_and_template() {
     tokenizer.save(&folder).expect("saved");
     let saved = longdraft_models::tokenizer::TextTokenizer::from_folder(&folder).expect("opened");
     assert_eq!(saved.fingerprint().expect("hash"), tokenizer.fingerprint().expect("hash"));
-}
-
-/// What `generate` says of a target, without a panic and with exit 1.
-fn complaint(path: &Path) -> String {
-    fail(&["generate", "--target", &path.display().to_string(), "--no-draft", "--prompt", "a"], 1)
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
+use crate::support::files::lines_so_far;
+use crate::support::processes::killed_when;
 use crate::support::{self, Workshop, longdraft, stderr, succeed};
 
 /// All files below a folder.
@@ -25,19 +26,9 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 fn tensorboard_shows_every_step_of_a_killed_run_once() {
     let shop = Workshop::new();
     let config = shop.config();
-    let mut child = longdraft(&["train", &config, "train.epochs=15", "train.evaluate_every=5"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts");
+    let mut train = longdraft(&["train", &config, "train.epochs=15", "train.evaluate_every=5"]);
     let run = shop.folder.path().join("run");
-    let lines =
-        || std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count();
-    while lines() < 12 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    child.kill().expect("kill");
-    child.wait().expect("reap");
+    killed_when(&mut train, "steps", || lines_so_far(run.join("metrics.jsonl")) >= 12);
     succeed(&["train", &config, "train.epochs=15", "train.evaluate_every=5"]);
     let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
     let events = files(&run).iter().filter(|path| name(path).starts_with("events.out")).count();

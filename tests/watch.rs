@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::support::files::{demonstration, json_so_far};
+use crate::support::processes::wait_until;
 use crate::support::{Workshop, fail, last_json, longdraft, stderr, succeed};
 
 /// A `watch` that runs until it is dropped.
@@ -53,6 +55,17 @@ impl Watch {
         let (status, _, body) = self.ask(path, self.host());
         assert_eq!(status, 200, "{path}: {body}");
         body
+    }
+
+    /// The page as soon as it shows what was written: it may be half a second old.
+    #[track_caller]
+    fn page_when(&self, shows: impl Fn(&str) -> bool) -> String {
+        let mut page = String::new();
+        wait_until("the page", || {
+            page = self.page("/");
+            shows(&page)
+        });
+        page
     }
 }
 
@@ -119,8 +132,7 @@ fn a_page_shows_a_run_as_it_goes_and_is_its_report_in_the_end() {
     assert!(page.contains("Nothing has begun yet") && !page.contains("<img"), "{page}");
 
     fit_in_answers(Path::new(&run));
-    std::thread::sleep(Duration::from_millis(600));
-    let page = watch.page("/");
+    let page = watch.page_when(|page| page.contains("of 400 prompts"));
     for part in
         ["The target answers prompts, about", "of 400 prompts", "found by prompt lookup", "812 MiB"]
     {
@@ -140,15 +152,13 @@ fn a_page_shows_a_run_as_it_goes_and_is_its_report_in_the_end() {
     write(&folder.join("fit.json"), &state.replace("answers", "training"));
     let steps: String = (1..40).map(step).collect();
     write(&folder.join("training-1/metrics.jsonl"), &format!("{steps}{{\"step\": 40, \"tok"));
-    std::thread::sleep(Duration::from_millis(600));
-    let page = watch.page("/");
-    assert!(page.contains("The draft is trained") && page.contains("<figure"), "{page}");
+    let page = watch.page_when(|page| page.contains("The draft is trained"));
+    assert!(page.contains("<figure"), "{page}");
     assert!(page.contains("Simulated length"), "{page}");
 
     write(&folder.join("fit.json"), &state.replace("answers", "finished"));
-    std::thread::sleep(Duration::from_millis(600));
-    let page = watch.page("/");
-    assert!(!page.contains("class=\"card live\"") && page.contains("Training of"), "{page}");
+    let page = watch.page_when(|page| !page.contains("class=\"card live\""));
+    assert!(page.contains("Training of"), "{page}");
     // The same that `report` writes, but for what asks for more.
     let report = shop.path("report.html");
     succeed(&["report", &run, "--output", &report]);
@@ -205,9 +215,8 @@ fn a_run_that_has_no_folder_yet_is_waited_for() {
         "{page}"
     );
     fit_in_answers(Path::new(&run));
-    std::thread::sleep(Duration::from_millis(600));
-    let page = watch.page("/");
-    assert!(page.contains("of 400 prompts") && !page.contains("waiting for "), "{page}");
+    let page = watch.page_when(|page| page.contains("of 400 prompts"));
+    assert!(!page.contains("waiting for "), "{page}");
 }
 
 #[test]
@@ -364,15 +373,8 @@ impl OnTerminal {
 const ENTER: &str = "\u{1b}[?1049h";
 const LEAVE: &str = "\u{1b}[?1049l";
 
-fn demonstration() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("../../assets/target/demonstration.gguf").display().to_string()
-}
-
 fn phase(output: &Path) -> String {
-    let text = std::fs::read_to_string(output.join("fit.json")).unwrap_or_default();
-    let state: Value = serde_json::from_str(&text).unwrap_or_default();
-    state["phase"].as_str().unwrap_or_default().to_owned()
+    json_so_far(output.join("fit.json"))["phase"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]

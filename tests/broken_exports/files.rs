@@ -6,9 +6,7 @@ use super::*;
 fn broken_files_are_caught() {
     let bench = Bench::new();
     let faults = vec![
-        fault("no-config", "rejects", |f| {
-            std::fs::remove_file(f.join("config.json")).expect("remove");
-        }),
+        fault("no-config", "rejects", removed("config.json")),
         fault("config-json", "no JSON", raw_config(|text| text[..text.len() / 2].to_owned())),
         fault(
             "config-json",
@@ -22,9 +20,7 @@ fn broken_files_are_caught() {
             "`vocab_size` is there twice",
             raw_config(|text| text.replacen('{', "{\"vocab_size\": 7,", 1)),
         ),
-        fault("no-weights", "missing", |f| {
-            std::fs::remove_file(f.join("model.safetensors")).expect("remove");
-        }),
+        fault("no-weights", "missing", removed("model.safetensors")),
         fault("weights-file", "cut off", bytes(|all| all.truncate(all.len() - 5))),
         fault("weights-file", "too short", bytes(|all| all.truncate(5))),
         fault(
@@ -57,49 +53,15 @@ fn broken_files_are_caught() {
                 text.replacen("{\"", "{\"norm.weight\":{\"dtype\":\"F32\",\"shape\":[32],\"data_offsets\":[0,128]},\"", 1)
             }),
         ),
-        fault("executable", "runs code", |f| {
-            std::fs::write(f.join("pytorch_model.bin"), b"x").expect("write");
-        }),
-        fault("executable", "sample.ckpt", |f| {
-            std::fs::write(f.join("sample.ckpt"), b"x").expect("write");
-        }),
-        fault("executable", "modeling.py", |f| {
-            std::fs::write(f.join("modeling.py"), b"x").expect("write");
-        }),
-        fault("executable", "modeling.PY", |f| {
-            std::fs::write(f.join("modeling.PY"), b"x").expect("write");
-        }),
-        fault("executable", "sample.Pkl", |f| {
-            std::fs::write(f.join("sample.Pkl"), b"x").expect("write");
-        }),
-        fault(
-            "path-traversal",
-            "points out of it",
-            sharded(|_, index| {
-                index["weight_map"]["fc.weight"] = json!("../target/model.safetensors");
-            }),
-        ),
-        fault(
-            "path-traversal",
-            "`/etc/passwd`",
-            sharded(|_, index| {
-                index["weight_map"]["fc.weight"] = json!("/etc/passwd");
-            }),
-        ),
-        fault(
-            "missing-shard",
-            "model-3.safetensors",
-            sharded(|_, index| {
-                index["weight_map"]["fc.weight"] = json!("model-3.safetensors");
-            }),
-        ),
-        fault(
-            "stale-index",
-            "is not in `model-1.safetensors`",
-            sharded(|_, index| {
-                index["weight_map"]["norm.weight"] = json!("model-1.safetensors");
-            }),
-        ),
+        fault("executable", "runs code", written("pytorch_model.bin", "x")),
+        fault("executable", "sample.ckpt", written("sample.ckpt", "x")),
+        fault("executable", "modeling.py", written("modeling.py", "x")),
+        fault("executable", "modeling.PY", written("modeling.PY", "x")),
+        fault("executable", "sample.Pkl", written("sample.Pkl", "x")),
+        fault("path-traversal", "points out of it", listed("fc.weight", "../target/model.safetensors")),
+        fault("path-traversal", "`/etc/passwd`", listed("fc.weight", "/etc/passwd")),
+        fault("missing-shard", "model-3.safetensors", listed("fc.weight", "model-3.safetensors")),
+        fault("stale-index", "is not in `model-1.safetensors`", listed("norm.weight", "model-1.safetensors")),
         fault(
             "stale-index",
             "is not listed",
@@ -111,10 +73,8 @@ fn broken_files_are_caught() {
             "duplicate-tensor",
             "in another shard",
             sharded(|folder, _| {
-                let all = read_tensors(&folder.join("model-1.safetensors"));
-                let mut twice = read_tensors(&folder.join("model-2.safetensors"));
-                twice.push(all[0].clone());
-                write_tensors(&folder.join("model-2.safetensors"), &twice);
+                let other = read_tensors(folder.join("model-1.safetensors")).swap_remove(0);
+                change_tensors(folder.join("model-2.safetensors"), |all| all.push(other));
             }),
         ),
         fault(
@@ -125,12 +85,8 @@ fn broken_files_are_caught() {
                     .expect("copy");
             }),
         ),
-        fault("index", "no JSON", |f| {
-            std::fs::write(f.join("model.safetensors.index.json"), "{").expect("write");
-        }),
-        warning("manifest", "manifest", |f| {
-            std::fs::write(f.join("longdraft-manifest.json"), "{}").expect("write");
-        }),
+        fault("index", "no JSON", written("model.safetensors.index.json", "{")),
+        warning("manifest", "manifest", written("longdraft-manifest.json", "{}")),
     ];
     expect_caught(&bench, Profile::Vllm, &faults);
 }

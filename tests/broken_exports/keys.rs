@@ -6,15 +6,11 @@ use super::*;
 fn broken_keys_are_caught() {
     let bench = Bench::new();
     let faults = vec![
-        fault(
-            "architecture",
-            "no model class",
-            config(|v| v["architectures"] = json!(["LlamaForCausalLM"])),
-        ),
+        fault("architecture", "no model class", set("architectures", json!(["LlamaForCausalLM"]))),
         fault("missing-key", "default", without("draft_vocab_size")),
         fault("missing-key", "rope_theta", without("rope_theta")),
         fault("missing-key", "model_type", without("model_type")),
-        warning("model-type", "another class", config(|v| v["model_type"] = json!("qwen3"))),
+        warning("model-type", "another class", set("model_type", json!("qwen3"))),
         warning(
             "aux-hidden-state",
             "one layer's states alone",
@@ -27,14 +23,14 @@ fn broken_keys_are_caught() {
         ),
         warning("flag-unsupported", "older ones run another network", windowed()),
         fault("other-outputs", "computes another network", windowed()),
-        fault("null", "null", config(|v| v["hidden_act"] = Value::Null)),
-        fault("sizes", "does not divide", config(|v| v["num_key_value_heads"] = json!(3))),
-        fault("sizes", "odd", config(|v| v["head_dim"] = json!(7))),
-        fault("sizes", "more than one layer", config(|v| v["num_hidden_layers"] = json!(2))),
-        fault("sizes", "not a whole number", config(|v| v["hidden_size"] = json!("32"))),
-        fault("sizes", "exceeds", config(|v| v["draft_vocab_size"] = json!(1000))),
+        fault("null", "null", set("hidden_act", Value::Null)),
+        fault("sizes", "does not divide", set("num_key_value_heads", json!(3))),
+        fault("sizes", "odd", set("head_dim", json!(7))),
+        fault("sizes", "more than one layer", set("num_hidden_layers", json!(2))),
+        fault("sizes", "not a whole number", set("hidden_size", json!("32"))),
+        fault("sizes", "exceeds", set("draft_vocab_size", json!(1000))),
         fault("missing-flag", "disagree on the default", without("norm_before_residual")),
-        fault("flag", "\"yes\"", config(|v| v["norm_output"] = json!("yes"))),
+        fault("flag", "\"yes\"", set("norm_output", json!("yes"))),
         fault(
             "both-norms",
             "exclude each other",
@@ -43,32 +39,20 @@ fn broken_keys_are_caught() {
                 v["fc_norm"] = true.into();
             }),
         ),
-        fault("missing-tensor", "fc_norm.0.weight", config(|v| v["fc_norm"] = true.into())),
-        warning("flag-unsupported", "only new versions", config(|v| v["fc_norm"] = true.into())),
-        fault(
-            "other-outputs",
-            "computes another network",
-            config(|v| v["norm_output"] = true.into()),
-        ),
-        fault(
-            "other-outputs",
-            "computes another network",
-            config(|v| v["norm_before_residual"] = true.into()),
-        ),
-        fault(
-            "tied",
-            "replaced by the embeddings",
-            config(|v| v["tie_word_embeddings"] = true.into()),
-        ),
+        fault("missing-tensor", "fc_norm.0.weight", set("fc_norm", true.into())),
+        warning("flag-unsupported", "only new versions", set("fc_norm", true.into())),
+        fault("other-outputs", "computes another network", set("norm_output", true.into())),
+        fault("other-outputs", "computes another network", set("norm_before_residual", true.into())),
+        fault("tied", "replaced by the embeddings", set("tie_word_embeddings", true.into())),
         fault("no-layers", "default layers", without(IDS)),
-        fault("layer-shift", "one too high (+1)", config(|v| v[IDS] = json!([3, 5, 6]))),
-        fault("layer-shift", "one too low (-1)", config(|v| v[IDS] = json!([1, 3, 4]))),
-        fault("other-layers", "other layers", config(|v| v[IDS] = json!([2, 3, 5]))),
-        fault("layer-order", "ascending", config(|v| v[IDS] = json!([5, 4, 2]))),
-        fault("layer-order", "different", config(|v| v[IDS] = json!([2, 2, 5]))),
-        fault("layer-range", "no such layer", config(|v| v[IDS] = json!([2, 4, 9]))),
-        fault("last-layer", "after the final norm", config(|v| v[IDS] = json!([2, 4, 8]))),
-        fault("layer-count", "4 layers", config(|v| v[IDS] = json!([2, 4, 5, 6]))),
+        fault("layer-shift", "one too high (+1)", set(IDS, json!([3, 5, 6]))),
+        fault("layer-shift", "one too low (-1)", set(IDS, json!([1, 3, 4]))),
+        fault("other-layers", "other layers", set(IDS, json!([2, 3, 5]))),
+        fault("layer-order", "ascending", set(IDS, json!([5, 4, 2]))),
+        fault("layer-order", "different", set(IDS, json!([2, 2, 5]))),
+        fault("layer-range", "no such layer", set(IDS, json!([2, 4, 9]))),
+        fault("last-layer", "after the final norm", set(IDS, json!([2, 4, 8]))),
+        fault("layer-count", "4 layers", set(IDS, json!([2, 4, 5, 6]))),
         fault(
             "misplaced-layers",
             "this profile does not hold",
@@ -94,7 +78,7 @@ fn broken_keys_are_caught() {
                 v["rope_parameters"]["beta_fast"] = 16.into();
             }),
         ),
-        fault("rope-spellings", "rope_theta", config(|v| v["rope_theta"] = json!(5e5))),
+        fault("rope-spellings", "rope_theta", set("rope_theta", json!(5e5))),
         warning(
             "rope-target",
             "the target's",
@@ -103,15 +87,11 @@ fn broken_keys_are_caught() {
                 v["rope_parameters"]["rope_theta"] = json!(5e5);
             }),
         ),
-        warning(
-            "context",
-            "at most the target's",
-            config(|v| v["max_position_embeddings"] = json!(4096)),
-        ),
-        warning("eps", "rms_norm_eps", config(|v| v["rms_norm_eps"] = json!(1e-3))),
-        fault("dtype", "bfloat16", config(|v| v["torch_dtype"] = json!("bfloat16"))),
-        fault("special-token", "eos_token_id", config(|v| v["eos_token_id"] = json!(3))),
-        fault("not-the-target", "vocab_size", config(|v| v["vocab_size"] = json!(300))),
+        warning("context", "at most the target's", set("max_position_embeddings", json!(4096))),
+        warning("eps", "rms_norm_eps", set("rms_norm_eps", json!(1e-3))),
+        fault("dtype", "bfloat16", set("torch_dtype", json!("bfloat16"))),
+        fault("special-token", "eos_token_id", set("eos_token_id", json!(3))),
+        fault("not-the-target", "vocab_size", set("vocab_size", json!(300))),
     ];
     expect_caught(&bench, Profile::Vllm, &faults);
 }

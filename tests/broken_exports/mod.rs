@@ -9,8 +9,8 @@ mod keys;
 mod profiles;
 mod tensors;
 
-use crate::support;
-use std::collections::HashMap;
+use crate::support::files::{Tensors, change_json, change_tensors, read_tensors, write_tensors};
+use crate::support::{self, with};
 use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
@@ -19,7 +19,6 @@ use longdraft_models::draft::Init;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, VocabularyMap};
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_serving::verify::{Effect, Report, Severity, VerifyOptions, verify};
 use longdraft_serving::{ExportOptions, Profile, Provenance, TargetFacts, WeightType, export};
 use serde_json::{Value, json};
@@ -35,17 +34,15 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        Self::of("llama", &json!({}))
+        Self::of("llama", json!({}))
     }
 
     /// With a target of another family, and more keys of its configuration.
-    fn of(kind: &str, keys: &Value) -> Self {
+    fn of(kind: &str, keys: Value) -> Self {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("target");
-        let mut config = support::tiny_config(kind);
-        config["num_hidden_layers"] = 8.into();
-        keys.as_object().into_iter().flatten().for_each(|(k, value)| config[k] = value.clone());
-        support::write_target(&path, &config);
+        let config = with(support::tiny_config(kind), json!({ "num_hidden_layers": 8 }));
+        support::write_target(&path, &with(config, keys));
         let target = TargetFacts::open(&path.to_string_lossy()).expect("target");
         Self { folder, target }
     }
@@ -112,13 +109,12 @@ fn warning(code: &'static str, says: &'static str, make: impl Fn(&Path) + 'stati
 }
 
 fn config(change: impl Fn(&mut Value) + 'static) -> impl Fn(&Path) {
-    move |folder| {
-        let path = folder.join("config.json");
-        let text = std::fs::read_to_string(&path).expect("config");
-        let mut value: Value = serde_json::from_str(&text).expect("JSON");
-        change(&mut value);
-        std::fs::write(&path, value.to_string()).expect("write");
-    }
+    move |folder| change_json(folder.join("config.json"), &change)
+}
+
+/// Another value of a key.
+fn set(key: &'static str, value: Value) -> impl Fn(&Path) {
+    config(move |keys| keys[key] = value.clone())
 }
 
 fn without(key: &'static str) -> impl Fn(&Path) {
@@ -143,30 +139,8 @@ fn raw_config(change: impl Fn(String) -> String + 'static) -> impl Fn(&Path) {
     }
 }
 
-type Tensors = Vec<(String, Tensor)>;
-
-fn read_tensors(path: &Path) -> Tensors {
-    let source = SafetensorsSource::open_file(path).expect("weights");
-    let all = longdraft_models::weights::WeightSource::names(&source);
-    all.into_iter()
-        .map(|name| {
-            let tensor = source.load_as_stored(&name).expect("tensor");
-            (name, tensor)
-        })
-        .collect()
-}
-
-fn write_tensors(path: &Path, tensors: &Tensors) {
-    save(path, tensors, HashMap::from([("format".into(), "pt".into())])).expect("save");
-}
-
 fn tensors(change: impl Fn(&mut Tensors) + 'static) -> impl Fn(&Path) {
-    move |folder| {
-        let path = folder.join("model.safetensors");
-        let mut all = read_tensors(&path);
-        change(&mut all);
-        write_tensors(&path, &all);
-    }
+    move |folder| change_tensors(folder.join("model.safetensors"), &change)
 }
 
 /// Replaces one tensor.
@@ -222,8 +196,8 @@ fn sharded(change: impl Fn(&Path, &mut Value) + 'static) -> impl Fn(&Path) {
         let all = read_tensors(&single);
         std::fs::remove_file(&single).expect("remove");
         let (a, b) = all.split_at(all.len() / 2);
-        write_tensors(&folder.join("model-1.safetensors"), &a.to_vec());
-        write_tensors(&folder.join("model-2.safetensors"), &b.to_vec());
+        write_tensors(folder.join("model-1.safetensors"), a);
+        write_tensors(folder.join("model-2.safetensors"), b);
         let entry = |name: &String, file: &str| (name.clone(), json!(file));
         let map: serde_json::Map<String, Value> = a
             .iter()
@@ -235,6 +209,21 @@ fn sharded(change: impl Fn(&Path, &mut Value) + 'static) -> impl Fn(&Path) {
         std::fs::write(folder.join("model.safetensors.index.json"), index.to_string())
             .expect("index");
     }
+}
+
+/// Two shards whose index says that a tensor lies in another file.
+fn listed(name: &'static str, file: &'static str) -> impl Fn(&Path) {
+    sharded(move |_, index| index["weight_map"][name] = file.into())
+}
+
+/// A file of the folder that is not there any more.
+fn removed(file: &'static str) -> impl Fn(&Path) {
+    move |folder| std::fs::remove_file(folder.join(file)).expect("remove")
+}
+
+/// A file of the folder with other bytes.
+fn written(file: &'static str, bytes: &'static str) -> impl Fn(&Path) {
+    move |folder| std::fs::write(folder.join(file), bytes).expect("write")
 }
 
 fn transposed(tensor: &Tensor) -> Tensor {

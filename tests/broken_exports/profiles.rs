@@ -152,15 +152,15 @@ fn what_readers_do_not_know_is_not_written() {
         let text = bench.try_export(profile).expect_err("refused").to_string();
         assert!(text.contains(reason), "{reason} not in {text}");
     };
-    let qwen3 = Bench::of("qwen3", &json!({}));
+    let qwen3 = Bench::of("qwen3", json!({}));
     refused(&qwen3, Profile::Longspec, "of a Llama or a Qwen2");
-    Bench::of("qwen2", &json!({})).export(Profile::Longspec);
+    Bench::of("qwen2", json!({})).export(Profile::Longspec);
     let yarn = |more: Value| {
         let mut scaling = json!({
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128
         });
         more.as_object().into_iter().flatten().for_each(|(k, v)| scaling[k] = v.clone());
-        Bench::of("llama", &json!({ "rope_scaling": scaling }))
+        Bench::of("llama", json!({ "rope_scaling": scaling }))
     };
     for more in [json!({"attention_factor": 1.25}), json!({"truncate": false})] {
         let bench = yarn(more);

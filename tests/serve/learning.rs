@@ -6,9 +6,9 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::room::until;
 use super::{Server, block_draft};
 use crate::decoding::Shelf;
+use crate::support::processes::wait_until as until;
 use crate::support::{fail, last_json, longdraft, stderr, succeed};
 
 /// Asks for many answers, three at a time; their texts.

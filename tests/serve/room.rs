@@ -1,23 +1,10 @@
 //! Places and the queue: full ones are told, and what nobody waits for is free again.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use super::{Server, gathered, long};
 use crate::decoding::Shelf;
-
-/// Waits until the server is as it should be.
-#[track_caller]
-pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..30_000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    panic!("{what} did not come");
-}
+use crate::support::processes::wait_until as until;
 
 #[test]
 fn a_full_queue_is_told_and_a_client_that_goes_makes_room() {

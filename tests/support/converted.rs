@@ -1,17 +1,17 @@
 //! Folders of DeepSeek-V3 and Gemma 4 as GGUF files, by the names and in the form that converters give them.
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
 use std::path::Path;
 
-use candle_core::quantized::gguf_file::{Value as Gguf, write};
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{DType, Device, Tensor};
+use candle_core::quantized::GgmlDType;
+use candle_core::quantized::gguf_file::Value as Gguf;
+use candle_core::{Device, Tensor};
 use longdraft_models::TargetConfig;
 use longdraft_models::config::{LatentConfig, Router};
-use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
+
+use super::files::{Tensors, read_json, read_tensors};
+use super::gguf::{self, file_of};
 
 /// Changed, added or removed keys, without the architecture before them.
 pub(crate) type Changes<'a> = &'a [(&'a str, Option<Gguf>)];
@@ -99,15 +99,13 @@ const GEMMA: [(&str, &str); 32] = [
 ];
 
 /// The tensors of a folder under other names; experts that stand one by one as stacks.
-fn renamed(folder: &Path, names: &[(&str, &str)], fused: bool) -> Vec<(String, Tensor)> {
-    let source = SafetensorsSource::open_folder(folder).expect("weights");
-    let mut listed = source.names();
+fn renamed(folder: &Path, names: &[(&str, &str)], fused: bool) -> Tensors {
+    let mut listed = read_tensors(folder.join("model.safetensors"));
     // Experts in the order of their numbers.
-    listed.sort_by_key(|name| (name.len(), name.clone()));
+    listed.sort_by_key(|(name, _)| (name.len(), name.clone()));
     let mut stacks: BTreeMap<(String, String), Vec<Tensor>> = BTreeMap::new();
-    let mut tensors = Vec::new();
-    for name in listed {
-        let tensor = source.load(&name, DType::F32).expect("tensor");
+    let mut tensors = Tensors::new();
+    for (name, tensor) in listed {
         let own = name.split_once("experts.").filter(|(before, _)| before.ends_with('.'));
         let own = own.and_then(|(before, rest)| Some((before, rest.split_once('.')?)));
         if let Some((before, (number, matrix))) = own
@@ -118,8 +116,7 @@ fn renamed(folder: &Path, names: &[(&str, &str)], fused: bool) -> Vec<(String, T
             stacks.entry((layer, matrix)).or_default().push(tensor);
             continue;
         }
-        let renamed = names.iter().fold(name, |name, (from, to)| name.replace(from, to));
-        tensors.push((renamed, tensor));
+        tensors.push((gguf::renamed(&name, names), tensor));
     }
     let mut stacks: BTreeMap<(String, String), Tensor> = stacks
         .into_iter()
@@ -149,38 +146,24 @@ fn save(
     let changed = |key: &str| changes.iter().any(|(other, _)| *other == key);
     let kept = keys.iter().filter(|(key, _)| !changed(key)).map(|(key, value)| (*key, value));
     let more = changes.iter().filter_map(|(key, value)| Some((*key, value.as_ref()?)));
-    let full = |(key, value)| (format!("{architecture}.{key}"), value);
-    let named: Vec<(String, &Gguf)> = kept.chain(more).map(full).collect();
-    let name = Gguf::String(architecture.into());
-    let mut metadata = vec![("general.architecture", &name)];
-    metadata.extend(named.iter().map(|(key, value)| (key.as_str(), *value)));
-    let quantised: Vec<(&str, QTensor)> = tensors
-        .iter()
-        .map(|(name, tensor)| {
-            let tensor = tensor.force_contiguous().expect("values");
-            let width = tensor.dims().last().copied().unwrap_or(1);
-            let is_matrix = tensor.rank() > 1 && !name.contains("ffn_gate_inp");
-            let whole = is_matrix && width.is_multiple_of(blocks.block_size());
-            let dtype = if whole { blocks } else { GgmlDType::F32 };
-            let stored = QTensor::quantize(&tensor, dtype).expect("quantised");
-            if !widened {
-                return (name.as_str(), stored);
-            }
-            let values = stored.dequantize(&Device::Cpu).expect("values");
-            (name.as_str(), QTensor::quantize(&values, GgmlDType::F32).expect("floats"))
-        })
-        .collect();
-    let tensors: Vec<(&str, &QTensor)> = quantised.iter().map(|(n, t)| (*n, t)).collect();
-    let mut file = Cursor::new(Vec::new());
-    write(&mut file, &metadata, &tensors).expect("GGUF");
-    std::fs::write(to, file.into_inner()).expect("written");
+    let full = |(key, value): (&str, &Gguf)| (format!("{architecture}.{key}"), value.clone());
+    let mut metadata = vec![("general.architecture".to_owned(), Gguf::String(architecture.into()))];
+    metadata.extend(kept.chain(more).map(full));
+    let values = |(name, tensor): &(String, Tensor)| {
+        let stored = gguf::stored(name, tensor, blocks);
+        (name.clone(), stored.dequantize(&Device::Cpu).expect("values"))
+    };
+    let bytes = if widened {
+        file_of(&metadata, &tensors.iter().map(values).collect::<Vec<_>>(), GgmlDType::F32)
+    } else {
+        file_of(&metadata, tensors, blocks)
+    };
+    std::fs::write(to, bytes).expect("written");
 }
 
 fn config_of(folder: &Path) -> (TargetConfig, Value) {
     let path = folder.join("config.json");
-    let text = std::fs::read_to_string(&path).expect("config.json");
-    let json = serde_json::from_str(&text).expect("JSON");
-    (TargetConfig::from_file(&path).expect("configuration"), json)
+    (TargetConfig::from_file(&path).expect("configuration"), read_json(path))
 }
 
 fn size(size: usize) -> Gguf {

@@ -3,24 +3,31 @@
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
 pub(crate) mod converted;
+pub(crate) mod files;
+pub(crate) mod gguf;
 pub(crate) mod hub;
+pub(crate) mod processes;
 pub(crate) mod ranks;
 pub(crate) mod runs;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use candle_core::quantized::gguf_file::Value as GgufValue;
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use longdraft_models::TargetConfig;
-use longdraft_models::target_model::{MtpBlock, tensor_specs};
+use longdraft_models::target_model::{
+    MtpBlock, PackedSequence, Tap, Taps, Target, TargetOptions, tensor_specs,
+};
 use longdraft_models::weights::WeightSource;
-use longdraft_models::weights::gguf;
+use longdraft_models::weights::gguf::header::{Header, StoredTensor};
+use longdraft_models::weights::gguf::write;
 use longdraft_models::weights::memory::MemorySource;
-use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::{Value, json};
+
+use files::{Tensors, change_tensors, write_tensors};
 
 /// Bytes, start and end of text.
 pub(crate) const VOCABULARY: usize = 258;
@@ -68,6 +75,11 @@ pub(crate) fn mpirun(ranks: usize, arguments: &[&str]) -> Command {
     command
 }
 
+/// Words as commands take them.
+pub(crate) fn borrowed(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
 /// Runs the binary.
 pub(crate) fn run(arguments: &[&str]) -> Output {
     longdraft(arguments).output().expect("the binary starts")
@@ -100,6 +112,13 @@ pub(crate) fn fail(arguments: &[&str], code: i32) -> String {
     text
 }
 
+/// What `generate` says of a target, without a panic and with exit 1.
+#[track_caller]
+pub(crate) fn complaint(target: &Path) -> String {
+    let target = target.display().to_string();
+    fail(&["generate", "--target", &target, "--no-draft", "--prompt", "a"], 1)
+}
+
 /// The last line of `--json` output.
 #[track_caller]
 pub(crate) fn last_json(text: &str) -> Value {
@@ -130,18 +149,21 @@ pub(crate) fn tiny_config(kind: &str) -> Value {
     })
 }
 
+/// A configuration with other values of some keys.
+pub(crate) fn with(mut config: Value, keys: Value) -> Value {
+    let Value::Object(keys) = keys else { panic!("no keys: {keys}") };
+    config.as_object_mut().expect("keys").extend(keys);
+    config
+}
+
 /// The same for a family with mixtures of experts; the draft's three layers fit in it.
 pub(crate) fn tiny_mixture(kind: &str) -> Value {
-    let mut config = tiny_config(kind);
     let experts = json!({
         "num_hidden_layers": 4, "num_experts": 5, "num_local_experts": 5, "num_experts_per_tok": 2,
         "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64,
         "norm_topk_prob": kind == "qwen3_moe", "intermediate_size": 64
     });
-    for (key, value) in experts.as_object().into_iter().flatten() {
-        config[key] = value.clone();
-    }
-    config
+    with(tiny_config(kind), experts)
 }
 
 /// A tokenizer whose tokens are bytes.
@@ -178,16 +200,28 @@ pub(crate) fn write_target(folder: &Path, config: &Value) {
     std::fs::create_dir_all(folder).expect("folder");
     std::fs::write(folder.join("config.json"), config.to_string()).expect("config");
     std::fs::write(folder.join("tokenizer.json"), byte_tokenizer().to_string()).expect("tokenizer");
-    let source = random_tensors(config);
-    let tensors: Vec<_> = source
-        .names()
-        .into_iter()
-        .map(|name| {
-            let tensor = source.load(&name, candle_core::DType::F32).expect("tensor");
-            (name, tensor)
-        })
-        .collect();
-    save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
+    let tensors = loaded(&random_tensors(config), DType::F32);
+    write_tensors(folder.join("model.safetensors"), &tensors);
+}
+
+/// Every tensor of a source in one type.
+pub(crate) fn loaded(source: &dyn WeightSource, dtype: DType) -> Tensors {
+    let load = |name: String| {
+        let tensor = source.load(&name, dtype).expect("tensor");
+        (name, tensor)
+    };
+    source.names().into_iter().map(load).collect()
+}
+
+/// Logits of a fixed text of 40 tokens, one row after another.
+pub(crate) fn logits(path: &Path, options: &TargetOptions) -> Vec<f32> {
+    let target = Target::open_path(path, options).expect("target");
+    let ids: Vec<u32> = (0..40).map(|i| i * 5 % 250).collect();
+    let taps = Taps::of(&[Tap::FinalHidden]);
+    let features = target.forward(&PackedSequence::single(&ids), &taps).expect("forward");
+    let ends = target.hold_ends().expect("ends");
+    let logits = ends.logits(features.final_hidden().expect("tapped")).expect("logits");
+    logits.flatten_all().and_then(|l| l.to_vec1()).expect("values")
 }
 
 /// Adds a block for prediction of several tokens to a target's folder: among the layers, or apart from them as
@@ -196,13 +230,6 @@ pub(crate) fn add_block(folder: &Path, apart: bool, change: &dyn Fn(&mut String,
     let config = TargetConfig::from_file(&folder.join("config.json")).expect("configuration");
     let specs = MtpBlock::tensor_specs(&config);
     let block = MemorySource::random(&specs, 0.3, 9).expect("random tensors");
-    let target = SafetensorsSource::open_folder(folder).expect("weights");
-    let load = |source: &dyn WeightSource, name: &str| {
-        source.load(name, candle_core::DType::F32).expect("tensor")
-    };
-    let names = target.names();
-    let mut tensors: Vec<(String, Tensor)> =
-        names.into_iter().map(|name| (name.clone(), load(&target, &name))).collect();
     let prefix = format!("model.layers.{}.", config.num_hidden_layers);
     let own = [
         ("eh_proj.weight", "mtp.fc.weight"),
@@ -210,22 +237,19 @@ pub(crate) fn add_block(folder: &Path, apart: bool, change: &dyn Fn(&mut String,
         ("hnorm.weight", "mtp.pre_fc_norm_hidden.weight"),
         ("shared_head.norm.weight", "mtp.norm.weight"),
     ];
-    for spec in specs {
-        let mut tensor = load(&block, &spec.name);
-        let rest = spec.name.strip_prefix(&prefix).expect("of the block");
+    let of_block = loaded(&block, DType::F32).into_iter().map(|(name, mut tensor)| {
+        let rest = name.strip_prefix(&prefix).expect("of the block");
         let theirs = own.iter().find(|(ours, _)| *ours == rest);
         let mut name = match theirs {
-            _ if !apart => spec.name.clone(),
+            _ if !apart => name.clone(),
             Some((_, theirs)) => (*theirs).to_owned(),
             None => format!("mtp.layers.0.{rest}"),
         };
         change(&mut name, &mut tensor);
-        if !name.is_empty() {
-            tensors.push((name, tensor));
-        }
-    }
-    drop(target);
-    save(&folder.join("model.safetensors"), &tensors, HashMap::new()).expect("weights");
+        (name, tensor)
+    });
+    let named = of_block.filter(|(name, _)| !name.is_empty());
+    change_tensors(folder.join("model.safetensors"), |tensors| tensors.extend(named));
 }
 
 /// Keys and tensors of a GGUF file of floats, of `d2t` whole numbers, to be changed in place.
@@ -235,9 +259,9 @@ pub(crate) type GgufChange<'a> =
 /// Rewrites a GGUF file's keys and tensors.
 pub(crate) fn change_gguf(path: &Path, change: GgufChange) {
     let all = std::fs::read(path).expect("read");
-    let header = gguf::header::Header::read(&all).expect("header");
+    let header = Header::read(&all).expect("header");
     let mut keys: Vec<(String, GgufValue)> = header.metadata.into_iter().collect();
-    let read = |(name, stored): (&String, &gguf::header::StoredTensor)| {
+    let read = |(name, stored): (&String, &StoredTensor)| {
         let data = &all[stored.bytes.clone()];
         let shape = stored.shape.as_slice();
         let tensor = if name == "d2t" {
@@ -252,7 +276,7 @@ pub(crate) fn change_gguf(path: &Path, change: GgufChange) {
     let mut tensors: Vec<(String, Tensor)> = header.tensors.iter().map(read).collect();
     change(&mut keys, &mut tensors);
     let tensors: Vec<_> = tensors.into_iter().map(|(name, t)| (name, t.into())).collect();
-    gguf::write::save(path, &keys, &tensors).expect("write");
+    write::save(path, &keys, &tensors).expect("write");
 }
 
 /// A tiny target, some text and a configuration that trains on it.
@@ -265,10 +289,12 @@ pub(crate) struct Workshop {
 impl Workshop {
     /// A workshop whose target has four layers, enough for drafts that read several.
     pub(crate) fn with_four_layers() -> Self {
+        Self::with(json!({ "num_hidden_layers": 4 }))
+    }
+
+    fn with(keys: Value) -> Self {
         let shop = Self::new();
-        let mut config = tiny_config("llama");
-        config["num_hidden_layers"] = 4.into();
-        write_target(&shop.target, &config);
+        write_target(&shop.target, &with(tiny_config("llama"), keys));
         shop
     }
 
@@ -297,12 +323,7 @@ impl Workshop {
 
     /// The same with a target of four layers, which are enough for EAGLE-3 to tap three.
     pub(crate) fn of_four_layers() -> Self {
-        let shop = Self::new();
-        let mut config = tiny_config("llama");
-        config["num_hidden_layers"] = 4.into();
-        config["hidden_size"] = 64.into();
-        write_target(&shop.target, &config);
-        shop
+        Self::with(json!({ "num_hidden_layers": 4, "hidden_size": 64 }))
     }
 
     pub(crate) fn path(&self, name: &str) -> String {

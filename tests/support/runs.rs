@@ -31,6 +31,40 @@ pub(crate) fn trained_alike_from_a_store(shop: &Workshop, options: &[&str]) -> S
     shop.path("run/draft")
 }
 
+/// Tokens and acceptance of greedy decoding with a draft.
+pub(crate) fn drafted(shop: &Workshop, draft: &str) -> (Value, Value) {
+    let line = written(shop, &["--draft", draft, "--pace", "fixed"]);
+    (line["tokens"].clone(), line["conditional_acceptance"].clone())
+}
+
+/// Tokens of greedy decoding without a draft after the same prompt.
+pub(crate) fn written_plainly(shop: &Workshop) -> Value {
+    written(shop, &["--no-draft"])["tokens"].clone()
+}
+
+fn written(shop: &Workshop, how: &[&str]) -> Value {
+    let target = shop.target();
+    let arguments = ["generate", "--target", &target, "--prompt", "the cat sat"];
+    let more = ["--max-tokens", "40", "--ignore-eos", "--json"];
+    last_json(&succeed(&[&arguments[..], &more, how].concat()))
+}
+
+/// A draft's chains and trees give the plain text, whatever the cache is held as.
+pub(crate) fn decodes_as_plain(shop: &Workshop, drafted: &str, what: &str) {
+    let target = shop.target();
+    let prompt = ["generate", "--target", &target, "--prompt", "the cat", "--ignore-eos"];
+    let say = |more: &[&str]| {
+        succeed(&[&prompt[..], &["--max-tokens", "40", "--pace", "fixed"], more].concat())
+    };
+    for cache in ["f32", "f16"] {
+        let plain = say(&["--no-draft", "--cache", cache]);
+        let of_draft = ["--draft", drafted, "--cache", cache];
+        assert_eq!(plain, say(&of_draft), "{what} {cache}");
+        let tree = [&of_draft[..], &["--tree", "static:3,4"]].concat();
+        assert_eq!(plain, say(&tree), "{what} {cache}");
+    }
+}
+
 /// Every record of a run without what clocks and memory decide.
 pub(crate) fn metrics(run: &str) -> Vec<Value> {
     let mut records = metrics_with_clocks(run);
