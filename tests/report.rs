@@ -80,7 +80,7 @@ fn several_runs_are_compared_and_their_configurations_too() {
     let output = shop.path("both.html");
     succeed(&["report", &shop.path("a"), &shop.path("b"), "--output", &output]);
     let page = page(&output);
-    assert!(page.contains("Top-1 agreement, position 5"));
+    assert!(page.contains("Top-1 agreement, position 5") && !page.contains("position 6"));
     let differences = page.split("class=\"differences\"").nth(1).expect("differences");
     let table = differences.split("</table>").next().expect("a table");
     assert!(table.contains("train.seed") && table.contains("output"), "{table}");
@@ -297,4 +297,6 @@ fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
     assert!(drawn.iter().any(|chart| together(chart).1), "{drawn:?}");
     let mixed = drawn.iter().find(|chart| together(chart) == (true, true));
     assert!(mixed.is_none(), "{mixed:?}");
+    let untold = drawn.iter().filter(|chart| chart.0.contains("does not say what it was measured"));
+    assert!(untold.count() > 1, "{drawn:?}");
 }

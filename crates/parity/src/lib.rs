@@ -23,6 +23,8 @@ use std::path::Path;
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::device::Precision;
 use longdraft_models::target_model::TargetOptions;
+use longdraft_models::weights::WeightSource;
+use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::{Value, json};
 
 pub use error::{ParityError, Result};
@@ -125,6 +127,12 @@ impl CaseReport {
         self.check(name, mismatches(got, want), 0.0);
     }
 
+    /// Counts values that are not the same bit for bit.
+    fn check_bits(&mut self, name: impl Into<String>, got: &[f32], want: &[f32]) {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        self.check_equal(name, &bits(got), &bits(want));
+    }
+
     /// Counts mismatches of what is chosen by computed values: a share of them may differ.
     fn check_choices<T: PartialEq>(
         &mut self,
@@ -134,6 +142,11 @@ impl CaseReport {
         share: f64,
     ) {
         self.check(name, mismatches(got, want), (share * want.len() as f64).ceil());
+    }
+
+    /// The part whose checks have names that begin so.
+    fn part(&mut self, name: impl Into<String>) -> Part<'_> {
+        Part { name: name.into(), report: self }
     }
 
     /// As a line of JSON.
@@ -154,6 +167,22 @@ impl CaseReport {
             "loss_error": self.loss_error, "grad_error": self.grad_error,
             "weight_error": self.weight_error, "checks": checks
         })
+    }
+}
+
+/// Checks of one step or prompt: their names begin with its name.
+struct Part<'a> {
+    name: String,
+    report: &'a mut CaseReport,
+}
+
+impl Part<'_> {
+    fn check(&mut self, what: &str, error: f64, tolerance: f64) {
+        self.report.check(format!("{} {what}", self.name), error, tolerance);
+    }
+
+    fn check_equal<T: PartialEq>(&mut self, what: &str, got: &[T], want: &[T]) {
+        self.report.check_equal(format!("{} {what}", self.name), got, want);
     }
 }
 
@@ -224,6 +253,11 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
         largest = largest.max(y.abs());
     }
     Ok((worst, largest))
+}
+
+/// Values of a stored tensor in f32, row after row.
+fn floats(file: &SafetensorsSource, name: &str) -> Result<Vec<f32>> {
+    Ok(file.load(name, DType::F32)?.flatten_all()?.to_vec1()?)
 }
 
 /// A tensor where values are compared: not every device has f64.

@@ -65,13 +65,12 @@ fn check(
     let values = file.load(&format!("{name}.values"), DType::F32)?;
     let (outputs, inputs) = values.dims2()?;
     let matrix = Arc::new(QuantisedMatrix::new(format, outputs, inputs, &blocks)?);
-    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let values = values.flatten_all()?.to_vec1::<f32>()?;
     let mut widened = vec![0.0; outputs * inputs];
     format.widen(&blocks, &mut widened);
-    report.check_equal(format!("{name} values"), &bits(&widened), &bits(&values));
-    let held = Matrix::Quantised(Arc::clone(&matrix)).to_dense()?.flatten_all()?.to_vec1()?;
-    report.check_equal(format!("{name} values in memory"), &bits(&held), &bits(&values));
+    report.check_bits(format!("{name} values"), &widened, &values);
+    let held = Matrix::Quantised(Arc::clone(&matrix)).to_dense()?.flatten_all()?.to_vec1::<f32>()?;
+    report.check_bits(format!("{name} values in memory"), &held, &values);
 
     let Activations { codes, scales } = activations;
     let dots = file.load_f64(&format!("{name}.dots"))?;

@@ -12,7 +12,7 @@ use longdraft_train::optim::AdamWConfig;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::{CaseReport, Place, malformed, note, relative_error};
+use crate::{CaseReport, Part, Place, malformed, note, relative_error};
 
 /// Allowed errors: relative, those of rates absolute, that of counts a share.
 pub(crate) struct Tolerance {
@@ -55,7 +55,6 @@ pub(crate) fn steps<'a>(folder: &Path, meta: &'a Value) -> Result<&'a Vec<Value>
     steps.ok_or_else(|| malformed(folder, "meta.json: `steps` is missing"))
 }
 
-/// Learning rate of a step.
 pub(crate) fn rate(folder: &Path, step: &Value) -> Result<f64> {
     step["lr"].as_f64().ok_or_else(|| malformed(folder, "meta.json: a step has no `lr`"))
 }
@@ -129,11 +128,10 @@ fn error_of(file: &SafetensorsSource, name: &str, got: &Tensor) -> Result<f64> {
 
 /// Simulated acceptance lengths, where the case has them; `length` counts the target's own token.
 pub(crate) fn check_lengths(
-    label: &dyn Fn(&str) -> String,
     want: &Value,
     length: impl Fn(Rate) -> f64,
     tolerance: f64,
-    report: &mut CaseReport,
+    part: &mut Part<'_>,
 ) {
     for (key, rate, bonus) in [
         ("simulated_acceptance_length", Rate::Top1, 0.0),
@@ -142,7 +140,7 @@ pub(crate) fn check_lengths(
         ("simulated_acceptance_length_sampling_without_bonus", Rate::Acceptance, 1.0),
     ] {
         if let Some(want) = want[key].as_f64() {
-            report.check(label(key), (length(rate) - bonus - want).abs(), tolerance);
+            part.check(key, (length(rate) - bonus - want).abs(), tolerance);
         }
     }
 }

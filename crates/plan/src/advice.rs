@@ -143,7 +143,6 @@ impl Workload {
 pub struct OutOfMemory {
     /// What the device said.
     cause: String,
-    /// The estimate.
     needed: String,
     /// What to lower, the most effective first.
     pub remedies: Vec<String>,
@@ -179,20 +178,14 @@ pub fn explain(error: &TrainError, workload: &Workload, free: Option<u64>) -> Op
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::published::published_config;
-    use longdraft_train::config::TrainConfig;
+    use serde_json::json;
 
     use super::*;
-    use crate::Layout;
+    use crate::{Layout, sample};
 
     fn workload(ranks: usize) -> Workload {
-        let config = serde_json::json!({
-            "target": "t", "output": "o", "data": { "train": [{ "path": "p" }], "row_tokens": 8192 },
-            "draft": { "method": "eagle3" }, "train": { "rows_per_step": 16 },
-        });
-        let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-        Workload::new(&config, target, Layout::of(ranks, 1)).expect("sizes that fit")
+        let given = json!({ "data": { "row_tokens": 8192 }, "train": { "rows_per_step": 16 } });
+        sample::workload("eagle3", &given, Layout::of(ranks, 1))
     }
 
     #[test]

@@ -106,23 +106,19 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::published::published_config;
-    use longdraft_train::config::TrainConfig;
+    use serde_json::json;
 
-    use crate::{Layout, Workload};
+    use crate::Layout;
+    use crate::sample::workload;
 
     #[test]
     fn a_gpu_reads_rows_as_a_store_holds_them() {
         let bytes = |dtype: &str, threads: usize| {
-            let config = serde_json::json!({
-                "target": "t", "output": "o", "draft": { "method": "eagle3" },
-                "data": { "train": [{ "path": "p" }], "row_tokens": 1024 },
-                "train": { "features": "STORE" }, "capture": { "dtype": dtype },
+            let given = json!({
+                "data": { "row_tokens": 1024 }, "train": { "features": "STORE" },
+                "capture": { "dtype": dtype },
             });
-            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-            let workload = Workload::new(&config, target, Layout::of(1, threads));
-            workload.expect("sizes that fit").record_bytes()
+            workload("eagle3", &given, Layout::of(1, threads)).record_bytes()
         };
         // Three tapped layers and the final states.
         let values = 1024 * 4096;
@@ -135,16 +131,12 @@ mod tests {
     #[test]
     fn every_epoch_brings_a_rank_other_rows_to_keep() {
         let rows = |layout: Layout, train: &[(&str, u64)]| {
-            let mut config = serde_json::json!({
-                "target": "t", "output": "o", "draft": { "method": "eagle3" },
-                "data": { "train": [{ "path": "p" }], "row_tokens": 100 },
+            let mut given = json!({
+                "data": { "row_tokens": 100 },
                 "train": { "features": "memory", "rows_per_step": 8 },
             });
-            train.iter().for_each(|(key, value)| config["train"][*key] = (*value).into());
-            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-            let workload = Workload::new(&config, target, layout).expect("sizes that fit");
-            workload.with_training_rows(1024).rows_in_memory()
+            train.iter().for_each(|(key, value)| given["train"][*key] = (*value).into());
+            workload("eagle3", &given, layout).with_training_rows(1024).rows_in_memory()
         };
         let four = Layout::of(4, 1);
         assert_eq!(rows(Layout::of(1, 1), &[("epochs", 3)]), 1024);

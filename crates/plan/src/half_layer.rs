@@ -150,6 +150,7 @@ impl ForwardPass {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample;
     use crate::target::States;
     use longdraft_models::published::published_config;
 
@@ -158,15 +159,7 @@ mod tests {
     }
 
     fn pass() -> ForwardPass {
-        ForwardPass {
-            tokens: 1,
-            parts: 1,
-            tensor: 1,
-            tapped: 0,
-            finishes: true,
-            states: States::Half,
-            taps_keys: false,
-        }
+        sample::pass(States::Half)
     }
 
     #[test]

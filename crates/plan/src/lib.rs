@@ -28,6 +28,8 @@ mod links;
 mod operations;
 mod optimizer;
 mod place;
+#[cfg(test)]
+mod sample;
 mod target;
 mod workload;
 

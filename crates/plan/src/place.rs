@@ -17,7 +17,6 @@ pub(crate) const DRAFT: &str = "draft weights";
 pub(crate) const GATHERED_TARGET: &str = "gathered target weights";
 /// What it gathers of the draft's.
 pub(crate) const GATHERED_DRAFT: &str = "gathered draft weights";
-/// Moments of the optimizer.
 pub(crate) const STATE: &str = "optimizer state";
 /// What summing gradients over ranks takes beside them.
 pub(crate) const SUMS: &str = "buckets and sums";
@@ -130,25 +129,18 @@ pub(crate) struct Updates {
 
 #[cfg(test)]
 mod tests {
-    use longdraft_models::published::published_config;
     use longdraft_parallel::SUMS_BY_NCCL;
-    use longdraft_train::config::TrainConfig;
+    use serde_json::json;
 
     use super::{GATHERED_TARGET, Place, SPREAD_TARGET};
-    use crate::{Layout, Workload};
+    use crate::Layout;
+    use crate::sample::workload;
 
     #[test]
     fn phases_hold_the_same_weights_but_for_what_is_gathered() {
         for (zero, gathers) in [(1, false), (3, true)] {
-            let config = serde_json::json!({
-                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "draft": { "method": "glide" }, "parallel": { "zero": zero },
-            });
-            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
-            let workload =
-                Workload::new(&config, target, Layout::of(4, 1)).expect("sizes that fit");
-            let estimate = workload.estimate();
+            let given = json!({ "parallel": { "zero": zero } });
+            let estimate = workload("glide", &given, Layout::of(4, 1)).estimate();
             let weights = |name: &str| -> u64 {
                 let phase = estimate.phases.iter().find(|phase| phase.name == name);
                 let items = phase.expect("a phase of this name").items.iter();
@@ -164,15 +156,9 @@ mod tests {
     #[test]
     fn a_spread_target_lies_where_it_is_gathered() {
         for (reduction, by_nccl) in [("auto", SUMS_BY_NCCL), ("library", true)] {
-            let config = serde_json::json!({
-                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "draft": { "method": "glide" }, "parallel": { "zero": 3, "reduction": reduction },
-            });
-            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
-            let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+            let given = json!({ "parallel": { "zero": 3, "reduction": reduction } });
             let layout = Layout { target_value_bytes: 2, ..Layout::of(8, 0) };
-            let workload = Workload::new(&config, target, layout).expect("sizes that fit");
-            let phases = workload.estimate().phases;
+            let phases = workload("glide", &given, layout).estimate().phases;
             let item =
                 |name: &str| phases[0].items.iter().find(|item| item.name == name).expect("a term");
             let (part, layers) = (item(SPREAD_TARGET), item(GATHERED_TARGET));

@@ -125,21 +125,14 @@ fn inner_values(config: &TargetConfig) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::pass;
     use longdraft_models::published::published_config;
 
     #[test]
     fn a_gpu_holds_the_outputs_of_all_experts_of_a_token() {
         let config =
             published_config("Qwen/Qwen3-30B-A3B-Instruct-2507").expect("a published target");
-        let pass = |states| ForwardPass {
-            tokens: 1024,
-            parts: 1,
-            tensor: 1,
-            tapped: 0,
-            finishes: true,
-            states,
-            taps_keys: false,
-        };
+        let pass = |states| ForwardPass { tokens: 1024, ..pass(states) };
         // 8 of 2048 values for each token.
         let more =
             pass(States::Single).layer_bytes(&config) - pass(States::OfCpu).layer_bytes(&config);

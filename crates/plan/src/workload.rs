@@ -141,7 +141,6 @@ impl Workload {
         }
     }
 
-    /// Memory of training on a row.
     pub(crate) fn row_memory(&self) -> RowMemory {
         self.draft.row_memory(&self.row())
     }

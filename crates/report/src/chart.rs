@@ -23,14 +23,11 @@ pub(crate) enum Style {
     Dashed,
 }
 
-/// One curve.
 #[derive(Debug, Clone)]
 pub(crate) struct Curve {
     /// What it is of, as the page names it under the pointer.
     pub(crate) label: String,
-    /// Colour.
     pub(crate) ink: Ink,
-    /// Looks.
     pub(crate) style: Style,
     /// Drawn apart: one for each stage.
     pub(crate) segments: Vec<Vec<Point>>,
@@ -39,9 +36,7 @@ pub(crate) struct Curve {
 /// A line across a chart where a stage begins.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Mark {
-    /// Place.
     pub(crate) at: Place,
-    /// Stage.
     pub(crate) label: String,
 }
 

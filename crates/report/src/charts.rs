@@ -275,8 +275,6 @@ fn of_steps(stage: &Stage, of: impl Fn(&StepRecord) -> Option<f64>) -> Vec<Point
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
     use crate::axes::TrainingAxis;
     use crate::metrics_log::{HeldOutRecord, MetricsLog};
@@ -305,14 +303,7 @@ mod tests {
     }
 
     fn run(stages: Vec<Stage>) -> Run {
-        Run {
-            name: "r".into(),
-            folder: PathBuf::from("r"),
-            stages,
-            decoding: None,
-            problems: Vec::new(),
-            written: None,
-        }
+        Run { name: "r".into(), stages, ..Run::default() }
     }
 
     fn titles(runs: &[Run]) -> Vec<String> {
@@ -329,13 +320,6 @@ mod tests {
         assert!(titles.contains(&"Hard loss".to_owned()), "{titles:?}");
         assert!(!titles.contains(&"Peak memory".to_owned()), "{titles:?}");
         assert!(!titles.contains(&"Learning rate".to_owned()), "{titles:?}");
-    }
-
-    #[test]
-    fn several_runs_get_a_chart_for_each_position() {
-        let titles = titles(&[run(vec![stage(None, 100)]), run(vec![stage(None, 50)])]);
-        assert!(titles.contains(&"Top-1 agreement, position 2".to_owned()), "{titles:?}");
-        assert!(!titles.contains(&"Top-1 agreement, position 3".to_owned()), "{titles:?}");
     }
 
     #[test]

@@ -56,7 +56,6 @@ pub(crate) struct Agreement {
     pub(crate) as_trained: Option<Box<Agreement>>,
 }
 
-/// One optimizer step.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub(crate) struct StepRecord {
     /// From 1.
@@ -71,7 +70,6 @@ pub(crate) struct StepRecord {
     pub(crate) learning_rate: Option<f64>,
     /// Learned rows by tokens.
     pub(crate) learned_share: Option<f64>,
-    /// Of this step.
     pub(crate) tokens_per_second: Option<f64>,
     /// Peak resident set.
     pub(crate) memory_mib: Option<f64>,
@@ -84,7 +82,6 @@ pub(crate) struct StepRecord {
     pub(crate) agreement: Agreement,
 }
 
-/// One evaluation.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct HeldOutRecord {
     /// Steps done.

@@ -52,7 +52,6 @@ pub(super) struct ShownSample {
 #[derive(Debug, Serialize)]
 pub(super) struct ShownToken {
     text: String,
-    /// Style class.
     class: &'static str,
 }
 
@@ -111,7 +110,6 @@ pub(super) fn headline(runs: &[Run]) -> String {
     }
 }
 
-/// The figures of one run.
 pub(super) fn tiles(run: &Run) -> Vec<Tile> {
     let record = run.decoding.as_ref();
     let mut tiles = match record.and_then(best) {

@@ -18,7 +18,7 @@ use crate::error::{ReportError, Result};
 const METRICS_FILE: &str = "metrics.jsonl";
 
 /// One or more stages, trained one after another.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Run {
     /// Name of the directory.
     pub name: String,
@@ -34,7 +34,6 @@ pub struct Run {
     pub(crate) written: Option<SystemTime>,
 }
 
-/// One training stage.
 #[derive(Debug, Clone)]
 pub(crate) struct Stage {
     /// Name in the curriculum, and of the fit's round; none when the run is neither.
@@ -111,10 +110,7 @@ impl Run {
         let mut run = Self {
             name: name_of(folder),
             folder: folder.to_path_buf(),
-            stages: Vec::new(),
-            decoding: None,
-            problems: Vec::new(),
-            written: None,
+            ..Self::default()
         };
         run.read_decoding(folder);
         let rounds = rounds_of_fit(folder);
@@ -248,7 +244,6 @@ impl Stage {
         self.log.steps.last().map_or(0, |record| record.tokens)
     }
 
-    /// A value of the configuration by its keys.
     pub(crate) fn configured(&self, keys: &[&str]) -> Option<&Value> {
         let value = self.config.as_ref()?.value.as_ref()?;
         keys.iter().try_fold(value, |value, key| value.get(key))

@@ -6,7 +6,6 @@ use super::run::Run;
 
 /// Charts under one heading.
 pub(crate) struct Section {
-    /// Heading.
     pub(crate) title: &'static str,
     /// What one must know to read them.
     pub(crate) note: String,
@@ -20,7 +19,6 @@ pub(crate) struct Section {
 
 /// A chart with what stands above it.
 pub(crate) struct Card {
-    /// What it shows.
     pub(crate) title: String,
     /// In which sense; may be empty.
     pub(crate) detail: String,

@@ -2,7 +2,6 @@
 
 use super::axes::Place;
 
-/// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Point {
     /// Progress of training, or a draft position.

@@ -7,9 +7,7 @@ use super::ink::Ink;
 /// How a path is drawn; lengths in drawn pixels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stroke {
-    /// Colour.
     pub(super) ink: Ink,
-    /// Of the line.
     pub(super) width: i32,
     /// From 0 to 1; 1 is not written.
     pub(super) opacity: f64,
@@ -37,7 +35,6 @@ impl Stroke {
     }
 }
 
-/// A line through points.
 pub(super) fn line(out: &mut String, stroke: Stroke, points: &[(i32, i32)]) {
     let Some(first) = points.first() else { return };
     stroke.open(out);

@@ -170,9 +170,6 @@ impl Whole {
 }
 
 /// Waits for all answers and puts them into one object.
-///
-/// # Errors
-/// - an answer failed
 pub(crate) async fn whole(
     head: &Head,
     mut submitted: Submitted,

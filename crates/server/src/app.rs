@@ -30,7 +30,6 @@ pub(crate) struct App {
     /// When the server began, in seconds since 1970.
     pub(crate) began: u64,
     line: Line,
-    /// Opens the draft anew.
     open_draft: Option<Arc<OpenDraft>>,
     /// Requests that may be read.
     entries: Arc<Semaphore>,
@@ -41,7 +40,6 @@ pub(crate) struct App {
     tokens: Option<Arc<Semaphore>>,
     meters: Arc<Meters>,
     vocabulary: Vocabulary,
-    /// Requests so far.
     requests: AtomicU64,
 }
 
@@ -49,11 +47,9 @@ pub(crate) struct App {
 pub(crate) struct Submitted {
     /// Which request of this server.
     pub(crate) number: u64,
-    /// Tokens of all prompts.
     pub(crate) prompt_tokens: usize,
-    /// Answers to come.
     pub(crate) answers: usize,
-    /// Of them, to each prompt.
+    /// Answers to each prompt.
     pub(crate) count: usize,
     pub(crate) events: UnboundedReceiver<(usize, Event)>,
 }
@@ -270,7 +266,6 @@ impl App {
     }
 }
 
-/// Now.
 pub(crate) fn seconds_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

@@ -21,7 +21,6 @@ pub(crate) struct Task {
     pub(crate) stops: Vec<String>,
     /// Whether its text goes on where that of the prompt ends.
     pub(crate) goes_on: bool,
-    /// The form that it has.
     pub(crate) form: Option<FormState>,
     /// Closed when the client is gone.
     pub(crate) events: UnboundedSender<(usize, Event)>,

@@ -40,9 +40,6 @@ impl NewFolder {
     }
 
     /// Puts the folder in its place.
-    ///
-    /// # Errors
-    /// - the place cannot be written
     pub(crate) fn finish(self) -> Result<()> {
         let fail = |path: &Path| ServingError::io(path.to_path_buf());
         for entry in std::fs::read_dir(&self.temporary).map_err(fail(&self.temporary))? {

@@ -20,6 +20,7 @@ mod config;
 mod error;
 mod metrics_log;
 mod mlflow;
+mod protobuf;
 mod record_log;
 mod replay;
 mod run;

@@ -11,82 +11,49 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 
 use super::error::{Result, TrackerError};
+use super::protobuf::messages;
 use super::{Moment, Outcome, Row, Run, Tracker};
 
 const PREFIX: &str = "events.out.tfevents.";
 
-#[derive(Clone, PartialEq, Message)]
-struct Event {
-    #[prost(double, tag = "1")]
-    wall_time: f64,
-    #[prost(int64, tag = "2")]
-    step: i64,
-    #[prost(string, optional, tag = "3")]
-    file_version: Option<String>,
-    #[prost(message, optional, tag = "5")]
-    summary: Option<Summary>,
-    #[prost(message, optional, tag = "7")]
-    session_log: Option<SessionLog>,
-    #[prost(message, optional, tag = "10")]
-    source: Option<SourceMetadata>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    values: Vec<SummaryValue>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct SummaryValue {
-    #[prost(string, tag = "1")]
-    tag: String,
-    #[prost(float, optional, tag = "2")]
-    simple_value: Option<f32>,
-    #[prost(message, optional, tag = "8")]
-    tensor: Option<Tensor>,
-    #[prost(message, optional, tag = "9")]
-    metadata: Option<SummaryMetadata>,
-}
-
-/// A scalar string.
-#[derive(Clone, PartialEq, Message)]
-struct Tensor {
-    #[prost(int32, tag = "1")]
-    dtype: i32,
-    #[prost(message, optional, tag = "2")]
-    shape: Option<Shape>,
-    #[prost(bytes = "vec", repeated, tag = "8")]
-    string_values: Vec<Vec<u8>>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Shape {}
-
-#[derive(Clone, PartialEq, Message)]
-struct SummaryMetadata {
-    #[prost(message, optional, tag = "1")]
-    plugin: Option<Plugin>,
-    #[prost(int32, tag = "4")]
-    data_class: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Plugin {
-    #[prost(string, tag = "1")]
-    name: String,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct SessionLog {
-    #[prost(int32, tag = "1")]
-    status: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct SourceMetadata {
-    #[prost(string, tag = "1")]
-    writer: String,
+messages! {
+    Event {
+        [double, tag = "1"] wall_time: f64,
+        [int64, tag = "2"] step: i64,
+        [string, optional, tag = "3"] file_version: Option<String>,
+        [message, optional, tag = "5"] summary: Option<Summary>,
+        [message, optional, tag = "7"] session_log: Option<SessionLog>,
+        [message, optional, tag = "10"] source: Option<SourceMetadata>,
+    }
+    Summary {
+        [message, repeated, tag = "1"] values: Vec<SummaryValue>,
+    }
+    SummaryValue {
+        [string, tag = "1"] tag: String,
+        [float, optional, tag = "2"] simple_value: Option<f32>,
+        [message, optional, tag = "8"] tensor: Option<Tensor>,
+        [message, optional, tag = "9"] metadata: Option<SummaryMetadata>,
+    }
+    /// A scalar string.
+    Tensor {
+        [int32, tag = "1"] dtype: i32,
+        [message, optional, tag = "2"] shape: Option<Shape>,
+        [bytes = "vec", repeated, tag = "8"] string_values: Vec<Vec<u8>>,
+    }
+    Shape {}
+    SummaryMetadata {
+        [message, optional, tag = "1"] plugin: Option<Plugin>,
+        [int32, tag = "4"] data_class: i32,
+    }
+    Plugin {
+        [string, tag = "1"] name: String,
+    }
+    SessionLog {
+        [int32, tag = "1"] status: i32,
+    }
+    SourceMetadata {
+        [string, tag = "1"] writer: String,
+    }
 }
 
 /// `DT_STRING`.
@@ -246,26 +213,11 @@ mod tests {
     const FRAME_CHECKSUMS: [&str; 2] = ["37f97139", "d2ef2859"];
 
     #[test]
-    fn a_file_holds_version_start_configuration_and_scalars() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let mut board = TensorBoard::new(&run(dir.path(), 0));
-        board.flush().expect("nothing to flush");
-        assert!(!board.path().exists(), "a file without a step");
-        board.log(&row(1)).expect("log");
-        board.log(&row(2)).expect("log");
-        let events = events(board.path());
-        assert_eq!(events[0].file_version.as_deref(), Some("brain.Event:2"));
-        assert_eq!(events[1].session_log, Some(SessionLog { status: START }));
-        let values = &events[3].summary.as_ref().expect("summary").values;
-        assert_eq!((events[3].step, events[3].wall_time), (1, 1_700_000_001.0));
-        assert_eq!((values[0].tag.as_str(), values[0].simple_value), ("train/loss", Some(4.0)));
-        assert_eq!((events.len(), events[4].step), (5, 2));
-    }
-
-    #[test]
     fn a_resumed_run_starts_a_later_file_after_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut first = TensorBoard::new(&run(dir.path(), 0));
+        first.flush().expect("nothing to flush");
+        assert!(!first.path().exists(), "a file without a step");
         first.log(&row(1)).expect("log");
         // The same second and process id: the name must still differ and sort after.
         let mut second = TensorBoard::new(&run(dir.path(), 5));

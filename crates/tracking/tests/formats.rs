@@ -68,13 +68,18 @@ fn tracked_files_keep_the_bytes_that_their_readers_read() {
     let swanlab = SwanLab::open(&run).expect("SwanLab");
     let paths = [board.path(), wandb.path(), swanlab.path()].map(Path::to_path_buf);
     let trackers: [Box<dyn Tracker>; 3] = [Box::new(board), Box::new(wandb), Box::new(swanlab)];
+    let mut notes = Vec::new();
     for mut tracker in trackers {
         for row in rows() {
             tracker.log(&row).expect("log");
         }
         let end = Moment { seconds: STARTED + 3, nanos: 0 };
-        tracker.finish(Outcome::Finished, end).expect("finish");
+        notes.extend(tracker.finish(Outcome::Finished, end).expect("finish"));
     }
+    for (note, told) in notes.iter().zip(["-20231114_221320-l0ngdr4f", "sync --id l0ngdr4f "]) {
+        assert!(note.contains(told) && note.contains(" sync "), "{note}");
+    }
+    assert_eq!(notes.len(), 2, "TensorBoard reads files as they are");
     let config = paths[2].with_file_name("files").join("config.yaml");
     let changed: Vec<PathBuf> = paths
         .into_iter()

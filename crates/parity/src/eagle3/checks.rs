@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::case::Case;
 use crate::error::Result;
 use crate::training::check_lengths;
-use crate::{CaseReport, malformed, note, relative, worst};
+use crate::{Part, malformed, note, relative, worst};
 
 /// A list with a value a step.
 type OfStep = fn(&StepCounts) -> f64;
@@ -14,34 +14,33 @@ type OfStep = fn(&StepCounts) -> f64;
 /// Losses, rates and counters, where `want` has them.
 pub(super) fn check_metrics(
     case: &Case<'_>,
-    label: &dyn Fn(&str) -> String,
     want: &Value,
     got: &Eagle3Metrics,
-    report: &mut CaseReport,
+    part: &mut Part<'_>,
 ) -> Result<()> {
     let tolerance = &case.tolerance;
     let mut largest = 0.0;
-    check_list(case, label, want, "step_losses", got, report, &mut |step, want| {
+    check_list(case, (want, "step_losses"), got, part, &mut |step, want| {
         let error = relative(step.loss(), want);
         largest = worst(largest, error);
         (error, tolerance.loss)
     })?;
-    note(&mut report.loss_error, largest);
+    note(&mut part.report.loss_error, largest);
     let rates: [(&str, OfStep); 2] =
         [("acc", StepCounts::accuracy), ("acceptance", StepCounts::acceptance)];
     for (key, of) in rates {
-        check_list(case, label, want, key, got, report, &mut |step, want| {
+        check_list(case, (want, key), got, part, &mut |step, want| {
             ((of(step) - want).abs(), tolerance.rate)
         })?;
     }
     let sums: [(&str, OfStep); 2] =
         [("acceptance_sum", |step| step.acceptance_sum), ("step_loss_sum", |step| step.loss_sum)];
     for (key, of) in sums {
-        check_list(case, label, want, key, got, report, &mut |step, want| {
+        check_list(case, (want, key), got, part, &mut |step, want| {
             ((of(step) - want).abs(), tolerance.rate * rows(step))
         })?;
     }
-    check_list(case, label, want, "acc_count", got, report, &mut |step, want| {
+    check_list(case, (want, "acc_count"), got, part, &mut |step, want| {
         ((step.top1_count as f64 - want).abs(), (tolerance.count * rows(step)).ceil())
     })?;
     for key in ["rows_R_and_M", "rows_m_and_M"] {
@@ -52,10 +51,10 @@ pub(super) fn check_metrics(
             pair.as_array().map(|pair| pair.iter().filter_map(Value::as_u64).collect::<Vec<_>>())
         };
         let want: Vec<Vec<u64>> = pairs.iter().filter_map(numbers).collect();
-        report.check_equal(label(key), &got, &want);
+        part.check_equal(key, &got, &want);
     }
     let length = |rate| got.simulated_acceptance_length(rate);
-    check_lengths(label, want, length, tolerance.rate, report);
+    check_lengths(want, length, tolerance.rate, part);
     Ok(())
 }
 
@@ -66,11 +65,9 @@ fn rows(step: &StepCounts) -> f64 {
 /// Compares a list with a value a step; `error` gives error and tolerance of one.
 fn check_list(
     case: &Case<'_>,
-    label: &dyn Fn(&str) -> String,
-    want: &Value,
-    key: &str,
+    (want, key): (&Value, &str),
     got: &Eagle3Metrics,
-    report: &mut CaseReport,
+    part: &mut Part<'_>,
     error: &mut dyn FnMut(&StepCounts, f64) -> (f64, f64),
 ) -> Result<()> {
     let Some(values) = want[key].as_array() else {
@@ -82,7 +79,7 @@ fn check_list(
     }
     for (i, (step, want)) in got.steps.iter().zip(values).enumerate() {
         let (error, tolerance) = error(step, want.as_f64().unwrap_or(f64::NAN));
-        report.check(label(&format!("{key} {i}")), error, tolerance);
+        part.check(&format!("{key} {i}"), error, tolerance);
     }
     Ok(())
 }

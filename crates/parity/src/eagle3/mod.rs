@@ -16,7 +16,7 @@ use longdraft_train::method::eagle3::{Eagle3Metrics, Eagle3Objective};
 use longdraft_train::optim::AdamW;
 use serde_json::Value;
 
-use super::{CaseReport, Place, malformed, note, relative};
+use super::{CaseReport, Part, Place, malformed, note, relative};
 use crate::error::Result;
 use crate::training::{check_gradients, check_weights, rate};
 
@@ -51,9 +51,9 @@ fn run_mode(
     report: &mut CaseReport,
 ) -> Result<()> {
     let objective = case.objective(Some(mode))?;
-    let label = |what: &str| format!("default mode {} {what}", index + 1);
+    let part = &mut report.part(format!("default mode {}", index + 1));
     let (metrics, gradients) = step(&objective, inputs)?;
-    check_step(case, &label, mode, (&objective, &metrics, &gradients), report)?;
+    check_step(case, mode, (&objective, &metrics, &gradients), part)?;
     if let Some(file) = mode["grads_file"].as_str() {
         if file.contains(['/', '\\']) {
             let problem = format!("`grads_file` = {file} is not a file name");
@@ -76,10 +76,10 @@ fn run_steps(
     let mut optimizer = AdamW::new(case.optimizer(), parameters);
     let steps = case.steps()?;
     for (index, want) in steps.iter().enumerate() {
-        let label = |what: &str| format!("step {} {what}", index + 1);
+        let part = &mut report.part(format!("step {}", index + 1));
         // As a stage does it: with what the last update wrote.
         let (metrics, gradients) = optimizer.written().with(|| step(objective, inputs))?;
-        check_step(case, &label, want, (objective, &metrics, &gradients), report)?;
+        check_step(case, want, (objective, &metrics, &gradients), part)?;
         if index == 0 {
             let (path, trained) = (case.folder.join("grads.safetensors"), (parameters, &gradients));
             check_gradients((&path, ""), trained, &case.tolerance, report)?;
@@ -123,20 +123,19 @@ fn step(
 /// Loss, gradient norm and metrics of one step.
 fn check_step(
     case: &Case<'_>,
-    label: &dyn Fn(&str) -> String,
     want: &Value,
     (objective, metrics, gradients): (&Eagle3Objective, &Eagle3Metrics, &Gradients),
-    report: &mut CaseReport,
+    part: &mut Part<'_>,
 ) -> Result<()> {
     let loss = metrics.loss(&objective.config().weights());
     for (key, got) in [("loss", loss), ("grad_norm", gradients.norm()?)] {
         if let Some(want) = want[key].as_f64() {
             let error = relative(got, want);
-            report.check(label(key), error, case.tolerance.loss);
+            part.check(key, error, case.tolerance.loss);
             if key == "loss" {
-                note(&mut report.loss_error, error);
+                note(&mut part.report.loss_error, error);
             }
         }
     }
-    check_metrics(case, label, want, metrics, report)
+    check_metrics(case, want, metrics, part)
 }

@@ -33,7 +33,6 @@ pub(super) fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<
     Err(ParityError::OtherWeights { weights, folder, got, want: want.to_owned() })
 }
 
-/// The numbers of a list.
 pub(super) fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().map(|v| v.iter().filter_map(Value::as_f64).collect()).unwrap_or_default()
 }

@@ -4,6 +4,7 @@
 //! implementation stays within about ten times that.
 
 mod files;
+mod passage;
 mod states;
 
 use std::path::Path;
@@ -17,7 +18,8 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use serde_json::Value;
 
 use super::{
-    CaseReport, Place, ROUNDED, absolute_error, malformed, on_host, read_json, relative, worst,
+    CaseReport, Part, Place, ROUNDED, absolute_error, malformed, on_host, read_json, relative,
+    worst,
 };
 use crate::error::{ParityError, Result};
 
@@ -37,12 +39,6 @@ const FLOORS: [(&str, f64); 5] = [
 
 /// Prompts up to this length share the largest deviation among them.
 const SHORT_PROMPT: u64 = 64;
-
-/// Scored tokens of the passage: per token, and their mean.
-const NLL_TOLERANCE: (f64, f64) = (1e-3, 1e-5);
-
-/// The same with 16-bit values.
-const ROUNDED_NLL: (f64, f64) = (0.5, 2e-2);
 
 /// Where a case holds weights of its own.
 const OWN_WEIGHTS: &str = "target";
@@ -141,36 +137,30 @@ impl ForwardCase<'_> {
 
     fn check_prompt(&self, prompt: &Value, report: &mut CaseReport) -> Result<()> {
         let name = prompt["name"].as_str().unwrap_or("prompt");
-        let label = |what: &str| format!("{name} {what}");
         let ids = ids(&prompt["ids"]);
         if ids.is_empty() {
             return Err(malformed(self.folder, format!("prompts.json: `{name}` has no ids")));
         }
-        self.check_text(prompt, &ids, &label, report)?;
+        let part = &mut report.part(name);
+        self.check_text(prompt, &ids, part)?;
         let mut sequence = PackedSequence::single(&ids);
         let positions = files::ids(&prompt["position_ids"]);
         if !positions.is_empty() {
             sequence.position_ids = positions;
         }
         let features = self.target.forward(&sequence, &self.taps())?;
-        self.check_logits(prompt, &features, &label, report)?;
+        self.check_logits(prompt, &features, part)?;
         if self.has_keys {
-            self.check_kv(prompt, features.last_kv()?, &label, report)?;
+            self.check_kv(prompt, features.last_kv()?, part)?;
         }
-        self.check_capture(prompt, &features, &label, report)?;
-        self.check_tensors(prompt, name, &features, &label, report)?;
-        self.check_states(name, &sequence, &label, report)?;
-        self.check_greedy(prompt, &sequence, &label, report)
+        self.check_capture(prompt, &features, part)?;
+        self.check_tensors(prompt, &features, part)?;
+        self.check_states(&sequence, part)?;
+        self.check_greedy(prompt, &sequence, part)
     }
 
     /// Rendered template and token ids.
-    fn check_text(
-        &self,
-        prompt: &Value,
-        want: &[u32],
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
-    ) -> Result<()> {
+    fn check_text(&self, prompt: &Value, want: &[u32], part: &mut Part<'_>) -> Result<()> {
         let (Some(text), Some(tokenizer)) = (prompt["text"].as_str(), self.tokenizer) else {
             return Ok(());
         };
@@ -183,7 +173,7 @@ impl ForwardCase<'_> {
                 .map(|m| Message::new(&field(m, "role"), field(m, "content")))
                 .collect();
             let rendered = template.render(&messages, true)?;
-            report.check_equal(label("rendered template"), &[rendered], &[text.to_owned()]);
+            part.check_equal("rendered template", &[rendered], &[text.to_owned()]);
         }
         let mut got = tokenizer.encode(text)?.ids;
         // A start token before the prompt is the user's to put, not the tokenizer's.
@@ -193,7 +183,7 @@ impl ForwardCase<'_> {
         {
             got.insert(0, bos);
         }
-        report.check_equal(label("token ids"), &got, want);
+        part.check_equal("token ids", &got, want);
         Ok(())
     }
 
@@ -201,8 +191,7 @@ impl ForwardCase<'_> {
         &self,
         prompt: &Value,
         features: &Features,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         let hidden = features.final_hidden()?;
         let last = hidden.dim(0)? - 1;
@@ -216,27 +205,22 @@ impl ForwardCase<'_> {
                 logits.get(id as usize).map_or(f64::INFINITY, |z| (f64::from(*z) - want).abs())
             })
             .fold(0.0, worst);
-        report.check(label("top-20 logits"), error, tolerance);
+        part.check("top-20 logits", error, tolerance);
         if let Some(want) = prompt["logsumexp"].as_f64() {
             let sum: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
-            report.check(label("log-sum-exp"), (sum.ln() - want).abs(), tolerance);
+            part.check("log-sum-exp", (sum.ln() - want).abs(), tolerance);
         }
         let want = ids(&prompt["argmax_per_position"]);
         if !want.is_empty() {
             let got = self.target.hold_ends()?.logits(hidden)?.argmax(1)?.to_vec1::<u32>()?;
             let share = self.place.allowed(0.0, ROUNDED.count);
-            report.check_choices(label("argmax per position"), &got, &want, share);
+            let name = format!("{} argmax per position", part.name);
+            part.report.check_choices(name, &got, &want, share);
         }
         Ok(())
     }
 
-    fn check_kv(
-        &self,
-        prompt: &Value,
-        last_kv: &KeyValues,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
-    ) -> Result<()> {
+    fn check_kv(&self, prompt: &Value, last_kv: &KeyValues, part: &mut Part<'_>) -> Result<()> {
         let tokens = last_kv.k.dim(0)?;
         for (key, tensor) in [("k", &last_kv.k), ("v", &last_kv.v)] {
             let (mut error, mut size) = (0.0_f64, 0.0_f64);
@@ -251,7 +235,7 @@ impl ForwardCase<'_> {
                 }
             }
             let tolerance = self.tolerance(prompt, &format!("{key}_last"), size);
-            report.check(label(&format!("last-layer {key}")), error, tolerance);
+            part.check(&format!("last-layer {key}"), error, tolerance);
         }
         Ok(())
     }
@@ -261,8 +245,7 @@ impl ForwardCase<'_> {
         &self,
         prompt: &Value,
         features: &Features,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         let tolerance = self.tolerance(prompt, "hidden_rel", 1.0);
         for (layer, hidden) in &features.hidden {
@@ -280,7 +263,7 @@ impl ForwardCase<'_> {
                     error = worst(error, (got - want).abs() / norm);
                 }
             }
-            report.check(label(&format!("hidden after layer {}", layer.0)), error, tolerance);
+            part.check(&format!("hidden after layer {}", layer.0), error, tolerance);
         }
         Ok(())
     }
@@ -289,10 +272,8 @@ impl ForwardCase<'_> {
     fn check_tensors(
         &self,
         prompt: &Value,
-        name: &str,
         features: &Features,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         let path = self.folder.join("tensors.safetensors");
         if !path.is_file() {
@@ -307,19 +288,19 @@ impl ForwardCase<'_> {
         if let Some(KeyValues { k, v }) = &features.last_kv {
             of_tensors.extend([("last_layer_k", "k_last", k), ("last_layer_v", "v_last", v)]);
         }
-        let some = self.logits_at(&file, name, hidden)?;
+        let some = self.logits_at(&file, &part.name, hidden)?;
         of_tensors.extend(some.iter().map(|some| ("logits_at", "logits", some)));
         for (what, key, got) in of_tensors {
-            if let Some(want) = stored(&file, name, what)? {
+            if let Some(want) = stored(&file, &part.name, what)? {
                 let (error, largest) = absolute_error(got, &want)?;
-                report.check(label(what), error, self.tolerance(prompt, key, largest));
+                part.check(what, error, self.tolerance(prompt, key, largest));
             }
         }
         for (layer, got) in &features.hidden {
             let what = format!("hidden_after_layer_{}", layer.0);
-            if let Some(want) = stored(&file, name, &what)? {
+            if let Some(want) = stored(&file, &part.name, &what)? {
                 let error = largest_row_error(got, &want)?;
-                report.check(label(&what), error, self.tolerance(prompt, "hidden_rel", 1.0));
+                part.check(&what, error, self.tolerance(prompt, "hidden_rel", 1.0));
             }
         }
         Ok(())
@@ -346,8 +327,7 @@ impl ForwardCase<'_> {
         &self,
         prompt: &Value,
         sequence: &PackedSequence,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         let want = ids(&prompt["greedy_ids"]);
         if want.is_empty() {
@@ -372,52 +352,13 @@ impl ForwardCase<'_> {
             position += 1;
             features = self.target.extend(&[next], &[position], &mut cache, &taps)?;
         }
-        report.check_equal(label(&format!("greedy, {clear} tokens")), &got, &want[..clear]);
-        Ok(())
-    }
-
-    fn check_nll(&self, report: &mut CaseReport) -> Result<()> {
-        if !self.folder.join("nll.json").is_file() {
-            return Ok(());
-        }
-        let passage = read_json(&self.folder.join("nll.json"))?;
-        let ids = ids(&passage["ids"]);
-        if ids.len() < 2 {
-            return Err(malformed(self.folder, "nll.json: no ids"));
-        }
-        let taps = Taps::of(&[Tap::FinalHidden]);
-        let features = self.target.forward(&PackedSequence::single(&ids), &taps)?;
-        let logits = self.target.hold_ends()?.logits(features.final_hidden()?)?.to_vec2::<f32>()?;
-        let nll: Vec<f64> =
-            logits.iter().zip(&ids[1..]).map(|(z, label)| row_nll(z, *label)).collect();
-        let mean = nll.iter().sum::<f64>() / nll.len() as f64;
-        if let Some(want) = passage["mean_nll"].as_f64() {
-            let tolerance = self.place.allowed(NLL_TOLERANCE.1, ROUNDED_NLL.1);
-            report.check("passage mean NLL", (mean - want).abs(), tolerance);
-        }
-        let mut want = numbers(&passage["nll_first8"]);
-        let path = self.folder.join("tensors.safetensors");
-        if path.is_file() {
-            let file = SafetensorsSource::open_file(&path)?;
-            if let Some(all) = stored(&file, "nll", "per_token")? {
-                want = all.to_dtype(DType::F64)?.to_vec1()?;
-            }
-        }
-        let error = nll.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, worst);
-        let tolerance = self.place.allowed(NLL_TOLERANCE.0, ROUNDED_NLL.0);
-        report.check(format!("passage NLL of {} tokens", want.len()), error, tolerance);
+        part.check_equal(&format!("greedy, {clear} tokens"), &got, &want[..clear]);
         Ok(())
     }
 }
 
 fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
-}
-
-fn row_nll(logits: &[f32], label: u32) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|z| (f64::from(*z) - max).exp()).sum();
-    max + sum.ln() - f64::from(logits[label as usize])
 }
 
 fn stored(file: &SafetensorsSource, name: &str, what: &str) -> Result<Option<Tensor>> {

@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::target_model::{KvCache, PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
-use super::{CaseReport, ForwardCase, absolute_error, stored};
+use super::{ForwardCase, Part, absolute_error, stored};
 use crate::error::Result;
 
 /// Allowed error of a state, absolute and in parts of its largest value.
@@ -14,10 +14,8 @@ impl ForwardCase<'_> {
     /// Steps through a prompt in one pass, then takes back all tokens from the case's cut on.
     pub(super) fn check_states(
         &self,
-        name: &str,
         sequence: &PackedSequence,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         let path = self.folder.join("tensors.safetensors");
         if !self.target.config().is_recurrent() || !path.is_file() {
@@ -27,31 +25,30 @@ impl ForwardCase<'_> {
         let mut cache = self.target.new_cache()?;
         let taps = Taps::of(&[Tap::FinalHidden]);
         self.target.extend(&sequence.ids, &sequence.position_ids, &mut cache, &taps)?;
-        self.compare_states(&file, (name, ""), &cache, label, report)?;
+        self.compare_states(&file, "", &cache, part)?;
         let cut = self.state_cut.filter(|cut| *cut < sequence.ids.len());
         let Some(cut) = cut else { return Ok(()) };
         cache.compact(0, &(0..cut).collect::<Vec<_>>())?;
-        self.compare_states(&file, (name, &format!("_at_{cut}")), &cache, label, report)
+        self.compare_states(&file, &format!("_at_{cut}"), &cache, part)
     }
 
     fn compare_states(
         &self,
         file: &SafetensorsSource,
-        (name, suffix): (&str, &str),
+        suffix: &str,
         cache: &KvCache,
-        label: &dyn Fn(&str) -> String,
-        report: &mut CaseReport,
+        part: &mut Part<'_>,
     ) -> Result<()> {
         for layer in 0..self.target.config().num_hidden_layers {
             let Some((window, matrix)) = cache.state(layer) else { continue };
             for (what, values) in [("conv", window), ("recurrent", matrix.as_slice())] {
                 let what = format!("{what}_state_layer_{layer}{suffix}");
-                let Some(want) = stored(file, name, &what)? else { continue };
+                let Some(want) = stored(file, &part.name, &what)? else { continue };
                 let got = self.as_published(values, want.dims())?;
                 let (error, largest) = absolute_error(&got, &want)?;
                 let (absolute, relative) = TOLERANCE;
                 let single = absolute.max(relative * largest);
-                report.check(label(&what), error, self.place.allowed(single, 0.25 * largest));
+                part.check(&what, error, self.place.allowed(single, 0.25 * largest));
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::case::Case;
 use crate::error::Result;
 use crate::training::{Tolerance, check_lengths};
-use crate::{CaseReport, on_host, relative, relative_error};
+use crate::{CaseReport, Part, on_host, relative, relative_error};
 
 /// Compares what the activations file holds of the first step.
 pub(super) fn check_activations(
@@ -68,14 +68,13 @@ pub(super) fn check_activations(
 /// Counters and rates, where the case has them.
 pub(super) fn check_metrics(
     case: &Case<'_>,
-    label: &dyn Fn(&str) -> String,
     want: &Value,
     got: &DraftMetrics,
-    report: &mut CaseReport,
+    part: &mut Part<'_>,
 ) {
     for (key, value) in [("hard_loss", got.hard_loss()), ("soft_loss", got.soft_loss())] {
         if let Some(want) = want[key].as_f64() {
-            report.check(label(key), relative(value, want), case.tolerance.loss);
+            part.check(key, relative(value, want), case.tolerance.loss);
         }
     }
     let Tolerance { rate, count, .. } = case.tolerance;
@@ -96,8 +95,7 @@ pub(super) fn check_metrics(
             ];
             for (key, value, tolerance) in numbers {
                 if let Some(want) = want[key].as_f64() {
-                    let name = label(&format!("delay {delay} {key}"));
-                    report.check(name, (value - want).abs(), tolerance);
+                    part.check(&format!("delay {delay} {key}"), (value - want).abs(), tolerance);
                 }
             }
         }
@@ -105,5 +103,5 @@ pub(super) fn check_metrics(
     let gamma = case.objective("gamma").as_u64().unwrap_or(5) as usize;
     // Up to gamma rates are multiplied and added.
     let within = case.length_tolerance(gamma);
-    check_lengths(label, want, |rate| got.simulated_acceptance_length(rate, gamma), within, report);
+    check_lengths(want, |rate| got.simulated_acceptance_length(rate, gamma), within, part);
 }

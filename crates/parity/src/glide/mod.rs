@@ -46,7 +46,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
     let mut all_steps = DraftMetrics::default();
     let steps = case.steps()?;
     for (index, step) in steps.iter().enumerate() {
-        let label = |what: &str| format!("step {} {what}", index + 1);
+        let name = format!("step {}", index + 1);
         let batches = batches(&case, index, step, &mut report)?;
         // As a stage does it: with what the last update wrote.
         let step_of = || run_step(&case, &target, &objective, &batches, index, &mut report);
@@ -58,13 +58,13 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
         ] {
             if let Some(want) = step[key].as_f64() {
                 let error = relative(got, want);
-                report.check(label(key), error, case.tolerance.loss);
+                report.check(format!("{name} {key}"), error, case.tolerance.loss);
                 if key != "grad_norm" {
                     note(&mut report.loss_error, error);
                 }
             }
         }
-        check_metrics(&case, &label, step, &outcome.metrics, &mut report);
+        check_metrics(&case, step, &outcome.metrics, &mut report.part(name));
         all_steps.merge(&outcome.metrics);
         if index == 0 {
             let path = folder.join("grads.safetensors");
@@ -82,8 +82,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
         }
     }
     if !meta["all_steps"].is_null() {
-        let label = |what: &str| format!("all steps {what}");
-        check_metrics(&case, &label, &meta["all_steps"], &all_steps, &mut report);
+        check_metrics(&case, &meta["all_steps"], &all_steps, &mut report.part("all steps"));
     }
     Ok(report)
 }

@@ -12,7 +12,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, absolute_error, malformed};
+use crate::{CaseReport, absolute_error, floats, malformed};
 
 /// Checks the artifact; returns the weights that a reader of its file has.
 pub(super) fn check(case: &Case<'_>, report: &mut CaseReport) -> Result<MemorySource> {
@@ -65,38 +65,33 @@ fn check_tensor(
     want: &SafetensorsSource,
     report: &mut CaseReport,
 ) -> Result<()> {
-    let floats = |key: &str| -> Result<Vec<f32>> {
-        Ok(want.load(&format!("{key}.{name}"), DType::F32)?.flatten_all()?.to_vec1()?)
-    };
-    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+    let floats = |key: &str| floats(want, &format!("{key}.{name}"));
+    let wide = |codes: &[i8]| codes.iter().map(|code| i64::from(*code)).collect::<Vec<_>>();
     let is_there = |key: &str| want.shape(&format!("{key}.{name}")).is_some();
     match stored {
         Quantised::Rows { codes, scales } if is_there("q") => {
-            let codes: Vec<i64> = codes.iter().map(|code| i64::from(*code)).collect();
-            report.check_equal(format!("q.{name}"), &codes, &want.load_i64(&format!("q.{name}"))?);
+            let stored = want.load_i64(&format!("q.{name}"))?;
+            report.check_equal(format!("q.{name}"), &wide(codes), &stored);
             let scales: Vec<f32> = scales.iter().map(|scale| scale.to_f32()).collect();
-            let stored = floats("scale_f16")?;
-            report.check_equal(format!("scale_f16.{name}"), &bits(&scales), &bits(&stored));
+            report.check_bits(format!("scale_f16.{name}"), &scales, &floats("scale_f16")?);
             let values: Vec<f32> = tensor.flatten_all()?.to_vec1()?;
             let rows = quantise_rows(&values, tensor.dim(1)?, config.clip_quantile);
             if let Ok(rows) = rows {
                 for (key, got) in [("scale_f32", &rows.scales), ("clip", &rows.clips)] {
-                    report.check_equal(format!("{key}.{name}"), &bits(got), &bits(&floats(key)?));
+                    report.check_bits(format!("{key}.{name}"), got, &floats(key)?);
                 }
             }
         }
         Quantised::F16(values) if is_there("keep") => {
             let values: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
-            let kept = floats("keep")?;
-            report.check_equal(format!("keep.{name} (f16)"), &bits(&values), &bits(&kept));
+            report.check_bits(format!("keep.{name} (f16)"), &values, &floats("keep")?);
         }
         Quantised::F32(values) if is_there("keep") => {
-            let kept = floats("keep")?;
-            report.check_equal(format!("keep.{name} (f32)"), &bits(values), &bits(&kept));
+            report.check_bits(format!("keep.{name} (f32)"), values, &floats("keep")?);
         }
         Quantised::Whole { codes, .. } if is_there("q") => {
-            let codes: Vec<i64> = codes.iter().map(|code| i64::from(*code)).collect();
-            report.check_equal(format!("q.{name}"), &codes, &want.load_i64(&format!("q.{name}"))?);
+            let stored = want.load_i64(&format!("q.{name}"))?;
+            report.check_equal(format!("q.{name}"), &wide(codes), &stored);
         }
         _ => report.check(format!("{name} is stored in another way"), f64::INFINITY, 0.0),
     }

@@ -13,8 +13,8 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use longdraft_pretrain::warmdown;
 use serde_json::Value;
 
-use super::super::{CaseReport, absolute_error, malformed, read_json};
 use crate::error::Result;
+use crate::{CaseReport, absolute_error, floats, malformed, read_json};
 
 const SCHEDULE: f64 = 1e-12;
 const CLIP_QUANTILE: f64 = 0.999_998_4;
@@ -96,25 +96,21 @@ fn check_scalar_map(units: &Value, report: &mut CaseReport) {
 }
 
 fn check_codes(file: &SafetensorsSource, cases: &Value, report: &mut CaseReport) -> Result<()> {
-    let floats = |name: &str| -> Result<Vec<f32>> {
-        Ok(file.load(name, DType::F32)?.flatten_all()?.to_vec1()?)
-    };
-    let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+    let wide = |codes: &[i8]| codes.iter().map(|code| i64::from(*code)).collect::<Vec<_>>();
     for (name, case) in cases.as_object().into_iter().flatten() {
-        let values = floats(&format!("{name}.input"))?;
-        let want = floats(&format!("{name}.scale"))?;
+        let values = floats(file, &format!("{name}.input"))?;
+        let want = floats(file, &format!("{name}.scale"))?;
         let codes = file.load_i64(&format!("{name}.q"))?;
         if case["scheme"] == "per_tensor" {
             let Ok(got) = quantise_tensor(&values, CLIP_QUANTILE) else {
                 report.check(format!("{name} is refused"), f64::INFINITY, 0.0);
                 continue;
             };
-            let own: Vec<i64> = got.codes.iter().map(|code| i64::from(*code)).collect();
-            report.check_equal(format!("{name} codes"), &own, &codes);
-            report.check_equal(format!("{name} scale"), &bits(&[got.scale]), &bits(&want));
+            report.check_equal(format!("{name} codes"), &wide(&got.codes), &codes);
+            report.check_bits(format!("{name} scale"), &[got.scale], &want);
             let back: Vec<f32> = got.codes.iter().map(|c| f32::from(*c) * got.scale).collect();
-            let dequantised = floats(&format!("{name}.dequant"))?;
-            report.check_equal(format!("{name} values"), &bits(&back), &bits(&dequantised));
+            let dequantised = floats(file, &format!("{name}.dequant"))?;
+            report.check_bits(format!("{name} values"), &back, &dequantised);
             continue;
         }
         let columns = file.shape(&format!("{name}.input")).and_then(|s| s.get(1).copied());
@@ -126,15 +122,14 @@ fn check_codes(file: &SafetensorsSource, cases: &Value, report: &mut CaseReport)
                 report.check_equal(format!("{name} is refused"), &[overflows], &[true]);
             }
             Ok(got) => {
-                let own: Vec<i64> = got.codes.iter().map(|code| i64::from(*code)).collect();
-                report.check_equal(format!("{name} codes"), &own, &codes);
+                report.check_equal(format!("{name} codes"), &wide(&got.codes), &codes);
                 let scales: Vec<f32> = got.stored.iter().map(|scale| scale.to_f32()).collect();
-                report.check_equal(format!("{name} scales"), &bits(&scales), &bits(&want));
+                report.check_bits(format!("{name} scales"), &scales, &want);
                 let rows = got.codes.chunks(columns).zip(&scales);
                 let back: Vec<f32> =
                     rows.flat_map(|(row, s)| row.iter().map(move |c| f32::from(*c) * s)).collect();
-                let dequantised = floats(&format!("{name}.dequant"))?;
-                report.check_equal(format!("{name} values"), &bits(&back), &bits(&dequantised));
+                let dequantised = floats(file, &format!("{name}.dequant"))?;
+                report.check_bits(format!("{name} values"), &back, &dequantised);
             }
         }
     }

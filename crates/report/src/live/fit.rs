@@ -6,7 +6,6 @@ use serde::Deserialize;
 use super::recent::Recent;
 use super::{Expected, Phase, Stand};
 
-/// A fit's state.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct FitState {

@@ -27,7 +27,7 @@ pub use left::Left;
 
 use super::metrics_log::{Agreement, StepRecord};
 use super::run::{Run, Stage};
-use super::series::{Point, smooth};
+use super::series::{point, smooth};
 use fit::{FitState, phases};
 use recent::Recent;
 
@@ -349,11 +349,9 @@ fn of_last_round(run: &Run) -> impl Iterator<Item = &Stage> {
 fn curve(run: &Run, of: fn(&Agreement) -> Option<f64>) -> Vec<(f64, f64)> {
     let (mut before, mut curve) = (0.0, Vec::new());
     for stage in of_last_round(run) {
-        let points = stage.log.steps.iter().filter_map(|step| {
-            let y = of(&step.agreement).filter(|y| y.is_finite())?;
-            Some(Point { at: step.place(), y })
-        });
-        let points: Vec<Point> = points.collect();
+        let steps = stage.log.steps.iter();
+        let points = steps.filter_map(|step| point(step.place(), of(&step.agreement)));
+        let points: Vec<_> = points.collect();
         curve.extend(smooth(&points).iter().map(|point| (before + point.at.steps, point.y)));
         before += stage.log.end().steps;
     }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use longdraft_records::events::{Advance, Answer, Event, FitPhase, Line, Reader};
 
-/// Samples that are kept.
 const KEPT: usize = 512;
 /// Samples that a speed is read off.
 const OF_SPEED: usize = 12;
@@ -22,7 +21,6 @@ pub(super) struct Recent {
     tokens: Vec<(f64, f64)>,
     pub(super) answer: Option<Answer>,
     pub(super) memory_mib: Option<f64>,
-    /// Of the last event.
     pub(super) last_at: f64,
     pub(super) is_stopped: bool,
 }

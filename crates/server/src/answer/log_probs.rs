@@ -24,7 +24,6 @@ impl TokenList {
         }
     }
 
-    /// Whether it has none.
     pub(super) fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -15,15 +15,15 @@ use crate::{Access, Limits, Model, Settings};
 pub(crate) const TARGET: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
 
+/// A model of so many tokens, of which the third ends answers.
+pub(crate) fn model(vocabulary: usize) -> Model {
+    let (name, stop_tokens) = ("small".to_owned(), vec![TargetTokenId(2)]);
+    Model { name, context: 4096, vocabulary, bos: Some(1), stop_tokens }
+}
+
 /// Settings of a server with room for two answers.
 pub(crate) fn settings() -> Settings {
-    let model = Model {
-        name: "small".to_owned(),
-        context: 64,
-        vocabulary: 512,
-        bos: None,
-        stop_tokens: Vec::new(),
-    };
+    let model = Model { context: 64, bos: None, stop_tokens: Vec::new(), ..model(512) };
     let grace = Duration::from_secs(1);
     let limits = Limits {
         queue: 1,
@@ -90,7 +90,6 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
         .block_on(future)
 }
 
-/// The bytes of a stream.
 fn streamed(telling: Telling, answers: usize, events: Vec<(usize, Event)>) -> String {
     streamed_of(head(telling), answers, events)
 }

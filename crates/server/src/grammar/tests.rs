@@ -7,22 +7,17 @@ use longdraft_models::target_model::Target;
 use proptest::prelude::*;
 
 use super::*;
-
-const TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/target/demonstration.gguf");
+use crate::answer::tests::{self as server, TARGET};
 
 static TOKENIZER: LazyLock<TextTokenizer> =
     LazyLock::new(|| Target::open_tokenizer(TARGET).expect("tokenizer"));
 static VOCABULARY: LazyLock<Vocabulary> = LazyLock::new(Vocabulary::default);
 
 fn model() -> Model {
-    Model {
-        name: "small".to_owned(),
-        context: 4096,
-        // Some ids have no token.
-        vocabulary: TOKENIZER.vocabulary() + 5,
-        bos: Some(1),
-        stop_tokens: vec![TargetTokenId(2), TargetTokenId(3)],
-    }
+    // Some ids have no token.
+    let vocabulary = TOKENIZER.vocabulary() + 5;
+    let stop_tokens = vec![TargetTokenId(2), TargetTokenId(3)];
+    Model { stop_tokens, ..server::model(vocabulary) }
 }
 
 fn start(request: &Value) -> Result<FormState> {

@@ -87,7 +87,6 @@ impl ChatRequest {
         tokens(&self.text(tokenizer)?, tokenizer)
     }
 
-    /// The text of it.
     fn text(&self, tokenizer: &TextTokenizer) -> Result<String> {
         let Some(template) = tokenizer.chat_template() else {
             let message = "this model has no chat template: ask /v1/completions";

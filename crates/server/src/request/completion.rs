@@ -12,7 +12,6 @@ use crate::{Model, Settings};
 
 /// Tokens of an answer where the request does not say.
 const TOKENS: usize = 16;
-/// Most prompts of a request.
 const MOST_PROMPTS: usize = 128;
 /// Most tokens whose log-probabilities are told.
 const MOST_TOP: usize = 20;
@@ -37,7 +36,6 @@ impl Prompt {
         }
     }
 
-    /// The tokens of each prompt.
     pub(crate) fn tokens(
         &self,
         model: &Model,

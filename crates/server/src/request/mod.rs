@@ -26,9 +26,7 @@ pub(crate) use chat::ChatRequest;
 pub(crate) use completion::{CompletionRequest, Prompt, require_ids};
 pub(crate) use sampling::SamplingRequest;
 
-/// Answers that are asked for.
 pub(crate) struct Asked {
-    /// Tokens of each prompt.
     pub(crate) prompts: Vec<Vec<TargetTokenId>>,
     /// Answers to each prompt.
     pub(crate) count: usize,
@@ -38,7 +36,6 @@ pub(crate) struct Asked {
     /// Whether the request says how long answers may be.
     pub(crate) names_limit: bool,
     pub(crate) stops: Vec<String>,
-    /// What form they have.
     pub(crate) form: Option<FormState>,
     /// What calls of tools they may make.
     pub(crate) calls: Option<Calls>,

@@ -14,7 +14,6 @@ use crate::error::{ApiError, Result};
 /// Most texts that end an answer, and the longest of them in bytes.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
-/// Most answers to a prompt.
 const MOST_ANSWERS: usize = 128;
 /// Largest penalty and bias.
 const PENALTY: f64 = 2.0;
@@ -80,7 +79,6 @@ impl SamplingRequest {
         self.max_completion_tokens.or(self.max_tokens)
     }
 
-    /// Whether it does.
     pub(crate) fn names_limit(&self) -> bool {
         self.limit().is_some()
     }

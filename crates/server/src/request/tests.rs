@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use serde_json::{Map, json};
 
 use super::*;
-use crate::answer::tests::{TARGET, settings as small};
-use crate::{Limits, Model, Settings};
+use crate::Settings;
+use crate::answer::tests as answer;
 
 const TEMPLATE: &str =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.name }}{% endfor %}{{ tools }}";
@@ -17,7 +17,7 @@ const TEMPLATE: &str =
 /// The tokenizer that ships, with a template.
 pub(crate) fn tokenizer_with(template: &str) -> TextTokenizer {
     let folder = tempfile::tempdir().expect("a folder");
-    Target::open_tokenizer(TARGET).expect("tokenizer").save(folder.path()).expect("saved");
+    Target::open_tokenizer(answer::TARGET).expect("tokenizer").save(folder.path()).expect("saved");
     let config = json!({ "chat_template": template }).to_string();
     std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("written");
     TextTokenizer::from_folder(folder.path()).expect("tokenizer")
@@ -26,16 +26,10 @@ pub(crate) fn tokenizer_with(template: &str) -> TextTokenizer {
 static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| tokenizer_with(TEMPLATE));
 
 fn settings() -> Settings {
-    let small = small();
-    let model = Model {
-        context: 4096,
-        vocabulary: TOKENIZER.vocabulary(),
-        bos: Some(1),
-        stop_tokens: vec![TargetTokenId(2)],
-        ..small.model
-    };
-    let limits = Limits { max_tokens: 100, body: 1 << 20, ..small.limits };
-    Settings { model, limits, ..small }
+    let mut settings = answer::settings();
+    settings.model = answer::model(TOKENIZER.vocabulary());
+    settings.limits.max_tokens = 100;
+    settings
 }
 
 fn values() -> impl Strategy<Value = Value> {

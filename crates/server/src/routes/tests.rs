@@ -4,12 +4,11 @@ use std::thread::{self, JoinHandle};
 
 use longdraft_decode::EndReason;
 use longdraft_decode::acceptance::AcceptanceMetrics;
-use longdraft_models::TargetTokenId;
 use tokio::runtime::Runtime;
 
 use super::*;
 use crate::Inbox;
-use crate::answer::tests::settings;
+use crate::answer::tests::{model, settings};
 use crate::drafts::Work;
 use crate::events::{Ending, Event, Piece};
 use crate::request::tests::tokenizer_with;
@@ -55,9 +54,7 @@ fn answered(
 ) -> (Vec<std::result::Result<String, Value>>, Vec<bool>) {
     let tokenizer = tokenizer_with(template);
     let mut settings = settings();
-    settings.model.context = 4096;
-    settings.model.vocabulary = tokenizer.vocabulary();
-    settings.model.stop_tokens = vec![TargetTokenId(2)];
+    settings.model = model(tokenizer.vocabulary());
     let (line, work) = decoder(crate::channel().1, texts);
     let app = App::new(settings, tokenizer, (1, None, line));
     let runtime = Runtime::new().expect("runtime");

@@ -88,7 +88,6 @@ impl Reader {
         Self { calls, held, place, length: 0, pending, found: 0 }
     }
 
-    /// Adds a piece.
     pub(crate) fn hear(&mut self, piece: &Piece) -> Said {
         if let Some(marker) = piece.token.and_then(|token| self.calls.marker(token)) {
             self.pending.push_back((piece.offset, marker));

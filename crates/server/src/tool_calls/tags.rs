@@ -86,7 +86,6 @@ impl TagsBody {
         }
     }
 
-    /// Reads the value of a parameter.
     fn value(&mut self, text: &str, parameter: String, calls: &Calls) -> Option<Step> {
         let end = PARAMETER_END.as_bytes();
         // The end may have begun in what was looked at.
@@ -107,7 +106,6 @@ impl TagsBody {
     }
 }
 
-/// The schema of a parameter.
 fn schema<'a>(function: &'a Function, parameter: &str) -> Option<&'a Value> {
     function.parameters.as_ref()?.get("properties")?.get(parameter)
 }

@@ -4,12 +4,9 @@ use std::cell::RefCell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 /// A value and the keys that are there twice.
-///
-/// # Errors
-/// - the text is no JSON
 pub(crate) fn parse(text: &str) -> serde_json::Result<(Value, Vec<String>)> {
     let twice = RefCell::new(Vec::new());
     let mut deserializer = serde_json::Deserializer::from_str(text);
@@ -28,6 +25,15 @@ impl<'de> DeserializeSeed<'de> for Strict<'_> {
     }
 }
 
+/// Methods for what holds no keys.
+macro_rules! scalars {
+    ($($method:ident: $type:ty,)*) => {$(
+        fn $method<E>(self, value: $type) -> Result<Value, E> {
+            Ok(Value::from(value))
+        }
+    )*};
+}
+
 impl<'de> Visitor<'de> for Strict<'_> {
     type Value = Value;
 
@@ -35,24 +41,8 @@ impl<'de> Visitor<'de> for Strict<'_> {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(value.to_owned()))
+    scalars! {
+        visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str,
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {

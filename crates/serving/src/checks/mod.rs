@@ -193,10 +193,10 @@ mod tests {
     fn keys_are_looked_for_in_inner_tables_and_told_with_what_is_there() {
         let rule = Rule::garbage("code", "a value", "words").doubtful().remedy("do");
         let rules = [
-            key("a.text", is_text).under(rule),
-            key("a.list", is_list).under(rule),
-            key("a.null", is_given).under(rule),
-            key("a.b.absent", is_there).under(rule),
+            key("a.text", is_text, rule),
+            key("a.list", is_list, rule),
+            key("a.null", is_given, rule),
+            key("a.b.absent", is_there, rule),
         ];
         let mut right =
             checks(json!({"a": {"text": "x", "list": [1], "null": 0, "b": {"absent": null}}}));

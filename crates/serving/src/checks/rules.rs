@@ -73,39 +73,9 @@ pub(crate) struct KeyRule {
     pub(super) rule: Rule,
 }
 
-/// A key that is to be checked.
-pub(crate) struct Key(&'static str, Holds);
-
-/// A key, with the tables that it lies in before it and dots between, and whether what stands there is right.
-pub(crate) const fn key(path: &'static str, holds: Holds) -> Key {
-    Key(path, holds)
-}
-
-impl Key {
-    /// Under a rule that others share.
-    pub(crate) const fn under(self, rule: Rule) -> KeyRule {
-        KeyRule { path: self.0, holds: self.1, rule }
-    }
-
-    /// Under a rule of its own, without which nothing loads.
-    pub(crate) const fn rejects(
-        self,
-        code: &'static str,
-        expected: &'static str,
-        words: &'static str,
-    ) -> KeyRule {
-        self.under(Rule::rejects(code, expected, words))
-    }
-
-    /// Under a rule of its own, without which it loads and drafts badly.
-    pub(crate) const fn garbage(
-        self,
-        code: &'static str,
-        expected: &'static str,
-        words: &'static str,
-    ) -> KeyRule {
-        self.under(Rule::garbage(code, expected, words))
-    }
+/// The rule that what stands under a key is right. The tables that it lies in stand before it, with dots between.
+pub(crate) const fn key(path: &'static str, holds: Holds, rule: Rule) -> KeyRule {
+    KeyRule { path, holds, rule }
 }
 
 /// There, whatever it is.
@@ -128,12 +98,10 @@ pub(crate) fn is_list(value: Option<&Value>) -> bool {
     value.and_then(Value::as_array).is_some_and(|items| !items.is_empty())
 }
 
-/// The place of a key in findings.
 pub(crate) fn key_place(key: &str) -> String {
     format!("config.json: `{key}`")
 }
 
-/// The place of a tensor in findings.
 pub(crate) fn tensor_place(name: &str) -> String {
     format!("tensor `{name}`")
 }

@@ -54,7 +54,6 @@ impl FoundTensor {
         WEIGHT_TYPES.iter().find(|(stored, ..)| *stored == self.dtype).map(|(.., dtype)| *dtype)
     }
 
-    /// Its bytes.
     pub(crate) fn read(&self) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(&self.file)?;
         file.seek(SeekFrom::Start(self.bytes.start))?;

@@ -1,8 +1,6 @@
 //! How each engine is told to serve a target with a draft.
 
-use std::collections::BTreeMap;
-
-use super::Served;
+use super::{Lines, Served};
 use crate::Profile;
 use crate::hub_name::{HUB_NAME, loaded};
 
@@ -19,11 +17,7 @@ pub(super) struct Own<'a> {
 }
 
 /// Command lines by engine; `DIR` stands for the exported folder.
-pub(super) fn lines(
-    profile: Profile,
-    served: Served<'_>,
-    own: &Own<'_>,
-) -> BTreeMap<String, String> {
+pub(super) fn lines(profile: Profile, served: Served<'_>, own: &Own<'_>) -> Lines {
     let target = loaded(served.target, served.is_gguf);
     let Own { names, proposals, sglang, llamacpp } = own;
     let vllm = format!(

@@ -68,6 +68,27 @@ impl Decoder<'_> {
     }
 }
 
+/// The sizes of a configuration as a [`Decoder`]: all kinds call them alike.
+macro_rules! decoder {
+    ($config:ident, $architecture:expr, $file_type:expr, $layers:expr) => {
+        $crate::formats::gguf::Decoder {
+            architecture: $architecture,
+            file_type: $file_type,
+            layers: $layers,
+            context: $config.max_position_embeddings,
+            hidden: $config.hidden_size,
+            inner: $config.intermediate_size,
+            heads: $config.num_attention_heads,
+            kv_heads: $config.num_key_value_heads,
+            head_dim: $config.head_dim,
+            eps: $config.rms_norm_eps,
+            rope: &$config.rope,
+            vocabulary: $config.vocab_size,
+        }
+    };
+}
+pub(crate) use decoder;
+
 /// The format's number for files of weights in `dtype`.
 pub(crate) fn file_type(dtype: DType) -> u32 {
     match dtype {

@@ -20,6 +20,7 @@ use candle_core::{DType, Tensor};
 use longdraft_models::config::Parts;
 use longdraft_models::draft::Draft;
 use longdraft_models::error::Problems;
+use longdraft_models::target_model::Target;
 use serde_json::Value;
 
 use crate::Profile;
@@ -52,6 +53,12 @@ static FORMATS: [&dyn Format; 5] = [
     },
     &eagle3::Eagle3,
 ];
+
+/// Tensors by name, in the order of a file.
+pub type Named = Vec<(String, Tensor)>;
+
+/// Command lines by engine.
+pub type Lines = BTreeMap<String, String>;
 
 /// A method's drafts as files of engines.
 pub trait Format: Sync {
@@ -100,9 +107,9 @@ pub trait Format: Sync {
     fn recording(
         &self,
         _draft: &dyn Draft,
-        _target: &longdraft_models::target_model::Target,
+        _target: &Target,
         _ids: &[u32],
-    ) -> Result<Option<Vec<(String, Tensor)>>> {
+    ) -> Result<Option<Named>> {
         Ok(None)
     }
 
@@ -110,12 +117,7 @@ pub trait Format: Sync {
     ///
     /// # Errors
     /// - the draft is another method's
-    fn commands(
-        &self,
-        profile: Profile,
-        draft: &dyn Draft,
-        served: Served<'_>,
-    ) -> Result<BTreeMap<String, String>>;
+    fn commands(&self, profile: Profile, draft: &dyn Draft, served: Served<'_>) -> Result<Lines>;
 
     /// Whether GGUF files of an architecture are of the format.
     fn reads_gguf(&self, _architecture: &str) -> bool {
@@ -158,11 +160,7 @@ fn typed<D: Draft>(draft: &dyn Draft) -> Result<&D> {
 }
 
 /// Tensors as written, unless some do not fit their type.
-fn fitting(
-    profile: Profile,
-    tensors: Vec<(String, Tensor)>,
-    problems: Problems,
-) -> Result<Vec<(String, Tensor)>> {
+fn fitting(profile: Profile, tensors: Named, problems: Problems) -> Result<Named> {
     if problems.0.is_empty() {
         Ok(tensors)
     } else {
@@ -245,7 +243,7 @@ pub struct ExportOptions {
 /// Files of one export, before its manifest.
 pub struct Rendered {
     /// Tensors as written.
-    pub tensors: Vec<(String, Tensor)>,
+    pub tensors: Named,
     /// Layers of the target whose outputs the draft reads.
     pub layers: Vec<usize>,
     /// Hash of the draft's vocabulary, if it is not the target's.

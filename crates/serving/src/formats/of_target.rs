@@ -12,8 +12,11 @@ use crate::checks::weights_file::FoundTensor;
 
 const MODEL_TYPE: Rule =
     Rule::garbage("model-type", "", "what is left out is taken from another class").doubtful();
-const TIED: KeyRule = key("tie_word_embeddings", |tied| tied.is_none_or(|tied| *tied == false))
-    .garbage("tied", "false", "the head is replaced by the embeddings");
+const TIED: KeyRule = key(
+    "tie_word_embeddings",
+    |tied| tied.is_none_or(|tied| *tied == false),
+    Rule::garbage("tied", "false", "the head is replaced by the embeddings"),
+);
 const OTHER_ROPE: Rule = Rule::garbage(
     "rope-spellings",
     "",

@@ -43,20 +43,13 @@ const TOKENS: Rule =
     Rule::rejects(CODE, "the depth to draft, 1 to 64", "the configuration is refused");
 const OF_LAYER: Rule = Rule::garbage(CODE, "the draft's value", "the class's own default is taken");
 
+const NO_NAME: Rule = Rule::rejects(CODE, "the target's name", "the verifier cannot be loaded");
+const NO_CLASS: Rule = Rule::rejects(CODE, "the target's class", "the configuration is refused");
 const VERIFIER: [KeyRule; 2] = [
-    key("speculators_config.verifier.name_or_path", is_text).rejects(
-        CODE,
-        "the target's name",
-        "the verifier cannot be loaded",
-    ),
-    key("speculators_config.verifier.architectures", is_list).rejects(
-        CODE,
-        "the target's class",
-        "the configuration is refused",
-    ),
+    key("speculators_config.verifier.name_or_path", is_text, NO_NAME),
+    key("speculators_config.verifier.architectures", is_list, NO_CLASS),
 ];
 
-/// Numbers of the layer.
 const NUMBERS: [&str; 9] = [
     "hidden_size",
     "intermediate_size",

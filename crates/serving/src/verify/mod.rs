@@ -43,10 +43,9 @@ pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
     std::fs::read_dir(folder).map_err(ServingError::io(folder))?;
     let manifest = std::fs::read_to_string(folder.join(MANIFEST_FILE)).ok();
     let parsed = manifest.as_ref().map(|text| serde_json::from_str::<Manifest>(text));
-    let (manifest, unusable) = match parsed {
-        Some(Ok(manifest)) => (Some(manifest), None),
-        Some(Err(error)) => (None, Some(error.to_string())),
-        None => (None, None),
+    let (manifest, unusable) = match parsed.transpose() {
+        Ok(manifest) => (manifest, None),
+        Err(error) => (None, Some(error.to_string())),
     };
     let config = files::peek(folder);
     let profile = options

@@ -118,7 +118,6 @@ impl Client {
         }
     }
 
-    /// `POST` of a JSON body.
     pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let call = || {
             let mut request = self.agent.post(self.url(path));

@@ -188,24 +188,6 @@ mod tests {
     }
 
     #[test]
-    fn a_column_is_declared_once_before_its_scalars() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let mut swanlab = SwanLab::open(&run(dir.path(), 0)).expect("open");
-        swanlab.log(&row(1)).expect("log");
-        swanlab.log(&row(2)).expect("log");
-        let note = swanlab.finish(Outcome::Finished, row(2).time).expect("finish").expect("a note");
-        assert!(note.contains("swanlab sync --id abcd1234 "), "{note}");
-        let records = records(swanlab.path());
-        let nums: Vec<i64> = records.iter().map(|record| record.num).collect();
-        assert_eq!(nums, [START, CONFIG, 1, 2, 3, 4, 5, 6, FINISH]);
-        let columns = records.iter().filter_map(|record| record.column.as_ref());
-        let columns: Vec<_> = columns.map(|column| (&*column.key, &*column.section_name)).collect();
-        assert_eq!(columns, [("train/loss", "train"), ("held_out/acceptance_1", "held_out")]);
-        let scalar = records[6].scalar.as_ref().expect("a scalar");
-        assert_eq!((scalar.step, scalar.value.clone()), (2, Some(ScalarValue { number: 2.0 })));
-    }
-
-    #[test]
     fn a_resumed_run_goes_on_in_its_file_up_to_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut swanlab = SwanLab::open(&run(dir.path(), 0)).expect("open");

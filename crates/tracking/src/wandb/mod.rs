@@ -245,27 +245,6 @@ mod tests {
     }
 
     #[test]
-    fn a_run_holds_its_configuration_history_summary_and_end() {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let mut wandb = Wandb::open(&run(dir.path(), 0)).expect("open");
-        wandb.log(&row(1)).expect("log");
-        wandb.log(&row(2)).expect("log");
-        let end = Moment { seconds: 1_700_000_010, nanos: 0 };
-        let note = wandb.finish(Outcome::Finished, end).expect("finish").expect("a note");
-        assert!(
-            note.contains("wandb sync") && note.contains("offline-run-20231114_221320-abcd1234")
-        );
-        let records = records(wandb.path());
-        assert!(records.iter().map(|record| record.num).eq(1..=6));
-        let config = &records[1].run.as_ref().expect("run").config.as_ref().expect("config").update;
-        assert_eq!(config[1], item("train", &json!({"steps": 2, "seed": 0})));
-        assert_eq!(steps(&records), [1, 2]);
-        let summary = &records[4].summary.as_ref().expect("summary").update;
-        assert_eq!(summary[0], item("train/loss", &json!(2.0)));
-        assert_eq!(records[5].exit, Some(Exit { exit_code: 0, runtime: 9 }));
-    }
-
-    #[test]
     fn a_resumed_run_goes_on_in_its_file_up_to_its_step() {
         let dir = tempfile::tempdir().expect("tempdir");
         let mut wandb = Wandb::open(&run(dir.path(), 0)).expect("open");

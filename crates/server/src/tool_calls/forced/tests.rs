@@ -12,7 +12,7 @@ use super::super::tests::{
     HERMES, LIST, LLAMA, NAMED, SPECIAL, TAGS, bytes_of, pieces, renamed, told, tool,
 };
 use super::super::{Calls, Choice};
-use crate::Model;
+use crate::answer::tests::model;
 use crate::error::Result;
 use crate::grammar::{FormState, Vocabulary};
 
@@ -29,13 +29,7 @@ fn forced(tokenizer: &TextTokenizer, choice: &Choice, is_parallel: bool) -> Resu
 
 /// The state of an answer that must be calls, and what reads these.
 fn started(mut calls: Calls, tokenizer: &TextTokenizer) -> (FormState, Arc<Calls>) {
-    let model = Model {
-        name: "small".to_owned(),
-        context: 4096,
-        vocabulary: tokenizer.vocabulary(),
-        bos: Some(1),
-        stop_tokens: vec![TargetTokenId(2)],
-    };
+    let model = model(tokenizer.vocabulary());
     let form = calls.forced.take().expect("a form");
     let state = Vocabulary::default().start(("tool_choice", &form), &model, tokenizer);
     (state.unwrap_or_else(|error| panic!("{form:?}: {error:?}")), Arc::new(calls))

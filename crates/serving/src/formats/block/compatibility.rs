@@ -8,7 +8,6 @@ use crate::formats::Fit;
 use crate::formats::gguf::holds;
 use crate::target::TargetFacts;
 
-/// Whether a block draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &BlockConfig, target: &TargetFacts) -> Fit {
     let mut fit = of_draft(profile, config);
     fit.check_parts(&target.config().parts, config.embedding_scale);

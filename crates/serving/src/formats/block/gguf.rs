@@ -10,8 +10,8 @@ use longdraft_models::draft::block::{BlockConfig, LayerKind};
 use longdraft_models::draft::vocabulary::MAP;
 
 use crate::error::Result;
-use crate::formats::gguf::{Decoder, file_type};
-use crate::formats::vocabulary;
+use crate::formats::gguf::{decoder, file_type};
+use crate::formats::{Named, vocabulary};
 
 /// Keys of the header, in the order in which they are written. What readers default differently is
 /// always there.
@@ -21,21 +21,7 @@ pub(super) fn metadata(
     dtype: DType,
     tokenizer: &[(String, Value)],
 ) -> Vec<(String, Value)> {
-    let decoder = Decoder {
-        architecture: ARCHITECTURE,
-        file_type: file_type(dtype),
-        layers: config.layers.len(),
-        context: config.max_position_embeddings,
-        hidden: config.hidden_size,
-        inner: config.intermediate_size,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        eps: config.rms_norm_eps,
-        rope: &config.rope,
-        vocabulary: config.vocab_size,
-    };
-    let mut all = decoder.keys(name);
+    let mut all = decoder!(config, ARCHITECTURE, file_type(dtype), config.layers.len()).keys(name);
     let count = |size: usize| Value::U32(size as u32);
     let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
     add(BLOCK_SIZE, count(config.block_size));
@@ -77,10 +63,7 @@ fn slides(config: &BlockConfig) -> bool {
 
 /// Tensors under their names in files: vectors and kernels of convolutions in f32, rows in the order of
 /// the published files, `d2t` absolute, no `t2d`.
-///
-/// # Errors
-/// - a tensor cannot be made
-pub(super) fn tensors(published: &[(String, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+pub(super) fn tensors(published: &[(String, Tensor)]) -> Result<Named> {
     let named = published.iter().filter_map(|(name, tensor)| {
         let stored = stored_name(name)?;
         let is_exact = tensor.rank() == 1 || name.ends_with(".base_kernel");

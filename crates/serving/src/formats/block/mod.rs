@@ -8,7 +8,6 @@ mod parity;
 mod recording;
 mod verify;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -24,7 +23,8 @@ use serde_json::Value;
 use super::files::{narrowed, write_json, write_safetensors};
 use super::gguf as shared;
 use super::{
-    ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, fitting, typed, vocabulary,
+    ExportOptions, Fit, Format, Lines, Named, Rendered, Served, WeightType, commands, fitting,
+    typed, vocabulary,
 };
 use crate::Profile;
 use crate::checks::Checks;
@@ -34,7 +34,6 @@ use crate::target::TargetFacts;
 
 /// The format of one kind of block drafts.
 pub(super) struct Block {
-    /// Name of the method.
     pub(super) method: &'static str,
     /// The names of its architecture, the one that is written first.
     pub(super) architectures: &'static [&'static str],
@@ -93,12 +92,7 @@ impl Format for Block {
         parity::outputs(&network(draft, &tensors(Profile::Hf, draft, dtype)?)?)
     }
 
-    fn commands(
-        &self,
-        profile: Profile,
-        draft: &dyn Draft,
-        served: Served<'_>,
-    ) -> Result<BTreeMap<String, String>> {
+    fn commands(&self, profile: Profile, draft: &dyn Draft, served: Served<'_>) -> Result<Lines> {
         let config = typed::<BlockDraft>(draft)?.config();
         // SGLang counts the known token beside the proposals. Without a confidence there is nothing that could end a
         // chain early.
@@ -115,12 +109,7 @@ impl Format for Block {
         Ok(lines)
     }
 
-    fn recording(
-        &self,
-        draft: &dyn Draft,
-        target: &Target,
-        ids: &[u32],
-    ) -> Result<Option<Vec<(String, Tensor)>>> {
+    fn recording(&self, draft: &dyn Draft, target: &Target, ids: &[u32]) -> Result<Option<Named>> {
         recording::record(typed(draft)?, target, ids).map(Some)
     }
 
@@ -162,7 +151,7 @@ impl Block {
 }
 
 /// Every tensor under its published name, in `dtype`, and the map of a head of the draft's own.
-fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Vec<(String, Tensor)>> {
+fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Named> {
     let mut problems = Problems::default();
     let all = draft.weights().named().into_iter().chain(draft.fixed_tensors()?);
     let written = all.map(|(name, tensor)| {

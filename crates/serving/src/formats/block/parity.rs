@@ -10,9 +10,6 @@ use crate::parity::{ParityVector, TOKENS, fixed_ids, normal, records};
 const CANDIDATES: u32 = 8;
 
 /// The vector of a block draft: states of blocks over a fixed text, then what its heads make of them.
-///
-/// # Errors
-/// - shapes do not fit
 pub(super) fn outputs(draft: &BlockDraft) -> Result<ParityVector> {
     let config = draft.config();
     let slots = config.block_size;

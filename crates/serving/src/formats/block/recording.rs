@@ -6,6 +6,7 @@ use longdraft_models::draft::block::{Anchor, BlockDraft, Visible};
 use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
 use crate::error::Result;
+use crate::formats::Named;
 
 /// Most blocks of a recording.
 const BLOCKS: usize = 8;
@@ -26,11 +27,7 @@ const BLOCKS: usize = 8;
 ///
 /// # Errors
 /// - the target or the draft cannot run, or the text is shorter than two blocks
-pub(super) fn record(
-    draft: &BlockDraft,
-    target: &Target,
-    ids: &[u32],
-) -> Result<Vec<(String, Tensor)>> {
+pub(super) fn record(draft: &BlockDraft, target: &Target, ids: &[u32]) -> Result<Named> {
     let (config, count) = (draft.config(), ids.len());
     let slots = config.block_size;
     let sequence = PackedSequence::single(ids);

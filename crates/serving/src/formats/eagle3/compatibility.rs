@@ -6,7 +6,6 @@ use crate::Profile;
 use crate::formats::{Fit, gguf};
 use crate::target::TargetFacts;
 
-/// Whether an EAGLE-3 draft fits a profile.
 pub(super) fn fit(profile: Profile, config: &Eagle3Config, target: &TargetFacts) -> Fit {
     let mut fit = Fit::default();
     fit.check_parts(&target.config().parts, None);

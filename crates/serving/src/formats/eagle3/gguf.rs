@@ -9,8 +9,8 @@ use longdraft_models::draft::eagle3::gguf_file::{ARCHITECTURE, LAYER_KEYS, TENSO
 use super::config::entered_ids;
 use crate::error::Result;
 use crate::formats::files::interleaved;
-use crate::formats::gguf::{Decoder, file_type};
-use crate::formats::vocabulary;
+use crate::formats::gguf::{decoder, file_type};
+use crate::formats::{Named, vocabulary};
 
 /// Keys of the header, in the order in which they are written.
 pub fn metadata(
@@ -19,21 +19,7 @@ pub fn metadata(
     dtype: DType,
     tokenizer: &[(String, Value)],
 ) -> Vec<(String, Value)> {
-    let decoder = Decoder {
-        architecture: ARCHITECTURE,
-        file_type: file_type(dtype),
-        layers: 1,
-        context: config.max_position_embeddings,
-        hidden: config.hidden_size,
-        inner: config.intermediate_size,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_key_value_heads,
-        head_dim: config.head_dim,
-        eps: config.rms_norm_eps,
-        rope: &config.rope,
-        vocabulary: config.vocab_size,
-    };
-    let mut all = decoder.keys(name);
+    let mut all = decoder!(config, ARCHITECTURE, file_type(dtype), 1).keys(name);
     let layers = entered_ids(config).map(|id| Value::I32(id as i32)).to_vec();
     let mut add = |key: &str, value| all.push((format!("{ARCHITECTURE}.{key}"), value));
     add("target_hidden_size", Value::U32(config.target_hidden_size as u32));
@@ -72,13 +58,7 @@ fn divisors(config: &Eagle3Config) -> Option<Vec<f32>> {
 }
 
 /// Tensors under their GGUF names: q and k interleaved, norms in f32, `d2t` absolute, no `t2d`.
-///
-/// # Errors
-/// - a tensor cannot be made
-pub(super) fn tensors(
-    config: &Eagle3Config,
-    published: &[(String, Tensor)],
-) -> Result<Vec<(String, Tensor)>> {
+pub(super) fn tensors(config: &Eagle3Config, published: &[(String, Tensor)]) -> Result<Named> {
     let mut all = Vec::new();
     if let Some(divisors) = divisors(config) {
         let count = divisors.len();

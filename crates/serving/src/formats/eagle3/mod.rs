@@ -8,7 +8,6 @@ mod parity;
 mod tensors;
 mod verify;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
@@ -22,7 +21,8 @@ use serde_json::Value;
 use super::files::{write_json, write_safetensors};
 use super::gguf as shared;
 use super::{
-    ExportOptions, Fit, Format, Rendered, Served, WeightType, commands, typed, vocabulary,
+    ExportOptions, Fit, Format, Lines, Named, Rendered, Served, WeightType, commands, typed,
+    vocabulary,
 };
 use crate::Profile;
 use crate::checks::Checks;
@@ -30,7 +30,6 @@ use crate::error::Result;
 use crate::parity::{ParityVector, stand_in_embedding};
 use crate::target::TargetFacts;
 
-/// The format.
 pub(super) struct Eagle3;
 
 impl Format for Eagle3 {
@@ -88,21 +87,11 @@ impl Format for Eagle3 {
         parity::outputs(&written_network(&tensors::published_config(draft.config()), &plain)?)
     }
 
-    fn recording(
-        &self,
-        draft: &dyn Draft,
-        target: &Target,
-        ids: &[u32],
-    ) -> Result<Option<Vec<(String, Tensor)>>> {
+    fn recording(&self, draft: &dyn Draft, target: &Target, ids: &[u32]) -> Result<Option<Named>> {
         record(typed(draft)?, target, ids).map(Some)
     }
 
-    fn commands(
-        &self,
-        profile: Profile,
-        _: &dyn Draft,
-        served: Served<'_>,
-    ) -> Result<BTreeMap<String, String>> {
+    fn commands(&self, profile: Profile, _: &dyn Draft, served: Served<'_>) -> Result<Lines> {
         let proposals = served.draft_len;
         let sglang = format!(
             "--speculative-num-steps {proposals} --speculative-eagle-topk 1 \
@@ -166,14 +155,14 @@ fn stand_in(config: &Eagle3Config) -> Result<Tensor> {
 }
 
 /// Ids, features and logits of the first steps on a text.
-fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Vec<(String, Tensor)>> {
+fn record(draft: &Eagle3Draft, target: &Target, ids: &[u32]) -> Result<Named> {
     let features = target.forward(&PackedSequence::single(ids), &Taps::of(&draft.taps()))?;
     let aux = features.hidden_of(&draft.config().target_layers)?;
-    let input = parity::Eagle3Input { ids: ids.to_vec(), aux: aux.clone() };
+    let logits = parity::logits_of_steps(draft, ids, &aux)?;
     let ids: Vec<i64> = ids.iter().copied().map(i64::from).collect();
     let mut tensors =
         vec![("input_ids".to_owned(), Tensor::new(ids, &Device::Cpu)?), ("aux".to_owned(), aux)];
-    for (step, logits) in parity::logits_of_steps(draft, &input)?.into_iter().enumerate() {
+    for (step, logits) in logits.into_iter().enumerate() {
         tensors.push((format!("logits.{step}"), logits));
     }
     Ok(tensors)

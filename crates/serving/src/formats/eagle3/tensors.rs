@@ -7,7 +7,7 @@ use longdraft_models::error::Problems;
 use crate::Profile;
 use crate::error::Result;
 use crate::formats::files::narrowed;
-use crate::formats::fitting;
+use crate::formats::{Named, fitting};
 use crate::target::TargetFacts;
 
 /// The network that engines see: a draft that projects the target's embeddings has embeddings of its
@@ -26,7 +26,7 @@ pub(super) fn tensors(
     target: &TargetFacts,
     dtype: DType,
     with_embedding: bool,
-) -> Result<Vec<(String, Tensor)>> {
+) -> Result<Named> {
     let mut problems = Problems::default();
     let mut all = Vec::new();
     let mut embedding = None;
@@ -60,7 +60,7 @@ pub(super) fn tensors(
 }
 
 /// Our names under a profile's: the decoder layer's prefix.
-pub(super) fn renamed(profile: Profile, tensors: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
+pub(super) fn renamed(profile: Profile, tensors: &[(String, Tensor)]) -> Named {
     let rename = |(name, tensor): &(String, Tensor)| {
         let name = match name.strip_prefix("midlayer.") {
             Some(rest) => format!("{}{rest}", profile.layer_prefix()),

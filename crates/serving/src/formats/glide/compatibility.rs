@@ -6,7 +6,6 @@ use longdraft_models::draft::glide::{FinalNorm, GlideConfig};
 use crate::Profile;
 use crate::formats::Fit;
 
-/// Whether a GLIDE layer fits a profile.
 pub(super) fn fit(profile: Profile, config: &GlideConfig, target: &TargetConfig) -> Fit {
     let mut fit = Fit::default();
     fit.refuse(

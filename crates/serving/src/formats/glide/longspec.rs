@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::Profile;
 use crate::error::Result;
 use crate::formats::files::{narrowed, torch_dtype};
-use crate::formats::fitting;
+use crate::formats::{Named, fitting};
 use crate::target::TargetFacts;
 
 /// The 20 tensors of the published class (23 with `mlp_bias`): keys and values of the cross branch
@@ -17,11 +17,7 @@ use crate::target::TargetFacts;
 ///
 /// # Errors
 /// - a value does not fit the dtype or is not finite: every such tensor
-pub(super) fn tensors(
-    profile: Profile,
-    draft: &GlideDraft,
-    dtype: DType,
-) -> Result<Vec<(String, Tensor)>> {
+pub(super) fn tensors(profile: Profile, draft: &GlideDraft, dtype: DType) -> Result<Named> {
     let mut problems = Problems::default();
     let mut all = Vec::new();
     for (name, tensor) in draft.named_tensors() {

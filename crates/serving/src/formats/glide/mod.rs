@@ -5,7 +5,6 @@ mod longspec;
 mod parity;
 mod verify;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::DType;
@@ -17,14 +16,13 @@ use longdraft_models::weights::{WeightSource, pth};
 use serde_json::Value;
 
 use super::files::{write_json, write_safetensors};
-use super::{ExportOptions, Fit, Format, Rendered, Served, WeightType, typed};
+use super::{ExportOptions, Fit, Format, Lines, Rendered, Served, WeightType, typed};
 use crate::Profile;
 use crate::checks::Checks;
 use crate::error::Result;
 use crate::parity::ParityVector;
 use crate::target::TargetFacts;
 
-/// The format.
 pub(super) struct Glide;
 
 impl Format for Glide {
@@ -76,13 +74,8 @@ impl Format for Glide {
     }
 
     /// No engine serves such drafts.
-    fn commands(
-        &self,
-        _: Profile,
-        _: &dyn Draft,
-        _: Served<'_>,
-    ) -> Result<BTreeMap<String, String>> {
-        Ok(BTreeMap::new())
+    fn commands(&self, _: Profile, _: &dyn Draft, _: Served<'_>) -> Result<Lines> {
+        Ok(Lines::new())
     }
 
     fn recognises(&self, profile: Profile, config: &Value) -> bool {

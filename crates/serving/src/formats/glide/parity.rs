@@ -11,9 +11,6 @@ use crate::error::Result;
 use crate::parity::{ParityVector, TOKENS, normal, records};
 
 /// The vector of a GLIDE layer: its outputs on a fixed text, keys and values.
-///
-/// # Errors
-/// - shapes do not fit
 pub(super) fn outputs(draft: &GlideDraft, target: &Target) -> Result<ParityVector> {
     let config = draft.config();
     let positions: Vec<u32> = (0..TOKENS as u32).collect();

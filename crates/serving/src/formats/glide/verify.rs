@@ -10,26 +10,24 @@ use serde_json::Value;
 use crate::checks::rules::{KeyRule, Rule, is_there, key, key_place, tensor_place};
 use crate::checks::{Checks, shapes, values};
 
-/// The published classes.
 const CLASSES: [&str; 2] = ["LlamaGlideDecoderLayer", "Qwen2GlideDecoderLayer"];
 
 const MISSING_SIZE: Rule =
     Rule::rejects("missing-key", "the target's", "the layer cannot be built");
+const OTHER_CLASS: Rule = Rule::rejects(
+    "architecture",
+    "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
+    "no model class of this name",
+);
+const NO_LENGTH: Rule =
+    Rule::rejects("missing-key", "the longest context", "the scripts read it");
 const KEYS: [KeyRule; 6] = [
-    key("architectures", |names| is_named(names, |name| CLASSES.contains(&name))).rejects(
-        "architecture",
-        "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
-        "no model class of this name",
-    ),
-    key("hidden_size", is_size).under(MISSING_SIZE),
-    key("intermediate_size", is_size).under(MISSING_SIZE),
-    key("num_attention_heads", is_size).under(MISSING_SIZE),
-    key("num_key_value_heads", is_size).under(MISSING_SIZE),
-    key("model_max_length", is_there).rejects(
-        "missing-key",
-        "the longest context",
-        "the scripts read it",
-    ),
+    key("architectures", |names| is_named(names, |name| CLASSES.contains(&name)), OTHER_CLASS),
+    key("hidden_size", is_size, MISSING_SIZE),
+    key("intermediate_size", is_size, MISSING_SIZE),
+    key("num_attention_heads", is_size, MISSING_SIZE),
+    key("num_key_value_heads", is_size, MISSING_SIZE),
+    key("model_max_length", is_there, NO_LENGTH),
 ];
 const HEAD_DIM: Rule = Rule::rejects("head-dim", "", "the class computes it so");
 const MISSING_TENSOR: Rule =

@@ -38,7 +38,7 @@ const MISSING_LAYOUT: &str = "missing: readers differ in what they take for it";
 
 /// The rule that a folder has a key, which some reader takes from another place or has another default for.
 const fn written(path: &'static str, words: &'static str) -> KeyRule {
-    key(path, is_given).garbage("missing-key", "a value", words)
+    key(path, is_given, Rule::garbage("missing-key", "a value", words))
 }
 
 /// Lists what is wrong with a draft of a method; whether there is a network that may be run.

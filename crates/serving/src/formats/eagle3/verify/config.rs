@@ -83,11 +83,12 @@ const VOCABULARY: &str = "draft_vocab_size";
 /// Switches whose default differs between readers: they have to be written.
 const FLAGS: [&str; 4] = ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"];
 
+const STATES_KEY: &str = "eagle_config.use_aux_hidden_state";
+
 /// Whether engines hand out the tapped layers; they do unless they are told not to.
 const STATES: [KeyRule; 2] = [
-    key("eagle_config.use_aux_hidden_state", |said| said.is_none_or(|said| *said == true))
-        .under(NO_STATES),
-    key("eagle_config.use_aux_hidden_state", is_there).under(NO_STATES.doubtful()),
+    key(STATES_KEY, |said| said.is_none_or(|said| *said == true), NO_STATES),
+    key(STATES_KEY, is_there, NO_STATES.doubtful()),
 ];
 
 /// A window of the draft, among the features that engines differ in.
@@ -145,10 +146,10 @@ fn architecture(checks: &mut Checks<'_>) {
 /// Keys that have to be there, and none that is null.
 fn presence(checks: &mut Checks<'_>, is_plain: bool) {
     let required: &[&'static str] = if is_plain { &REQUIRED } else { &REQUIRED_SPECULATORS };
-    checks.keys(required.iter().copied().map(|path| key(path, is_there).under(MISSING_KEY)));
+    checks.keys(required.iter().copied().map(|path| key(path, is_there, MISSING_KEY)));
     let is_sglang = checks.profile == Profile::Sglang;
     let rule = if is_sglang { NO_VOCABULARY } else { MISSING_KEY };
-    checks.keys([key(VOCABULARY, is_there).under(rule)]);
+    checks.keys([key(VOCABULARY, is_there, rule)]);
     let keys = checks.config.as_object().into_iter().flatten();
     let null = keys.filter(|(key, value)| value.is_null() && !UNTYPED.contains(&key.as_str()));
     let null: Vec<String> = null.map(|(key, _)| key_place(key)).collect();
@@ -156,9 +157,9 @@ fn presence(checks: &mut Checks<'_>, is_plain: bool) {
 }
 
 fn flags(checks: &mut Checks<'_>) {
-    checks.keys(FLAGS.map(|path| key(path, is_there).under(MISSING_FLAG)));
+    checks.keys(FLAGS.map(|path| key(path, is_there, MISSING_FLAG)));
     let is_flag = |said: Option<&Value>| said.is_none_or(Value::is_boolean);
-    checks.keys(FLAGS.map(|path| key(path, is_flag).under(FLAG)));
+    checks.keys(FLAGS.map(|path| key(path, is_flag, FLAG)));
     let on = FLAGS.map(|key| checks.config[key] == true);
     if let [_, true, true, _] = on {
         let place = key_place("norm_before_fc");
