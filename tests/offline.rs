@@ -15,7 +15,8 @@ use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
-use longdraft_train::stage::{Capture, CaptureOptions, Ending, Event, Observer, Reader};
+use longdraft_train::observer::Unheard;
+use longdraft_train::stage::{Capture, CaptureOptions, Ending, Reader};
 use serde_json::Value;
 
 const EAGLE3: [&str; 3] =
@@ -433,12 +434,6 @@ fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
     assert!((told / written as f64 - 1.0).abs() < 0.05, "{told} told, {written} written");
 }
 
-struct Silent;
-
-impl Observer for Silent {
-    fn on_event(&mut self, _: Event<'_>) {}
-}
-
 #[test]
 fn what_does_not_fit_is_refused_before_anything_is_written() {
     let shop = Workshop::of_four_layers();
@@ -458,7 +453,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
         let options = CaptureOptions { free_bytes: Some(free_bytes), ..Default::default() };
         let world = World::single();
         let reader = Reader { name: "the configuration", config: &config };
-        Capture::prepare(&[reader], Arc::clone(&target), &tokenizer, &options, &world, &mut Silent)
+        Capture::prepare(&[reader], Arc::clone(&target), &tokenizer, &options, &world, &mut Unheard)
             .expect("a plan")
     };
     let estimate = capture(u64::MAX).estimate();
@@ -468,7 +463,7 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     );
     let short = capture(estimate.bytes - 1);
     assert_eq!(short.estimate().free, Some(estimate.bytes - 1));
-    let refusal = short.run(&mut Silent).expect_err("too little space").to_string();
+    let refusal = short.run(&mut Unheard).expect_err("too little space").to_string();
     let figures = format!(
         "{} bytes are still to be written, {} are free",
         estimate.bytes,
@@ -476,12 +471,12 @@ fn what_does_not_fit_is_refused_before_anything_is_written() {
     );
     assert!(refusal.contains(&figures) && refusal.contains(&store), "{refusal}");
     assert!(support::files(&store).is_empty(), "nothing was written");
-    assert_eq!(capture(estimate.bytes).run(&mut Silent).expect("fits"), Ending::Finished);
+    assert_eq!(capture(estimate.bytes).run(&mut Unheard).expect("fits"), Ending::Finished);
     let shards =
         support::files(&store).into_iter().filter(|(name, _)| name.contains(".safetensors"));
     let written: u64 = shards.map(|(_, bytes)| bytes.len() as u64).sum();
     assert!(written > 0 && written <= estimate.bytes, "{written} of {}", estimate.bytes);
     // What is there already needs no space.
     assert_eq!(capture(0).estimate().bytes_left, 0);
-    assert_eq!(capture(0).run(&mut Silent).expect("complete"), Ending::Finished);
+    assert_eq!(capture(0).run(&mut Unheard).expect("complete"), Ending::Finished);
 }

@@ -14,8 +14,8 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use longdraft_parallel::{DataParallel, Run};
-use longdraft_train::checkpoint::RunIdentity;
 use longdraft_train::checkpoint::optimizer_shards::{self, Moment, Moments};
+use longdraft_train::checkpoint::{RunIdentity, read_json};
 use longdraft_train::{Result, TrainError};
 use serde::{Deserialize, Serialize};
 
@@ -106,10 +106,7 @@ impl Files<'_> {
 
 /// Reads the small part of a checkpoint.
 pub(crate) fn read_state(folder: &Path) -> Result<PretrainState> {
-    let path = folder.join(STATE);
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
-    serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))
+    read_json(&folder.join(STATE))
 }
 
 /// Reads a checkpoint whose manifest holds.

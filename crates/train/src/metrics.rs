@@ -4,6 +4,7 @@
 //! A figure is the same quantity as another of its name only where both were measured against the
 //! same thing: [`Quantities`] says against what.
 
+use longdraft_kernels::linear_cross_entropy::RowStatistics;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -137,6 +138,14 @@ impl DraftMetrics {
         self.hard_sum += hard;
         self.soft_sum += soft;
         self.rows += 1;
+    }
+
+    /// Adds learned rows as a loss has them, each at its delay.
+    pub fn add_rows(&mut self, delays: impl IntoIterator<Item = u32>, rows: &RowStatistics) {
+        for (row, delay) in delays.into_iter().enumerate() {
+            let (agrees, acceptance) = (rows.agrees[row], rows.acceptance[row]);
+            self.add_row(delay, rows.hard[row], rows.soft[row], agrees, acceptance);
+        }
     }
 
     /// Adds the counters of other rows.
@@ -378,5 +387,7 @@ mod tests {
         // 1 + 0.5 + 0.5 · 1
         assert!((a.simulated_acceptance_length(Rate::Top1, 5) - 2.0).abs() < 1e-12);
         assert!((a.simulated_acceptance_length(Rate::Top1, 1) - 1.5).abs() < 1e-12);
+        // 1 + 0.3 + 0.3 · 0.9
+        assert!((a.simulated_acceptance_length(Rate::Acceptance, 2) - 1.57).abs() < 1e-12);
     }
 }

@@ -113,3 +113,10 @@ pub trait Observer {
         false
     }
 }
+
+/// Nobody listens.
+pub struct Unheard;
+
+impl Observer for Unheard {
+    fn on_event(&mut self, _: Event<'_>) {}
+}

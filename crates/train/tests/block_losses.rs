@@ -1,11 +1,15 @@
 //! Losses of block drafts beside plain ops: every distance, weight, divisor and label.
 
 mod blocks;
+#[path = "blocks/chains.rs"]
+mod chains;
 #[path = "blocks/own_head.rs"]
 mod own_head;
+#[path = "blocks/selectors.rs"]
+mod selectors;
 
 use candle_core::backprop::GradStore;
-use candle_core::{D, Device, Result, Tensor, Var};
+use candle_core::{D, DType, Device, Result, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::graph::Backward;
@@ -166,6 +170,27 @@ impl Slot {
         }
     }
 
+    /// Cross-entropy with a part of the teacher's distribution.
+    fn cross_entropy(&self, distribution: TeacherDistribution) -> Result<Tensor> {
+        let p = self.log_p.exp()?;
+        let TeacherDistribution::TopK { k, tail } = distribution else {
+            return (&p * &self.log_q)?.sum_all()?.neg();
+        };
+        let mut values: Vec<f32> = p.flatten_all()?.to_vec1()?;
+        values.sort_by(|a, b| b.total_cmp(a));
+        let chosen = p.ge(f64::from(values[k - 1]))?.to_dtype(DType::F32)?;
+        let (p, q) = ((&p * &chosen)?, (self.log_q.exp()? * &chosen)?);
+        let learned = (&p * &self.log_q)?.sum_all()?.neg()?;
+        let mass = p.sum_all()?;
+        match tail {
+            TailKind::Renormalise => learned / mass,
+            TailKind::Bucket => {
+                let left = (1.0 - q.sum_all()?)?.log()?;
+                learned - ((1.0 - mass)? * left)?
+            }
+        }
+    }
+
     /// The same to the label alone.
     fn distance_to_label(&self, form: SlotForm, mean: f64) -> Result<Tensor> {
         let hard = self.hard()?;
@@ -245,13 +270,26 @@ fn assert_same(
     draft: &BlockDraft,
     want: &Tensor,
 ) {
-    let share = step(objective, row, &row.features());
+    // Sums in another order, in f32.
+    assert_same_within(name, (objective, row, &row.features()), draft, want, (2e-5, 3e-4));
+}
+
+/// The same with errors of losses and of gradients.
+fn assert_same_within(
+    name: &str,
+    (objective, row, features): (&dyn Objective, &Row, &BatchFeatures),
+    draft: &BlockDraft,
+    want: &Tensor,
+    (of_loss, of_gradients): (f32, f32),
+) {
+    let share = step(objective, row, features);
     let gradients = want.gradients().expect("backward");
     let want = want.to_scalar::<f32>().expect("number");
     let (told, loss) = (share.metrics.loss(), share.loss.expect("a loss"));
     let found = loss.to_scalar::<f32>().expect("number");
-    assert!((found - want).abs() < 2e-5 * want.abs(), "{name}: {found} {want}");
-    assert!((told - f64::from(want)).abs() < 2e-5 * told.abs(), "{name}: told {told} {want}");
+    assert!((found - want).abs() < of_loss * want.abs(), "{name}: {found} {want}");
+    let error = (told - f64::from(want)).abs();
+    assert!(error < f64::from(of_loss) * told.abs(), "{name}: told {told} {want}");
     let own = loss.gradients().expect("backward");
     for (a, b) in draft.weights().parameters().iter().zip(objective.draft().parameters()) {
         let (a_values, b_values) = (values(&gradients, a), values(&own, b));
@@ -261,8 +299,7 @@ fn assert_same(
             continue;
         }
         for (x, y) in a_values.iter().zip(&b_values) {
-            // Sums in another order, in f32.
-            assert!((x - y).abs() <= 3e-4 * largest, "{name} {}: {x} {y}", a.name);
+            assert!((x - y).abs() <= of_gradients * largest, "{name} {}: {x} {y}", a.name);
         }
     }
 }
@@ -286,6 +323,44 @@ fn slots_are_held_to_the_target_as_plain_ops_say() -> Result<()> {
             let weights = decays(&all);
             let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
             assert_same(&format!("{loss:?} {weight}"), &objective, &row, &draft, &want);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn parts_of_the_targets_distribution_are_learned_as_plain_ops_say() -> Result<()> {
+    let (row, config) = (Row::new(), blocks::toy());
+    let top = |k, tail| TeacherDistribution::TopK { k, tail };
+    for (weight, distribution) in [
+        (1.0, TeacherDistribution::Whole),
+        (0.3, TeacherDistribution::Whole),
+        (1.0, top(4, TailKind::Bucket)),
+        (0.7, top(4, TailKind::Renormalise)),
+        (0.5, top(30, TailKind::Renormalise)),
+    ] {
+        let soft = Some(SoftLoss { weight, distribution });
+        let block = BlockLoss { decay: DECAY, soft, ..BlockLoss::default() };
+        let (draft, objective) = (fresh(&config), blocks(block, &config, &row));
+        let all = slots(&draft, &row)?;
+        let of = |slot: &Slot| {
+            let learned = slot.cross_entropy(distribution)?;
+            (slot.hard()? * (1.0 - weight))? + (learned * weight)?
+        };
+        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let weights = decays(&all);
+        let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+        // As the target gives it, and as a store keeps it.
+        let mut given = vec![row.features()];
+        if let TeacherDistribution::TopK { k, .. } = distribution {
+            let rows = select_rows(&row.teacher, &objective.teacher_tokens(&row.batch))?;
+            let entries = linear_top_k(&rows, &row.head, k)?;
+            let teacher = TeacherFeatures::TopK { entries, k, hidden: None };
+            given.push(BatchFeatures { teacher, ..row.features() });
+        }
+        for features in given {
+            let of = (&objective as &dyn Objective, &row, &features);
+            assert_same_within(&format!("{soft:?}"), of, &draft, &want, (1e-5, 2e-5));
         }
     }
     Ok(())
@@ -409,212 +484,6 @@ fn gradients_are_finite_differences_of_the_told_loss() {
 }
 
 #[test]
-fn a_selector_may_keep_labels_and_leave_the_layers_alone() -> Result<()> {
-    let row = Row::new();
-    let config = BlockConfig { selector: Some(SelectorSizes { rank: 3, top_k: 5 }), ..toy() };
-    let of = |weight: f64, keeps_labels: bool, stops_gradient: bool| {
-        let selector = SelectorLoss { weight, over_hits: false, keeps_labels, stops_gradient };
-        let block = BlockLoss {
-            weights: SlotWeights::Uniform,
-            selector: Some(selector),
-            ..Default::default()
-        };
-        blocks(block, &config, &row)
-    };
-    let features = BatchFeatures { teacher: TeacherFeatures::None, ..row.features() };
-    let draft = fresh(&config);
-    let selector = draft.selector().expect("a selector");
-    let all = slots(&draft, &row)?;
-    let mut wanted = 0.0;
-    let mut found = 0;
-    for slot in &all {
-        let mut candidates = linear_top_k(&slot.state.detach(), &row.head, 5)?.ids;
-        let label = slot.label as u32;
-        if candidates.contains(&label) {
-            found += 1;
-        } else {
-            candidates[4] = label;
-        }
-        let logits = slot.state.detach().matmul(&row.head.t()?)?.squeeze(0)?;
-        let at = Tensor::from_slice(&candidates, 5, &Device::Cpu)?;
-        let projected = selector.project(&slot.state.detach()).expect("projected");
-        let preferences = selector.preferences(&projected, &[slot.before], &candidates);
-        let preferences = preferences.expect("preferences").squeeze(0)?;
-        let scores: Vec<f32> = (logits.index_select(&at, 0)? + preferences)?.to_vec1()?;
-        let total: f32 = scores.iter().map(|score| score.exp()).sum();
-        let place = candidates.iter().position(|id| *id == label).expect("it is there");
-        wanted += f64::from(total.ln() - scores[place]);
-    }
-    assert!(found < all.len(), "every label is a candidate");
-    let share = step(&of(0.7, true, false), &row, &features);
-    let part = share.metrics.parts[1];
-    assert!((part.sum - wanted).abs() < 1e-4 * wanted, "{} {wanted}", part.sum);
-    assert_eq!((share.metrics.candidate_hits, share.metrics.candidate_rows), (found, all.len()));
-    let strict = step(&of(0.7, false, false), &row, &features);
-    assert!(strict.metrics.parts[1].sum < part.sum);
-
-    let gradients = |objective: &BlockObjective| {
-        let loss = step(objective, &row, &features).loss.expect("a loss");
-        let gradients = loss.gradients().expect("backward");
-        let named = |p: &Parameter| (p.name.clone(), values(&gradients, p));
-        objective.draft().parameters().iter().map(named).collect::<Vec<_>>()
-    };
-    let [stopped, flowing, without] =
-        [(0.7, true), (0.7, false), (0.0, false)].map(|(w, stops)| gradients(&of(w, true, stops)));
-    let of_selector = |name: &str| name.starts_with("candidate_selector.");
-    for (((name, stopped), (_, flowing)), (_, without)) in
-        stopped.iter().zip(&flowing).zip(&without)
-    {
-        if of_selector(name) {
-            assert_eq!(stopped, flowing, "{name}");
-        } else {
-            assert_eq!(stopped, without, "{name}");
-        }
-    }
-    let reached = flowing.iter().zip(&without).filter(|(own, other)| own != other);
-    let mut reached = reached.filter(|((name, _), _)| !of_selector(name));
-    assert!(reached.next().is_some(), "the selector's loss reaches no layer");
-    Ok(())
-}
-
-#[test]
-fn a_chain_learns_the_text_the_target_and_its_confidence_as_plain_ops_say() -> Result<()> {
-    let row = Row::new();
-    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: Some(true) };
-    let config = BlockConfig { chain: Some(chain), ..toy() };
-    let published =
-        ChainLoss { decay: DECAY, alpha: ALPHA, confidence: 0.6, ..ChainLoss::default() };
-    let dpard = ChainLoss {
-        weights: SlotWeights::Dpard,
-        form: SlotForm::new(SlotLoss::Renyi, None, None),
-        hard: 0.0,
-        distance: 1.0,
-        ..published
-    };
-    let held = |loss| ChainLoss { form: SlotForm::new(loss, Some(0.9), None), ..published };
-    let special = [
-        dpard,
-        ChainLoss { divide_by: Divisor::Rows, ..dpard },
-        ChainLoss { divide_by: Divisor::Slots, by_reach: true, ..dpard },
-        ChainLoss { weights: SlotWeights::Uniform, by_reach: true, ..published },
-        ChainLoss { divide_by: Divisor::Slots, ..published },
-    ];
-    for loss in ALL.map(held).into_iter().chain(special) {
-        let draft = fresh(&config);
-        let objective = ChainObjective::new(fresh(&config), &row.head, loss, draws());
-        let objective = objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec());
-        let all = slots(&draft, &row)?;
-        let chances = all.iter().map(Slot::chance).collect::<Result<Vec<_>>>()?;
-        let weights = match loss.weights {
-            SlotWeights::Dpard => credits(&all, &chances),
-            SlotWeights::Uniform => vec![1.0; all.len()],
-            _ => decays(&all),
-        };
-        let reached = |slot: &Slot| {
-            let before =
-                all.iter().zip(&chances).filter(|(o, _)| o.block == slot.block && o.k < slot.k);
-            before.map(|(_, chance)| *chance).product::<f64>()
-        };
-        let of_confidence: Vec<f64> = match (loss.by_reach, loss.weights) {
-            (true, _) => all.iter().map(reached).collect(),
-            (false, SlotWeights::Dpard) => decays(&all),
-            (false, _) => weights.clone(),
-        };
-        let total = |weights: &[f64]| weights.iter().sum::<f64>();
-        let divisors = match loss.divide_by {
-            Divisor::Weights => (total(&weights), total(&of_confidence)),
-            Divisor::Slots => (all.len() as f64, all.len() as f64),
-            Divisor::Rows => (1.0, total(&of_confidence)),
-        };
-        let of = |slot: &Slot| {
-            let apart = slot.distance(loss.form, mean(&chances))?;
-            (slot.hard()? * loss.hard)? + (apart * loss.distance)?
-        };
-        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-        let heads = draft.chain().expect("a chain");
-        let told = |(slot, alpha): (&Slot, &f64)| {
-            let embedded = heads.embed(&[slot.before]).expect("a token");
-            let logit = heads.confidence(&slot.state, embedded.as_ref()).expect("a head");
-            let told = (1.0 / (logit.expect("a logit").neg()?.exp()? + 1.0)?)?.sum_all()?;
-            let kept = (told.log()? * *alpha)?;
-            ((1.0 - told)?.log()? * (1.0 - alpha))?.neg()? - kept
-        };
-        let confidences = all.iter().zip(&chances).map(told).collect::<Result<Vec<_>>>()?;
-        let of_heads = (sum(&confidences, &of_confidence)? * (loss.confidence / divisors.1))?;
-        let want = ((sum(&losses, &weights)? / divisors.0)? + of_heads)?;
-        assert_same(&format!("{loss:?}"), &objective, &row, &draft, &want);
-    }
-    Ok(())
-}
-
-#[test]
-fn without_a_table_or_with_one_of_zeros_a_chain_is_a_block_that_proposes_from_slot_0() -> Result<()>
-{
-    let row = Row::new();
-    let text = ChainLoss {
-        weights: SlotWeights::Uniform,
-        hard: 1.0,
-        distance: 0.0,
-        confidence: 0.0,
-        ..ChainLoss::default()
-    };
-    let chained = |rank| {
-        let chain = ChainSizes { rank, kind: ChainKind::Vanilla, confidence: None };
-        BlockConfig { chain: Some(chain), ..toy() }
-    };
-    let objective = |draft| {
-        let objective = ChainObjective::new(draft, &row.head, text, draws());
-        objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec())
-    };
-    // Slot k learns the token k + 1 places after its anchor, by its own logits alone.
-    let draft = fresh(&chained(0));
-    let all = slots(&draft, &row)?;
-    let labels: Vec<u32> = all.iter().map(|slot| slot.label as u32).collect();
-    let places = ANCHORS.iter().flat_map(|(start, _)| start + 1..start + 5);
-    assert_eq!(labels, places.map(|place| row.batch.ids[place]).collect::<Vec<_>>());
-    let losses = all.iter().map(Slot::hard).collect::<Result<Vec<_>>>()?;
-    let want = (sum(&losses, &[1.0; 8])? / 8.0)?;
-    assert_same("rank 0", &objective(fresh(&chained(0))), &row, &draft, &want);
-
-    let silent = |(name, value): (String, Tensor)| {
-        let is_table = name == "markov_head.markov_w2.weight";
-        let value = if is_table { value.zeros_like().expect("zeros") } else { value };
-        (name, value)
-    };
-    let source = MemorySource::new(fresh(&chained(5)).weights().named().into_iter().map(silent));
-    let config = chained(5);
-    let draft = BlockDraft::from_source(&source, &config, &random((30, 16), 1)).expect("a draft");
-    let told = step(&objective(draft), &row, &row.features()).metrics.loss();
-    let want = f64::from(want.to_scalar::<f32>()?);
-    assert!((told - want).abs() < 2e-5 * want, "{told} {want}");
-    Ok(())
-}
-
-#[test]
-fn a_teacher_of_the_draft_s_own_logits_is_at_no_distance_and_accepts_every_slot() -> Result<()> {
-    let chain = ChainSizes { rank: 0, kind: ChainKind::Vanilla, confidence: None };
-    let config = BlockConfig { chain: Some(chain), ..toy() };
-    let loss = ChainLoss { hard: 0.0, distance: 1.0, confidence: 0.0, ..ChainLoss::default() };
-    // The teacher of slot k is the row k places after the anchor, and no other.
-    for (shift, is_own) in [(0, true), (1, false)] {
-        let mut row = Row::new();
-        let mut rows = (0..20).map(|i| row.teacher.narrow(0, i, 1)).collect::<Result<Vec<_>>>()?;
-        for slot in slots(&fresh(&config), &row)? {
-            rows[ANCHORS[slot.block].0 + slot.k + shift] = slot.state.detach();
-        }
-        row.teacher = Tensor::cat(&rows, 0)?;
-        let objective = ChainObjective::new(fresh(&config), &row.head, loss, draws());
-        let objective = objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec());
-        let metrics = step(&objective, &row, &row.features()).metrics;
-        let rates: Vec<f64> = metrics.by_delay.iter().map(DelayCounts::acceptance_rate).collect();
-        assert_eq!(rates.len(), 4, "every slot proposes");
-        assert_eq!(metrics.loss() < 1e-5, is_own, "{}", metrics.loss());
-        assert_eq!(rates.iter().all(|rate| (rate - 1.0).abs() < 1e-5), is_own, "{rates:?}");
-    }
-    Ok(())
-}
-
-#[test]
 fn no_gradient_reaches_the_targets_table_or_head() {
     let row = Row::new();
     let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: None };
@@ -648,45 +517,6 @@ fn no_gradient_reaches_the_targets_table_or_head() {
 }
 
 #[test]
-fn a_selector_counts_for_less_in_the_first_steps_of_training_and_not_when_it_is_measured() {
-    let row = Row::new();
-    let config = BlockConfig { selector: Some(SelectorSizes { rank: 3, top_k: 5 }), ..toy() };
-    let of = |weight: f64| {
-        let (over_hits, keeps_labels, stops_gradient) = (false, true, false);
-        let selector = SelectorLoss { weight, over_hits, keeps_labels, stops_gradient };
-        let loss =
-            BlockLoss { selector: Some(selector), selector_ramp: 0.25, ..BlockLoss::default() };
-        blocks(loss, &config, &row)
-    };
-    let features = BatchFeatures { teacher: TeacherFeatures::None, ..row.features() };
-    let value = |objective: &BlockObjective| {
-        let share = step(objective, &row, &features);
-        let loss = share.loss.expect("a loss");
-        let gradients = loss.gradients().expect("backward");
-        let all = objective.draft().parameters().iter().map(|p| values(&gradients, p));
-        let loss = loss.to_scalar::<f32>().expect("number");
-        (loss, share.metrics.loss(), all.collect::<Vec<_>>())
-    };
-    // A quarter of 16 steps: the first weighs a quarter, the fourth and all others the whole.
-    for (at, wanted) in [(1, 0.25), (2, 0.5), (4, 1.0), (16, 1.0)] {
-        let mut ramped = of(0.8);
-        ramped.begin_step(at, 16);
-        let (own, plain) = (value(&ramped), value(&of(0.8 * wanted)));
-        assert_eq!(own, plain, "step {at}");
-        assert!((own.1 - f64::from(own.0)).abs() < 2e-5 * own.1, "step {at}: {own:?}");
-        let measured = ramped.measure(&row.batch, &features).expect("measured");
-        assert!((measured.parts[1].weight - 0.8).abs() < 1e-12, "held-out rows of step {at}");
-    }
-    // A row with nothing to learn tells the same weight as those that it is added to.
-    let mut ramped = of(0.8);
-    ramped.begin_step(1, 16);
-    let mut silent = Row::new();
-    silent.batch.loss_mask.fill(false);
-    let share = step(&ramped, &silent, &features);
-    assert!((share.metrics.parts[1].weight - 0.2).abs() < 1e-12);
-}
-
-#[test]
 fn what_training_reads_of_the_target_also_weighs_and_mixes_held_out_slots() {
     let row = Row::new();
     let features = row.features();
@@ -702,38 +532,6 @@ fn what_training_reads_of_the_target_also_weighs_and_mixes_held_out_slots() {
         let measured = objective.measure(&row.batch, &features).expect("measured");
         let as_trained = measured.as_trained.expect("as they are trained").loss();
         assert!((as_trained - trained).abs() < 1e-9, "{weights:?}: {as_trained} {trained}");
-    }
-}
-
-/// Weights of the slots and of their confidence differ, and stand in another ratio in each row.
-#[test]
-fn held_out_rows_of_a_chain_come_to_the_loss_of_a_step_over_all_of_them() {
-    let (long, mut short) = (Row::new(), Row::new());
-    short.batch.loss_mask[5..9].fill(false);
-    short.batch.loss_mask[14..].fill(false);
-    let chain = ChainSizes { rank: 5, kind: ChainKind::Vanilla, confidence: Some(true) };
-    let config = BlockConfig { chain: Some(chain), ..toy() };
-    let loss = ChainLoss { weights: SlotWeights::Dpace, decay: 1.0, ..ChainLoss::default() };
-    let objective = ChainObjective::new(fresh(&config), &long.head, loss, draws());
-    let rows = [long, short].map(|row| {
-        let features = row.features();
-        let prepared = objective.prepare(&row.batch, &features).expect("prepared");
-        (row.batch, features, prepared)
-    });
-    let of_row = |row: usize, part: usize| rows[row].2.denominators[part];
-    let totals = [0, 1].map(|part| of_row(0, part) + of_row(1, part));
-    let ratios = [0, 1].map(|row| of_row(row, 0) / of_row(row, 1));
-    assert!((ratios[0] - ratios[1]).abs() > 0.05, "{ratios:?}");
-    let (mut trained, mut told) = (0.0, [DraftMetrics::default(), DraftMetrics::default()]);
-    for (batch, features, prepared) in &rows {
-        let share = objective.share(batch, features, prepared, &totals, true).expect("share");
-        let loss = share.loss.map(|loss| loss.to_scalar::<f32>().expect("number"));
-        trained += f64::from(loss.expect("a loss"));
-        told[0].merge(&share.metrics);
-        told[1].merge(&objective.measure(batch, features).expect("measured"));
-    }
-    for loss in told.map(|metrics| metrics.loss()) {
-        assert!((loss - trained).abs() < 2e-5 * trained, "{loss} {trained}");
     }
 }
 

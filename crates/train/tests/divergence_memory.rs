@@ -16,7 +16,7 @@ use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_train::footprint::Row;
 use longdraft_train::method::DraftMethod;
 use longdraft_train::method::block::{
-    BlockBudget, BlockDraws, BlockLoss, BlockObjective, SlotForm, SlotLoss, SoftLoss,
+    BlockBudget, BlockDraws, BlockKeys, BlockLoss, BlockObjective, SlotForm, SlotLoss, SoftLoss,
 };
 use longdraft_train::method::dflash::Dflash;
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective, Dspark};
@@ -56,13 +56,14 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
 /// Bytes that are planned for a chunk of the loss.
 fn planned(loss: SlotLoss, chained: bool) -> usize {
     let (layers, target_layers) = (1, Some(vec![3]));
-    let (blocks_per_row, block_size) = (Some(STARTS.len()), SLOTS);
+    let block_size = SLOTS;
+    let shared = BlockKeys { blocks_per_row: Some(STARTS.len()), ..BlockKeys::default() };
     let method: Box<dyn DraftMethod> = if chained {
         Box::new(Dspark {
             layers,
             target_layers,
             block_size,
-            blocks_per_row,
+            shared,
             markov_rank: RANK,
             confidence: false,
             distance: loss,
@@ -73,7 +74,7 @@ fn planned(loss: SlotLoss, chained: bool) -> usize {
             layers,
             target_layers,
             block_size,
-            blocks_per_row,
+            shared,
             soft_weight: 1.0,
             loss,
             ..Dflash::default()

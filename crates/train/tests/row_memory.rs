@@ -21,7 +21,9 @@ use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_parallel::Gradients;
 use longdraft_train::footprint::{Row, RowMemory};
 use longdraft_train::method::DraftMethod;
-use longdraft_train::method::block::{BlockBudget, BlockDraws, BlockLoss, BlockObjective};
+use longdraft_train::method::block::{
+    BlockBudget, BlockDraws, BlockKeys, BlockLoss, BlockObjective,
+};
 use longdraft_train::method::dflash::Dflash;
 use longdraft_train::method::dspark::{ChainLoss, ChainObjective, Dspark, MarkovHead};
 use longdraft_train::method::eagle3::{
@@ -156,11 +158,15 @@ fn a_row_of_a_glide_draft_holds_what_is_planned() {
     assert_planned("GLIDE", &planned(&method, true), measured);
 }
 
+/// Keys for 90 blocks of a row.
+fn shared(draft_vocab_size: Option<usize>) -> BlockKeys {
+    BlockKeys { blocks_per_row: Some(90), draft_vocab_size, ..BlockKeys::default() }
+}
+
 #[test]
 fn a_row_of_a_block_draft_holds_what_is_planned() {
-    let blocks_per_row = Some(90);
     for layers in [1, 2, 3] {
-        let method = Dflash { layers, blocks_per_row, ..Dflash::default() };
+        let method = Dflash { layers, shared: shared(None), ..Dflash::default() };
         let target = target();
         let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
         let embedding = random((target.vocab_size, target.hidden_size), 1);
@@ -186,8 +192,7 @@ fn own_head(head: &Tensor, tokens: usize) -> OwnHead {
 #[test]
 fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
     const PROPOSED: usize = 300;
-    let (layers, draft_vocab_size) = (2, Some(PROPOSED));
-    let blocks_per_row = Some(90);
+    let (layers, shared) = (2, shared(Some(PROPOSED)));
     let (target, width) = (target(), 2 * target().hidden_size);
     let embedding = random((target.vocab_size, target.hidden_size), 1);
     let head = random((target.vocab_size, target.hidden_size), 3);
@@ -197,7 +202,7 @@ fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
         let own = Some(own_head(&head, PROPOSED));
         BlockDraft::initialise_with(config, &embedding, own, 2).expect("a draft")
     };
-    let method = Dflash { layers, blocks_per_row, draft_vocab_size, ..Dflash::default() };
+    let method = Dflash { layers, shared: shared.clone(), ..Dflash::default() };
     let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
     let config = BlockConfig { draft_vocab_size: PROPOSED, ..config };
     let objective = BlockObjective::new(draft(&config), &head, BlockLoss::default(), draws());
@@ -209,8 +214,7 @@ fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
 
     let method = Dspark {
         layers,
-        blocks_per_row,
-        draft_vocab_size,
+        shared,
         markov_rank: 24,
         confidence: false,
         ..Dspark::default()
@@ -234,11 +238,11 @@ fn a_row_of_a_chained_block_draft_holds_what_is_planned() {
         (ChainKind::Gated, MarkovHead::Gated),
         (ChainKind::Rnn, MarkovHead::Rnn),
     ] {
-        let (layers, block_size, blocks_per_row) = (2, 6, Some(90));
+        let (layers, block_size) = (2, 6);
         let method = Dspark {
             layers,
             block_size,
-            blocks_per_row,
+            shared: shared(None),
             markov_rank: RANK,
             markov_head,
             confidence: false,

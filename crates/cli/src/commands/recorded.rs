@@ -8,6 +8,7 @@ use longdraft_records::{CONFIG_FILE, median};
 use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
 use longdraft_train::config::{References, TrainConfig};
+use longdraft_train::observer::Unheard;
 use longdraft_train::stage::{Event, Observer, Tracked};
 use serde::Serialize;
 use serde_json::Value;
@@ -98,17 +99,11 @@ impl FinishedRun {
 
     /// Tells its trackers of the end, if the process that trained it was killed before it could.
     pub(crate) fn end_tracking(&self, config: &TrainConfig) -> Vec<String> {
-        let mut silent = Silent;
-        let mut tracked = Tracked::new(config, &mut silent);
+        let mut unheard = Unheard;
+        let mut tracked = Tracked::new(config, &mut unheard);
         tracked.on_event(Event::Resumed(self.steps));
         tracked.finish(Outcome::Finished)
     }
-}
-
-struct Silent;
-
-impl Observer for Silent {
-    fn on_event(&mut self, _: Event<'_>) {}
 }
 
 /// When a file, or the newest one of a folder, was last written.

@@ -6,6 +6,7 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, Input, Output, frozen, trained, up_to};
+use crate::bend::Bend;
 use crate::linear;
 use crate::linear_cross_entropy as loss;
 use crate::linear_cross_entropy::{
@@ -228,6 +229,10 @@ pub(super) fn cross_entropy(size: Size) -> Vec<Case> {
 
 pub(super) fn softcapped(size: Size) -> Vec<Case> {
     const CAP: f64 = 5.0;
+    fn capped<'a>(t: &'a [Tensor], labels: &'a [u32]) -> Inputs<'a> {
+        let bend = Bend { softcap: Some(CAP), ..Bend::default() };
+        Inputs::of_labels(&t[0], &t[1], labels).bent(bend)
+    }
     let case = |[rows, width, vocabulary]: [usize; 3]| {
         let targets = Targets::new(rows, 1, vocabulary);
         let (labels, own) = (targets.labels.clone(), targets.labels);
@@ -236,12 +241,8 @@ pub(super) fn softcapped(size: Size) -> Vec<Case> {
             head(trained("head", [vocabulary, width]), width, SPREAD),
         ];
         let shape = format!("[{rows}, {width}], V {vocabulary}, cap {CAP}");
-        let op = move |t: &[Tensor]| {
-            outputs(&loss::softcapped_linear_cross_entropy(&t[0], &t[1], &own, CAP)?)
-        };
-        Case::new(shape, inputs, op, move |t| {
-            outputs(&loss::softcapped_reference(&t[0], &t[1], &labels, CAP)?)
-        })
+        let op = move |t: &[Tensor]| outputs(&loss::linear_cross_entropy(&capped(t, &own))?);
+        Case::new(shape, inputs, op, move |t| outputs(&loss::reference(&capped(t, &labels))?))
     };
     up_to(size, &HEADS).map(case).collect()
 }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::composed::CHUNK_VALUES;
 use crate::cuda;
+use crate::dispatch::fused;
 use crate::graph::differentiable;
 use crate::linear::{factor_type, with_factor};
 use crate::storage::{from_f64, host_f64};
@@ -51,8 +52,11 @@ pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Outp
 /// Sums `loss_of` over chunks of rows in `order` (default: as they come). Logits are a product of hidden
 /// states `[R, K]` with a head `[V, K]`, or the sum of two, the first of which has a frozen head.
 /// `loss_of` gets the rows' indices and the products' factors for them; the graph of a chunk is gone
-/// before the next one begins. A chunk has at most `logits` logits.
-pub(super) fn in_chunks(
+/// before the next one begins. A chunk has at most `logits` logits, or is one row.
+///
+/// # Errors
+/// - of `loss_of`, there are neither one nor two products, or shapes do not fit
+pub fn in_chunks(
     logits: usize,
     products: &[(&Tensor, &Tensor)],
     order: Option<Vec<u32>>,
@@ -75,7 +79,10 @@ pub(super) fn in_chunks(
         // A frozen head is a factor already.
         let last = &all[all.len() - 1];
         let loss = || loss_of(rows, &pairs);
-        let output = with_factor(last.leaf.tensor(), &last.factor, loss)?;
+        let output = match &last.factor {
+            Some(factor) => with_factor(last.leaf.tensor(), factor, loss)?,
+            None => loss()?,
+        };
         sums.add(rows, &output)?;
         if trains {
             let gradients = output.loss_sum.gradients()?;
@@ -133,8 +140,8 @@ impl Leaf {
 struct Product<'a> {
     hidden: &'a Tensor,
     head: &'a Tensor,
-    /// The head in the type of the products.
-    factor: Tensor,
+    /// The head in the type of the products; `None` where fused products read it as it is held.
+    factor: Option<Tensor>,
     /// The head as chunks read it.
     leaf: Leaf,
     /// In the order of the chunks.
@@ -146,9 +153,14 @@ impl<'a> Product<'a> {
     fn new(&(hidden, head): &(&'a Tensor, &'a Tensor)) -> Result<Self> {
         // Turned into the type of the products once, not for every chunk; a head that trains gets its
         // gradients in its own type, as a chunk's are rounded before they are added.
-        let factor = head.detach().to_dtype(factor_type(hidden, head.dtype()))?.contiguous()?;
+        let as_factor =
+            || head.detach().to_dtype(factor_type(hidden, head.dtype()))?.contiguous();
+        let factor = (!fused(&[hidden])).then(as_factor).transpose()?;
         let leaf = if !head.track_op() {
-            Leaf::Frozen(factor.clone())
+            Leaf::Frozen(match &factor {
+                Some(factor) => factor.clone(),
+                None => head.contiguous()?,
+            })
         } else if head.is_variable() {
             Leaf::Trained(Var::from_tensor(head)?)
         } else {

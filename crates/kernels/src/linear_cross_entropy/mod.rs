@@ -32,7 +32,6 @@ mod gpu;
 mod likelihood_loss;
 mod reference;
 mod row;
-mod softcapped;
 mod sparse;
 mod teacher;
 mod top_k;
@@ -44,12 +43,9 @@ use crate::graph::{add_to, differentiable};
 
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
 
-pub use composed::composed;
+pub use composed::{composed, in_chunks};
 pub use fused::chunk_rows;
-pub use reference::reference;
-pub use softcapped::{
-    softcapped_composed, softcapped_linear_cross_entropy, softcapped_logits, softcapped_reference,
-};
+pub use reference::{log_softmax, reference};
 pub use sparse::SparseDistributions;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.

@@ -138,7 +138,14 @@ pub(super) fn weighted_output(
     Ok(Output { loss_sum, rows })
 }
 
-pub(super) fn log_softmax(logits: &Tensor) -> Result<Tensor> {
+/// Log-probabilities of every row.
+///
+/// # Shapes
+/// - `[R, V]` → `[R, V]`
+///
+/// # Errors
+/// - there is no memory for them
+pub fn log_softmax(logits: &Tensor) -> Result<Tensor> {
     let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
     shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(D::Minus1)?.log()?)
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use candle_core::{Device, Tensor, Var};
 use longdraft_kernels::attention::{Delays, KeyRanges};
+use longdraft_kernels::bend::Bend;
 use longdraft_kernels::channel_scale::add_scaled;
 use longdraft_kernels::linear::linear;
-use longdraft_kernels::linear_cross_entropy::{
-    Inputs, Output, linear_cross_entropy, softcapped_linear_cross_entropy, softcapped_logits,
-};
+use longdraft_kernels::linear_cross_entropy::{Inputs, Output, linear_cross_entropy};
 use longdraft_kernels::rms_norm::rms_norm;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable};
 use longdraft_kernels::rows::select_rows;
@@ -279,11 +278,8 @@ impl LanguageModel {
     /// # Errors
     /// - a label lies outside the vocabulary
     pub fn cross_entropy(&self, hidden: &Tensor, labels: &[u32]) -> Result<Output> {
-        if self.config.is_llama() {
-            return Ok(linear_cross_entropy(&Inputs::of_labels(hidden, &self.head, labels))?);
-        }
-        let softcap = self.config.final_logit_softcapping;
-        Ok(softcapped_linear_cross_entropy(hidden, &self.head, labels, softcap)?)
+        let inputs = Inputs::of_labels(hidden, &self.head, labels).bent(self.bend());
+        Ok(linear_cross_entropy(&inputs)?)
     }
 
     /// Logits, soft-capped in the baseline.
@@ -294,9 +290,12 @@ impl LanguageModel {
     /// # Errors
     /// - the width differs
     pub fn logits(&self, hidden: &Tensor) -> Result<Tensor> {
-        if self.config.is_llama() {
-            return Ok(linear(hidden, &self.head, None)?);
-        }
-        Ok(softcapped_logits(hidden, &self.head, self.config.final_logit_softcapping)?)
+        Ok(self.bend().of(linear(hidden, &self.head, None)?)?)
+    }
+
+    /// What makes logits of the head's products.
+    fn bend(&self) -> Bend {
+        let softcap = self.config.final_logit_softcapping;
+        Bend { softcap: (!self.config.is_llama()).then_some(softcap), ..Bend::default() }
     }
 }

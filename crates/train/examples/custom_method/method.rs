@@ -14,7 +14,7 @@ use longdraft_models::weights::TensorSpec;
 use longdraft_train::footprint::{Footprint, Row, RowMemory};
 use longdraft_train::method::{DraftMethod, Materials, StageContext};
 use longdraft_train::metrics::{DraftMetrics, LossPart, Quantities};
-use longdraft_train::objective::{Normalisation, Objective, Prepared, TeacherConfig};
+use longdraft_train::objective::{Objective, Prepared, TeacherConfig};
 use longdraft_train::stage::Observer;
 use longdraft_train::{Result, Share, TrainError};
 
@@ -144,13 +144,8 @@ impl TwoHeadsObjective {
             let output = linear_cross_entropy(
                 &Inputs::of_labels(&states, &head_table, &labels).bent(self.target.bend()),
             )?;
-            let statistics = &output.rows;
-            for row in 0..rows.len() {
-                let (hard, soft) = (statistics.hard[row], statistics.soft[row]);
-                let (agrees, acceptance) = (statistics.agrees[row], statistics.acceptance[row]);
-                share.metrics.add_row(head as u32, hard, soft, agrees, acceptance);
-            }
-            let sum = statistics.hard.iter().sum();
+            share.metrics.add_rows(std::iter::repeat_n(head as u32, rows.len()), &output.rows);
+            let sum = output.rows.hard.iter().sum();
             let part = LossPart { weight: 1.0, sum, denominator: rows.len() as f64 };
             share.metrics.parts.push(part);
             let loss = (output.loss_sum / denominators[head - 1].max(1.0))?;
@@ -176,10 +171,6 @@ impl Objective for TwoHeadsObjective {
         FeatureNeeds { taps: Vec::new(), teacher: TeacherKind::EveryToken, ahead: 0 }
     }
 
-    fn normalisation(&self) -> Normalisation {
-        Normalisation::WholeStep
-    }
-
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
         Some(counts(&rows_of_heads(batch)))
     }
@@ -197,9 +188,7 @@ impl Objective for TwoHeadsObjective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let rows: &Vec<Vec<u32>> = prepared.plan().ok_or_else(|| TrainError::Unsupported {
-            problem: "prepared by another objective".into(),
-        })?;
+        let rows: &Vec<Vec<u32>> = prepared.plan()?;
         self.loss(batch, features, rows, (denominators, train))
     }
 

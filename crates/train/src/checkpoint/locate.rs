@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::files::SavedDraft;
 
+use super::contents::{DRAFT, STATE, read_state};
 use super::curriculum::{CURRICULUM_FILE, CurriculumFile};
-use super::store::{BEST, DRAFT, LAST, PREVIOUS, STATE, read_state};
+use super::store::{BEST, LAST, PREVIOUS};
 use crate::error::Result;
 
 /// Folder of a run that its draft is extracted to.

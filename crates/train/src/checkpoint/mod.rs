@@ -9,6 +9,7 @@
 //! state, all at the same time; the folder lies on a file system that they share.
 
 mod agreement;
+mod contents;
 mod curriculum;
 mod due;
 mod locate;
@@ -20,13 +21,11 @@ mod store;
 
 pub(crate) use agreement::require_same_network;
 pub use agreement::{ResumePolicy, require_same_run};
+pub use contents::{Contents, add_token_counts, read_draft, read_json, read_state};
 pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::{RunLock, is_locked, lock_file};
 pub use state::{Best, CheckpointState, RunIdentity};
 pub(crate) use state::{PRECISION, STEPS, TARGET};
-pub use store::{
-    BEST, Checkpointer, Contents, LAST, PREVIOUS, Place, add_token_counts, read_draft, read_state,
-    verify,
-};
+pub use store::{BEST, Checkpointer, LAST, PREVIOUS, Place, verify};

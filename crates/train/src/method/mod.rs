@@ -20,8 +20,8 @@ use std::sync::Arc;
 use longdraft_data::Document;
 use longdraft_data::batch::AnchorOffset;
 use longdraft_features::FeatureMode;
-use longdraft_models::draft::TokenCounts;
 use longdraft_models::draft::files::SavedDraft;
+use longdraft_models::draft::{Init, TokenCounts};
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{ModelError, TargetConfig};
@@ -29,7 +29,7 @@ use longdraft_rules::Problem;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -65,9 +65,9 @@ pub trait DraftMethod: MethodKeys + fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether the draft's initial values are the target's last layer.
+    /// Whether the draft's initial values are the target's last layer: as its key `init` says, if it has one.
     fn starts_from_last_layer(&self) -> bool {
-        false
+        self.keys().get("init") == Some(&json!(Init::LastLayer))
     }
 
     /// The sizes of the draft that a configuration asks for.
@@ -369,6 +369,11 @@ mod tests {
             let fresh = method.fresh();
             let open = fresh.open_keys().iter().flat_map(|group| *group);
             open.for_each(|key| assert!(method.knows(key), "{}: {key}", method.name()));
+            if method.knows("init") {
+                let of = |init: &str| method.read(keys(json!({ "init": init }))).expect("keys");
+                let begins = ["random", "last_layer"].map(|init| of(init).starts_from_last_layer());
+                assert_eq!(begins, [false, true], "{}", method.name());
+            }
         }
     }
 

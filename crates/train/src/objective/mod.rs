@@ -11,7 +11,7 @@ use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use longdraft_models::draft::Draft;
 
-use crate::error::Result;
+use crate::error::{Result, TrainError};
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, Quantities};
 
@@ -45,9 +45,13 @@ impl Prepared {
         Self { denominators, plan: Arc::new(plan) }
     }
 
-    /// What an objective chose, if it is of this type.
-    pub fn plan<P: Any>(&self) -> Option<&P> {
-        self.plan.downcast_ref()
+    /// What an objective chose.
+    ///
+    /// # Errors
+    /// - it is of another type, so that another objective made this
+    pub fn plan<P: Any>(&self) -> Result<&P> {
+        let problem = || TrainError::Unsupported { problem: "prepared by another objective".into() };
+        self.plan.downcast_ref().ok_or_else(problem)
     }
 }
 
@@ -72,7 +76,9 @@ pub trait Objective {
     fn begin_step(&mut self, _step: u64, _steps: u64) {}
 
     /// What micro-batches are divided by.
-    fn normalisation(&self) -> Normalisation;
+    fn normalisation(&self) -> Normalisation {
+        Normalisation::WholeStep
+    }
 
     /// A micro-batch's denominators, if its masks alone decide them.
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>>;

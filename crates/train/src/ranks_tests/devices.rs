@@ -9,6 +9,7 @@ use longdraft_parallel::threads::in_threads;
 use serde_json::json;
 
 use super::targets::{all_taps, exchanging, sequence};
+use super::tensor::values;
 
 fn config() -> TargetConfig {
     let config = json!({
@@ -18,11 +19,6 @@ fn config() -> TargetConfig {
         "initializer_range": 0.2,
     });
     TargetConfig::from_json(&config).expect("configuration")
-}
-
-fn values(tensor: &Tensor) -> Vec<f32> {
-    let tensor = tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all());
-    tensor.and_then(|t| t.to_vec1()).expect("values")
 }
 
 fn values_of(features: &Features) -> Vec<Vec<f32>> {

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
-use longdraft_models::draft::Init;
-use longdraft_models::draft::VocabularyMap;
+use longdraft_models::draft::{Init, Parameter, VocabularyMap};
 use longdraft_models::draft::block::{
     BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes,
 };
@@ -38,11 +37,16 @@ pub(super) fn exchanging(world: World, on_gpus: bool) -> World {
 }
 
 fn config(more: &Value) -> TargetConfig {
-    let mut config = json!({
+    let config = json!({
         "model_type": "qwen2", "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24,
         "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 64,
     });
+    config_with(config, more)
+}
+
+/// A target's configuration with other values of some keys.
+pub(super) fn config_with(mut config: Value, more: &Value) -> TargetConfig {
     for (key, value) in more.as_object().into_iter().flatten() {
         config[key] = value.clone();
     }
@@ -277,14 +281,23 @@ fn glide_step(world: &World, batch: &Batch, soft_targets: SoftTargetKind) -> (f6
     let features = run_target(&target, &own, part.as_ref(), &objective.needs()).expect("features");
     let delays: Vec<u32> = (0..own.ids.len() as u32).map(|i| 1 + i % 3).collect();
     let loss = objective.loss((&own, &delays), &features, true).expect("loss");
-    let parameters = objective.draft().parameters();
+    let own = loss.metrics.hard_sum + loss.metrics.soft_sum;
+    summed(world, objective.draft().parameters(), (own, loss.numerator.as_ref()))
+}
+
+/// A number and the gradients of a loss, summed over the ranks.
+fn summed(
+    world: &World,
+    parameters: &[Parameter],
+    (own, loss): (f64, Option<&Tensor>),
+) -> (f64, Vec<Vec<f32>>) {
     let mut gradients = Gradients::new(parameters);
-    if let Some(numerator) = &loss.numerator {
-        gradients.add(parameters, numerator.gradients().expect("backward")).expect("gradients");
+    if let Some(loss) = loss {
+        gradients.add(parameters, loss.gradients().expect("backward")).expect("gradients");
     }
     let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
     let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");
-    let mut sum = [loss.metrics.hard_sum + loss.metrics.soft_sum];
+    let mut sum = [own];
     world.all_reduce_sum(&mut sum);
     (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
 }
@@ -297,18 +310,7 @@ fn mpi_parts_of_a_row_learn_like_the_whole() {
         let mut one_sided = packed(23);
         one_sided.learned.retain(|token| *token < 5);
         for batch in [packed(23), packed(3), many_documents(), one_sided] {
-            let (loss, gradients) = glide_step(&World::single(), &batch, soft);
-            for (ranks, on_gpus) in SHARING {
-                let step = |world| glide_step(&exchanging(world, on_gpus), &batch, soft);
-                for (sum, sums) in in_threads(ranks, step) {
-                    assert!((sum - loss).abs() <= 1e-5 * loss.abs(), "{ranks}: {sum} {loss}");
-                    let largest = gradients.iter().flatten().fold(0.0_f32, |m, g| m.max(g.abs()));
-                    for (a, b) in gradients.iter().flatten().zip(sums.iter().flatten()) {
-                        assert!((a - b).abs() <= 1e-5 * largest, "{ranks} ranks: {a} {b}");
-                    }
-                    assert_eq!(gradients.len(), sums.len());
-                }
-            }
+            parts_learn_like_the_whole(|world| glide_step(world, &batch, soft));
         }
     }
 }
@@ -347,18 +349,10 @@ fn step(
     let mut denominators = prepared.denominators.clone();
     world.all_reduce_sum(&mut denominators);
     let share = objective.share(&own, &features, &prepared, &denominators, true).expect("share");
-    let parameters = objective.draft().parameters();
-    let mut gradients = Gradients::new(parameters);
-    if let Some(loss) = &share.loss {
-        gradients.add(parameters, loss.gradients().expect("backward")).expect("gradients");
-    }
-    let parallel = DataParallel::by_blocks(world, &ParallelConfig::default(), parameters);
-    let sums = parallel.reduce(gradients).and_then(Gradients::into_values).expect("sums");
     // A share is of the sum over the ranks.
     let loss = |loss: &Tensor| f64::from(loss.to_scalar::<f32>().expect("loss"));
-    let mut sum = [share.loss.as_ref().map_or(0.0, loss)];
-    world.all_reduce_sum(&mut sum);
-    (sum[0], sums.into_iter().map(Option::unwrap_or_default).collect())
+    let own = share.loss.as_ref().map_or(0.0, loss);
+    summed(world, objective.draft().parameters(), (own, share.loss.as_ref()))
 }
 
 #[test]
@@ -421,15 +415,17 @@ pub(super) fn blocks(
     (target, objective)
 }
 
-/// Summed gradients and the loss of such a draft.
-fn block_step(
-    world: &World,
+/// Ranks that share a row come to what one of them does with such a draft, which learns something.
+fn parts_learn_blocks_like_the_whole(
     batch: &Batch,
-    change: impl Fn(BlockConfig) -> BlockConfig,
-    objective: impl Fn(BlockDraft, &Tensor, BlockDraws) -> Box<dyn Objective>,
-) -> (f64, Vec<Vec<f32>>) {
-    let (target, objective) = blocks(change, objective);
-    step(world, batch, &target, objective.as_ref())
+    change: impl Fn(BlockConfig) -> BlockConfig + Sync,
+    objective: impl Fn(BlockDraft, &Tensor, BlockDraws) -> Box<dyn Objective> + Sync,
+) {
+    let sum = parts_learn_like_the_whole(|world| {
+        let (target, objective) = blocks(&change, &objective);
+        step(world, batch, &target, objective.as_ref())
+    });
+    assert!(sum > 0.0, "nothing is learned");
 }
 
 #[test]
@@ -449,12 +445,9 @@ fn mpi_parts_of_a_row_learn_chains_like_the_whole() {
         for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
             let chain = Some(ChainSizes { rank: 5, kind, confidence: Some(true) });
             let change = |sizes| BlockConfig { chain, ..sizes };
-            let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+            parts_learn_blocks_like_the_whole(&batch, change, |draft, head, draws| {
                 Box::new(ChainObjective::new(draft, head, loss, draws))
-            };
-            let sum =
-                parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
-            assert!(sum > 0.0, "nothing is learned");
+            });
         }
     }
 }
@@ -490,12 +483,9 @@ fn mpi_parts_of_a_row_learn_blocks_like_the_whole() {
         for batch in [packed(23), packed(3), many_documents(), one_sided.clone()] {
             let selector = loss.selector.map(|_| SelectorSizes { rank: 5, top_k: 20 });
             let change = |sizes| BlockConfig { selector, ..sizes };
-            let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+            parts_learn_blocks_like_the_whole(&batch, change, |draft, head, draws| {
                 Box::new(BlockObjective::new(draft, head, loss.clone(), draws))
-            };
-            let sum =
-                parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
-            assert!(sum > 0.0, "nothing is learned");
+            });
         }
     }
 }
@@ -510,11 +500,8 @@ fn parts_of_a_row_learn_blocks_with_windows_like_the_whole() {
             is_causal,
             ..sizes
         };
-        let objective = |draft, head: &Tensor, draws| -> Box<dyn Objective> {
+        parts_learn_blocks_like_the_whole(&many_documents(), change, |draft, head, draws| {
             Box::new(BlockObjective::new(draft, head, loss.clone(), draws))
-        };
-        let batch = many_documents();
-        let sum = parts_learn_like_the_whole(|world| block_step(world, &batch, change, objective));
-        assert!(sum > 0.0, "nothing is learned");
+        });
     }
 }

@@ -15,7 +15,7 @@ use longdraft_parallel::threads::in_threads;
 use longdraft_parallel::{World, share_of};
 use serde_json::{Value, json};
 
-use super::targets::{all_taps, sequence};
+use super::targets::{all_taps, config_with, sequence};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;
@@ -24,16 +24,13 @@ const FIXED_BOUND: f32 = 5e-2;
 
 /// Four key-value heads, so that two and four ranks can share them.
 fn config(more: &Value) -> TargetConfig {
-    let mut config = json!({
+    let config = json!({
         "model_type": "llama", "vocab_size": 61, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "max_position_embeddings": 64,
         "tie_word_embeddings": false, "initializer_range": 0.2,
     });
-    for (key, value) in more.as_object().into_iter().flatten() {
-        config[key] = value.clone();
-    }
-    TargetConfig::from_json(&config).expect("configuration")
+    config_with(config, more)
 }
 
 fn shared_by(world: &World) -> TargetOptions {
@@ -49,7 +46,7 @@ fn tensors(features: &Features) -> Vec<Tensor> {
         .collect()
 }
 
-fn values(tensor: &Tensor) -> Vec<f32> {
+pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
     let tensor = tensor.to_dtype(DType::F32).and_then(|t| t.flatten_all());
     tensor.and_then(|t| t.to_vec1()).expect("values")
 }

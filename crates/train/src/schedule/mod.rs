@@ -1,8 +1,6 @@
 //! Learning rate by optimizer step `n = 1..T`.
 
-mod deepspeed;
-mod eagle3_cosine;
-mod warmup_cosine;
+mod curves;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -92,18 +90,12 @@ impl Schedule {
         self.base
             * match self.kind {
                 Kind::Constant => 1.0,
-                Kind::Eagle3Cosine => eagle3_cosine::factor(self, n),
-                Kind::ConstantAfterWarmup => eagle3_cosine::flat_factor(self, n),
-                Kind::WarmupCosine => warmup_cosine::factor(self, n),
-                Kind::DeepspeedWarmupCosine => deepspeed::factor(self, n),
+                Kind::Eagle3Cosine => curves::cosine_to_zero(self, n),
+                Kind::ConstantAfterWarmup => curves::flat_after_warmup(self, n),
+                Kind::WarmupCosine => curves::warmup_cosine(self, n),
+                Kind::DeepspeedWarmupCosine => curves::deepspeed(self, n),
             }
     }
-}
-
-/// `f + (1−f) · ½(1 + cos(π x))` for progress `x` in 0..1.
-fn cosine(floor: f64, progress: f64) -> f64 {
-    let progress = progress.clamp(0.0, 1.0);
-    floor + (1.0 - floor) * 0.5 * (1.0 + (std::f64::consts::PI * progress).cos())
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ mod evaluate;
 mod identity;
 mod prepare;
 mod resume;
+mod row_metrics;
 mod step;
 mod team;
 mod tracked;
@@ -46,7 +47,8 @@ pub use crate::observer::{Ending, Event, Observer, StepReport};
 pub use capture::{Capture, CaptureOptions, Reader};
 pub use data_sets::source_paths;
 pub use encoder::Encoder;
-pub use evaluate::{Evaluator, RowMetrics, bootstrap_interval, measure_at_places, measure_drafts};
+pub use evaluate::{Evaluator, measure_at_places, measure_drafts};
+pub use row_metrics::{RowMetrics, bootstrap_interval};
 pub use tracked::Tracked;
 
 /// Documents and how they are packed.

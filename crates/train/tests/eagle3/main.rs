@@ -304,8 +304,8 @@ fn batches_without_a_learned_row_lose_nothing() {
                 let outcome = objective.evaluate(&batch, &features, &plan, &denominators, train);
                 let outcome = outcome.expect("outcome");
                 assert!(outcome.loss.is_none());
-                assert_eq!(outcome.metrics.steps.len(), 4);
-                assert!(outcome.metrics.loss(&objective.config().weights()).abs() < 1e-12);
+                assert_eq!(outcome.metrics.parts.len(), 4);
+                assert!(outcome.metrics.loss().abs() < 1e-12);
             }
         }
     }
@@ -328,7 +328,7 @@ fn evaluation_measures_what_training_does_without_a_gradient() {
         assert!(trained.track_op() && !measured.track_op());
         assert_eq!(a, b);
         let loss = f64::from(trained.to_scalar::<f32>().expect("scalar"));
-        let reported = a.loss(&objective.config().weights());
+        let reported = a.loss();
         assert!((loss - reported).abs() < 1e-5 * reported, "{loss} against {reported}");
     }
 }
@@ -347,7 +347,7 @@ fn an_empty_step_of_compat_lambda_keeps_its_constant() {
     let features = features(&batch, 10);
     let plan = objective.plan(&batch, &features).expect("plan");
     let outcome = objective.evaluate(&batch, &features, &plan, &[1.0], true).expect("outcome");
-    assert!((outcome.metrics.loss(&[1.0]) - 0.25).abs() < 1e-12);
+    assert!((outcome.metrics.loss() - 0.25).abs() < 1e-12);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! A trained part of low rank beside a frozen head, and weights of labels.
 
+use std::cell::RefCell;
+
 use crate::graph::Backward;
 use candle_core::{DType, Result, Tensor, Var};
 
-use super::super::composed::composed_within;
+use super::super::composed::{composed_within, in_chunks};
 use super::super::{Inputs, LowRank, Output, Rejection, linear_cross_entropy, reference};
 use super::sparse::Distributions;
 use super::{Case, KINDS};
@@ -183,6 +185,30 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
         Inputs { label_weights: Some(&[1.0; 3]), ..labels },
     ] {
         assert!(linear_cross_entropy(&wrong).is_err() && reference(&wrong).is_err());
+    }
+    Ok(())
+}
+
+/// What a step's products make of a variable is kept by its id. A result begins a graph of its own.
+#[test]
+fn a_table_that_trains_is_read_itself_by_all_chunks() -> Result<()> {
+    let case = Case::random(91, 6, 4, 11, 3);
+    let second = Second::random(92, &case, 3);
+    let (frozen, made) = (case.head.detach(), (second.head.as_tensor() * 2.0)?);
+    for (table, is_itself) in [(second.head.as_tensor(), true), (&made, false)] {
+        let products = [(case.hidden.as_tensor(), &frozen), (second.hidden.as_tensor(), table)];
+        let read = RefCell::new(Vec::new());
+        in_chunks(2 * 11, &products, None, |rows, products| {
+            read.borrow_mut().push(products[1].1.id());
+            let labels: Vec<u32> = rows.iter().map(|row| case.labels[*row as usize]).collect();
+            let low_rank = Some(LowRank { hidden: products[1].0, head: products[1].1 });
+            let inputs = Inputs::of_labels(products[0].0, products[0].1, &labels);
+            reference(&Inputs { low_rank, ..inputs })
+        })?;
+        let read = read.into_inner();
+        assert_eq!(read.len(), 3);
+        assert!(read.iter().all(|id| *id == read[0]));
+        assert_eq!(read[0] == table.id(), is_itself);
     }
     Ok(())
 }

@@ -13,6 +13,9 @@ use longdraft_models::{ModelError, TargetConfig};
 use serde_json::{Map, Value, json};
 
 use super::attention::BlockAttention;
+use super::blocks::BlockDraws;
+use super::drawn::DrawnBlocks;
+use super::keys::BlockKeys;
 use super::slot_loss::SlotLoss;
 use crate::error::Result;
 use crate::method::recipe::keys;
@@ -62,9 +65,24 @@ pub(in crate::method) fn keys_of(
     Ok(Some((found, known)))
 }
 
+/// A draft of a network, which `sizes` makes of the token of unknown slots, with a loss at blocks that are drawn as
+/// `keys` say.
+pub(in crate::method) fn objective<L>(
+    materials: &Materials<'_>,
+    sizes: impl Fn(u32) -> BlockConfig,
+    (keys, loss): (&BlockKeys, L),
+    observer: &mut dyn Observer,
+) -> Result<DrawnBlocks<L>> {
+    let of_keys = (keys.mask_token_id, keys.init);
+    let (draft, (head, bend)) = build(materials, sizes, of_keys, observer)?;
+    let draws = BlockDraws { seed: materials.seed, budget: keys.budget() };
+    let objective = DrawnBlocks::new(draft, &head, loss, draws.clone());
+    Ok(objective.with_bend(bend).with_rule(keys.block_starts, draws))
+}
+
 /// The draft of a network, whose token of unknown slots is `set` if it is known, begun as `init` says if it
 /// starts from no other, and the target's head `[V, H]` with what makes logits of its products.
-pub(in crate::method) fn build(
+fn build(
     materials: &Materials<'_>,
     sizes: impl Fn(u32) -> BlockConfig,
     (set, init): (Option<u32>, Init),
@@ -116,7 +134,7 @@ pub(in crate::method) fn build(
 }
 
 /// Refuses a network that does not fit a target.
-pub(in crate::method) fn check_sizes(sizes: &BlockConfig, target: &TargetConfig) -> Result<()> {
+pub(super) fn check_sizes(sizes: &BlockConfig, target: &TargetConfig) -> Result<()> {
     Ok(sizes.problems_with(target).into_result(Path::new("draft configuration"))?)
 }
 

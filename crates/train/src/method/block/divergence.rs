@@ -1,19 +1,16 @@
 //! Divergences of whole distributions, which the linear cross-entropy does not know, composed of plain tensor ops.
 //!
 //! Some rows of logits exist at a time: a chunk's gradients are formed in the forward pass, handed on when backward
-//! comes, and its graph is gone before the next chunk begins. So memory is `O(chunk · V)` as with the fused op, and
-//! every value of a chunk is stored many times over ([`chunk_bytes`]). Logits are those of
+//! comes, and its graph is gone before the next chunk begins ([`in_chunks`]). So memory is `O(chunk · V)` as with the
+//! fused op, and every value of a chunk is stored many times over ([`chunk_bytes`]). Logits are those of
 //! [`linear_cross_entropy`](longdraft_kernels::linear_cross_entropy), the teacher's rounded to its head's type.
 
-use longdraft_kernels::graph::Backward;
-use std::ops::Range;
-
-use candle_core::backprop::GradStore;
-use candle_core::{D, DType, Device, Result, Tensor, Var, bail};
+use candle_core::{D, DType, Device, Result, Tensor, bail};
 use longdraft_kernels::bend::Bend;
-use longdraft_kernels::differentiable;
 use longdraft_kernels::linear::linear;
-use longdraft_kernels::linear_cross_entropy::{Inputs, LowRank, Output, RowStatistics, Teacher};
+use longdraft_kernels::linear_cross_entropy::{
+    Inputs, Output, RowStatistics, Teacher, in_chunks, log_softmax,
+};
 use longdraft_kernels::rows::select_rows;
 
 use super::slot_loss::SlotLoss;
@@ -82,36 +79,41 @@ fn divergence_within(
     let Some(teacher) = inputs.teacher.filter(|_| !inputs.head.track_op()) else {
         bail!("divergence: a teacher and a frozen head expected")
     };
-    let (rows, vocabulary) = (inputs.labels.len(), inputs.head.dim(0)?);
-    let mut trained = Trained::new(inputs)?;
-    let mut sums = Sums::default();
-    let chunk = chunk_rows(values, vocabulary);
-    for first in (0..rows).step_by(chunk) {
-        let rows = first..(first + chunk).min(rows);
-        let part = trained.part(rows.clone())?;
-        let log_p = teachers(inputs, &teacher, rows.clone())?;
-        let log_q = log_softmax(&part.logits(inputs)?)?;
-        let labels =
-            Tensor::from_slice(&inputs.labels[rows.clone()], (rows.len(), 1), log_q.device())?;
-        let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
+    let mut products = vec![(inputs.hidden, inputs.head)];
+    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
+    in_chunks(values, &products, None, |rows, products| {
+        let log_p = teachers(inputs, &teacher, rows)?;
+        let log_q = log_softmax(&logits(inputs.bend, products)?)?;
+        let labels = of_rows(inputs.labels, rows);
+        let ids = Tensor::from_slice(&labels, (labels.len(), 1), log_q.device())?;
+        let hard = log_q.gather(&ids, 1)?.squeeze(1)?.neg()?;
         let soft = between(&log_p, &log_q, loss)?;
         let weighted = |losses: &Tensor, weights: &[f32]| -> Result<Tensor> {
-            let weights = Tensor::from_slice(weights, weights.len(), losses.device())?;
+            let weights = Tensor::from_vec(of_rows(weights, rows), rows.len(), losses.device())?;
             (losses * weights.to_dtype(losses.dtype())?)?.sum_all()
         };
-        let mut sum = weighted(&soft, &weights[rows.clone()])?;
+        let mut loss_sum = weighted(&soft, weights)?;
         if let Some(of_labels) = inputs.label_weights {
-            sum = (sum + weighted(&hard, &of_labels[rows.clone()])?)?;
+            loss_sum = (loss_sum + weighted(&hard, of_labels)?)?;
         }
-        sums.add(&sum, (&hard, &soft), (&log_p, &log_q), &inputs.labels[rows])?;
-        if trained.trains() {
-            trained.add(&part, &sum.gradients()?)?;
-        }
+        let rows = statistics((&hard, &soft), (&log_p, &log_q), &labels)?;
+        Ok(Output { loss_sum, rows })
+    })
+}
+
+/// Values of some rows.
+fn of_rows<T: Copy>(all: &[T], rows: &[u32]) -> Vec<T> {
+    rows.iter().map(|row| all[*row as usize]).collect()
+}
+
+/// Logits of a chunk `[r, V]`: the first product bent, and the second one where there is one.
+fn logits(bend: Bend, products: &[(&Tensor, &Tensor)]) -> Result<Tensor> {
+    let product = |(hidden, head): &(&Tensor, &Tensor)| linear(hidden, head, None);
+    let logits = bend.of(product(&products[0])?)?;
+    match products.get(1) {
+        Some(second) => logits + product(second)?,
+        None => Ok(logits),
     }
-    // Not every device has f64.
-    let loss = Tensor::new(sums.loss, &Device::Cpu)?.to_dtype(inputs.hidden.dtype())?;
-    let loss = loss.to_device(inputs.hidden.device())?;
-    Ok(Output { loss_sum: trained.join(loss)?, rows: sums.rows })
 }
 
 /// The divergence of every row, `[R]`, from log-probabilities `[R, V]`.
@@ -138,11 +140,11 @@ fn between(log_p: &Tensor, log_q: &Tensor, loss: SlotLoss) -> Result<Tensor> {
 }
 
 /// The teachers' log-probabilities of some rows, `[r, V]`.
-fn teachers(inputs: &Inputs<'_>, teacher: &Teacher<'_>, rows: Range<usize>) -> Result<Tensor> {
+fn teachers(inputs: &Inputs<'_>, teacher: &Teacher<'_>, rows: &[u32]) -> Result<Tensor> {
     let hidden = teacher.hidden.detach();
     let hidden = match teacher.rows {
-        Some(of) => select_rows(&hidden, &of[rows])?,
-        None => hidden.narrow(0, rows.start, rows.len())?,
+        Some(of) => select_rows(&hidden, &of_rows(of, rows))?,
+        None => select_rows(&hidden, rows)?,
     };
     let logits = linear(&hidden, &teacher.head.detach(), None)?;
     let logits = inputs.teacher_bend.of(logits)?;
@@ -153,145 +155,32 @@ fn teachers(inputs: &Inputs<'_>, teacher: &Teacher<'_>, rows: Range<usize>) -> R
     log_softmax(&logits)
 }
 
-fn log_softmax(logits: &Tensor) -> Result<Tensor> {
-    let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
-    shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(D::Minus1)?.log()?)
-}
-
-/// What trains, with the gradients of the chunks so far.
-struct Trained<'a> {
-    hidden: &'a Tensor,
-    low_rank: Option<LowRank<'a>>,
-    /// `W₂` as chunks read it. A variable is read itself: what products make of it is kept for a step.
-    head: Option<Tensor>,
-    d_hidden: Vec<Tensor>,
-    d_mixed: Vec<Tensor>,
-    d_head: Option<Tensor>,
-}
-
-/// Rows of it that begin a graph.
-struct Part {
-    hidden: Var,
-    mixed: Option<(Var, Tensor)>,
-}
-
-impl Part {
-    fn logits(&self, inputs: &Inputs<'_>) -> Result<Tensor> {
-        let logits = inputs.bend.of(linear(&self.hidden, inputs.head, None)?)?;
-        match &self.mixed {
-            Some((mixed, head)) => logits + linear(mixed, head, None)?,
-            None => Ok(logits),
-        }
-    }
-}
-
-impl<'a> Trained<'a> {
-    fn new(inputs: &Inputs<'a>) -> Result<Self> {
-        let leaf = |LowRank { head, .. }: LowRank<'_>| -> Result<Tensor> {
-            let leaf = head.track_op().then(|| Var::from_tensor(head)).transpose()?;
-            Ok(leaf.map_or_else(|| head.clone(), Var::into_inner))
-        };
-        let head = inputs.low_rank.map(leaf).transpose()?;
-        Ok(Self {
-            hidden: inputs.hidden,
-            low_rank: inputs.low_rank,
-            head,
-            d_hidden: Vec::new(),
-            d_mixed: Vec::new(),
-            d_head: None,
-        })
-    }
-
-    fn trains(&self) -> bool {
-        let of_low_rank = |part: LowRank<'_>| part.hidden.track_op() || part.head.track_op();
-        self.hidden.track_op() || self.low_rank.is_some_and(of_low_rank)
-    }
-
-    fn part(&self, rows: Range<usize>) -> Result<Part> {
-        let leaf = |all: &Tensor| {
-            Var::from_tensor(&all.detach().narrow(0, rows.start, rows.len())?.contiguous()?)
-        };
-        let mixed = match (&self.low_rank, &self.head) {
-            (Some(part), Some(head)) => Some((leaf(part.hidden)?, head.clone())),
-            _ => None,
-        };
-        Ok(Part { hidden: leaf(self.hidden)?, mixed })
-    }
-
-    /// Adds the gradients of a chunk.
-    fn add(&mut self, part: &Part, gradients: &GradStore) -> Result<()> {
-        let of = |leaf: &Tensor| match gradients.get(leaf) {
-            Some(gradient) => Ok(gradient.clone()),
-            None => leaf.zeros_like(),
-        };
-        self.d_hidden.push(of(part.hidden.as_tensor())?);
-        if let Some((mixed, head)) = &part.mixed {
-            self.d_mixed.push(of(mixed.as_tensor())?);
-            self.d_head = match &self.d_head {
-                _ if !head.track_op() => None,
-                Some(sum) => Some((sum + of(head)?)?),
-                None => Some(of(head)?),
-            };
-        }
-        Ok(())
-    }
-
-    /// The loss as a node of the graph of what trains.
-    fn join(self, loss: Tensor) -> Result<Tensor> {
-        let whole = |parts: &[Tensor], like: &Tensor| match parts {
-            _ if !like.track_op() => Ok(None),
-            [] => like.zeros_like().map(Some),
-            parts => Tensor::cat(parts, 0).map(Some),
-        };
-        let mut own = [whole(&self.d_hidden, self.hidden)?, None, None];
-        let mut arguments = [self.hidden; 3];
-        if let Some(LowRank { hidden, head }) = self.low_rank {
-            own[1] = whole(&self.d_mixed, hidden)?;
-            own[2] = self.d_head;
-            arguments = [self.hidden, hidden, head];
-        }
-        differentiable("divergence", arguments, loss, move |gradient| {
-            let scaled = |own: &Option<Tensor>| {
-                let scale = |own: &Tensor| own.broadcast_mul(&gradient.to_dtype(own.dtype())?);
-                own.as_ref().map(scale).transpose()
-            };
-            Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
-        })
-    }
-}
-
-/// What the chunks so far come to.
-#[derive(Default)]
-struct Sums {
-    loss: f64,
-    rows: RowStatistics,
-}
-
-impl Sums {
-    fn add(
-        &mut self,
-        sum: &Tensor,
-        (hard, soft): (&Tensor, &Tensor),
-        (log_p, log_q): (&Tensor, &Tensor),
-        labels: &[u32],
-    ) -> Result<()> {
-        let numbers = |tensor: &Tensor| -> Result<Vec<f64>> {
-            let host = tensor.detach().to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
-            host.flatten_all()?.to_vec1()
-        };
-        self.loss += numbers(sum)?.iter().sum::<f64>();
-        self.rows.hard.extend(numbers(hard)?);
-        self.rows.soft.extend(numbers(soft)?);
-        let accepted = log_p.exp()?.minimum(&log_q.detach().exp()?)?.sum(D::Minus1)?;
-        self.rows.acceptance.extend(numbers(&accepted)?);
-        let best: Vec<u32> = log_q.detach().argmax(D::Minus1)?.to_vec1()?;
-        self.rows.agrees.extend(best.iter().zip(labels).map(|(best, label)| best == label));
-        Ok(())
-    }
+/// Statistics of a chunk's rows.
+fn statistics(
+    (hard, soft): (&Tensor, &Tensor),
+    (log_p, log_q): (&Tensor, &Tensor),
+    labels: &[u32],
+) -> Result<RowStatistics> {
+    let numbers = |tensor: &Tensor| -> Result<Vec<f64>> {
+        let host = tensor.detach().to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+        host.flatten_all()?.to_vec1()
+    };
+    let log_q = log_q.detach();
+    let accepted = log_p.exp()?.minimum(&log_q.exp()?)?.sum(D::Minus1)?;
+    let best: Vec<u32> = log_q.argmax(D::Minus1)?.to_vec1()?;
+    Ok(RowStatistics {
+        hard: numbers(hard)?,
+        soft: numbers(soft)?,
+        agrees: best.iter().zip(labels).map(|(best, label)| best == label).collect(),
+        acceptance: numbers(&accepted)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Var;
+    use longdraft_kernels::graph::Backward;
+    use longdraft_kernels::linear_cross_entropy::LowRank;
     use longdraft_kernels::random::CounterRng;
 
     use super::*;
@@ -354,28 +243,6 @@ mod tests {
     fn values() -> [Vec<f64>; 3] {
         let [rows, width, vocabulary, rank] = SIZES;
         [noise((rows, width), 1), noise((rows, rank), 2), noise((vocabulary, rank), 3)]
-    }
-
-    #[test]
-    fn a_table_that_trains_is_read_itself_by_all_chunks() -> Result<()> {
-        let zeros = |shape: (usize, usize)| Tensor::zeros(shape, DType::F32, &Device::Cpu);
-        let (hidden, head) = (zeros((2, 4))?, zeros((11, 4))?);
-        let (mixed, table) = (Var::from_tensor(&zeros((2, 3))?)?, zeros((11, 3))?);
-        let variable = Var::from_tensor(&table)?;
-        let made = (variable.as_tensor() * 2.0)?;
-        // What a step's products make of a variable is kept by its id. A result begins a graph of its own.
-        for (table, is_itself) in [(variable.as_tensor(), true), (&table, true), (&made, false)] {
-            let low_rank = Some(LowRank { hidden: mixed.as_tensor(), head: table });
-            let inputs = Inputs { low_rank, ..Inputs::of_labels(&hidden, &head, &[0, 1]) };
-            let trained = Trained::new(&inputs)?;
-            let read = |rows: Range<usize>| -> Result<Tensor> {
-                Ok(trained.part(rows)?.mixed.expect("a second part").1)
-            };
-            let (one, other) = (read(0..1)?, read(1..2)?);
-            assert_eq!((one.id(), one.id() == table.id()), (other.id(), is_itself));
-            assert_eq!(one.is_variable(), table.track_op());
-        }
-        Ok(())
     }
 
     /// The op's loss, statistics and gradients, with so many logits at a time.

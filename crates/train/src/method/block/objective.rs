@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
-use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind, untapped};
+use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use longdraft_kernels::linear_cross_entropy::{Output, RowStatistics};
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
@@ -22,7 +22,7 @@ use super::weights::divisor;
 use crate::error::Result;
 use crate::loss::Share;
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
-use crate::objective::{Normalisation, Objective, Prepared, TeacherDistribution, mixed_in_words};
+use crate::objective::{Objective, Prepared, TeacherDistribution, mixed_in_words};
 
 /// A block draft with its loss.
 pub type BlockObjective = DrawnBlocks<BlockLoss>;
@@ -286,10 +286,6 @@ impl Objective for BlockObjective {
         self.step = Some((step, steps));
     }
 
-    fn normalisation(&self) -> Normalisation {
-        Normalisation::WholeStep
-    }
-
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
         if self.loss.waits() {
             return None;
@@ -316,7 +312,7 @@ impl Objective for BlockObjective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
+        let plan: &Plan = prepared.plan()?;
         let Plan { slots, weights, .. } = plan;
         if slots.learned.is_empty() {
             let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);

@@ -5,15 +5,13 @@ mod config;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::Init;
 use longdraft_models::draft::block::NO_EMBEDDINGS;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
 use super::block::{
-    self, BlockDraws, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss, SlotLabels,
-    SlotWeights, SoftLoss,
+    self, BlockFootprint, BlockLoss, SelectorLoss, SlotLabels, SlotWeights, SoftLoss,
 };
 use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext};
 use crate::error::Result;
@@ -42,19 +40,14 @@ impl DraftMethod for Dflash {
         all
     }
 
-    fn starts_from_last_layer(&self) -> bool {
-        self.init == Init::LastLayer
-    }
-
     fn footprint(
         &self,
         teacher: &TeacherConfig,
         target: &TargetConfig,
     ) -> Result<Arc<dyn Footprint>> {
-        // A token more or less in the table changes no size.
-        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
+        let sizes = self.network(target, self.shared.any_mask_token());
         let loss = self.loss(None, teacher);
-        let footprint = BlockFootprint::new(sizes, loss.waits(), self.budget(), target)?;
+        let footprint = BlockFootprint::new(sizes, loss.waits(), self.shared.budget(), target)?;
         Ok(Arc::new(footprint.with_soft(loss.reads()).with_loss(loss.form.loss)))
     }
 
@@ -64,7 +57,7 @@ impl DraftMethod for Dflash {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
+        let sizes = self.network(target, self.shared.any_mask_token());
         block::check_start(&sizes, self.loss, target, start)
     }
 
@@ -82,21 +75,12 @@ impl DraftMethod for Dflash {
         observer: &mut dyn Observer,
     ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.mask_token_id, self.init), observer)?;
-        let draws = self.draws(materials.seed);
         let loss = self.loss(None, &materials.teacher);
-        let objective = BlockObjective::new(draft, &head, loss, draws.clone());
-        Ok(Box::new(objective.with_bend(bend).with_rule(self.block_starts, draws)))
+        Ok(Box::new(block::objective(materials, sizes, (&self.shared, loss), observer)?))
     }
 }
 
 impl Dflash {
-    /// How blocks are drawn with a run's key.
-    pub(super) fn draws(&self, seed: u64) -> BlockDraws {
-        BlockDraws { seed, budget: self.budget() }
-    }
-
     /// What is minimised, with the part of a selector.
     pub(super) fn loss(
         &self,
@@ -128,10 +112,10 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
     for (name, size, first, most) in [
         ("layers", draft.layers, 1, limits::DRAFT_LAYERS),
         ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
-        ("blocks_per_row", draft.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
-        ("tokens_per_block", draft.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
-        ("draft_vocab_size", draft.draft_vocab_size.unwrap_or(1), 1, 1 << 24),
-        ("num_key_value_heads", draft.num_key_value_heads.unwrap_or(1), 1, 1 << 12),
+        ("blocks_per_row", draft.shared.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
+        ("tokens_per_block", draft.shared.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
+        ("draft_vocab_size", draft.shared.draft_vocab_size.unwrap_or(1), 1, 1 << 24),
+        ("num_key_value_heads", draft.shared.num_key_value_heads.unwrap_or(1), 1, 1 << 12),
     ] {
         rules.require(
             (first..=most).contains(&size),
@@ -140,7 +124,7 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
         );
     }
     rules.require_with(
-        draft.blocks_per_row.is_none() || draft.tokens_per_block.is_none(),
+        draft.shared.blocks_per_row.is_none() || draft.shared.tokens_per_block.is_none(),
         "draft.tokens_per_block",
         &["draft.blocks_per_row"],
         "is a second number of blocks beside `draft.blocks_per_row`: give one of them",
@@ -157,7 +141,7 @@ pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
             format!("names what is not a layer: {NO_EMBEDDINGS}"),
         );
     }
-    draft.attention.check(&mut rules, draft.layers);
+    draft.shared.attention.check(&mut rules, draft.layers);
     rules.into_problems()
 }
 
@@ -198,7 +182,7 @@ pub(super) fn loss_problems(draft: &Dflash, stage: &StageContext<'_>) -> Vec<Pro
         "compares the draft's distribution with the target's: set `draft.soft_weight`",
     );
     rules.require_with(
-        draft.draft_vocab_size.is_none() || !draft.loss.compares_whole(),
+        draft.shared.draft_vocab_size.is_none() || !draft.loss.compares_whole(),
         "draft.loss",
         &["draft.draft_vocab_size"],
         WHOLE_VOCABULARY,
@@ -217,7 +201,7 @@ mod tests {
     use longdraft_models::published::published_config;
     use longdraft_rules::Check;
 
-    use super::super::block::BlockAttention;
+    use super::super::block::{BlockAttention, BlockKeys};
     use super::*;
     use crate::config::TrainConfig;
 
@@ -236,15 +220,18 @@ mod tests {
                 layers: 3,
                 target_layers: Some(vec![3, 9, 30]),
                 block_size: 5,
-                num_key_value_heads: Some(16),
-                attention,
+                shared: BlockKeys {
+                    num_key_value_heads: Some(16),
+                    attention,
+                    ..BlockKeys::default()
+                },
                 ..Dflash::default()
             };
             let config = draft.network(&target, 7).to_json("DFlashDraftModel");
             let start = SavedDraft { path: "draft".into(), config: Some(config) };
             let known = Dflash::default().keys_of(&start).expect("keys");
             let again: Dflash = serde_json::from_value(known.into()).expect("read");
-            assert_eq!(again.mask_token_id, Some(7));
+            assert_eq!(again.shared.mask_token_id, Some(7));
             assert_eq!(again.network(&target, 7), draft.network(&target, 7));
         }
     }

@@ -5,13 +5,12 @@ mod config;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ConvolutionSizes, SelectorSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
 
-use super::block::{self, BlockFootprint, BlockLoss, BlockObjective, SelectorLoss};
+use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss};
 use super::recipe::keys;
 use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash};
 use crate::error::Result;
@@ -58,7 +57,7 @@ impl DraftMethod for Dflash2 {
             "must be between 0 and 1",
         );
         rules.require(
-            self.block.draft_vocab_size.is_none(),
+            self.block.shared.draft_vocab_size.is_none(),
             "draft.draft_vocab_size",
             "stands beside a selector, which knows all of the target's tokens: leave it out",
         );
@@ -68,17 +67,13 @@ impl DraftMethod for Dflash2 {
         problems
     }
 
-    fn starts_from_last_layer(&self) -> bool {
-        self.block.init == Init::LastLayer
-    }
-
     fn footprint(
         &self,
         teacher: &TeacherConfig,
         target: &TargetConfig,
     ) -> Result<Arc<dyn Footprint>> {
-        let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
-        let blocks = self.block.budget();
+        let sizes = self.network(target, self.block.shared.any_mask_token());
+        let blocks = self.block.shared.budget();
         let loss = self.loss(teacher);
         let footprint = BlockFootprint::new(sizes, loss.waits(), blocks, target)?;
         Ok(Arc::new(footprint.with_soft(loss.reads()).with_loss(loss.form.loss)))
@@ -90,7 +85,7 @@ impl DraftMethod for Dflash2 {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        let sizes = self.network(target, self.block.mask_token_id.unwrap_or_default());
+        let sizes = self.network(target, self.block.shared.any_mask_token());
         block::check_start(&sizes, self.block.loss, target, start)
     }
 
@@ -116,12 +111,8 @@ impl DraftMethod for Dflash2 {
         observer: &mut dyn Observer,
     ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.block.mask_token_id, self.block.init), observer)?;
-        let draws = self.block.draws(materials.seed);
-        let loss = self.loss(&materials.teacher);
-        let objective = BlockObjective::new(draft, &head, loss, draws.clone());
-        Ok(Box::new(objective.with_bend(bend).with_rule(self.block.block_starts, draws)))
+        let of = (&self.block.shared, self.loss(&materials.teacher));
+        Ok(Box::new(block::objective(materials, sizes, of, observer)?))
     }
 }
 

@@ -1,11 +1,10 @@
 //! The keys of `draft.method: dspark`.
 
-use longdraft_models::draft::Init;
 use longdraft_models::draft::block::ChainKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::method::block::{BlockAttention, BlockStarts, SlotKeys, SlotLoss};
+use crate::method::block::{BlockKeys, SlotKeys, SlotLoss};
 use crate::method::dflash::Dflash;
 
 /// Layers over several of the target's layers that propose a whole block in one pass, whose slots also see
@@ -20,29 +19,9 @@ pub struct Dspark {
     pub target_layers: Option<Vec<i64>>,
     /// Slots of a block, each of which proposes a token.
     pub block_size: usize,
-    /// Key-value heads of a layer (default: those of `draft.from`, else the target's). Small targets have few; more of
-    /// them let a slot read more of every token.
-    pub num_key_value_heads: Option<usize>,
-    /// Tokens that the draft can propose, the most frequent supervised ones, through a head of its own: these rows of
-    /// the target's, which are not trained (default: all, through the target's head). A draft keeps those that it has.
-    pub draft_vocab_size: Option<usize>,
-    /// What slots see.
+    /// The network and the blocks.
     #[serde(flatten)]
-    pub attention: BlockAttention,
-    /// Token that stands in slots that are not known yet (default: that of `draft.from`, else the first
-    /// one that the tokenizer and the documents do not use).
-    pub mask_token_id: Option<u32>,
-    /// What the draft begins with if it starts from no other. `last_layer` wants the layer n − 2 of the
-    /// target's n among `target_layers`: it is what the last one reads.
-    pub init: Init,
-    /// Blocks that are drawn of a row, at most (default: 512).
-    pub blocks_per_row: Option<usize>,
-    /// Supervised tokens of a row for every block that is drawn of it, in place of `blocks_per_row`.
-    pub tokens_per_block: Option<usize>,
-    /// Which supervised tokens may begin a block: those that a supervised one follows, those whose whole block lies in
-    /// their document (all but one at most, as SpecForge at first), or all but the row's last `block_size` (as
-    /// speculators).
-    pub block_starts: BlockStarts,
+    pub shared: BlockKeys,
     /// Values of a token in the head that sees the token before a slot; 0 leaves the head out.
     pub markov_rank: usize,
     /// How that head mixes the token with the slot's state. Most engines serve `vanilla` alone.
@@ -106,14 +85,7 @@ impl Default for Dspark {
             layers: 5,
             target_layers: None,
             block_size: 7,
-            num_key_value_heads: None,
-            draft_vocab_size: None,
-            attention: BlockAttention::default(),
-            mask_token_id: None,
-            init: Init::default(),
-            blocks_per_row: None,
-            tokens_per_block: None,
-            block_starts: BlockStarts::default(),
+            shared: BlockKeys::default(),
             markov_rank: 256,
             markov_head: MarkovHead::default(),
             confidence: true,
@@ -136,14 +108,7 @@ impl Dspark {
             layers: self.layers,
             target_layers: self.target_layers.clone(),
             block_size: self.block_size,
-            num_key_value_heads: self.num_key_value_heads,
-            draft_vocab_size: self.draft_vocab_size,
-            attention: self.attention.clone(),
-            mask_token_id: self.mask_token_id,
-            init: self.init,
-            blocks_per_row: self.blocks_per_row,
-            tokens_per_block: self.tokens_per_block,
-            block_starts: self.block_starts,
+            shared: self.shared.clone(),
             ..Dflash::default()
         }
     }

@@ -7,7 +7,6 @@ mod objective;
 use std::sync::Arc;
 
 use longdraft_models::TargetConfig;
-use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, ChainSizes};
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_rules::{Problem, Rules};
@@ -53,7 +52,7 @@ impl DraftMethod for Dspark {
             "weighs the loss of a head that `draft.confidence: false` leaves out",
         );
         rules.require_with(
-            self.draft_vocab_size.is_none() || !self.distance.compares_whole(),
+            self.shared.draft_vocab_size.is_none() || !self.distance.compares_whole(),
             "draft.distance",
             &["draft.draft_vocab_size"],
             dflash::WHOLE_VOCABULARY,
@@ -84,13 +83,9 @@ impl DraftMethod for Dspark {
         problems
     }
 
-    fn starts_from_last_layer(&self) -> bool {
-        self.init == Init::LastLayer
-    }
-
     fn footprint(&self, _: &TeacherConfig, target: &TargetConfig) -> Result<Arc<dyn Footprint>> {
-        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
-        let (loss, budget) = (self.loss(), self.block().budget());
+        let sizes = self.network(target, self.shared.any_mask_token());
+        let (loss, budget) = (self.loss(), self.shared.budget());
         let footprint = BlockFootprint::new(sizes, loss.waits(), budget, target)?;
         Ok(Arc::new(footprint.with_loss(loss.form.loss)))
     }
@@ -101,7 +96,7 @@ impl DraftMethod for Dspark {
     }
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
-        let sizes = self.network(target, self.mask_token_id.unwrap_or_default());
+        let sizes = self.network(target, self.shared.any_mask_token());
         block::check_start(&sizes, self.distance, target, start)
     }
 
@@ -127,11 +122,7 @@ impl DraftMethod for Dspark {
         observer: &mut dyn Observer,
     ) -> Result<Box<dyn Objective>> {
         let sizes = |mask| self.network(materials.target.config(), mask);
-        let (draft, (head, bend)) =
-            block::build(materials, sizes, (self.mask_token_id, self.init), observer)?;
-        let draws = self.block().draws(materials.seed);
-        let objective = ChainObjective::new(draft, &head, self.loss(), draws.clone());
-        Ok(Box::new(objective.with_bend(bend).with_rule(self.block_starts, draws)))
+        Ok(Box::new(block::objective(materials, sizes, (&self.shared, self.loss()), observer)?))
     }
 }
 
@@ -167,7 +158,7 @@ mod tests {
     use longdraft_models::published::published_config;
     use longdraft_rules::Check;
 
-    use super::super::block::BlockAttention;
+    use super::super::block::{BlockAttention, BlockKeys};
     use super::*;
     use crate::config::TrainConfig;
 
@@ -178,12 +169,15 @@ mod tests {
         for confidence in [false, true] {
             let draft = Dspark {
                 layers: 3,
-                attention: BlockAttention {
-                    sliding_window: Some(64),
-                    sliding_window_pattern: Some(3),
-                    ..BlockAttention::default()
+                shared: BlockKeys {
+                    attention: BlockAttention {
+                        sliding_window: Some(64),
+                        sliding_window_pattern: Some(3),
+                        ..BlockAttention::default()
+                    },
+                    num_key_value_heads: Some(4),
+                    ..BlockKeys::default()
                 },
-                num_key_value_heads: Some(4),
                 markov_rank: 12,
                 markov_head: MarkovHead::Rnn,
                 confidence,

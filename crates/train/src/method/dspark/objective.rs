@@ -31,7 +31,7 @@ use crate::method::block::{
     learned_loss, of_whole_row, reach, replay,
 };
 use crate::metrics::{DraftMetrics, LossPart, Quantities};
-use crate::objective::{Normalisation, Objective, Prepared};
+use crate::objective::{Objective, Prepared};
 use crate::replay::{Rounds, is_replayed};
 
 /// A block draft with sequential heads, and its loss.
@@ -317,10 +317,6 @@ impl Objective for ChainObjective {
         FeatureNeeds { taps, teacher: TeacherKind::EveryToken, ahead }
     }
 
-    fn normalisation(&self) -> Normalisation {
-        Normalisation::WholeStep
-    }
-
     fn denominators_of_masks(&self, batch: &Batch) -> Option<Vec<f64>> {
         let plan = || self.planned(batch, self.slots(batch), None);
         (!self.loss.waits()).then(|| plan().denominators)
@@ -351,7 +347,7 @@ impl Objective for ChainObjective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let plan: &Plan = prepared.plan().ok_or_else(|| untapped("the plan of a block draft"))?;
+        let plan: &Plan = prepared.plan()?;
         if plan.slots.learned.is_empty() {
             let loss = give_keys(&self.draft, batch, features)?.filter(|_| train);
             return Ok(Share { loss, metrics: plan.metrics_of_nothing() });

@@ -31,8 +31,8 @@ use footprint::Eagle3Footprint;
 
 pub use config::{Eagle3, Eagle3DraftConfig};
 pub use objective::{
-    Eagle3Compat, Eagle3Loss, Eagle3Metrics, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome,
-    MaskRule, OovRows, RowPlan, StepCounts, TeacherDistribution,
+    Eagle3Compat, Eagle3Loss, Eagle3Objective, Eagle3ObjectiveConfig, Eagle3Outcome, MaskRule,
+    OovRows, RowPlan, TeacherDistribution,
 };
 
 /// Test-time steps, and proposals of a round, where nothing else is given.
@@ -48,7 +48,47 @@ impl DraftMethod for Eagle3 {
     }
 
     fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
-        problems(self, stage)
+        let objective = &self.objective;
+        let mut rules = Rules::default();
+        rules.add("draft", objective.problems());
+        rules.require(
+            objective.compat.is_none() || stage.teacher.soft_targets == SoftTargetKind::Full,
+            "draft.compat",
+            "learns the whole distribution: set `teacher.soft_targets: full`",
+        );
+        rules.require(
+            stage.sequence == 1 || objective.compat.is_none(),
+            "draft.compat",
+            "divides every batch by its own rows, and a rank that runs a part \
+             of it knows its own: set `parallel.sequence: 1`",
+        );
+        let network = &self.network;
+        for (name, size, most) in [
+            ("draft_vocab_size", network.draft_vocab_size, 1 << 24),
+            ("hidden_size", network.hidden_size, 1 << 16),
+            ("intermediate_size", network.intermediate_size, 1 << 20),
+            ("num_attention_heads", network.num_attention_heads, 1 << 12),
+            ("num_key_value_heads", network.num_key_value_heads, 1 << 12),
+            ("head_dim", network.head_dim, 1 << 12),
+            ("attention_window", network.attention_window, limits::ROW_TOKENS),
+        ] {
+            rules.require(
+                size.is_none_or(|size| (1..=most).contains(&size)),
+                &format!("draft.{name}"),
+                format!("must be in 1 to {most}"),
+            );
+        }
+        rules.require(
+            !network.remap || stage.has_start,
+            "draft.remap",
+            "changes the vocabulary of a trained draft: set `draft.from`",
+        );
+        rules.require(
+            objective.compat.is_none() || !stage.anchor.enabled,
+            "draft.compat",
+            "knows no anchor offsets: set `data.anchor.enabled: false`",
+        );
+        rules.into_problems()
     }
 
     fn is_compat(&self) -> bool {
@@ -137,104 +177,52 @@ impl DraftMethod for Eagle3 {
         materials: &Materials<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Box<dyn Objective>> {
-        build(self, materials, observer)
-    }
-}
-
-fn problems(draft: &Eagle3, stage: &StageContext<'_>) -> Vec<Problem> {
-    let objective = &draft.objective;
-    let mut rules = Rules::default();
-    rules.add("draft", objective.problems());
-    rules.require(
-        objective.compat.is_none() || stage.teacher.soft_targets == SoftTargetKind::Full,
-        "draft.compat",
-        "learns the whole distribution: set `teacher.soft_targets: full`",
-    );
-    rules.require(
-        stage.sequence == 1 || objective.compat.is_none(),
-        "draft.compat",
-        "divides every batch by its own rows, and a rank that runs a part \
-         of it knows its own: set `parallel.sequence: 1`",
-    );
-    let network = &draft.network;
-    for (name, size, most) in [
-        ("draft_vocab_size", network.draft_vocab_size, 1 << 24),
-        ("hidden_size", network.hidden_size, 1 << 16),
-        ("intermediate_size", network.intermediate_size, 1 << 20),
-        ("num_attention_heads", network.num_attention_heads, 1 << 12),
-        ("num_key_value_heads", network.num_key_value_heads, 1 << 12),
-        ("head_dim", network.head_dim, 1 << 12),
-        ("attention_window", network.attention_window, limits::ROW_TOKENS),
-    ] {
-        rules.require(
-            size.is_none_or(|size| (1..=most).contains(&size)),
-            &format!("draft.{name}"),
-            format!("must be in 1 to {most}"),
-        );
-    }
-    rules.require(
-        !network.remap || stage.has_start,
-        "draft.remap",
-        "changes the vocabulary of a trained draft: set `draft.from`",
-    );
-    rules.require(
-        objective.compat.is_none() || !stage.anchor.enabled,
-        "draft.compat",
-        "knows no anchor offsets: set `data.anchor.enabled: false`",
-    );
-    rules.into_problems()
-}
-
-fn build(
-    draft: &Eagle3,
-    materials: &Materials<'_>,
-    observer: &mut dyn Observer,
-) -> Result<Box<dyn Objective>> {
-    let Materials { teacher, seed, target, .. } = materials;
-    let wanted = &draft.network;
-    let mut sizes = sizes(wanted, target.config())?;
-    let of_start = |start: &SavedDraft| Eagle3Config::of_saved(start, Some(target.config()));
-    if let Some(found) = materials.start.map(of_start).transpose()?.flatten() {
-        // Its weights were trained with these numbers, whatever those of the target are.
-        sizes.rms_norm_eps = found.rms_norm_eps;
-        if found.rope.is_kept_beside(&sizes.rope) {
-            sizes.rope = found.rope;
-        }
-        if found.dynamic_ntk.is_some() {
-            sizes.dynamic_ntk = found.dynamic_ntk;
-            sizes.max_position_embeddings = found.max_position_embeddings;
-        }
-    }
-    let counts = materials.counts_of_documents()?;
-    // The draft keeps the table, its objective the head.
-    let ends = target.hold_ends()?;
-    let trained = match materials.start {
-        None => {
-            let map = chosen(draft, materials, &counts, sizes.draft_vocab_size)?;
-            Eagle3Draft::initialise(&sizes, map, &ends.embedding()?, *seed)?
-        }
-        Some(start) => {
-            let trained = Eagle3Draft::load(start, &sizes, target)?;
-            let kept = trained.vocabulary().draft_size();
-            if wanted.remap {
-                trained
-                    .remapped(chosen(draft, materials, &counts, sizes.draft_vocab_size)?, *seed)?
-            } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
-                let problem = format!(
-                    "the draft proposes {kept} tokens, `draft.draft_vocab_size` is {}: a \
-                     trained vocabulary stays as it is unless `draft.remap` is set",
-                    sizes.draft_vocab_size
-                );
-                return Err(ModelError::invalid(&start.path, problem).into());
-            } else {
-                trained
+        let Materials { teacher, seed, target, .. } = materials;
+        let wanted = &self.network;
+        let mut sizes = sizes(wanted, target.config())?;
+        let of_start = |start: &SavedDraft| Eagle3Config::of_saved(start, Some(target.config()));
+        if let Some(found) = materials.start.map(of_start).transpose()?.flatten() {
+            // Its weights were trained with these numbers, whatever those of the target are.
+            sizes.rms_norm_eps = found.rms_norm_eps;
+            if found.rope.is_kept_beside(&sizes.rope) {
+                sizes.rope = found.rope;
+            }
+            if found.dynamic_ntk.is_some() {
+                sizes.dynamic_ntk = found.dynamic_ntk;
+                sizes.max_position_embeddings = found.max_position_embeddings;
             }
         }
-    };
-    vocabulary::report(trained.vocabulary(), &counts, observer);
-    let objective = Eagle3Objective::new(trained, &ends.head()?, draft.objective.clone())?;
-    let objective = objective.with_bend(target.bend());
-    Ok(Box::new(objective.with_distribution(teacher.distribution())))
+        let counts = materials.counts_of_documents()?;
+        // The draft keeps the table, its objective the head.
+        let ends = target.hold_ends()?;
+        let trained = match materials.start {
+            None => {
+                let map = chosen(self, materials, &counts, sizes.draft_vocab_size)?;
+                Eagle3Draft::initialise(&sizes, map, &ends.embedding()?, *seed)?
+            }
+            Some(start) => {
+                let trained = Eagle3Draft::load(start, &sizes, target)?;
+                let kept = trained.vocabulary().draft_size();
+                if wanted.remap {
+                    trained
+                        .remapped(chosen(self, materials, &counts, sizes.draft_vocab_size)?, *seed)?
+                } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
+                    let problem = format!(
+                        "the draft proposes {kept} tokens, `draft.draft_vocab_size` is {}: a \
+                         trained vocabulary stays as it is unless `draft.remap` is set",
+                        sizes.draft_vocab_size
+                    );
+                    return Err(ModelError::invalid(&start.path, problem).into());
+                } else {
+                    trained
+                }
+            }
+        };
+        vocabulary::report(trained.vocabulary(), &counts, observer);
+        let objective = Eagle3Objective::new(trained, &ends.head()?, self.objective.clone())?;
+        let objective = objective.with_bend(target.bend());
+        Ok(Box::new(objective.with_distribution(teacher.distribution())))
+    }
 }
 
 /// The draft's sizes: as wanted, else the target's.

@@ -13,7 +13,7 @@ use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::draft::glide::{FinalNorm, GlideConfig, GlideDraft};
-use longdraft_models::draft::{Init, Ties, VocabularyMap};
+use longdraft_models::draft::{Ties, VocabularyMap};
 use longdraft_models::error::Problems;
 use longdraft_rules::{Problem, Rules};
 use serde_json::{Map, Value, json};
@@ -59,10 +59,6 @@ impl DraftMethod for Glide {
 
     fn masks_padding(&self) -> bool {
         self.is_compat()
-    }
-
-    fn starts_from_last_layer(&self) -> bool {
-        self.init == Init::LastLayer
     }
 
     fn footprint(

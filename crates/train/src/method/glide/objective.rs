@@ -278,17 +278,7 @@ impl GlideObjective {
             }
         };
         let mut metrics = DraftMetrics::default();
-        for (row, &t) in batch.learned.iter().enumerate() {
-            let delay = delays[t as usize];
-            let rows = &output.rows;
-            metrics.add_row(
-                delay,
-                rows.hard[row],
-                rows.soft[row],
-                rows.agrees[row],
-                rows.acceptance[row],
-            );
-        }
+        metrics.add_rows(batch.learned.iter().map(|t| delays[*t as usize]), &output.rows);
         let sum = (1.0 - soft_weight) * metrics.hard_sum + soft_weight * metrics.soft_sum;
         metrics.parts = vec![LossPart { weight: 1.0, sum, denominator: rows as f64 }];
         let loss = Loss { numerator: Some(output.loss_sum), denominator: rows, metrics };

@@ -12,7 +12,6 @@
 //! unless `k = V`.
 
 mod config;
-mod metrics;
 mod rows;
 mod steps;
 mod teacher;
@@ -41,7 +40,6 @@ use rows::{rows_read, supervised_rows};
 use teacher::TeacherSummary;
 
 pub use config::{Eagle3Compat, Eagle3Loss, Eagle3ObjectiveConfig, MaskRule, OovRows};
-pub use metrics::{Eagle3Metrics, StepCounts};
 pub use rows::RowPlan;
 
 /// The EAGLE-3 objective.
@@ -62,8 +60,9 @@ pub struct Eagle3Objective {
 pub struct Eagle3Outcome {
     /// `Σ_i w_i Σ ℓ / D_i`, a scalar that carries the gradient; `None` if nothing is learned.
     pub loss: Option<Tensor>,
-    /// Counters of the batch's rows.
-    pub metrics: Eagle3Metrics,
+    /// Counters of the batch's rows: delay `d` is step `d − 1`, with the rows that the mask supervises. A token that
+    /// the draft cannot propose counts against it; acceptance in compat is measured on the learned rows alone.
+    pub metrics: DraftMetrics,
     /// Whether draft and target have the same most likely token, for the plan's rows step by step.
     agrees: Vec<bool>,
 }
@@ -275,11 +274,10 @@ impl Objective for Eagle3Objective {
         denominators: &[f64],
         train: bool,
     ) -> Result<Share> {
-        let plan = prepared.plan().ok_or_else(|| untapped("the rows of every step"))?;
+        let plan = prepared.plan()?;
         let denominators: Vec<f64> = denominators.iter().map(|count| count.max(1.0)).collect();
         let outcome = self.evaluate(batch, features, plan, &denominators, train)?;
-        let metrics = outcome.metrics.by_delay(&self.config.weights());
-        Ok(Share { loss: outcome.loss, metrics })
+        Ok(Share { loss: outcome.loss, metrics: outcome.metrics })
     }
 
     fn quantities(&self, teacher: TeacherKind) -> Quantities {
@@ -305,19 +303,17 @@ impl Objective for Eagle3Objective {
     fn measure(&self, batch: &Batch, features: &BatchFeatures) -> Result<DraftMetrics> {
         let plan = self.plan_with(batch, features, TeacherDistribution::Whole)?;
         let steps = self.take_steps(batch, features, &plan)?;
-        let weights = self.config.weights();
         let judged =
             |plan: &RowPlan| self.judge(&steps, features, (plan, &self.denominators(plan)), false);
         let outcome = judged(&plan)?;
-        let mut metrics = outcome.metrics.by_delay(&weights);
+        let mut metrics = outcome.metrics;
         if is_replayed(batch, features) {
             metrics.replayed = plan.replay(batch, &outcome.agrees);
         }
         if self.distribution != TeacherDistribution::Whole {
             let read = self.teacher_tokens(batch);
             let teacher = self.teacher(features, self.distribution, (&read, batch.ids.len()))?;
-            let outcome = judged(&plan.taught_by(teacher))?;
-            metrics.as_trained = Some(Box::new(outcome.metrics.by_delay(&weights)));
+            metrics.as_trained = Some(Box::new(judged(&plan.taught_by(teacher))?.metrics));
         }
         Ok(metrics)
     }

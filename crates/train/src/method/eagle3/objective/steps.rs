@@ -13,10 +13,10 @@ use longdraft_models::draft::eagle3::TestTimeSteps;
 use longdraft_models::target_model::RowPart;
 
 use super::config::Eagle3Loss;
-use super::metrics::{Eagle3Metrics, StepCounts};
 use super::rows::{RowPlan, StepRows};
 use super::{Eagle3Objective, Eagle3Outcome, teacher_hidden};
 use crate::error::Result;
+use crate::metrics::{DelayCounts, DraftMetrics, LossPart};
 
 /// The steps' rows, one step after the other.
 struct HeadRows<'a> {
@@ -256,17 +256,14 @@ impl Eagle3Objective {
         plan: &RowPlan,
         statistics: Option<&RowStatistics>,
         factors: &[Factors],
-    ) -> Eagle3Metrics {
-        let own = self.counts_to_divide_by(plan);
+    ) -> DraftMetrics {
+        let (own, weights) = (self.counts_to_divide_by(plan), self.config.weights());
+        let mut metrics = DraftMetrics::default();
         let mut first = 0;
-        let mut of_step = |(i, step): (usize, &StepRows)| {
-            let mut counts = StepCounts {
-                supervised: step.supervised,
-                learned: step.learned(),
-                acceptance_rows: step.rows.len(),
-                loss_denominator: own[i],
-                ..StepCounts::default()
-            };
+        for (i, step) in plan.steps.iter().enumerate() {
+            let (rows, acceptance_rows) = (step.supervised, step.rows.len());
+            let mut counts = DelayCounts { rows, acceptance_rows, ..DelayCounts::default() };
+            let mut part = LossPart { weight: weights[i], sum: 0.0, denominator: own[i] };
             if let Some(statistics) = statistics {
                 for (index, row) in (first..).zip(&step.rows) {
                     let agrees = row.label.is_some() && statistics.agrees[index];
@@ -274,19 +271,21 @@ impl Eagle3Objective {
                     counts.acceptance_sum += statistics.acceptance[index];
                     if row.learned {
                         let (ce, alpha) = (statistics.soft[index], statistics.acceptance[index]);
-                        counts.loss_sum += self.row_loss(factors[i], ce, alpha);
+                        part.sum += self.row_loss(factors[i], ce, alpha);
                     }
                 }
             }
             first += step.rows.len();
-            if counts.learned == 0 {
-                counts.loss_sum = self.loss_of_an_empty_step();
+            if step.learned() == 0 {
+                part.sum = self.loss_of_an_empty_step();
                 // A loss that no row has is not diluted by those of other batches.
-                counts.loss_denominator = if counts.loss_sum == 0.0 { own[i] } else { 1.0 };
+                part.denominator = if part.sum == 0.0 { own[i] } else { 1.0 };
             }
-            counts
-        };
-        Eagle3Metrics { steps: plan.steps.iter().enumerate().map(&mut of_step).collect() }
+            metrics.by_delay.push(counts);
+            metrics.parts.push(part);
+        }
+        metrics.rows = plan.steps.first().map_or(0, StepRows::learned);
+        metrics
     }
 
     fn row_loss(&self, factors: Factors, cross_entropy: f64, alpha: f64) -> f64 {
