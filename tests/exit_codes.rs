@@ -85,6 +85,8 @@ fn a_configuration_that_is_not_there_comes_with_a_way_out() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     for (arguments, meant) in [
         (&["train", "zzz.yaml"][..], ""),
+        // What is near is a part of recipes, and no recipe.
+        (&["train", "zero2.yaml"], ""),
         (&["train", "conf/glide/smolm2.yaml"], " (did you mean `conf/glide/smollm2.yaml`?)"),
         (&["config", "check", "own-answer.yaml"], " (did you mean `conf/glide/own-answers.yaml`?)"),
         (

@@ -30,9 +30,6 @@ const WAYS_TO_START: &str = "`--ranks N` starts ranks on this machine; torchrun,
 /// Exit code after a panic, as Rust's own.
 const PANICKED: u8 = 101;
 
-/// For waits that last as long as another rank has work; the launcher ends a job whose rank dies.
-pub(crate) const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
-
 /// The ranks that a launcher started with this process, or that this one is to start.
 fn world_of(wanted: &RankArguments) -> Result<World> {
     let failed = |error| match error {
@@ -113,8 +110,7 @@ pub(crate) fn over_ranks(
             // Nobody leaves while another one may still fail; the first may have more to do. The
             // launcher ends all when the first of them leaves with another code than 0.
             crate::terminal::flush();
-            world.set_timeout(NO_LIMIT);
-            world.barrier();
+            world.patiently(World::barrier);
             ended
         }
     }

@@ -36,16 +36,20 @@ fn missing(path: &Path) -> Problem {
     Problem { is_missing_file: true, ..problem }
 }
 
-/// Recipes, seen from the root of the sources, and folders there that hold parts of them.
+/// Folders of recipes and of their parts, seen from the root of the sources.
 const RECIPES: &str = "conf";
-const PARTS: [&str; 5] = ["data", "model", "schedule", "stage", "strategy"];
+
+/// Whether a file says where its run goes, as recipes do and their parts do not.
+fn is_recipe(file: &Path) -> bool {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.lines().any(|line| line.starts_with("output:"))
+}
 
 /// The recipe, or the file beside a path that is not there, whose name is nearly the path's.
 fn meant(path: &Path) -> Option<PathBuf> {
     let name = |path: &Path| Some(path.file_stem()?.to_str()?.to_lowercase());
-    let is_part = |folder: &PathBuf| PARTS.iter().any(|part| folder.ends_with(part));
-    let recipes = entries(Path::new(RECIPES)).filter(|folder| !is_part(folder));
-    let folders = std::iter::once(path.parent()?.to_path_buf()).chain(recipes);
+    let own = path.parent()?;
+    let folders = std::iter::once(own.to_path_buf()).chain(entries(Path::new(RECIPES)));
     let files = folders.flat_map(|folder| entries(&folder));
     let wanted = name(path)?;
     let near = files.filter(|file| {
@@ -56,7 +60,8 @@ fn meant(path: &Path) -> Option<PathBuf> {
         let of_all = strsim::damerau_levenshtein(path.to_str()?, file.to_str()?);
         (distance <= wanted.len() / 3).then_some((distance, of_all, file))
     });
-    near.min().map(|(_, _, file)| file)
+    let meant = near.filter(|(_, _, file)| file.parent() == Some(own) || is_recipe(file));
+    meant.min().map(|(_, _, file)| file)
 }
 
 /// What lies in a folder, but for what begins with an underscore: such files are parts of others.

@@ -89,6 +89,7 @@ fn mask(offsets: &[Range<usize>], learned: &[Range<usize>]) -> Vec<bool> {
 pub(crate) mod tests {
     use super::*;
     use crate::conversation::Conversation;
+    use crate::encoder::GeneratedText;
     use proptest::prelude::*;
 
     /// Bytes as tokens, `<role>content|` as chat template, 256 as end of text.
@@ -132,10 +133,25 @@ pub(crate) mod tests {
         }
     }
 
-    /// [`Bytes`] with a token before prompts of plain text.
-    struct WithStart;
+    pub(crate) type Render = fn(&Conversation, bool) -> std::result::Result<String, String>;
+    type Generated = fn(&Conversation) -> std::result::Result<Option<GeneratedText>, String>;
 
-    impl TextEncoder for WithStart {
+    /// [`Bytes`] but for what a test gives it.
+    pub(crate) struct Other {
+        pub(crate) chat: Option<&'static str>,
+        pub(crate) start: Option<u32>,
+        pub(crate) render: Render,
+        pub(crate) generated: Generated,
+    }
+
+    impl Default for Other {
+        fn default() -> Self {
+            let render: Render = |conversation, prompt| Bytes.render_chat(conversation, prompt);
+            Self { chat: Some("another"), start: None, render, generated: |_| Ok(None) }
+        }
+    }
+
+    impl TextEncoder for Other {
         fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String> {
             Bytes.encode(text)
         }
@@ -145,36 +161,44 @@ pub(crate) mod tests {
             of: &Conversation,
             prompt: bool,
         ) -> std::result::Result<String, String> {
-            Bytes.render_chat(of, prompt)
+            (self.render)(of, prompt)
+        }
+
+        fn render_generated(
+            &self,
+            of: &Conversation,
+        ) -> std::result::Result<Option<GeneratedText>, String> {
+            (self.generated)(of)
         }
 
         fn chat_fingerprint(&self) -> Option<String> {
-            None
+            self.chat.map(str::to_owned)
         }
 
         fn start_of_text(&self) -> Option<u32> {
-            Some(1)
+            self.start
         }
 
         fn end_of_text(&self) -> Option<u32> {
-            Some(256)
+            Bytes.end_of_text()
         }
 
         fn vocabulary(&self) -> usize {
-            257
+            Bytes.vocabulary()
         }
 
         fn fingerprint(&self) -> String {
-            "bytes".to_owned()
+            Bytes.fingerprint()
         }
     }
 
     #[test]
     fn plain_text_begins_as_a_prompt_does() {
+        let encoder = Other { chat: None, start: Some(1), ..Other::default() };
         let of = |text: &str, add_start| {
             let learned = std::iter::once(0..text.len()).collect();
             let rendered = Rendered { text: text.into(), learned, add_start, append_end: true };
-            let document = Document::from_rendered(&rendered, String::new(), &WithStart);
+            let document = Document::from_rendered(&rendered, String::new(), &encoder);
             document.map(|document| (document.ids, document.loss_mask)).expect("encoded")
         };
         assert_eq!(of("a", true), (vec![1, 97, 256], vec![false, true, true]));

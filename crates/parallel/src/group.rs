@@ -46,6 +46,10 @@ impl Transport for Group {
         self.world.set_timeout(limit);
     }
 
+    fn set_patient(&self, is_patient: bool) {
+        self.world.set_patient(is_patient);
+    }
+
     fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
         let among: Vec<usize> = among.iter().map(|rank| self.members[*rank]).collect();
         self.world.watched(&among, work);

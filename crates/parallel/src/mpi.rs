@@ -37,7 +37,7 @@ impl Mpi {
         }
         let world = SimpleCommunicator::world();
         let (rank, size) = (world.rank() as usize, world.size() as usize);
-        let watch = Watch::start(move |limit| expired(rank, limit))?;
+        let watch = Watch::start(move |limit, is_patient| expired(rank, limit, is_patient))?;
         Ok(Self { rank, size, watch, _universe: Mutex::new(universe) })
     }
 
@@ -47,8 +47,11 @@ impl Mpi {
     }
 }
 
-/// Ends this rank, which hears nothing of the others.
-fn expired(rank: usize, limit: Duration) {
+/// Ends this rank, which hears nothing of the others. A patient one waits: MPI cannot tell who works.
+fn expired(rank: usize, limit: Duration, is_patient: bool) {
+    if is_patient {
+        return;
+    }
     let seconds = limit.as_secs_f64();
     tell(&format!(
         "rank {rank}: no answer of the other ranks for {seconds:.0} s: a process or a link is gone"
@@ -118,5 +121,9 @@ impl Transport for Mpi {
 
     fn set_timeout(&self, limit: Duration) {
         self.watch.set_limit(limit);
+    }
+
+    fn set_patient(&self, is_patient: bool) {
+        self.watch.set_patient(is_patient);
     }
 }

@@ -107,6 +107,8 @@ impl Transport for Thread {
     }
 
     fn set_timeout(&self, _: Duration) {}
+
+    fn set_patient(&self, _: bool) {}
 }
 
 /// Runs every rank of a world in a thread; returns what each came to.

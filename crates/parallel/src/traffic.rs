@@ -117,6 +117,10 @@ impl Transport for Counted {
         self.transport.set_timeout(limit);
     }
 
+    fn set_patient(&self, is_patient: bool) {
+        self.transport.set_patient(is_patient);
+    }
+
     fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
         self.count(0, |transport| transport.watched(among, work));
     }

@@ -23,6 +23,9 @@ pub(super) trait Transport: Send + Sync {
     /// Ends the job when a collective takes longer.
     fn set_timeout(&self, limit: Duration);
 
+    /// Lets a collective take longer where the others only work.
+    fn set_patient(&self, is_patient: bool);
+
     /// Waits for all.
     fn barrier(&self) {
         self.all_gather(&[0], &mut vec![0; self.size()]);
@@ -132,4 +135,6 @@ impl Transport for Alone {
     }
 
     fn set_timeout(&self, _: Duration) {}
+
+    fn set_patient(&self, _: bool) {}
 }

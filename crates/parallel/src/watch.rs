@@ -4,7 +4,7 @@
 //! cannot tell, another one looks at its clock.
 
 use std::io::Write;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,22 +25,28 @@ pub(super) struct Watch {
     limit: AtomicU64,
     /// Start of the collective that runs, or [`IDLE`].
     since: AtomicU64,
+    /// Whether others may work for as long as they like.
+    is_patient: AtomicBool,
 }
 
 impl Watch {
-    /// Starts the watchdog with [`LONGEST_WAIT`]. `expired` is called once a wait has taken longer than the limit, and is
-    /// told the limit.
+    /// Starts the watchdog with [`LONGEST_WAIT`]. `expired` is called when a wait has taken longer than the limit. It is
+    /// told the limit, and whether the wait is patient. Where it returns, the wait begins anew.
     ///
     /// # Errors
     /// - no thread can be started
-    pub(super) fn start(expired: impl FnOnce(Duration) + Send + 'static) -> Result<Arc<Self>> {
+    pub(super) fn start(expired: impl Fn(Duration, bool) + Send + 'static) -> Result<Arc<Self>> {
         let (limit, since) = (AtomicU64::new(millis(LONGEST_WAIT)), AtomicU64::new(IDLE));
-        let watch = Arc::new(Self { start: Instant::now(), limit, since });
+        let is_patient = AtomicBool::new(false);
+        let watch = Arc::new(Self { start: Instant::now(), limit, since, is_patient });
         let watched = Arc::downgrade(&watch);
         let guard = move || {
             while let Some(watch) = watched.upgrade() {
                 if let Some(limit) = watch.exceeded(watch.now()) {
-                    return expired(limit);
+                    let (since, relaxed) = (watch.since.load(Ordering::Relaxed), Ordering::Relaxed);
+                    expired(limit, watch.is_patient.load(Ordering::Relaxed));
+                    // The wait may have ended meanwhile.
+                    let _ = watch.since.compare_exchange(since, watch.now(), relaxed, relaxed);
                 }
                 drop(watch);
                 std::thread::sleep(LOOK_EVERY);
@@ -55,6 +61,11 @@ impl Watch {
     /// Sets the longest wait.
     pub(super) fn set_limit(&self, limit: Duration) {
         self.limit.store(millis(limit), Ordering::Relaxed);
+    }
+
+    /// Sets whether others may work for as long as they like.
+    pub(super) fn set_patient(&self, is_patient: bool) {
+        self.is_patient.store(is_patient, Ordering::Relaxed);
     }
 
     /// Runs a collective under the watchdog's eyes.
@@ -112,18 +123,26 @@ mod tests {
     #[test]
     fn only_a_wait_that_lasts_is_told() {
         let (tell, told) = channel();
-        let watch = Watch::start(move |limit| tell.send(limit).expect("heard")).expect("a thread");
+        let expired = move |limit, is_patient| {
+            let _ = tell.send((limit, is_patient));
+        };
+        let watch = Watch::start(expired).expect("a thread");
         watch.set_limit(Duration::from_millis(1));
         // Nothing waits, and a wait that ends before the first look is none.
         watch.over(|| ());
         assert!(told.recv_timeout(2 * LOOK_EVERY).is_err());
-        let limit = watch.over(|| told.recv_timeout(Duration::from_mins(1)).expect("expired"));
-        assert_eq!(limit, Duration::from_millis(1));
+        let heard = || told.recv_timeout(Duration::from_mins(1)).expect("expired");
+        assert_eq!(watch.over(heard), (Duration::from_millis(1), false));
+        // A wait that goes on is told again.
+        watch.set_patient(true);
+        while told.try_recv().is_ok() {}
+        let both = watch.over(|| [heard(), heard()]);
+        assert_eq!(both, [(Duration::from_millis(1), true); 2]);
     }
 
     #[test]
     fn a_wait_is_limited_before_a_limit_is_set() {
-        let watch = Watch::start(|_| ()).expect("a thread");
+        let watch = Watch::start(|_, _| ()).expect("a thread");
         let late = millis(LONGEST_WAIT);
         assert_eq!(watch.exceeded(late + 1), None);
         watch.over(|| {

@@ -23,7 +23,7 @@ use crate::commands::train::{placed, shared};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::progress::TrainingProgress;
-use crate::ranks::{NO_LIMIT, Voice, over_ranks_or_strangers};
+use crate::ranks::{Voice, over_ranks_or_strangers};
 use crate::recording::quoted;
 
 /// Captures what is not complete; a second call, or one of another process, goes on.
@@ -135,8 +135,7 @@ pub(crate) fn capture(
     let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(progress)? };
     // The first rank's answer is that all of the store is written.
     // The others may have shards left when one is stopped.
-    world.set_timeout(NO_LIMIT);
-    let stopped = world.any(ending == Ending::Stopped);
+    let stopped = world.patiently(|world| world.any(ending == Ending::Stopped));
     let ending = if stopped { Ending::Stopped } else { ending };
     let seconds = started.elapsed().as_secs_f64();
     Ok(Captured { place: place.to_owned(), estimate, shards, ending, seconds })

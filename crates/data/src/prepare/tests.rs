@@ -1,7 +1,7 @@
 //! Folders of shards: what they hold, how they go on, and what is refused.
 
 use super::*;
-use crate::document::tests::Bytes;
+use crate::document::tests::{Bytes, Other};
 use crate::shards::read;
 
 struct Shop {
@@ -95,44 +95,9 @@ fn a_run_goes_on_after_its_complete_shards_and_ends_with_the_same_bytes() -> Res
     Ok(())
 }
 
-/// [`Bytes`] with another chat template.
-struct Changed;
-
-impl TextEncoder for Changed {
-    fn encode(
-        &self,
-        text: &str,
-    ) -> std::result::Result<(Vec<u32>, Vec<std::ops::Range<usize>>), String> {
-        Bytes.encode(text)
-    }
-
-    fn render_chat(
-        &self,
-        conversation: &crate::conversation::Conversation,
-        prompt: bool,
-    ) -> std::result::Result<String, String> {
-        Bytes.render_chat(conversation, prompt)
-    }
-
-    fn chat_fingerprint(&self) -> Option<String> {
-        Some("another".to_owned())
-    }
-
-    fn end_of_text(&self) -> Option<u32> {
-        Bytes.end_of_text()
-    }
-
-    fn vocabulary(&self) -> usize {
-        Bytes.vocabulary()
-    }
-
-    fn fingerprint(&self) -> String {
-        Bytes.fingerprint()
-    }
-}
-
 #[test]
 fn shards_of_other_rules_or_another_template_are_refused() -> Result<()> {
+    let changed = Other::default();
     let mut shop = Shop::new();
     let chat = shop.dir.path().join("c.jsonl");
     std::fs::write(&chat, "{\"question\": \"q\", \"answer\": \"a\"}\n").expect("write");
@@ -140,15 +105,15 @@ fn shards_of_other_rules_or_another_template_are_refused() -> Result<()> {
     assert_eq!((plain.rules, plain.chat_template), (Some(RULES), None));
     let plain = shop.dir.path().join("plain");
     // No text of these goes through a chat template.
-    assert!(read(&plain, &Changed, None).is_ok() && crate::shards::check(&plain, &Changed).is_ok());
+    assert!(read(&plain, &changed, None).is_ok() && crate::shards::check(&plain, &changed).is_ok());
     let config = SourceConfig { path: chat.clone(), ..SourceConfig::default() };
     shop.sources.push(Source { config, paths: vec![chat] });
     let folder = shop.dir.path().join("out");
     shop.prepare("out")?;
-    let message = read(&folder, &Changed, None).expect_err("template").to_string();
+    let message = read(&folder, &changed, None).expect_err("template").to_string();
     assert!(message.contains("another chat template than the target's"), "{message}");
     let options = PrepareOptions { output: folder.clone(), shard_bytes: 300, max_bad_rows: 0.1 };
-    let message = prepare(&shop.sources, &Changed, &options, &mut |_| ());
+    let message = prepare(&shop.sources, &changed, &options, &mut |_| ());
     let message = message.expect_err("template").to_string();
     assert!(message.contains("another recipe (chat_template differ)"), "{message}");
     // What an earlier version left, which recorded no rules: neither gone on with nor read.

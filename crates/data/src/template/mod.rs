@@ -397,62 +397,23 @@ pub(crate) fn render_conversation(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::tests::Bytes;
+    use crate::document::tests::{Bytes, Other};
     use crate::encoder::GeneratedText;
 
-    /// [`Bytes`] whose template marks what the assistant says, without the end of its turn.
-    struct Marked;
-
-    impl TextEncoder for Marked {
-        fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String> {
-            Bytes.encode(text)
-        }
-
-        fn render_chat(
-            &self,
-            conversation: &Conversation,
-            prompt: bool,
-        ) -> std::result::Result<String, String> {
-            Bytes.render_chat(conversation, prompt)
-        }
-
-        fn render_generated(
-            &self,
-            conversation: &Conversation,
-        ) -> std::result::Result<Option<GeneratedText>, String> {
-            let text = self.render_chat(conversation, false)?;
-            let starts = text.match_indices("<assistant>").map(|(at, header)| at + header.len());
-            let turns = starts.map(|at| at..at + text[at..].find('|').unwrap_or(0)).collect();
-            Ok(Some((text, turns)))
-        }
-
-        fn chat_fingerprint(&self) -> Option<String> {
-            Some("a template".to_owned())
-        }
-
-        fn end_of_text(&self) -> Option<u32> {
-            None
-        }
-
-        fn vocabulary(&self) -> usize {
-            256
-        }
-
-        fn fingerprint(&self) -> String {
-            String::new()
-        }
+    /// Marks what the assistant says, without the end of its turn.
+    fn marked(of: &Conversation) -> std::result::Result<Option<GeneratedText>, String> {
+        let text = Bytes.render_chat(of, false)?;
+        let starts = text.match_indices("<assistant>").map(|(at, header)| at + header.len());
+        let turns = starts.map(|at| at..at + text[at..].find('|').unwrap_or(0)).collect();
+        Ok(Some((text, turns)))
     }
 
     fn learned(turns: &[(&str, &str)], learn: Learn) -> Vec<String> {
-        let layout = ChatLayout::probe(&Marked).expect("layout");
+        let encoder = Other { generated: marked, ..Other::default() };
+        let layout = ChatLayout::probe(&encoder).expect("layout");
         let conversation = Conversation::of(turns);
-        let rendered = render_conversation(
-            &conversation,
-            learn,
-            Some(&layout),
-            (&Cut::Nowhere, None),
-            &Marked,
-        );
+        let cut = (&Cut::Nowhere, None);
+        let rendered = render_conversation(&conversation, learn, Some(&layout), cut, &encoder);
         let rendered = rendered.expect("rendered");
         rendered.learned.into_iter().map(|range| rendered.text[range].to_owned()).collect()
     }

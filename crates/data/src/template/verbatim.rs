@@ -113,57 +113,38 @@ fn learned(text: String, learned: Vec<Range<usize>>) -> Rendered {
 mod tests {
     use super::super::render_conversation;
     use super::*;
+    use crate::document::tests::{Other, Render};
 
-    /// A template that shows no thought without its end, trims answers, and refuses channels.
-    struct Thinks {
-        opens: bool,
+    /// A template that shows no thought without its end, trims answers, and refuses channels. Its prompt may open a
+    /// thought.
+    fn thinks(opens: bool) -> Other {
+        let render: Render = if opens {
+            |of, prompt| shown(of, prompt, "<A><think>\n")
+        } else {
+            |of, prompt| shown(of, prompt, "<A>")
+        };
+        Other { render, ..Other::default() }
     }
 
-    impl TextEncoder for Thinks {
-        fn encode(&self, _: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
-            Err("not asked".to_owned())
-        }
-
-        fn render_chat(&self, conversation: &Conversation, prompt: bool) -> Result<String, String> {
-            let last = conversation.messages.len() - 1;
-            let mut parts = Vec::new();
-            for (index, message) in conversation.messages.iter().enumerate() {
-                let content = message["content"].as_str().unwrap_or_default();
-                if content.contains("<|channel|>") {
-                    return Err("a channel".to_owned());
+    fn shown(of: &Conversation, prompt: bool, header: &str) -> Result<String, String> {
+        let last = of.messages.len() - 1;
+        let mut parts = Vec::new();
+        for (index, message) in of.messages.iter().enumerate() {
+            let content = message["content"].as_str().unwrap_or_default();
+            if content.contains("<|channel|>") {
+                return Err("a channel".to_owned());
+            }
+            let rest = content.split("</think>").last().unwrap_or_default().trim();
+            parts.push(match of.role(index) {
+                "assistant" if index == last && !content.contains("</think>") => {
+                    format!("<A><think></think>{}<end>", content.trim())
                 }
-                let rest = content.split("</think>").last().unwrap_or_default().trim();
-                parts.push(match conversation.role(index) {
-                    "assistant" if index == last && !content.contains("</think>") => {
-                        format!("<A><think></think>{}<end>", content.trim())
-                    }
-                    "assistant" if index == last => format!("<A>{}<end>", content.trim()),
-                    "assistant" => format!("<A>{rest}<end>"),
-                    role => format!("<{role}>{content}"),
-                });
-            }
-            let mut text = parts.concat();
-            if prompt {
-                text += if self.opens { "<A><think>\n" } else { "<A>" };
-            }
-            Ok(text)
+                "assistant" if index == last => format!("<A>{}<end>", content.trim()),
+                "assistant" => format!("<A>{rest}<end>"),
+                role => format!("<{role}>{content}"),
+            });
         }
-
-        fn chat_fingerprint(&self) -> Option<String> {
-            Some("thinks".to_owned())
-        }
-
-        fn end_of_text(&self) -> Option<u32> {
-            None
-        }
-
-        fn vocabulary(&self) -> usize {
-            1
-        }
-
-        fn fingerprint(&self) -> String {
-            String::new()
-        }
+        Ok(parts.concat() + if prompt { header } else { "" })
     }
 
     fn ended(end: Option<&str>) -> Verbatim {
@@ -177,7 +158,7 @@ mod tests {
         learn: Learn,
         (cut, end): (&Cut, Option<&str>),
     ) -> (String, Vec<String>) {
-        let encoder = Thinks { opens };
+        let encoder = thinks(opens);
         let layout = ChatLayout::probe(&encoder).expect("layout");
         let turns = [("user", "q"), ("assistant", "x"), ("user", "r"), ("assistant", answer)];
         let conversation = Conversation::of(&turns);
@@ -222,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_the_template_shows_as_it_was_written_stays_its_text() {
-        let encoder = Thinks { opens: false };
+        let encoder = thinks(false);
         let layout = ChatLayout::probe(&encoder).expect("layout");
         let end = ended(Some("<end>"));
         let of = |answer: &str, verbatim: Option<&Verbatim>| {
@@ -246,45 +227,23 @@ mod tests {
     #[test]
     fn a_space_that_tokenizers_take_away_is_that_of_the_template() {
         /// `[INST] question [/INST] answer </s>`
-        struct Llama2;
-
-        impl TextEncoder for Llama2 {
-            fn encode(&self, _: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
-                Err("not asked".to_owned())
-            }
-
-            fn render_chat(&self, conversation: &Conversation, _: bool) -> Result<String, String> {
-                let turn = |message: &Map<String, Value>| {
-                    let content = message["content"].as_str().unwrap_or_default().trim();
-                    match message["role"].as_str() {
-                        Some("assistant") => format!(" {content} </s>"),
-                        _ => format!("[INST] {content} [/INST]"),
-                    }
-                };
-                Ok(conversation.messages.iter().map(turn).collect())
-            }
-
-            fn chat_fingerprint(&self) -> Option<String> {
-                Some("llama 2".to_owned())
-            }
-
-            fn end_of_text(&self) -> Option<u32> {
-                None
-            }
-
-            fn vocabulary(&self) -> usize {
-                1
-            }
-
-            fn fingerprint(&self) -> String {
-                String::new()
+        fn turn(message: &Map<String, Value>) -> String {
+            let content = message["content"].as_str().unwrap_or_default().trim();
+            match message["role"].as_str() {
+                Some("assistant") => format!(" {content} </s>"),
+                _ => format!("[INST] {content} [/INST]"),
             }
         }
-        let layout = ChatLayout::probe(&Llama2).expect("layout");
+
+        let llama2 = Other {
+            render: |of, _| Ok(of.messages.iter().map(turn).collect()),
+            ..Other::default()
+        };
+        let layout = ChatLayout::probe(&llama2).expect("layout");
         let of = |answer: &str| {
             let conversation = Conversation::of(&[("user", "q"), ("assistant", answer)]);
             let (how, end) = ((&layout, &Cut::Nowhere), ended(Some("</s>")));
-            render(&conversation, Learn::All, how, &end, &Llama2).map(|rendered| rendered.text)
+            render(&conversation, Learn::All, how, &end, &llama2).map(|rendered| rendered.text)
         };
         assert_eq!(of("Hello"), None);
         assert_eq!(of("Hello\n").as_deref(), Some("[INST] q [/INST] Hello\n</s>"));

@@ -6,6 +6,7 @@ mod biased;
 mod block;
 mod block_draft;
 mod block_enumeration;
+mod caches;
 mod eagle3;
 mod engine;
 mod enumeration;

@@ -8,7 +8,7 @@ use longdraft_decode::{
     VerifyRule,
 };
 use longdraft_models::TargetTokenId;
-use longdraft_models::target_model::{Extension, KvCache, Tap, Taps};
+use longdraft_models::target_model::{Tap, Taps};
 
 use crate::models::{
     Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, extend_tree, generate,
@@ -145,73 +145,6 @@ fn a_kept_prefix_changes_nothing_but_time() {
                 text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
             }
         }
-    }
-}
-
-/// The bits of the state of every layer.
-fn states(cache: &KvCache) -> Vec<Option<(Vec<f32>, Vec<f32>)>> {
-    let owned = |(window, matrix): (&[f32], Vec<f32>)| (window.to_vec(), matrix);
-    (0..3).map(|layer| cache.state(layer).map(owned)).collect()
-}
-
-#[test]
-fn states_are_cut_where_there_is_one_and_go_on_as_if_nothing_had_been_after() {
-    for (family, seed) in RECURRENT.into_iter().cycle().zip(40..46) {
-        let target = target(family, 16, (2, 2), seed);
-        let tokens: Vec<u32> = prompt(90, seed).iter().map(|token| token.0).collect();
-        let taps = Taps::of(&[Tap::FinalHidden]);
-        let extend = |cache: &mut KvCache, to: usize, is_text: bool| {
-            let from = cache.len();
-            let position_ids: Vec<u32> = (from as u32..to as u32).collect();
-            let ids = &tokens[from..to];
-            let tokens =
-                Extension { ids, position_ids: &position_ids, parents: None, is_text, cache };
-            let features = target.extend_each(&mut [tokens], &taps).expect("a pass");
-            let hidden = features.final_hidden().expect("tapped").to_vec2::<f32>();
-            hidden.expect("values").pop().expect("a row")
-        };
-        let plain = |length: usize| {
-            let mut cache = target.new_cache().expect("cache");
-            let last = (1..=length).map(|to| extend(&mut cache, to, false)).last();
-            (states(&cache), last.expect("a row"))
-        };
-        let mut cache = target.new_cache().expect("cache");
-        let reads = [20, 36, 50, 61, 62, 70];
-        let last = reads.map(|to| extend(&mut cache, to, true));
-        assert_eq!((states(&cache), last[5].clone()), plain(70), "{family}");
-        // The last token of the last pass, which was text; then the last rows of a pass that was not.
-        cache.truncate(69);
-        assert_eq!((cache.len(), states(&cache)), (69, plain(69).0), "{family}");
-        extend(&mut cache, 80, false);
-        cache.truncate(75);
-        assert_eq!((cache.len(), states(&cache)), (75, plain(75).0), "{family}");
-        assert_eq!(extend(&mut cache, 81, false), plain(81).1, "{family}");
-        // Further back: where states were put aside, of which a few are kept.
-        let mut wanted = 68;
-        let mut before = cache.len();
-        while wanted > 0 {
-            cache.truncate(wanted);
-            assert!(cache.len() <= wanted && cache.len() < before, "{family}");
-            before = cache.len();
-            assert!(before == 0 || reads.contains(&(before + 1)), "{family} {before}");
-            if before > 0 {
-                assert_eq!(states(&cache), plain(before).0, "{family}");
-                assert_eq!(extend(&mut cache, before + 5, false), plain(before + 5).1, "{family}");
-            }
-            wanted = before.saturating_sub(1);
-        }
-        cache.truncate(0);
-        assert_eq!(extend(&mut cache, 9, false), plain(9).1, "{family}");
-        // Nothing else can be taken back, and no pass follows a tree without a path.
-        assert!(cache.compact(4, &[0]).is_err() && cache.compact(0, &[1, 2]).is_err());
-        let tree = [None, Some(0), Some(0)];
-        extend_tree(&target, (&[1, 2, 3], &[9, 10, 10]), &tree, &mut cache).expect("tree");
-        assert!(target.extend(&[1], &[12], &mut cache, &taps).is_err());
-        assert!(cache.compact(9, &[0, 1, 2]).is_err());
-        cache.compact(9, &[0, 2]).expect("a path");
-        target.extend(&[1], &[11], &mut cache, &taps).expect("goes on");
-        assert!(target.extend(&[VOCABULARY as u32], &[12], &mut cache, &taps).is_err());
-        target.extend(&[1], &[12], &mut cache, &taps).expect("goes on after a wrong token");
     }
 }
 

@@ -7,15 +7,11 @@ use std::rc::Rc;
 use longdraft_decode::drafter::{DraftContext, DraftRows, DraftState, Drafter, Plan};
 use longdraft_decode::{BatchEngine, DecodeOptions, Generation, Result, Tree};
 use longdraft_models::TargetTokenId;
-use longdraft_models::target_model::{
-    CacheType, Extension, Features, KvCache, Tap, Taps, Target, TargetOptions,
-};
+use longdraft_models::target_model::{CacheType, Features, Tap, Target, TargetOptions};
 
 use crate::batch::places;
 use crate::engine::{finish, goes_on};
-use crate::models::{
-    Drafts, KINDS, Kind, RECURRENT, drafter, generate, options, prompt, target, target_with,
-};
+use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target, target_with};
 
 /// Tokens that prompts begin with alike: more than a round reads beside others.
 const SYSTEM: usize = 200;
@@ -392,52 +388,5 @@ fn a_drafter_that_hands_nothing_on_reads_each_prompt_at_its_place() {
     for (key, text, reused) in [(0, &a, 0), (1, &c, alike(&a, &c) - 1)] {
         engine.join(key, text, &reusing(5)).expect("joined");
         assert_eq!(finish(&mut engine)[&key].reused_tokens, reused);
-    }
-}
-
-/// The bits of the state of every layer.
-fn states(cache: &KvCache) -> Vec<Option<(Vec<f32>, Vec<f32>)>> {
-    let owned = |(window, matrix): (&[f32], Vec<f32>)| (window.to_vec(), matrix);
-    (0..3).map(|layer| cache.state(layer).map(owned)).collect()
-}
-
-/// A copy is what the other cache would be if it were cut, and the other one stays.
-#[test]
-fn a_copied_cache_is_a_cut_one() {
-    for (seed, family) in (50..).zip(RECURRENT.into_iter().chain(["llama", "qwen3"])) {
-        let target = target(family, 16, (2, 2), seed);
-        let tokens: Vec<u32> = prompt(90, seed).iter().map(|token| token.0).collect();
-        let taps = Taps::of(&[Tap::FinalHidden]);
-        let read = |cache: &mut KvCache, to: usize, is_text: bool| {
-            let from = cache.len();
-            let position_ids: Vec<u32> = (from as u32..to as u32).collect();
-            let ids = &tokens[from..to];
-            let tokens =
-                Extension { ids, position_ids: &position_ids, parents: None, is_text, cache };
-            let features = target.extend_each(&mut [tokens], &taps).expect("a pass");
-            features.final_hidden().expect("tapped").to_vec2::<f32>().expect("values")
-        };
-        let whole = || {
-            let mut cache = target.new_cache().expect("cache");
-            for to in [20, 36, 50] {
-                read(&mut cache, to, true);
-            }
-            read(&mut cache, 58, false);
-            cache
-        };
-        let other = whole();
-        let mut copy = target.new_cache().expect("cache");
-        // What it held before is gone.
-        read(&mut copy, 70, true);
-        for length in [58, 57, 52, 49, 40, 30, 5, 0] {
-            let mut cut = whole();
-            cut.truncate(length);
-            copy.copy_prefix(&other, length).expect("copied");
-            assert_eq!((copy.len(), other.len()), (cut.len(), 58), "{family} {length}");
-            assert_eq!(states(&copy), states(&cut), "{family} {length}");
-            let to = cut.len() + 7;
-            assert_eq!(read(&mut copy, to, false), read(&mut cut, to, false), "{family} {length}");
-            assert_eq!(states(&other), states(&whole()), "{family} {length}");
-        }
     }
 }

@@ -17,6 +17,7 @@ mod claim;
 mod encode;
 mod int8;
 mod location;
+mod open_shards;
 mod read;
 mod recipe;
 mod record;

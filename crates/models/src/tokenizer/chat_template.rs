@@ -6,6 +6,7 @@
 mod json_filter;
 mod python;
 mod repr;
+mod rewritten;
 
 use std::io::Write;
 use std::ops::Range;
@@ -297,6 +298,8 @@ fn compiled(
     python::teach(&mut environment, day);
     environment.add_filter("tojson", json_filter::to_json);
     environment.add_filter("string", repr::string);
+    environment.add_filter("format", repr::format);
+    environment.add_function(rewritten::OPENED, rewritten::opened);
     environment.set_formatter(repr::print);
     environment.add_function(
         "raise_exception",
@@ -305,8 +308,9 @@ fn compiled(
         },
     );
     environment.add_filter("generation", generation);
+    let source = rewritten::rewritten(&with_generation_filters(source));
     environment
-        .add_template_owned("chat".to_owned(), with_generation_filters(source))
+        .add_template_owned("chat".to_owned(), source)
         .map_err(|error| described(&error))?;
     Ok(environment)
 }

@@ -80,12 +80,18 @@ impl Writer {
         }
     }
 
-    /// Lets no later write take longer.
-    pub(super) fn hurry(&self, limit: Duration) {
+    /// Lets no later write take longer, if there is a limit.
+    pub(super) fn hurry(&self, limit: Option<Duration>) {
         if let Ok(stream) = self.0.try_lock() {
-            // What then takes longer is lost with this process.
-            let _ = stream.set_write_timeout(Some(limit));
+            // What then takes longer is lost.
+            let _ = stream.set_write_timeout(limit);
         }
+    }
+
+    /// Keeps all from writing.
+    #[cfg(test)]
+    pub(super) fn hold(&self) -> MutexGuard<'_, TcpStream> {
+        lock(&self.0)
     }
 }
 
@@ -159,13 +165,6 @@ struct State {
     answers: Vec<Option<Vec<usize>>>,
 }
 
-impl State {
-    fn wait_for(&mut self, ranks: &[usize]) {
-        self.waits_for.clear();
-        self.waits_for.extend_from_slice(ranks);
-    }
-}
-
 /// Where frames of all peers wait.
 pub(super) struct Mail {
     state: Mutex<State>,
@@ -195,7 +194,7 @@ impl Mail {
     /// work cannot end.
     pub(super) fn take(&self, peer: usize) -> Result<Vec<u8>, usize> {
         let mut state = lock(&self.state);
-        state.wait_for(&[peer]);
+        state.waits_for = vec![peer];
         let taken = loop {
             if let Some(data) = state.data[peer].pop_front() {
                 break Ok(data);
@@ -205,13 +204,13 @@ impl Mail {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        state.wait_for(&[]);
+        state.waits_for.clear();
         taken
     }
 
     /// Tells whom this rank waits for while it takes nothing.
     pub(super) fn set_waits_for(&self, ranks: &[usize]) {
-        lock(&self.state).wait_for(ranks);
+        lock(&self.state).waits_for = ranks.to_vec();
     }
 
     /// Whom this rank waits for; nobody while it works.

@@ -7,8 +7,8 @@ mod children;
 mod greeting;
 mod link;
 mod rendezvous;
+mod suspect;
 
-use std::collections::{BTreeSet, VecDeque};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -21,8 +21,6 @@ use crate::error::{ParallelError, Result};
 use children::Children;
 use link::{Kind, Mail, News, Writer};
 
-/// How long a rank may take to say whom it waits for.
-const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How long the news that all end may take.
 const NEWS_WITHIN: Duration = Duration::from_secs(1);
 const NEWS_TRAVEL: Duration = Duration::from_millis(100);
@@ -46,17 +44,6 @@ struct Job {
     children: Children,
     /// Held by the thread that ends this process: it tells why, once.
     ends: Mutex<()>,
-}
-
-/// What is known of a rank that others wait for.
-#[derive(Debug, PartialEq, Eq)]
-enum Suspect {
-    /// It answers, and waits for nobody.
-    AtWork(usize),
-    Silent(usize),
-    /// Ranks that wait for each other.
-    Circle,
-    Unknown,
 }
 
 impl Tcp {
@@ -108,7 +95,7 @@ impl Tcp {
             link::listen(rank, stream, (&job.mail, writer), heard).map_err(failed)?;
         }
         let seen = Arc::clone(&job);
-        let watch = Watch::start(move |limit| seen.expired(limit))?;
+        let watch = Watch::start(move |limit, is_patient| seen.expired(limit, is_patient))?;
         Ok(Self { job, watch })
     }
 }
@@ -153,57 +140,6 @@ impl Job {
         self.end(&format!("{} is gone: {how}", self.name(rank)))
     }
 
-    /// Ends all, for a wait took longer than it may.
-    fn expired(&self, limit: Duration) {
-        let who = match self.suspect() {
-            Suspect::AtWork(rank) => {
-                format!("{}: it works, or hangs", self.name(rank))
-            }
-            Suspect::Silent(rank) => {
-                format!(
-                    "{}: its process is stopped, or its machine or a link is gone",
-                    self.name(rank)
-                )
-            }
-            Suspect::Circle => "the other ranks: they wait for each other".to_owned(),
-            Suspect::Unknown => "the other ranks: a process or a link is gone".to_owned(),
-        };
-        self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
-    }
-
-    /// The rank that all wait for in the end: those waited for may wait for others themselves. Each is asked once.
-    fn suspect(&self) -> Suspect {
-        let mut waited_for = VecDeque::from(self.mail.waits_for());
-        // Messages come from one rank. Ranks that all wait for several have lost each other in another way.
-        let mut is_chain = waited_for.len() == 1;
-        let mut asked = BTreeSet::from([self.rank]);
-        while let Some(rank) = waited_for.pop_front() {
-            if rank >= self.size() || !asked.insert(rank) {
-                continue;
-            }
-            match self.ask(rank) {
-                None => return Suspect::Silent(rank),
-                Some(others) if others.is_empty() => return Suspect::AtWork(rank),
-                Some(others) => {
-                    is_chain &= others.len() == 1;
-                    waited_for.extend(others);
-                }
-            }
-        }
-        if is_chain { Suspect::Circle } else { Suspect::Unknown }
-    }
-
-    /// Whom a rank waits for, if it answers.
-    fn ask(&self, rank: usize) -> Option<Vec<usize>> {
-        let writer = self.writers[rank].as_ref()?;
-        self.mail.forget_answer(rank);
-        writer.hurry(ANSWER_WITHIN);
-        if !writer.write_within(Kind::Ask, 0, &[], ANSWER_WITHIN) {
-            return None;
-        }
-        self.mail.answer(rank, ANSWER_WITHIN)
-    }
-
     /// Tells why all end, and ends them.
     fn end(&self, why: &str) -> ! {
         let _ends = self.ends.lock();
@@ -216,7 +152,7 @@ impl Job {
 
     fn abort(&self, code: u8) -> ! {
         for writer in self.writers.iter().flatten() {
-            writer.hurry(NEWS_WITHIN);
+            writer.hurry(Some(NEWS_WITHIN));
             writer.write_within(Kind::Abort, u32::from(code), &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }
@@ -261,6 +197,10 @@ impl Transport for Tcp {
         self.watch.set_limit(limit);
     }
 
+    fn set_patient(&self, is_patient: bool) {
+        self.watch.set_patient(is_patient);
+    }
+
     fn watched(&self, among: &[usize], work: &mut dyn FnMut()) {
         self.watch.over(|| {
             self.job.mail.set_waits_for(among);
@@ -274,7 +214,7 @@ impl Drop for Tcp {
     /// Tells the others that nothing follows, and waits for the processes that this one started.
     fn drop(&mut self) {
         for writer in self.job.writers.iter().flatten() {
-            writer.hurry(NEWS_WITHIN);
+            writer.hurry(Some(NEWS_WITHIN));
             writer.write_within(Kind::Bye, 0, &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }
@@ -284,8 +224,6 @@ impl Drop for Tcp {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::Barrier;
-
     use super::super::group::Group;
     use super::*;
 
@@ -297,7 +235,7 @@ pub(super) mod tests {
         of_tcp(size, |tcp| run(Arc::new(tcp)))
     }
 
-    fn of_tcp<T: Send>(size: usize, run: impl Fn(Tcp) -> T + Sync) -> Vec<T> {
+    pub(super) fn of_tcp<T: Send>(size: usize, run: impl Fn(Tcp) -> T + Sync) -> Vec<T> {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let place = |rank| {
@@ -317,53 +255,6 @@ pub(super) mod tests {
             let threads: Vec<_> = (0..size).map(start).collect();
             threads.into_iter().map(|thread| thread.join().expect("the rank's thread")).collect()
         })
-    }
-
-    #[test]
-    fn of_ranks_that_wait_for_several_the_one_that_does_not_come_is_named() {
-        // Ranks 0 and 1 wait for 0 to 2, where 2 is at work; 3 belongs to nobody, and is at work, too.
-        let (waits, asked) = (Barrier::new(4), Barrier::new(4));
-        let suspects = of_tcp(4, |tcp| {
-            let mut suspect = None;
-            let mut wait = || {
-                waits.wait();
-                suspect = (tcp.rank() < 2).then(|| tcp.job.suspect());
-                asked.wait();
-            };
-            if tcp.rank() < 2 {
-                tcp.watched(&[0, 1, 2], &mut wait);
-                assert!(tcp.job.mail.waits_for().is_empty());
-            } else {
-                wait();
-            }
-            suspect
-        });
-        let named: Vec<_> = suspects.into_iter().flatten().collect();
-        assert!(matches!(named[..], [Suspect::AtWork(2), Suspect::AtWork(2)]));
-    }
-
-    /// Whom the first rank suspects, where each waits for these.
-    fn suspect_where(waits_for: &[&[usize]]) -> Suspect {
-        let [wait, asked] = [0, 1].map(|_| Barrier::new(waits_for.len()));
-        let suspects = of_tcp(waits_for.len(), |tcp| {
-            tcp.job.mail.set_waits_for(waits_for[tcp.rank()]);
-            wait.wait();
-            let suspect = (tcp.rank() == 0).then(|| tcp.job.suspect());
-            asked.wait();
-            suspect
-        });
-        suspects.into_iter().flatten().next().expect("the first rank's")
-    }
-
-    #[test]
-    fn the_rank_is_named_that_the_others_wait_for_in_the_end() {
-        assert_eq!(suspect_where(&[&[1], &[2], &[]]), Suspect::AtWork(2));
-        // One of several waits for a rank that is none of them.
-        assert_eq!(suspect_where(&[&[0, 1], &[2], &[3], &[]]), Suspect::AtWork(3));
-        // Nobody waits for rank 1, which is at work.
-        assert_eq!(suspect_where(&[&[2], &[], &[2, 3], &[]]), Suspect::AtWork(3));
-        assert_eq!(suspect_where(&[&[1], &[2], &[1], &[]]), Suspect::Circle);
-        assert_eq!(suspect_where(&[&[0, 1], &[0, 1], &[]]), Suspect::Unknown);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod standing;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use longdraft_data::token_stream::{
     Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
@@ -13,7 +13,7 @@ use longdraft_data::token_stream::{
 use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
-use longdraft_parallel::{DataParallel, Gradients, share_of};
+use longdraft_parallel::{DataParallel, Gradients, World, share_of};
 use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Outcome, Row, Run, Trackers, scalars};
 use longdraft_train::TrainError;
@@ -33,9 +33,6 @@ pub use standing::Standing;
 
 /// Steps that are always logged.
 const FIRST_STEPS: u64 = 10;
-
-/// For waits that last as long as the first rank has work.
-const NO_LIMIT: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A prepared run.
 pub struct Pretraining {
@@ -309,11 +306,8 @@ impl Pretraining {
 
     /// Has the first rank score the held-out stream; the others wait for as long as it takes. All ranks call it.
     fn judge(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
-        self.parallel.world().set_timeout(NO_LIMIT);
         self.score(observer)?;
-        let world = self.parallel.world();
-        world.barrier();
-        world.set_timeout(self.config.parallel.timeout());
+        self.parallel.world().patiently(World::barrier);
         Ok(())
     }
 

@@ -1,9 +1,13 @@
 //! Values as Python writes them, where a template prints lists, mappings or fractions: some show tools so.
 
 use std::fmt::{self, Write};
+use std::sync::LazyLock;
 
-use minijinja::value::ValueKind;
-use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{
+    Error, ErrorKind, FormatStyle, Output, State, Value, escape_formatter, format_filter,
+};
+use regex::Regex;
 
 /// Nesting that is written.
 const DEEPEST: usize = 100;
@@ -21,13 +25,66 @@ pub(super) fn print(
 
 /// The filter `string`.
 pub(super) fn string(value: &Value) -> Result<Value, Error> {
-    if !is_own(value) {
-        let is_text = value.kind() == ValueKind::String;
-        return Ok(if is_text { value.clone() } else { value.to_string().into() });
+    match value.kind() {
+        ValueKind::String => Ok(value.clone()),
+        _ if is_own(value) => quoted(value),
+        _ => Ok(value.to_string().into()),
     }
+}
+
+/// A value as Python's `repr` writes it.
+fn quoted(value: &Value) -> Result<Value, Error> {
     let mut text = String::new();
     put(&mut text, value, 0)?;
     Ok(text.into())
+}
+
+/// The filter `format`, as Python's `text % arguments`.
+pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<String, Error> {
+    static CONVERSION: LazyLock<Regex> = LazyLock::new(|| {
+        let expression = r"(?s)%(?:\(([^)]*)\))?([-#0 +]*\d*(?:\.\d*)?)[hlL]?(.?)";
+        Regex::new(expression).expect("a valid expression")
+    });
+    let wrong = |problem: &'static str| Error::new(ErrorKind::InvalidOperation, problem);
+    let text = text.as_str().ok_or_else(|| wrong("what is formatted is no text"))?;
+    let conversions = || CONVERSION.captures_iter(text);
+    let places = conversions().filter(|one| one.get(1).is_none() && &one[3] != "%").count();
+    let arguments: Vec<Value> = match arguments.as_slice() {
+        // A pair of `items()` is a list here, and a tuple in Python.
+        [list] if is_list(list) && places != 1 => list.try_iter()?.collect(),
+        _ => arguments,
+    };
+    let is_mapping = matches!(arguments.as_slice(), [one] if one.kind() == ValueKind::Map);
+    if arguments.len() > places && !is_mapping {
+        return Err(wrong("more arguments than the format takes"));
+    }
+    let (mut out, mut end, mut in_turn) = (String::new(), 0, arguments.iter());
+    for conversion in conversions() {
+        let whole = conversion.get_match();
+        out.push_str(&text[end..whole.start()]);
+        end = whole.end();
+        if &conversion[3] == "%" {
+            out.push('%');
+            continue;
+        }
+        let value = match conversion.get(1) {
+            Some(key) if is_mapping => arguments[0].get_attr(key.as_str())?,
+            Some(_) => return Err(wrong("a format with names takes a mapping")),
+            None => {
+                let next = in_turn.next().cloned();
+                next.ok_or_else(|| wrong("fewer arguments than the format takes"))?
+            }
+        };
+        let (kind, value) = match &conversion[3] {
+            "s" => ("s", string(&value)?),
+            "r" => ("s", quoted(&value)?),
+            kind => (if kind == "u" { "d" } else { kind }, value),
+        };
+        let one = format!("%{}{kind}", &conversion[2]);
+        out += &format_filter(FormatStyle::Printf, &one, &[value])?;
+    }
+    out.push_str(&text[end..]);
+    Ok(out)
 }
 
 /// Whether the library writes it otherwise.
