@@ -1,15 +1,14 @@
 //! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
-//! `--`, names of what is wanted alone: products, blocks, few-rows, token, attention, cache,
-//! recurrence.
+//! `--`, names of what is wanted alone: products, blocks, token, cache, recurrence.
+//! `longdraft kernel-check --bench` times every op on any device.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
 
-use longdraft_kernels::graph::Backward;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_core::{DType, Device, Tensor, Var};
-use longdraft_kernels::attention::{Delays, KeyRanges, attention};
+use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::attention::{KeyRanges, attention};
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, linear_each};
 use longdraft_kernels::recurrence::{DeltaRows, DeltaSizes, DeltaState, Walk, gated_delta_rule};
@@ -18,12 +17,10 @@ use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
-    let parts: [(&str, fn()); 7] = [
+    let parts: [(&str, fn()); 5] = [
         ("products", products),
         ("blocks", blocks),
-        ("few-rows", few_rows),
         ("token", one_token),
-        ("attention", delayed_attention),
         ("cache", cached_attention),
         ("recurrence", recurrence),
     ];
@@ -122,23 +119,6 @@ fn recurrence() {
     );
     for count in [1, 4, 16] {
         println!("{count} rows of the rule: {:.0} us", 1e6 * run(count));
-    }
-}
-
-/// Decoding: the weights' bytes over the time of a product with few rows.
-fn few_rows() {
-    let (inputs, outputs) = (576, 49_152);
-    for dtype in [DType::F32, DType::BF16] {
-        let w = Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w");
-        let w = w.to_dtype(dtype).expect("w");
-        for rows in [1, 2, 5, 8, 12, 16] {
-            let x = Tensor::rand(-1.0_f32, 1.0, (rows, inputs), &Device::Cpu).expect("x");
-            let seconds = median(|| {
-                linear(&x, &w, None).expect("product");
-            });
-            let bytes = 1e-9 * (inputs * outputs * dtype.size_in_bytes()) as f64;
-            println!("{rows} rows, {dtype:?} weights: {:.1} GB/s", bytes / seconds);
-        }
     }
 }
 
@@ -248,27 +228,6 @@ fn one_token() {
         }
     }
     println!("reading alone: {:.1} GB/s", read_speed());
-}
-
-/// Causal attention with frozen keys: 4 D products per visible pair forward, 6 D backward.
-fn delayed_attention() {
-    let (tokens, heads, kv_heads, head_dim) = (4096, 9, 3, 64);
-    let random = |heads| {
-        Tensor::randn(0.0_f32, 1.0, (tokens, heads, head_dim), &Device::Cpu).expect("random")
-    };
-    let q = Var::from_tensor(&random(heads)).expect("variable");
-    let (k, v) = (random(kv_heads), random(kv_heads));
-    let ranges = Arc::new(KeyRanges::packed(&vec![0; tokens], None, Delays::Same(1)));
-    let forward = median(|| {
-        attention(&q, &k, &v, &ranges).expect("attention");
-    });
-    let both = median(|| {
-        let out = attention(&q, &k, &v, &ranges).expect("attention");
-        out.sum_all().and_then(|sum| sum.gradients()).expect("backward");
-    });
-    let product = 1e-9 * (tokens * tokens / 2 * heads * head_dim) as f64;
-    println!("attention of {tokens}, forward: {:.1} GFLOP/s", 4.0 * product / forward);
-    println!("attention of {tokens}, backward: {:.1} GFLOP/s", 6.0 * product / (both - forward));
 }
 
 /// A pass's attention over a cache in f16, all layers of a model of 135 M parameters.

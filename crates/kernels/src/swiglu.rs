@@ -197,20 +197,6 @@ mod tests {
     }
 
     #[test]
-    fn fused_matches_reference_forward_and_backward() -> Result<()> {
-        for (seed, rows, width) in [(1, 1, 1), (2, 3, 17), (3, 40, 300)] {
-            let mut noise = Noise::new(seed);
-            let (gate, up) = (noise.var(&[rows, width]), noise.var(&[rows, width]));
-            let direction = noise.tensor(&[rows, width]);
-            let wide = (gate.as_tensor() * 6.0)?;
-            let (fused, plain) = (swiglu(&wide, &up)?, reference(&wide, &up)?);
-            let variables = [("gate", &gate), ("up", &up)];
-            assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
-        }
-        Ok(())
-    }
-
-    #[test]
     fn composed_matches_fused_forward_and_backward() -> Result<()> {
         let mut noise = Noise::new(9);
         let (gate, up) = (noise.var(&[7, 19]), noise.var(&[7, 19]));
@@ -228,14 +214,5 @@ mod tests {
     fn reference_gradient_matches_differences() {
         let mut noise = Noise::new(5);
         gradcheck(&[noise.tensor(&[2, 5]), noise.tensor(&[2, 5])], |t| reference(&t[0], &t[1]));
-    }
-
-    #[test]
-    fn very_negative_gate_gives_zero_not_nan() -> Result<()> {
-        let gate = Tensor::new(&[-500.0_f32, 500.0], &candle_core::Device::Cpu)?;
-        let up = Tensor::new(&[2.0_f32, 2.0], &candle_core::Device::Cpu)?;
-        let out = swiglu(&gate, &up)?.to_vec1::<f32>()?;
-        assert!(out[0].abs() < 1e-30 && (out[1] - 1000.0).abs() < 1e-3);
-        Ok(())
     }
 }

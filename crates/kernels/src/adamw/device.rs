@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{AdamWStep, BLOCK, Factors};
-use crate::cuda::{self, Argument, Launch, Program, exactly};
+use crate::cuda::{self, Argument, Arguments, Launch, Program};
 use crate::dispatch::fused;
 use crate::storage::host_f64;
 
@@ -83,37 +83,20 @@ fn by_kernel(
     let [theta, first, second, g] = tensors;
     let (theta, first, second, g) = (theta?.detach(), first?, second?, g?);
     let count = theta.elem_count();
-    let arguments: [Argument<'_>; 16] = [
-        (&theta).into(),
-        (&first).into(),
-        (&second).into(),
-        (&g).into(),
-        count.into(),
-        Argument::F32(f.beta1),
-        Argument::F32(f.beta2),
-        Argument::F32(f.keep1),
-        Argument::F32(f.keep2),
-        Argument::F32(f.correct1),
-        Argument::F32(f.correct2),
-        Argument::F32(f.shrink),
-        Argument::F32(f.rate),
-        Argument::F32(f.eps),
-        Argument::F32(f.grad_scale),
-        has_halves.into(),
-    ];
+    let of_moments = [f.beta1, f.beta2, f.keep1, f.keep2, f.correct1, f.correct2];
+    let of_values = [f.shrink, f.rate, f.eps, f.grad_scale];
+    let arguments = Arguments::of([&theta, &first, &second, &g])
+        .and([count])
+        .and(of_moments.map(Argument::F32))
+        .and(of_values.map(Argument::F32))
+        .and([has_halves]);
     let shape = theta.shape().clone();
     let of_halves = if has_halves { shape.clone() } else { Shape::from(1) };
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "adamw",
-        grid: [count.div_ceil(THREADS), 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &arguments,
-        results: &[shape.clone(), shape.clone(), shape, of_halves],
-    };
-    let types = [DType::F32, DType::F32, DType::F32, DType::BF16];
-    let [theta, first, second, halves] = exactly(launch.run_as(theta.device(), &types)?)?;
+    let result = (shape, DType::F32);
+    let results = [result.clone(), result.clone(), result, (of_halves, DType::BF16)];
+    let blocks = ([count.div_ceil(THREADS), 1, 1], THREADS);
+    let [theta, first, second, halves] =
+        Launch::new(&PROGRAM, "adamw", blocks, &arguments).run_as(theta.device(), results)?;
     Ok((AdamWState { theta, first, second }, halves))
 }
 
@@ -137,16 +120,9 @@ pub fn square_sum_on_device(g: &Tensor) -> Result<f64> {
         let g = g.contiguous()?;
         let count = g.elem_count();
         let blocks = count.div_ceil(BLOCK);
-        let launch = Launch {
-            program: &PROGRAM,
-            kernel: "square_sums",
-            grid: [blocks, 1, 1],
-            threads: THREADS,
-            memory: 0,
-            arguments: &[(&g).into(), count.into()],
-            results: &[Shape::from(blocks)],
-        };
-        let [sums] = exactly(launch.run(g.device())?)?;
+        let arguments = [(&g).into(), count.into()];
+        let [sums] = Launch::new(&PROGRAM, "square_sums", ([blocks, 1, 1], THREADS), &arguments)
+            .run(g.device(), [Shape::from(blocks)])?;
         sums
     } else {
         g.sqr()?.sum_all()?

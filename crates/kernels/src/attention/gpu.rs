@@ -18,7 +18,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
 use super::{Dims, KeyRanges};
 use crate::composed::FULL_ROWS;
-use crate::cuda::{self, Argument, Program, block_memory, has_warp_groups};
+use crate::cuda::{self, Argument, Arguments, Program, block_memory, has_warp_groups};
 use crate::dispatch::{Products, products_of};
 use crate::graph::differentiable_by_result;
 use beside::Beside;
@@ -194,6 +194,11 @@ impl Call {
         self.queries * self.dims.heads
     }
 
+    /// Tiles of so many (token, head) rows that share a key-value head.
+    fn tiles(&self, rows: usize) -> usize {
+        (self.queries * self.dims.group()).div_ceil(rows)
+    }
+
     fn scale(&self) -> Argument<'_> {
         Argument::F32(self.dims.scale())
     }
@@ -239,28 +244,14 @@ impl Call {
         [q, k, v, gradient]: [&'a Tensor; 4],
         through: &Through<'a>,
         [singles_dk, singles_dv]: &'a [Tensor; 2],
-    ) -> Result<[Argument<'a>; 18]> {
+    ) -> Result<Arguments<'a>> {
         let Some(seen_by) = &self.tables.seen_by else { bail!("attention: frozen keys") };
-        Ok([
-            q.into(),
-            k.into(),
-            v.into(),
-            gradient.into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&self.tables.start).into(),
-            (&self.tables.end).into(),
-            (&seen_by.from).into(),
-            (&seen_by.until).into(),
-            (&seen_by.slot).into(),
-            singles_dk.into(),
-            singles_dv.into(),
-            self.tables.has_singles.into(),
-            self.keys.into(),
-            self.dims.heads.into(),
-            self.dims.kv_heads.into(),
-            self.scale(),
-        ])
+        Ok(Arguments::of([q, k, v, gradient, through.log_sum_exp, through.delta])
+            .and([&self.tables.start, &self.tables.end])
+            .and([&seen_by.from, &seen_by.until, &seen_by.slot, singles_dk, singles_dv])
+            .and([self.tables.has_singles])
+            .and([self.keys, self.dims.heads, self.dims.kv_heads])
+            .and([self.scale()]))
     }
 
     fn of_queries(&self, beside: &Beside<'_>, through: &Through<'_>) -> Result<Tensor> {

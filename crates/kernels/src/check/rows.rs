@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
-use super::case::{Case, frozen, only, trained, up_to};
+use super::case::{Case, only, trained, up_to};
 use crate::channel_scale::{self, add_scaled, scale_channels};
 use crate::geglu::{self, geglu};
 use crate::relu_squared::{self, relu_squared};
@@ -115,7 +115,7 @@ pub(super) fn scales(size: Size) -> Vec<Case> {
 pub(super) fn scaled_sums(size: Size) -> Vec<Case> {
     let case = |shape: [usize; 2]| {
         let inputs =
-            [trained("residual", shape), trained("x", shape), frozen("weight", [shape[1]])];
+            [trained("residual", shape), trained("x", shape), trained("weight", [shape[1]])];
         let op = |t: &[Tensor]| only(add_scaled(&t[0], &t[1], &t[2]));
         Case::new(shape_of(&shape), inputs, op, |t| {
             only(channel_scale::reference(&t[0], &t[1], &t[2]))

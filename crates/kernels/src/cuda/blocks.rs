@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
 use super::linear::Addend;
-use super::{Argument, Launch, Program, aligned, exactly};
+use super::{Argument, Arguments, Launch, Program, aligned};
 use crate::gemm::{BLOCK, BlockFormat, GROUP, MOST_ROWS};
 
 const FIXED: &str = include_str!("fixed.cu");
@@ -67,16 +67,10 @@ impl Fixed {
         let (rows, inputs) = x.dims2()?;
         let blocks = rows * inputs / BLOCK;
         let x = aligned(x)?;
-        let launch = Launch {
-            program: &FIXING,
-            kernel: "fix_rows",
-            grid: [blocks.div_ceil(THREADS), 1, 1],
-            threads: THREADS,
-            memory: 0,
-            arguments: &[(&x).into(), rows.into(), inputs.into(), blocks.into()],
-            results: &[Shape::from(blocks * WORDS_OF_FIXED)],
-        };
-        let [words] = exactly(launch.run_as(x.device(), &[DType::U32])?)?;
+        let arguments = [(&x).into(), rows.into(), inputs.into(), blocks.into()];
+        let grid = [blocks.div_ceil(THREADS), 1, 1];
+        let [words] = Launch::new(&FIXING, "fix_rows", (grid, THREADS), &arguments)
+            .run_as(x.device(), [(Shape::from(blocks * WORDS_OF_FIXED), DType::U32)])?;
         Ok(Self { words, rows, inputs })
     }
 }
@@ -105,15 +99,13 @@ pub(crate) fn products(maps: &[(Stored<'_>, Addend<'_>)], x: &Fixed) -> Result<V
         .iter()
         .map(|(_, addend)| addend.tensor().map(Tensor::contiguous).transpose())
         .collect::<Result<_>>()?;
-    let mut arguments: Vec<Argument<'_>> = vec![(&x.words).into(), x.rows.into(), x.inputs.into()];
+    let mut arguments = Arguments::of([&x.words]).and([x.rows, x.inputs]);
     for place in 0..MOST {
         // What is not there has no outputs.
         let (matrix, addend) = maps.get(place).unwrap_or(&maps[0]);
         let outputs = if place < maps.len() { matrix.outputs } else { 0 };
         let values = added.get(place).and_then(Option::as_ref).unwrap_or(&x.words);
-        let own: [Argument<'_>; 4] =
-            [matrix.bytes.into(), values.into(), addend.kind().into(), outputs.into()];
-        arguments.extend(own);
+        arguments = arguments.and([matrix.bytes, values]).and([addend.kind(), outputs]);
     }
     let kernel = match x.rows {
         0..=1 => "products_1",
@@ -123,16 +115,9 @@ pub(crate) fn products(maps: &[(Stored<'_>, Addend<'_>)], x: &Fixed) -> Result<V
     };
     let groups: usize = maps.iter().map(|(matrix, _)| matrix.outputs.div_ceil(GROUP)).sum();
     let outputs: usize = maps.iter().map(|(matrix, _)| matrix.outputs).sum();
-    let launch = Launch {
-        program: &PROGRAMS[first.format as usize],
-        kernel,
-        grid: [groups * x.rows.div_ceil(MOST_ROWS), 1, 1],
-        threads: GROUP * READERS,
-        memory: 0,
-        arguments: &arguments,
-        results: &[Shape::from(x.rows * outputs)],
-    };
-    let [all] = exactly(launch.run(first.bytes.device())?)?;
+    let blocks = ([groups * x.rows.div_ceil(MOST_ROWS), 1, 1], GROUP * READERS);
+    let [all] = Launch::new(&PROGRAMS[first.format as usize], kernel, blocks, &arguments)
+        .run(first.bytes.device(), [Shape::from(x.rows * outputs)])?;
     let mut from = 0;
     let mut own = |(matrix, _): &(Stored<'_>, Addend<'_>)| {
         let product = all.narrow(0, from, x.rows * matrix.outputs)?;
@@ -150,16 +135,9 @@ impl Stored<'_> {
         arguments: &[Argument<'_>],
         result: (Shape, DType),
     ) -> Result<Tensor> {
-        let launch = Launch {
-            program: &PROGRAMS[self.format as usize],
-            kernel,
-            grid: [blocks, 1, 1],
-            threads,
-            memory: 0,
-            arguments,
-            results: &[result.0],
-        };
-        let [out] = exactly(launch.run_as(self.bytes.device(), &[result.1])?)?;
+        let program = &PROGRAMS[self.format as usize];
+        let launch = Launch::new(program, kernel, ([blocks, 1, 1], threads), arguments);
+        let [out] = launch.run_as(self.bytes.device(), [result])?;
         Ok(out)
     }
 
@@ -177,8 +155,8 @@ impl Stored<'_> {
             bail!("rows {rows:?} of {} are not whole groups of {GROUP}", self.outputs);
         }
         let runs = (self.inputs / BLOCK).div_ceil(WIDENED);
-        let arguments: [Argument<'_>; 4] =
-            [self.bytes.into(), (rows.start / GROUP).into(), rows.len().into(), self.inputs.into()];
+        let arguments =
+            Arguments::of([self.bytes]).and([rows.start / GROUP, rows.len(), self.inputs]);
         let blocks = (rows.len().div_ceil(GROUP) * runs, GROUP * WIDENED);
         self.run(kernel, blocks, &arguments, ((rows.len(), self.inputs).into(), dtype))
     }
@@ -190,8 +168,7 @@ impl Stored<'_> {
     pub(crate) fn rows(&self, ids: &[u32]) -> Result<Tensor> {
         let places = super::upload(ids, self.bytes.device())?;
         let parts = ids.len() * self.inputs / BLOCK;
-        let arguments: [Argument<'_>; 4] =
-            [self.bytes.into(), (&places).into(), parts.into(), self.inputs.into()];
+        let arguments = Arguments::of([self.bytes, &places]).and([parts, self.inputs]);
         let shape = Shape::from((ids.len(), self.inputs));
         self.run("widen_rows", (parts.div_ceil(THREADS), THREADS), &arguments, (shape, DType::F32))
     }

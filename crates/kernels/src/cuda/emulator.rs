@@ -219,7 +219,7 @@ fn guarded<'a>(
 /// `into`: the kernel's last argument, which it writes.
 pub(super) fn run(
     launch: &Launch<'_>,
-    types: &[DType],
+    results: &[(Shape, DType)],
     into: Option<&mut [bf16]>,
 ) -> Result<Vec<Tensor>> {
     if launch.grid.contains(&0) || launch.threads == 0 {
@@ -244,10 +244,8 @@ pub(super) fn run(
             Argument::F32(value) => u64::from(value.to_bits()),
         });
     }
-    let made: Vec<Guarded<'_>> = launch
-        .results
+    let made: Vec<Guarded<'_>> = results
         .iter()
-        .zip(types)
         .map(|(shape, of)| Guarded::new(&library, shape.elem_count() * of.size_in_bytes()))
         .collect::<Result<_>>()?;
     values.extend(made.iter().map(address));
@@ -280,8 +278,7 @@ pub(super) fn run(
     if let (Some(into), Some(written)) = (into, &written) {
         written.copy_to(into);
     }
-    let made = made.iter().zip(launch.results).zip(types);
-    made.map(|((memory, shape), of)| memory.tensor(*of, shape)).collect()
+    made.iter().zip(results).map(|(memory, (shape, of))| memory.tensor(*of, shape)).collect()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use candle_core::{DType, Result, Tensor};
 
 use super::rows::{THREADS, threads_of_row};
-use super::{Argument, Launch, Program, aligned, exactly};
+use super::{Argument, Arguments, Launch, Program, aligned};
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(program);
 
@@ -26,16 +26,8 @@ fn run(
     arguments: &[Argument<'_>],
     like: &Tensor,
 ) -> Result<Tensor> {
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel,
-        grid: [blocks, 1, 1],
-        threads,
-        memory: 0,
-        arguments,
-        results: &[like.shape().clone()],
-    };
-    let [out] = exactly(launch.run_as(like.device(), &[DType::BF16])?)?;
+    let launch = Launch::new(&PROGRAM, kernel, ([blocks, 1, 1], threads), arguments);
+    let [out] = launch.run_as(like.device(), [(like.shape().clone(), DType::BF16)])?;
     Ok(out)
 }
 
@@ -59,14 +51,7 @@ pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let (cos, sin) = (cos.contiguous()?, sin.contiguous()?);
     let (_, heads, head_dim) = x.dims3()?;
     let count = x.elem_count() / (2 * TURNED);
-    let arguments: [Argument<'_>; 6] = [
-        (&x).into(),
-        (&cos).into(),
-        (&sin).into(),
-        count.into(),
-        heads.into(),
-        (head_dim / 2).into(),
-    ];
+    let arguments = Arguments::of([&x, &cos, &sin]).and([count, heads, head_dim / 2]);
     run("rope_halves", (count.div_ceil(THREADS), THREADS), &arguments, &x)
 }
 

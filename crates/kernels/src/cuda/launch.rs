@@ -1,12 +1,13 @@
 //! Starting a kernel on a device.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{
     CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, bail,
 };
 
-use super::Program;
+use super::{Program, exactly};
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::trace;
 
@@ -61,6 +62,30 @@ impl From<f64> for Argument<'_> {
     }
 }
 
+/// Arguments of several kinds, in the order of the kernel's.
+#[derive(Debug)]
+pub(crate) struct Arguments<'a>(Vec<Argument<'a>>);
+
+impl<'a> Arguments<'a> {
+    pub(crate) fn of<A: Into<Argument<'a>>>(first: impl IntoIterator<Item = A>) -> Self {
+        // No kernel of ours has more.
+        Self(Vec::with_capacity(24)).and(first)
+    }
+
+    pub(crate) fn and<A: Into<Argument<'a>>>(mut self, more: impl IntoIterator<Item = A>) -> Self {
+        self.0.extend(more.into_iter().map(Into::into));
+        self
+    }
+}
+
+impl<'a> Deref for Arguments<'a> {
+    type Target = [Argument<'a>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
 /// One start of a kernel.
 #[derive(Debug)]
 #[cfg_attr(
@@ -77,41 +102,65 @@ pub(crate) struct Launch<'a> {
     /// Bytes of dynamic memory a block.
     pub(crate) memory: usize,
     pub(crate) arguments: &'a [Argument<'a>],
-    /// Shapes of the kernel's last arguments: new tensors, of f32 if [`run`](Self::run) starts it, which it
-    /// writes whole or which nobody reads.
-    pub(crate) results: &'a [Shape],
 }
 
-impl Launch<'_> {
-    /// The results.
+impl<'a> Launch<'a> {
+    /// Blocks and threads of each, without dynamic memory.
+    pub(crate) fn new(
+        program: &'a Program,
+        kernel: &'a str,
+        (grid, threads): ([usize; 3], usize),
+        arguments: &'a [Argument<'a>],
+    ) -> Self {
+        Self { program, kernel, grid, threads, memory: 0, arguments }
+    }
+
+    /// With so many bytes of dynamic memory a block.
+    pub(crate) fn with_memory(self, memory: usize) -> Self {
+        Self { memory, ..self }
+    }
+
+    /// New f32 tensors of such shapes: the kernel's last arguments, which it writes whole or which nobody reads.
     ///
     /// # Errors
     /// - an argument is not contiguous, of another type, or on another device
     /// - the kernel cannot be compiled or started, or there is no memory for the results
-    pub(crate) fn run(&self, device: &Device) -> Result<Vec<Tensor>> {
-        self.run_as(device, &vec![DType::F32; self.results.len()])
+    pub(crate) fn run<const N: usize>(
+        &self,
+        device: &Device,
+        shapes: [Shape; N],
+    ) -> Result<[Tensor; N]> {
+        self.run_as(device, shapes.map(|shape| (shape, DType::F32)))
     }
 
-    /// The same with results of `types`, each f32, bf16 or u32.
+    /// The same of types: f32, bf16 or u32.
     ///
     /// # Errors
-    /// - as [`run`](Self::run), or there is not such a type a result
-    pub(crate) fn run_as(&self, device: &Device, types: &[DType]) -> Result<Vec<Tensor>> {
-        let known = types.iter().all(|of| matches!(of, DType::F32 | DType::BF16 | DType::U32));
-        if types.len() != self.results.len() || !known {
-            bail!("{}: {types:?} for {} results", self.kernel, self.results.len());
+    /// - as [`run`](Self::run), or a type is another
+    pub(crate) fn run_as<const N: usize>(
+        &self,
+        device: &Device,
+        results: [(Shape, DType); N],
+    ) -> Result<[Tensor; N]> {
+        exactly(self.started(device, &results)?)
+    }
+
+    fn started(&self, device: &Device, results: &[(Shape, DType)]) -> Result<Vec<Tensor>> {
+        for (_, of) in results {
+            if !matches!(of, DType::F32 | DType::BF16 | DType::U32) {
+                bail!("{}: a result of {of:?}", self.kernel);
+            }
         }
         self.check_arguments()?;
         if self.grid.contains(&0) {
-            let results = self.results.iter().zip(types);
-            return results.map(|(shape, of)| Tensor::zeros(shape, *of, device)).collect();
+            return results.iter().map(|(shape, of)| Tensor::zeros(shape, *of, device)).collect();
         }
         match device {
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => on_cuda::run(self, types, cuda, None),
+            Device::Cuda(cuda) => on_cuda::run(self, results, cuda, None),
             #[cfg(any(test, feature = "emulate-cuda"))]
             Device::Cpu => {
-                let start = || super::emulator::run(self, types, None);
+                let start = || super::emulator::run(self, results, None);
                 trace::on_host(|| self.kernel.to_owned(), start)
             }
             other => {
@@ -127,7 +176,7 @@ impl Launch<'_> {
     /// - as [`run`](Self::run), or `into` is another tensor or holds an argument's values, too
     pub(crate) fn run_into(&self, into: &Tensor) -> Result<()> {
         let fits = into.is_contiguous() && into.dtype() == DType::BF16 && !into.track_op();
-        if !fits || !self.results.is_empty() {
+        if !fits {
             bail!("{}: written into {into:?}", self.kernel);
         }
         self.check_arguments()?;
@@ -216,15 +265,8 @@ mod tests {
     use super::*;
 
     fn refused(grid: [usize; 3], arguments: &[Argument<'_>]) -> String {
-        let launch = Launch {
-            program: &Program::new("rows", "", &[]),
-            kernel: "rms_norm",
-            grid,
-            threads: 32,
-            memory: 0,
-            arguments,
-            results: &[],
-        };
+        let program = Program::new("rows", "", &[]);
+        let launch = Launch::new(&program, "rms_norm", (grid, 32), arguments);
         launch.check_counts().expect_err("more than fits").to_string()
     }
 

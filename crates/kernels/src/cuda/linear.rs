@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, aligned, exactly, takes};
+use super::{Arguments, Launch, Program, aligned, takes};
 use crate::composed::FULL_ROWS;
 
 /// A program for each kind of blocks, so that none is compiled that a run does not need.
@@ -140,27 +140,18 @@ pub(crate) fn each_row<const N: usize>(
         return Ok(None);
     }
     let x = aligned(x)?;
-    let mut arguments: Vec<Argument<'_>> = vec![(&x).into(), rows.into(), inputs.into()];
-    let (mut results, mut columns) = (Vec::new(), 0);
-    for (weight, addend) in maps {
-        let outputs = weight.dim(0)?;
+    let outputs = maps.each_ref().map(|(weight, _)| weight.dims()[0]);
+    let mut arguments = Arguments::of([&x]).and([rows, inputs]);
+    for ((weight, addend), outputs) in maps.iter().zip(outputs) {
         let added = addend.tensor().unwrap_or(&x);
-        let own: [Argument<'_>; 4] =
-            [(*weight).into(), added.into(), addend.kind().into(), outputs.into()];
-        arguments.extend(own);
-        results.push(Shape::from((rows, outputs)));
-        columns += outputs.div_ceil(blocks.outputs);
+        arguments = arguments.and([*weight, added]).and([addend.kind(), outputs]);
     }
-    let launch = Launch {
-        program: &PROGRAMS[blocks.kind],
-        kernel: &format!("{}_{N}", blocks.kernel),
-        grid: [columns * rows.div_ceil(blocks.rows), 1, 1],
-        threads: blocks.threads,
-        memory: 0,
-        arguments: &arguments,
-        results: &results,
-    };
-    exactly(launch.run(x.device())?).map(Some)
+    let columns: usize = outputs.iter().map(|outputs| outputs.div_ceil(blocks.outputs)).sum();
+    let grid = [columns * rows.div_ceil(blocks.rows), 1, 1];
+    let (program, kernel) = (&PROGRAMS[blocks.kind], format!("{}_{N}", blocks.kernel));
+    Launch::new(program, &kernel, (grid, blocks.threads), &arguments)
+        .run(x.device(), outputs.map(|outputs| Shape::from((rows, outputs))))
+        .map(Some)
 }
 
 #[cfg(test)]

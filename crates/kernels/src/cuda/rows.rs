@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 
-use super::{Argument, Launch, Program, aligned, exactly, upload};
+use super::{Argument, Arguments, Launch, Program, aligned, upload};
 use crate::graph::differentiable_new;
 use crate::sums::Sums;
 
@@ -33,16 +33,9 @@ const EACH: usize = 4;
 /// Rows of which a block sums a weight's gradient.
 const ROWS_EACH: usize = 128;
 
-fn run(
-    kernel: &str,
-    grid: [usize; 3],
-    arguments: &[Argument<'_>],
-    results: &[Shape],
-    like: &Tensor,
-) -> Result<Vec<Tensor>> {
-    let program = &*PROGRAM;
-    Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results }
-        .run(like.device())
+/// Blocks of which every thread has so many of `count` values.
+fn blocks(count: usize, each: usize) -> ([usize; 3], usize) {
+    ([count.div_ceil(each * THREADS), 1, 1], THREADS)
 }
 
 /// [`crate::rms_norm::rms_norm`] of `[.., H]`.
@@ -50,50 +43,25 @@ pub(crate) fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> 
     let (x, weight) = (aligned(x)?, aligned(weight)?);
     let hidden = weight.elem_count();
     let rows = x.elem_count() / hidden.max(1);
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "rms_norm",
-        grid: [rows, 1, 1],
-        threads: threads_of_row(hidden),
-        memory: 0,
-        arguments: &[(&x).into(), (&weight).into(), hidden.into(), eps.into()],
-        results: &[x.shape().clone()],
-    };
-    let [out] = exactly(launch.run(x.device())?)?;
+    let block_a_row = ([rows, 1, 1], threads_of_row(hidden));
+    let arguments = [(&x).into(), (&weight).into(), hidden.into(), eps.into()];
+    let [out] = Launch::new(&PROGRAM, "rms_norm", block_a_row, &arguments)
+        .run(x.device(), [x.shape().clone()])?;
     let (of_x, of_weight) = (x.detach(), weight.detach());
     let want = [x.track_op(), weight.track_op()];
     differentiable_new("rms_norm", [&x, &weight, &weight], out, move |gradient| {
         let gradient = aligned(gradient)?;
-        let launch = Launch {
-            program: &PROGRAM,
-            kernel: "rms_norm_backward",
-            grid: [rows, 1, 1],
-            threads: threads_of_row(hidden),
-            memory: 0,
-            arguments: &[
-                (&of_x).into(),
-                (&of_weight).into(),
-                (&gradient).into(),
-                hidden.into(),
-                eps.into(),
-            ],
-            results: &[of_x.shape().clone(), Shape::from(rows)],
-        };
-        let [dx, inverse] = exactly(launch.run(of_x.device())?)?;
+        let arguments = Arguments::of([&of_x, &of_weight, &gradient]).and([hidden]).and([eps]);
+        let [dx, inverse] = Launch::new(&PROGRAM, "rms_norm_backward", block_a_row, &arguments)
+            .run(of_x.device(), [of_x.shape().clone(), Shape::from(rows)])?;
         let dw = if want[1] {
             let rows_each = ROWS_EACH.max(rows.div_ceil(MOST_PIECES));
             let pieces = rows.div_ceil(rows_each);
-            let arguments: [Argument<'_>; 6] = [
-                (&of_x).into(),
-                (&gradient).into(),
-                (&inverse).into(),
-                rows.into(),
-                hidden.into(),
-                rows_each.into(),
-            ];
-            let grid = [hidden.div_ceil(THREADS), pieces, 1];
-            let shapes = [Shape::from((pieces, hidden))];
-            let [sums] = exactly(run("rms_norm_weight", grid, &arguments, &shapes, &of_x)?)?;
+            let arguments =
+                Arguments::of([&of_x, &gradient, &inverse]).and([rows, hidden, rows_each]);
+            let blocks = ([hidden.div_ceil(THREADS), pieces, 1], THREADS);
+            let [sums] = Launch::new(&PROGRAM, "rms_norm_weight", blocks, &arguments)
+                .run(of_x.device(), [Shape::from((pieces, hidden))])?;
             Some(sums.sum(0)?)
         } else {
             None
@@ -117,11 +85,11 @@ pub(crate) fn rope_table(
     let half = frequencies.len();
     let values = positions.len() * half;
     let (at, frequencies) = (upload(positions, device)?, upload(frequencies, device)?);
-    let arguments: [Argument<'_>; 5] =
+    let arguments =
         [(&at).into(), (&frequencies).into(), values.into(), half.into(), Argument::F32(amplitude)];
     let shape = Shape::from((positions.len(), half));
-    let grid = [values.div_ceil(THREADS), 1, 1];
-    exactly(run("rope_table", grid, &arguments, &[shape.clone(), shape], &at)?)
+    Launch::new(&PROGRAM, "rope_table", blocks(values, 1), &arguments)
+        .run(device, [shape.clone(), shape])
 }
 
 /// [`crate::rope::rope`] of `[T, N, D]`.
@@ -137,17 +105,9 @@ pub(crate) fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, sign: f64) -> Result<Tensor> {
     let (_, heads, head_dim) = x.dims3()?;
     let pairs = x.elem_count() / 2;
-    let arguments: [Argument<'_>; 7] = [
-        x.into(),
-        cos.into(),
-        sin.into(),
-        pairs.into(),
-        heads.into(),
-        (head_dim / 2).into(),
-        sign.into(),
-    ];
-    let grid = [pairs.div_ceil(THREADS), 1, 1];
-    let [out] = exactly(run("rope", grid, &arguments, &[x.shape().clone()], x)?)?;
+    let arguments = Arguments::of([x, cos, sin]).and([pairs, heads, head_dim / 2]).and([sign]);
+    let [out] = Launch::new(&PROGRAM, "rope", blocks(pairs, 1), &arguments)
+        .run(x.device(), [x.shape().clone()])?;
     Ok(out)
 }
 
@@ -155,9 +115,9 @@ fn rotated(x: &Tensor, cos: &Tensor, sin: &Tensor, sign: f64) -> Result<Tensor> 
 pub(crate) fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (gate, up) = (gate.contiguous()?, up.contiguous()?);
     let count = gate.elem_count();
-    let grid = [count.div_ceil(EACH * THREADS), 1, 1];
     let arguments = [(&gate).into(), (&up).into(), count.into()];
-    let [out] = exactly(run("swiglu", grid, &arguments, &[gate.shape().clone()], &gate)?)?;
+    let [out] = Launch::new(&PROGRAM, "swiglu", blocks(count, EACH), &arguments)
+        .run(gate.device(), [gate.shape().clone()])?;
     let (of_gate, of_up) = (gate.detach(), up.detach());
     differentiable_new("swiglu", [&gate, &up, &up], out, move |gradient| {
         let [d_gate, d_up] = swiglu_gradients(&of_gate, &of_up, gradient, DType::F32)?;
@@ -175,19 +135,10 @@ pub(crate) fn swiglu_gradients(
     let gradient = gradient.contiguous()?;
     let count = gate.elem_count();
     let half = dtype == DType::BF16;
-    let arguments: [Argument<'_>; 5] =
-        [gate.into(), up.into(), (&gradient).into(), count.into(), half.into()];
-    let shape = gate.shape().clone();
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "swiglu_backward",
-        grid: [count.div_ceil(EACH * THREADS), 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &arguments,
-        results: &[shape.clone(), shape],
-    };
-    exactly(launch.run_as(gate.device(), &[dtype, dtype])?)
+    let arguments = [gate.into(), up.into(), (&gradient).into(), count.into(), half.into()];
+    let result = (gate.shape().clone(), dtype);
+    Launch::new(&PROGRAM, "swiglu_backward", blocks(count, EACH), &arguments)
+        .run_as(gate.device(), [result.clone(), result])
 }
 
 /// The rows `ids` of `x`, `[T, ..]`, without a gradient; `None` if rows are no multiples of 16 bytes, an id
@@ -204,16 +155,10 @@ pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
         return Ok(None);
     }
     let at = upload(ids, x.device())?;
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "some_rows",
-        grid: [count.div_ceil(THREADS), 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &[x.into(), (&at).into(), (bytes / 16).into(), count.into()],
-        results: &[Shape::from([&[ids.len()], rest].concat())],
-    };
-    let [out] = exactly(launch.run_as(x.device(), &[dtype])?)?;
+    let arguments = [x.into(), (&at).into(), (bytes / 16).into(), count.into()];
+    let shape = Shape::from([&[ids.len()], rest].concat());
+    let [out] = Launch::new(&PROGRAM, "some_rows", blocks(count, 1), &arguments)
+        .run_as(x.device(), [(shape, dtype)])?;
     Ok(Some(out))
 }
 
@@ -221,9 +166,8 @@ pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
 pub(crate) fn to_halves(x: &Tensor) -> Result<Tensor> {
     let x = aligned(x)?;
     let arguments = [(&x).into(), x.elem_count().into()];
-    let results = [x.shape().clone()];
-    let launch = rounding(&arguments, &results, x.elem_count());
-    let [out] = exactly(launch.run_as(x.device(), &[DType::BF16])?)?;
+    let [out] = Launch::new(&PROGRAM, "to_halves", blocks(x.elem_count(), ROUNDED), &arguments)
+        .run_as(x.device(), [(x.shape().clone(), DType::BF16)])?;
     Ok(out)
 }
 
@@ -235,14 +179,9 @@ pub(crate) fn put_halves(x: &Tensor, into: &Tensor) -> Result<bool> {
     }
     let x = aligned(x)?;
     let arguments = [(&x).into(), x.elem_count().into()];
-    rounding(&arguments, &[], x.elem_count()).run_into(into)?;
+    Launch::new(&PROGRAM, "to_halves", blocks(x.elem_count(), ROUNDED), &arguments)
+        .run_into(into)?;
     Ok(true)
-}
-
-fn rounding<'a>(arguments: &'a [Argument<'a>], results: &'a [Shape], count: usize) -> Launch<'a> {
-    let grid = [count.div_ceil(ROUNDED * THREADS), 1, 1];
-    let (program, kernel) = (&*PROGRAM, "to_halves");
-    Launch { program, kernel, grid, threads: THREADS, memory: 0, arguments, results }
 }
 
 /// Columns `from` to `from + columns` of `[R, width]` values.
@@ -250,11 +189,9 @@ pub(crate) fn some_columns(x: &Tensor, from: usize, columns: usize) -> Result<Te
     let x = aligned(x)?;
     let (rows, width) = x.dims2()?;
     let count = rows * columns;
-    let arguments: [Argument<'_>; 5] =
-        [(&x).into(), width.into(), from.into(), columns.into(), count.into()];
-    let grid = [count.div_ceil(EACH * THREADS), 1, 1];
-    let [out] =
-        exactly(run("some_columns", grid, &arguments, &[Shape::from((rows, columns))], &x)?)?;
+    let arguments = [(&x).into(), width.into(), from.into(), columns.into(), count.into()];
+    let [out] = Launch::new(&PROGRAM, "some_columns", blocks(count, EACH), &arguments)
+        .run(x.device(), [Shape::from((rows, columns))])?;
     Ok(out)
 }
 
@@ -266,19 +203,13 @@ pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result
     let device = x.device();
     let (from, places) = (upload(&sums.from, device)?, upload(&sums.places, device)?);
     let weights = sums.weights.as_deref().map(|all| upload(all, device)).transpose()?;
-    let arguments: [Argument<'_>; 8] = [
-        (&x).into(),
-        base.as_ref().unwrap_or(&x).into(),
-        (&from).into(),
-        (&places).into(),
-        weights.as_ref().unwrap_or(&x).into(),
-        base.is_some().into(),
-        weights.is_some().into(),
-        width.into(),
-    ];
-    let grid = [rows, width.div_ceil(THREADS), 1];
+    let of_rows = base.as_ref().unwrap_or(&x);
+    let arguments = Arguments::of([&x, of_rows, &from, &places, weights.as_ref().unwrap_or(&x)])
+        .and([base.is_some(), weights.is_some()])
+        .and([width]);
+    let blocks = ([rows, width.div_ceil(THREADS), 1], THREADS);
     let shape = Shape::from([&[rows], &x.dims()[1..]].concat());
-    let [out] = exactly(run("sum_rows", grid, &arguments, &[shape], &x)?)?;
+    let [out] = Launch::new(&PROGRAM, "sum_rows", blocks, &arguments).run(device, [shape])?;
     Ok(out)
 }
 

@@ -220,16 +220,11 @@ KERNEL(trace_probe)
 
     fn start(count: usize) -> Result<Vec<f32>> {
         let x = Tensor::arange(0.0_f32, count as f32, &Device::Cpu)?;
-        let launch = Launch {
-            program: &Program::new("trace_probe", PROBE, &[]),
-            kernel: "trace_probe",
-            grid: [usize::from(count > 0), 1, 1],
-            threads: 32,
-            memory: 0,
-            arguments: &[Argument::from(&x), Argument::from(count)],
-            results: &[Shape::from(count)],
-        };
-        launch.run(&Device::Cpu)?[0].to_vec1()
+        let program = Program::new("trace_probe", PROBE, &[]);
+        let (arguments, blocks) = ([Argument::from(&x), count.into()], usize::from(count > 0));
+        let launch = Launch::new(&program, "trace_probe", ([blocks, 1, 1], 32), &arguments);
+        let [out] = launch.run(&Device::Cpu, [Shape::from(count)])?;
+        out.to_vec1()
     }
 
     fn of(trace: &Trace, op: &str) -> Option<OpTime> {

@@ -13,7 +13,7 @@ use super::teacher::order_by_teacher;
 use super::top_k::best_of;
 use super::{Inputs, Output, Rejection, RowStatistics, SoftTargets, Weighted};
 use crate::cuda::product::{add_product, product};
-use crate::cuda::{Argument, Launch, Program, exactly, takes, upload};
+use crate::cuda::{Arguments, Launch, Program, takes, upload};
 use crate::factors::{as_factor, weight_factor};
 use crate::graph::{add_to, differentiable};
 use crate::linear::factor_type;
@@ -186,22 +186,12 @@ fn scaled_onto(base: Option<&Tensor>, values: &Tensor, scalar: &Tensor) -> Resul
         return base.map_or_else(|| Ok(own.clone()), |base| base + &own);
     }
     let scalar = scalar.contiguous()?;
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "scale",
-        grid: [count.div_ceil(SCALED * THREADS), 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &[
-            values.into(),
-            base.unwrap_or(values).into(),
-            (&scalar).into(),
-            count.into(),
-            base.is_some().into(),
-        ],
-        results: &[values.shape().clone()],
-    };
-    let [out] = exactly(launch.run(values.device())?)?;
+    let arguments = Arguments::of([values, base.unwrap_or(values), &scalar])
+        .and([count])
+        .and([base.is_some()]);
+    let blocks = ([count.div_ceil(SCALED * THREADS), 1, 1], THREADS);
+    let [out] = Launch::new(&PROGRAM, "scale", blocks, &arguments)
+        .run(values.device(), [values.shape().clone()])?;
     Ok(out)
 }
 
@@ -216,16 +206,9 @@ pub(crate) fn log_sum_exp(logits: &Tensor, rounded: bool) -> Result<Tensor> {
         bail!("log_sum_exp: logits of {:?}", logits.shape());
     }
     let logits = logits.contiguous()?;
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "log_sum_exp_rows",
-        grid: [rows, 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &[(&logits).into(), vocabulary.into(), rounded.into()],
-        results: &[Shape::from((rows, 2))],
-    };
-    let [out] = exactly(launch.run(logits.device())?)?;
+    let arguments = [(&logits).into(), vocabulary.into(), rounded.into()];
+    let [out] = Launch::new(&PROGRAM, "log_sum_exp_rows", ([rows, 1, 1], THREADS), &arguments)
+        .run(logits.device(), [Shape::from((rows, 2))])?;
     Ok(out)
 }
 
@@ -273,45 +256,20 @@ fn start(
     let of_labels = floats(&of_labels)?;
     let (of_soft, of_rejection) = (floats(&cross_entropy)?, floats(&rejection)?);
     let written = wanted.unwrap_or(DType::F32);
-    let arguments: [Argument<'_>; 23] = [
-        logits.into(),
-        teacher.map_or(logits, |teacher| &teacher.logits).into(),
-        (&teacher_of).into(),
-        (&normalisers).into(),
-        (&labels).into(),
-        (&from).into(),
-        (&until).into(),
-        (&ids).into(),
-        (&probabilities).into(),
-        (&rest).into(),
-        (&rescale).into(),
-        (&of_labels).into(),
-        (&of_soft).into(),
-        (&of_rejection).into(),
-        vocabulary.into(),
-        soft.into(),
-        teacher.is_some().into(),
-        (!true_lse.is_empty()).into(),
-        entries.bucket.into(),
-        (form == Rejection::Log).into(),
-        inputs.soft_weight.into(),
-        wanted.is_some().into(),
-        (written == DType::BF16).into(),
-    ];
+    let of_teacher = teacher.map_or(logits, |teacher| &teacher.logits);
+    let arguments = Arguments::of([logits, of_teacher, &teacher_of, &normalisers, &labels])
+        .and([&from, &until, &ids, &probabilities, &rest, &rescale])
+        .and([&of_labels, &of_soft, &of_rejection])
+        .and([vocabulary, soft])
+        .and([teacher.is_some(), !true_lse.is_empty(), entries.bucket, form == Rejection::Log])
+        .and([inputs.soft_weight])
+        .and([wanted.is_some(), written == DType::BF16]);
     let needs_room = wanted.is_some() || soft == 2;
     let room = if needs_room { Shape::from((rows, vocabulary)) } else { Shape::from(1) };
-    let shapes = [room, Shape::from((rows, STATISTICS))];
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "cross_entropy_rows",
-        grid: [rows, 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &arguments,
-        results: &shapes,
-    };
-    let [gradient, statistics] = exactly(launch.run_as(device, &[written, DType::F32])?)?;
-    Ok((gradient, statistics))
+    let results = [(room, written), (Shape::from((rows, STATISTICS)), DType::F32)];
+    Launch::new(&PROGRAM, "cross_entropy_rows", ([rows, 1, 1], THREADS), &arguments)
+        .run_as(device, results)
+        .map(Into::into)
 }
 
 fn row_statistics(inputs: &Inputs<'_>, rows: &[Numbers]) -> RowStatistics {

@@ -59,6 +59,23 @@ impl Case {
     fn all(&self) -> Vec<usize> {
         (0..self.rows).collect()
     }
+
+    /// Holds all rows and the state after them against the reference.
+    fn assert_near_reference(&self) -> Result<()> {
+        let Self { sizes, rows, .. } = *self;
+        let (out, after) = self.run(&self.all(), &Walk::chain(rows), &self.start());
+        let device = Device::Cpu;
+        let gates = |of: &[f32]| Tensor::from_slice(of, (rows, sizes.value_heads), &device);
+        let shape = (sizes.value_heads, sizes.key_dim, sizes.value_dim);
+        let state = Tensor::from_slice(&self.state, shape, &device)?;
+        let mixed = Tensor::from_slice(&self.mixed, (rows, sizes.channels()), &device)?;
+        let gates = (gates(&self.decay)?, gates(&self.rate)?);
+        let (want, want_state) = reference(sizes, &mixed, (&gates.0, &gates.1), &state)?;
+        assert_close("outputs", &Tensor::from_vec(out, want.shape(), &device)?, &want, 2e-5);
+        let after = Tensor::from_vec(after.matrices(sizes), shape, &device)?;
+        assert_close("state", &after, &want_state, 2e-5);
+        Ok(())
+    }
 }
 
 #[test]
@@ -66,18 +83,7 @@ fn the_fused_rule_matches_the_reference() -> Result<()> {
     for (seed, sizes) in SIZES.into_iter().enumerate() {
         for rows in [1, 7, 64, 70, 200] {
             let case = Case::new(sizes, rows, seed as u64);
-            let (out, after) = case.run(&case.all(), &Walk::chain(rows), &case.start());
-            let device = Device::Cpu;
-            let gates = |of: &[f32]| Tensor::from_slice(of, (rows, sizes.value_heads), &device);
-            let shape = (sizes.value_heads, sizes.key_dim, sizes.value_dim);
-            let state = Tensor::from_slice(&case.state, shape, &device)?;
-            let mixed = Tensor::from_slice(&case.mixed, (rows, sizes.channels()), &device)?;
-            let gates = (gates(&case.decay)?, gates(&case.rate)?);
-            let (want, want_state) = reference(sizes, &mixed, (&gates.0, &gates.1), &state)?;
-            let out = Tensor::from_vec(out, want.shape(), &device)?;
-            assert_close("outputs", &out, &want, 2e-5);
-            let after = Tensor::from_vec(after.matrices(sizes), shape, &device)?;
-            assert_close("state", &after, &want_state, 2e-5);
+            case.assert_near_reference()?;
         }
     }
     Ok(())
@@ -247,17 +253,7 @@ fn gates_of_zero_and_one_are_exact_cases() -> Result<()> {
         // A forgotten matrix every few rows, in the middle of chunks.
         case.decay.iter_mut().step_by(7).for_each(|value| *value = decay);
         case.rate.iter_mut().step_by(5).for_each(|value| *value = rate);
-        let (out, after) = case.run(&case.all(), &Walk::chain(150), &case.start());
-        let device = Device::Cpu;
-        let gates = |of: &[f32]| Tensor::from_slice(of, (150, sizes.value_heads), &device);
-        let shape = (sizes.value_heads, sizes.key_dim, sizes.value_dim);
-        let state = Tensor::from_slice(&case.state, shape, &device)?;
-        let mixed = Tensor::from_slice(&case.mixed, (150, sizes.channels()), &device)?;
-        let gates = (gates(&case.decay)?, gates(&case.rate)?);
-        let (want, want_state) = reference(sizes, &mixed, (&gates.0, &gates.1), &state)?;
-        assert_close("outputs", &Tensor::from_vec(out, want.shape(), &device)?, &want, 2e-5);
-        let after = Tensor::from_vec(after.matrices(sizes), shape, &device)?;
-        assert_close("state", &after, &want_state, 2e-5);
+        case.assert_near_reference()?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use candle_core::{Result, Shape, Tensor};
 
 use super::TopK;
-use crate::cuda::{Launch, Program, exactly, takes};
+use crate::cuda::{Launch, Program, takes};
 
 /// Threads of a block.
 const THREADS: usize = 512;
@@ -31,16 +31,9 @@ pub(super) fn finds(like: &Tensor, vocabulary: usize, k: usize) -> bool {
 pub(super) fn top_k(logits: &Tensor, k: usize) -> Result<[Tensor; 2]> {
     let (rows, vocabulary) = logits.dims2()?;
     let logits = logits.contiguous()?;
-    let launch = Launch {
-        program: &PROGRAM,
-        kernel: "top_k_rows",
-        grid: [rows, 1, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &[(&logits).into(), vocabulary.into(), k.into()],
-        results: &[Shape::from((rows, k)), Shape::from((rows, k))],
-    };
-    exactly(launch.run(logits.device())?)
+    let arguments = [(&logits).into(), vocabulary.into(), k.into()];
+    Launch::new(&PROGRAM, "top_k_rows", ([rows, 1, 1], THREADS), &arguments)
+        .run(logits.device(), [Shape::from((rows, k)), Shape::from((rows, k))])
 }
 
 /// What [`top_k`] found in one part after the other, on the host.

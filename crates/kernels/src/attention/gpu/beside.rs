@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
 use super::{Call, Programs, Through, of_width, result_shapes};
-use crate::cuda::{Argument, Launch, Program, exactly};
+use crate::cuda::{Argument, Arguments, Launch, Program};
 
 const THREADS: usize = 128;
 const WARP: usize = 32;
@@ -28,16 +28,15 @@ impl<'a> Beside<'a> {
         Self { program: of_width(&KNOWN, call.dims.head_dim, program), call }
     }
 
-    fn run(
+    fn run<const N: usize>(
         &self,
         kernel: &str,
-        (grid, threads): ([usize; 3], usize),
+        blocks: ([usize; 3], usize),
         arguments: &[Argument<'_>],
-        results: &[Shape],
-    ) -> Result<Vec<Tensor>> {
-        let program = &self.program;
-        let launch = Launch { program, kernel, grid, threads, memory: 0, arguments, results };
-        launch.run(self.call.q.device())
+        results: [Shape; N],
+    ) -> Result<[Tensor; N]> {
+        let launch = Launch::new(&self.program, kernel, blocks, arguments);
+        launch.run(self.call.q.device(), results)
     }
 
     /// A warp for each row.
@@ -49,7 +48,7 @@ impl<'a> Beside<'a> {
     pub(super) fn delta(&self, out: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let arguments = [out.into(), gradient.into(), self.call.rows().into()];
         let [_, shape] = result_shapes(self.call);
-        let [delta] = exactly(self.run("attention_delta", self.rows(), &arguments, &[shape])?)?;
+        let [delta] = self.run("attention_delta", self.rows(), &arguments, [shape])?;
         Ok(delta)
     }
 
@@ -60,46 +59,25 @@ impl<'a> Beside<'a> {
         log_sum_exp: &Tensor,
     ) -> Result<(Tensor, Tensor)> {
         let Call { tables, dims, q, k, v, .. } = self.call;
-        let arguments: [Argument<'_>; 11] = [
-            q.into(),
-            k.into(),
-            v.into(),
-            (&tables.singles).into(),
-            (&tables.singles_end).into(),
-            self.call.rows().into(),
-            dims.heads.into(),
-            dims.kv_heads.into(),
-            self.call.scale(),
-            of_ranges.into(),
-            log_sum_exp.into(),
-        ];
+        let arguments = Arguments::of([q, k, v, &tables.singles, &tables.singles_end])
+            .and([self.call.rows(), dims.heads, dims.kv_heads])
+            .and([self.call.scale()])
+            .and([of_ranges, log_sum_exp]);
         let shapes = result_shapes(self.call);
-        let results = self.run("attention_singles_forward", self.rows(), &arguments, &shapes)?;
-        let [out, log_sum_exp] = exactly(results)?;
-        Ok((out, log_sum_exp))
+        self.run("attention_singles_forward", self.rows(), &arguments, shapes).map(Into::into)
     }
 
     /// The queries' gradient by ranges with that by single keys.
     pub(super) fn of_queries(&self, through: &Through<'_>, of_ranges: &Tensor) -> Result<Tensor> {
         let Call { tables, dims, q, k, v, .. } = self.call;
-        let arguments: [Argument<'_>; 13] = [
-            q.into(),
-            k.into(),
-            v.into(),
-            through.gradient.into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&tables.singles).into(),
-            (&tables.singles_end).into(),
-            self.call.rows().into(),
-            dims.heads.into(),
-            dims.kv_heads.into(),
-            self.call.scale(),
-            of_ranges.into(),
-        ];
-        let shapes = [q.shape().clone()];
+        let arguments = Arguments::of([q, k, v])
+            .and([through.gradient, through.log_sum_exp, through.delta])
+            .and([&tables.singles, &tables.singles_end])
+            .and([self.call.rows(), dims.heads, dims.kv_heads])
+            .and([self.call.scale()])
+            .and([of_ranges]);
         let kernel = "attention_singles_backward_queries";
-        let [dq] = exactly(self.run(kernel, self.rows(), &arguments, &shapes)?)?;
+        let [dq] = self.run(kernel, self.rows(), &arguments, [q.shape().clone()])?;
         Ok(dq)
     }
 
@@ -111,23 +89,14 @@ impl<'a> Beside<'a> {
             let nothing = Tensor::zeros(1, DType::F32, q.device())?;
             return Ok([nothing.clone(), nothing]);
         }
-        let arguments: [Argument<'_>; 12] = [
-            q.into(),
-            k.into(),
-            v.into(),
-            through.gradient.into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&tables.single).into(),
-            (&tables.queries_from).into(),
-            (&tables.queries).into(),
-            dims.heads.into(),
-            dims.kv_heads.into(),
-            self.call.scale(),
-        ];
+        let arguments = Arguments::of([q, k, v])
+            .and([through.gradient, through.log_sum_exp, through.delta])
+            .and([&tables.single, &tables.queries_from, &tables.queries])
+            .and([dims.heads, dims.kv_heads])
+            .and([self.call.scale()]);
         let shape = Shape::from((tables.count, dims.kv_heads, dims.head_dim));
         let blocks = ([tables.count, dims.kv_heads, 1], WARP);
         let shapes = [shape.clone(), shape];
-        exactly(self.run("attention_singles_backward_keys", blocks, &arguments, &shapes)?)
+        self.run("attention_singles_backward_keys", blocks, &arguments, shapes)
     }
 }

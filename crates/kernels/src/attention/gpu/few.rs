@@ -9,7 +9,7 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::tables::Tables;
 use super::{Programs, of_width};
-use crate::cuda::{Argument, Launch, Program, aligned, exactly};
+use crate::cuda::{Argument, Arguments, Launch, Program, aligned};
 
 /// Threads of a block of [`PIECE`] keys: `THREADS` of the kernels.
 const THREADS: usize = 256;
@@ -102,16 +102,9 @@ pub(super) fn attention(
     let pieces = Pieces::of(ranges);
     let (parts, softmax) = parts(&program, [&q, &k, &v], dims, ranges, &pieces)?;
     let arguments = [(&parts).into(), (&softmax).into(), pieces.count.into()];
-    let launch = Launch {
-        program: &program,
-        kernel: "attention_few_join",
-        grid: [q.dim(0)? * dims.heads, 1, 1],
-        threads: dims.head_dim.next_multiple_of(WARP),
-        memory: 0,
-        arguments: &arguments,
-        results: &[q.shape().clone()],
-    };
-    let [out] = exactly(launch.run(q.device())?)?;
+    let blocks = ([q.dim(0)? * dims.heads, 1, 1], dims.head_dim.next_multiple_of(WARP));
+    let [out] = Launch::new(&program, "attention_few_join", blocks, &arguments)
+        .run(q.device(), [q.shape().clone()])?;
     Ok(Some(out))
 }
 
@@ -125,39 +118,20 @@ fn parts(
 ) -> Result<(Tensor, Tensor)> {
     let (queries, keys) = (q.dim(0)?, k.dim(0)?);
     let tables = Tables::of(ranges, None, q.device())?;
-    let arguments: [Argument<'_>; 16] = [
-        q.into(),
-        k.into(),
-        v.into(),
-        (&tables.start).into(),
-        (&tables.end).into(),
-        (&tables.singles).into(),
-        (&tables.singles_end).into(),
-        tables.has_singles.into(),
-        queries.into(),
-        keys.into(),
-        dims.heads.into(),
-        dims.kv_heads.into(),
-        pieces.first.into(),
-        pieces.together.into(),
-        pieces.count.into(),
-        Argument::F32(dims.scale()),
-    ];
+    let arguments = Arguments::of([q, k, v, &tables.start, &tables.end])
+        .and([&tables.singles, &tables.singles_end])
+        .and([tables.has_singles])
+        .and([queries, keys, dims.heads, dims.kv_heads])
+        .and([pieces.first, pieces.together, pieces.count])
+        .and([Argument::F32(dims.scale())]);
     let most = most_rows(dims.head_dim);
     let together = pieces.together * (queries * dims.group()).div_ceil(most);
     let apart = (pieces.count - pieces.together) * queries * dims.group().div_ceil(most);
     let all = queries * dims.heads * pieces.count;
-    let launch = Launch {
-        program,
-        kernel: "attention_few",
-        grid: [together + apart, dims.kv_heads, 1],
-        threads: THREADS,
-        memory: 0,
-        arguments: &arguments,
-        results: &[Shape::from((all, dims.head_dim)), Shape::from((all, 2))],
-    };
-    let [parts, softmax] = exactly(launch.run(q.device())?)?;
-    Ok((parts, softmax))
+    let blocks = ([together + apart, dims.kv_heads, 1], THREADS);
+    Launch::new(program, "attention_few", blocks, &arguments)
+        .run(q.device(), [Shape::from((all, dims.head_dim)), Shape::from((all, 2))])
+        .map(Into::into)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{Call, Through, result_shapes};
-use crate::cuda::{Argument, Launch, Program, aligned, exactly};
+use crate::cuda::{Argument, Arguments, Launch, Program, aligned, exactly};
 
 /// Rows, and keys, of a block's own tile, and rows of the inner tiles of the gradients of keys: `ROWS`, `KEYS` and
 /// `INNER_ROWS` of half.cu.
@@ -73,61 +73,36 @@ impl Kernels {
         arguments: &[Argument<'_>],
         results: [(Shape, DType); N],
     ) -> Result<[Tensor; N]> {
-        let (program, grid) = (&self.program, [call.dims.kv_heads, tiles, 1]);
-        let (results, types): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-        let results = &results;
-        let launch = Launch { program, kernel, grid, threads, memory, arguments, results };
-        exactly(launch.run_as(call.q.device(), &types)?)
-    }
-
-    /// Tiles of (token, head) rows that share a key-value head.
-    fn tiles(call: &Call) -> usize {
-        (call.queries * call.dims.group()).div_ceil(OWN)
+        let blocks = ([call.dims.kv_heads, tiles, 1], threads);
+        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(memory);
+        launch.run_as(call.q.device(), results)
     }
 
     /// The result of the ranges, of the type of the queries, and its log-sum-exp.
     pub(super) fn forward(&self, call: &Call) -> Result<(Tensor, Tensor)> {
         let [q, k, v] = halves([&call.q, &call.k, &call.v])?;
-        let tables = &call.tables;
+        let Call { tables, dims, .. } = call;
         let of_result = call.q.dtype();
-        let arguments: [Argument<'_>; 11] = [
-            (&q).into(),
-            (&k).into(),
-            (&v).into(),
-            (&tables.start).into(),
-            (&tables.end).into(),
-            tables.has_singles.into(),
-            call.queries.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-            (of_result == DType::BF16).into(),
-        ];
-        let blocks = (Self::tiles(call), self.threads, self.forward);
+        let arguments = Arguments::of([&q, &k, &v, &tables.start, &tables.end])
+            .and([tables.has_singles])
+            .and([call.queries, dims.heads, dims.kv_heads])
+            .and([call.scale()])
+            .and([of_result == DType::BF16]);
+        let blocks = (call.tiles(OWN), self.threads, self.forward);
         let [out, log_sum_exp] = result_shapes(call);
         let results = [(out, of_result), (log_sum_exp, DType::F32)];
-        let results = self.run(call, "attention_half_forward", blocks, &arguments, results)?;
-        Ok(results.into())
+        self.run(call, "attention_half_forward", blocks, &arguments, results).map(Into::into)
     }
 
     /// The queries' gradient by ranges.
     pub(super) fn of_queries(&self, call: &Call, through: &Through<'_>) -> Result<Tensor> {
         let [q, k, v, gradient] = halves([&call.q, &call.k, &call.v, through.gradient])?;
-        let arguments: [Argument<'_>; 12] = [
-            (&q).into(),
-            (&k).into(),
-            (&v).into(),
-            (&gradient).into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&call.tables.start).into(),
-            (&call.tables.end).into(),
-            call.queries.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-        ];
-        let blocks = (Self::tiles(call), self.threads, self.queries);
+        let Call { tables, dims, .. } = call;
+        let arguments = Arguments::of([&q, &k, &v, &gradient])
+            .and([through.log_sum_exp, through.delta, &tables.start, &tables.end])
+            .and([call.queries, dims.heads, dims.kv_heads])
+            .and([call.scale()]);
+        let blocks = (call.tiles(OWN), self.threads, self.queries);
         let results = [(call.q.shape().clone(), DType::F32)];
         let kernel = "attention_half_backward_queries";
         let [dq] = self.run(call, kernel, blocks, &arguments, results)?;

@@ -3,7 +3,7 @@
 use candle_core::{Result, Shape, Tensor};
 
 use super::{Call, TILE, Through, result_shapes};
-use crate::cuda::{Argument, Launch, Program, exactly};
+use crate::cuda::{Argument, Arguments, Launch, Program};
 
 /// `32 * WARPS` of the kernels.
 const THREADS: usize = 128;
@@ -50,67 +50,42 @@ impl Kernels {
         })
     }
 
-    fn run(
+    fn run<const N: usize>(
         &self,
         call: &Call,
         kernel: &str,
-        (grid, memory): ([usize; 3], usize),
+        (tiles, memory): (usize, usize),
         arguments: &[Argument<'_>],
-        results: &[Shape],
-    ) -> Result<Vec<Tensor>> {
-        let (program, threads) = (&self.program, THREADS);
-        let launch = Launch { program, kernel, grid, threads, memory, arguments, results };
-        launch.run(call.q.device())
-    }
-
-    /// Tiles of (token, head) rows that share a key-value head.
-    fn tiles(call: &Call) -> usize {
-        (call.queries * call.dims.group()).div_ceil(TILE)
+        results: [Shape; N],
+    ) -> Result<[Tensor; N]> {
+        let blocks = ([tiles, call.dims.kv_heads, 1], THREADS);
+        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(memory);
+        launch.run(call.q.device(), results)
     }
 
     /// As [`Call::forward`], without single keys.
     pub(super) fn forward(&self, call: &Call) -> Result<(Tensor, Tensor)> {
-        let arguments: [Argument<'_>; 11] = [
-            (&call.q).into(),
-            (&call.k).into(),
-            (&call.v).into(),
-            (&call.tables.start).into(),
-            (&call.tables.end).into(),
-            call.tables.has_singles.into(),
-            call.queries.into(),
-            call.keys.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-        ];
-        let blocks = ([Self::tiles(call), call.dims.kv_heads, 1], self.forward);
-        let shapes = result_shapes(call);
-        let results = self.run(call, "attention_forward", blocks, &arguments, &shapes)?;
-        let [out, log_sum_exp] = exactly(results)?;
-        Ok((out, log_sum_exp))
+        let Call { q, k, v, tables, dims, .. } = call;
+        let arguments = Arguments::of([q, k, v, &tables.start, &tables.end])
+            .and([tables.has_singles])
+            .and([call.queries, call.keys, dims.heads, dims.kv_heads])
+            .and([call.scale()]);
+        let blocks = (call.tiles(TILE), self.forward);
+        let results = result_shapes(call);
+        self.run(call, "attention_forward", blocks, &arguments, results).map(Into::into)
     }
 
     /// The queries' gradient by ranges.
     pub(super) fn of_queries(&self, call: &Call, through: &Through<'_>) -> Result<Tensor> {
-        let arguments: [Argument<'_>; 13] = [
-            (&call.q).into(),
-            (&call.k).into(),
-            (&call.v).into(),
-            through.gradient.into(),
-            through.log_sum_exp.into(),
-            through.delta.into(),
-            (&call.tables.start).into(),
-            (&call.tables.end).into(),
-            call.queries.into(),
-            call.keys.into(),
-            call.dims.heads.into(),
-            call.dims.kv_heads.into(),
-            call.scale(),
-        ];
-        let blocks = ([Self::tiles(call), call.dims.kv_heads, 1], self.queries);
-        let shapes = [call.q.shape().clone()];
+        let Call { q, k, v, tables, dims, .. } = call;
+        let arguments = Arguments::of([q, k, v])
+            .and([through.gradient, through.log_sum_exp, through.delta])
+            .and([&tables.start, &tables.end])
+            .and([call.queries, call.keys, dims.heads, dims.kv_heads])
+            .and([call.scale()]);
+        let blocks = (call.tiles(TILE), self.queries);
         let kernel = "attention_backward_queries";
-        let [dq] = exactly(self.run(call, kernel, blocks, &arguments, &shapes)?)?;
+        let [dq] = self.run(call, kernel, blocks, &arguments, [q.shape().clone()])?;
         Ok(dq)
     }
 
@@ -126,8 +101,8 @@ impl Kernels {
             through,
             singles,
         )?;
-        let blocks = ([call.keys.div_ceil(TILE), call.dims.kv_heads, 1], self.keys);
+        let blocks = (call.keys.div_ceil(TILE), self.keys);
         let shapes = [call.k.shape().clone(), call.k.shape().clone()];
-        exactly(self.run(call, "attention_backward_keys", blocks, &arguments, &shapes)?)
+        self.run(call, "attention_backward_keys", blocks, &arguments, shapes)
     }
 }

@@ -43,16 +43,10 @@ KERNEL(some_wait)
 #[test]
 fn a_kernel_that_may_overlap_has_to_wait_in_every_thread() {
     let run = |waiting: usize| {
-        let launch = Launch {
-            program: &Program::new("some_wait", WAITS, &[]).overlapping(),
-            kernel: "some_wait",
-            grid: [1, 1, 1],
-            threads: 32,
-            memory: 0,
-            arguments: &[Argument::from(waiting)],
-            results: &[Shape::from(32)],
-        };
-        launch.run(&Device::Cpu)
+        let program = Program::new("some_wait", WAITS, &[]).overlapping();
+        let arguments = [Argument::from(waiting)];
+        Launch::new(&program, "some_wait", ([1, 1, 1], 32), &arguments)
+            .run(&Device::Cpu, [Shape::from(32)])
     };
     assert!(run(32).is_ok());
     let error = run(31).expect_err("one goes ahead").to_string();
@@ -64,16 +58,11 @@ fn copies_are_there_once_they_are_waited_for_and_everybody_has_met() -> Result<(
     let values: Vec<bf16> = (1..=8 * 32).map(|i| bf16::from_f32(i as f32)).collect();
     let x = Tensor::from_slice(&values, values.len(), &Device::Cpu)?;
     let copied = |waits: bool, meets: bool| -> Result<Vec<f32>> {
-        let launch = Launch {
-            program: &Program::new("copies", COPIES, &[]),
-            kernel: "copies",
-            grid: [2, 1, 1],
-            threads: 32,
-            memory: 8 * 32 * 2,
-            arguments: &[Argument::from(&x), waits.into(), meets.into()],
-            results: &[Shape::from(2 * 32)],
-        };
-        launch.run(&Device::Cpu)?[0].to_vec1()
+        let program = Program::new("copies", COPIES, &[]);
+        let arguments = [Argument::from(&x), waits.into(), meets.into()];
+        let launch = Launch::new(&program, "copies", ([2, 1, 1], 32), &arguments);
+        let [out] = launch.with_memory(8 * 32 * 2).run(&Device::Cpu, [Shape::from(2 * 32)])?;
+        out.to_vec1()
     };
     let first = |own: usize| if own == 0 { 0.0 } else { (8 * (31 - own) + 1) as f32 };
     let want: Vec<f32> = (0..2 * 32).map(|place| first(place % 32)).collect();
@@ -88,16 +77,11 @@ fn copies_are_there_once_they_are_waited_for_and_everybody_has_met() -> Result<(
 }
 
 fn start(x: &Tensor) -> Result<Vec<f32>> {
-    let launch = Launch {
-        program: &Program::new("thread_probe", PROBE, &[]),
-        kernel: "thread_probe",
-        grid: [BLOCKS, 1, 1],
-        threads: 32,
-        memory: 0,
-        arguments: &[Argument::from(x)],
-        results: &[x.shape().clone()],
-    };
-    launch.run(&Device::Cpu)?[0].to_vec1()
+    let program = Program::new("thread_probe", PROBE, &[]);
+    let arguments = [Argument::from(x)];
+    let launch = Launch::new(&program, "thread_probe", ([BLOCKS, 1, 1], 32), &arguments);
+    let [out] = launch.run(&Device::Cpu, [x.shape().clone()])?;
+    out.to_vec1()
 }
 
 #[test]

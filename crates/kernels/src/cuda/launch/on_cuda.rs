@@ -137,7 +137,7 @@ impl Made {
 /// `into`: the kernel's last argument, bf16 values that it writes where they are.
 pub(super) fn run(
     launch: &Launch<'_>,
-    types: &[DType],
+    results: &[(Shape, DType)],
     device: &CudaDevice,
     into: Option<(&mut CudaStorage, &Layout)>,
 ) -> Result<Vec<Tensor>> {
@@ -151,7 +151,7 @@ pub(super) fn run(
             _ => None,
         })
         .collect();
-    let mut passed = Vec::with_capacity(held.len() + launch.results.len() + 1);
+    let mut passed = Vec::with_capacity(held.len() + results.len() + 1);
     for (argument, held) in launch.arguments.iter().zip(&held) {
         passed.push(match (argument, held) {
             (Argument::Tensor(tensor), Some((storage, layout))) => {
@@ -176,11 +176,11 @@ pub(super) fn run(
             (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
         });
     }
-    let mut results = Vec::with_capacity(launch.results.len());
-    for (shape, of) in launch.results.iter().zip(types) {
-        let made = Made::new(*of, shape.elem_count().max(1), device)?;
-        passed.push(made.at(&stream));
-        results.push(made);
+    let mut made = Vec::with_capacity(results.len());
+    for (shape, of) in results {
+        let result = Made::new(*of, shape.elem_count().max(1), device)?;
+        passed.push(result.at(&stream));
+        made.push(result);
     }
     if let Some((storage, layout)) = into {
         let first = layout.start_offset();
@@ -189,6 +189,6 @@ pub(super) fn run(
     }
     let start = || start(launch, &function, overlaps, &mut passed, &stream);
     on_stream(&stream, || launch.kernel.to_owned(), start)?;
-    let made = results.into_iter().zip(launch.results);
-    Ok(made.map(|(result, shape)| result.tensor(shape, device)).collect())
+    let made = made.into_iter().zip(results);
+    Ok(made.map(|(result, (shape, _))| result.tensor(shape, device)).collect())
 }

@@ -4,7 +4,6 @@ use super::super::emulator::emulated;
 use super::{HELD, MOST_THREADS};
 use crate::rms_norm::rms_norm;
 use crate::rope::{Rope, RopeScaling, rope};
-use crate::swiglu::swiglu;
 use crate::test_support::{Noise, assert_alike, assert_close};
 
 /// The GPU's result and gradients against the CPU's, along a random direction.
@@ -99,27 +98,5 @@ fn tables_of_angles_match_the_cpu() -> Result<()> {
     assert_eq!(first(own.sin(), 0)?, [0.0; 40]);
     assert!((first(own.sin(), 1)?[0] - 1.25 * 31_f32.sin()).abs() < 1e-6);
     assert_eq!(emulated(|| table(&[]))?.cos().dims(), [0, 40]);
-    Ok(())
-}
-
-#[test]
-fn gates_match_the_cpu_at_extremes_also() -> Result<()> {
-    let mut noise = Noise::new(9);
-    // Whole groups of values that a thread takes, and a part of one.
-    for shape in [[40, 300], [7, 39]] {
-        let (gate, up) = (noise.var(&shape), noise.var(&shape));
-        for factor in [1.0, 8.0, 500.0] {
-            let op = || swiglu(&(gate.as_tensor() * factor)?, &up);
-            assert_same(op, &[&gate, &up])?;
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn nothing_is_computed_for_no_rows() -> Result<()> {
-    let empty = Tensor::zeros((0, 4), candle_core::DType::F32, &Device::Cpu)?;
-    let out = emulated(|| swiglu(&empty, &empty))?;
-    assert_eq!(out.dims(), [0, 4]);
     Ok(())
 }

@@ -173,6 +173,31 @@ impl Layout {
     }
 }
 
+/// Name, bytes of a block in a file and layout of every type, in the order of [`BlockFormat`].
+const TYPES: [(&str, usize, Layout); 13] = {
+    use Floats::{Power, Scale, ScaleAndLeast};
+    use Scales::{NibbleHalves, Signed, SignedHalves, WithLeast};
+    [
+        ("Q4_0", 18, Layout::of_bits(BLOCK, Scale, [4, 0], 8)),
+        ("Q4_1", 20, Layout::of_bits(BLOCK, ScaleAndLeast, [4, 0], 0)),
+        ("Q5_0", 22, Layout::of_bits(BLOCK, Scale, [4, 1], 16)),
+        ("Q5_1", 24, Layout::of_bits(BLOCK, ScaleAndLeast, [4, 1], 0)),
+        ("Q8_0", 34, Layout::of_bits(BLOCK, Scale, [8, 0], SIGN as i32)),
+        ("Q2_K", 84, Layout::of_bits(LARGE, ScaleAndLeast, [2, 0], 0).scaled(NibbleHalves)),
+        ("Q3_K", 110, Layout::of_bits(LARGE, Scale, [2, 1], 4).scaled(SignedHalves)),
+        ("Q4_K", 144, Layout::of_bits(LARGE, ScaleAndLeast, [4, 0], 0).scaled(WithLeast)),
+        ("Q5_K", 176, Layout::of_bits(LARGE, ScaleAndLeast, [4, 1], 0).scaled(WithLeast)),
+        ("Q6_K", 210, Layout::of_bits(LARGE, Scale, [4, 2], 32).scaled(SignedHalves)),
+        ("IQ4_NL", 18, Layout::of_bits(BLOCK, Scale, [4, 0], 128).chosen_from(&IQ4, 241)),
+        (
+            "IQ4_XS",
+            136,
+            Layout::of_bits(LARGE, Scale, [4, 0], 128).chosen_from(&IQ4, 241).scaled(Signed),
+        ),
+        ("MXFP4", 17, Layout::of_bits(BLOCK, Power, [4, 0], 12).chosen_from(&FP4, 24)),
+    ]
+};
+
 impl BlockFormat {
     /// Every one.
     pub const ALL: [Self; 13] = [
@@ -198,20 +223,7 @@ impl BlockFormat {
 
     /// Bytes of a block in a file.
     pub const fn bytes(self) -> usize {
-        match self {
-            Self::Q4_0 | Self::Iq4Nl => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q8_0 => 34,
-            Self::Q2K => 84,
-            Self::Q3K => 110,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-            Self::Iq4Xs => 136,
-            Self::Mxfp4 => 17,
-        }
+        TYPES[self as usize].1
     }
 
     /// The type that GGML calls so.
@@ -221,44 +233,11 @@ impl BlockFormat {
 
     /// The type's name as GGML writes it.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q8_0 => "Q8_0",
-            Self::Q2K => "Q2_K",
-            Self::Q3K => "Q3_K",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-            Self::Iq4Nl => "IQ4_NL",
-            Self::Iq4Xs => "IQ4_XS",
-            Self::Mxfp4 => "MXFP4",
-        }
+        TYPES[self as usize].0
     }
 
     pub(super) const fn layout(self) -> Layout {
-        use Floats::{Power, Scale, ScaleAndLeast};
-        match self {
-            Self::Q4_0 => Layout::of_bits(BLOCK, Scale, [4, 0], 8),
-            Self::Q4_1 => Layout::of_bits(BLOCK, ScaleAndLeast, [4, 0], 0),
-            Self::Q5_0 => Layout::of_bits(BLOCK, Scale, [4, 1], 16),
-            Self::Q5_1 => Layout::of_bits(BLOCK, ScaleAndLeast, [4, 1], 0),
-            Self::Q8_0 => Layout::of_bits(BLOCK, Scale, [8, 0], SIGN as i32),
-            Self::Q2K => {
-                Layout::of_bits(LARGE, ScaleAndLeast, [2, 0], 0).scaled(Scales::NibbleHalves)
-            }
-            Self::Q3K => Layout::of_bits(LARGE, Scale, [2, 1], 4).scaled(Scales::SignedHalves),
-            Self::Q4K => Layout::of_bits(LARGE, ScaleAndLeast, [4, 0], 0).scaled(Scales::WithLeast),
-            Self::Q5K => Layout::of_bits(LARGE, ScaleAndLeast, [4, 1], 0).scaled(Scales::WithLeast),
-            Self::Q6K => Layout::of_bits(LARGE, Scale, [4, 2], 32).scaled(Scales::SignedHalves),
-            Self::Iq4Nl => Layout::of_bits(BLOCK, Scale, [4, 0], 128).chosen_from(&IQ4, 241),
-            Self::Iq4Xs => Layout::of_bits(LARGE, Scale, [4, 0], 128)
-                .chosen_from(&IQ4, 241)
-                .scaled(Scales::Signed),
-            Self::Mxfp4 => Layout::of_bits(BLOCK, Power, [4, 0], 12).chosen_from(&FP4, 24),
-        }
+        TYPES[self as usize].2
     }
 
     /// Widens whole blocks of a file.

@@ -4,18 +4,26 @@ use crate::graph::Backward;
 use candle_core::Result;
 
 use super::super::composed::composed_within;
-use super::super::{Inputs, Output, Rejection, linear_cross_entropy};
+use super::super::{Inputs, Rejection, Teacher, linear_cross_entropy};
 use super::sparse::Distributions;
-use super::{Case, KINDS, assert_rows};
+use super::{Case, KINDS, assert_rows, kinds_and_teachers};
+use crate::composed::CHUNK_VALUES;
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::test_support::{assert_close, relative_error};
 
-fn assert_near(name: &str, own: &Output, plain: &Output, case: &Case) -> Result<()> {
-    assert_rows(name, own, plain, 3e-6);
+/// The kernel's loss, of at most so many logits at a time, against the CPU's.
+fn assert_near_within(logits: usize, name: &str, inputs: &Inputs<'_>, case: &Case) -> Result<()> {
+    let own = emulated(|| composed_within(logits, inputs))?;
+    let plain = linear_cross_entropy(inputs)?;
+    assert_rows(name, &own, &plain, 3e-6);
     let of_own = emulated(|| own.loss_sum.gradients())?;
     case.assert_gradients(name, &of_own, &plain.loss_sum.gradients()?);
     Ok(())
+}
+
+fn assert_near(name: &str, inputs: &Inputs<'_>, case: &Case) -> Result<()> {
+    assert_near_within(CHUNK_VALUES, name, inputs, case)
 }
 
 #[test]
@@ -23,15 +31,8 @@ fn every_kind_of_targets_matches_the_cpu() -> Result<()> {
     let sizes = [(1, 4, 5, 2), (3, 8, 17, 4), (40, 6, 700, 32)];
     for (seed, (rows, width, vocabulary, k)) in (11..).zip(sizes) {
         let case = Case::random(seed, rows, width, vocabulary, k);
-        for soft in KINDS {
-            for teacher in [true, false] {
-                if !teacher && !["none", "bucket", "renormalise"].contains(&soft) {
-                    continue;
-                }
-                let inputs = case.inputs(case.hidden.as_tensor(), soft, teacher);
-                let own = emulated(|| linear_cross_entropy(&inputs))?;
-                assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
-            }
+        for (soft, teacher) in kinds_and_teachers() {
+            assert_near(soft, &case.inputs(&case.hidden, soft, teacher), &case)?;
         }
     }
     Ok(())
@@ -43,9 +44,7 @@ fn sparse_distributions_match_the_cpu() -> Result<()> {
     for (tail, form) in [(true, Rejection::Linear), (true, Rejection::Log), (false, Rejection::Log)]
     {
         let distributions = Distributions::of(&case, |distribution| distribution * 3 % 9, tail);
-        let inputs = distributions.inputs(&case, &case.hidden, form);
-        let own = emulated(|| linear_cross_entropy(&inputs))?;
-        assert_near("sparse", &own, &linear_cross_entropy(&inputs)?, &case)?;
+        assert_near("sparse", &distributions.inputs(&case, &case.hidden, form), &case)?;
     }
     Ok(())
 }
@@ -64,40 +63,17 @@ fn frozen_arguments_have_the_same_loss_without_a_gradient() -> Result<()> {
     Ok(())
 }
 
-/// A draft that is sure: what the entries leave is no difference of near-equal numbers.
 #[test]
-fn a_sure_draft_keeps_the_digits_of_its_tail() -> Result<()> {
-    let case = Case::random(5, 6, 8, 50, 4);
-    let hidden = (case.hidden.as_tensor() * 12.0)?;
-    let plain = case.inputs(&hidden, "bucket", false);
-    let own = emulated(|| linear_cross_entropy(&plain))?;
-    assert_near("sure", &own, &linear_cross_entropy(&plain)?, &case)
-}
-
-#[test]
-fn rows_that_share_a_teacher_match_the_cpu() -> Result<()> {
-    let case = Case::random(8, 12, 6, 40, 4);
-    let of: Vec<u32> = (0..12).map(|row| row * 5 % 12 / 2).collect();
-    let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
-    let teacher =
-        inputs.teacher.map(|teacher| super::super::Teacher { rows: Some(&of), ..teacher });
-    let inputs = Inputs { teacher, ..inputs };
-    let own = emulated(|| linear_cross_entropy(&inputs))?;
-    assert_near("shared", &own, &linear_cross_entropy(&inputs)?, &case)
-}
-
-#[test]
-fn chunks_of_rows_that_share_teachers_match_the_cpu() -> Result<()> {
+fn rows_that_share_teachers_match_the_cpu_in_chunks_also() -> Result<()> {
     let case = Case::random(9, 14, 6, 40, 4);
     let of: Vec<u32> = (0..14).map(|row| row * 5 % 14 / 3).collect();
     for soft in ["full", "log", "bucket"] {
-        let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
-        let teacher =
-            inputs.teacher.map(|teacher| super::super::Teacher { rows: Some(&of), ..teacher });
+        let inputs = case.inputs(&case.hidden, soft, true);
+        let teacher = inputs.teacher.map(|teacher| Teacher { rows: Some(&of), ..teacher });
         let inputs = Inputs { teacher, ..inputs };
+        assert_near(soft, &inputs, &case)?;
         // Three rows at a time.
-        let own = emulated(|| composed_within(3 * 40, &inputs))?;
-        assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
+        assert_near_within(3 * 40, soft, &inputs, &case)?;
     }
     Ok(())
 }
@@ -123,15 +99,16 @@ fn products_of_halves_give_the_same_up_to_their_digits() -> Result<()> {
     Ok(())
 }
 
-/// A draft that is sure of a wrong token, and one that is sure of the right one.
+/// A draft that is sure of a wrong token, and one that is sure of the right one. What entries leave is no difference of
+/// near-equal numbers.
 #[test]
 fn large_logits_keep_their_digits() -> Result<()> {
-    let case = Case::random(24, 12, 8, 96, 4);
-    let hidden = (case.hidden.as_tensor() * 12.0)?;
-    for (soft, teacher) in [("none", false), ("full", true)] {
-        let inputs = case.inputs(&hidden, soft, teacher);
-        let own = emulated(|| linear_cross_entropy(&inputs))?;
-        assert_near(soft, &own, &linear_cross_entropy(&inputs)?, &case)?;
+    for (seed, rows, vocabulary, soft, teacher) in
+        [(24, 12, 96, "none", false), (24, 12, 96, "full", true), (5, 6, 50, "bucket", false)]
+    {
+        let case = Case::random(seed, rows, 8, vocabulary, 4);
+        let hidden = (case.hidden.as_tensor() * 12.0)?;
+        assert_near(soft, &case.inputs(&hidden, soft, teacher), &case)?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use candle_core::{DType, Result, Tensor, Var};
 use super::super::composed::{composed_within, in_chunks};
 use super::super::{Inputs, LowRank, Output, Rejection, linear_cross_entropy, reference};
 use super::sparse::Distributions;
-use super::{Case, KINDS};
+use super::{Case, kinds_and_teachers};
 use crate::bend::Bend;
 use crate::cuda::emulator::emulated;
 use crate::linear::linear;
@@ -46,12 +46,8 @@ fn every_kind(
     let low_rank = Some(second.low_rank());
     for weights in [None, Some(second.label_weights.as_slice())] {
         let with = |inputs| Inputs { head: &head, low_rank, label_weights: weights, ..inputs };
-        for kind in KINDS {
-            for teacher in [true, false] {
-                if teacher || ["none", "bucket", "renormalise"].contains(&kind) {
-                    f(kind, &with(case.inputs(&case.hidden, kind, teacher)))?;
-                }
-            }
+        for (kind, teacher) in kinds_and_teachers() {
+            f(kind, &with(case.inputs(&case.hidden, kind, teacher)))?;
         }
         let distributions = Distributions::of(case, |distribution| distribution, true);
         f("sparse", &with(distributions.inputs(case, &case.hidden, Rejection::Log)))?;
