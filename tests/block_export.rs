@@ -287,7 +287,7 @@ fn a_draft_that_multiplies_embeddings_goes_on_and_is_written_where_a_key_says_so
     let written = to("hf");
     succeed(&written.each_ref().map(String::as_str));
     let place = &written[5];
-    let config = read(&format!("{place}/config.json"));
+    let config = read(format!("{place}/config.json"));
     assert_eq!(config["dflash_config"]["input_embedding_scale"], 3.0);
     assert_eq!(drafted(&shop, place), drafted(&shop, &next));
     succeed(&["verify", place, "--target", &shop.target(), "--checkpoint", &next]);

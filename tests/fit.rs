@@ -138,11 +138,8 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
         let mut child = start(&mut longdraft(&arguments));
         let mut status = None;
         wait_until(phase, || {
-            let has_come = bench.state()["phase"] == phase;
-            if !has_come {
-                status = child.try_wait().expect("wait");
-            }
-            has_come || status.is_some()
+            status = child.try_wait().expect("wait");
+            status.is_some() || bench.state()["phase"] == phase
         });
         if let Some(status) = status {
             assert!(status.success(), "a fit that went on failed before {phase}");
@@ -254,8 +251,7 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
     let kinds = ["own prompts", "general mix"].map(|kind| held_out.matches(kind).count());
     assert_eq!(kinds, [32, 8]);
     // Another set of prompts is another fit.
-    let others =
-        bench.prompts((0..250).map(|i| json!({ "prompt": format!("other {i}") })));
+    let others = bench.prompts((0..250).map(|i| json!({ "prompt": format!("other {i}") })));
     let error = fail(&bench.within("1m", &["--prompts", &others, "--plan"]), 2);
     assert!(error.contains("the prompts"), "{error}");
 }

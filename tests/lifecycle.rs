@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 use crate::support::files::{json_so_far, lines_so_far, read_json};
 use crate::support::processes::{killed_when, signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{
+    Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed,
+};
 use serde_json::Value;
 
 /// A run of some hundred steps.
@@ -453,7 +455,12 @@ fn a_run_directory_that_is_lost_ends_the_run() {
     let shop = Workshop::new();
     for (name, lose) in [("deleted", true), ("unlinked", false)] {
         let output = shop.path(name);
-        let child = start_kept(&mut longdraft(&["train", &shop.config(), &format!("output={output}"), LONG]));
+        let child = start_kept(&mut longdraft(&[
+            "train",
+            &shop.config(),
+            &format!("output={output}"),
+            LONG,
+        ]));
         wait_until("steps", || lines_so_far(format!("{output}/metrics.jsonl")) >= 3);
         // A file that is written at the same moment may bring its folder back.
         wait_until("removal", || {

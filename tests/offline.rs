@@ -29,7 +29,8 @@ const GLIDE: [&str; 1] = ["teacher.top_k=8"];
 fn rewrite(target: &Path, change: impl Fn(&str, Tensor) -> Option<Tensor>) {
     change_tensors(target.join("model.safetensors"), |tensors| {
         let all = std::mem::take(tensors).into_iter();
-        tensors.extend(all.filter_map(|(name, tensor)| Some((name.clone(), change(&name, tensor)?))));
+        tensors
+            .extend(all.filter_map(|(name, tensor)| Some((name.clone(), change(&name, tensor)?))));
     });
 }
 

@@ -299,11 +299,7 @@ fn blocks_with(
     let folder = shared("golden/block/dflash2-over-hit-weights")?;
     let case = tempfile::tempdir().expect("tempdir");
     copy_files(folder, case.path());
-    change_tensors(case.path().join("case.safetensors"), |tensors| {
-        let mut named: BTreeMap<String, Tensor> = tensors.drain(..).collect();
-        edit(&mut named).expect("edit");
-        tensors.extend(named);
-    });
+    edit_tensors(case.path(), |tensors| edit(tensors).expect("edit"));
     Some(case)
 }
 
@@ -379,14 +375,12 @@ fn a_block_case_of_another_window_causality_or_bias_fails() {
 }
 
 /// Changes the tensors of a copied case of blocks.
-fn edit_tensors(case: &Path, edit: impl Fn(&mut BTreeMap<String, Tensor>)) {
-    let path = case.join("case.safetensors");
-    let source = SafetensorsSource::open_file(&path).expect("case");
-    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
-    let mut tensors: BTreeMap<String, Tensor> = source.names().into_iter().map(stored).collect();
-    drop(source);
-    edit(&mut tensors);
-    save(&path, &tensors.into_iter().collect::<Vec<_>>(), HashMap::new()).expect("write");
+fn edit_tensors(case: &Path, edit: impl FnOnce(&mut BTreeMap<String, Tensor>)) {
+    change_tensors(case.join("case.safetensors"), |tensors| {
+        let mut named = tensors.drain(..).collect();
+        edit(&mut named);
+        tensors.extend(named);
+    });
 }
 
 #[test]
@@ -447,17 +441,10 @@ fn unknown_words_and_tensors_of_other_shapes_are_told_with_case_and_name() {
 #[test]
 fn a_gradient_that_nothing_here_has_is_named() {
     let case = copy_case("packed_agree");
-    let path = case.path().join("grads.safetensors");
-    let source = SafetensorsSource::open_file(&path).expect("gradients");
-    let stored = |name: String| (name.clone(), source.load_as_stored(&name).expect("tensor"));
-    let mut tensors: Vec<(String, Tensor)> = source.names().into_iter().map(stored).collect();
-    drop(source);
-    tensors.push(("draft_model.riddle.weight".into(), tensors[0].1.clone()));
-    save(&path, &tensors, HashMap::new()).expect("write");
-    let output = run(&["parity", &case.path().display().to_string(), "--json"]);
-    assert_eq!(output.status.code(), Some(1));
-    let report: Value =
-        serde_json::from_str(stdout(&output).lines().next().expect("line")).expect("JSON");
+    change_tensors(case.path().join("grads.safetensors"), |tensors| {
+        tensors.push(("draft_model.riddle.weight".into(), tensors[0].1.clone()));
+    });
+    let report = reported(case.path(), 1);
     let checks = report["checks"].as_array().expect("checks");
     let named = |check: &&Value| {
         check["pass"] == false

@@ -8,9 +8,9 @@ use crate::support::{
     self, complaint, fail, loaded, logits as logits_of, random_tensors, relative_error, run,
     stderr, stdout, succeed, tiny_config, with, write_target,
 };
+use candle_core::DType;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value as Gguf;
-use candle_core::DType;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};

@@ -58,10 +58,18 @@ fn broken_files_are_caught() {
         fault("executable", "modeling.py", written("modeling.py", "x")),
         fault("executable", "modeling.PY", written("modeling.PY", "x")),
         fault("executable", "sample.Pkl", written("sample.Pkl", "x")),
-        fault("path-traversal", "points out of it", listed("fc.weight", "../target/model.safetensors")),
+        fault(
+            "path-traversal",
+            "points out of it",
+            listed("fc.weight", "../target/model.safetensors"),
+        ),
         fault("path-traversal", "`/etc/passwd`", listed("fc.weight", "/etc/passwd")),
         fault("missing-shard", "model-3.safetensors", listed("fc.weight", "model-3.safetensors")),
-        fault("stale-index", "is not in `model-1.safetensors`", listed("norm.weight", "model-1.safetensors")),
+        fault(
+            "stale-index",
+            "is not in `model-1.safetensors`",
+            listed("norm.weight", "model-1.safetensors"),
+        ),
         fault(
             "stale-index",
             "is not listed",

@@ -42,7 +42,11 @@ fn broken_keys_are_caught() {
         fault("missing-tensor", "fc_norm.0.weight", set("fc_norm", true.into())),
         warning("flag-unsupported", "only new versions", set("fc_norm", true.into())),
         fault("other-outputs", "computes another network", set("norm_output", true.into())),
-        fault("other-outputs", "computes another network", set("norm_before_residual", true.into())),
+        fault(
+            "other-outputs",
+            "computes another network",
+            set("norm_before_residual", true.into()),
+        ),
         fault("tied", "replaced by the embeddings", set("tie_word_embeddings", true.into())),
         fault("no-layers", "default layers", without(IDS)),
         fault("layer-shift", "one too high (+1)", set(IDS, json!([3, 5, 6]))),

@@ -118,8 +118,7 @@ pub(crate) fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], ma
         let norm = if is_lfm { "ffn_norm" } else { "post_attention_norm" };
         let stored = name_of(&name.replace("post_attention_layernorm", norm));
         let stored = renamed(&stored, &RECURRENT);
-        let stored =
-            if is_lfm { stored.replace("output_norm", "token_embd_norm") } else { stored };
+        let stored = if is_lfm { stored.replace("output_norm", "token_embd_norm") } else { stored };
         let less_one = !is_lfm && name.ends_with("norm.weight") && !name.contains("linear_attn");
         let form = match tensor.dims() {
             [channels, 1, taps] => tensor.reshape((*channels, *taps)),

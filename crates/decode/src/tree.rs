@@ -73,11 +73,7 @@ impl Distribution {
 
     /// The same of chances that `sampling` makes of logits `[V]`, which `logits` gives: where many tokens have a
     /// chance, the logits are held, half as large, and give the same bits again.
-    pub fn made(
-        all: &[f64],
-        sampling: &Sampling,
-        logits: impl FnOnce() -> Arc<Vec<f32>>,
-    ) -> Self {
+    pub fn made(all: &[f64], sampling: &Sampling, logits: impl FnOnce() -> Arc<Vec<f32>>) -> Self {
         if !is_many(all) {
             return Self::of(all);
         }

@@ -212,7 +212,8 @@ mod tests {
 
     use super::*;
     use crate::cuda::emulator::emulated;
-    use crate::test_support::{Noise, assert_close, gradcheck};
+    use crate::dispatch::with_half_products;
+    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
 
     /// Residual, input, gate, up, down; the result is one wider than the input.
     fn arguments(noise: &mut Noise, rows: usize, width: usize, inner: usize) -> [Var; 5] {
@@ -223,6 +224,44 @@ mod tests {
 
     fn weights(arguments: &[Var; 5]) -> GatedMlp<'_> {
         GatedMlp { gate: &arguments[2], up: &arguments[3], down: &arguments[4] }
+    }
+
+    fn named(arguments: &[Var; 5]) -> [(&str, &Var); 5] {
+        let [residual, x, gate, up, down] = arguments;
+        [("residual", residual), ("x", x), ("gate", gate), ("up", up), ("down", down)]
+    }
+
+    #[test]
+    fn fused_matches_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, width, inner) in [(1, 1, 1, 1), (2, 3, 7, 17), (3, 90, 33, 70)] {
+            let mut noise = Noise::new(seed);
+            let arguments = arguments(&mut noise, rows, width, inner);
+            let direction = noise.tensor(&[rows, width + 1]);
+            let mlp = weights(&arguments);
+            let fused = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
+            let plain = reference(&arguments[0], &arguments[1], &mlp)?;
+            assert_alike(&named(&arguments), &direction, [&fused, &plain], (1e-6, 1e-5));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_gpus_node_matches_the_reference_forward_and_backward() -> Result<()> {
+        for (seed, rows, width, inner) in [(11, 1, 1, 1), (12, 3, 7, 17), (13, 70, 24, 36)] {
+            let mut noise = Noise::new(seed);
+            let arguments = arguments(&mut noise, rows, width, inner);
+            let direction = noise.tensor(&[rows, width + 1]);
+            let mlp = weights(&arguments);
+            let plain = reference(&arguments[0], &arguments[1], &mlp)?;
+            let compare = |tolerances: (f64, f64)| -> Result<()> {
+                let own = gated_mlp_onto(&arguments[0], &arguments[1], &mlp)?;
+                assert_alike(&named(&arguments), &direction, [&own, &plain], tolerances);
+                Ok(())
+            };
+            emulated(|| compare((1e-6, 1e-5)))?;
+            emulated(|| with_half_products(|| compare((2e-2, 3e-2))))?;
+        }
+        Ok(())
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl ModelError {
     }
 }
 
-/// The error of what is not done: not here, not with these tensors, or not in this state.
+/// The error of a call that cannot be done with these tensors, or in this state.
 pub(crate) fn refused(problem: impl Into<String>) -> ModelError {
     ModelError::Tensor(candle_core::Error::Msg(problem.into()))
 }

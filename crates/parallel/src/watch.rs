@@ -42,9 +42,11 @@ impl Watch {
         let watched = Arc::downgrade(&watch);
         let guard = move || {
             while let Some(watch) = watched.upgrade() {
+                // Read before the look: a wait that ends meanwhile is then no long one.
+                let (since, relaxed) = (watch.since.load(Ordering::Relaxed), Ordering::Relaxed);
+                let is_patient = watch.is_patient.load(Ordering::Acquire);
                 if let Some(limit) = watch.exceeded(watch.now()) {
-                    let (since, relaxed) = (watch.since.load(Ordering::Relaxed), Ordering::Relaxed);
-                    expired(limit, watch.is_patient.load(Ordering::Relaxed));
+                    expired(limit, is_patient);
                     // The wait may have ended meanwhile.
                     let _ = watch.since.compare_exchange(since, watch.now(), relaxed, relaxed);
                 }
@@ -65,7 +67,7 @@ impl Watch {
 
     /// Sets whether others may work for as long as they like.
     pub(super) fn set_patient(&self, is_patient: bool) {
-        self.is_patient.store(is_patient, Ordering::Relaxed);
+        self.is_patient.store(is_patient, Ordering::Release);
     }
 
     /// Runs a collective under the watchdog's eyes.

@@ -69,7 +69,8 @@ fn check(
     let mut widened = vec![0.0; outputs * inputs];
     format.widen(&blocks, &mut widened);
     report.check_bits(format!("{name} values"), &widened, &values);
-    let held = Matrix::Quantised(Arc::clone(&matrix)).to_dense()?.flatten_all()?.to_vec1::<f32>()?;
+    let held =
+        Matrix::Quantised(Arc::clone(&matrix)).to_dense()?.flatten_all()?.to_vec1::<f32>()?;
     report.check_bits(format!("{name} values in memory"), &held, &values);
 
     let Activations { codes, scales } = activations;

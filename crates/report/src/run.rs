@@ -107,11 +107,8 @@ impl Run {
 
     /// Reads what is there, and nothing of it need be.
     pub(crate) fn read(folder: &Path) -> Self {
-        let mut run = Self {
-            name: name_of(folder),
-            folder: folder.to_path_buf(),
-            ..Self::default()
-        };
+        let mut run =
+            Self { name: name_of(folder), folder: folder.to_path_buf(), ..Self::default() };
         run.read_decoding(folder);
         let rounds = rounds_of_fit(folder);
         if rounds.is_empty() {

@@ -49,8 +49,7 @@ pub fn save_gguf(model: &LanguageModel, name: &str, folder: &Path, path: &Path) 
         return Err(invalid(problem));
     }
     let keys = tokenizer::from_folder(folder, &config);
-    let mut metadata =
-        decoder!(config, "llama", Q8_0, config.num_hidden_layers).keys(name);
+    let mut metadata = decoder!(config, "llama", Q8_0, config.num_hidden_layers).keys(name);
     metadata.extend(keys.map_err(invalid)?.into_iter().filter(|(key, _)| key != ADD_START));
     // Documents of pretraining begin with it, whatever the tokenizer's own files say.
     metadata.push((ADD_START.to_owned(), Value::Bool(true)));

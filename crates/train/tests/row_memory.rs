@@ -212,13 +212,7 @@ fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
     let measured = held_by(&objective, &features);
     assert_planned("DFlash, a head of its own", &planned(&method, false), measured);
 
-    let method = Dspark {
-        layers,
-        shared,
-        markov_rank: 24,
-        confidence: false,
-        ..Dspark::default()
-    };
+    let method = Dspark { layers, shared, markov_rank: 24, confidence: false, ..Dspark::default() };
     let chain = ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None };
     let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
     let config = BlockConfig { draft_vocab_size: PROPOSED, chain: Some(chain), ..config };

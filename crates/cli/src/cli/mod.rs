@@ -355,42 +355,4 @@ impl Command {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn options(command: &clap::Command) -> Vec<String> {
-        let own = command.get_arguments().filter(|argument| {
-            !argument.is_positional()
-                && argument.get_action().takes_values()
-                && !argument.is_allow_negative_numbers_set()
-        });
-        let own = own.map(|argument| format!("{} {}", command.get_name(), argument.get_id()));
-        own.chain(command.get_subcommands().flat_map(options)).collect()
-    }
-
-    #[test]
-    fn a_negative_number_is_a_value_of_every_option() {
-        let mut command = command();
-        command.build();
-        assert_eq!(options(&command), Vec::<String>::new());
-        let read = |words: &[&str]| command.clone().try_get_matches_from(words);
-        let common = ["longdraft", "generate", "--target", "t"];
-        assert!(read(&[&common[..], &["--temperature", "-1"]].concat()).is_ok());
-        let error = read(&[&common[..], &["--seed", "-1"]].concat()).expect_err("refused");
-        assert!(error.to_string().contains("invalid value '-1' for '--seed"), "{error}");
-        let error = read(&[&common[..], &["-1"]].concat()).expect_err("refused");
-        assert!(error.to_string().contains("unexpected argument '-1'"), "{error}");
-    }
-
-    #[test]
-    fn what_every_command_takes_stands_at_the_end_of_its_help() {
-        let mut command = command();
-        command.build();
-        let generate = command.find_subcommand_mut("generate").expect("generate");
-        let help = generate.render_long_help().to_string();
-        let at = |part: &str| help.find(part).unwrap_or_else(|| panic!("{part} not in {help}"));
-        assert!(at("--prompt ") < at("Drafting:") && at("Drafting:") < at("Sampling:"), "{help}");
-        assert!(at("Sampling:") < at("Global options:"), "{help}");
-        assert!(at("Global options:") < at("--threads"), "{help}");
-    }
-}
+mod tests;

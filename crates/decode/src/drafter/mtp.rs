@@ -61,7 +61,10 @@ struct Level {
 impl Own {
     /// Takes the waiting pairs whose token is known, but for the last of them, which waits on: these, if there are
     /// some, and the state of that one, `[1, H]`.
-    fn all_but_last_known(&mut self, tokens: &[TargetTokenId]) -> Result<(Option<Level>, Option<Tensor>)> {
+    fn all_but_last_known(
+        &mut self,
+        tokens: &[TargetTokenId],
+    ) -> Result<(Option<Level>, Option<Tensor>)> {
         self.cache.truncate(self.pairs);
         let known = self.waiting.rows()?.min((tokens.len() - 1).saturating_sub(self.pairs));
         let Some(count) = known.checked_sub(1) else { return Ok((None, None)) };

@@ -11,7 +11,9 @@ use longdraft_models::target_model::{CacheType, Features, Tap, Target, TargetOpt
 
 use crate::batch::places;
 use crate::engine::{finish, goes_on};
-use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target, target_with};
+use crate::models::{
+    Drafts, KINDS, Kind, RECURRENT, drafter, generate, options, prompt, target, target_with,
+};
 
 /// Tokens that prompts begin with alike: more than a round reads beside others.
 const SYSTEM: usize = 200;

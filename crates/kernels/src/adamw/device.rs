@@ -96,7 +96,7 @@ fn by_kernel(
     let results = [result.clone(), result.clone(), result, (of_halves, DType::BF16)];
     let blocks = ([count.div_ceil(THREADS), 1, 1], THREADS);
     let [theta, first, second, halves] =
-        Launch::new(&PROGRAM, "adamw", blocks, &arguments).run_as(theta.device(), results)?;
+        Launch::new(&PROGRAM, "adamw", blocks, &arguments).run_as(theta.device(), &results)?;
     Ok((AdamWState { theta, first, second }, halves))
 }
 

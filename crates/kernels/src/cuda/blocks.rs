@@ -70,7 +70,7 @@ impl Fixed {
         let arguments = [(&x).into(), rows.into(), inputs.into(), blocks.into()];
         let grid = [blocks.div_ceil(THREADS), 1, 1];
         let [words] = Launch::new(&FIXING, "fix_rows", (grid, THREADS), &arguments)
-            .run_as(x.device(), [(Shape::from(blocks * WORDS_OF_FIXED), DType::U32)])?;
+            .run_as(x.device(), &[(Shape::from(blocks * WORDS_OF_FIXED), DType::U32)])?;
         Ok(Self { words, rows, inputs })
     }
 }
@@ -137,7 +137,7 @@ impl Stored<'_> {
     ) -> Result<Tensor> {
         let program = &PROGRAMS[self.format as usize];
         let launch = Launch::new(program, kernel, ([blocks, 1, 1], threads), arguments);
-        let [out] = launch.run_as(self.bytes.device(), [result])?;
+        let [out] = launch.run_as(self.bytes.device(), &[result])?;
         Ok(out)
     }
 

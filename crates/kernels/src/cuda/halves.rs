@@ -27,7 +27,7 @@ fn run(
     like: &Tensor,
 ) -> Result<Tensor> {
     let launch = Launch::new(&PROGRAM, kernel, ([blocks, 1, 1], threads), arguments);
-    let [out] = launch.run_as(like.device(), [(like.shape().clone(), DType::BF16)])?;
+    let [out] = launch.run_as(like.device(), &[(like.shape().clone(), DType::BF16)])?;
     Ok(out)
 }
 

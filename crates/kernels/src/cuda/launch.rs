@@ -7,9 +7,9 @@ use candle_core::{
     CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, bail,
 };
 
-use super::{Program, exactly};
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::trace;
+use super::{Program, exactly};
 
 /// What a kernel is given before its results.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +130,7 @@ impl<'a> Launch<'a> {
         device: &Device,
         shapes: [Shape; N],
     ) -> Result<[Tensor; N]> {
-        self.run_as(device, shapes.map(|shape| (shape, DType::F32)))
+        self.run_as(device, &shapes.map(|shape| (shape, DType::F32)))
     }
 
     /// The same of types: f32, bf16 or u32.
@@ -140,9 +140,9 @@ impl<'a> Launch<'a> {
     pub(crate) fn run_as<const N: usize>(
         &self,
         device: &Device,
-        results: [(Shape, DType); N],
+        results: &[(Shape, DType); N],
     ) -> Result<[Tensor; N]> {
-        exactly(self.started(device, &results)?)
+        exactly(self.started(device, results)?)
     }
 
     fn started(&self, device: &Device, results: &[(Shape, DType)]) -> Result<Vec<Tensor>> {

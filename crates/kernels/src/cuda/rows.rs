@@ -138,7 +138,7 @@ pub(crate) fn swiglu_gradients(
     let arguments = [gate.into(), up.into(), (&gradient).into(), count.into(), half.into()];
     let result = (gate.shape().clone(), dtype);
     Launch::new(&PROGRAM, "swiglu_backward", blocks(count, EACH), &arguments)
-        .run_as(gate.device(), [result.clone(), result])
+        .run_as(gate.device(), &[result.clone(), result])
 }
 
 /// The rows `ids` of `x`, `[T, ..]`, without a gradient; `None` if rows are no multiples of 16 bytes, an id
@@ -158,7 +158,7 @@ pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
     let arguments = [x.into(), (&at).into(), (bytes / 16).into(), count.into()];
     let shape = Shape::from([&[ids.len()], rest].concat());
     let [out] = Launch::new(&PROGRAM, "some_rows", blocks(count, 1), &arguments)
-        .run_as(x.device(), [(shape, dtype)])?;
+        .run_as(x.device(), &[(shape, dtype)])?;
     Ok(Some(out))
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn to_halves(x: &Tensor) -> Result<Tensor> {
     let x = aligned(x)?;
     let arguments = [(&x).into(), x.elem_count().into()];
     let [out] = Launch::new(&PROGRAM, "to_halves", blocks(x.elem_count(), ROUNDED), &arguments)
-        .run_as(x.device(), [(x.shape().clone(), DType::BF16)])?;
+        .run_as(x.device(), &[(x.shape().clone(), DType::BF16)])?;
     Ok(out)
 }
 

@@ -153,8 +153,7 @@ impl<'a> Product<'a> {
     fn new(&(hidden, head): &(&'a Tensor, &'a Tensor)) -> Result<Self> {
         // Turned into the type of the products once, not for every chunk; a head that trains gets its
         // gradients in its own type, as a chunk's are rounded before they are added.
-        let as_factor =
-            || head.detach().to_dtype(factor_type(hidden, head.dtype()))?.contiguous();
+        let as_factor = || head.detach().to_dtype(factor_type(hidden, head.dtype()))?.contiguous();
         let factor = (!fused(&[hidden])).then(as_factor).transpose()?;
         let leaf = if !head.track_op() {
             Leaf::Frozen(match &factor {

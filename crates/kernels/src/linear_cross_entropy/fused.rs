@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::{Result, Tensor};
 use rayon::prelude::*;
 
-use super::row::{Row, row};
+use super::row::{Row, TeacherRow, row};
 use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
 use crate::bend::Bend;
@@ -42,12 +42,17 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     let gradients = with_parts(inputs, order.is_some(), |parts| {
         let want_grad = parts.iter().any(Part::trains);
         let Some((main, others)) = parts.split_first_mut() else { return Ok(()) };
+        let alone = others.is_empty();
         let mut logits = Vec::new();
         for rows in rows.chunks(chunk_rows(vocabulary)) {
             // One buffer for all chunks: every value is written before it is read.
             logits.resize(rows.len() * vocabulary, 0.0);
             main.add_logits(&mut logits, rows, vocabulary, false);
-            let bent = bend_rows(&mut logits, vocabulary, inputs.bend, want_grad);
+            let bent = if alone {
+                None
+            } else {
+                bend_rows(&mut logits, vocabulary, inputs.bend, want_grad)
+            };
             for part in others.iter() {
                 part.add_logits(&mut logits, rows, vocabulary, true);
             }
@@ -58,7 +63,8 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
                 .enumerate()
                 .map(|(i, (z, &index))| {
                     let teacher = teacher.as_ref().map(|teacher| teacher.row(i));
-                    row(inputs, index as usize, z, teacher, want_grad)
+                    let of_row = if alone { row_of_products } else { row };
+                    of_row(inputs, index as usize, z, teacher, want_grad)
                 })
                 .collect();
             for (&index, row) in rows.iter().zip(of_chunk) {
@@ -81,7 +87,26 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
     Ok((loss, statistics(&results), gradients))
 }
 
-/// Turns products into logits; hands out a copy of them where gradients take their slopes from them.
+/// As [`row`], of products that nothing is added to: `z` becomes the gradient of the products if `want_grad`. Only the
+/// logits of this row are kept for the slopes.
+fn row_of_products(
+    inputs: &Inputs<'_>,
+    index: usize,
+    z: &mut [f32],
+    teacher: Option<TeacherRow<'_>>,
+    want_grad: bool,
+) -> Row {
+    inputs.bend.bend(z);
+    let logits = (want_grad && !inputs.bend.is_plain()).then(|| z.to_vec());
+    let row = row(inputs, index, z, teacher, want_grad);
+    if let Some(logits) = logits {
+        inputs.bend.back(z, &logits);
+    }
+    row
+}
+
+/// Turns products into logits, which another part is added to; hands out a copy of them where gradients take their
+/// slopes from them.
 fn bend_rows(logits: &mut [f32], vocabulary: usize, bend: Bend, kept: bool) -> Option<Vec<f32>> {
     if bend.is_plain() {
         return None;

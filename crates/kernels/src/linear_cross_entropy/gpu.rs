@@ -186,9 +186,8 @@ fn scaled_onto(base: Option<&Tensor>, values: &Tensor, scalar: &Tensor) -> Resul
         return base.map_or_else(|| Ok(own.clone()), |base| base + &own);
     }
     let scalar = scalar.contiguous()?;
-    let arguments = Arguments::of([values, base.unwrap_or(values), &scalar])
-        .and([count])
-        .and([base.is_some()]);
+    let arguments =
+        Arguments::of([values, base.unwrap_or(values), &scalar]).and([count]).and([base.is_some()]);
     let blocks = ([count.div_ceil(SCALED * THREADS), 1, 1], THREADS);
     let [out] = Launch::new(&PROGRAM, "scale", blocks, &arguments)
         .run(values.device(), [values.shape().clone()])?;
@@ -268,7 +267,7 @@ fn start(
     let room = if needs_room { Shape::from((rows, vocabulary)) } else { Shape::from(1) };
     let results = [(room, written), (Shape::from((rows, STATISTICS)), DType::F32)];
     Launch::new(&PROGRAM, "cross_entropy_rows", ([rows, 1, 1], THREADS), &arguments)
-        .run_as(device, results)
+        .run_as(device, &results)
         .map(Into::into)
 }
 

@@ -131,7 +131,8 @@ impl<'a> Keys<'a> {
     /// Refuses a share of a head that turns, at top level or beside a base, unless it is the whole head.
     pub(super) fn refuse_turning_in_part(&mut self) {
         let (map, by_kind) = self.ropes_by_kind();
-        let places = [Some(self.value), self.object("rope_scaling"), map].into_iter().chain(by_kind);
+        let places =
+            [Some(self.value), self.object("rope_scaling"), map].into_iter().chain(by_kind);
         let mut shares = places.flatten().filter_map(|keys| keys.get(TURNING));
         let part = shares.find(|share| !share.is_null() && share.as_f64() != Some(1.0));
         if let Some(share) = part {

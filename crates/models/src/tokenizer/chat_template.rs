@@ -309,9 +309,7 @@ fn compiled(
     );
     environment.add_filter("generation", generation);
     let source = rewritten::rewritten(&with_generation_filters(source));
-    environment
-        .add_template_owned("chat".to_owned(), source)
-        .map_err(|error| described(&error))?;
+    environment.add_template_owned("chat".to_owned(), source).map_err(|error| described(&error))?;
     Ok(environment)
 }
 

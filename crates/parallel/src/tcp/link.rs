@@ -53,7 +53,7 @@ impl Writer {
         write(&mut lock(&self.0), kind, number, data)
     }
 
-    /// Writes a frame, if that is possible within a time.
+    /// Writes a frame, if that is possible within a time. No other write is limited by it.
     pub(super) fn write_within(
         &self,
         kind: Kind,
@@ -64,7 +64,13 @@ impl Writer {
         let started = Instant::now();
         loop {
             match self.0.try_lock() {
-                Ok(mut stream) => return write(&mut stream, kind, number, data).is_ok(),
+                Ok(mut stream) => {
+                    // A closed stream takes no limit, and the write tells that.
+                    let _ = stream.set_write_timeout(Some(limit));
+                    let is_written = write(&mut stream, kind, number, data).is_ok();
+                    let _ = stream.set_write_timeout(None);
+                    return is_written;
+                }
                 Err(TryLockError::Poisoned(_)) => return false,
                 Err(TryLockError::WouldBlock) if started.elapsed() > limit => return false,
                 Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(5)),
@@ -77,14 +83,6 @@ impl Writer {
         if let Ok(stream) = self.0.try_lock() {
             // It may be closed.
             let _ = stream.shutdown(way);
-        }
-    }
-
-    /// Lets no later write take longer, if there is a limit.
-    pub(super) fn hurry(&self, limit: Option<Duration>) {
-        if let Ok(stream) = self.0.try_lock() {
-            // What then takes longer is lost.
-            let _ = stream.set_write_timeout(limit);
         }
     }
 

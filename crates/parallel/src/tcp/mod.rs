@@ -152,7 +152,6 @@ impl Job {
 
     fn abort(&self, code: u8) -> ! {
         for writer in self.writers.iter().flatten() {
-            writer.hurry(Some(NEWS_WITHIN));
             writer.write_within(Kind::Abort, u32::from(code), &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }
@@ -214,7 +213,6 @@ impl Drop for Tcp {
     /// Tells the others that nothing follows, and waits for the processes that this one started.
     fn drop(&mut self) {
         for writer in self.job.writers.iter().flatten() {
-            writer.hurry(Some(NEWS_WITHIN));
             writer.write_within(Kind::Bye, 0, &[], NEWS_WITHIN);
             writer.close(Shutdown::Write);
         }

@@ -67,20 +67,21 @@ impl Job {
         if is_chain { Suspect::Circle } else { Suspect::Unknown }
     }
 
-    /// Whether a rank answers no more, however often it is asked.
+    /// Whether a rank answers no more, however often it is asked, and this one still waits.
     fn stays_silent(&self, suspect: &Suspect) -> bool {
         let Suspect::Silent(rank) = suspect else { return false };
-        (1..QUESTIONS).all(|_| self.ask(*rank).is_none())
+        let waits = || !self.mail.waits_for().is_empty();
+        (1..QUESTIONS).all(|_| waits() && self.ask(*rank).is_none()) && waits()
     }
 
     /// Whom a rank waits for, if it answers.
     fn ask(&self, rank: usize) -> Option<Vec<usize>> {
         let writer = self.writers[rank].as_ref()?;
         self.mail.forget_answer(rank);
-        writer.hurry(Some(ANSWER_WITHIN));
-        let is_asked = writer.write_within(Kind::Ask, 0, &[], ANSWER_WITHIN);
-        writer.hurry(None);
-        if is_asked { self.mail.answer(rank, ANSWER_WITHIN) } else { None }
+        if !writer.write_within(Kind::Ask, 0, &[], ANSWER_WITHIN) {
+            return None;
+        }
+        self.mail.answer(rank, ANSWER_WITHIN)
     }
 }
 
@@ -153,7 +154,11 @@ mod tests {
                     tcp.job.mail.set_waits_for(&[0]);
                     let suspect = tcp.job.suspect();
                     silent.push(tcp.job.stays_silent(&suspect));
-                    if !is_held {
+                    if is_held {
+                        // What came meanwhile ended the wait.
+                        tcp.job.mail.set_waits_for(&[]);
+                        silent.push(tcp.job.stays_silent(&suspect));
+                    } else {
                         tcp.job.expired(Duration::from_secs(1), true);
                     }
                 }
@@ -162,6 +167,6 @@ mod tests {
             }
             silent
         });
-        assert_eq!(silent, [vec![], vec![false, true]]);
+        assert_eq!(silent, [vec![], vec![false, true, false]]);
     }
 }

@@ -187,12 +187,7 @@ impl ForwardCase<'_> {
         Ok(())
     }
 
-    fn check_logits(
-        &self,
-        prompt: &Value,
-        features: &Features,
-        part: &mut Part<'_>,
-    ) -> Result<()> {
+    fn check_logits(&self, prompt: &Value, features: &Features, part: &mut Part<'_>) -> Result<()> {
         let hidden = features.final_hidden()?;
         let last = hidden.dim(0)? - 1;
         let logits = self.target.hold_ends()?.logits(&hidden.narrow(0, last, 1)?)?;

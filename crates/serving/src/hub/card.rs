@@ -98,8 +98,7 @@ fn acceptance(out: &mut String, evaluation: Option<&Value>) {
             .collect();
         let rule = cell["rule"].as_str().unwrap_or_default();
         let interval = &figures["tau_interval"];
-        let [tau, low, high] =
-            [&figures["tau_incl_bonus"], &interval[0], &interval[1]].map(number);
+        let [tau, low, high] = [&figures["tau_incl_bonus"], &interval[0], &interval[1]].map(number);
         line!(
             out,
             "| {rule} | {} | {} | {tau:.3} ({low:.3} to {high:.3}) | {} | {} of {} |",

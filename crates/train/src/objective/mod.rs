@@ -50,7 +50,8 @@ impl Prepared {
     /// # Errors
     /// - it is of another type, so that another objective made this
     pub fn plan<P: Any>(&self) -> Result<&P> {
-        let problem = || TrainError::Unsupported { problem: "prepared by another objective".into() };
+        let problem =
+            || TrainError::Unsupported { problem: "prepared by another objective".into() };
         self.plan.downcast_ref().ok_or_else(problem)
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{FeatureNeeds, TeacherKind, join_target, run_target, sequence_of};
-use longdraft_models::draft::{Init, Parameter, VocabularyMap};
 use longdraft_models::draft::block::{
     BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes,
 };
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::draft::glide::{GlideConfig, GlideDraft};
+use longdraft_models::draft::{Init, Parameter, VocabularyMap};
 use longdraft_models::target_model::{
     Features, Layers, PackedSequence, Ranks, Tap, Taps, Target, TargetOptions,
 };

@@ -56,7 +56,11 @@ impl Default for SessionOptions {
 
 impl SessionOptions {
     /// As the commands take them.
-    pub(in crate::api) fn arguments(&self, draft: Option<&Draft>, open: &OpenOptions) -> DecodingArguments {
+    pub(in crate::api) fn arguments(
+        &self,
+        draft: Option<&Draft>,
+        open: &OpenOptions,
+    ) -> DecodingArguments {
         DecodingArguments {
             draft: draft.map(|draft| draft.path.clone()),
             mtp: self.mtp,

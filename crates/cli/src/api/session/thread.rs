@@ -10,10 +10,10 @@ use longdraft_decode::{EndReason, SpeculativeDecoder};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::Message;
 
-use crate::api::error::Result;
 use super::options::AnswerOptions;
 use super::stream::{Answer, Piece, Told};
 use crate::answer::{Written, to_json};
+use crate::api::error::Result;
 use crate::cli::{DecodingArguments, PaceChoice};
 use crate::decoding::{Models, encode_chat, stops};
 use crate::failure::Failure;

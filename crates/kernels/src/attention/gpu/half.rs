@@ -71,7 +71,7 @@ impl Kernels {
         kernel: &str,
         (tiles, threads, memory): (usize, usize, usize),
         arguments: &[Argument<'_>],
-        results: [(Shape, DType); N],
+        results: &[(Shape, DType); N],
     ) -> Result<[Tensor; N]> {
         let blocks = ([call.dims.kv_heads, tiles, 1], threads);
         let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(memory);
@@ -91,7 +91,7 @@ impl Kernels {
         let blocks = (call.tiles(OWN), self.threads, self.forward);
         let [out, log_sum_exp] = result_shapes(call);
         let results = [(out, of_result), (log_sum_exp, DType::F32)];
-        self.run(call, "attention_half_forward", blocks, &arguments, results).map(Into::into)
+        self.run(call, "attention_half_forward", blocks, &arguments, &results).map(Into::into)
     }
 
     /// The queries' gradient by ranges.
@@ -105,7 +105,7 @@ impl Kernels {
         let blocks = (call.tiles(OWN), self.threads, self.queries);
         let results = [(call.q.shape().clone(), DType::F32)];
         let kernel = "attention_half_backward_queries";
-        let [dq] = self.run(call, kernel, blocks, &arguments, results)?;
+        let [dq] = self.run(call, kernel, blocks, &arguments, &results)?;
         Ok(dq)
     }
 
@@ -121,7 +121,7 @@ impl Kernels {
         let blocks = (call.keys.div_ceil(OWN), KEYS_THREADS, self.keys);
         let of_keys = (call.k.shape().clone(), DType::F32);
         let results = [of_keys.clone(), of_keys];
-        self.run(call, "attention_half_backward_keys", blocks, &arguments, results)
+        self.run(call, "attention_half_backward_keys", blocks, &arguments, &results)
     }
 }
 

@@ -173,9 +173,7 @@ pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {
         Architecture::Granite => granite::of_gguf(keys),
         Architecture::Olmo2 | Architecture::Olmo3 => olmo::of_gguf(keys, sizes),
         Architecture::Phi3 => phi3::of_gguf(keys, sizes),
-        Architecture::Glm | Architecture::Glm4 | Architecture::Glm4Moe => {
-            glm::of_gguf(keys, sizes)
-        }
+        Architecture::Glm | Architecture::Glm4 | Architecture::Glm4Moe => glm::of_gguf(keys, sizes),
         Architecture::GptOss => gpt_oss::of_gguf(keys, sizes),
         Architecture::Llama4 => llama4::of_gguf(keys, sizes),
         Architecture::Qwen3Next | Architecture::Qwen35 | Architecture::Qwen35Moe => {

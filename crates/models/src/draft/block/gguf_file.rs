@@ -155,7 +155,7 @@ impl GgufBlockSource {
             selector: None,
             chain: None,
             bend: Bend::default(),
-            // No key of such files says so.
+            // Such files have no key for it.
             embedding_scale: None,
             initializer_range: 0.02,
         };

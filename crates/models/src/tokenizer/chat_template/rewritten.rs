@@ -206,7 +206,8 @@ fn is_border(parts: &[Part<'_>], at: usize) -> bool {
     let before = |back: usize| at.checked_sub(back).map(|at| parts[at].word());
     match parts[at].word() {
         "," | ":" | "=" | "==" | "!=" | "<" | ">" | "<=" | ">=" => true,
-        "+" | "-" => at > 0 && parts[at - 1].ends_value(),
+        // An attribute may have a keyword's name.
+        "+" | "-" => at > 0 && (parts[at - 1].ends_value() || before(2) == Some(".")),
         // Names of attributes, filters and tests are none.
         word if is_keyword(word) && word != "is" => match before(1) {
             Some("." | "|" | "is") => false,
@@ -269,9 +270,8 @@ fn put_product(out: &mut String, parts: &[Part<'_>]) {
 
 /// What a text is formatted with: a tuple, or one value.
 fn put_arguments(out: &mut String, operand: &[Part<'_>]) {
-    let is_tuple = |inner: &[Part<'_>]| {
-        inner.is_empty() || inner.iter().any(|part| part.word() == ",")
-    };
+    let is_tuple =
+        |inner: &[Part<'_>]| inner.is_empty() || inner.iter().any(|part| part.word() == ",");
     match operand {
         [Part::Group(open, inner, _)] if open.ends_with('(') && is_tuple(inner) => {
             put(out, &operand[0]);

@@ -187,7 +187,7 @@ fn what_is_joined_is_written_as_in_python() -> Result<()> {
     for (source, wanted) in [
         ("{{ 'a: ' ~ tools[0].c ~ '!' }}", "a: [1, 1.0, True]!"),
         ("{{ 1.0 ~ none ~ true ~ 3 ~ {'a': [1, 'x']} ~ missing }}", "1.0NoneTrue3{'a': [1, 'x']}"),
-        ("{{ 2 * 3 ~ 1 + 1 ~ -1 }}", "611-1"),
+        ("{{ 2 * 3 ~ 1 + 1 ~ -1 }} {{ 1 ~ {'if': 2}.if + 'x' }}", "611-1 12x"),
         ("{{ -1 ~ [1] == '-1[1]' and [1] ~ 'x' in ['[1]x'] }}", "True"),
         ("{{ 'x' if not [] ~ '' else 0 }} {{ tools[0]['a' ~ ''] }}", "0 f"),
         ("{{ 3 is not none ~ 'a' }} {{ 1 is in [1] ~ 'b' }}", "Truea Trueb"),

@@ -100,7 +100,8 @@ fn ends_of_turns_and_the_unknown_token_are_found_in_texts_whatever_their_type() 
 
 #[test]
 fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
-    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("youtu", &[2]), ("dbrx", &[0, 1])] {
+    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("youtu", &[2]), ("dbrx", &[0, 1])]
+    {
         let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;
         assert_eq!(ids, wanted, "{pre}");
     }

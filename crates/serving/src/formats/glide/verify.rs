@@ -19,8 +19,7 @@ const OTHER_CLASS: Rule = Rule::rejects(
     "LlamaGlideDecoderLayer or Qwen2GlideDecoderLayer",
     "no model class of this name",
 );
-const NO_LENGTH: Rule =
-    Rule::rejects("missing-key", "the longest context", "the scripts read it");
+const NO_LENGTH: Rule = Rule::rejects("missing-key", "the longest context", "the scripts read it");
 const KEYS: [KeyRule; 6] = [
     key("architectures", |names| is_named(names, |name| CLASSES.contains(&name)), OTHER_CLASS),
     key("hidden_size", is_size, MISSING_SIZE),

@@ -79,6 +79,13 @@ fn divergence_within(
     let Some(teacher) = inputs.teacher.filter(|_| !inputs.head.track_op()) else {
         bail!("divergence: a teacher and a frozen head expected")
     };
+    let rows = inputs.hidden.dim(0)?;
+    let of_labels = inputs.label_weights.map_or(rows, <[f32]>::len);
+    let of_teacher = teacher.rows.map_or(rows, <[u32]>::len);
+    let lengths = [inputs.labels.len(), weights.len(), of_labels, of_teacher];
+    if lengths.iter().any(|length| *length != rows) {
+        bail!("divergence: {lengths:?} labels, weights and teachers for {rows} rows");
+    }
     let mut products = vec![(inputs.hidden, inputs.head)];
     products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
     in_chunks(values, &products, None, |rows, products| {
@@ -342,14 +349,16 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_trains_or_no_teacher_is_refused() -> Result<()> {
+    fn a_head_that_trains_no_teacher_and_labels_of_other_rows_are_refused() -> Result<()> {
         let x = Tensor::zeros((1, 2), DType::F32, &Device::Cpu)?;
         let head = Var::from_tensor(&Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?)?;
         let teacher = Some(Teacher { hidden: &x, rows: None, head: head.as_tensor() });
         let frozen = head.as_tensor().detach();
         let trained = Inputs { teacher, ..Inputs::of_labels(&x, head.as_tensor(), &[0]) };
         let alone = Inputs::of_labels(&x, &frozen, &[0]);
-        for inputs in [trained, alone] {
+        let teacher = Some(Teacher { hidden: &x, rows: None, head: &frozen });
+        let none = Inputs { teacher, ..Inputs::of_labels(&x, &frozen, &[]) };
+        for inputs in [trained, alone, none] {
             assert!(divergence(&inputs, &[1.0], SlotLoss::Jsd).is_err());
         }
         Ok(())

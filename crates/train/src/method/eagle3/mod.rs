@@ -204,8 +204,10 @@ impl DraftMethod for Eagle3 {
                 let trained = Eagle3Draft::load(start, &sizes, target)?;
                 let kept = trained.vocabulary().draft_size();
                 if wanted.remap {
-                    trained
-                        .remapped(chosen(self, materials, &counts, sizes.draft_vocab_size)?, *seed)?
+                    trained.remapped(
+                        chosen(self, materials, &counts, sizes.draft_vocab_size)?,
+                        *seed,
+                    )?
                 } else if wanted.draft_vocab_size.is_some_and(|size| size != kept) {
                     let problem = format!(
                         "the draft proposes {kept} tokens, `draft.draft_vocab_size` is {}: a \

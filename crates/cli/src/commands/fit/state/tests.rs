@@ -5,11 +5,8 @@ use super::*;
 /// Rounds of 10 steps of 100 tokens each, with the drafts that they kept.
 fn state(kept: &[Option<usize>]) -> State {
     let plan = Plan { steps: 10, row_tokens: 100, ..Plan::default() };
-    let round = |kept: &Option<usize>| Round {
-        plan: Some(plan.clone()),
-        kept: *kept,
-        ..Round::default()
-    };
+    let round =
+        |kept: &Option<usize>| Round { plan: Some(plan.clone()), kept: *kept, ..Round::default() };
     let rounds: Vec<Round> = kept.iter().map(round).collect();
     let split = serde_json::json!({
         "source": "x", "training": 1, "shipped": 0, "held_out": 1, "duplicates": 0, "unusable": 0,

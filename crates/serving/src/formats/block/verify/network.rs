@@ -1,6 +1,8 @@
 //! What folders and files have in common: layers, the target's sizes, tensors.
 
-use longdraft_models::draft::block::key_names::{BEND, COUNTED_LAYERS, EMBEDDING_SCALE, MASK_TOKEN};
+use longdraft_models::draft::block::key_names::{
+    BEND, COUNTED_LAYERS, EMBEDDING_SCALE, MASK_TOKEN,
+};
 use longdraft_models::draft::block::{BlockConfig, FROZEN, default_layers, file_specs};
 use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::weights::TensorSpec;
