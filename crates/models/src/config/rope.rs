@@ -228,7 +228,7 @@ fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -
         // Plain up to `max_position_embeddings`, where every context ends.
         DYNAMIC => {
             required("factor");
-            if value.get("alpha").is_some() {
+            if stated(value, "alpha").is_some() {
                 problems.push("rope scaling `dynamic` by `alpha` is not supported");
             }
             RopeScaling::None
@@ -354,6 +354,7 @@ mod tests {
         };
         let plain = (RopeParameters::plain(5e5), Problems::default());
         assert_eq!(read(json!({"type": "dynamic", "factor": 4.0})), plain);
+        assert_eq!(read(json!({"type": "dynamic", "factor": 4.0, "alpha": null})), plain);
         let without = read(json!({"type": "dynamic"})).1.to_string();
         assert!(without.contains("`dynamic` needs a positive `factor`"), "{without}");
         let alpha = read(json!({"type": "dynamic", "factor": 1.0, "alpha": 1000.0})).1.to_string();

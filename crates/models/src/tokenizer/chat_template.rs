@@ -3,7 +3,9 @@
 //! They are programs of others: each rendering runs within [`LIMITS`], and within a number of
 //! instructions (fuel) and bytes of text.
 
+mod errors;
 mod json_filter;
+mod opened;
 mod python;
 mod repr;
 mod rewritten;
@@ -43,9 +45,6 @@ const DAY: i64 = 1_735_689_600;
 
 /// Longest template; published ones have up to 30 KB.
 const LONGEST_TEMPLATE: usize = 1 << 20;
-
-/// Characters of a template's error that are shown.
-const SHOWN: usize = 1000;
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -281,13 +280,6 @@ fn failed(problem: &str) -> ModelError {
     ModelError::Tokenizer(format!("chat template: {problem}"))
 }
 
-/// A template's error in a line or some, without what steers terminals: it may quote anything.
-fn described(error: &Error) -> String {
-    let text = format!("{error:#}");
-    let plain = text.chars().filter(|c| !c.is_control() || *c == '\n');
-    plain.take(SHOWN).collect()
-}
-
 fn compiled(
     source: &str,
     day: Option<OffsetDateTime>,
@@ -299,7 +291,7 @@ fn compiled(
     environment.add_filter("tojson", json_filter::to_json);
     environment.add_filter("string", repr::string);
     environment.add_filter("format", repr::format);
-    environment.add_function(rewritten::OPENED, rewritten::opened);
+    environment.add_function(opened::OPENED, opened::opened);
     environment.set_formatter(repr::print);
     environment.add_function(
         "raise_exception",
@@ -308,8 +300,9 @@ fn compiled(
         },
     );
     environment.add_filter("generation", generation);
-    let source = rewritten::rewritten(&with_generation_filters(source));
-    environment.add_template_owned("chat".to_owned(), source).map_err(|error| described(&error))?;
+    let plain = with_generation_filters(source);
+    let added = environment.add_template_owned("chat", rewritten::rewritten(&plain));
+    added.map_err(|error| errors::refusal(error, &mut environment, plain, source))?;
     Ok(environment)
 }
 
@@ -320,12 +313,12 @@ fn rendered(
 ) -> std::result::Result<String, String> {
     let mut environment = environment.clone();
     environment.set_fuel(Some(fuel));
-    let template = environment.get_template("chat").map_err(|error| described(&error))?;
+    let template = environment.get_template("chat").map_err(|error| errors::described(&error))?;
     let mut text = BoundedText(Vec::new());
     template.render_captured_to(context, &mut text).map_err(|error| match error.kind() {
         ErrorKind::OutOfFuel => format!("it has not ended after {fuel} instructions"),
         ErrorKind::WriteFailure => format!("its text is longer than {LONGEST_TEXT} bytes"),
-        _ => described(&error),
+        _ => errors::described(&error),
     })?;
     String::from_utf8(text.0).map_err(|error| error.to_string())
 }

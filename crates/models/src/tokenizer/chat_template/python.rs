@@ -1,21 +1,62 @@
 //! What templates take from Python and from Jinja2 where the library does otherwise.
 
-use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, State, Value};
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 use time::OffsetDateTime;
+
+use super::{repr, rewritten};
 
 /// Name of the function that tells the date.
 pub(super) const DATE: &str = "strftime_now";
 
-/// Teaches an environment methods, tests and the date, which is today's unless one is given.
+/// Teaches an environment methods, tests, `%` and the date, which is today's unless one is given.
 pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTime>) {
     environment.set_unknown_method_callback(method);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", is_callable);
+    environment.add_filter(rewritten::MODULO, modulo);
     environment.add_function(DATE, move |format: String| {
         written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
     });
+}
+
+/// Python's `%`: it formats a text, and of numbers it gives what division leaves, with the divisor's sign.
+fn modulo(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
+    if value.as_str().is_some() {
+        return repr::format(value, arguments).map(Value::from);
+    }
+    let wrong = |problem: &'static str| Error::new(ErrorKind::InvalidOperation, problem);
+    let [divisor] = arguments.as_slice() else {
+        return Err(wrong("only a text takes several values behind `%`"));
+    };
+    if let (Some(whole), Some(by)) = (integer(value), integer(divisor)) {
+        let left = whole.checked_rem(by).ok_or_else(|| wrong("`%` by zero"))?;
+        let has_sign = left == 0 || (left < 0) == (by < 0);
+        let left = if has_sign { left } else { left + by };
+        return Ok(left.into());
+    }
+    let (Some(whole), Some(by)) = (number(value), number(divisor)) else {
+        return Err(wrong("`%` takes a text and values, or two numbers"));
+    };
+    let left = whole % by;
+    if by == 0.0 {
+        return Err(wrong("`%` by zero"));
+    }
+    let has_sign = left == 0.0 || (left < 0.0) == (by < 0.0);
+    let left = if has_sign { left.abs().copysign(by) } else { left + by };
+    Ok(left.into())
+}
+
+/// A number without a fraction; to Python truth values are such.
+fn integer(value: &Value) -> Option<i128> {
+    let is_integer = value.is_integer() || value.kind() == ValueKind::Bool;
+    is_integer.then(|| i128::try_from(value.clone()).ok()).flatten()
+}
+
+/// Any number.
+fn number(value: &Value) -> Option<f64> {
+    f64::try_from(value.clone()).ok().or_else(|| integer(value).map(|whole| whole as f64))
 }
 
 /// Python's methods.

@@ -78,13 +78,22 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
         let (kind, value) = match &conversion[3] {
             "s" => ("s", string(&value)?),
             "r" => ("s", quoted(&value)?),
-            kind => (if kind == "u" { "d" } else { kind }, value),
+            "d" | "i" | "u" => ("d", cut_off(value)),
+            kind => (kind, value),
         };
         let one = format!("%{}{kind}", &conversion[2]);
         out += &format_filter(FormatStyle::Printf, &one, &[value])?;
     }
     out.push_str(&text[end..]);
     Ok(out)
+}
+
+/// A number without its fraction, as `%d` writes it. What is no number stays.
+fn cut_off(value: Value) -> Value {
+    match f64::try_from(value.clone()) {
+        Ok(number) if !value.is_integer() && number.abs() < 1e38 => (number as i128).into(),
+        _ => value,
+    }
 }
 
 /// Whether the library writes it otherwise.

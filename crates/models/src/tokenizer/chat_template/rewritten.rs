@@ -1,20 +1,21 @@
 //! Templates in which operators and macros mean what they mean to Jinja2.
 //!
 //! The library's operators cannot be taught. So filters take their place: `a ~ b` becomes `(a)|string ~ (b)|string`,
-//! and `'%s' % a` becomes `'%s'|format(a)`. A macro that names `varargs` or `kwargs` gets them as parameters, and
-//! [`opened`] gathers what its calls give beyond the others. Lines keep their numbers.
+//! and `a % b` becomes `(a)|modulo(b)`. A macro that names `varargs` or `kwargs` gets them as parameters, and
+//! [`OPENED`] gathers what its calls give beyond the others. Lines keep their numbers.
 
-use std::sync::{Arc, LazyLock};
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
-use minijinja::value::{Kwargs, Object, ObjectRepr, from_args};
-use minijinja::{Error, State, Value};
 use regex::Regex;
+
+use super::opened::{GATHERED, OPENED};
 
 /// Nesting of brackets that is followed; the library refuses as much.
 const DEEPEST: usize = 150;
 
-/// Name of the function that is [`opened`].
-pub(super) const OPENED: &str = "opened_macro";
+/// Name of the filter that takes the place of `%`.
+pub(super) const MODULO: &str = "modulo";
 
 /// The same template for the library. One whose tags do not end stays as it is: the library tells what is wrong.
 pub(super) fn rewritten(source: &str) -> String {
@@ -63,8 +64,25 @@ fn is_keyword(word: &str) -> bool {
 struct Rewriter<'a> {
     rest: &'a str,
     out: String,
-    /// Macros that have not ended: the names of those that take any arguments.
-    macros: Vec<Option<&'a str>>,
+    /// Macros that have not ended; `None` for one without a list of parameters.
+    macros: Vec<Option<Macro<'a>>>,
+}
+
+struct Macro<'a> {
+    name: &'a str,
+    /// Where another parameter goes in what is written, and what stands before it.
+    end: usize,
+    comma: &'static str,
+    /// Which of [`GATHERED`] are parameters of its own.
+    has: [bool; 2],
+    /// Which of [`GATHERED`] its body names beside these.
+    gathers: [bool; 2],
+}
+
+impl Macro<'_> {
+    fn gather(&mut self, which: usize) {
+        self.gathers[which] |= !self.has[which];
+    }
 }
 
 impl<'a> Rewriter<'a> {
@@ -105,13 +123,16 @@ impl<'a> Rewriter<'a> {
             self.copy(1);
         }
         let parts = self.parts(end, 0)?;
-        let mut opened = None;
+        let mut assignments = Vec::new();
         match (end, parts.as_slice()) {
             ("%}", [first, rest @ ..]) => {
                 put(&mut self.out, first);
                 match first.word() {
-                    "macro" => self.begin_macro(rest),
-                    "endmacro" => opened = self.macros.pop().flatten(),
+                    "macro" => assignments = self.begin_macro(rest),
+                    "endmacro" => {
+                        put_expressions(&mut self.out, rest);
+                        assignments.extend(self.end_macro());
+                    }
                     _ => put_expressions(&mut self.out, rest),
                 }
             }
@@ -119,8 +140,8 @@ impl<'a> Rewriter<'a> {
         }
         let closing = &self.rest[..self.rest.find(end)? + end.len()];
         self.copy(closing.len());
-        if let Some(name) = opened {
-            self.out.extend(["{% set ", name, " = ", OPENED, "(", name, ")", closing]);
+        for assignment in &assignments {
+            self.out.extend(["{% set ", assignment.as_str(), " ", closing.trim_start()]);
         }
         Some(())
     }
@@ -132,7 +153,7 @@ impl<'a> Rewriter<'a> {
             let number = r"\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?";
             expression(&format!(r"(?s)^\s*(?:{text}|{number}|[A-Za-z_]\w*|[=!<>]=|//|\*\*|.)"))
         });
-        let mut parts = Vec::new();
+        let mut parts: Vec<Part<'a>> = Vec::new();
         loop {
             let next = self.rest.trim_start();
             let unmarked = next.strip_prefix(['-', '+']).unwrap_or(next);
@@ -150,8 +171,22 @@ impl<'a> Rewriter<'a> {
                     let inner = self.parts(end, depth + 1)?;
                     Part::Group(word, inner, self.word(&WORD)?)
                 }
-                _ => Part::Word(word),
+                name => {
+                    // Names of attributes are others.
+                    if parts.last().is_none_or(|last| last.word() != ".") {
+                        self.gather(name);
+                    }
+                    Part::Word(word)
+                }
             });
+        }
+    }
+
+    /// Tells the macro whose body holds a name.
+    fn gather(&mut self, name: &str) {
+        let which = GATHERED.iter().position(|(gathered, _)| *gathered == name);
+        if let (Some(which), Some(Some(innermost))) = (which, self.macros.last_mut()) {
+            innermost.gather(which);
         }
     }
 
@@ -161,30 +196,79 @@ impl<'a> Rewriter<'a> {
         Some(word)
     }
 
-    /// Takes a macro's name and parameters.
-    fn begin_macro(&mut self, parts: &[Part<'a>]) {
-        static GATHERED: LazyLock<Regex> = LazyLock::new(|| expression(r"\b(?:varargs|kwargs)\b"));
-        let body = self.rest.split("endmacro").next().unwrap_or_default();
-        let is_own = |part: &Part<'_>| matches!(part.word(), "varargs" | "kwargs");
-        match parts {
-            [Part::Word(name), Part::Group(open, parameters, close)]
-                if GATHERED.is_match(body) && !parameters.iter().any(is_own) =>
-            {
-                self.macros.push(Some(name.trim_start()));
-                self.out.push_str(name);
-                self.out.push_str(open);
-                put_expressions(&mut self.out, parameters);
-                let is_listed = parameters.last().is_none_or(|last| last.word() == ",");
-                self.out.push_str(if is_listed { "" } else { ", " });
-                self.out.push_str("varargs=[], kwargs={}");
-                self.out.push_str(close);
-            }
-            _ => {
-                self.macros.push(None);
-                put_expressions(&mut self.out, parts);
+    /// Takes a macro's name and parameters. Returns the assignments with which its body begins.
+    fn begin_macro(&mut self, parts: &[Part<'a>]) -> Vec<String> {
+        let [Part::Word(name), Part::Group(open, parameters, close)] = parts else {
+            self.macros.push(None);
+            put_expressions(&mut self.out, parts);
+            return Vec::new();
+        };
+        self.out.extend([*name, *open]);
+        let (names, assignments) = put_parameters(&mut self.out, parameters);
+        let is_listed = parameters.last().is_none_or(|last| last.word() == ",");
+        self.macros.push(Some(Macro {
+            name: name.trim_start(),
+            end: self.out.len(),
+            comma: if is_listed { "" } else { ", " },
+            has: GATHERED.map(|(gathered, _)| names.contains(gathered)),
+            gathers: [false; 2],
+        }));
+        self.out.push_str(close);
+        assignments
+    }
+
+    /// Ends a macro. Returns the assignment that makes it take any arguments, if its body names them.
+    fn end_macro(&mut self) -> Option<String> {
+        let Macro { name, end, comma, gathers, .. } = self.macros.pop().flatten()?;
+        let (mut parameters, mut opened) = (String::new(), format!("{name} = {OPENED}({name}"));
+        for which in (0..GATHERED.len()).filter(|which| gathers[*which]) {
+            let (gathered, empty) = GATHERED[which];
+            let comma = if parameters.is_empty() { comma } else { ", " };
+            parameters.extend([comma, gathered, "=", empty]);
+            opened.extend([", '", gathered, "'"]);
+            // The body of the macro around it holds the name, too.
+            if let Some(Some(outer)) = self.macros.last_mut() {
+                outer.gather(which);
             }
         }
+        self.out.insert_str(end, &parameters);
+        (!parameters.is_empty()).then(|| opened + ")")
     }
+}
+
+/// Parameters of a macro. Returns their names, and assignments of the defaults that name parameters before theirs: the
+/// library sets the last parameter first.
+fn put_parameters<'p>(
+    out: &mut String,
+    parameters: &'p [Part<'_>],
+) -> (BTreeSet<&'p str>, Vec<String>) {
+    let (mut names, mut assignments) = (BTreeSet::new(), Vec::new());
+    for (parameter, comma) in runs(parameters, |at| parameters[at].word() == ",") {
+        match parameter {
+            [name, equals, default @ ..] if equals.word() == "=" && mentions(default, &names) => {
+                put(out, name);
+                // An attribute that there is not.
+                out.push_str("={}.x");
+                let name = name.word();
+                let mut assignment = format!("{name} = (");
+                put_expressions(&mut assignment, default);
+                assignment.extend([") if ", name, " is undefined else ", name]);
+                assignments.push(assignment);
+            }
+            _ => put_expressions(out, parameter),
+        }
+        names.extend(parameter.first().map(Part::word));
+        comma.into_iter().for_each(|comma| put(out, comma));
+    }
+    (names, assignments)
+}
+
+/// Whether one of these names stands in an expression.
+fn mentions(parts: &[Part<'_>], names: &BTreeSet<&str>) -> bool {
+    parts.iter().any(|part| match part {
+        Part::Word(_) => names.contains(part.word()),
+        Part::Group(_, inner, _) => mentions(inner, names),
+    })
 }
 
 /// Parts between borders, each with the border behind it.
@@ -248,27 +332,45 @@ fn put_joined(out: &mut String, parts: &[Part<'_>]) {
     }
 }
 
-/// Operands of `%` and of what binds as much: behind a text `%` formats it.
+/// Operands of `*`, `/`, `//` and `%`, which bind as much. [`MODULO`] takes all that is before a `%`.
 fn put_product(out: &mut String, parts: &[Part<'_>]) {
     let operands = runs(parts, |at| matches!(parts[at].word(), "*" | "/" | "//" | "%"));
-    let mut is_text = matches!(operands[0].0, [only] if only.is_text());
-    let mut before: Option<&Part<'_>> = None;
-    for (operand, operator) in operands {
-        match before {
-            Some(sign) if is_text && sign.word() == "%" => {
-                out.push_str("|format");
-                put_arguments(out, operand);
-            }
-            sign => {
-                is_text &= sign.is_none();
-                sign.into_iter().chain(operand).for_each(|part| put(out, part));
-            }
+    let is_whole = operands.iter().all(|(operand, _)| !operand.is_empty());
+    let is_modulo = |at: usize| {
+        let (operand, sign) = operands[at];
+        let is_kept = at == 0 && operands.get(1).is_some_and(|(by, _)| is_place(operand, by));
+        is_whole && sign.is_some_and(|sign| sign.word() == "%") && !is_kept
+    };
+    // A filter behind a filter needs none.
+    let begins = |at: usize| is_modulo(at) && !(at > 0 && is_modulo(at - 1));
+    let brackets = (0..operands.len()).filter(|at| begins(*at)).count();
+    out.extend(std::iter::repeat_n('(', brackets));
+    for (at, &(operand, sign)) in operands.iter().enumerate() {
+        if at > 0 && is_modulo(at - 1) {
+            put_arguments(out, operand);
+        } else {
+            operand.iter().for_each(|part| put(out, part));
         }
-        before = operator;
+        match sign {
+            Some(Part::Word(sign)) if is_modulo(at) => {
+                let bracket = if begins(at) { ")" } else { "" };
+                out.extend([bracket, sign.trim_end_matches('%'), "|", MODULO]);
+            }
+            Some(sign) => put(out, sign),
+            None => {}
+        }
     }
 }
 
-/// What a text is formatted with: a tuple, or one value.
+/// Whether the library's own `%`, which takes less time, does: of a place in a loop, by a number.
+fn is_place(operand: &[Part<'_>], by: &[Part<'_>]) -> bool {
+    let ([name, dot, place], [by]) = (operand, by) else { return false };
+    let words = [name.word(), dot.word(), place.word()];
+    let is_index = matches!(words, ["loop", ".", "index" | "index0"]);
+    is_index && by.word().starts_with(|c: char| c.is_ascii_digit())
+}
+
+/// What [`MODULO`] is given: what a tuple holds, or one value.
 fn put_arguments(out: &mut String, operand: &[Part<'_>]) {
     let is_tuple =
         |inner: &[Part<'_>]| inner.is_empty() || inner.iter().any(|part| part.word() == ",");
@@ -292,37 +394,5 @@ fn put(out: &mut String, part: &Part<'_>) {
             put_expressions(out, inner);
             out.push_str(close);
         }
-    }
-}
-
-/// A macro whose last two parameters are `varargs` and `kwargs`, as one that takes any arguments.
-pub(super) fn opened(own: Value) -> Value {
-    Value::from_object(Opened(own))
-}
-
-#[derive(Debug)]
-struct Opened(Value);
-
-impl Object for Opened {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, state: &State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
-        let (given, named): (&[Value], Kwargs) = from_args(arguments)?;
-        let parameters: Vec<Value> = self.0.get_attr("arguments")?.try_iter()?.collect();
-        let own = &parameters[..parameters.len().saturating_sub(2)];
-        let (taken, more) = given.split_at(own.len().min(given.len()));
-        let (mut known, mut other) = (Vec::new(), Vec::new());
-        for name in named.args() {
-            let is_known = name == "caller" || own.iter().any(|one| one.as_str() == Some(name));
-            let list = if is_known { &mut known } else { &mut other };
-            list.push((name, named.get::<Value>(name)?));
-        }
-        known.push(("varargs", Value::from(more.to_vec())));
-        known.push(("kwargs", other.into_iter().collect::<Value>()));
-        let mut all = taken.to_vec();
-        all.push(known.into_iter().collect::<Kwargs>().into());
-        self.0.call(state, &all)
     }
 }
