@@ -28,7 +28,7 @@ fn modulo(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
     }
     let wrong = |problem: &'static str| Error::new(ErrorKind::InvalidOperation, problem);
     let [divisor] = arguments.as_slice() else {
-        return Err(wrong("only a text takes several values behind `%`"));
+        return Err(wrong("only a text takes several values after `%`"));
     };
     if let (Some(whole), Some(by)) = (integer(value), integer(divisor)) {
         let left = whole.checked_rem(by).ok_or_else(|| wrong("`%` by zero"))?;

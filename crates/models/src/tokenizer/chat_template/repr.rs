@@ -88,7 +88,7 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
     Ok(out)
 }
 
-/// A number without its fraction, as `%d` writes it. What is no number stays.
+/// A number without its fraction, as `%d` writes it. Another value stays as it is.
 fn cut_off(value: Value) -> Value {
     match f64::try_from(value.clone()) {
         Ok(number) if !value.is_integer() && number.abs() < 1e38 => (number as i128).into(),

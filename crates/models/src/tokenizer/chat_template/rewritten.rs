@@ -1,6 +1,6 @@
 //! Templates in which operators and macros mean what they mean to Jinja2.
 //!
-//! The library's operators cannot be taught. So filters take their place: `a ~ b` becomes `(a)|string ~ (b)|string`,
+//! The library's operators cannot be changed. So filters take their place: `a ~ b` becomes `(a)|string ~ (b)|string`,
 //! and `a % b` becomes `(a)|modulo(b)`. A macro that names `varargs` or `kwargs` gets them as parameters, and
 //! [`OPENED`] gathers what its calls give beyond the others. Lines keep their numbers.
 
@@ -247,7 +247,7 @@ fn put_parameters<'p>(
         match parameter {
             [name, equals, default @ ..] if equals.word() == "=" && mentions(default, &names) => {
                 put(out, name);
-                // An attribute that there is not.
+                // An attribute that does not exist: the value is undefined.
                 out.push_str("={}.x");
                 let name = name.word();
                 let mut assignment = format!("{name} = (");
@@ -271,7 +271,7 @@ fn mentions(parts: &[Part<'_>], names: &BTreeSet<&str>) -> bool {
     })
 }
 
-/// Parts between borders, each with the border behind it.
+/// Parts between borders, each with the border that follows it.
 fn runs<'p, 'a>(
     parts: &'p [Part<'a>],
     is_border: impl Fn(usize) -> bool,
@@ -341,7 +341,7 @@ fn put_product(out: &mut String, parts: &[Part<'_>]) {
         let is_kept = at == 0 && operands.get(1).is_some_and(|(by, _)| is_place(operand, by));
         is_whole && sign.is_some_and(|sign| sign.word() == "%") && !is_kept
     };
-    // A filter behind a filter needs none.
+    // A filter that follows a filter needs no brackets.
     let begins = |at: usize| is_modulo(at) && !(at > 0 && is_modulo(at - 1));
     let brackets = (0..operands.len()).filter(|at| begins(*at)).count();
     out.extend(std::iter::repeat_n('(', brackets));
