@@ -34,7 +34,7 @@ pub fn block_products_on(device: &Device) -> &'static str {
     if multiplies_by_kernels(device) { "kernels for NVIDIA GPUs" } else { block_products() }
 }
 
-/// A frozen weight.
+/// A frozen weight. A clone shares the values.
 #[derive(Debug, Clone)]
 pub enum Matrix {
     /// f32, bf16 or f16, `[O, I]`
@@ -44,6 +44,18 @@ pub enum Matrix {
     /// Quantised blocks on an NVIDIA GPU, multiplied as on the CPU. Inputs that train are multiplied with the widened values,
     /// which their gradients flow through.
     OnGpu(Arc<GpuMatrix>),
+}
+
+impl From<&Tensor> for Matrix {
+    fn from(weight: &Tensor) -> Self {
+        Self::Dense(weight.clone())
+    }
+}
+
+impl From<&Matrix> for Matrix {
+    fn from(weight: &Self) -> Self {
+        weight.clone()
+    }
 }
 
 impl Matrix {
@@ -76,6 +88,15 @@ impl Matrix {
             return Ok(held);
         }
         Ok(Self::Dense(held.to_dense()?.to_device(device)?))
+    }
+
+    /// Where the weight lies.
+    pub fn device(&self) -> &Device {
+        match self {
+            Self::Dense(weight) => weight.device(),
+            Self::Quantised(_) => &Device::Cpu,
+            Self::OnGpu(matrix) => matrix.device(),
+        }
     }
 
     /// The dense tensor, if it is one.
@@ -118,7 +139,10 @@ impl Matrix {
             Self::Quantised(matrix) => {
                 matrix.check(ids)?;
                 let blocks = matrix.blocks();
-                let values = ids.iter().flat_map(|id| blocks.column(*id as usize)).collect();
+                let mut values = Vec::with_capacity(ids.len() * matrix.inputs);
+                for id in ids {
+                    values.append(&mut blocks.column(*id as usize));
+                }
                 Tensor::from_vec(values, (ids.len(), matrix.inputs), &Device::Cpu)
             }
             Self::OnGpu(matrix) => matrix.rows(ids),

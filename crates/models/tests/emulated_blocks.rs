@@ -10,6 +10,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::dispatch::{Ops, set_ops};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::trace::Trace;
+use longdraft_models::draft::block::{BlockConfig, BlockDraft};
 use longdraft_models::draft::glide::{CrossContext, GlideConfig, GlideDraft};
 use longdraft_models::draft::{Draft, Init};
 use longdraft_models::target_model::{Tap, Taps, Target, TargetOptions};
@@ -24,6 +25,8 @@ struct Run {
     logits: Vec<Tensor>,
     /// Of a draft that is held as blocks.
     drafted: Vec<Tensor>,
+    /// Rows of the table that a block draft reads.
+    embedded: Tensor,
     cache: &'static str,
     kernels: Vec<String>,
 }
@@ -38,8 +41,14 @@ fn run(is_traced: bool) -> Run {
     let config = GlideConfig::for_target(target.config(), None);
     let mut draft = GlideDraft::initialise(&config, &target, Init::LastLayer, 3).expect("a draft");
     draft.hold_as_blocks().expect("blocks");
+    let folder = tempfile::tempdir().expect("a folder");
+    let sizes = BlockConfig::for_target(target.config(), 1, 4, 39);
+    let block = BlockDraft::initialise(&sizes, ends.embedding_matrix(), 3).expect("a draft");
+    block.save(folder.path(), target.fingerprint()).expect("saved");
     let mut trace = is_traced.then(|| Trace::of(&Device::Cpu).expect("emulated"));
     trace.iter_mut().for_each(|trace| trace.begin().expect("the only one"));
+    let block = BlockDraft::open(folder.path(), &target).expect("a draft");
+    let embedded = block.embed(&[2047, 0, 7, 7]).expect("embeddings");
     let mut cache = target.new_cache().expect("a cache");
     let (mut logits, mut drafted, mut first) = (Vec::new(), Vec::new(), 0_u32);
     for rows in PASSES {
@@ -60,7 +69,7 @@ fn run(is_traced: bool) -> Run {
     }
     trace.iter_mut().for_each(|trace| trace.end().expect("a trace"));
     let kernels = trace.iter().flat_map(Trace::ops).map(|op| op.op).collect();
-    Run { logits, drafted, cache: target.cache_type(), kernels }
+    Run { logits, drafted, embedded, cache: target.cache_type(), kernels }
 }
 
 fn values(tensor: &Tensor) -> Vec<f32> {
@@ -79,6 +88,7 @@ fn a_stored_target_on_a_gpu_says_what_it_says_on_the_cpu() {
         assert!(own.kernels.iter().any(|name| name == kernel), "{kernel}: {:?}", own.kernels);
     }
     assert!(!own.kernels.iter().any(|name| name.starts_with("widen_f32")), "{:?}", own.kernels);
+    assert_eq!(values(&own.embedded), values(&plain.embedded));
     let off = |own: &Tensor, plain: &Tensor| {
         let (own, plain) = (values(own), values(plain));
         let largest = plain.iter().fold(0.0_f32, |most, value| most.max(value.abs()));

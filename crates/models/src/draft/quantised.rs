@@ -56,9 +56,11 @@ impl Blocks {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
     use std::sync::Arc;
 
     use longdraft_kernels::attention::{Delays, KeyRanges};
+    use longdraft_kernels::rows::select_rows;
     use serde_json::json;
 
     use super::*;
@@ -105,6 +107,52 @@ mod tests {
         let values =
             |p: &Parameter| p.var.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
         parameters.iter().flat_map(values).map(f32::to_bits).collect()
+    }
+
+    /// The small target that the program carries, held as its file holds it.
+    fn stored() -> Target {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
+        let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
+        Target::open(path.to_str().expect("path"), &options).expect("target")
+    }
+
+    #[test]
+    fn drafts_share_the_table_of_a_target_that_holds_blocks() -> Result<()> {
+        let target = stored();
+        let ends = target.hold_ends()?;
+        assert!(ends.embedding_matrix().dense().is_none(), "held as blocks");
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("folder"));
+        let [of_block, of_eagle3] = folders.each_ref().map(tempfile::TempDir::path);
+        let sizes = BlockConfig::for_target(target.config(), 1, 4, 39);
+        let block = BlockDraft::initialise(&sizes, ends.embedding_matrix(), 3)?;
+        block.save(of_block, target.fingerprint())?;
+        let sizes = Eagle3Config::for_target(target.config(), 2048).expect("layers");
+        let map = VocabularyMap::identity(2048);
+        let eagle3 = Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), 3)?;
+        eagle3.save(of_eagle3, target.fingerprint())?;
+        let ids = [2047, 0, 7, 7];
+        let mut read = Vec::new();
+        for draft in [block, BlockDraft::open(of_block, &target)?] {
+            read.push((draft.embed(&ids)?, draft.embedding));
+        }
+        for draft in [eagle3, Eagle3Draft::open(of_eagle3, &target)?] {
+            read.push((draft.embed(&ids)?, draft.embedding));
+        }
+        let values = |rows: &Tensor| -> Result<Vec<u32>> {
+            Ok(rows.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+        };
+        let expanded = values(&select_rows(&ends.embedding()?, &ids)?)?;
+        for (rows, table) in read {
+            let is_shared = match (&table, ends.embedding_matrix()) {
+                (Matrix::Quantised(own), Matrix::Quantised(whole)) => Arc::ptr_eq(own, whole),
+                (Matrix::OnGpu(own), Matrix::OnGpu(whole)) => Arc::ptr_eq(own, whole),
+                _ => false,
+            };
+            assert!(is_shared, "a table beside the target's");
+            assert_eq!(values(&rows)?, expanded);
+        }
+        Ok(())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use longdraft_kernels::swiglu::swiglu;
 
 use super::Parameter;
 use super::quantised::Blocks;
-use crate::error::{Result, refused};
+use crate::error::{Result, refused, without_backtrace};
 use crate::weights::TensorSpec;
 
 /// Named tensors of a draft, with their matrices as blocks of 8 bits on demand.
@@ -174,4 +174,13 @@ pub(super) fn initial_value(
 pub(super) fn parameter(spec: &TensorSpec, value: &Tensor) -> Result<Parameter> {
     let (name, decay) = (spec.name.clone(), spec.shape.len() > 1);
     Ok(Parameter { name, var: Var::from_tensor(value)?, role: spec.role, decay, dead: false })
+}
+
+/// What is wrong with the target's embedding table where `[V, H]` are the sizes that a draft reads; `None` if nothing is.
+pub(super) fn table_problem(table: &Matrix, sizes: [usize; 2]) -> Option<String> {
+    match table.dims() {
+        Ok((rows, width)) if [rows, width] == sizes => None,
+        Ok((rows, width)) => Some(format!("embeddings [{rows}, {width}], {sizes:?} expected")),
+        Err(error) => Some(format!("embeddings: {}", without_backtrace(error))),
+    }
 }

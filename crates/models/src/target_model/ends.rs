@@ -60,6 +60,11 @@ impl<'a> Ends<'a> {
         self.embedding.tensor()
     }
 
+    /// Embedding table as it is held. Drafts keep it, and read rows of it.
+    pub fn embedding_matrix(&self) -> &Matrix {
+        self.embedding.matrix()
+    }
+
     /// Embeddings of `ids` in f32, as the first layer reads them.
     ///
     /// # Shapes

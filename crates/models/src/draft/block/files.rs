@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::Tensor;
+use longdraft_kernels::matrix::Matrix;
 use serde_json::Value;
 
 use super::config::BlockConfig;
@@ -103,7 +104,8 @@ fn restore(config: &Value, source: &dyn WeightSource, target: &Target) -> Result
     let layers = Some(target.config().num_hidden_layers);
     let config = read_value(config, layers, Path::new("draft configuration"))?;
     config.problems_with(target.config()).into_result(source.path())?;
-    Ok(Box::new(BlockDraft::from_source(source, &config, &target.hold_ends()?.embedding()?)?))
+    let ends = target.hold_ends()?;
+    Ok(Box::new(BlockDraft::from_source(source, &config, ends.embedding_matrix())?))
 }
 
 /// The target's frozen tensors, which some files repeat.
@@ -184,12 +186,13 @@ impl BlockDraft {
             let source = GgufBlockSource::open(&file)?;
             let config = source.config(Some(target.config())).map_err(ModelError::all_in(&file))?;
             config.problems_with(target.config()).into_result(&file)?;
-            return Self::from_source(&source, &config, &target.hold_ends()?.embedding()?);
+            return Self::from_source(&source, &config, target.hold_ends()?.embedding_matrix());
         }
         let file = folder_beside(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
-        Self::from_source(open_weights(path)?.as_ref(), &config, &target.hold_ends()?.embedding()?)
+        let (source, ends) = (open_weights(path)?, target.hold_ends()?);
+        Self::from_source(source.as_ref(), &config, ends.embedding_matrix())
     }
 
     /// Reads the weights of a network whose sizes are known; a plain draft is extended with fresh tensors
@@ -201,12 +204,12 @@ impl BlockDraft {
     pub fn load(
         saved: &SavedDraft,
         config: &BlockConfig,
-        embedding: &Tensor,
+        embedding: impl Into<Matrix>,
         (own, seed): (Option<OwnHead>, u64),
     ) -> Result<Self> {
         let source = open_weights(&saved.path)?;
         let there = network_there(saved, config)?;
-        Self::begun(source.as_ref(), (config, &there), embedding, (own, seed))
+        Self::begun(source.as_ref(), (config, &there), embedding.into(), (own, seed))
     }
 
     /// Checks that [`Self::load`] finds this network; no tensor is read.

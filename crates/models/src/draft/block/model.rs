@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
-use longdraft_kernels::rows::select_rows;
 use serde_json::Value;
 
 use super::config::BlockConfig;
@@ -29,8 +28,8 @@ pub struct BlockDraft {
     pub(super) weights: DraftWeights,
     /// A head of its own, where it does not propose through the target's.
     pub(super) own_head: Option<OwnHead>,
-    /// The target's frozen table, `[V, H]`.
-    pub(super) embedding: Tensor,
+    /// The target's frozen table, `[V, H]`, as the target holds it.
+    pub(in crate::draft) embedding: Matrix,
     pub(super) rope: Rope,
 }
 
@@ -206,7 +205,7 @@ impl BlockDraft {
     /// - an id lies outside of the table
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
         check_ids(ids, self.config.vocab_size)?;
-        let rows = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
+        let rows = self.embedding.rows(ids)?;
         Ok(match self.config.embedding_scale {
             Some(scale) => (rows * scale)?,
             None => rows,

@@ -51,10 +51,11 @@ impl BlockDraft {
         let before_feed_forward = norm_before_feed_forward(target.config());
         let final_norm = target.final_norm();
         let start = Start { config, layer, final_norm, before_feed_forward };
-        let embedding = target.hold_ends()?.embedding()?;
-        Self::build(config, &embedding, own, |spec| match start.value(spec)? {
+        let embedding = target.hold_ends()?.embedding_matrix().clone();
+        let device = embedding.device().clone();
+        Self::build(config, embedding, own, |spec| match start.value(spec)? {
             Some(value) => Ok(value),
-            None => Self::fresh(spec, config, seed, embedding.device()),
+            None => Self::fresh(spec, config, seed, &device),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rows::select_rows;
 
 use super::chain;
@@ -12,8 +13,8 @@ use super::model::BlockDraft;
 use super::own_head::{self, OwnHead};
 use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
 use crate::draft::DraftWeights;
-use crate::draft::weights::{initial_value, parameter};
-use crate::error::{Problems, Result};
+use crate::draft::weights::{initial_value, parameter, table_problem};
+use crate::error::Result;
 use crate::weights::{TensorSpec, WeightSource};
 
 /// Every tensor that files hold of the network but the map of a head of its own, which comes last.
@@ -73,10 +74,15 @@ pub fn tensor_specs(config: &BlockConfig) -> Vec<TensorSpec> {
 impl BlockDraft {
     /// Fresh weights beside the target's frozen table `[V, H]`, on its device: matrices
     /// N(0, `initializer_range`), norms 1, biases 0, convolutions and a selector that change nothing.
+    /// The draft holds the table as the target does.
     ///
     /// # Errors
     /// - sizes do not fit, or the draft has a head of its own: [`Self::initialise_with`]
-    pub fn initialise(config: &BlockConfig, embedding: &Tensor, seed: u64) -> Result<Self> {
+    pub fn initialise(
+        config: &BlockConfig,
+        embedding: impl Into<Matrix>,
+        seed: u64,
+    ) -> Result<Self> {
         Self::initialise_with(config, embedding, None, seed)
     }
 
@@ -86,12 +92,13 @@ impl BlockDraft {
     /// - sizes do not fit
     pub fn initialise_with(
         config: &BlockConfig,
-        embedding: &Tensor,
+        embedding: impl Into<Matrix>,
         own: Option<OwnHead>,
         seed: u64,
     ) -> Result<Self> {
-        let fresh = |spec: &TensorSpec| Self::fresh(spec, config, seed, embedding.device());
-        Self::build(config, embedding, own, fresh)
+        let embedding = embedding.into();
+        let device = embedding.device().clone();
+        Self::build(config, embedding, own, |spec| Self::fresh(spec, config, seed, &device))
     }
 
     /// Reads the tensors of the network `there`, and adds what `config` has more, fresh or given: at first the draft
@@ -100,12 +107,13 @@ impl BlockDraft {
     pub(super) fn begun(
         source: &dyn WeightSource,
         (config, there): (&BlockConfig, &BlockConfig),
-        embedding: &Tensor,
+        embedding: Matrix,
         (own, seed): (Option<OwnHead>, u64),
     ) -> Result<Self> {
         check_tensors(source, there)?;
         let known = tensor_specs(there);
-        let load = loaded(source, embedding);
+        let device = embedding.device().clone();
+        let load = loaded(source, &device);
         let own = OwnHead::read(source, there, &load)?.or(own);
         let kept: Vec<u32> =
             own.iter().flat_map(|own| own.vocabulary().kept()).map(|id| id.0).collect();
@@ -113,7 +121,7 @@ impl BlockDraft {
             match known.iter().find(|known| known.name == spec.name) {
                 Some(known) if known.shape == spec.shape => load(spec),
                 Some(_) => Ok(select_rows(&load(spec)?, &kept)?.detach()),
-                None => Self::fresh(spec, config, seed, embedding.device()),
+                None => Self::fresh(spec, config, seed, &device),
             }
         })
     }
@@ -126,22 +134,24 @@ impl BlockDraft {
     pub fn from_source(
         source: &dyn WeightSource,
         config: &BlockConfig,
-        embedding: &Tensor,
+        embedding: impl Into<Matrix>,
     ) -> Result<Self> {
         config.problems().into_result(source.path())?;
         check_tensors(source, config)?;
-        let load = loaded(source, embedding);
+        let embedding = embedding.into();
+        let device = embedding.device().clone();
+        let load = loaded(source, &device);
         Self::build(config, embedding, OwnHead::read(source, config, &load)?, &load)
     }
 
     pub(super) fn build(
         config: &BlockConfig,
-        embedding: &Tensor,
+        embedding: Matrix,
         own: Option<OwnHead>,
         value: impl Fn(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
         let mut problems = config.problems();
-        check_embedding(config, embedding, &mut problems);
+        problems.0.extend(table_problem(&embedding, [config.vocab_size, config.hidden_size]));
         let wanted = config.has_own_head().then_some(config.draft_vocab_size);
         let found = own.as_ref().map(|own| own.vocabulary().draft_size());
         match (wanted, found) {
@@ -159,7 +169,11 @@ impl BlockDraft {
         let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
         let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
         // The target's table gets no gradient, whatever the caller does with it.
-        let (rope, embedding) = (config.rope.build(config.head_dim)?, embedding.detach());
+        let embedding = match embedding {
+            Matrix::Dense(table) => Matrix::Dense(table.detach()),
+            blocks => blocks,
+        };
+        let rope = config.rope.build(config.head_dim)?;
         Ok(Self { config: config.clone(), weights, own_head: own, embedding, rope })
     }
 
@@ -186,14 +200,7 @@ impl BlockDraft {
 /// Reads tensors of a source to where the embeddings are.
 fn loaded<'a>(
     source: &'a dyn WeightSource,
-    embedding: &'a Tensor,
+    device: &'a Device,
 ) -> impl Fn(&TensorSpec) -> Result<Tensor> + 'a {
-    |spec| Ok(source.load(&spec.name, DType::F32)?.to_device(embedding.device())?)
-}
-
-fn check_embedding(config: &BlockConfig, embedding: &Tensor, problems: &mut Problems) {
-    let wanted = [config.vocab_size, config.hidden_size];
-    if embedding.dims() != wanted {
-        problems.push(format!("embeddings {:?}, {wanted:?} expected", embedding.dims()));
-    }
+    move |spec| Ok(source.load(&spec.name, DType::F32)?.to_device(device)?)
 }

@@ -40,7 +40,8 @@ pub(super) const KIND: DraftKind = DraftKind {
     restore: |config, source, target| {
         let config = read_saved(config, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(source.path())?;
-        Ok(Box::new(Eagle3Draft::from_source(source, &config, &target.hold_ends()?.embedding()?)?))
+        let ends = target.hold_ends()?;
+        Ok(Box::new(Eagle3Draft::from_source(source, &config, ends.embedding_matrix())?))
     },
     save: |folder, config, tensors, fingerprint| {
         weights::save_tensors(folder, &read_saved(config, None)?, tensors, fingerprint)

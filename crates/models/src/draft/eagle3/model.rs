@@ -1,11 +1,11 @@
 //! The layer's parts, on any rows.
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::linear::linear_onto;
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
-use longdraft_kernels::rows::{beside, select_rows};
+use longdraft_kernels::rows::beside;
 
 use super::config::Eagle3Config;
 use crate::draft::seen::{Seen, attention_each};
@@ -19,8 +19,8 @@ pub struct Eagle3Draft {
     pub(super) config: Eagle3Config,
     pub(super) weights: DraftWeights,
     pub(super) vocabulary: VocabularyMap,
-    /// Frozen: the target's `[V, Ht]`, or the draft's own `[V, H]`.
-    pub(super) embedding: Tensor,
+    /// Frozen: the target's `[V, Ht]` as the target holds it, or the draft's own `[V, H]`.
+    pub(in crate::draft) embedding: Matrix,
     /// Whether `embedding` is the draft's own, so that it has to be saved with it.
     pub(super) own_embedding: bool,
     pub(super) rope: Rope,
@@ -102,7 +102,7 @@ impl Eagle3Draft {
     /// - an id lies outside the target's vocabulary
     pub fn embed(&self, ids: &[u32]) -> Result<Tensor> {
         check_ids(ids, self.config.vocab_size)?;
-        let embedded = select_rows(&self.embedding, ids)?.to_dtype(DType::F32)?;
+        let embedded = self.embedding.rows(ids)?;
         if self.config.embed_proj {
             self.weights.project(&embedded, "embed_proj")
         } else {

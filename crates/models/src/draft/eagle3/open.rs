@@ -44,15 +44,15 @@ impl Eagle3Draft {
             return Self::from_source(
                 &with_head(&source, &config, target)?,
                 &config,
-                &target.hold_ends()?.embedding()?,
+                target.hold_ends()?.embedding_matrix(),
             );
         }
         let file = folder_beside(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
-        let source = open_weights(path)?;
+        let (source, ends) = (open_weights(path)?, target.hold_ends()?);
         let source = with_head(source.as_ref(), &config, target)?;
-        Self::from_source(&source, &config, &target.hold_ends()?.embedding()?)
+        Self::from_source(&source, &config, ends.embedding_matrix())
     }
 
     /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
@@ -64,8 +64,9 @@ impl Eagle3Draft {
     pub fn load(saved: &SavedDraft, config: &Eagle3Config, target: &Target) -> Result<Self> {
         let (source, rows) = with_rows(saved, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
+        let ends = target.hold_ends()?;
         let source = with_head(source.as_ref(), &config, target)?;
-        Self::from_source(&source, &config, &target.hold_ends()?.embedding()?)
+        Self::from_source(&source, &config, ends.embedding_matrix())
     }
 
     /// Checks that [`Self::load`] finds this network; no tensor is read.
@@ -198,7 +199,9 @@ fn with_head<'a>(
     let lacks = !source.names().iter().any(|name| name.ends_with(HEAD));
     let fits = config.draft_vocab_size == config.vocab_size
         && config.hidden_size == config.target_hidden_size;
-    let head = if lacks && fits { Some(target.hold_ends()?.head()?) } else { None };
+    // The draft has a copy of its own, beside which the target keeps no widened one.
+    let lent = || -> Result<Tensor> { Ok(target.hold_ends()?.head_matrix().to_dense()?) };
+    let head = (lacks && fits).then(lent).transpose()?;
     Ok(WithHead { source, head })
 }
 

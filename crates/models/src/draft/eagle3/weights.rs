@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
+use longdraft_kernels::matrix::Matrix;
 
 use super::config::Eagle3Config;
 use super::model::Eagle3Draft;
 use crate::draft::files::{prefix_before, save_draft};
 use crate::draft::vocabulary::MAP;
-use crate::draft::weights::{initial_value, parameter};
+use crate::draft::weights::{initial_value, parameter, table_problem};
 use crate::draft::{DraftWeights, VocabularyMap};
 use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
@@ -59,7 +60,7 @@ impl Eagle3Draft {
     fn build(
         config: &Eagle3Config,
         vocabulary: VocabularyMap,
-        (embedding, own_embedding): (Tensor, bool),
+        (embedding, own_embedding): (Matrix, bool),
         mut value: impl FnMut(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
         let specs = tensor_specs(config);
@@ -70,22 +71,23 @@ impl Eagle3Draft {
     }
 
     /// Fresh weights, N(0, `initializer_range`) and norms of 1, beside the target's frozen
-    /// embeddings `[V, Ht]`, on their device.
+    /// embeddings `[V, Ht]`, on their device. The draft holds them as the target does.
     ///
     /// # Errors
     /// - sizes do not fit; the draft is not as wide as the target and has no `embed_proj`
     pub fn initialise(
         config: &Eagle3Config,
         vocabulary: VocabularyMap,
-        embedding: &Tensor,
+        embedding: impl Into<Matrix>,
         seed: u64,
     ) -> Result<Self> {
+        let embedding = embedding.into();
         let mut problems = config.problems();
         problems.0.extend(vocabulary.problems(sizes(config)).0);
-        check_embedding(config, embedding, &mut problems);
+        check_embedding(config, &embedding, &mut problems);
         problems.into_result(Path::new("draft configuration"))?;
         let device = embedding.device().clone();
-        Self::build(config, vocabulary, (embedding.clone(), false), |spec| {
+        Self::build(config, vocabulary, (embedding, false), |spec| {
             initial_value(spec, config.initializer_range, seed, &device)
         })
     }
@@ -98,25 +100,27 @@ impl Eagle3Draft {
     pub fn from_source(
         source: &dyn WeightSource,
         config: &Eagle3Config,
-        embedding: &Tensor,
+        embedding: impl Into<Matrix>,
     ) -> Result<Self> {
         config.problems().into_result(Path::new("draft configuration"))?;
         let names = published_names(source)?;
         let own = [config.vocab_size, config.hidden_size];
         let reads_own = !config.embed_proj && config.hidden_size != config.target_hidden_size;
         check_names(source, &names, config, reads_own.then_some(own))?;
-        let device = embedding.device();
+        let embedding = embedding.into();
+        let device = embedding.device().clone();
         let embedding = if reads_own {
-            (source.load(&names[EMBEDDING], DType::F32)?.to_device(device)?, true)
+            let own = source.load(&names[EMBEDDING], DType::F32)?.to_device(&device)?;
+            (Matrix::Dense(own), true)
         } else {
             let mut problems = Problems::default();
-            check_embedding(config, embedding, &mut problems);
+            check_embedding(config, &embedding, &mut problems);
             problems.into_result(source.path())?;
-            (embedding.clone(), false)
+            (embedding, false)
         };
         let vocabulary = read_vocabulary(source, &names, config)?;
         Self::build(config, vocabulary, embedding, |spec| {
-            Ok(source.load(&names[&spec.name], DType::F32)?.to_device(device)?)
+            Ok(source.load(&names[&spec.name], DType::F32)?.to_device(&device)?)
         })
     }
 
@@ -142,7 +146,7 @@ impl Eagle3Draft {
             all.extend(self.vocabulary.tensors()?);
         }
         if self.own_embedding {
-            all.push((EMBEDDING.into(), self.embedding.clone()));
+            all.push((EMBEDDING.into(), self.embedding.to_dense()?));
         }
         Ok(all)
     }
@@ -211,11 +215,8 @@ pub(super) fn save_tensors(
     save_draft(folder, config.to_json(), metadata, tensors, target_fingerprint)
 }
 
-fn check_embedding(config: &Eagle3Config, embedding: &Tensor, problems: &mut Problems) {
-    let wanted = [config.vocab_size, config.target_hidden_size];
-    if embedding.dims() != wanted {
-        problems.push(format!("embeddings {:?}, {wanted:?} expected", embedding.dims()));
-    }
+fn check_embedding(config: &Eagle3Config, embedding: &Matrix, problems: &mut Problems) {
+    problems.0.extend(table_problem(embedding, [config.vocab_size, config.target_hidden_size]));
     if config.hidden_size != config.target_hidden_size && !config.embed_proj {
         problems.push(format!(
             "a draft of width {} cannot read embeddings of width {}: set `embed_proj`, or give \

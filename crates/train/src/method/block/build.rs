@@ -109,7 +109,7 @@ fn build(
     }
     // The draft keeps the table, its objective the head.
     let ends = target.hold_ends()?;
-    let (embedding, seed) = (ends.embedding()?, *seed);
+    let (embedding, seed) = (ends.embedding_matrix(), *seed);
     let chosen = || -> Result<Option<OwnHead>> {
         if !sizes.has_own_head() {
             return Ok(None);
@@ -122,9 +122,9 @@ fn build(
     let draft = match (materials.start, init) {
         (Some(start), _) => {
             let own = if has_head { None } else { chosen()? };
-            BlockDraft::load(start, &sizes, &embedding, (own, seed))?
+            BlockDraft::load(start, &sizes, embedding, (own, seed))?
         }
-        (None, Init::Random) => BlockDraft::initialise_with(&sizes, &embedding, chosen()?, seed)?,
+        (None, Init::Random) => BlockDraft::initialise_with(&sizes, embedding, chosen()?, seed)?,
         (None, Init::LastLayer) => BlockDraft::initialise_from(&sizes, target, chosen()?, seed)?,
     };
     if let Some(own) = draft.own_head() {

@@ -198,7 +198,7 @@ impl DraftMethod for Eagle3 {
         let trained = match materials.start {
             None => {
                 let map = chosen(self, materials, &counts, sizes.draft_vocab_size)?;
-                Eagle3Draft::initialise(&sizes, map, &ends.embedding()?, *seed)?
+                Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), *seed)?
             }
             Some(start) => {
                 let trained = Eagle3Draft::load(start, &sizes, target)?;
