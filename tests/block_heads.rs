@@ -2,7 +2,6 @@
 //! read, decoded, exported on, and broken.
 
 use std::path::Path;
-use std::time::Duration;
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::rows::select_rows;
@@ -175,7 +174,7 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
         let done = |all: Vec<String>| succeed(&borrowed(&all));
         done(train("whole", &[]));
         let killed = train("killed", &[]);
-        run_with_kills(Duration::from_millis(90), |_| longdraft(&borrowed(&killed)));
+        run_with_kills(shop.folder.path(), |_| longdraft(&borrowed(&killed)));
         assert_eq!(
             draft_bytes(&shop.path("whole")),
             draft_bytes(&shop.path("killed")),

@@ -25,20 +25,6 @@ fn write(shop: &Workshop, name: &str, rows: &[Value]) -> String {
     path
 }
 
-/// Every file of a folder with its bytes.
-fn files(folder: &str) -> Vec<(String, Vec<u8>)> {
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .expect("folder")
-        .map(|entry| entry.expect("entry").path())
-        .map(|path| {
-            let name = path.file_name().expect("name").to_string_lossy().into_owned();
-            (name, std::fs::read(path).expect("file"))
-        })
-        .collect();
-    files.sort();
-    files
-}
-
 #[test]
 fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
     let shop = chat_shop();
@@ -187,7 +173,7 @@ fn preparing_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
     }
     assert!(kills > 0, "nothing was interrupted");
     assert!(shards_in(&whole) > 10);
-    assert_eq!(files(&whole), files(&killed));
+    assert_eq!(support::files(&whole), support::files(&killed));
 }
 
 fn shards_in(folder: &str) -> usize {

@@ -1,7 +1,5 @@
 //! DFlash drafts through the binary: train, kill, go on from another draft, decode.
 
-use std::time::Duration;
-
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, drafted, metrics, run_with_kills, written_plainly};
 use crate::support::{Workshop, borrowed, fail, last_json, longdraft, run, stderr, succeed};
@@ -82,7 +80,7 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
         succeed(&arguments(&config, &["train.epochs=2", &weights, &to_whole]));
         let (killed, to_killed) = run(&format!("{weights}-killed"));
         let all = arguments(&config, &["train.epochs=2", &weights, &to_killed]);
-        run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
+        run_with_kills(shop.folder.path(), |_| longdraft(&all));
         assert_eq!(draft_bytes(&whole), draft_bytes(&killed), "{weights}");
         assert_eq!(metrics(&whole), metrics(&killed), "{weights}");
     }
@@ -117,7 +115,7 @@ fn the_targets_distribution_is_learned_wherever_features_come_from() {
         succeed(capture);
         let mut stored = train("stored", &store);
         stored.push("capture.dtype=f32".to_owned());
-        run_with_kills(Duration::from_millis(90), |_| words(&stored));
+        run_with_kills(shop.folder.path(), |_| words(&stored));
         for place in ["memory", "stored"] {
             assert_eq!(draft_bytes(&run("online")), draft_bytes(&run(place)), "{name} {place}");
         }
@@ -182,7 +180,7 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
         let output = format!("output={}", shop.path(name));
         let all = [&DFLASH2[..], &[&from, &output]].concat();
         let all = arguments(&config, &[&all[..], &more.into_iter().collect::<Vec<_>>()].concat());
-        run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
+        run_with_kills(shop.folder.path(), |_| longdraft(&all));
     }
     assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
     assert_ne!(draft_bytes(&whole), draft_bytes(&shop.path("hits")), "the divisor changes nothing");
@@ -245,7 +243,7 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
     succeed(&arguments(&config, &[&stored[..], &[&output]].concat()));
     let output = format!("output={killed}");
     let all = arguments(&config, &[&stored[..], &[&output]].concat());
-    run_with_kills(Duration::from_millis(90), |_| longdraft(&all));
+    run_with_kills(shop.folder.path(), |_| longdraft(&all));
     assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
     let text = fail(&arguments(&config, &["draft.method=dspark", "draft.hard_weight=-1"]), 2);
     assert!(text.contains("draft.hard_weight"), "{text}");
@@ -458,7 +456,7 @@ fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
         let losses = losses(&shop.path(&format!("{name}-whole")));
         assert!(losses.len() > 1 && losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
         let killed = run("killed");
-        run_with_kills(Duration::from_millis(90), |_| words(&killed));
+        run_with_kills(shop.folder.path(), |_| words(&killed));
         let bytes = |place: &str| draft_bytes(&shop.path(&format!("{name}-{place}")));
         assert_eq!(bytes("whole"), bytes("killed"), "{name}");
         assert!(!drafts.contains(&bytes("whole")), "{name}: the loss changes nothing");

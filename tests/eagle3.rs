@@ -1,7 +1,6 @@
 //! EAGLE-3 drafts through the binary: train, kill, resume, start from another draft, extract.
 
 use std::path::Path;
-use std::time::Duration;
 
 use crate::support::files::{demonstration, read_json};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
@@ -77,7 +76,7 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let killed = shop.path("killed");
     let output = format!("output={killed}");
     let all = arguments(&config, &[&more[..], &[&output]].concat());
-    run_with_kills(Duration::from_millis(43), |_| longdraft(&all));
+    run_with_kills(shop.folder.path(), |_| longdraft(&all));
     assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
     assert_eq!(metrics(&whole), metrics(&killed));
 }

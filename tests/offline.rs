@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use candle_core::Tensor;
 use longdraft_parallel::World;
 
-use crate::support::files::change_tensors;
+use crate::support::files::{Changes, change_tensors};
+use crate::support::processes::wait_until;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use longdraft_models::target_model::{Target, TargetOptions};
@@ -204,16 +204,16 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
     let (whole, killed) = (shop.path("whole"), shop.path("killed"));
     assert!(capture(&whole).status().expect("runs").success());
     let mut kills = 0;
-    for delay in (8..).step_by(9).map(Duration::from_millis) {
+    loop {
         // Two at a time; both are killed.
         let mut children =
             [capture(&killed), capture(&killed)].map(|mut c| c.spawn().expect("runs"));
-        let started = Instant::now();
+        let mut changes = Changes::of(&killed);
         let mut finished = false;
-        while started.elapsed() < delay && !finished {
+        wait_until("an end", || {
             finished = children.iter_mut().all(|c| c.try_wait().expect("wait").is_some());
-            std::thread::sleep(Duration::from_millis(1));
-        }
+            finished || changes.count() > kills
+        });
         if finished {
             for child in children {
                 let output = child.wait_with_output().expect("wait");

@@ -1,7 +1,5 @@
 //! Train, interrupt, resume, extract, decode: through the binary, on a tiny random target.
 
-use std::time::Duration;
-
 use crate::support::files::{lines_so_far, read_json};
 use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
@@ -112,7 +110,7 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     succeed(&["train", &shop.config(), &format!("output={whole}")]);
     let killed = shop.path("killed");
     let output = format!("output={killed}");
-    run_with_kills(Duration::from_millis(17), |kills| {
+    run_with_kills(shop.folder.path(), |kills| {
         // Where the optimizer's state lies makes no difference, and may change.
         let state = ["memory", "file"][kills % 2];
         longdraft(&["train", &shop.config(), &output, &format!("parallel.optimizer_state={state}")])

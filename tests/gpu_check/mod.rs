@@ -8,10 +8,10 @@ mod summary;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::processes::wait_until;
 use machine::{Machine, python, read_json, text};
 
 #[test]
@@ -264,10 +264,10 @@ fn a_stopped_call_leaves_its_archive() {
     let machine = Machine::new();
     let mut command = machine.command("call2", &[("eagle3", "hang")]);
     let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("python");
-    while !machine.path("child").exists() {
+    wait_until("a child", || {
         assert_eq!(running.try_wait().expect("a state"), None, "it ended by itself");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        machine.path("child").exists()
+    });
     let stopped = Command::new("kill").arg(running.id().to_string()).status().expect("kill");
     assert!(stopped.success());
     assert_eq!(running.wait().expect("an end").code(), Some(143));

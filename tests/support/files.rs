@@ -1,7 +1,8 @@
 //! Files that tests read, copy and change.
 
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use candle_core::Tensor;
 use longdraft_models::weights::WeightSource;
@@ -37,6 +38,53 @@ pub(crate) fn change_json(path: impl AsRef<Path>, change: impl FnOnce(&mut Value
 /// Lines of a file that another process may be writing.
 pub(crate) fn lines_so_far(path: impl AsRef<Path>) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+/// Sizes and times of files.
+type Looks = BTreeMap<PathBuf, (u64, Option<SystemTime>)>;
+
+/// Counts the changes of the files under a folder that another process makes.
+pub(crate) struct Changes {
+    folder: PathBuf,
+    seen: Looks,
+    count: usize,
+}
+
+impl Changes {
+    /// Changes from now on; the folder need not be there yet.
+    pub(crate) fn of(folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        let seen = looks(&folder);
+        Self { folder, seen, count: 0 }
+    }
+
+    /// Looks again, and tells in how many looks so far something was new.
+    pub(crate) fn count(&mut self) -> usize {
+        let now = looks(&self.folder);
+        if now != self.seen {
+            self.seen = now;
+            self.count += 1;
+        }
+        self.count
+    }
+}
+
+/// How every file under a folder looks now.
+fn looks(folder: &Path) -> Looks {
+    let mut all = Looks::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            // A file may go while others are looked at.
+            let Ok(about) = entry.metadata() else { continue };
+            if about.is_dir() {
+                folders.push(entry.path());
+            } else {
+                all.insert(entry.path(), (about.len(), about.modified().ok()));
+            }
+        }
+    }
+    all
 }
 
 /// Copies a folder's files into another folder, which is made where it is missing.

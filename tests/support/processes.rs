@@ -1,7 +1,10 @@
 //! Processes that work while a test looks on, and how they are ended.
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use super::files::Changes;
 
 /// Longest time in which what is waited for must come, on a loaded machine too: only a hang takes longer.
 const PATIENCE: Duration = Duration::from_mins(10);
@@ -45,6 +48,25 @@ pub(crate) fn killed_when(command: &mut Command, part: &str, mut begins: impl Fn
         begun
     });
     kill(child);
+}
+
+/// Runs a command, and kills it as soon as the files under a folder have changed so often. Tells whether it
+/// was killed: a command that ends before that must succeed.
+#[track_caller]
+pub(crate) fn killed_after(changes: usize, folder: &Path, command: &mut Command) -> bool {
+    let mut seen = Changes::of(folder);
+    let mut child = start(command);
+    let mut status = None;
+    wait_until("an end", || {
+        status = child.try_wait().expect("wait");
+        status.is_some() || seen.count() >= changes
+    });
+    let Some(status) = status else {
+        kill(child);
+        return true;
+    };
+    assert!(status.success(), "a run failed that went on");
+    false
 }
 
 /// Sends a process a signal, such as `-INT`.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::processes::wait_until;
 use super::stderr;
 
 /// Words of a command.
@@ -77,11 +78,7 @@ pub(crate) fn wait(mut child: Child) -> Output {
 /// Sends a rank a signal as soon as the job has saved.
 #[track_caller]
 pub(crate) fn signal_after_a_save(run: &str, rank: usize, signal: &str) {
-    let started = Instant::now();
-    while !checkpoint(run).join("manifest.json").is_file() {
-        assert!(started.elapsed() < SOON, "nothing was saved");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("a save", || checkpoint(run).join("manifest.json").is_file());
     let process = process_of(run, rank).expect("the rank's log");
     let sent = Command::new("kill").args([signal, &process]).status().expect("kill");
     assert!(sent.success(), "the run ended before it could be reached");

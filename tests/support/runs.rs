@@ -1,10 +1,11 @@
 //! Files of runs, and runs that are killed.
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
+use super::processes::killed_after;
 use super::ranks::metrics_with_clocks;
 use super::{Workshop, last_json, succeed};
 
@@ -76,26 +77,17 @@ pub(crate) fn metrics(run: &str) -> Vec<Value> {
     records
 }
 
-/// Runs a command until it ends by itself, and kills it later and later before that, by `step` each
-/// time: kills fall on loading, stepping and saving. `command` gets the number of kills so far.
-pub(crate) fn run_with_kills(step: Duration, command: impl Fn(usize) -> Command) {
+/// Runs a command until it ends by itself. Before that it is killed again and again, each time after more
+/// changes of the files under a folder: kills fall on loading, stepping and saving, on any machine.
+/// `command` gets the number of kills so far.
+pub(crate) fn run_with_kills(folder: &Path, command: impl Fn(usize) -> Command) {
+    let mut changes = 1;
     for kills in 0..200 {
-        let mut child = command(kills)
-            .stderr(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the binary starts");
-        let (started, delay) = (Instant::now(), step * (kills as u32 + 1));
-        while started.elapsed() < delay {
-            if let Some(status) = child.try_wait().expect("wait") {
-                assert!(status.success(), "a resumed run failed");
-                assert!(kills > 0, "nothing was interrupted");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
+        if !killed_after(changes, folder, &mut command(kills)) {
+            assert!(kills > 0, "nothing was interrupted");
+            return;
         }
-        child.kill().expect("kill");
-        child.wait().expect("reap");
+        changes += 1 + changes / 8;
     }
     panic!("the run never ends");
 }
