@@ -185,9 +185,10 @@ pub(super) fn restore(run: &Path, is_good: bool) -> Result<()> {
         let file = entry.map_err(fail)?;
         std::fs::copy(file.path(), copy.join(file.file_name())).map_err(fail)?;
     }
-    remove_folder(&folder.join(PREVIOUS))?;
+    // After a kill between two of these steps there is a checkpoint to go on from.
     remove_folder(&folder.join(LAST))?;
-    std::fs::rename(&copy, folder.join(LAST)).map_err(fail)
+    std::fs::rename(&copy, folder.join(LAST)).map_err(fail)?;
+    remove_folder(&folder.join(PREVIOUS))
 }
 
 /// Makes a configuration of a training that begins one that goes on from a checkpoint: its steps and minutes come on top of

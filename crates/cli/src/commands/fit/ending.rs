@@ -66,7 +66,7 @@ impl Fit<'_> {
         delivery::extract_draft(&folder, &run)?;
         let (ways, plan) = (self.ways_of(&folder.join("draft")), self.current_plan());
         let settings = self.ledger.state.settings.clone();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let machine = self.ledger.machine();
         // Two drafts were compared in a share of it.
         let share = if self.ledger.number() > 1 { 1.0 - comparing::SHARE } else { 1.0 };
         // What the training left of its time is for more prompts.
@@ -94,9 +94,14 @@ impl Fit<'_> {
         let ways = self.ways_of(&draft);
         let best = proof::best(record, with_draft).and_then(|(index, _)| ways.get(index));
         let arguments = best.map_or_else(String::new, delivery::arguments);
+        self.commands_with(&arguments)
+    }
+
+    /// Commands that decode with some arguments.
+    pub(super) fn commands_with(&self, arguments: &str) -> [String; 2] {
         let has_template = self.tokenizer.chat_template().is_some();
         let temperature = self.ledger.state.settings.temperature;
-        delivery::commands(&self.arguments.target, &arguments, temperature, has_template)
+        delivery::commands(&self.arguments.target, arguments, temperature, has_template)
     }
 
     /// Card, exports, page.
@@ -117,8 +122,7 @@ impl Fit<'_> {
             plan: &plan,
         };
         delivery::write_card(&folder, &making, &record, &commands)?;
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let trial = self.ledger.state.trial.clone().unwrap_or_default();
+        let (machine, trial) = (self.ledger.machine(), self.ledger.trial());
         let survival = record.cells.first().map_or(&[][..], |cell| &cell.survival);
         let chain = plan.best_chain(survival, &machine, &trial);
         for engine in self.without_export() {
@@ -132,13 +136,11 @@ impl Fit<'_> {
             self.ledger.write()?;
         }
         report::write_page(&folder)?;
-        self.ledger.round().delivered = true;
-        self.ledger.state.phase = FitPhase::Finished;
-        self.ledger.write()
+        self.ledger.finish()
     }
 
     /// What was measured, and how to use it.
-    pub(super) fn tell_result(mut self) -> Result<()> {
+    pub(super) fn tell_result(&mut self) -> Result<()> {
         let record = self.record()?;
         let commands = self.commands(&record, false);
         let folder = self.ledger.folder.clone();

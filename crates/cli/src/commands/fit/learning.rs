@@ -3,15 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use longdraft_records::events::FitPhase;
-use longdraft_train::method::{Room, Start};
+use longdraft_train::method::Room;
 use longdraft_train::stage::ResumePolicy;
 use serde_json::Value;
 
 use super::divergence::{self, Diverged};
-use super::rules::{Candidate, Plan};
+use super::rules::Candidate;
 use super::search::{self, Choice};
 use super::training::{Staging, Text};
-use super::trial::Trial;
 use super::{Fit, following, stages, telling, training};
 use crate::failure::{Failure, Result};
 
@@ -109,7 +108,7 @@ impl Fit<'_> {
             tokens: cleaned.tokens as f64 + cleaned.kept as f64 * prompt,
             is_chat: self.tokenizer.chat_template().is_some(),
         };
-        let trial = state.trial.clone().unwrap_or_default().slower(slowness);
+        let trial = self.ledger.trial().slower(slowness);
         let place = (self.ledger.folder.as_path(), self.ledger.number());
         let chosen = (candidate, &trial, &plan, choice);
         let (before, row_tokens) = (self.predecessor(), plan.row_tokens);
@@ -129,24 +128,9 @@ impl Fit<'_> {
             (known.init, starts) = (None, &[]);
         }
         let config = training::first_stage(&self.configured(candidate, &known, &[])?);
-        let trial = self.ledger.state.trial.clone().unwrap_or_default();
-        let plan = self.current_plan();
-        self.search((&config, known, starts), (&plan, &trial))
-    }
-
-    /// What an earlier round found, or the recipe's choice.
-    fn known_choice(&self, candidate: &Candidate) -> Choice {
-        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.chosen.clone());
-        found.unwrap_or_else(|| Choice::of(&candidate.recipe))
-    }
-
-    /// Searches how the round's training begins, if the plan has time for it; a killed search goes on.
-    fn search(
-        &mut self,
-        (config, known, starts): (&Value, Choice, &[Start]),
-        (plan, trial): (&Plan, &Trial),
-    ) -> Result<Choice> {
+        let (trial, plan) = (self.ledger.trial(), self.current_plan());
         let work = self.ledger.folder.join("work");
+        // A killed search goes on.
         let found = self.ledger.round().tried.clone();
         let (ledger, interrupts) = (&mut self.ledger, &self.interrupts);
         let mut tell = |found: &[search::Tried], slowness: f64| {
@@ -155,12 +139,17 @@ impl Fit<'_> {
             ledger.round().slowness = Some(slowness);
             ledger.write()
         };
-        let places = (work.as_path(), interrupts);
-        let found =
-            search::search((config, known, starts), (plan, trial), places, found, &mut tell);
+        let (about, places) = ((&config, known, starts), (work.as_path(), interrupts));
+        let found = search::search(about, (&plan, &trial), places, found, &mut tell);
         let choice = found.map_err(|failure| self.or_stopped(failure))?;
         self.ledger.round().chosen = Some(choice.clone());
         Ok(choice)
+    }
+
+    /// What an earlier round found, or the recipe's choice.
+    fn known_choice(&self, candidate: &Candidate) -> Choice {
+        let found = self.ledger.state.rounds.iter().rev().find_map(|round| round.chosen.clone());
+        found.unwrap_or_else(|| Choice::of(&candidate.recipe))
     }
 
     /// What is done about a training that diverged in a stage: that goes on at a lower rate from where it was good, or what

@@ -123,26 +123,18 @@ impl Machine {
     }
 }
 
-/// What a target is measured with.
-pub(super) struct Asked<'a> {
-    /// Prompts that were set aside, encoded, and the lengths of all of their turns.
-    pub(super) held_out: &'a [Prompt],
-    pub(super) lengths: Lengths,
-    /// Seconds for lookup; `None` where it is not measured.
-    pub(super) lookup: Option<f64>,
-    pub(super) settings: &'a Settings,
-}
-
-/// Measures the target.
+/// Measures the target with the prompts that were set aside, encoded, and the lengths of all of their turns; lookup within
+/// some seconds, where it is measured.
 pub(super) fn machine(
     models: &Models,
-    asked: &Asked<'_>,
+    (held_out, lengths): (&[Prompt], Lengths),
+    lookup: Option<f64>,
+    settings: &Settings,
     interrupts: &Interrupts,
 ) -> Result<Machine> {
-    let (held_out, settings) = (asked.held_out, asked.settings);
     let (passes, prefill) = passes(&models.target)?;
-    let machine = Machine { passes, prefill, lengths: asked.lengths, ..Machine::default() };
-    let lookup = match asked.lookup {
+    let machine = Machine { passes, prefill, lengths, ..Machine::default() };
+    let lookup = match lookup {
         Some(seconds) => {
             let time = (seconds, machine.step());
             lookup::measure(models, held_out, time, settings, interrupts)?

@@ -7,6 +7,7 @@
 //! `fit.json` holds what is done; every phase can be repeated, and goes on where it was killed.
 
 mod answers;
+mod beginning;
 mod comparing;
 mod delivery;
 mod divergence;
@@ -50,9 +51,9 @@ use rules::Candidate;
 use stages::Stage;
 use state::{Ledger, Round, Settings};
 
+pub(crate) use beginning::start;
 pub(crate) use delivery::commands;
 pub(crate) use speed::{TrainingSpeed, timed};
-pub(crate) use training::start;
 
 /// The engine that is this program.
 const OWN_ENGINE: &str = "longdraft";
@@ -89,8 +90,9 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
         seed: arguments.seed,
     };
     if let Some(from) = &arguments.from {
-        // A draft that cannot be read is told before any work.
-        training::start(from)?;
+        // A draft that cannot be gone on from is told before any work; rows of any length show it.
+        let room = Room { target: &config, seconds: arguments.time, row_tokens: 512 };
+        beginning::require_start(from, &room)?;
     }
     prompts::Parts::require_own(&output)?;
     let mut ledger = Ledger::open(&output, &settings, &parts.split)?;
@@ -139,7 +141,9 @@ fn checked(arguments: &FitArguments) -> Result<Vec<Profile>> {
         })
     };
     let engines = others.map(parse).collect::<Result<_>>()?;
-    arguments.output.as_deref().map_or(Ok(()), |output| require_text(output, "--output"))?;
+    for (path, option) in [(&arguments.output, "--output"), (&arguments.from, "--from")] {
+        path.as_deref().map_or(Ok(()), |path| require_text(path, option))?;
+    }
     Ok(engines)
 }
 
@@ -191,11 +195,10 @@ fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
             // Nothing but measuring was done: the time of this call counts.
             let budget = arguments.time - (given(ledger) - ledger.round().budget);
             if ledger.number() > 1 && budget < LEAST_MORE {
-                ledger.state.rounds.pop();
-            } else {
-                let round = ledger.round();
-                (round.budget, round.plan) = (budget, None);
+                return ledger.drop_round();
             }
+            let round = ledger.round();
+            (round.budget, round.plan) = (budget, None);
             ledger.write()
         }
         Some(true) => {
@@ -226,19 +229,22 @@ fn add_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<bool> {
     Ok(adds)
 }
 
-/// The command that decodes with lookup alone.
-fn lookup_command(arguments: &FitArguments, tokenizer: &TextTokenizer) -> String {
-    let has_template = tokenizer.chat_template().is_some();
-    let temperature = arguments.temperature;
-    let [generate, _] =
-        delivery::commands(&arguments.target, " --lookup=switch", temperature, has_template);
-    generate
-}
-
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
+        let done = self.rounds();
+        if done.is_err() {
+            // Who watches waits for nothing.
+            self.ledger.events.stopped();
+        }
+        done
+    }
+
+    fn rounds(&mut self) -> Result<()> {
         if self.ledger.round().delivered {
-            if !self.without_export().is_empty() && !self.arguments.plan {
+            if self.without_export().is_empty() || self.arguments.plan {
+                // A call that failed to export left another phase.
+                self.ledger.finish()?;
+            } else {
                 self.deliver()?;
             }
             outln!("already finished: {}", self.ledger.folder.display());
@@ -250,12 +256,8 @@ impl Fit<'_> {
             if self.arguments.plan || !self.is_worth_it() {
                 return self.end_of_plan();
             }
-            let done = self.work(&candidate);
-            if done.is_err() {
-                self.ledger.events.stopped();
-            }
             // A full disk, or a target that went away.
-            done.map_err(|failure| {
+            self.work(&candidate).map_err(|failure| {
                 failure.or_hint("what is done is kept: the same command goes on")
             })?;
             // The round that ended may be of an earlier call with less time.
@@ -294,7 +296,7 @@ impl Fit<'_> {
         let round = self.ledger.state.rounds.last().filter(|round| round.has_begun());
         let planned = round.and_then(|round| round.plan.as_ref()).map(|plan| plan.method.clone());
         let earlier = planned.or(trial.map(|trial| trial.method.clone()));
-        let from = self.arguments.from.as_deref().map(training::start).transpose()?;
+        let from = self.arguments.from.as_deref().map(start).transpose()?;
         let from = from.map(|start| start.method);
         if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
             && from != wanted
@@ -303,6 +305,11 @@ impl Fit<'_> {
                 "--from is a draft of method {from}, not {wanted}"
             ))
             .hint("leave out --method"));
+        }
+        if let (Some(earlier), Some(wanted)) = (&earlier, &self.arguments.method)
+            && earlier != wanted
+        {
+            errln!("note: --method {wanted} is not followed: the draft here is one of {earlier}");
         }
         Ok(earlier.or(from).or_else(|| self.arguments.method.clone()))
     }
@@ -332,7 +339,7 @@ impl Fit<'_> {
             ))
             .hint("leave out an engine or --method; `longdraft serve` runs every draft"));
         }
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let machine = self.ledger.machine();
         let best = rules::best(found, &machine, &Room { seconds: seconds / 2.0, ..room });
         best.ok_or_else(|| Failure::work("no method fits"))
     }

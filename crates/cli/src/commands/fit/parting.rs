@@ -8,6 +8,7 @@
 use super::answers::MOST_OF_A_PROMPT;
 use super::measure::Machine;
 use super::proof::of_prompt;
+use super::rules::Plan;
 use super::search;
 use super::stages::{self, OfToken, Stage};
 use super::training::evaluations;
@@ -79,64 +80,31 @@ pub(super) fn short_row(seconds: f64) -> usize {
     if seconds < SHORT { 512 } else { 1024 }
 }
 
-/// How a budget is parted.
-pub(super) struct Parting {
-    /// Seconds of the phases; those of the training are with its features and measurements.
-    pub(super) answering: f64,
-    pub(super) search: f64,
-    pub(super) training: f64,
-    pub(super) proof: f64,
-    /// Rows with answers in all, and tokens of these and their prompts, which are learned, too.
-    pub(super) answers: usize,
-    pub(super) text_tokens: f64,
-    pub(super) epochs: f64,
-    /// With their steps and seconds.
-    pub(super) stages: Vec<Stage>,
-    /// Whether features stay in memory, of the search and of the training, and most bytes of them at a time.
-    pub(super) search_keeps_features: bool,
-    pub(super) keeps_features: bool,
-    pub(super) features: u64,
-}
-
-impl Parting {
-    /// Of a draft that may begin with so many things.
-    pub(super) fn of(starts: usize, machine: &Machine, trial: &Trial, budget: &Budget) -> Self {
-        let proof = proof_seconds(machine, budget);
-        let (first_row, first_share) = budget.first();
-        let of_search = search::features(first_row, trial);
-        let search_keeps_features = budget.has_room(of_search);
-        // Known before it is known how much of the rest trains: half of it does.
-        let starts = if budget.goes_on { 0 } else { starts };
-        let cost = search::Cost::of(first_row, &trial.in_rows(first_row), search_keeps_features);
-        let search = match search::Size::of(0.5 * (budget.seconds - proof), cost, starts) {
-            Some(size) if budget.learned <= 0.0 => size.seconds(cost),
-            _ => 0.0,
-        };
-        let rest = budget.seconds - proof - search;
-        let kept = Parts::of(rest, (machine, trial, budget), true);
-        let of_training = (trial.features_of_token * kept.text_tokens) as u64;
-        // Features of a text that is read once at most are not worth their room.
-        let keeps_features = kept.epochs * first_share > 1.0 && budget.has_room(of_training);
-        let Parts { answers, text_tokens, answering, epochs, training } =
-            if keeps_features { kept } else { Parts::of(rest, (machine, trial, budget), false) };
-        let of_search = if search > 0.0 && search_keeps_features { of_search } else { 0 };
-        let of_training = if keeps_features { of_training } else { 0 };
-        let text = (text_tokens, epochs);
-        let stages = stages::planned(&budget.stages, (trial, keeps_features), text, training);
-        Self {
-            answering,
-            search,
-            training,
-            proof,
-            answers,
-            text_tokens,
-            epochs,
-            stages,
-            search_keeps_features,
-            keeps_features,
-            features: of_search.max(of_training),
-        }
-    }
+/// How a budget is parted, of a draft that may begin with so many things: a plan with its phases, answers and stages.
+pub(super) fn parted(starts: usize, machine: &Machine, trial: &Trial, budget: &Budget) -> Plan {
+    let proof = proof_seconds(machine, budget);
+    let (first_row, first_share) = budget.first();
+    let of_search = search::features(first_row, trial);
+    let search_keeps_features = budget.has_room(of_search);
+    // Known before it is known how much of the rest trains: half of it does.
+    let starts = if budget.goes_on { 0 } else { starts };
+    let cost = search::Cost::of(first_row, &trial.in_rows(first_row), search_keeps_features);
+    let search = match search::Size::of(0.5 * (budget.seconds - proof), cost, starts) {
+        Some(size) if budget.learned <= 0.0 => size.seconds(cost),
+        _ => 0.0,
+    };
+    let rest = budget.seconds - proof - search;
+    let kept = learned(rest, (machine, trial, budget), true);
+    let of_training = (trial.features_of_token * kept.text_tokens) as u64;
+    // Features of a text that is read once at most are not worth their room.
+    let keeps_features = kept.epochs * first_share > 1.0 && budget.has_room(of_training);
+    let plan = if keeps_features { kept } else { learned(rest, (machine, trial, budget), false) };
+    let of_search = if search > 0.0 && search_keeps_features { of_search } else { 0 };
+    let of_training = if keeps_features { of_training } else { 0 };
+    let text = (plan.text_tokens, plan.epochs);
+    let stages = stages::planned(&budget.stages, (trial, keeps_features), text, plan.training);
+    let features = of_search.max(of_training);
+    Plan { search, proof, stages, search_keeps_features, keeps_features, features, ..plan }
 }
 
 /// Seconds of the proof: of some answers with the prompts before them, as far as a share of the budget allows.
@@ -146,35 +114,25 @@ fn proof_seconds(machine: &Machine, budget: &Budget) -> f64 {
     (share * budget.seconds).min(whole).max(least).min(budget.seconds / 2.0)
 }
 
-/// How answers and training part some seconds; the names are those of [`Parting`].
-struct Parts {
-    answers: usize,
-    text_tokens: f64,
-    answering: f64,
-    epochs: f64,
-    training: f64,
-}
-
-impl Parts {
-    /// Features are made once where they are kept, else whenever a token is learned.
-    fn of(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Self {
-        let of_answer = of_answer(budget.max_tokens);
-        let of_text = machine.answers_of_row() * of_answer + machine.lengths.prompt;
-        let OfToken { once, each } = OfToken::over(&budget.stages, trial, keeps);
-        let learning = of_text * (once + EPOCHS * each);
-        let affordable = rest / (machine.row(of_answer) + learning);
-        let answers = (affordable as usize + budget.answered / 2)
-            .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
-        let new = answers.saturating_sub(budget.answered) as f64;
-        let text_tokens = answers as f64 * of_text;
-        let answering = (new * machine.row(of_answer)).min(0.6 * rest);
-        let (row, _) = budget.first();
-        let (_, measuring) = evaluations((text_tokens, rest - answering), row, &trial.in_rows(row));
-        let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
-        let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
-        let training = text_tokens * (once + epochs * each) + measuring;
-        Self { answers, text_tokens, answering, epochs, training }
-    }
+/// How answers and training part some seconds. Features are made once where they are kept, else whenever a token is
+/// learned.
+fn learned(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), keeps: bool) -> Plan {
+    let of_answer = of_answer(budget.max_tokens);
+    let of_text = machine.answers_of_row() * of_answer + machine.lengths.prompt;
+    let OfToken { once, each } = OfToken::over(&budget.stages, trial, keeps);
+    let learning = of_text * (once + EPOCHS * each);
+    let affordable = rest / (machine.row(of_answer) + learning);
+    let answers = (affordable as usize + budget.answered / 2)
+        .clamp(LEAST_ANSWERS, (MOST_OF_A_PROMPT * budget.prompts).max(LEAST_ANSWERS));
+    let new = answers.saturating_sub(budget.answered) as f64;
+    let text_tokens = answers as f64 * of_text;
+    let answering = (new * machine.row(of_answer)).min(0.6 * rest);
+    let (row, _) = budget.first();
+    let (_, measuring) = evaluations((text_tokens, rest - answering), row, &trial.in_rows(row));
+    let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
+    let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
+    let training = text_tokens * (once + epochs * each) + measuring;
+    Plan { answers, text_tokens, answering, epochs, training, ..Plan::default() }
 }
 
 /// A budget of some seconds for the program's own prompts.
@@ -209,22 +167,22 @@ mod tests {
         Trial { step: 1e-3, capture: 5e-4, features_of_token: 4096.0, ..Trial::default() }
     }
 
-    fn parted(free_memory: Option<u64>) -> Parting {
+    fn with_memory(free_memory: Option<u64>) -> Plan {
         let budget = Budget { free_memory, ..budget(7200.0) };
-        Parting::of(2, &machine(), &trial(), &budget)
+        parted(2, &machine(), &trial(), &budget)
     }
 
     #[test]
     fn features_stay_in_memory_where_they_have_room_also_those_of_a_search() {
-        let known = parted(None);
+        let known = with_memory(None);
         assert!(known.search > 0.0 && known.search_keeps_features && known.keeps_features);
         // The search learns from fewer rows than the training.
         let of_search = search::features(1024, &trial());
         assert!(known.features > of_search, "{} {of_search}", known.features);
-        let middle = parted(Some(4 * of_search));
+        let middle = with_memory(Some(4 * of_search));
         assert!(middle.search_keeps_features && !middle.keeps_features && middle.search > 0.0);
         assert_eq!(middle.features, of_search);
-        let none = parted(Some(2 * of_search));
+        let none = with_memory(Some(2 * of_search));
         assert!(!none.search_keeps_features && !none.keeps_features && none.search > 0.0);
         assert_eq!(none.features, 0);
     }
@@ -234,7 +192,7 @@ mod tests {
         let of = |turns: f64| {
             let lengths = Lengths { turns, ..machine().lengths };
             let machine = Machine { lengths, ..machine() };
-            Parting::of(2, &machine, &trial(), &budget(7200.0))
+            parted(2, &machine, &trial(), &budget(7200.0))
         };
         let (one, four) = (of(1.0), of(4.0));
         assert!(four.answers * 3 < one.answers, "{} {}", one.answers, four.answers);
@@ -256,7 +214,7 @@ mod tests {
                 stages: stages::of(8192, 1024, true),
                 ..budget(seconds)
             };
-            let parting = Parting::of(2, &machine, &trial, &budget);
+            let parting = parted(2, &machine, &trial, &budget);
             let of_stages: f64 = parting.stages.iter().map(|stage| stage.seconds).sum();
             assert!((of_stages - parting.training).abs() < 1e-6 * seconds, "{seconds}");
             let all = parting.answering + parting.search + parting.training + parting.proof;
@@ -265,8 +223,8 @@ mod tests {
             let whole = Budget { stages: Vec::new(), ..budget };
             let dear =
                 Trial { step: long.step, capture: long.capture, long: None, ..trial.clone() };
-            let whole = Parting::of(2, &machine, &dear, &whole);
-            let tokens = |parting: &Parting| parting.epochs * parting.text_tokens;
+            let whole = parted(2, &machine, &dear, &whole);
+            let tokens = |plan: &Plan| plan.epochs * plan.text_tokens;
             assert!(tokens(&parting) >= tokens(&whole), "{seconds}");
             assert!(whole.stages.is_empty());
         }

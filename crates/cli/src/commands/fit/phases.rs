@@ -7,11 +7,11 @@ use longdraft_report::words::clock;
 use longdraft_train::memory::resident_bytes;
 
 use super::learning::LEAST_TRAINING;
-use super::measure::{self, Asked, Machine};
+use super::measure::{self, Machine};
 use super::parting::{self, Budget, LEAST_ANSWERS};
 use super::rules::{Candidate, Plan};
 use super::trial::Trial;
-use super::{Fit, answers, lengths, lookup, lookup_command, proof, telling, trial};
+use super::{Fit, answers, lengths, lookup, proof, telling, trial};
 use crate::cli::DecodingArguments;
 use crate::commands::data::regenerate::Reached;
 use crate::commands::train::memory_for_features;
@@ -33,7 +33,13 @@ fn in_seconds(seconds: f64) -> String {
 impl Fit<'_> {
     /// Measures what an earlier call did not; returns the method that is taken.
     pub(super) fn measure(&mut self) -> Result<Candidate> {
-        self.ledger.begin(FitPhase::Measure)?;
+        if self.ledger.round().has_begun() {
+            // It was measured, and its phase stays. Who watches hears that a call begins.
+            let number = self.ledger.number();
+            self.ledger.events.phase(FitPhase::Measure, number);
+        } else {
+            self.ledger.begin(FitPhase::Measure)?;
+        }
         let target = self.ledger.state.settings.target.clone();
         if self.ledger.state.machine.is_none() {
             errln!("[measure] how fast this machine runs {target}");
@@ -69,7 +75,7 @@ impl Fit<'_> {
 
     /// Tokens of the rows of a trial for some seconds, and those of whole rows where a training has stages.
     fn rows_of_trial(&self, seconds: f64) -> (usize, Option<usize>) {
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let machine = self.ledger.machine();
         let (whole, stages) = (self.row_tokens(seconds), self.stages(seconds));
         let first = stages.first().map_or(whole, |stage| stage.row_tokens);
         (trial::row(first, &machine, seconds), stages.first().map(|_| whole))
@@ -106,13 +112,9 @@ impl Fit<'_> {
         let opened = (&*models.target, &*models.tokenizer);
         let held_out = proof::held_out(folder, opened)?;
         let of_answer = parting::of_answer(settings.max_tokens);
-        let asked = Asked {
-            held_out: &held_out,
-            lengths: lengths::of(folder, opened, of_answer)?,
-            lookup: (left >= WITH_LOOKUP).then(|| lookup::seconds(left)),
-            settings,
-        };
-        measure::machine(&models, &asked, &self.interrupts)
+        let about = (held_out.as_slice(), lengths::of(folder, opened, of_answer)?);
+        let lookup = (left >= WITH_LOOKUP).then(|| lookup::seconds(left));
+        measure::machine(&models, about, lookup, settings, &self.interrupts)
     }
 
     /// Refuses what cannot even be begun in the time that is left; what was measured is kept.
@@ -133,10 +135,7 @@ impl Fit<'_> {
             }
             return Ok(());
         }
-        self.ledger.write()?;
-        // The next call has its time for itself.
-        self.ledger.state.rounds.pop();
-        self.ledger.write()?;
+        self.ledger.drop_round()?;
         let problem = format!(
             "--time {} is too short: measuring this machine took {} of it, and the first answers take some {}",
             clock(budget),
@@ -184,16 +183,12 @@ impl Fit<'_> {
                 free_memory: self.memory_beside_training(),
                 seconds: left,
             };
-            let state = &self.ledger.state;
-            let (machine, trial) = (state.machine.clone(), state.trial.clone());
-            let (machine, trial) = (machine.unwrap_or_default(), trial.unwrap_or_default());
-            let plan = Plan::new(candidate, &machine, &trial, &budget);
+            let plan = Plan::new(candidate, &self.ledger.machine(), &self.ledger.trial(), &budget);
             self.ledger.round().plan = Some(plan);
             self.ledger.write()?;
         }
-        let (plan, state) = (self.current_plan(), &self.ledger.state);
-        let (machine, trial) = (state.machine.clone(), state.trial.clone());
-        telling::plan(&plan, (&machine.unwrap_or_default(), &trial.unwrap_or_default()), free);
+        let plan = self.current_plan();
+        telling::plan(&plan, (&self.ledger.machine(), &self.ledger.trial()), free);
         // What has begun holds a part of it already.
         let wanted = if self.ledger.round().has_begun() { 0 } else { plan.disk };
         if let Some(free) = free.filter(|free| *free < wanted) {
@@ -231,27 +226,26 @@ impl Fit<'_> {
     }
 
     /// Ends a call that only plans, or that finds nothing worth its time.
-    pub(super) fn end_of_plan(mut self) -> Result<()> {
+    pub(super) fn end_of_plan(&mut self) -> Result<()> {
         let plan = self.current_plan();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
-        let trial = self.ledger.state.trial.clone().unwrap_or_default();
+        let (machine, trial) = (self.ledger.machine(), self.ledger.trial());
         if !plan.may_pay() {
-            telling::does_not_pay(
-                &plan,
-                &machine,
-                &lookup_command(self.arguments, &self.tokenizer),
-            );
+            let [lookup, _] = self.commands_with(" --lookup=switch");
+            telling::does_not_pay(&plan, &machine, &lookup);
         }
         self.ledger.events.stopped();
-        // The time counts for this round, even if the round is dropped.
-        self.ledger.write()?;
-        if !self.ledger.round().has_begun() {
-            // The next call plans anew, with the time that it is given.
-            self.ledger.state.rounds.pop();
+        if self.ledger.round().has_begun() {
             self.ledger.write()?;
+        } else {
+            self.ledger.drop_round()?;
+        }
+        // What earlier rounds made is there.
+        if !self.arguments.plan && !self.ledger.state.rounds.is_empty() {
+            return self.tell_result();
         }
         if self.json {
-            outln!("{}", telling::plan_json(&plan, &machine, &trial));
+            let may_pay = plan.may_pay();
+            outjson!({ "plan": plan, "machine": machine, "trial": trial, "may_pay": may_pay });
         }
         if self.arguments.plan {
             return Ok(());
@@ -270,7 +264,7 @@ impl Fit<'_> {
         self.ledger.begin(FitPhase::Answers)?;
         let plan = self.current_plan();
         let settings = self.ledger.state.settings.clone();
-        let machine = self.ledger.state.machine.clone().unwrap_or_default();
+        let machine = self.ledger.machine();
         let how = (machine.lookup_helps(), machine.batch());
         let models = DecodingArguments::plain().open(&settings.target)?;
         let folder = self.ledger.folder.clone();
@@ -319,7 +313,6 @@ impl Fit<'_> {
 
     /// Says that the same command goes on.
     pub(super) fn stopped(&mut self) -> Failure {
-        self.ledger.events.stopped();
         let _ = self.ledger.write();
         if self.json {
             let phase = self.ledger.state.phase;

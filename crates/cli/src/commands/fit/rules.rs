@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::expect::{Costs, MOST_LIKELY, Range, chance, tau, together};
 use super::measure::Machine;
-use super::parting::{Budget, Parting, of_answer};
+use super::parting::{Budget, of_answer, parted};
 use super::stages::Stage;
 use super::trial::Trial;
 
@@ -38,7 +38,7 @@ pub(super) struct Plan {
     /// The stages of a training of long rows; `steps` are those of all. None where it has but one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) stages: Vec<Stage>,
-    /// Seconds of the phases.
+    /// Seconds of the phases; those of the training are with its features and measurements.
     pub(super) answering: f64,
     #[serde(default)]
     pub(super) search: f64,
@@ -60,6 +60,12 @@ pub(super) struct Plan {
     pub(super) speed_up: Range,
     #[serde(default)]
     pub(super) with_lookup: Option<Range>,
+    /// Tokens of the answers and their prompts, which are learned, too, and most bytes of features in memory at a time:
+    /// known while the plan is made.
+    #[serde(skip)]
+    pub(super) text_tokens: f64,
+    #[serde(skip)]
+    pub(super) features: u64,
     /// Bytes on disk and in memory at most.
     pub(super) disk: u64,
     pub(super) memory: u64,
@@ -172,35 +178,26 @@ impl Plan {
         budget: &Budget,
     ) -> Self {
         let recipe = &candidate.recipe;
-        let parting = Parting::of(recipe.starts.len(), machine, trial, budget);
-        let learned = parting.epochs * parting.text_tokens;
-        let steps = if parting.stages.is_empty() {
+        let parted = parted(recipe.starts.len(), machine, trial, budget);
+        let learned = parted.epochs * parted.text_tokens;
+        let steps = if parted.stages.is_empty() {
             (learned / budget.row_tokens as f64).ceil().max(1.0) as u64
         } else {
-            parting.stages.iter().map(|stage| stage.steps).sum()
+            parted.stages.iter().map(|stage| stage.steps).sum()
         };
         // Every stage keeps its own.
-        let checkpoints = 4 * parting.stages.len().max(1) as u64;
+        let checkpoints = 4 * parted.stages.len().max(1) as u64;
         let answers_of_row = machine.answers_of_row();
         let plan = Self {
             method: candidate.method.name().to_owned(),
             row_tokens: budget.row_tokens,
-            answers: parting.answers,
-            answer_tokens: parting.answers as f64 * answers_of_row * of_answer(budget.max_tokens),
-            epochs: parting.epochs,
+            answer_tokens: parted.answers as f64 * answers_of_row * of_answer(budget.max_tokens),
             steps,
-            stages: parting.stages,
-            answering: parting.answering,
-            search: parting.search,
-            search_keeps_features: parting.search_keeps_features,
-            training: parting.training,
-            proof: parting.proof,
             most: recipe.round.most,
             proposed: trial.proposed,
-            disk: checkpoints * trial.checkpoint + (parting.text_tokens * 16.0) as u64,
-            memory: trial.memory + parting.features,
-            keeps_features: parting.keeps_features,
-            ..Self::default()
+            disk: checkpoints * trial.checkpoint + (parted.text_tokens * 16.0) as u64,
+            memory: trial.memory + parted.features,
+            ..parted
         };
         let unknown = Range { low: 0.0, middle: 0.0, high: MOST_LIKELY / 2.0 };
         let chance = chance(recipe.evidence, budget.learned + learned).unwrap_or(unknown);

@@ -222,6 +222,31 @@ impl Ledger {
         round.budget - round.spent - running
     }
 
+    /// What the target takes here; nothing before it was measured.
+    pub(super) fn machine(&self) -> Machine {
+        self.state.machine.clone().unwrap_or_default()
+    }
+
+    /// What a draft takes here; nothing before it was tried.
+    pub(super) fn trial(&self) -> Trial {
+        self.state.trial.clone().unwrap_or_default()
+    }
+
+    /// Drops the round under way, which did nothing but measure: the next call plans anew, with the time that it is given.
+    pub(super) fn drop_round(&mut self) -> Result<()> {
+        // The time counts for this round, not for the one before.
+        self.write()?;
+        self.state.rounds.pop();
+        if self.state.rounds.is_empty() { self.write() } else { self.finish() }
+    }
+
+    /// Notes that the last round is over.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.round().delivered = true;
+        self.state.phase = FitPhase::Finished;
+        self.write()
+    }
+
     /// Notes the time and writes the file.
     pub(super) fn write(&mut self) -> Result<()> {
         let running = self.noted.elapsed().as_secs_f64();

@@ -3,7 +3,7 @@
 use longdraft_models::disk::readable_bytes;
 use longdraft_report::words::clock;
 use longdraft_train::checkpoint::CheckpointState;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::answers::Cleaned;
 use super::comparing::Compared;
@@ -311,13 +311,6 @@ pub(super) fn cleaned(cleaned: &Cleaned) {
              them; the draft learns what there is"
         );
     }
-}
-
-/// A plan for programs.
-pub(super) fn plan_json(plan: &Plan, machine: &Machine, trial: &Trial) -> Value {
-    json!({
-        "plan": plan, "machine": machine, "trial": trial, "may_pay": plan.may_pay(),
-    })
 }
 
 #[cfg(test)]

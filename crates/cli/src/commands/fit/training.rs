@@ -4,16 +4,14 @@ use std::path::{Path, PathBuf};
 
 use longdraft_configuration::{Composed, parse, parse_stages, recheck};
 use longdraft_models::DeviceChoice;
-use longdraft_models::draft::DraftKind;
 use longdraft_models::target_model::Target;
 use longdraft_parallel::World;
 use longdraft_records::ROUND_PREFIX;
-use longdraft_train::checkpoint::{read_state, saved_draft};
-use longdraft_train::method::Method;
 use longdraft_train::stage::{Event, Observer, ResumePolicy, Stage};
 use serde_json::{Map, Value, json};
 
 use super::answers::training_file;
+use super::beginning::start;
 use super::parting::MOST_EPOCHS;
 use super::rules::{Candidate, Plan};
 use super::search::Choice;
@@ -21,7 +19,6 @@ use super::stages::OfToken;
 use super::state::Settings;
 use super::trial::Trial;
 use crate::commands::{curriculum, train};
-use crate::draft_source::{DraftSource, configuration};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 
@@ -76,45 +73,6 @@ fn move_paths(value: &mut Value, old: &Path, new: &Path) {
         Value::Object(values) => values.values_mut().for_each(|value| move_paths(value, old, new)),
         _ => {}
     }
-}
-
-/// A draft that is gone on from.
-pub(crate) struct Start {
-    pub(crate) method: String,
-    /// The keys that it was trained with, if they are known.
-    trained: Option<Map<String, Value>>,
-    /// Those that make its network, as it was saved.
-    network: Map<String, Value>,
-}
-
-impl Start {
-    /// The keys of a training that goes on from it: `otherwise` is how its method is set up where nothing is
-    /// known of the training before.
-    pub(crate) fn keys(&self, otherwise: Map<String, Value>) -> Map<String, Value> {
-        let mut keys = self.trained.clone().unwrap_or(otherwise);
-        if self.trained.is_none() {
-            keys.extend(self.network.clone());
-        }
-        keys
-    }
-}
-
-/// What is known of a draft that is gone on from.
-pub(crate) fn start(from: &Path) -> Result<Start> {
-    let source = DraftSource::find(from)?;
-    let (method, trained) = match &source {
-        DraftSource::Files(_) => (DraftKind::at(source.folder())?.name.to_owned(), None),
-        DraftSource::Checkpoint(located) => {
-            let mut keys = configuration(&located.run)["draft"].as_object().cloned();
-            for key in ["method", "from"] {
-                keys.as_mut().map(|keys| keys.remove(key));
-            }
-            (read_state(&located.checkpoint)?.method, keys)
-        }
-    };
-    let saved = saved_draft(from)?;
-    let known = Method::named(&method).map(|known| known.fresh().keys_of(&saved)).transpose()?;
-    Ok(Start { method, trained, network: known.unwrap_or_default() })
 }
 
 /// What is learned from.

@@ -196,8 +196,9 @@ fn default_output(purpose: Purpose, target: &str) -> String {
     let name = if let Some(id) = ModelId::parse(target).filter(|_| !is_file) {
         id.repo.split('/').next_back().unwrap_or_default().to_lowercase()
     } else {
-        let stem = path.file_stem().unwrap_or_default();
-        stem.to_string_lossy().to_lowercase()
+        // A folder's name may have dots: `Qwen2.5-0.5B`.
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_suffix(".gguf").unwrap_or(&name).to_lowercase()
     };
     match purpose {
         Purpose::Pretrain => "runs/small".to_owned(),
@@ -224,5 +225,6 @@ mod tests {
         }
         assert_eq!(default_output(Purpose::Train, "Qwen/Qwen2.5-0.5B:Q4_K_M"), "runs/qwen2.5-0.5b");
         assert_eq!(default_output(Purpose::Fit, "models/x.gguf"), "runs/fit/x");
+        assert_eq!(default_output(Purpose::Train, "./models/Qwen2.5-1.5B/"), "runs/qwen2.5-1.5b");
     }
 }

@@ -12,6 +12,9 @@ use crate::commands::remove_folder;
 use crate::failure::{Failure, Result};
 use crate::terminal::counted;
 
+/// Folders above a run that may hold it: the stage of a training of a fit has two.
+const ABOVE: usize = 2;
+
 /// Deletes after a question; nothing is deleted if one of the folders is refused.
 pub(super) fn run(arguments: &RunsDeleteArguments, json: bool) -> Result<()> {
     let runs = arguments.runs.iter().map(|run| require_run(run)).collect::<Result<Vec<_>>>()?;
@@ -59,6 +62,13 @@ fn require_run(path: &Path) -> Result<Found> {
     }
     if run.state == State::Running {
         return Err(refused("a process works in it").hint("wait for it, or stop it"));
+    }
+    // A fit and a curriculum hold their own folders, and need the runs in them.
+    let place = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let mut around = place.ancestors().skip(1).take(ABOVE);
+    if let Some(held) = around.find(|above| RunLock::is_held(above)) {
+        let problem = format!("a process works in {}", held.display());
+        return Err(refused(&problem).hint("wait for it, or stop it"));
     }
     Ok(run)
 }

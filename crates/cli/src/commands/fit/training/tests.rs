@@ -3,7 +3,7 @@
 use longdraft_configuration::LocatedStage;
 use longdraft_models::published::published_config;
 use longdraft_train::checkpoint::stages as stages_on_disk;
-use longdraft_train::method::Room;
+use longdraft_train::method::{Method, Room};
 
 use super::*;
 use crate::commands::fit::stages::{keys_of_rows, of, planned};
