@@ -8,8 +8,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::TargetConfig;
 use super::json_keys::Keys;
+use super::{Architecture, TargetConfig};
 use crate::error::{ModelError, Result};
 use crate::weights::gguf::header::Header;
 
@@ -68,9 +68,40 @@ pub(super) fn beside(config: &Path) -> Result<Vec<u32>> {
     Ok(named(&value))
 }
 
+/// The key of ends.
+const KEY: &str = "eos_token_id";
+
 /// Ends that a configuration names.
 pub(super) fn named(config: &Value) -> Vec<u32> {
-    Keys::of(config).tokens("eos_token_id")
+    Keys::of(config).tokens(KEY)
+}
+
+/// Ends of a text: those that a configuration names, or those of the family's class where it leaves the key out. The
+/// classes of GLM take null for a key that is left out, the others for none. Ids beyond the vocabulary end nothing.
+pub(super) fn of_text(config: &Value, architecture: Architecture, vocabulary: usize) -> Vec<u32> {
+    let is_glm = matches!(architecture, Architecture::Glm | Architecture::Glm4);
+    if config.get(KEY).is_some_and(|value| !(is_glm && value.is_null())) {
+        return named(config);
+    }
+    let ids = of_class(architecture).iter().copied();
+    ids.filter(|id| (*id as usize) < vocabulary).collect()
+}
+
+/// Ends of a text that a family's class knows.
+fn of_class(architecture: Architecture) -> &'static [u32] {
+    use Architecture::{
+        DeepseekV3, Gemma2, Gemma3, Gemma4, Glm, Glm4, Granite, Lfm2, Llama, Llama4, Ministral3,
+        Mistral, Mixtral, Olmo2, Olmo3, Phi3, SmolLm3,
+    };
+    match architecture {
+        Llama | Mistral | Ministral3 | Mixtral | Granite | Llama4 | Lfm2 => &[2],
+        Gemma2 | Gemma3 | Gemma4 | DeepseekV3 => &[1],
+        SmolLm3 => &[128_001],
+        Olmo2 | Olmo3 => &[50_279],
+        Phi3 => &[32_000],
+        Glm | Glm4 => &[151_329, 151_336, 151_338],
+        _ => &[],
+    }
 }
 
 /// Whether a token is written as one that ends a turn, a text or a call of a tool.
@@ -137,6 +168,37 @@ mod tests {
         assert_eq!(ends, [12]);
         let text = of_folder(&config(), Some("{")).expect_err("no JSON").to_string();
         assert!(text.contains("generation_config.json"), "{text}");
+    }
+
+    #[test]
+    fn ends_that_a_file_leaves_out_are_those_of_the_family_s_class() {
+        let ends = |kind: &str, stated: Option<Value>| {
+            let mut value = config();
+            let keys = value.as_object_mut().expect("an object");
+            keys.remove("eos_token_id");
+            keys.extend(stated.map(|value| ("eos_token_id".to_owned(), value)));
+            keys.insert("model_type".to_owned(), kind.into());
+            keys.insert("vocab_size".to_owned(), 151_337.into());
+            keys.insert("head_dim".to_owned(), 16.into());
+            keys.insert("num_key_value_heads".to_owned(), 2.into());
+            TargetConfig::from_json(&value).expect("valid").eos_token_ids
+        };
+        for (kind, wanted) in [
+            ("llama", &[2][..]),
+            ("granite", &[2]),
+            ("mistral", &[2]),
+            ("gemma2", &[1]),
+            ("smollm3", &[128_001]),
+            ("olmo2", &[50_279]),
+            ("glm", &[151_329, 151_336]),
+            ("glm4", &[151_329, 151_336]),
+            ("qwen3", &[]),
+        ] {
+            assert_eq!(ends(kind, None), wanted, "{kind}");
+            assert_eq!(ends(kind, Some(json!(7))), [7], "{kind}");
+            let null = if kind.starts_with("glm") { wanted } else { &[] };
+            assert_eq!(ends(kind, Some(Value::Null)), null, "{kind}");
+        }
     }
 
     #[test]

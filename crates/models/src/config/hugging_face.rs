@@ -122,6 +122,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
     let (rope, parts) = families::of_json(&mut keys, sizes);
     let experts = keys.experts(architecture);
     let intermediate_size = keys.inner_width(architecture, &defaults, experts.as_ref());
+    let vocab_size = keys.size_or("vocab_size", defaults.vocab_size);
     let (eps_key, eps) = defaults.norm_eps;
     let config = TargetConfig {
         architecture,
@@ -131,7 +132,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         num_attention_heads,
         num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
         head_dim,
-        vocab_size: keys.size_or("vocab_size", defaults.vocab_size),
+        vocab_size,
         max_position_embeddings: sizes.max_position_embeddings,
         rms_norm_eps: keys.number(eps_key, eps),
         rope,
@@ -142,7 +143,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         experts,
         initializer_range: keys.number("initializer_range", 0.02),
         bos_token_id: keys.token("bos_token_id"),
-        eos_token_ids: keys.tokens("eos_token_id"),
+        eos_token_ids: end_tokens::of_text(value, architecture, vocab_size),
         pad_token_id: keys.token("pad_token_id"),
         parts,
         further_end_ids: Vec::new(),

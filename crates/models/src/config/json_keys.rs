@@ -3,11 +3,9 @@
 use serde_json::Value;
 
 use super::families::{Defaults, Sizes};
-use super::{RopeParameters, limits, rope};
+use super::rope::{self, TURNING};
+use super::{RopeParameters, limits};
 use crate::error::Problems;
-
-/// The share of a head that turns.
-const TURNING: &str = "partial_rotary_factor";
 
 /// Reads keys, collecting what is wrong instead of stopping at the first.
 pub(super) struct Keys<'a> {
@@ -130,12 +128,7 @@ impl<'a> Keys<'a> {
 
     /// Refuses a share of a head that turns, at top level or beside a base, unless it is the whole head.
     pub(super) fn refuse_turning_in_part(&mut self) {
-        let (map, by_kind) = self.ropes_by_kind();
-        let places =
-            [Some(self.value), self.object("rope_scaling"), map].into_iter().chain(by_kind);
-        let mut shares = places.flatten().filter_map(|keys| keys.get(TURNING));
-        let part = shares.find(|share| !share.is_null() && share.as_f64() != Some(1.0));
-        if let Some(share) = part {
+        if let Some(share) = rope::turning_in_part(self.value) {
             self.problems.push(format!(
                 "`{TURNING}` = {share} is not supported for this family: its class turns whole heads"
             ));

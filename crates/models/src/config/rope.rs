@@ -1,5 +1,8 @@
 //! Rotary parameters as the files spell them.
 
+#[cfg(test)]
+mod tests;
+
 use candle_core::Result as TensorResult;
 use longdraft_kernels::rope::{Rope, RopeScaling};
 use serde_json::{Value, json};
@@ -89,8 +92,8 @@ impl RopeParameters {
         Self::from_json_or(10_000.0, config, max_position_embeddings, problems)
     }
 
-    /// Reads the rotation of a draft: all its layers have the same one. `rope_parameters` may be a map by the kinds of
-    /// layers, of which the draft has `kinds`.
+    /// Reads the rotation of a draft: all its layers have the same one, which turns whole heads. `rope_parameters` may be
+    /// a map by the kinds of layers, of which the draft has `kinds`.
     pub(crate) fn of_draft(
         config: &Value,
         (context, kinds): (usize, &[&str]),
@@ -104,6 +107,12 @@ impl RopeParameters {
         // A draft's own context may be shorter than its target's.
         if own.iter().copied().chain(rotary_keys(config)).any(|keys| kind_of(keys) == DYNAMIC) {
             problems.push("rope scaling `dynamic` of a draft is not supported");
+        }
+        if let Some(share) = turning_in_part(config) {
+            problems.push(format!(
+                "`{TURNING}` = {share} of a draft is not supported: engines turn that part of a head, drafts turn \
+                 whole heads here"
+            ));
         }
         let mut ropes = Vec::new();
         for of in own {
@@ -190,6 +199,18 @@ pub(super) fn rotary_keys(config: &Value) -> Option<&Value> {
     let mut objects =
         ["rope_scaling", "rope_parameters"].into_iter().filter_map(|key| config.get(key));
     objects.find(|value| value.as_object().is_some_and(|keys| !keys.is_empty()))
+}
+
+/// The key of the share of a head that turns.
+pub(super) const TURNING: &str = "partial_rotary_factor";
+
+/// The share of a head that turns, at top level or beside a base, unless it is the whole head.
+pub(super) fn turning_in_part(config: &Value) -> Option<&Value> {
+    let map = config.get("rope_parameters");
+    let by_kind = LAYER_KINDS.into_iter().map(|kind| map?.get(kind));
+    let places = [Some(config), config.get("rope_scaling"), map].into_iter().chain(by_kind);
+    let mut shares = places.flatten().filter_map(|keys| keys.get(TURNING));
+    shares.find(|share| !share.is_null() && share.as_f64() != Some(1.0))
 }
 
 /// A key's value, if it is there and not null.
@@ -302,101 +323,4 @@ pub(crate) fn yarn_attention_factor(
 /// `0.1 m ln(factor) + 1`; 1 for contexts that are not stretched.
 pub(super) fn yarn_growth(factor: f64, m: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_base_is_read_where_it_is_a_number() {
-        let read = |config: &Value| {
-            let mut problems = Problems::default();
-            let rope = RopeParameters::from_json(config, 64, &mut problems);
-            assert_eq!(problems, Problems::default());
-            rope
-        };
-        let nested = json!({"rope_type": "default", "rope_theta": 5e5});
-        let null = json!({"rope_theta": null, "rope_parameters": nested});
-        assert_eq!(read(&null), RopeParameters::plain(5e5));
-        let both = json!({"rope_theta": 1e6, "rope_parameters": nested});
-        assert_eq!(read(&both), RopeParameters::plain(5e5));
-        let null = json!({"rope_theta": 1e6, "rope_parameters": {"rope_theta": null}});
-        assert_eq!(read(&null), RopeParameters::plain(1e6));
-        assert_eq!(read(&json!({"rope_theta": null})), RopeParameters::plain(1e4));
-        let mut problems = Problems::default();
-        RopeParameters::from_json(&json!({"rope_theta": "big"}), 64, &mut problems);
-        assert!(problems.to_string().contains("`rope_theta`"), "{problems}");
-    }
-
-    #[test]
-    fn the_older_object_wins_unless_it_is_empty() {
-        let read = |older: Value| {
-            let newer = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5});
-            let config = json!({"rope_scaling": older, "rope_parameters": newer});
-            RopeParameters::from_json(&config, 64, &mut Problems::default())
-        };
-        let linear = |theta, factor| RopeParameters {
-            scaling: RopeScaling::Linear { factor },
-            ..RopeParameters::plain(theta)
-        };
-        assert_eq!(read(Value::Null), linear(5e5, 4.0));
-        assert_eq!(read(json!({})), linear(5e5, 4.0));
-        assert_eq!(read(json!({"type": "linear", "factor": 2.0})), linear(1e4, 2.0));
-    }
-
-    #[test]
-    fn dynamic_scaling_is_plain_within_a_target_s_context_and_refused_of_drafts() {
-        let read = |scaling: Value| {
-            let mut problems = Problems::default();
-            let config = json!({"rope_theta": 5e5, "rope_scaling": scaling});
-            (RopeParameters::from_json(&config, 64, &mut problems), problems)
-        };
-        let plain = (RopeParameters::plain(5e5), Problems::default());
-        assert_eq!(read(json!({"type": "dynamic", "factor": 4.0})), plain);
-        assert_eq!(read(json!({"type": "dynamic", "factor": 4.0, "alpha": null})), plain);
-        let without = read(json!({"type": "dynamic"})).1.to_string();
-        assert!(without.contains("`dynamic` needs a positive `factor`"), "{without}");
-        let alpha = read(json!({"type": "dynamic", "factor": 1.0, "alpha": 1000.0})).1.to_string();
-        assert!(alpha.contains("`alpha`"), "{alpha}");
-        let scaling = json!({"rope_type": "dynamic", "factor": 4.0});
-        for config in [
-            json!({"rope_scaling": scaling}),
-            json!({"rope_parameters": {"full_attention": scaling}}),
-        ] {
-            let mut problems = Problems::default();
-            RopeParameters::of_draft(&config, (64, &["full_attention"]), &mut problems);
-            assert!(problems.to_string().contains("of a draft"), "{config}: {problems}");
-        }
-    }
-
-    #[test]
-    fn the_original_context_stands_at_either_place_or_is_all_of_the_context() {
-        let original = |outer: Value, inner: Value| {
-            let config = json!({
-                ORIGINAL_CONTEXT: outer,
-                "rope_scaling": {
-                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0, ORIGINAL_CONTEXT: inner
-                }
-            });
-            let mut problems = Problems::default();
-            let rope = RopeParameters::from_json(&config, 64, &mut problems).to_json();
-            (rope[ORIGINAL_CONTEXT].as_u64(), problems.0.len())
-        };
-        assert_eq!(original(Value::Null, Value::Null), (Some(64), 0));
-        assert_eq!(original(Value::Null, json!(32)), (Some(32), 0));
-        assert_eq!(original(json!(16), json!(32)), (Some(16), 0));
-        assert_eq!(original(Value::Null, json!(0)).1, 1);
-    }
-
-    #[test]
-    fn a_multiplier_of_0_is_none() {
-        let factor = |mscale, all| yarn_attention_factor(8.0, None, Some(mscale), Some(all));
-        let plain = 0.1 * 8.0_f64.ln() + 1.0;
-        for (mscale, all) in [(0.0, 0.0), (0.707, 0.0), (0.0, 0.707)] {
-            assert!((factor(mscale, all) - plain).abs() < 1e-12, "{mscale} {all}");
-        }
-        assert!((factor(1.0, 0.5) - plain / (0.05 * 8.0_f64.ln() + 1.0)).abs() < 1e-12);
-    }
 }

@@ -8,6 +8,7 @@ use tokenizers::models::bpe::{BPE, Merges, Vocab};
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::bounded::{self, Limits};
+use crate::config::limits::VOCABULARY;
 
 /// Longest token; published ones have up to some hundred bytes.
 const LONGEST_TOKEN: usize = 1 << 16;
@@ -15,6 +16,16 @@ const LONGEST_TOKEN: usize = 1 << 16;
 /// Longest piece whose merges are found by splitting it in all places; published ones have up to some
 /// sixty bytes.
 pub(super) const LONGEST_PIECE: usize = 1 << 10;
+
+/// SentencePiece's pieces give some two merges each; hostile ones give as many as they have letters.
+const MERGES_OF_A_PIECE: usize = 16;
+/// Merges that are read of few pieces.
+const MOST_MERGES: usize = 1 << 16;
+
+/// Merges that are read of so many pieces.
+pub(super) fn most_merges(pieces: usize) -> usize {
+    MOST_MERGES + MERGES_OF_A_PIECE * pieces
+}
 
 /// Most characters that normalisation or decoding makes of one.
 const MOST_GROWTH: f64 = 1024.0;
@@ -33,7 +44,12 @@ pub(super) fn from_json(bytes: Vec<u8>) -> Result<Tokenizer, String> {
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
-        check_length(tokenizer.get_vocab(true).keys())?;
+        let vocabulary = tokenizer.get_vocab(true);
+        check_length(vocabulary.keys())?;
+        // Lists by id are as long as the largest one.
+        if let Some(id) = vocabulary.values().find(|id| **id as usize >= VOCABULARY) {
+            return Err(format!("an id of {id}, those below {VOCABULARY} are read"));
+        }
         check_steps(&tokenizer)?;
         Ok(tokenizer)
     };
@@ -194,6 +210,17 @@ mod tests {
         ] {
             let problem = from_json(bytes).expect_err("refused");
             assert!(problem.contains(part), "{problem}");
+        }
+    }
+
+    #[test]
+    fn ids_beyond_all_vocabularies_are_refused() {
+        for (id, is_read) in [(VOCABULARY - 1, true), (VOCABULARY, false), (4_000_000_000, false)] {
+            let bytes = document(&Value::Null, &Value::Null, "b");
+            let mut value: Value = serde_json::from_slice(&bytes).expect("JSON");
+            value["model"]["vocab"]["b"] = id.into();
+            let read = from_json(serde_json::to_vec(&value).expect("JSON"));
+            assert_eq!(read.is_ok(), is_read, "{id}");
         }
     }
 

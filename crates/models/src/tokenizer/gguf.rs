@@ -27,11 +27,6 @@ const DEEPSEEK_CODER_TOKENS: usize = 32_256;
 /// Tokens of DeepSeek LLM; likewise.
 const DEEPSEEK_LLM_TOKENS: usize = 102_400;
 
-/// SentencePiece's pieces give some two merges each; hostile ones give as many as they have letters.
-const MERGES_OF_A_PIECE: usize = 16;
-/// Merges that are read of few pieces.
-const MOST_MERGES: usize = 1 << 16;
-
 struct Vocabulary {
     tokens: Vec<String>,
     types: Vec<u32>,
@@ -284,7 +279,7 @@ fn with_byte_fallback(
 /// Every way to split a piece into two pieces, best resulting piece first. Of equal ones the first piece is better:
 /// files that were made without scores have their pieces in the order of the merges. Of equal pieces the last counts.
 fn merges(vocabulary: &Vocabulary, scores: &[f64]) -> Result<Vec<(String, String)>, String> {
-    let most = MOST_MERGES + MERGES_OF_A_PIECE * vocabulary.tokens.len();
+    let most = checked::most_merges(vocabulary.tokens.len());
     let ids = ids_by_text(&vocabulary.tokens);
     let mut merges = Vec::new();
     for (id, (token, score)) in (0..).zip(vocabulary.tokens.iter().zip(scores)) {

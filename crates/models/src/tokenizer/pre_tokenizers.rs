@@ -14,7 +14,7 @@ pub(super) struct Splitting {
 }
 
 /// Names and the way that each stands for.
-const NAMES: [(&[&str], Way); 21] = [
+const NAMES: [(&[&str], Way); 22] = [
     (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2", "granite-docling"], Way::ByteLevel),
     (&["a.x-4.0", "mellum", "trillion", "gigachat", "exaone4", "jais"], Way::ByteLevel),
     (
@@ -39,6 +39,7 @@ const NAMES: [(&[&str], Way); 21] = [
     (&["bloom", "poro-chat", "gpt3-finnish"], Way::Bloom),
     (&["viking"], Way::Viking),
     (&["superbpe"], Way::SuperBpe),
+    (&["chameleon"], Way::Chameleon),
 ];
 
 /// Names of tokenizers that look a part up before they merge.
@@ -57,8 +58,17 @@ const WHOLE_PARTS: [&str; 11] = [
 ];
 
 /// Names of tokenizers that put the start token before a text, unless the header says otherwise.
-const WITH_BOS: [&str; 8] =
-    ["llama-bpe", "llama3", "llama-v3", "lfm2", "falcon3", "pixtral", "midm-2.0", "tekken"];
+const WITH_BOS: [&str; 9] = [
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "lfm2",
+    "falcon3",
+    "pixtral",
+    "midm-2.0",
+    "tekken",
+    "chameleon",
+];
 
 #[derive(Clone, Copy)]
 enum Way {
@@ -88,6 +98,8 @@ enum Way {
     Viking,
     /// Threes of digits from the last one on; all else is one part.
     SuperBpe,
+    /// Names of pictures, spaces by two and four, single digits and marks, then words.
+    Chameleon,
 }
 
 const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
@@ -102,6 +114,10 @@ const ASIAN: &str = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰
 
 /// Bailing's words: its contractions and ends of lines are told otherwise than others'.
 const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+
+/// What Chameleon cuts out before digits and marks.
+const CHAMELEON: [&str; 3] =
+    ["<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )"];
 
 /// The splitting of a name.
 ///
@@ -133,9 +149,10 @@ pub fn name_of(steps: &Value) -> Option<&'static str> {
     found.map(|(names, _)| names[0])
 }
 
-/// Expressions of the splits among some steps, with ends of lines as escapes.
+/// Expressions of the splits among some steps, with tabs and ends of lines as escapes.
 fn expressions(steps: &Value) -> Vec<String> {
-    let escaped = |text: &str| text.replace('\r', r"\r").replace('\n', r"\n");
+    let escaped =
+        |text: &str| text.replace('\r', r"\r").replace('\n', r"\n").replace('\t', r"\t");
     match steps {
         Value::Array(steps) => steps.iter().flat_map(expressions).collect(),
         Value::Object(_) if steps["type"] == "Sequence" => expressions(&steps["pretokenizers"]),
@@ -181,6 +198,10 @@ impl Way {
             Self::Bloom => splits(&[BETWEEN_MARKS], None),
             Self::Viking => splits(&[BETWEEN_MARKS, r"\p{N}"], None),
             Self::SuperBpe => splits(&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], None),
+            Self::Chameleon => {
+                let marks = json!({"type": "Punctuation", "behavior": "Isolated"});
+                sequence(&[&CHAMELEON.map(split)[..], &[digits, marks, byte_level(true)]].concat())
+            }
             Self::Kimi => {
                 let after_word = format!("{CONTRACTIONS}?");
                 let words = cased(r"&&[^\p{Han}]", &after_word, r"\p{N}{1,3}", r"[\r\n]*");
@@ -226,14 +247,16 @@ fn sequence(steps: &[Value]) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
+/// Cuts out what matches.
+fn split(expression: &str) -> Value {
+    json!({
+        "type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false
+    })
+}
+
 /// Splits one after the other, another step, and bytes as characters.
 fn splits(expressions: &[&str], then: Option<Value>) -> Value {
-    let split = |expression: &&str| {
-        json!({
-            "type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false
-        })
-    };
-    let steps = expressions.iter().map(split).chain(then).chain([byte_level(false)]);
+    let steps = expressions.iter().copied().map(split).chain(then).chain([byte_level(false)]);
     sequence(&steps.collect::<Vec<_>>())
 }
 

@@ -166,16 +166,9 @@ impl SentencePieces {
     /// # Errors
     /// - the pieces make no tokenizer
     pub fn tokenizer(&self) -> Result<TextTokenizer> {
-        let document = json!({
-            "version": "1.0", "added_tokens": self.added_tokens(), "normalizer": self.normalizer(),
-            "pre_tokenizer": null, "post_processor": null, "model": self.model(),
-            "decoder": {"type": "Sequence", "decoders": [
-                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
-                {"type": "ByteFallback"}, {"type": "Fuse"},
-            ]},
-        });
-        let tokenizer = serde_json::to_vec(&document)
-            .map_err(|error| error.to_string())
+        let tokenizer = self
+            .document()
+            .and_then(|document| serde_json::to_vec(&document).map_err(|error| error.to_string()))
             .and_then(checked::from_json)
             .map(|inner| TextTokenizer::new(inner, None, true));
         match (tokenizer, &self.path) {
@@ -184,6 +177,18 @@ impl SentencePieces {
             (Err(problem), Some(path)) => Err(ModelError::invalid(path, problem)),
             (Err(problem), None) => Err(ModelError::Tokenizer(problem)),
         }
+    }
+
+    /// The same as a `tokenizer.json`.
+    fn document(&self) -> std::result::Result<Value, String> {
+        Ok(json!({
+            "version": "1.0", "added_tokens": self.added_tokens(), "normalizer": self.normalizer(),
+            "pre_tokenizer": null, "post_processor": null, "model": self.model()?,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"},
+            ]},
+        }))
     }
 
     fn added_tokens(&self) -> Value {
@@ -217,26 +222,27 @@ impl SentencePieces {
         json!({"type": "Sequence", "normalizers": steps})
     }
 
-    fn model(&self) -> Value {
+    fn model(&self) -> std::result::Result<Value, String> {
         let unknown = self.pieces.iter().position(|piece| piece.kind == PieceKind::Unknown);
         let fallback = self.pieces.iter().any(|piece| piece.kind == PieceKind::Byte);
         if !self.bpe {
             let vocabulary: Vec<Value> =
                 self.pieces.iter().map(|piece| json!([piece.text, piece.score])).collect();
-            return json!({
+            return Ok(json!({
                 "type": "Unigram", "unk_id": unknown, "vocab": vocabulary, "byte_fallback": fallback
-            });
+            }));
         }
         let ids: serde_json::Map<String, Value> =
             self.pieces.iter().enumerate().map(|(id, p)| (p.text.clone(), json!(id))).collect();
-        json!({
-            "type": "BPE", "vocab": ids, "merges": self.merges(), "byte_fallback": fallback,
+        Ok(json!({
+            "type": "BPE", "vocab": ids, "merges": self.merges()?, "byte_fallback": fallback,
             "unk_token": unknown.map(|id| self.pieces[id].text.as_str()), "fuse_unk": true
-        })
+        }))
     }
 
     /// Every way to build a piece from two others, best score of the result first.
-    fn merges(&self) -> Vec<(&str, &str)> {
+    fn merges(&self) -> std::result::Result<Vec<(&str, &str)>, String> {
+        let most = checked::most_merges(self.pieces.len());
         let whole = |piece: &Piece| matches!(piece.kind, PieceKind::Normal);
         let known: std::collections::HashMap<&str, f32> =
             self.pieces.iter().filter(|p| whole(p)).map(|p| (p.text.as_str(), p.score)).collect();
@@ -245,12 +251,15 @@ impl SentencePieces {
             for (at, _) in piece.text.char_indices().skip(1) {
                 let (left, right) = piece.text.split_at(at);
                 if let (Some(a), Some(b)) = (known.get(left), known.get(right)) {
+                    if merges.len() == most {
+                        return Err(format!("its pieces have more than {most} merges"));
+                    }
                     merges.push((piece.score, id, a + b, left, right));
                 }
             }
         }
         merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(b.2.total_cmp(&a.2)));
-        merges.into_iter().map(|merge| (merge.3, merge.4)).collect()
+        Ok(merges.into_iter().map(|merge| (merge.3, merge.4)).collect())
     }
 }
 
@@ -289,6 +298,14 @@ mod tests {
         };
         let trainer = Some(TrainerSpec { model_type: Some(BPE) });
         ModelProto { pieces, trainer, normalizer: Some(normalizer) }.encode_to_vec()
+    }
+
+    #[test]
+    fn pieces_that_make_merges_without_measure_are_refused() {
+        let piece = |length| Piece { text: "a".repeat(length), score: 0.0, kind: PieceKind::Normal };
+        let pieces = SentencePieces::of((1..=512).map(piece).collect());
+        let told = pieces.tokenizer().err().expect("refused").to_string();
+        assert!(told.contains("more than"), "{told}");
     }
 
     #[test]

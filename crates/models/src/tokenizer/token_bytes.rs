@@ -51,7 +51,7 @@ fn written(token: &str, is_byte_level: bool) -> Vec<u8> {
         return bytes.unwrap_or_else(|| token.as_bytes().to_vec());
     }
     let hex = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
-    match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+    match hex.filter(|hex| hex.len() == 2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
         Some(byte) => vec![byte],
         None => token.replace(SPACE, " ").into_bytes(),
     }
@@ -71,5 +71,6 @@ mod tests {
         assert_eq!(written("a b", true), b"a b");
         assert_eq!(written("\u{2581}a", false), b" a");
         assert_eq!(written("<0x0A>", false), b"\n");
+        assert_eq!(written("<0xA>", false), b"<0xA>");
     }
 }

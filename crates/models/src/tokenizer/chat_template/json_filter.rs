@@ -7,6 +7,8 @@ use minijinja::{Error, ErrorKind};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::repr;
+
 /// Widest indent.
 const WIDEST_INDENT: usize = 100;
 /// Most bytes of both separators.
@@ -21,8 +23,9 @@ pub(super) fn to_json(value: &minijinja::Value, options: Kwargs) -> Result<Strin
     let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let separators: Option<Vec<String>> = options.get("separators")?;
     options.assert_all_used()?;
+    let item = if indent.is_some() { "," } else { ", " };
     let (item, key) = match separators.as_deref() {
-        None => (", ", ": "),
+        None => (item, ": "),
         Some([item, key]) if item.len() + key.len() <= WIDEST_SEPARATORS => {
             (item.as_str(), key.as_str())
         }
@@ -31,28 +34,20 @@ pub(super) fn to_json(value: &minijinja::Value, options: Kwargs) -> Result<Strin
             return Err(Error::new(ErrorKind::InvalidOperation, problem));
         }
     };
+    if let Some(width) = indent.filter(|width| *width > WIDEST_INDENT) {
+        let problem = format!("tojson: an indent of {width}, at most {WIDEST_INDENT}");
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
     let fail = |error: serde_json::Error| {
         Error::new(ErrorKind::BadSerialization, "tojson").with_source(error)
     };
     let mut bytes = Vec::new();
     let value = serde_json::to_value(value).map_err(fail)?;
     let value = if is_sorted { sorted(value) } else { value };
-    match indent {
-        Some(width) if width > WIDEST_INDENT => {
-            let problem = format!("tojson: an indent of {width}, at most {WIDEST_INDENT}");
-            return Err(Error::new(ErrorKind::InvalidOperation, problem));
-        }
-        Some(width) => {
-            let spaces = vec![b' '; width];
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(&spaces);
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, pretty))
-        }
-        None => {
-            let spaced = Spaced { item: item.as_bytes(), key: key.as_bytes() };
-            value.serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, spaced))
-        }
-    }
-    .map_err(fail)?;
+    let (item, key) = (item.as_bytes(), key.as_bytes());
+    let layout = Layout { item, key, indent, depth: 0, is_empty: true };
+    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, layout);
+    value.serialize(&mut serializer).map_err(fail)?;
     String::from_utf8(bytes)
         .map_err(|error| Error::new(ErrorKind::BadSerialization, "tojson").with_source(error))
 }
@@ -70,19 +65,74 @@ fn sorted(value: Value) -> Value {
     }
 }
 
-/// One line with these between items, and after keys.
-struct Spaced<'a> {
+/// These between items and after keys, and with an indent a line for each item.
+struct Layout<'a> {
     item: &'a [u8],
     key: &'a [u8],
+    indent: Option<usize>,
+    depth: usize,
+    /// Whether the innermost list has no item so far.
+    is_empty: bool,
 }
 
-impl serde_json::ser::Formatter for Spaced<'_> {
+impl Layout<'_> {
+    fn open<W: Write + ?Sized>(&mut self, out: &mut W, bracket: &[u8]) -> std::io::Result<()> {
+        self.depth += 1;
+        self.is_empty = true;
+        out.write_all(bracket)
+    }
+
+    fn close<W: Write + ?Sized>(&mut self, out: &mut W, bracket: &[u8]) -> std::io::Result<()> {
+        self.depth -= 1;
+        if !self.is_empty {
+            self.line(out)?;
+        }
+        self.is_empty = false;
+        out.write_all(bracket)
+    }
+
+    fn begin_item<W: Write + ?Sized>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        self.is_empty = false;
+        if !first {
+            out.write_all(self.item)?;
+        }
+        self.line(out)
+    }
+
+    fn line<W: Write + ?Sized>(&self, out: &mut W) -> std::io::Result<()> {
+        let Some(width) = self.indent else { return Ok(()) };
+        out.write_all(b"\n")?;
+        out.write_all(&vec![b' '; width * self.depth])
+    }
+}
+
+impl serde_json::ser::Formatter for Layout<'_> {
+    fn write_f64<W: Write + ?Sized>(&mut self, out: &mut W, number: f64) -> std::io::Result<()> {
+        out.write_all(repr::fraction(number).as_bytes())
+    }
+
+    fn begin_array<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+        self.open(out, b"[")
+    }
+
+    fn end_array<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+        self.close(out, b"]")
+    }
+
+    fn begin_object<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+        self.open(out, b"{")
+    }
+
+    fn end_object<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+        self.close(out, b"}")
+    }
+
     fn begin_array_value<W: Write + ?Sized>(
         &mut self,
         out: &mut W,
         first: bool,
     ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(self.item) }
+        self.begin_item(out, first)
     }
 
     fn begin_object_key<W: Write + ?Sized>(
@@ -90,7 +140,7 @@ impl serde_json::ser::Formatter for Spaced<'_> {
         out: &mut W,
         first: bool,
     ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(self.item) }
+        self.begin_item(out, first)
     }
 
     fn begin_object_value<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {

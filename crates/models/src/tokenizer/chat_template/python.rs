@@ -2,6 +2,7 @@
 
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::globals;
 use time::OffsetDateTime;
 
 use super::{repr, rewritten};
@@ -9,13 +10,15 @@ use super::{repr, rewritten};
 /// Name of the function that tells the date.
 pub(super) const DATE: &str = "strftime_now";
 
-/// Teaches an environment methods, tests, `%` and the date, which is today's unless one is given.
+/// Teaches an environment methods, tests, `%`, what takes turns, and the date, which is today's unless one is given.
 pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTime>) {
     environment.set_unknown_method_callback(method);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", is_callable);
     environment.add_filter(rewritten::MODULO, modulo);
+    environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
+    environment.add_function("joiner", globals::joiner);
     environment.add_function(DATE, move |format: String| {
         written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
     });

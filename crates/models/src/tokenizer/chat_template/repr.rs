@@ -42,13 +42,14 @@ fn quoted(value: &Value) -> Result<Value, Error> {
 /// The filter `format`, as Python's `text % arguments`.
 pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<String, Error> {
     static CONVERSION: LazyLock<Regex> = LazyLock::new(|| {
-        let expression = r"(?s)%(?:\(([^)]*)\))?([-#0 +]*\d*(?:\.\d*)?)[hlL]?(.?)";
+        let expression = r"(?s)%(?:\(([^)]*)\))?([-#0 +]*(?:\*|\d*)(?:\.(?:\*|\d*))?)[hlL]?(.?)";
         Regex::new(expression).expect("a valid expression")
     });
     let wrong = |problem: &'static str| Error::new(ErrorKind::InvalidOperation, problem);
     let text = text.as_str().ok_or_else(|| wrong("what is formatted is no text"))?;
     let conversions = || CONVERSION.captures_iter(text);
-    let places = conversions().filter(|one| one.get(1).is_none() && &one[3] != "%").count();
+    let own = conversions().filter(|one| one.get(1).is_none() && &one[3] != "%");
+    let places: usize = own.map(|one| 1 + one[2].matches('*').count()).sum();
     let arguments: Vec<Value> = match arguments.as_slice() {
         // A pair of `items()` is a list here, and a tuple in Python.
         [list] if is_list(list) && places != 1 => list.try_iter()?.collect(),
@@ -59,6 +60,10 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
         return Err(wrong("more arguments than the format takes"));
     }
     let (mut out, mut end, mut in_turn) = (String::new(), 0, arguments.iter());
+    let mut next = || {
+        let next = in_turn.next().cloned();
+        next.ok_or_else(|| wrong("fewer arguments than the format takes"))
+    };
     for conversion in conversions() {
         let whole = conversion.get_match();
         out.push_str(&text[end..whole.start()]);
@@ -67,13 +72,15 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
             out.push('%');
             continue;
         }
+        // A star stands for a width that is given before the value.
+        let mut sizes = conversion[2].to_owned();
+        while let Some(star) = sizes.find('*') {
+            sizes.replace_range(star..=star, &i64::try_from(next()?)?.to_string());
+        }
         let value = match conversion.get(1) {
             Some(key) if is_mapping => arguments[0].get_attr(key.as_str())?,
             Some(_) => return Err(wrong("a format with names takes a mapping")),
-            None => {
-                let next = in_turn.next().cloned();
-                next.ok_or_else(|| wrong("fewer arguments than the format takes"))?
-            }
+            None => next()?,
         };
         let (kind, value) = match &conversion[3] {
             "s" => ("s", string(&value)?),
@@ -81,7 +88,7 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
             "d" | "i" | "u" => ("d", cut_off(value)),
             kind => (kind, value),
         };
-        let one = format!("%{}{kind}", &conversion[2]);
+        let one = format!("%{sizes}{kind}");
         out += &format_filter(FormatStyle::Printf, &one, &[value])?;
     }
     out.push_str(&text[end..]);
@@ -195,7 +202,7 @@ fn is_hidden(character: char) -> bool {
 }
 
 /// The shortest digits that tell a number, with an exponent below 1e-4 and from 1e16 on.
-fn fraction(number: f64) -> String {
+pub(super) fn fraction(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string().to_lowercase();
     }

@@ -37,6 +37,26 @@ fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
 }
 
 #[test]
+fn json_has_python_s_numbers_separators_and_lines() -> Result<()> {
+    for (source, wanted) in [
+        ("{{ {'a': [1e-5, 1e16, 1.0, [], {}]} | tojson }}", r#"{"a": [1e-05, 1e+16, 1.0, [], {}]}"#),
+        (
+            "{{ {'a': [1e-5, [], {}], 'b': {'c': 1}} | tojson(indent=2) }}",
+            "{\n  \"a\": [\n    1e-05,\n    [],\n    {}\n  ],\n  \"b\": {\n    \"c\": 1\n  }\n}",
+        ),
+        (
+            "{{ {'a': [1, 2]} | tojson(indent=1, separators=(';', '=')) }}",
+            "{\n \"a\"=[\n  1;\n  2\n ]\n}",
+        ),
+        ("{{ [1, [2]] | tojson(indent=0) }}", "[\n1,\n[\n2\n]\n]"),
+    ] {
+        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
+        assert_eq!(text, wanted, "{source}");
+    }
+    Ok(())
+}
+
+#[test]
 fn generation_blocks_are_plain_text_that_can_be_asked_for() -> Result<()> {
     let source = "{% for m in messages %}\n{%- if m.role == 'assistant' %}\n<a>\n\
                   {%- generation %}{{ m.content }}<end>{% endgeneration -%}\n\

@@ -48,6 +48,7 @@ fn prompts_begin_with_the_start_token_where_the_tokenizer_s_kind_wants_it() {
         ("falcon3", None, true),
         ("pixtral", None, true),
         ("midm-2.0", None, true),
+        ("chameleon", None, true),
         ("stablelm2", None, false),
     ] {
         let stated: Vec<_> =

@@ -48,6 +48,7 @@ fn texts_are_formatted_as_in_python() -> Result<()> {
              {{ f % 'a' * 2 % ('b', 'c') }}",
             "ab 1,2, abac",
         ),
+        ("{{ '%*d|%-*s|%.*f|%*d|' % (5, 3, 4, 'a', 1, 2.26, -3, 7) }}", "    3|a   |2.3|7  |"),
         ("{% set f = '%s=%(a)s' %}{{ f[3:] % {'a': 1} }} {{ '%s' % 'x' is string }}", "1 True"),
     ] {
         let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
@@ -56,12 +57,22 @@ fn texts_are_formatted_as_in_python() -> Result<()> {
     for (source, problem) in [
         ("{{ '%s %s' % 'a' }}", "fewer arguments"),
         ("{{ '%s' % ('a', 'b') }}", "more arguments"),
+        ("{{ '%*d' % 3 }}", "fewer arguments"),
         ("{{ '%(a)s' % 'a' }}", "more arguments"),
         ("{{ '%' % () }}", "chat template"),
         ("{% set f = '%s' %}{{ f % ('a', 'b') }}", "more arguments"),
     ] {
         assert!(refused(source).contains(problem), "{source}");
     }
+    Ok(())
+}
+
+#[test]
+fn cyclers_and_joiners_take_turns() -> Result<()> {
+    let source = "{% set c = cycler('x', 'y') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}\
+                  {% set j = joiner('|') %}{{ j() }}a{{ j() }}b";
+    assert_eq!(ChatTemplate::new(source, Map::new())?.render(&[], false)?, "xyxa|b");
+    assert!(refused("{{ cycler() }}").contains("at least one"));
     Ok(())
 }
 
