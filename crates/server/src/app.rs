@@ -170,8 +170,10 @@ impl App {
                 if !is_seeded {
                     options.request = vec![UNSEEDED, number];
                 }
-                if choice > 0 {
-                    options.request.push(choice as u64);
+                // A seed gives each prompt the draws that it has alone.
+                let nth = if is_seeded { choice % count } else { choice };
+                if nth > 0 {
+                    options.request.push(nth as u64);
                 }
                 let Some(own) = room.split(1) else { return Err(ApiError::ending()) };
                 let size = sizes[place];

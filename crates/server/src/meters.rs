@@ -20,18 +20,23 @@ const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// Path and status of an answer.
 type Labels = [(&'static str, String); 2];
 
+/// What is counted of answers that ended, in the order of [`Meters::ended`].
+const OF_ANSWERS: [(&str, &str); 8] = [
+    ("prompt_tokens", "Tokens of prompts"),
+    ("reused_prompt_tokens", "Of them, kept or copied from others"),
+    ("generated_tokens", "Tokens of answers"),
+    ("proposed_tokens", "Tokens that drafts and lookup proposed"),
+    ("accepted_tokens", "Of them, accepted"),
+    ("accepted_lookup_tokens", "Of these, proposed by lookup"),
+    ("accepted_grammar_tokens", "Of these, forced by a form"),
+    ("target_passes", "Passes of the target after prompts, by request"),
+];
+
 /// Counters of a server.
-#[derive(Clone, Default)]
-pub(crate) struct Counts {
+#[derive(Default)]
+struct Counts {
     requests: Family<Labels, Counter>,
-    prompt_tokens: Counter,
-    reused_tokens: Counter,
-    tokens: Counter,
-    proposed: Counter,
-    accepted: Counter,
-    from_lookup: Counter,
-    from_grammar: Counter,
-    passes: Counter,
+    of_answers: [Counter; 8],
     cancelled: Counter,
     running: Gauge,
     waiting: Gauge,
@@ -115,24 +120,16 @@ impl Meters {
         let counts = Counts::default();
         let (first_token, between_tokens) = (Histogram::new(SECONDS), Histogram::new(SECONDS));
         let mut registry = Registry::with_prefix("longdraft");
-        let c = counts.clone();
         let about = "Answers to HTTP requests, by path and status";
-        registry.register("http_requests", about, c.requests);
-        for (name, about, counter) in [
-            ("prompt_tokens", "Tokens of prompts", c.prompt_tokens),
-            ("reused_prompt_tokens", "Of them, kept or copied from others", c.reused_tokens),
-            ("generated_tokens", "Tokens of answers", c.tokens),
-            ("proposed_tokens", "Tokens that drafts and lookup proposed", c.proposed),
-            ("accepted_tokens", "Of them, accepted", c.accepted),
-            ("accepted_lookup_tokens", "Of these, proposed by lookup", c.from_lookup),
-            ("accepted_grammar_tokens", "Of these, forced by a form", c.from_grammar),
-            ("target_passes", "Passes of the target after prompts, by request", c.passes),
-            ("cancelled_answers", "Answers whose client went away", c.cancelled),
-        ] {
-            registry.register(name, about, counter);
+        registry.register("http_requests", about, counts.requests.clone());
+        for ((name, about), counter) in OF_ANSWERS.into_iter().zip(&counts.of_answers) {
+            registry.register(name, about, counter.clone());
         }
-        registry.register("running_answers", "Answers that are written", c.running);
-        registry.register("waiting_answers", "Answers that wait for a place", c.waiting);
+        let about = "Answers whose client went away";
+        registry.register("cancelled_answers", about, counts.cancelled.clone());
+        registry.register("running_answers", "Answers that are written", counts.running.clone());
+        let about = "Answers that wait for a place";
+        registry.register("waiting_answers", about, counts.waiting.clone());
         let about = "Seconds from a request to its first token";
         registry.register("first_token_seconds", about, first_token.clone());
         let about = "Mean seconds from token to token of an answer";
@@ -153,17 +150,11 @@ impl Meters {
 
     /// An answer ended; it was `asked` for so long ago.
     pub(crate) fn ended(&self, generation: &Generation, prompt: usize, asked: Duration) {
-        let (counts, metrics) = (&self.counts, &generation.metrics);
-        for (counter, count) in [
-            (&counts.prompt_tokens, prompt),
-            (&counts.reused_tokens, generation.reused_tokens),
-            (&counts.tokens, generation.tokens.len()),
-            (&counts.proposed, metrics.nodes),
-            (&counts.accepted, metrics.accepted),
-            (&counts.from_lookup, metrics.from_lookup),
-            (&counts.from_grammar, metrics.from_grammar),
-            (&counts.passes, metrics.rounds),
-        ] {
+        let metrics = &generation.metrics;
+        let (reused, tokens) = (generation.reused_tokens, generation.tokens.len());
+        let of_draft = [metrics.nodes, metrics.accepted, metrics.from_lookup, metrics.from_grammar];
+        let counts = [prompt, reused, tokens].into_iter().chain(of_draft).chain([metrics.rounds]);
+        for (counter, count) in self.counts.of_answers.iter().zip(counts) {
             counter.inc_by(count as u64);
         }
         if generation.tokens.len() > 1 {

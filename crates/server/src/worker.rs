@@ -301,6 +301,31 @@ mod tests {
     use crate::drafts::Inbox;
     use crate::request::CompletionRequest;
 
+    /// With a seed an answer is that of `generate --seed`, wherever its prompt stands.
+    #[test]
+    fn a_seed_gives_each_prompt_the_draws_that_it_has_alone() {
+        let (_control, Inbox { line, mut receiver }) = crate::channel();
+        let mut settings = settings();
+        settings.model.vocabulary = 1 << 20;
+        let app = app_of(settings, None, line);
+        let mut keys = |asked: serde_json::Value| {
+            let asked = CompletionRequest::asked(&asked, &app.settings, &app.tokenizer);
+            let submitted = app.submit(asked.expect("a request")).expect("room");
+            let mut key = || match receiver.try_recv() {
+                Ok(Work::Answer(task)) => task.options.request.clone(),
+                _ => panic!("an answer"),
+            };
+            (0..submitted.answers).map(|_| key()).collect::<Vec<Vec<u64>>>()
+        };
+        let seeded = keys(json!({ "prompt": ["a", "b"], "seed": 3 }));
+        assert_eq!(seeded, [Vec::<u64>::new(), Vec::new()]);
+        let several = keys(json!({ "prompt": "a", "seed": 3, "n": 2 }));
+        assert_eq!(several, [Vec::new(), vec![1_u64]]);
+        // Without one equal prompts are answered otherwise.
+        let drawn = keys(json!({ "prompt": ["a", "a"] }));
+        assert_ne!(drawn[0], drawn[1]);
+    }
+
     /// Else who reads slowly holds any number of answers.
     #[test]
     fn an_answer_keeps_its_place_until_it_is_read() {

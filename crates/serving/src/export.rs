@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use candle_core::DType;
 use longdraft_models::draft::Draft;
 use longdraft_models::sha256;
 use longdraft_models::weights::atomic::write_atomically;
@@ -15,7 +14,6 @@ use crate::folder::NewFolder;
 use crate::formats::files::{gguf_name, torch_dtype};
 use crate::formats::{ExportOptions, Format, Rendered, Served, format_of};
 use crate::manifest::{MANIFEST_FILE, Manifest, TargetRecord};
-use crate::parity::ParityVector;
 use crate::target::TargetFacts;
 
 /// What was written.
@@ -80,18 +78,6 @@ pub fn require_fit(
         return Ok(fit.warnings);
     }
     Err(ServingError::NotRepresentable { profile, problems: fit.refusals })
-}
-
-/// What a draft computes with its weights rounded as an export rounds them, on the fixed input.
-///
-/// # Errors
-/// - a value does not fit the type, or sizes do not fit the target
-pub fn rounded_vector(
-    draft: &dyn Draft,
-    target: &TargetFacts,
-    dtype: DType,
-) -> Result<ParityVector> {
-    format_of(draft)?.rounded(draft, target, dtype)
 }
 
 fn manifest(

@@ -27,7 +27,7 @@ pub mod verify;
 struct Readme;
 
 pub use error::{Result, ServingError};
-pub use export::{Exported, export, own_command, require_fit, rounded_vector};
+pub use export::{Exported, export, own_command, require_fit};
 pub use formats::{ExportOptions, WeightType, format_of, serves};
 pub use language_model::save_gguf;
 pub use manifest::{MANIFEST_FILE, Manifest, Provenance, in_folder};

@@ -62,7 +62,7 @@ pub(crate) fn from_folder(
         // The better a merge, the larger the score of what it makes.
         let score = |token: &String| rank.get(token).map_or(-1e6, |rank| -(*rank as f32));
         add("scores", Value::Array(tokens.iter().map(|t| Value::F32(score(t))).collect()));
-        add("add_space_prefix", Value::Bool(json["normalizer"].to_string().contains("Prepend")));
+        add("add_space_prefix", Value::Bool(adds_space(&json)));
     } else {
         add("model", Value::String("gpt2".into()));
         add("pre", Value::String(pre_tokenizer(&json["pre_tokenizer"])?.into()));
@@ -89,6 +89,14 @@ pub(crate) fn from_folder(
         keys.push(("tokenizer.chat_template".into(), Value::String(template.to_owned())));
     }
     Ok(keys)
+}
+
+/// Whether a text gets a space before it. Newer files say so in the splitting of text.
+fn adds_space(json: &Json) -> bool {
+    let [normalizer, split] = ["normalizer", "pre_tokenizer"].map(|key| json[key].to_string());
+    let is_off = ["\"prepend_scheme\":\"never\"", "\"add_prefix_space\":false"];
+    normalizer.contains("\"Prepend\"")
+        || (split.contains("\"Metaspace\"") && !is_off.iter().any(|off| split.contains(off)))
 }
 
 /// Every id's token and type; ids without one are unused.
@@ -149,6 +157,29 @@ fn pre_tokenizer(json: &Json) -> Result<&'static str, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_space_before_a_text_is_found_in_older_and_newer_files() {
+        let space = |normalizer: Json, split: Json| {
+            adds_space(&serde_json::json!({"normalizer": normalizer, "pre_tokenizer": split}))
+        };
+        let of = |more: Json| {
+            let mut split = serde_json::json!({"type": "Metaspace", "replacement": "▁"});
+            split.as_object_mut().expect("a table").extend(more.as_object().cloned().expect("one"));
+            split
+        };
+        let older = serde_json::json!({"type": "Sequence", "normalizers": [{"type": "Prepend"}]});
+        assert!(space(older, Json::Null));
+        for (more, wanted) in [
+            (serde_json::json!({"prepend_scheme": "first", "split": false}), true),
+            (serde_json::json!({"prepend_scheme": "always", "add_prefix_space": true}), true),
+            (serde_json::json!({"prepend_scheme": "never"}), false),
+            (serde_json::json!({"add_prefix_space": false}), false),
+        ] {
+            assert_eq!(space(Json::Null, of(more.clone())), wanted, "{more}");
+        }
+        assert!(!space(Json::Null, Json::Null));
+    }
 
     #[test]
     fn splits_are_named_as_the_reader_names_them() {

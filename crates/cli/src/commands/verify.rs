@@ -11,9 +11,7 @@ use longdraft_models::draft::{Draft, DraftKind};
 use longdraft_models::paths::folder_of;
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
-use longdraft_serving::{
-    MANIFEST_FILE, Manifest, Profile, TargetFacts, format_of, parity, rounded_vector,
-};
+use longdraft_serving::{MANIFEST_FILE, Manifest, Profile, TargetFacts, format_of, parity};
 use serde_json::{Value, json};
 
 use super::export::profile_named;
@@ -115,7 +113,8 @@ fn check(
     let checkpoint = match (&arguments.checkpoint, target) {
         (Some(path), Some(target)) => {
             let draft = DraftSource::find(path)?.open(&target.target)?;
-            Some(rounded_vector(draft.as_ref(), target, stored_dtype(folder))?)
+            let draft = draft.as_ref();
+            Some(format_of(draft)?.rounded(draft, target, stored_dtype(folder))?)
         }
         _ => None,
     };

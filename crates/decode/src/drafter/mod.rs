@@ -29,7 +29,7 @@ use crate::tree::Tree;
 
 use grow::Growth;
 
-pub use block::{BlockDraftModel, BlockDrafter, BlockModel, Chosen};
+pub use block::{BlockDraftModel, Chosen};
 pub use combined::{Combination, CombinedDrafter};
 pub use eagle3::Eagle3Model;
 pub use glide::GlideModel;

@@ -169,10 +169,16 @@ pub trait DraftModel {
     /// What the columns of its logits stand for; every token of the target if `None`.
     fn vocabulary(&self) -> Option<&VocabularyMap>;
 
-    /// Whether reading a token takes next to no time, so that a tree may read every token that can
-    /// be among its best.
-    fn reads_are_free(&self) -> bool {
+    /// As [`Drafter::tells_confidence`].
+    fn tells_confidence(&self) -> bool {
         false
+    }
+
+    /// Tokens after the root that one pass covers at most, of a model that proposes a block. Its pass runs when the
+    /// root is asked for. Reading takes next to no time then, so that a tree may read every token that can be among
+    /// its best.
+    fn block_len(&self) -> Option<usize> {
+        None
     }
 
     /// As [`Drafter::begin`].
@@ -239,6 +245,10 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
         self.model.reads_last_layer()
     }
 
+    fn tells_confidence(&self) -> bool {
+        self.model.tells_confidence()
+    }
+
     fn begin(&mut self, kept: usize) -> Result<()> {
         self.model.begin(kept)
     }
@@ -260,7 +270,8 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
     }
 
     fn start(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Growth> {
-        Ok(Growth::planned(context, plan, plan.shape.clone()))
+        let most = self.model.block_len().unwrap_or(usize::MAX);
+        Ok(Growth::planned(context, plan, plan.shape.cut(most)))
     }
 
     fn model(&mut self) -> Option<&mut dyn DraftModel> {

@@ -1,8 +1,8 @@
 //! Blocks of tokens that a model proposes in one pass.
 
 use longdraft_decode::drafter::{
-    BlockDrafter, BlockModel, Chosen, DraftContext, Drafted, Drafter, Forecast, Logits,
-    LookupChances, MatchClass, Plan, Worth,
+    Asked, Beside, Chosen, DraftContext, DraftModel, Drafted, Drafter, Forecast, Logits,
+    LookupChances, MatchClass, ModelDrafter, Plan, Turn, Worth,
 };
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Pacing, Result, Sampling, Tree, VerifyRule};
@@ -21,26 +21,24 @@ struct Table {
     depth: usize,
 }
 
-impl BlockModel for Table {
+impl DraftModel for Table {
     fn vocabulary(&self) -> Option<&VocabularyMap> {
         None
     }
 
-    fn block_len(&self) -> usize {
-        BLOCK
+    fn block_len(&self) -> Option<usize> {
+        Some(BLOCK)
     }
 
     fn begin(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
-    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
-        self.root = context.tokens.len();
-        self.depth = depth;
-        Ok(())
-    }
-
-    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        if let Asked::Root { depth, .. } = turn.asked {
+            (self.root, self.depth) = (turn.context.tokens.len(), depth);
+        }
+        let slot = turn.asked.level();
         assert!(slot < self.depth, "{slot} of {}", self.depth);
         let forecast = |chosen: &Chosen| {
             let key = [self.root as u64, slot as u64, u64::from(chosen.token.0)];
@@ -48,7 +46,7 @@ impl BlockModel for Table {
             let logits = (0..VOCABULARY).map(|_| (2.0 * rng.normal()) as f32);
             Forecast::from(logits.collect::<Vec<_>>())
         };
-        Ok(before.iter().map(forecast).collect())
+        Ok(vec![turn.chosen().iter().map(forecast).collect()])
     }
 }
 
@@ -69,7 +67,7 @@ fn a_block_changes_no_token() {
         options.pacing = pacing;
         for shape in shapes() {
             options.shape = shape.clone();
-            let drafter = Box::new(BlockDrafter::new(Table::default()));
+            let drafter = Box::new(ModelDrafter::new(Table::default()));
             let drafted = generate(&target, Some(drafter), &prompt, &options);
             assert_eq!(plain.tokens, drafted.tokens, "{shape:?} at {temperature}");
         }
@@ -81,7 +79,7 @@ fn a_round_is_one_block_and_no_deeper() {
     let target = target("llama", 16, (2, 2), 72);
     let cache = target.new_cache().expect("cache");
     let tokens = prompt(6, 72);
-    let mut drafter = BlockDrafter::new(Table::default());
+    let mut drafter = ModelDrafter::new(Table::default());
     for (drawn, shape) in [
         (false, DraftShape::Chain { length: 9 }),
         (false, DraftShape::Static { widths: vec![2; 8] }),
@@ -143,13 +141,13 @@ impl Small {
     }
 }
 
-impl BlockModel for Small {
+impl DraftModel for Small {
     fn vocabulary(&self) -> Option<&VocabularyMap> {
         None
     }
 
-    fn block_len(&self) -> usize {
-        self.slots
+    fn block_len(&self) -> Option<usize> {
+        Some(self.slots)
     }
 
     fn tells_confidence(&self) -> bool {
@@ -160,26 +158,23 @@ impl BlockModel for Small {
         Ok(())
     }
 
-    fn run(&mut self, _: DraftContext<'_>, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        let (slot, before) = (turn.asked.level(), turn.chosen());
         let confidence = self.confidence.get(slot).copied();
         let forecast = |chosen: &Chosen| {
             let forecast = Forecast::from(self.logits(slot, chosen.token));
             Forecast { confidence, ..forecast }
         };
         if self.depends {
-            return Ok(before.iter().map(forecast).collect());
+            return Ok(vec![before.iter().map(forecast).collect()]);
         }
         // Shared, as a real model's independent slots are.
-        Ok(vec![forecast(&before[0]); before.len()])
+        Ok(vec![vec![forecast(&before[0]); before.len()]])
     }
 }
 
 fn proposed(
-    model: impl BlockModel,
+    model: impl DraftModel,
     shape: &DraftShape,
     drawn: bool,
     worth: Option<&Worth>,
@@ -199,33 +194,29 @@ fn proposed(
         looked_up: Vec::new(),
     };
     let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
-    BlockDrafter::new(model).propose(context, &mut plan).expect("proposals")
+    ModelDrafter::new(model).propose(context, &mut plan).expect("proposals")
 }
 
 /// Candidates of a slot, the likeliest before a selector first, with what the selector makes of them.
 struct Candidates(Vec<(u32, f32)>);
 
-impl BlockModel for Candidates {
+impl DraftModel for Candidates {
     fn vocabulary(&self) -> Option<&VocabularyMap> {
         None
     }
 
-    fn block_len(&self) -> usize {
-        1
+    fn block_len(&self) -> Option<usize> {
+        Some(1)
     }
 
     fn begin(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
-    fn run(&mut self, _: DraftContext<'_>, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn forecasts(&mut self, _: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
         let (columns, values) = self.0.iter().copied().unzip();
         let forecast = Forecast { logits: Logits::Some { columns, values }, confidence: None };
-        Ok(vec![forecast; before.len()])
+        Ok(vec![vec![forecast; turn.chosen().len()]])
     }
 }
 

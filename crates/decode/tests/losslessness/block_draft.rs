@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
-use longdraft_decode::drafter::{BlockDraftModel, BlockDrafter, ReducedHead};
+use longdraft_decode::drafter::{BlockDraftModel, ModelDrafter, ReducedHead};
 use longdraft_decode::{Sampling, SpeculativeDecoder, Tree, VerifyRule};
 use longdraft_kernels::top_k::row_top_k;
 use longdraft_models::TargetTokenId;
@@ -126,7 +126,7 @@ fn every_round_proposes_the_block_that_training_predicts() {
                 if kept.len() == few.len() && own.is_none() {
                     model = model.with_head(Arc::clone(&head)).expect("head");
                 }
-                let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
+                let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
                 let mut options = options(16);
                 options.shape = shapes()[shape].clone();
                 generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
@@ -161,7 +161,7 @@ fn a_fresh_selector_proposes_what_the_plain_draft_does() {
     let [of_plain, of_wide] = [&plain, &wide].map(|draft| {
         let notes = Notes::default();
         let model = BlockDraftModel::new(draft, &target).expect("model");
-        let noted = Noted { inner: BlockDrafter::new(model), notes: Rc::clone(&notes) };
+        let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
         let mut options = options(16);
         options.shape = shapes()[1].clone();
         generate(&target, Some(Box::new(noted)), &prompt(9, 8), &options);
@@ -182,7 +182,7 @@ fn a_kept_context_proposes_what_a_fresh_one_does() {
         let noted = |notes: &Notes| {
             let model = BlockDraftModel::new(&draft, &target).expect("model");
             let model = model.with_head(Arc::clone(&head)).expect("head");
-            Box::new(Noted { inner: BlockDrafter::new(model), notes: Rc::clone(notes) })
+            Box::new(Noted { inner: ModelDrafter::new(model), notes: Rc::clone(notes) })
         };
         let mut options = options(20);
         options.reuse_prefix = true;
@@ -222,7 +222,7 @@ fn a_threshold_that_no_confidence_reaches_leaves_plain_steps() {
             let plain = generate(&target, None, &prompt(9, seed), &options);
             options.confidence_threshold = 1.01;
             let model = BlockDraftModel::new(&draft, &target).expect("model");
-            let drafter = Box::new(BlockDrafter::new(model));
+            let drafter = Box::new(ModelDrafter::new(model));
             let cut = generate(&target, Some(drafter), &prompt(9, seed), &options);
             assert_eq!(cut.tokens, plain.tokens);
             let metrics = cut.metrics;
@@ -252,7 +252,7 @@ fn a_threshold_cuts_proposals_and_changes_no_token() {
                 let nodes = [0.0, 0.4, 0.6].map(|threshold| {
                     options.confidence_threshold = threshold;
                     let model = BlockDraftModel::new(&draft, &target).expect("model");
-                    let drafter = Box::new(BlockDrafter::new(model));
+                    let drafter = Box::new(ModelDrafter::new(model));
                     let cut = generate(&target, Some(drafter), &prompt(9, seed), &options);
                     assert_eq!(cut.tokens, plain.tokens, "{shape:?}");
                     cut.metrics.nodes as f64 / cut.metrics.rounds as f64

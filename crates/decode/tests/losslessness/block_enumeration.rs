@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use longdraft_decode::drafter::{
-    BlockDraftModel, BlockDrafter, BlockModel, Chosen, DraftContext, Drafted, Drafter, Forecast,
-    Plan,
+    Asked, Beside, BlockDraftModel, DraftContext, DraftModel, Drafted, Drafter, Forecast,
+    ModelDrafter, Plan, Reading, Turn,
 };
 use longdraft_decode::verifier::Verifier;
 use longdraft_decode::{DraftShape, Result, Sampling, VerifyRule};
@@ -34,13 +34,25 @@ fn small_target(seed: u64) -> Target {
     Target::random(config, seed, &TargetOptions::default()).expect("target")
 }
 
-/// Runs the pass once for all outcomes of a round: it depends on none.
+type Levels = Vec<Vec<Reading>>;
+
+/// Reads once for all outcomes of a round that begin alike.
 struct Once<'a> {
     model: BlockDraftModel<'a>,
-    has_run: bool,
+    depth: usize,
+    /// The levels of this outcome after the root.
+    levels: Levels,
+    /// What was said after the last of such levels.
+    known: Vec<(Levels, Vec<Vec<Forecast>>)>,
 }
 
-impl BlockModel for Once<'_> {
+impl<'a> Once<'a> {
+    fn new(model: BlockDraftModel<'a>) -> Self {
+        Self { model, depth: 0, levels: Vec::new(), known: Vec::new() }
+    }
+}
+
+impl DraftModel for Once<'_> {
     fn taps(&self) -> Vec<Tap> {
         self.model.taps()
     }
@@ -49,7 +61,7 @@ impl BlockModel for Once<'_> {
         self.model.vocabulary()
     }
 
-    fn block_len(&self) -> usize {
+    fn block_len(&self) -> Option<usize> {
         self.model.block_len()
     }
 
@@ -61,15 +73,26 @@ impl BlockModel for Once<'_> {
         self.model.observe(tokens, features)
     }
 
-    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
-        if !std::mem::replace(&mut self.has_run, true) {
-            self.model.run(context, depth)?;
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        match turn.asked {
+            Asked::Root { depth, .. } => {
+                self.depth = depth;
+                self.levels.clear();
+            }
+            Asked::After { readings, .. } => self.levels.push(readings.to_vec()),
         }
-        Ok(())
-    }
-
-    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
-        self.model.forecasts(slot, before)
+        if let Some((_, said)) = self.known.iter().find(|(levels, _)| *levels == self.levels) {
+            return Ok(said.clone());
+        }
+        // The model goes on from the level before alone.
+        let (context, asked) = (turn.context, Asked::Root { depth: self.depth, room: 0 });
+        let mut said = self.model.read(Turn { context, asked }, &mut [])?;
+        for (level, readings) in (1..).zip(&self.levels) {
+            let asked = Asked::After { level, readings };
+            said = self.model.read(Turn { context, asked }, &mut [])?;
+        }
+        self.known.push((self.levels.clone(), said.clone()));
+        Ok(said)
     }
 }
 
@@ -88,7 +111,7 @@ impl Rounds<'_> {
         let tokens: Vec<TargetTokenId> = text.iter().map(|id| TargetTokenId(*id)).collect();
         let mut cache = self.target.new_cache().expect("cache");
         let model = BlockDraftModel::new(self.draft, self.target).expect("model");
-        let mut drafter = BlockDrafter::new(Once { model, has_run: false });
+        let mut drafter = ModelDrafter::new(Once::new(model));
         drafter.begin(0).expect("begin");
         let seen = &text[..text.len() - 1];
         if !seen.is_empty() {

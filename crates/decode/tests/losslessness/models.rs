@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_decode::drafter::{
-    BlockDraftModel, BlockDrafter, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
+    BlockDraftModel, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
     GlideModel, LookupDrafter, ModelDrafter, MtpModel, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
@@ -352,11 +352,11 @@ pub(crate) fn drafter<'a>(
     let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
     let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
     let own_head = |draft: &'a BlockDraft| {
-        Box::new(BlockDrafter::new(BlockDraftModel::new(draft, target).expect("model")))
+        Box::new(ModelDrafter::new(BlockDraftModel::new(draft, target).expect("model")))
     };
     let mtp = |head| ModelDrafter::new(MtpModel::new(&drafts.mtp, target, head).expect("model"));
     let reduced = |model: BlockDraftModel<'a>| {
-        Box::new(BlockDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
+        Box::new(ModelDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
     };
     // Other texts in which tokens follow one another at random.
     let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
@@ -371,11 +371,11 @@ pub(crate) fn drafter<'a>(
             Box::new(ModelDrafter::new(glide().with_head(Arc::clone(&drafts.head))))
         }
         Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
-        Kind::Dflash => Box::new(BlockDrafter::new(dflash())),
+        Kind::Dflash => Box::new(ModelDrafter::new(dflash())),
         Kind::DflashReduced => reduced(dflash()),
-        Kind::Dflash2 => Box::new(BlockDrafter::new(dflash2())),
+        Kind::Dflash2 => Box::new(ModelDrafter::new(dflash2())),
         Kind::Dflash2Reduced => reduced(dflash2()),
-        Kind::Dspark => Box::new(BlockDrafter::new(dspark())),
+        Kind::Dspark => Box::new(ModelDrafter::new(dspark())),
         Kind::DsparkReduced => reduced(dspark()),
         Kind::DflashOwnHead => own_head(&drafts.own_heads[0]),
         Kind::DsparkOwnHead => own_head(&drafts.own_heads[1]),
@@ -385,9 +385,9 @@ pub(crate) fn drafter<'a>(
         Kind::Datastore => Box::new(lookup()),
         Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
         Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
-        Kind::MergedDflash => combined(Box::new(BlockDrafter::new(dflash())), Combination::Merge),
-        Kind::MergedDflash2 => combined(Box::new(BlockDrafter::new(dflash2())), Combination::Merge),
-        Kind::MergedDspark => combined(Box::new(BlockDrafter::new(dspark())), Combination::Merge),
+        Kind::MergedDflash => combined(Box::new(ModelDrafter::new(dflash())), Combination::Merge),
+        Kind::MergedDflash2 => combined(Box::new(ModelDrafter::new(dflash2())), Combination::Merge),
+        Kind::MergedDspark => combined(Box::new(ModelDrafter::new(dspark())), Combination::Merge),
         Kind::MergedMtp => combined(Box::new(mtp(None)), Combination::Merge),
         Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
     }

@@ -1,7 +1,7 @@
 //! Caches of latent rows, and of keys that late layers share: whatever drafts, tokens are those of plain decoding.
 
 use longdraft_decode::drafter::{
-    BlockDraftModel, BlockDrafter, Drafter, Eagle3Model, LookupDrafter, ModelDrafter, MtpModel,
+    BlockDraftModel, Drafter, Eagle3Model, LookupDrafter, ModelDrafter, MtpModel,
 };
 use longdraft_decode::{BatchEngine, DraftShape, Sampling, SpeculativeDecoder, VerifyRule};
 use longdraft_models::TargetConfig;
@@ -82,7 +82,7 @@ impl Drafts {
         let mut all: Vec<Box<dyn Drafter + 'a>> = vec![
             Box::new(LookupDrafter::new()),
             Box::new(ModelDrafter::new(eagle3)),
-            Box::new(BlockDrafter::new(dspark)),
+            Box::new(ModelDrafter::new(dspark)),
         ];
         if let Some(mtp) = &self.mtp {
             let mtp = MtpModel::new(mtp, target, None).expect("model");

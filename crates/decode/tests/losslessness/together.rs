@@ -27,15 +27,15 @@ type Passes = Rc<RefCell<Vec<(usize, usize)>>>;
 struct Counting<'a> {
     inner: Box<dyn Drafter + 'a>,
     vocabulary: Option<VocabularyMap>,
-    is_free: bool,
+    block_len: Option<usize>,
     passes: Passes,
 }
 
 impl<'a> Counting<'a> {
     fn new(mut inner: Box<dyn Drafter + 'a>, passes: &Passes) -> Self {
         let model = inner.model().expect("a model");
-        let (vocabulary, is_free) = (model.vocabulary().cloned(), model.reads_are_free());
-        Self { inner, vocabulary, is_free, passes: Rc::clone(passes) }
+        let (vocabulary, block_len) = (model.vocabulary().cloned(), model.block_len());
+        Self { inner, vocabulary, block_len, passes: Rc::clone(passes) }
     }
 }
 
@@ -87,8 +87,8 @@ impl DraftModel for Counting<'_> {
         self.vocabulary.as_ref()
     }
 
-    fn reads_are_free(&self) -> bool {
-        self.is_free
+    fn block_len(&self) -> Option<usize> {
+        self.block_len
     }
 
     fn begin(&mut self, kept: usize) -> Result<()> {

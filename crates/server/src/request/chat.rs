@@ -5,8 +5,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::sampling::refuse_unsupported;
-use super::{Asked, SamplingRequest, Telling, fields, refuse, require_short};
+use super::{Asked, SamplingRequest, fields, refuse_unsupported, require_short};
 use crate::Settings;
 use crate::error::{ApiError, Result};
 use crate::tool_calls::{Calls, Choice};
@@ -41,25 +40,13 @@ impl ChatRequest {
         let common: SamplingRequest = fields(value)?;
         let chat: Self = fields(value)?;
         refuse_unsupported(value)?;
-        refuse(value, "functions", |_| false)?;
-        refuse(value, "audio", |_| false)?;
-        let (streams, streams_usage) = common.streams()?;
         let text = chat.text(tokenizer)?;
         require_short(&text, &settings.model, tokenizer)?;
         let prompt = tokens(&text, tokenizer)?;
         let calls = chat.calls(tokenizer)?;
         let room = settings.model.context.saturating_sub(prompt.len());
-        let most = (room, settings.limits.max_tokens);
-        let mut options = common.options(&settings.model, &settings.defaults, most)?;
-        options.log_probs = chat.log_probs()?;
-        let log_probs = options.log_probs.is_some();
-        let origins = common.origins.unwrap_or(false);
-        let telling = Telling { is_chat: true, streams, streams_usage, log_probs, origins };
-        let (count, stops) = (common.count()?, common.stops()?);
-        let (prompts, is_seeded) = (vec![prompt], common.seed.is_some());
-        let names_limit = common.names_limit();
-        let form = None;
-        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form, calls, telling })
+        let asked = common.asked(settings, (vec![prompt], true), (room, chat.log_probs()?))?;
+        Ok(Asked { calls, ..asked })
     }
 
     /// The calls that answers may make, or have to.

@@ -5,8 +5,7 @@ use longdraft_models::tokenizer::TextTokenizer;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::sampling::refuse_unsupported;
-use super::{Asked, SamplingRequest, Telling, fields, refuse, require_short};
+use super::{Asked, SamplingRequest, fields, refuse_unsupported, require_short};
 use crate::error::{ApiError, Result};
 use crate::{Model, Settings};
 
@@ -92,8 +91,6 @@ impl CompletionRequest {
         let common: SamplingRequest = fields(value)?;
         let own: Self = fields(value)?;
         refuse_unsupported(value)?;
-        refuse(value, "echo", |echo| echo == false)?;
-        refuse(value, "suffix", |suffix| suffix == "")?;
         let count = common.count()?;
         if own.best_of.is_some_and(|best_of| best_of != count) {
             return Err(ApiError::field("best_of", "best_of must be n: all answers are returned"));
@@ -101,7 +98,6 @@ impl CompletionRequest {
         if own.logprobs.is_some_and(|top| top > MOST_TOP) {
             return Err(ApiError::field("logprobs", format!("logprobs is 0 to {MOST_TOP}")));
         }
-        let (streams, streams_usage) = common.streams()?;
         let prompt = value.get("prompt").unwrap_or(&Value::Null);
         let problem = "prompt: a text, tokens, or a list of them is needed";
         let prompt = Prompt::deserialize(prompt).map_err(|_| ApiError::field("prompt", problem))?;
@@ -109,14 +105,6 @@ impl CompletionRequest {
             require_short(text, &settings.model, tokenizer)?;
         }
         let prompts = prompt.tokens(&settings.model, tokenizer)?;
-        let most = (TOKENS, settings.limits.max_tokens);
-        let mut options = common.options(&settings.model, &settings.defaults, most)?;
-        options.log_probs = own.logprobs;
-        let (log_probs, origins) = (own.logprobs.is_some(), common.origins.unwrap_or(false));
-        let telling = Telling { is_chat: false, streams, streams_usage, log_probs, origins };
-        let (stops, is_seeded) = (common.stops()?, common.seed.is_some());
-        let names_limit = common.names_limit();
-        let (form, calls) = (None, None);
-        Ok(Asked { prompts, count, options, is_seeded, names_limit, stops, form, calls, telling })
+        common.asked(settings, (prompts, false), (TOKENS, own.logprobs))
     }
 }

@@ -152,12 +152,46 @@ fn require_short(text: &str, model: &Model, tokenizer: &TextTokenizer) -> Result
     Err(ApiError::new(StatusCode::BAD_REQUEST, message).code("context_length_exceeded"))
 }
 
-/// Refuses a field that would change the answer, where it asks for something.
-pub(crate) fn refuse(value: &Value, field: &str, harmless: impl Fn(&Value) -> bool) -> Result<()> {
-    match value.get(field) {
-        None | Some(Value::Null) => Ok(()),
-        Some(asked) if harmless(asked) => Ok(()),
-        Some(_) => Err(ApiError::field(field, format!("{field} is not supported with this value"))),
+/// Fields of OpenAI's interface and of vLLM's that would change the answer and cannot be followed, each with the JSON
+/// that asks for nothing.
+const UNSUPPORTED: [(&str, &[&str]); 24] = [
+    ("add_generation_prompt", &["true"]),
+    ("allowed_token_ids", &[]),
+    ("audio", &[]),
+    ("bad_words", &["[]"]),
+    ("chat_template", &[]),
+    ("chat_template_kwargs", &["{}"]),
+    ("continue_final_message", &["false"]),
+    ("documents", &["[]"]),
+    ("echo", &["false"]),
+    ("function_call", &["\"auto\"", "\"none\""]),
+    ("functions", &["[]"]),
+    ("grammar", &[]),
+    ("ignore_eos", &["false"]),
+    ("include_stop_str_in_output", &["false"]),
+    ("logits_processors", &["[]"]),
+    ("min_tokens", &["0"]),
+    ("modalities", &["[\"text\"]"]),
+    ("prompt_logprobs", &[]),
+    ("repetition_penalty", &["1", "1.0"]),
+    ("skip_special_tokens", &["true"]),
+    ("stop_token_ids", &["[]"]),
+    ("structured_outputs", &[]),
+    ("suffix", &["\"\""]),
+    ("use_beam_search", &["false"]),
+];
+
+/// Refuses fields that would change the answer, where they ask for something.
+fn refuse_unsupported(value: &Value) -> Result<()> {
+    let asks = |(field, harmless): &&(&str, &[&str])| {
+        let asked = value.get(*field).filter(|asked| !asked.is_null());
+        asked.is_some_and(|asked| !harmless.contains(&asked.to_string().as_str()))
+    };
+    match UNSUPPORTED.iter().find(asks) {
+        Some((field, _)) => {
+            Err(ApiError::field(field, format!("{field} is not supported with this value")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use longdraft_decode::{DecodeOptions, Sampling};
 use longdraft_models::TargetTokenId;
 use serde::Deserialize;
-use serde_json::Value;
 
-use super::{OneOrMany, StreamOptions, refuse};
-use crate::Model;
+use super::{Asked, OneOrMany, StreamOptions, Telling};
 use crate::error::{ApiError, Result};
+use crate::{Model, Settings};
 
 /// Most texts that end an answer, and the longest of them in bytes.
 const MOST_STOPS: usize = 16;
@@ -26,8 +25,8 @@ const TEMPERATURE: f64 = 2.0;
 /// Fields that chats and completions have in common.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct SamplingRequest {
-    pub(crate) stream: Option<bool>,
-    pub(crate) stream_options: Option<StreamOptions>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
     n: Option<usize>,
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
@@ -35,18 +34,44 @@ pub(crate) struct SamplingRequest {
     top_p: Option<f64>,
     top_k: Option<i64>,
     min_p: Option<f64>,
-    pub(crate) seed: Option<i64>,
+    seed: Option<i64>,
     stop: Option<OneOrMany<String>>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     logit_bias: Option<BTreeMap<String, f32>>,
     /// Not OpenAI's: events of a stream say where their token comes from.
-    pub(crate) origins: Option<bool>,
+    origins: Option<bool>,
 }
 
 impl SamplingRequest {
+    /// What is asked for: answers to `prompts`, of `otherwise` tokens where the request does not say, with
+    /// log-probabilities of so many tokens beside the own one, if there are to be some.
+    pub(super) fn asked(
+        &self,
+        settings: &Settings,
+        (prompts, is_chat): (Vec<Vec<TargetTokenId>>, bool),
+        (otherwise, log_probs): (usize, Option<usize>),
+    ) -> Result<Asked> {
+        let most = (otherwise, settings.limits.max_tokens);
+        let mut options = self.options(&settings.model, &settings.defaults, most)?;
+        options.log_probs = log_probs;
+        let (streams, streams_usage) = self.streams()?;
+        let (log_probs, origins) = (log_probs.is_some(), self.origins.unwrap_or(false));
+        Ok(Asked {
+            prompts,
+            count: self.count()?,
+            options,
+            is_seeded: self.seed.is_some(),
+            names_limit: self.limit().is_some(),
+            stops: self.stops()?,
+            form: None,
+            calls: None,
+            telling: Telling { is_chat, streams, streams_usage, log_probs, origins },
+        })
+    }
+
     /// Answers to each prompt.
-    pub(crate) fn count(&self) -> Result<usize> {
+    pub(super) fn count(&self) -> Result<usize> {
         match self.n.unwrap_or(1) {
             count @ 1..=MOST_ANSWERS => Ok(count),
             count => Err(ApiError::field("n", format!("n is 1 to {MOST_ANSWERS}, not {count}"))),
@@ -54,7 +79,7 @@ impl SamplingRequest {
     }
 
     /// Texts that end an answer.
-    pub(crate) fn stops(&self) -> Result<Vec<String>> {
+    fn stops(&self) -> Result<Vec<String>> {
         let stops = self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default();
         if stops.len() > MOST_STOPS || stops.iter().any(|stop| stop.len() > LONGEST_STOP) {
             let most = format!("at most {MOST_STOPS} of at most {LONGEST_STOP} bytes");
@@ -64,7 +89,7 @@ impl SamplingRequest {
     }
 
     /// Whether a stream is wanted, and with usage.
-    pub(crate) fn streams(&self) -> Result<(bool, bool)> {
+    fn streams(&self) -> Result<(bool, bool)> {
         let streams = self.stream.unwrap_or(false);
         let usage = self.stream_options.and_then(|options| options.include_usage);
         if self.stream_options.is_some() && !streams {
@@ -79,12 +104,8 @@ impl SamplingRequest {
         self.max_completion_tokens.or(self.max_tokens)
     }
 
-    pub(crate) fn names_limit(&self) -> bool {
-        self.limit().is_some()
-    }
-
     /// Options of an answer: `defaults` where nothing is said, at most `most` tokens.
-    pub(crate) fn options(
+    fn options(
         &self,
         model: &Model,
         defaults: &DecodeOptions,
@@ -151,11 +172,4 @@ impl SamplingRequest {
         });
         bias.collect()
     }
-}
-
-/// Refuses what neither kind of request can have.
-pub(crate) fn refuse_unsupported(value: &Value) -> Result<()> {
-    // Grammars in notations of other servers.
-    refuse(value, "grammar", |_| false)?;
-    refuse(value, "structured_outputs", |_| false)
 }

@@ -167,6 +167,46 @@ fn what_is_asked_for_reaches_the_decoder() {
 }
 
 #[test]
+fn what_would_change_an_answer_and_cannot_be_followed_is_refused() {
+    let asked = |field: &str, value: Value| {
+        let messages = json!([{ "role": "user", "content": "a" }]);
+        let mut request = json!({ "messages": messages, "prompt": "a" });
+        request[field] = value;
+        let chat = ChatRequest::asked(&request, &settings(), &TOKENIZER);
+        let completion = CompletionRequest::asked(&request, &settings(), &TOKENIZER);
+        [chat, completion].map(|asked| asked.err().map(|error| error.to_json()["error"].take()))
+    };
+    for (field, value) in [
+        ("ignore_eos", json!(true)),
+        ("min_tokens", json!(5)),
+        ("repetition_penalty", json!(1.1)),
+        ("stop_token_ids", json!([3])),
+        ("chat_template_kwargs", json!({ "enable_thinking": false })),
+        ("continue_final_message", json!(true)),
+        ("modalities", json!(["text", "audio"])),
+        ("echo", json!(true)),
+        ("function_call", json!({ "name": "f" })),
+    ] {
+        for error in asked(field, value) {
+            assert_eq!(error.expect("refused")["param"], field);
+        }
+    }
+    for (field, value) in [
+        ("ignore_eos", json!(null)),
+        ("min_tokens", json!(0)),
+        ("repetition_penalty", json!(1)),
+        ("repetition_penalty", json!(1.0)),
+        ("stop_token_ids", json!([])),
+        ("chat_template_kwargs", json!({})),
+        ("modalities", json!(["text"])),
+        ("suffix", json!("")),
+        ("unknown", json!(true)),
+    ] {
+        assert_eq!(asked(field, value), [None, None], "{field}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_told_without_names_of_rust() {
     let user = json!([{ "role": "user", "content": "a" }]);
     let whole = "expected a whole number, 0 or more";

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 use longdraft_decode::Result;
-use longdraft_decode::drafter::{BlockModel, Chosen, DraftContext, Forecast};
+use longdraft_decode::drafter::{Asked, Beside, DraftModel, Forecast, Turn};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{Features, Tap};
@@ -24,7 +24,7 @@ impl<'a> TwoHeadsModel<'a> {
     }
 }
 
-impl BlockModel for TwoHeadsModel<'_> {
+impl DraftModel for TwoHeadsModel<'_> {
     fn taps(&self) -> Vec<Tap> {
         self.draft.taps()
     }
@@ -33,9 +33,9 @@ impl BlockModel for TwoHeadsModel<'_> {
         None
     }
 
-    fn block_len(&self) -> usize {
+    fn block_len(&self) -> Option<usize> {
         // Nothing to propose from before the target has run.
-        if self.newest.is_some() { HEADS } else { 0 }
+        Some(if self.newest.is_some() { HEADS } else { 0 })
     }
 
     fn begin(&mut self, _: usize) -> Result<()> {
@@ -52,18 +52,17 @@ impl BlockModel for TwoHeadsModel<'_> {
         Ok(())
     }
 
-    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
-        self.block.clear();
-        for (head, newest) in (1..=depth).zip(self.newest.iter().cycle()) {
-            let states = self.draft.states(newest, head)?.detach();
-            let logits = context.target.hold_ends()?.logits(&states)?.to_vec2::<f32>()?;
-            self.block.extend(logits.into_iter().map(Forecast::from));
+    fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
+        if let Asked::Root { depth, .. } = turn.asked {
+            self.block.clear();
+            let ends = turn.context.target.hold_ends()?;
+            for (head, newest) in (1..=depth).zip(self.newest.iter().cycle()) {
+                let states = self.draft.states(newest, head)?.detach();
+                let logits = ends.logits(&states)?.to_vec2::<f32>()?;
+                self.block.extend(logits.into_iter().map(Forecast::from));
+            }
         }
-        Ok(())
-    }
-
-    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
-        // Whatever token comes before it.
-        Ok(vec![self.block[slot].clone(); before.len()])
+        // The same whatever token comes before.
+        Ok(vec![vec![self.block[turn.asked.level()].clone(); turn.chosen().len()]])
     }
 }

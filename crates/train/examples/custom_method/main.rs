@@ -21,7 +21,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use longdraft_decode::drafter::{BlockDrafter, Drafter};
+use longdraft_decode::drafter::{Drafter, ModelDrafter};
 use longdraft_decode::{DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
@@ -145,7 +145,7 @@ fn run(folder: &Path) -> Outcome<f64> {
     extract(&whole, &extracted, &target)?;
     let draft = TwoHeads::from_source(open_weights(&extracted)?.as_ref(), &target)?;
     let plain = decode(&target, None)?;
-    let drafted = decode(&target, Some(Box::new(BlockDrafter::new(TwoHeadsModel::new(&draft)))))?;
+    let drafted = decode(&target, Some(Box::new(ModelDrafter::new(TwoHeadsModel::new(&draft)))))?;
     if plain.tokens != drafted.tokens {
         return Err(format!("{} changed what is written", draft.method()).into());
     }

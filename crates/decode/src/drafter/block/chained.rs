@@ -28,8 +28,7 @@ impl Chained {
         Self { states, logits: products, carried: None }
     }
 
-    /// As [`super::BlockModel::forecasts`], of a slot of each of several requests with the tokens before it; `output`
-    /// is the chain's matrix for the tokens of a reduced head, `[Vd, r]`. One product with the matrix serves all.
+    /// What a slot of each of several requests says after each of the tokens before it; `output` is the chain's matrix for the tokens of a reduced head, `[Vd, r]`. One product with the matrix serves all.
     pub(super) fn forecasts(
         requests: &mut [(&mut Self, &[Chosen])],
         slot: usize,

@@ -17,14 +17,14 @@ use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 
 use super::chained::{Chained, confidences};
 use super::selected::Selected;
-use super::{BlockDrafter, BlockModel, Chosen};
+use super::Chosen;
 use crate::drafter::held::{AnyDraft, Held};
 use crate::drafter::model::turns_of;
 use crate::drafter::reduced_head::head_products;
 use crate::drafter::waiting::Waiting;
 use crate::drafter::{
-    Asked, Beside, DraftContext, DraftRows, DraftState, Drafter, Forecast, ReducedHead, Shared,
-    Turn,
+    Asked, Beside, DraftModel, DraftRows, DraftState, Drafter, Forecast, ModelDrafter, ReducedHead,
+    Shared, Turn,
 };
 use crate::error::{DecodeError, Result};
 
@@ -40,7 +40,7 @@ pub(in crate::drafter) fn drafter<'a>(
         Some(head) => model.with_head(Arc::clone(head))?,
         None => model,
     };
-    Ok(Some(Box::new(BlockDrafter::new(model))))
+    Ok(Some(Box::new(ModelDrafter::new(model))))
 }
 
 /// A block draft at decoding.
@@ -269,7 +269,7 @@ impl Network<'_> {
     }
 }
 
-impl BlockModel for BlockDraftModel<'_> {
+impl DraftModel for BlockDraftModel<'_> {
     fn taps(&self) -> Vec<Tap> {
         self.draft.taps()
     }
@@ -278,8 +278,8 @@ impl BlockModel for BlockDraftModel<'_> {
         self.draft.vocabulary().or_else(|| self.head.as_ref().map(|head| head.vocabulary()))
     }
 
-    fn block_len(&self) -> usize {
-        self.draft.config().proposals()
+    fn block_len(&self) -> Option<usize> {
+        Some(self.draft.config().proposals())
     }
 
     fn tells_confidence(&self) -> bool {
@@ -307,17 +307,6 @@ impl BlockModel for BlockDraftModel<'_> {
         let (network, own) = self.parts();
         let states = features.hidden_of(&network.draft.config().target_layers)?;
         if own.waiting.push(states)? { network.absorb(std::iter::once(own)) } else { Ok(()) }
-    }
-
-    fn run(&mut self, context: DraftContext<'_>, depth: usize) -> Result<()> {
-        let (network, own) = self.parts();
-        network.run(&mut [(own, Turn { context, asked: Asked::Root { depth, room: 0 } })])
-    }
-
-    fn forecasts(&mut self, slot: usize, before: &[Chosen]) -> Result<Vec<Forecast>> {
-        let (network, own) = self.parts();
-        let said = network.forecasts(slot, &mut [(&mut own.slots, before.to_vec())])?;
-        Ok(said.into_iter().flatten().collect())
     }
 
     fn shared(&mut self) -> Option<Shared<'_>> {

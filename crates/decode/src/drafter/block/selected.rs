@@ -50,7 +50,7 @@ impl Selected {
         Ok(Self { columns, logits, ids, each, projected })
     }
 
-    /// As [`super::BlockModel::forecasts`].
+    /// What a slot says after each of the tokens before it.
     pub(super) fn forecasts(
         &self,
         selector: Selector<'_>,

@@ -109,8 +109,8 @@ impl Growth {
         };
         let may_go_on = draws || another_level(plan.worth.as_ref(), &chosen);
         let passes = self.level + 1;
-        plan.drafted =
-            if model.reads_are_free() { Drafted::Block } else { Drafted::Levels(passes) };
+        let is_block = model.block_len().is_some();
+        plan.drafted = if is_block { Drafted::Block } else { Drafted::Levels(passes) };
         self.is_grown = chosen.is_empty() || passes == self.shape.depth() || !may_go_on;
         let first = self.first;
         let reading = |c: &Candidate| Reading { token: c.token, parent: first + c.of, after: c.of };
@@ -152,7 +152,7 @@ impl Growth {
         nodes: &[Expandable],
         (width, budget): (usize, usize),
     ) -> (Vec<Candidate>, Vec<usize>) {
-        let is_free = model.reads_are_free();
+        let is_free = model.block_len().is_some();
         let each = if is_free { budget } else { width };
         let scored = score(model, nodes, each, plan.confidence_threshold);
         let mut all = best(&scored, each, if is_free { budget } else { usize::MAX });

@@ -33,7 +33,7 @@ pub struct LookupDrafter {
     tokens: Vec<TargetTokenId>,
     /// Where the newest occurrence of each run ends (index after it), among runs that something
     /// follows.
-    ends: HashMap<Vec<TargetTokenId>, usize>,
+    ends: HashMap<[u32; LONGEST], usize>,
     /// Runs that end before this index are in `ends`.
     indexed: usize,
     datastore: Option<Arc<Datastore>>,
@@ -151,7 +151,7 @@ impl LookupDrafter {
     fn find_in_text(&mut self, tokens: &[TargetTokenId], count: usize) -> Option<Match> {
         self.update(tokens);
         (SHORTEST..=LONGEST.min(tokens.len())).rev().find_map(|length| {
-            let end = *self.ends.get(&tokens[tokens.len() - length..])?;
+            let end = *self.ends.get(&key(&tokens[tokens.len() - length..]))?;
             let continuation = tokens[end..].iter().copied().take(count).collect::<Vec<_>>();
             let class = MatchClass::of_text(length);
             (!continuation.is_empty()).then_some(Match { class, continuation })
@@ -169,11 +169,18 @@ impl LookupDrafter {
         // The run that ends the text is what is looked for: nothing follows it yet.
         for end in self.indexed.max(SHORTEST)..tokens.len() {
             for length in SHORTEST..=LONGEST.min(end) {
-                self.ends.insert(tokens[end - length..end].to_vec(), end);
+                self.ends.insert(key(&tokens[end - length..end]), end);
             }
         }
         self.indexed = tokens.len();
     }
+}
+
+/// A run of at most [`LONGEST`] tokens. No token has the id that fills the rest.
+fn key(run: &[TargetTokenId]) -> [u32; LONGEST] {
+    let mut key = [u32::MAX; LONGEST];
+    key.iter_mut().zip(run).for_each(|(place, token)| *place = token.0);
+    key
 }
 
 impl Drafter for LookupDrafter {
