@@ -120,9 +120,9 @@ impl DraftSource {
                 Provenance {
                     source: last(run),
                     source_sha256: sha256::of_file(&weights).unwrap_or_default(),
-                    steps: state.as_ref().map(|state| state.step),
-                    tokens: state.as_ref().map(|state| state.tokens),
-                    seconds: state.as_ref().map(|state| state.seconds),
+                    steps: state.as_ref().map(|state| state.progress.step),
+                    tokens: state.as_ref().map(|state| state.progress.tokens),
+                    seconds: state.as_ref().map(|state| state.progress.seconds),
                     data: data.unwrap_or_default(),
                     evaluation: evaluation(run),
                 }

@@ -57,7 +57,7 @@ impl Limit {
     fn resume(&mut self) {
         let newest = Located::at(&self.run, Wanted::Newest);
         let saved = newest.and_then(|found| read_state(&found.checkpoint).ok());
-        self.seconds -= saved.map_or(0.0, |state| state.seconds);
+        self.seconds -= saved.map_or(0.0, |state| state.progress.seconds);
     }
 
     /// Seconds after a step of so many.

@@ -2,7 +2,7 @@
 //! both optimizers' state, the averaged weights, and the small state.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_data::token_stream::Position;
@@ -60,6 +60,7 @@ pub(crate) struct Files<'a> {
 
 /// What was read.
 pub(crate) struct Loaded {
+    path: PathBuf,
     pub(crate) state: PretrainState,
     moments: Moments,
     weights: HashMap<String, Tensor>,
@@ -121,7 +122,7 @@ pub(crate) fn load(folder: &Path) -> Result<Loaded> {
     } else {
         None
     };
-    Ok(Loaded { state, moments, weights, average })
+    Ok(Loaded { path: folder.to_path_buf(), state, moments, weights, average })
 }
 
 fn step_of(source: &SafetensorsSource, folder: &Path) -> Result<u64> {
@@ -164,17 +165,20 @@ impl Loaded {
         average: &mut Option<Average>,
     ) -> Result<()> {
         let missing =
-            |name: &str| TrainError::checkpoint("checkpoint", format!("no tensor `{name}`"));
+            |name: &str| TrainError::checkpoint(&self.path, format!("no tensor `{name}`"));
         for parameter in parameters {
             let name = &parameter.name;
             let tensor = self.weights.get(name).ok_or_else(|| missing(name))?;
             if tensor.dims() != parameter.var.dims() {
                 let problem = format!("tensor `{name}` has shape {:?}", tensor.dims());
-                return Err(TrainError::checkpoint("checkpoint", problem));
+                return Err(TrainError::checkpoint(&self.path, problem));
             }
             parameter.var.set(&tensor.to_device(parameter.var.device())?)?;
         }
-        if let (Some(average), Some((tensors, updates))) = (average, &self.average) {
+        let Some(average) = average else { return Ok(()) };
+        // Where nothing was averaged before, it begins with these weights.
+        *average = Average::new(parameters)?;
+        if let Some((tensors, updates)) = &self.average {
             average.updates = *updates;
             for (values, parameter) in average.values.iter_mut().zip(parameters) {
                 let name = &parameter.name;

@@ -1,6 +1,7 @@
 //! What a run tells its caller.
 
 use longdraft_parallel::Traffic;
+use longdraft_train::observer::{Event, Observer};
 
 /// Numbers of one optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,30 +32,10 @@ pub struct PretrainStep {
     pub traffic: Option<Traffic>,
 }
 
-/// Something that happened.
-#[derive(Debug)]
-pub enum PretrainEvent<'a> {
-    /// The run goes on after this many steps.
-    Resumed(u64),
-    /// Worth knowing.
-    Note(&'a str),
-    /// Something is off but the run goes on.
-    Warning(&'a str),
-    /// A step was taken.
-    Step(&'a PretrainStep),
-    /// Bits per byte of the held-out stream in plain windows.
-    Evaluated(u64, f64),
-    /// A checkpoint is complete.
-    Saved(&'a std::path::Path),
-}
+/// Something that happened. An evaluation tells the bits per byte of the held-out stream in plain windows.
+pub type PretrainEvent<'a> = Event<'a, PretrainStep, f64>;
 
-/// Listens to a run and may stop it between steps.
-pub trait PretrainObserver {
-    /// Something happened.
-    fn on_event(&mut self, event: PretrainEvent<'_>);
+/// Listens to a run and may stop it between steps: an [`Observer`] of [`PretrainStep`] and bits per byte.
+pub trait PretrainObserver: Observer<PretrainStep, f64> {}
 
-    /// Whether to save and stop before the next step.
-    fn should_stop(&self) -> bool {
-        false
-    }
-}
+impl<T: Observer<PretrainStep, f64>> PretrainObserver for T {}

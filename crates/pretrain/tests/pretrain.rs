@@ -3,19 +3,20 @@
 use std::path::Path;
 
 use longdraft_data::token_stream::write_shard;
-use longdraft_models::language_model::open;
+use longdraft_models::draft::Parameter;
+use longdraft_models::language_model::{LanguageModel, open};
 use longdraft_parallel::World;
 use longdraft_pretrain::{
-    PretrainConfig, PretrainEvent, PretrainObserver, Pretraining, ScoredStream, build_artifact,
+    PretrainConfig, PretrainEvent, PretrainStep, Pretraining, ScoredStream, build_artifact,
 };
 use longdraft_rules::Checked;
-use longdraft_train::stage::{Ending, ResumePolicy};
+use longdraft_train::stage::{Ending, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 /// Stops after some steps.
 struct Until(u64, Vec<f64>, Vec<String>);
 
-impl PretrainObserver for Until {
+impl Observer<PretrainStep, f64> for Until {
     fn on_event(&mut self, event: PretrainEvent<'_>) {
         match event {
             PretrainEvent::Step(report) => self.1.push(report.loss),
@@ -125,6 +126,23 @@ fn it_learns_and_the_artifact_scores_close_to_the_weights() {
     let stream = ScoredStream::of(tokens, vec![1; 399]);
     let score = |model| stream.score_plain(model, 16, 64).expect("score").bits_per_byte();
     assert!((score(&live) - score(&read)).abs() < 0.05 && score(&live) < 5.0);
+}
+
+#[test]
+fn an_average_that_begins_late_begins_with_the_trained_weights() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut run = config(dir.path(), "run", &json!({}));
+    train(run.clone(), 99);
+    run.train.ema_share = Some(0.4);
+    let trained = open(&run.output).expect("checkpoint").0;
+    let mut observer = Until(99, Vec::new(), Vec::new());
+    let forced = prepare(run, ResumePolicy::Force, &mut observer).expect("forced");
+    assert!(forced.is_finished());
+    let values = |model: &LanguageModel| -> Vec<Vec<f32>> {
+        let of = |p: &Parameter| p.var.flatten_all().and_then(|t| t.to_vec1()).expect("values");
+        model.parameters().iter().map(of).collect()
+    };
+    assert!(values(&forced.final_model().expect("model")) == values(&trained));
 }
 
 /// Gives the settings of a checkpoint the names that earlier versions had.

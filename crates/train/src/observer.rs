@@ -82,9 +82,9 @@ impl StepReport {
     }
 }
 
-/// Something that happened.
-#[derive(Debug, Clone, Copy)]
-pub enum Event<'a> {
+/// Something that happened in a training whose steps tell `S` and whose evaluations tell `M`.
+#[derive(Debug)]
+pub enum Event<'a, S = StepReport, M = DraftMetrics> {
     /// The run goes on after this many steps.
     Resumed(u64),
     /// Held-out rows measured so far, of all.
@@ -96,17 +96,25 @@ pub enum Event<'a> {
     /// Rows whose features are captured, of all.
     Captured(usize, usize),
     /// A step was taken.
-    Step(&'a StepReport),
-    /// Held-out rows were measured after a step, every row at every delay.
-    Evaluated(u64, &'a DraftMetrics),
+    Step(&'a S),
+    /// Held-out rows were measured after a step; those of a draft at every delay.
+    Evaluated(u64, &'a M),
     /// A checkpoint is complete.
     Saved(&'a Path),
 }
 
-/// Listens to a stage and may stop it between steps.
-pub trait Observer {
+impl<S, M> Clone for Event<'_, S, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S, M> Copy for Event<'_, S, M> {}
+
+/// Listens to a training and may stop it between steps. Drafts are trained with the default types.
+pub trait Observer<S = StepReport, M = DraftMetrics> {
     /// Something happened.
-    fn on_event(&mut self, event: Event<'_>);
+    fn on_event(&mut self, event: Event<'_, S, M>);
 
     /// Whether to save and stop before the next step.
     fn should_stop(&self) -> bool {
@@ -119,4 +127,21 @@ pub struct Unheard;
 
 impl Observer for Unheard {
     fn on_event(&mut self, _: Event<'_>) {}
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Keeps the notes and warnings that it is told.
+    #[derive(Default)]
+    pub(crate) struct Heard(pub(crate) Vec<String>);
+
+    impl Observer for Heard {
+        fn on_event(&mut self, event: Event<'_>) {
+            if let Event::Warning(text) | Event::Note(text) = event {
+                self.0.push(text.to_owned());
+            }
+        }
+    }
 }

@@ -20,7 +20,8 @@ use longdraft_models::target_model::Tap;
 use longdraft_models::weights::{pth, safetensors};
 use longdraft_parallel::{DataParallel, World};
 use longdraft_train::checkpoint::{
-    CheckpointState, Checkpointer, Contents as CheckpointContents, LAST, Place, RunIdentity,
+    CheckpointState, Checkpointer, Contents as CheckpointContents, LAST, Place, Progress,
+    RunIdentity, load,
 };
 use longdraft_train::method::Method;
 use longdraft_train::optim::{AdamW, AdamWConfig};
@@ -262,15 +263,14 @@ fn write_checkpoint(folder: &Path) {
     let draft = fixtures::eagle3();
     let (parallel, optimizer) = optimizer(&draft);
     let state = CheckpointState {
-        step: 3,
+        progress: Progress {
+            step: 3,
+            learned_rows: 10,
+            tokens: 20,
+            seconds: 1.5,
+            ..Progress::default()
+        },
         cursor: Cursor { epoch: 1, position: 2 },
-        learned_rows: 10,
-        tokens: 20,
-        seconds: 1.5,
-        best: None,
-        evaluations_since_best: 0,
-        ended: false,
-        unjudged: false,
         first_steps: None,
         max_minutes: None,
         metrics_bytes: 100,
@@ -299,8 +299,8 @@ fn optimizer(draft: &Eagle3Draft) -> (DataParallel, AdamW) {
 
 /// Goes on from a checkpoint.
 fn resume(folder: &Path) -> bool {
-    let checkpoint = Checkpointer::new(folder, &World::single()).load_latest();
-    let Ok(Some(loaded)) = checkpoint else { return false };
+    let checkpoint = Checkpointer::new(folder, &World::single()).newest(load);
+    let Ok(Some((loaded, _))) = checkpoint else { return false };
     let draft = fixtures::eagle3();
     let (parallel, mut optimizer) = optimizer(&draft);
     loaded.restore(&mut optimizer, &parallel, draft.parameters()).is_ok()

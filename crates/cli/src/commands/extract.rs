@@ -22,19 +22,19 @@ pub(crate) fn run(arguments: &ExtractArguments, json: bool) -> Result<()> {
     let path = &arguments.checkpoint;
     let home = if stages(path).is_empty() { &run } else { path };
     let output = arguments.output.clone().unwrap_or_else(|| home.join("draft"));
-    let state = read_state(&checkpoint)?;
+    let step = read_state(&checkpoint)?.progress.step;
     let tensors = extract(&checkpoint, &output)?;
     let best =
         find_checkpoint(&run, Wanted::Best).and_then(|best| Ok(read_state(&best.checkpoint)?));
-    let best = best.ok().map(|best| best.step).filter(|step| *step != state.step);
+    let best = best.ok().map(|best| best.progress.step).filter(|best| *best != step);
     if json {
         outjson!({
             "output": output.to_string_lossy(), "tensors": tensors,
-            "checkpoint": checkpoint.to_string_lossy(), "step": state.step, "best_step": best,
+            "checkpoint": checkpoint.to_string_lossy(), "step": step, "best_step": best,
         });
         return Ok(());
     }
-    outln!("took {} (step {})", checkpoint.display(), state.step);
+    outln!("took {} (step {step})", checkpoint.display());
     if let Some(step) = best {
         outln!("the best checkpoint on held-out rows is that of step {step}: --best takes it");
     }

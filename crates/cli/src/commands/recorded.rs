@@ -93,7 +93,7 @@ impl FinishedRun {
             return None;
         }
         verify(&checkpoint).ok()?;
-        let (steps, figures) = (state.step, Figures::of(&config.output));
+        let (steps, figures) = (state.progress.step, Figures::of(&config.output));
         Some(Self { steps, figures, saved })
     }
 

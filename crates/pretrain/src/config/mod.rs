@@ -309,6 +309,11 @@ impl PretrainConfig {
         other
     }
 
+    /// Whether there is a held-out stream, and a tokenizer to count its bytes with.
+    pub(crate) fn is_scored(&self) -> bool {
+        !self.data.held_out.is_empty() && self.data.tokenizer.is_some()
+    }
+
     /// Window and stride of the evaluation.
     pub fn windows(&self) -> (usize, usize) {
         let window = self.evaluation.window.unwrap_or(self.data.row_tokens).max(1);

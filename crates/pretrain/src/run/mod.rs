@@ -1,5 +1,6 @@
 //! The step loop: micro-batches, the update, scores and checkpoints on the way.
 
+mod identity;
 mod prepare;
 mod standing;
 
@@ -97,15 +98,20 @@ impl Pretraining {
             Ok(Ending::Stopped) => Outcome::Stopped,
             Err(_) => Outcome::Failed,
         };
-        let mut trackers = std::mem::take(&mut self.trackers);
-        let notes = trackers.finish(outcome);
-        for warning in trackers.warnings() {
-            observer.on_event(PretrainEvent::Warning(&warning));
-        }
+        let notes = self.trackers.finish(outcome);
+        self.tell_dropped(observer);
+        self.trackers = Trackers::default();
         for note in notes {
             observer.on_event(PretrainEvent::Note(&note));
         }
         ending
+    }
+
+    /// Tells which trackers were dropped.
+    fn tell_dropped(&mut self, observer: &mut dyn PretrainObserver) {
+        for warning in self.trackers.warnings() {
+            observer.on_event(PretrainEvent::Warning(&warning));
+        }
     }
 
     fn train(&mut self, observer: &mut dyn PretrainObserver) -> Result<Ending> {
@@ -286,10 +292,9 @@ impl Pretraining {
 
     /// Whether the held-out stream is scored after the step that was taken; all ranks know it.
     fn is_judged_now(&self) -> bool {
-        let (every, step, data) =
-            (self.config.train.evaluate_every, self.progress.step, &self.config.data);
+        let (every, step) = (self.config.train.evaluate_every, self.progress.step);
         let is_due = every > 0 && step > 0 && step.is_multiple_of(every) && !self.is_finished();
-        is_due && !data.held_out.is_empty() && data.tokenizer.is_some()
+        is_due && self.config.is_scored()
     }
 
     /// Whether an earlier process ended while it scored the step that this one goes on from: the metrics lack it.
@@ -321,7 +326,7 @@ impl Pretraining {
         let record = json!({ "hard_loss": score.loss(), "bits_per_byte": score.bits_per_byte() });
         self.log.write(&json!({ "step": step, "held_out": record }))?;
         self.trackers.log(&Row::now(step, scalars("held_out", &record)));
-        observer.on_event(PretrainEvent::Evaluated(step, score.bits_per_byte()));
+        observer.on_event(PretrainEvent::Evaluated(step, &score.bits_per_byte()));
         Ok(())
     }
 
@@ -352,6 +357,7 @@ impl Pretraining {
 
     fn save(&mut self, observer: &mut dyn PretrainObserver) -> Result<()> {
         self.trackers.flush();
+        self.tell_dropped(observer);
         let state = PretrainState {
             progress: self.progress,
             metrics_bytes: self.log.position()?,

@@ -8,20 +8,17 @@ use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Trackers};
 use longdraft_train::checkpoint::{
     Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
+    time_is_used_up,
 };
-use serde_json::{Map, Value, json};
 
+use super::identity::{MAX_MINUTES, STEPS, among_ranks, identity, upgraded};
 use super::{Layouts, Pretraining};
 use crate::checkpoint::{self, Average, Progress};
-use crate::config::{PretrainConfig, renamed, upgrade};
+use crate::config::PretrainConfig;
 use crate::error::Result;
 use crate::muon::Muon;
 use crate::observer::{PretrainEvent, PretrainObserver};
 use crate::score::{ScoredStream, Tokenizer};
-
-/// Names of a run's length in its identity.
-pub(super) const STEPS: &str = "train.steps";
-const MAX_MINUTES: &str = "train.max_minutes";
 
 impl Pretraining {
     /// Reads data and model, or goes on from the output's newest checkpoint; every rank of `world`
@@ -47,11 +44,11 @@ impl Pretraining {
             }
             _ => None,
         };
-        let identity = identity(&config, &stream, &tokenizer_hash);
-        identity.require_agreement(world)?;
+        let device = config.device.open(world.local_rank())?;
+        let identity = identity(&config, &stream, (&tokenizer_hash, &device));
+        among_ranks(&identity, &config).require_agreement(world)?;
         let checkpointer = Checkpointer::new(config.output.join("checkpoints"), world);
         checkpointer.clean();
-        let device = config.device.open(world.local_rank())?;
         config.precision.apply(&device);
         let model = LanguageModel::initialise(&config.model, config.train.seed)?;
         let model = if matches!(device, Device::Cpu) { model } else { model.to_device(&device)? };
@@ -131,58 +128,6 @@ fn open_held_out(
     Ok(scored)
 }
 
-/// Everything that decides the weights.
-fn identity(config: &PretrainConfig, stream: &TokenStream, tokenizer: &str) -> RunIdentity {
-    let run = &config.train;
-    let files = stream.paths().map(|path| path.display().to_string()).collect::<Vec<_>>();
-    let values = [
-        ("model", json_of(&config.model)),
-        ("optimizer", json_of(&config.optimizer)),
-        ("schedule", json_of(&config.schedule)),
-        ("data.train", format!("{} tokens in {}", stream.len(), files.join(", "))),
-        ("data.loader", json_of(&config.data.loader)),
-        ("data.document_mask", config.data.document_mask.to_string()),
-        ("tokenizer", tokenizer.to_owned()),
-        (STEPS, run.steps.to_string()),
-        (MAX_MINUTES, json_of(&run.max_minutes)),
-        ("data.row_tokens", config.data.row_tokens.to_string()),
-        ("train.tokens_per_step", run.tokens_per_step.to_string()),
-        ("train.micro_batch_tokens", run.micro_batch_tokens.to_string()),
-        ("train.phases", json_of(&run.phases)),
-        ("train.ema_share", json_of(&run.ema_share)),
-        ("train.seed", run.seed.to_string()),
-    ];
-    RunIdentity { values: values.map(|(name, value)| (name.to_owned(), value)).into() }
-}
-
-/// What an earlier version saved, under the keys of this one.
-pub(super) fn upgraded(saved: &RunIdentity) -> RunIdentity {
-    let values = saved.values.iter().map(|(name, text)| {
-        let new = renamed(name).unwrap_or_else(|| name.clone());
-        (new, upgraded_text(name, text).unwrap_or_else(|| text.clone()))
-    });
-    RunIdentity { values: values.collect() }
-}
-
-/// The JSON of a section, or of a list in one, with the names of this version.
-fn upgraded_text(name: &str, text: &str) -> Option<String> {
-    let value: Value = serde_json::from_str(text).ok()?;
-    if !value.is_object() && !value.is_array() {
-        return None;
-    }
-    let (section, key) = name.split_once('.').unwrap_or((name, ""));
-    let within = if key.is_empty() { value } else { json!({ key: value }) };
-    let mut record = Map::from_iter([(section.to_owned(), within)]);
-    upgrade(&mut record);
-    let section = record.get(section)?;
-    let value = if key.is_empty() { section } else { section.get(key)? };
-    Some(value.to_string())
-}
-
-fn json_of<T: serde::Serialize>(value: &T) -> String {
-    serde_json::to_string(value).unwrap_or_default()
-}
-
 /// Refuses a run of other settings; an extended one has an end again.
 fn check_identity(
     config: &PretrainConfig,
@@ -203,9 +148,11 @@ fn check_identity(
         return Ok(());
     }
     let run = &config.train;
-    let time_is_up =
-        run.max_minutes.is_some_and(|minutes| progress.elapsed_ms >= 60_000.0 * minutes);
-    if time_is_up || progress.step >= run.steps {
+    if progress.step >= run.steps {
+        return Ok(());
+    }
+    if let Some(minutes) = run.max_minutes.filter(|most| progress.elapsed_ms >= 60_000.0 * most) {
+        observer.on_event(PretrainEvent::Warning(&time_is_used_up(minutes)));
         return Ok(());
     }
     progress.ended = false;
@@ -227,70 +174,45 @@ fn check_identity(
 
 #[cfg(test)]
 mod tests {
+    use longdraft_train::observer::Observer;
+    use serde_json::json;
+
     use super::*;
+    use crate::observer::PretrainStep;
+
+    /// Keeps the warnings that it is told.
+    #[derive(Default)]
+    struct Heard(Vec<String>);
+
+    impl Observer<PretrainStep, f64> for Heard {
+        fn on_event(&mut self, event: PretrainEvent<'_>) {
+            if let PretrainEvent::Warning(text) = event {
+                self.0.push(text.to_owned());
+            }
+        }
+    }
 
     #[test]
-    fn the_identity_that_an_earlier_version_saved_is_that_of_the_same_run() {
-        let keys = json!({
-            "output": "runs/x", "data": {"train": ["a.bin"], "row_tokens": 64},
-            "train": {"steps": 7, "tokens_per_step": 640,
-                      "phases": [{"until": 0.5, "row_tokens": 32, "tokens_per_step": null}]},
-        });
-        let config: PretrainConfig = serde_json::from_value(keys).expect("a configuration");
-        let of = |name: &str, text: &str| (name.to_owned(), text.to_owned());
-        let old = [
-            ("model", json_of(&config.model)),
-            ("optimizer", json_of(&config.optimizer)),
-            ("schedule", json_of(&config.schedule)),
-            ("train.phases", json_of(&config.train.phases)),
-        ];
-        let old_names = [
-            ("num_hidden_layers", "num_layers"),
-            ("hidden_size", "model_dim"),
-            ("num_attention_heads", "num_heads"),
-            ("num_key_value_heads", "num_kv_heads"),
-            ("intermediate_size", "mlp_dim"),
-            ("tie_word_embeddings", "tie_embeddings"),
-            ("final_logit_softcapping", "logit_softcap"),
-            ("rope_theta", "base"),
-            ("matrix_learning_rate", "matrix_lr"),
-            ("scalar_learning_rate", "scalar_lr"),
-            ("token_learning_rate", "token_lr"),
-            ("head_learning_rate", "head_lr"),
-            ("eps", "adam_eps"),
-            ("floor_ratio", "floor"),
-            ("row_tokens", "sequence_length"),
-            ("tokens_per_step", "batch_tokens"),
-        ];
-        let mut values: Vec<(String, String)> = Vec::new();
-        for (name, text) in &old {
-            let text = old_names.iter().fold(text.clone(), |text, (new, old)| {
-                text.replace(&format!("\"{new}\":"), &format!("\"{old}\":"))
+    fn more_steps_without_more_time_are_told() {
+        let extended = |elapsed_ms: f64| {
+            let keys = json!({
+                "output": "runs/x", "data": { "train": ["a.bin"] },
+                "train": { "steps": 12, "max_minutes": 1.0 },
             });
-            values.push(((*name).to_owned(), text));
-        }
-        let saved = RunIdentity { values };
-        assert_ne!(saved.value("model"), Some(old[0].1.as_str()));
-        let mut saved = upgraded(&saved);
-        for (name, text) in &old {
-            assert_eq!(saved.value(name), Some(text.as_str()), "{name}");
-        }
-        saved.values = vec![
-            of("train.iterations", "7"),
-            of("train.sequence_length", "64"),
-            of("train.batch_tokens", "640"),
-            of("data.train", "4000 tokens in a.bin"),
-            of("tokenizer", ""),
-        ];
-        let upgraded = upgraded(&saved);
-        for (name, text) in [
-            (STEPS, "7"),
-            ("data.row_tokens", "64"),
-            ("train.tokens_per_step", "640"),
-            ("data.train", "4000 tokens in a.bin"),
-            ("tokenizer", ""),
-        ] {
-            assert_eq!(upgraded.value(name), Some(text), "{name}");
-        }
+            let new: PretrainConfig = serde_json::from_value(keys).expect("a configuration");
+            let of_steps = |steps: &str| {
+                let values = [(STEPS, steps), (MAX_MINUTES, "1.0")];
+                RunIdentity { values: values.map(|(k, v)| (k.to_owned(), v.to_owned())).into() }
+            };
+            let before = Progress { step: 8, elapsed_ms, ended: true, ..Progress::default() };
+            let (mut progress, mut heard) = (before, Heard::default());
+            let identities = (&of_steps("8"), &of_steps("12"));
+            check_identity(&new, identities, ResumePolicy::Extend, &mut progress, &mut heard)
+                .expect("extended");
+            (progress.ended, heard.0)
+        };
+        let (ended, told) = extended(60_000.0);
+        assert!(ended && told.len() == 1 && told[0].contains("are used up"), "{told:?}");
+        assert_eq!(extended(59_000.0), (false, Vec::new()));
     }
 }

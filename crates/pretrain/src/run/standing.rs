@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_train::checkpoint::{LAST, PREVIOUS};
 
-use super::prepare::{STEPS, upgraded};
+use super::identity::{STEPS, upgraded};
 use crate::checkpoint::read_state;
 
 /// How far the newest checkpoint of a run is.

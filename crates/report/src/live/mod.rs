@@ -248,7 +248,7 @@ fn folder_of_last(run: &Run) -> PathBuf {
 fn has_ended(stage: &Path, step: u64) -> bool {
     let of_draft = || {
         let state = read_state(&Located::at(stage, Wanted::Newest)?.checkpoint).ok()?;
-        Some((state.step, state.is_finished()))
+        Some((state.progress.step, state.is_finished()))
     };
     // A language model's has another form.
     let of_model = || {

@@ -78,6 +78,13 @@ fn differing((name, saved): (&str, &Value), new: &Value, differences: &mut Vec<S
     }
 }
 
+/// What is told where a run whose minutes are over is asked for more steps.
+pub fn time_is_used_up(minutes: f64) -> String {
+    format!(
+        "`train.max_minutes` counts from the run's beginning, and its {minutes} minutes are used up: raise it to go on"
+    )
+}
+
 /// A number, or no limit.
 fn length(text: &str) -> f64 {
     text.parse().unwrap_or(f64::INFINITY)

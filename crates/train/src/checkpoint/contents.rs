@@ -47,8 +47,6 @@ pub struct Loaded {
     /// Draft tensors by name, those that never change included.
     pub draft: Vec<(String, Tensor)>,
     moments: Moments,
-    /// Why a newer checkpoint was passed over.
-    pub warning: Option<String>,
 }
 
 impl Loaded {
@@ -114,10 +112,13 @@ impl Contents<'_> {
 }
 
 /// Reads a checkpoint whose manifest holds.
-pub(super) fn load(path: &Path) -> Result<Loaded> {
+///
+/// # Errors
+/// - a file is missing or unusable
+pub fn load(path: &Path) -> Result<Loaded> {
     let (state, draft) = (read_state(path)?, read_draft(path)?);
     let moments = Moments::read(path)?;
-    Ok(Loaded { path: path.to_path_buf(), state, draft, moments, warning: None })
+    Ok(Loaded { path: path.to_path_buf(), state, draft, moments })
 }
 
 /// Adds the counts that stand beside a draft's weights, if there are any.
@@ -198,7 +199,6 @@ mod tests {
             state: serde_json::from_value(state).expect("a state"),
             draft: Vec::new(),
             moments: Moments::read(folder.path()).expect("moments"),
-            warning: None,
         };
         let restored = |parameters: &[Parameter]| {
             let mut optimizer = AdamW::new(AdamWConfig::default(), parameters);

@@ -20,12 +20,12 @@ mod state;
 mod store;
 
 pub(crate) use agreement::require_same_network;
-pub use agreement::{ResumePolicy, require_same_run};
-pub use contents::{Contents, add_token_counts, read_draft, read_json, read_state};
+pub use agreement::{ResumePolicy, require_same_run, time_is_used_up};
+pub use contents::{Contents, add_token_counts, load, read_draft, read_json, read_state};
 pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::{RunLock, is_locked, lock_file};
-pub use state::{Best, CheckpointState, RunIdentity};
+pub use state::{Best, CheckpointState, Progress, RunIdentity};
 pub(crate) use state::{PRECISION, STEPS, TARGET};
 pub use store::{BEST, Checkpointer, LAST, PREVIOUS, Place, verify};

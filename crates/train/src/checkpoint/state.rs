@@ -110,18 +110,16 @@ pub struct Best {
     pub rows: Option<u64>,
 }
 
-/// The small part of a checkpoint; tensors lie beside it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CheckpointState {
+/// How far a run is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
     /// Optimizer steps done.
     pub step: u64,
-    /// Where the data goes on. All other random draws are functions of seed, epoch and document.
-    pub cursor: Cursor,
     /// Learned rows so far.
     pub learned_rows: u64,
     /// Tokens so far, learned or not.
     pub tokens: u64,
-    /// Seconds of training so far, over all processes that worked on it.
+    /// Seconds of training so far, over all processes that worked on it; while one works, of those before it.
     #[serde(default)]
     pub seconds: f64,
     /// The best held-out evaluation so far.
@@ -136,6 +134,16 @@ pub struct CheckpointState {
     /// Whether the held-out rows are still to be measured after the last step.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unjudged: bool,
+}
+
+/// The small part of a checkpoint; tensors lie beside it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointState {
+    /// How far the run is.
+    #[serde(flatten)]
+    pub progress: Progress,
+    /// Where the data goes on. All other random draws are functions of seed, epoch and document.
+    pub cursor: Cursor,
     /// Steps of the whole run as it began, where it was extended since: its warm-up is a share of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_steps: Option<u64>,
@@ -168,12 +176,13 @@ impl CheckpointState {
 
     /// Whether the run that saved this had nothing left to do.
     pub fn is_finished(&self) -> bool {
-        self.is_trained() && !self.unjudged
+        self.is_trained() && !self.progress.unjudged
     }
 
     /// Whether it had taken its last step.
     pub(crate) fn is_trained(&self) -> bool {
-        self.ended || self.steps().is_some_and(|steps| self.step >= steps)
+        let Progress { step, ended, .. } = self.progress;
+        ended || self.steps().is_some_and(|steps| step >= steps)
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_parallel::World;
 
-use super::contents::{Contents, Loaded, load};
+use super::contents::Contents;
 use super::manifest::{Manifest, describe_own};
 use super::optimizer_shards;
 use crate::error::{Result, TrainError};
@@ -157,24 +157,12 @@ impl Checkpointer {
         self.world.of_first(u64::from(holds)) > 0
     }
 
-    /// The newest undamaged checkpoint, if there is any. A damaged newer one is set aside, so that
-    /// the next save does not push the good one out.
+    /// What `load` makes of the newest undamaged checkpoint, if there is any, and why a newer one was passed over. A
+    /// damaged newer one is set aside, so that the next save does not push the good one out. The first rank looks, the
+    /// others read what it found.
     ///
     /// # Errors
     /// - checkpoints exist but none is usable; every damage is named
-    pub fn load_latest(&self) -> Result<Option<Loaded>> {
-        let newest = self.newest(load)?;
-        Ok(newest.map(|(mut loaded, warning)| {
-            loaded.warning = warning;
-            loaded
-        }))
-    }
-
-    /// What `load` makes of the newest undamaged checkpoint, and why a newer one was passed over.
-    /// The first rank looks, the others read what it found.
-    ///
-    /// # Errors
-    /// - as [`Self::load_latest`]
     pub fn newest<T>(
         &self,
         load: impl Fn(&Path) -> Result<T>,
@@ -237,7 +225,7 @@ pub fn verify(checkpoint: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::contents::STATE;
+    use super::super::contents::{STATE, load};
     use super::*;
 
     fn put(checkpointer: &Checkpointer, place: Place, text: &str) {
@@ -287,14 +275,14 @@ mod tests {
     fn checkpoints_of_which_none_can_be_used_are_no_beginning() {
         let folder = tempfile::tempdir().expect("folder");
         let checkpointer = Checkpointer::new(folder.path(), &World::single());
-        assert!(checkpointer.load_latest().expect("none").is_none());
+        assert!(checkpointer.newest(load).expect("none").is_none());
         for text in ["one", "two"] {
             put(&checkpointer, Place::Last, text);
         }
         for name in [LAST, PREVIOUS] {
             std::fs::write(folder.path().join(name).join(STATE), "half").expect("state");
         }
-        let error = checkpointer.load_latest().expect_err("damaged");
+        let error = checkpointer.newest(load).expect_err("damaged");
         assert!(matches!(error, TrainError::CannotGoOn { .. }), "{error}");
         let told = error.to_string();
         assert!(told.contains("last_2") && told.contains("no checkpoint can be used"), "{told}");

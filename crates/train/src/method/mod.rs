@@ -25,7 +25,7 @@ use longdraft_models::draft::{Init, TokenCounts};
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{ModelError, TargetConfig};
-use longdraft_rules::Problem;
+use longdraft_rules::{Problem, Rules};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, Error};
@@ -181,6 +181,17 @@ pub fn token_counts(documents: &[Document], target: &TargetConfig) -> Result<Tok
     Ok(counts)
 }
 
+/// Rules of sizes: the key of each below `draft`, its value if there is one, and the least and largest that makes sense.
+fn require_sizes(rules: &mut Rules, sizes: &[(&str, Option<usize>, usize, usize)]) {
+    for (name, size, first, most) in sizes {
+        rules.require(
+            size.is_none_or(|size| (*first..=*most).contains(&size)),
+            &format!("draft.{name}"),
+            format!("must be in {first} to {most}"),
+        );
+    }
+}
+
 /// What a method's configuration can do by its derives.
 pub trait MethodKeys {
     /// Every key with its value.
@@ -321,6 +332,16 @@ mod tests {
 
     use super::*;
     use crate::config::TrainConfig;
+
+    /// Problems of a configuration with these sections `draft` and `teacher`.
+    pub(super) fn told(draft: &Value, teacher: &Value) -> Vec<String> {
+        let config = json!({
+            "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
+            "draft": draft, "teacher": teacher,
+        });
+        let config: TrainConfig = serde_json::from_value(config).expect("known keys");
+        config.problems().iter().map(ToString::to_string).collect()
+    }
 
     /// A method more needs a line in every table: the tables name the same methods.
     #[test]

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 
 use self::identity::rows_hash;
 use crate::checkpoint::{
-    Best, CheckpointState, Checkpointer, Contents, Place, RunIdentity, RunLock, SaveClock,
+    Best, CheckpointState, Checkpointer, Contents, Place, Progress, RunIdentity, RunLock, SaveClock,
 };
 use crate::config::TrainConfig;
 use crate::error::Result;
@@ -97,22 +97,6 @@ pub struct Stage {
     /// When this process took the run up.
     started: Instant,
     _lock: Option<RunLock>,
-}
-
-/// How far the run is.
-#[derive(Debug, Clone, Copy, Default)]
-struct Progress {
-    step: u64,
-    tokens: u64,
-    learned_rows: u64,
-    /// Of earlier processes.
-    seconds: f64,
-    best: Option<Best>,
-    evaluations_since_best: u64,
-    /// Whether patience or time ended the run.
-    ended: bool,
-    /// Whether the held-out rows are still to be measured after the last step.
-    unjudged: bool,
 }
 
 impl Stage {
@@ -263,15 +247,8 @@ impl Stage {
 
     fn state(&mut self) -> Result<CheckpointState> {
         Ok(CheckpointState {
-            step: self.progress.step,
+            progress: Progress { seconds: self.seconds(), ..self.progress },
             cursor: self.sampler.cursor(),
-            learned_rows: self.progress.learned_rows,
-            tokens: self.progress.tokens,
-            seconds: self.seconds(),
-            best: self.progress.best,
-            evaluations_since_best: self.progress.evaluations_since_best,
-            ended: self.progress.ended,
-            unjudged: self.progress.unjudged,
             first_steps: (self.schedule.warmup_of != self.schedule.steps)
                 .then_some(self.schedule.warmup_of),
             max_minutes: self.config.train.max_minutes,

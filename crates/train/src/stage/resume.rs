@@ -7,10 +7,10 @@ use longdraft_data::sampler::Cursor;
 use longdraft_parallel::DataParallel;
 
 use super::identity::{tensor_hash, upgraded};
-use super::{Event, Observer, Progress};
+use super::{Event, Observer};
 use crate::checkpoint::{
-    CheckpointState, Checkpointer, ResumePolicy, RunIdentity, STEPS, require_same_network,
-    require_same_run,
+    CheckpointState, Checkpointer, Progress, ResumePolicy, RunIdentity, STEPS, load,
+    require_same_network, require_same_run, time_is_used_up,
 };
 use crate::config::TrainConfig;
 use crate::error::{Result, TrainError};
@@ -42,12 +42,12 @@ pub(super) fn resume(
     (identity, policy): (&RunIdentity, ResumePolicy),
     observer: &mut dyn Observer,
 ) -> Result<Resumed> {
-    let Some(loaded) = checkpointer.load_latest()? else {
+    let Some((loaded, warning)) = checkpointer.newest(load)? else {
         return Ok(Resumed::fresh(schedule));
     };
     let mut resumed = going_on(config, schedule, &loaded.state, (identity, policy), observer)?;
-    if let Some(warning) = &loaded.warning {
-        observer.on_event(Event::Warning(warning));
+    if let Some(warning) = warning {
+        observer.on_event(Event::Warning(&warning));
     }
     let keeps_best = config.train.keep_best && resumed.progress.best.is_some();
     if keeps_best && !checkpointer.holds_best() {
@@ -78,7 +78,7 @@ pub(super) fn resume(
         }
     }
     loaded.restore(optimizer, parallel, parameters)?;
-    observer.on_event(Event::Resumed(loaded.state.step));
+    observer.on_event(Event::Resumed(resumed.progress.step));
     Ok(resumed)
 }
 
@@ -91,25 +91,19 @@ fn going_on(
     observer: &mut dyn Observer,
 ) -> Result<Resumed> {
     let output = &config.output;
-    let changed = require_same_run(&upgraded(&state.identity), identity, &[STEPS], policy, output)?;
+    let mut changed =
+        require_same_run(&upgraded(&state.identity), identity, &[STEPS], policy, output)?;
+    // What time ended is not longer by itself where more time is given.
+    let more_time = raised_limit(state, config.train.max_minutes);
     let mut resumed = Resumed {
         cursor: state.cursor,
-        progress: Progress {
-            step: state.step,
-            tokens: state.tokens,
-            learned_rows: state.learned_rows,
-            seconds: state.seconds,
-            best: state.best,
-            evaluations_since_best: state.evaluations_since_best,
-            ended: state.ended,
-            unjudged: state.unjudged,
-        },
+        progress: state.progress,
         metrics_bytes: state.metrics_bytes,
-        ..Resumed::fresh(schedule)
+        schedule,
     };
-    let minutes = config.train.max_minutes;
     match policy {
         ResumePolicy::Force => {
+            changed.extend(more_time);
             if !changed.is_empty() {
                 let warning = format!("resumed although {}", changed.join("; "));
                 observer.on_event(Event::Warning(&warning));
@@ -121,11 +115,8 @@ fn going_on(
                 resumed.schedule.warmup_of = state.first_steps.unwrap_or(schedule.steps);
             }
         }
-        // What time ended is not longer by itself where more time is given.
-        ResumePolicy::Strict if state.ended && is_raised(state.max_minutes, minutes) => {
-            let (path, was) = (output.clone(), state.max_minutes.unwrap_or_default());
-            let now = minutes.map_or_else(|| "no limit".to_owned(), |minutes| minutes.to_string());
-            let differences = vec![format!("train.max_minutes was {was}, now {now}")];
+        ResumePolicy::Strict if more_time.is_some() => {
+            let (path, differences) = (output.clone(), more_time.into_iter().collect());
             return Err(TrainError::OtherLength { path, differences, longer: true });
         }
         ResumePolicy::Strict | ResumePolicy::Extend => {
@@ -138,9 +129,12 @@ fn going_on(
     Ok(resumed)
 }
 
-/// Whether a limit in minutes was lifted.
-fn is_raised(was: Option<f64>, now: Option<f64>) -> bool {
-    was.is_some_and(|was| now.is_none_or(|now| now > was))
+/// How the limit in minutes was raised since a run ended before its steps, if it was.
+fn raised_limit(state: &CheckpointState, now: Option<f64>) -> Option<String> {
+    let has_more = |was: &f64| state.progress.ended && now.is_none_or(|now| now > *was);
+    let was = state.max_minutes.filter(has_more)?;
+    let now = now.map_or_else(|| "no limit".to_owned(), |minutes| minutes.to_string());
+    Some(format!("train.max_minutes was {was}, now {now}"))
 }
 
 /// Takes a run up to a later end than it had, if that is asked for: its schedule keeps its warm-up.
@@ -153,9 +147,9 @@ fn extend(
     let steps = resumed.schedule.steps;
     let saved = state.identity.value(STEPS).and_then(|steps| steps.parse().ok());
     let before: u64 = saved.unwrap_or(steps);
-    let used_up = config.train.max_minutes.filter(|minutes| state.seconds >= 60.0 * minutes);
+    let used_up = config.train.max_minutes.filter(|minutes| state.progress.seconds >= 60.0 * minutes);
     resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
-    if state.is_trained() && state.step >= steps {
+    if state.is_trained() && state.progress.step >= steps {
         return;
     }
     if state.is_trained()
@@ -163,21 +157,17 @@ fn extend(
     {
         // A step more would be taken at the rate of the later end.
         resumed.progress.ended = true;
-        let told = format!(
-            "`train.max_minutes` counts from the run's beginning, and its {minutes} minutes are used up: raise it \
-             to go on"
-        );
-        observer.on_event(Event::Warning(&told));
+        observer.on_event(Event::Warning(&time_is_used_up(minutes)));
         return;
     }
     if before < steps {
         // Patience begins anew.
         resumed.progress.evaluations_since_best = 0;
         let old = resumed.schedule.extended_to(before);
-        let note = old.describe_extension(&resumed.schedule, state.step);
+        let note = old.describe_extension(&resumed.schedule, state.progress.step);
         observer.on_event(Event::Note(&note));
     }
-    if state.ended {
+    if state.progress.ended {
         // The same, or the run would end at once.
         resumed.progress.ended = false;
         resumed.progress.evaluations_since_best = 0;
@@ -189,22 +179,16 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::observer::tests::Heard;
     use crate::schedule::Kind;
 
-    /// What is told.
-    #[derive(Default)]
-    struct Heard(Vec<String>);
-
-    impl Observer for Heard {
-        fn on_event(&mut self, event: Event<'_>) {
-            if let Event::Warning(text) | Event::Note(text) = event {
-                self.0.push(text.to_owned());
-            }
-        }
-    }
-
-    /// How a run of 8 steps that took an hour is extended, and what is told of it.
-    fn extended(saved: &Value, steps: u64, minutes: Option<f64>) -> (Progress, Vec<String>) {
+    /// How a run of 8 steps that took an hour is taken up, and what is told of it.
+    fn taken_up(
+        policy: ResumePolicy,
+        saved: &Value,
+        steps: u64,
+        minutes: Option<f64>,
+    ) -> Result<(Progress, Vec<String>)> {
         let mut state = json!({
             "step": 8, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
             "seconds": 3600.0, "evaluations_since_best": 2, "metrics_bytes": 10,
@@ -221,9 +205,28 @@ mod tests {
         .expect("a configuration");
         let schedule = Schedule::new(Kind::Constant, 1e-3, steps);
         let identity = RunIdentity { values: vec![(STEPS.into(), steps.to_string())] };
-        let (of_run, mut heard) = ((&identity, ResumePolicy::Extend), Heard::default());
-        let resumed = going_on(&config, schedule, &state, of_run, &mut heard).expect("extended");
-        (resumed.progress, heard.0)
+        let mut heard = Heard::default();
+        let resumed = going_on(&config, schedule, &state, (&identity, policy), &mut heard)?;
+        Ok((resumed.progress, heard.0))
+    }
+
+    fn extended(saved: &Value, steps: u64, minutes: Option<f64>) -> (Progress, Vec<String>) {
+        taken_up(ResumePolicy::Extend, saved, steps, minutes).expect("extended")
+    }
+
+    #[test]
+    fn more_time_alone_is_refused_unless_it_is_forced() {
+        let saved = json!({ "step": 5, "ended": true, "max_minutes": 60.0 });
+        let with = |policy, minutes| taken_up(policy, &saved, 8, minutes);
+        let error = with(ResumePolicy::Strict, Some(61.0)).expect_err("longer").to_string();
+        assert!(error.contains("train.max_minutes was 60, now 61"), "{error}");
+        let (progress, told) = with(ResumePolicy::Force, None).expect("forced");
+        assert!(!progress.ended && progress.evaluations_since_best == 0);
+        assert!(told.len() == 1 && told[0].contains("was 60, now no limit"), "{told:?}");
+        for policy in [ResumePolicy::Strict, ResumePolicy::Force] {
+            let (progress, told) = with(policy, Some(60.0)).expect("the same run");
+            assert!(progress.ended && told.is_empty(), "{told:?}");
+        }
     }
 
     #[test]

@@ -163,7 +163,7 @@ impl Observer for Watch {
 pub(super) fn good(run: &Path, diverged: &Diverged) -> Option<CheckpointState> {
     let best = run.join(CHECKPOINTS).join(BEST);
     let state = read_state(&best).ok()?;
-    (diverged.well.contains(&state.step) && verify(&best).is_ok()).then_some(state)
+    (diverged.well.contains(&state.progress.step) && verify(&best).is_ok()).then_some(state)
 }
 
 /// Whether a run has anything to show.
@@ -197,8 +197,8 @@ pub(super) fn go_on(config: &mut Value, state: &CheckpointState) {
     let run = &mut config["train"];
     let steps = run["steps"].as_u64().unwrap_or(0);
     let minutes = run["max_minutes"].as_f64().unwrap_or(0.0);
-    run["steps"] = json!(steps + state.step);
-    run["max_minutes"] = json!(minutes + state.seconds / 60.0);
+    run["steps"] = json!(steps + state.progress.step);
+    run["max_minutes"] = json!(minutes + state.progress.seconds / 60.0);
 }
 
 #[cfg(test)]
@@ -322,7 +322,7 @@ mod tests {
         // Nothing vouches for its files.
         assert_eq!(good(run.path(), &diverged), None);
         write(&best.join("manifest.json"), "{\"version\": \"1\", \"files\": {}}");
-        assert_eq!(good(run.path(), &diverged).map(|state| state.step), Some(40));
+        assert_eq!(good(run.path(), &diverged).map(|state| state.progress.step), Some(40));
         let later = Diverged { well: vec![80], ..diverged };
         assert_eq!(good(run.path(), &later), None);
     }

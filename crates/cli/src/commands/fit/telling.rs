@@ -254,7 +254,7 @@ pub(super) fn diverged(
     (good, lower_rate): (Option<&CheckpointState>, Option<f64>),
     has_before: bool,
 ) {
-    let next = match (good.map(|state| state.step), lower_rate) {
+    let next = match (good.map(|state| state.progress.step), lower_rate) {
         (Some(step), Some(rate)) => {
             format!("it goes on from step {step} at a lower learning rate, {rate:.2e}")
         }

@@ -10,13 +10,13 @@ use longdraft_models::bits_per_byte::Score;
 use longdraft_models::sha256;
 use longdraft_parallel::World;
 use longdraft_pretrain::{
-    ArtifactReport, PretrainConfig, PretrainEvent, PretrainObserver, PretrainStep, Pretraining,
-    ScoredStream, build_artifact,
+    ArtifactReport, PretrainConfig, PretrainEvent, PretrainStep, Pretraining, ScoredStream,
+    build_artifact,
 };
 use longdraft_records::median;
 use longdraft_report::words::clock;
 use longdraft_train::memory::peak_resident_mib;
-use longdraft_train::stage::{Ending, ResumePolicy};
+use longdraft_train::stage::{Ending, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 use super::{plan, write_json};
@@ -252,7 +252,7 @@ impl Progress {
     }
 }
 
-impl PretrainObserver for Progress {
+impl Observer<PretrainStep, f64> for Progress {
     fn on_event(&mut self, event: PretrainEvent<'_>) {
         match event {
             PretrainEvent::Resumed(step) => self.voice.say(&format!("resumed after step {step}")),
@@ -263,6 +263,8 @@ impl PretrainObserver for Progress {
                 self.voice.say(&format!("validation after step {step}: {bits:.4} bits per byte"));
             }
             PretrainEvent::Saved(path) => self.voice.say(&format!("saved {}", path.display())),
+            // Of trainings with a target.
+            PretrainEvent::Captured(..) | PretrainEvent::Measured(..) => {}
         }
     }
 

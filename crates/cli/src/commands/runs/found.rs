@@ -120,7 +120,7 @@ fn standing(run: &Path) -> (State, Option<(u64, Option<u64>)>) {
     let of_draft = || {
         let located = Located::at(run, Wanted::Newest)?;
         let saved = read_state(&located.checkpoint).ok()?;
-        Some((saved.step, saved.steps(), saved.is_finished()))
+        Some((saved.progress.step, saved.steps(), saved.is_finished()))
     };
     let of_model = || Standing::of(run).map(|saved| (saved.step, saved.steps, saved.is_finished));
     let saved = of_draft().or_else(of_model);

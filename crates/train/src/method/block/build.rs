@@ -199,17 +199,7 @@ fn mask_token(materials: &Materials<'_>, known: Option<u32>) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[derive(Default)]
-    struct Warnings(Vec<String>);
-
-    impl Observer for Warnings {
-        fn on_event(&mut self, event: Event<'_>) {
-            if let Event::Warning(text) = event {
-                self.0.push(text.to_owned());
-            }
-        }
-    }
+    use crate::observer::tests::Heard;
 
     #[test]
     fn a_text_that_holds_the_token_of_unknown_slots_is_told() {
@@ -219,7 +209,7 @@ mod tests {
             origin: String::new(),
         };
         let documents = [document(&[1, 7, 2]), document(&[7, 7]), document(&[3])];
-        let mut told = Warnings::default();
+        let mut told = Heard::default();
         warn_of_mask_token(9, &documents, &mut told);
         assert_eq!(told.0, [""; 0]);
         warn_of_mask_token(7, &documents, &mut told);

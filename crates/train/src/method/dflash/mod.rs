@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::block::{
     self, BlockFootprint, BlockLoss, SelectorLoss, SlotLabels, SlotWeights, SoftLoss,
 };
-use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, require_sizes};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
@@ -109,20 +109,15 @@ pub(super) const WHOLE_VOCABULARY: &str =
 /// What makes no sense of the network and the blocks, whose keys all block drafts share.
 pub(super) fn problems(draft: &Dflash) -> Vec<Problem> {
     let mut rules = Rules::default();
-    for (name, size, first, most) in [
-        ("layers", draft.layers, 1, limits::DRAFT_LAYERS),
-        ("block_size", draft.block_size, 2, limits::DRAFT_LENGTH),
-        ("blocks_per_row", draft.shared.blocks_per_row.unwrap_or(1), 1, limits::ROW_TOKENS),
-        ("tokens_per_block", draft.shared.tokens_per_block.unwrap_or(1), 1, limits::ROW_TOKENS),
-        ("draft_vocab_size", draft.shared.draft_vocab_size.unwrap_or(1), 1, 1 << 24),
-        ("num_key_value_heads", draft.shared.num_key_value_heads.unwrap_or(1), 1, 1 << 12),
-    ] {
-        rules.require(
-            (first..=most).contains(&size),
-            &format!("draft.{name}"),
-            format!("must be in {first} to {most}"),
-        );
-    }
+    let sizes = [
+        ("layers", Some(draft.layers), 1, limits::DRAFT_LAYERS),
+        ("block_size", Some(draft.block_size), 2, limits::DRAFT_LENGTH),
+        ("blocks_per_row", draft.shared.blocks_per_row, 1, limits::ROW_TOKENS),
+        ("tokens_per_block", draft.shared.tokens_per_block, 1, limits::ROW_TOKENS),
+        ("draft_vocab_size", draft.shared.draft_vocab_size, 1, 1 << 24),
+        ("num_key_value_heads", draft.shared.num_key_value_heads, 1, 1 << 12),
+    ];
+    require_sizes(&mut rules, &sizes);
     rules.require_with(
         draft.shared.blocks_per_row.is_none() || draft.shared.tokens_per_block.is_none(),
         "draft.tokens_per_block",
@@ -199,11 +194,10 @@ pub(super) fn loss_problems(draft: &Dflash, stage: &StageContext<'_>) -> Vec<Pro
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
-    use longdraft_rules::Check;
 
     use super::super::block::{BlockAttention, BlockKeys};
+    use super::super::tests;
     use super::*;
-    use crate::config::TrainConfig;
 
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]
@@ -236,25 +230,15 @@ mod tests {
         }
     }
 
-    /// Problems of a draft with these keys.
-    fn told(keys: &Value) -> Vec<String> {
-        let config = json!({
-            "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-            "teacher": { "soft_targets": keys["teacher"].as_str().unwrap_or("full") },
-            "draft": keys["draft"],
-        });
-        let config: TrainConfig = serde_json::from_value(config).expect("known keys");
-        config.problems().iter().map(ToString::to_string).collect()
+    /// Problems of a draft with these keys under such a teacher.
+    fn told_beside(teacher: &str, keys: &Value) -> Vec<String> {
+        let mut draft = json!({ "method": "dflash" });
+        draft.as_object_mut().expect("a map").extend(keys.as_object().cloned().unwrap_or_default());
+        tests::told(&draft, &json!({ "soft_targets": teacher }))
     }
 
     #[test]
     fn losses_and_weights_that_need_the_targets_distribution_say_so() {
-        let of = |keys: Value| {
-            let mut draft = json!({ "method": "dflash" });
-            let keys = keys.as_object().cloned().unwrap_or_default();
-            draft.as_object_mut().expect("a map").extend(keys);
-            json!({ "draft": draft })
-        };
         for (keys, part) in [
             (json!({ "loss": "renyi" }), "`draft.loss` compares the draft's distribution"),
             (json!({ "slot_weights": "dpard" }), "`draft.slot_weights` is `dpard`"),
@@ -276,7 +260,7 @@ mod tests {
                 "`draft.target_layers` names what is not a layer: layer -1 is the output of the embeddings",
             ),
         ] {
-            let told = told(&of(keys));
+            let told = told_beside("full", &keys);
             assert!(told.len() == 1 && told[0].contains(part), "{part}: {told:?}");
         }
         for keys in [
@@ -285,11 +269,9 @@ mod tests {
             json!({ "loss": "renyi", "soft_weight": 1, "slot_weights": "dpard", "dpace_alpha": 0.3 }),
             json!({ "slot_weights": "dpace", "labels": "target", "divide_by_slots": true }),
         ] {
-            assert_eq!(told(&of(keys.clone())), [""; 0], "{keys}");
+            assert_eq!(told_beside("full", &keys), [""; 0], "{keys}");
         }
-        let mut keys = of(json!({ "loss": "jsd", "soft_weight": 1 }));
-        keys["teacher"] = "top_k".into();
-        let told = told(&keys);
+        let told = told_beside("top_k", &json!({ "loss": "jsd", "soft_weight": 1 }));
         assert!(told.len() == 1 && told[0].contains("`teacher.soft_targets: full`"), "{told:?}");
     }
 }

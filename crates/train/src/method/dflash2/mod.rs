@@ -12,7 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss};
 use super::recipe::keys;
-use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash};
+use super::{
+    DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash, require_sizes,
+};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
@@ -34,18 +36,13 @@ impl DraftMethod for Dflash2 {
 
     fn problems(&self, stage: &StageContext<'_>) -> Vec<Problem> {
         let mut rules = Rules::default();
-        for (name, size, most) in [
-            ("selector_rank", self.selector_rank, limits::SELECTOR_RANK),
-            ("selector_top_k", self.selector_top_k, limits::TOP_K),
-            ("conv_kernel_size", self.conv_kernel_size, limits::DRAFT_LENGTH),
-            ("conv_group_size", self.conv_group_size, limits::SELECTOR_RANK),
-        ] {
-            rules.require(
-                (1..=most).contains(&size),
-                &format!("draft.{name}"),
-                format!("must be in 1 to {most}"),
-            );
-        }
+        let sizes = [
+            ("selector_rank", Some(self.selector_rank), 1, limits::SELECTOR_RANK),
+            ("selector_top_k", Some(self.selector_top_k), 1, limits::TOP_K),
+            ("conv_kernel_size", Some(self.conv_kernel_size), 1, limits::DRAFT_LENGTH),
+            ("conv_group_size", Some(self.conv_group_size), 1, limits::SELECTOR_RANK),
+        ];
+        require_sizes(&mut rules, &sizes);
         rules.require(
             self.selector_weight >= 0.0 && limits::is_f32(self.selector_weight),
             "draft.selector_weight",

@@ -1,5 +1,6 @@
 //! What block drafts with a chain minimise.
 
+use super::config::Dspark;
 use crate::method::block::{Divisor, SlotForm, SlotLoss, SlotWeights};
 
 /// What is minimised.
@@ -28,17 +29,7 @@ pub struct ChainLoss {
 impl Default for ChainLoss {
     /// The published loss.
     fn default() -> Self {
-        Self {
-            weights: SlotWeights::Decay,
-            decay: 4.0,
-            alpha: 0.5,
-            divide_by: Divisor::Weights,
-            hard: 0.1,
-            form: SlotForm::new(SlotLoss::L1, None, None),
-            distance: 0.9,
-            confidence: 1.0,
-            by_reach: false,
-        }
+        Dspark::default().loss()
     }
 }
 

@@ -156,11 +156,10 @@ impl Dspark {
 #[cfg(test)]
 mod tests {
     use longdraft_models::published::published_config;
-    use longdraft_rules::Check;
 
     use super::super::block::{BlockAttention, BlockKeys};
+    use super::super::tests;
     use super::*;
-    use crate::config::TrainConfig;
 
     /// Whatever the network of a saved draft is, its keys make it again.
     #[test]
@@ -195,16 +194,9 @@ mod tests {
     #[test]
     fn every_distance_is_a_configuration_and_numbers_without_a_use_are_told() {
         let told = |keys: Value| -> Vec<String> {
-            let mut config = json!({
-                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "teacher": { "soft_targets": "top_k" }, "draft": { "method": "dspark" },
-            });
-            config["draft"]
-                .as_object_mut()
-                .expect("a map")
-                .extend(keys.as_object().cloned().unwrap_or_default());
-            let config: TrainConfig = serde_json::from_value(config).expect("known keys");
-            config.problems().iter().map(ToString::to_string).collect()
+            let mut draft = json!({ "method": "dspark" });
+            draft.as_object_mut().expect("a map").extend(super::keys(keys));
+            tests::told(&draft, &json!({ "soft_targets": "top_k" }))
         };
         for distance in
             ["ce", "tv", "l1", "lk_alpha", "lk_lambda", "lk_hybrid", "reverse_kl", "jsd", "renyi"]

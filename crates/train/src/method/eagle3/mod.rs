@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use super::recipe::{keys, rate_at};
 use super::{
     DraftMethod, Evidence, Materials, MethodKeys, Passes, Recipe, Room, Round, StageContext,
-    vocabulary,
+    require_sizes, vocabulary,
 };
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -63,21 +63,16 @@ impl DraftMethod for Eagle3 {
              of it knows its own: set `parallel.sequence: 1`",
         );
         let network = &self.network;
-        for (name, size, most) in [
-            ("draft_vocab_size", network.draft_vocab_size, 1 << 24),
-            ("hidden_size", network.hidden_size, 1 << 16),
-            ("intermediate_size", network.intermediate_size, 1 << 20),
-            ("num_attention_heads", network.num_attention_heads, 1 << 12),
-            ("num_key_value_heads", network.num_key_value_heads, 1 << 12),
-            ("head_dim", network.head_dim, 1 << 12),
-            ("attention_window", network.attention_window, limits::ROW_TOKENS),
-        ] {
-            rules.require(
-                size.is_none_or(|size| (1..=most).contains(&size)),
-                &format!("draft.{name}"),
-                format!("must be in 1 to {most}"),
-            );
-        }
+        let sizes = [
+            ("draft_vocab_size", network.draft_vocab_size, 1, 1 << 24),
+            ("hidden_size", network.hidden_size, 1, 1 << 16),
+            ("intermediate_size", network.intermediate_size, 1, 1 << 20),
+            ("num_attention_heads", network.num_attention_heads, 1, 1 << 12),
+            ("num_key_value_heads", network.num_key_value_heads, 1, 1 << 12),
+            ("head_dim", network.head_dim, 1, 1 << 12),
+            ("attention_window", network.attention_window, 1, limits::ROW_TOKENS),
+        ];
+        require_sizes(&mut rules, &sizes);
         rules.require(
             !network.remap || stage.has_start,
             "draft.remap",

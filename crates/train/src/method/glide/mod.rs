@@ -21,6 +21,7 @@ use serde_json::{Map, Value, json};
 use super::recipe::{keys, proposed, rate_at, starts};
 use super::{
     DraftMethod, Evidence, Materials, MethodKeys, Passes, Recipe, Room, Round, StageContext,
+    require_sizes,
 };
 use crate::error::Result;
 use crate::footprint::Footprint;
@@ -208,11 +209,7 @@ fn problems(draft: &Glide, stage: &StageContext<'_>) -> Vec<Problem> {
             "needs one weight for each delay 1..gamma",
         );
     }
-    rules.require(
-        draft.draft_vocab_size.is_none_or(|size| (1..=1 << 24).contains(&size)),
-        "draft.draft_vocab_size",
-        "must be in 1 to 16777216",
-    );
+    require_sizes(&mut rules, &[("draft_vocab_size", draft.draft_vocab_size, 1, 1 << 24)]);
     let length = 1..=limits::DRAFT_LENGTH;
     rules.require(
         draft.gamma.is_none_or(|gamma| length.contains(&gamma)),
