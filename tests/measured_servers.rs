@@ -27,6 +27,7 @@ enum Trouble {
     Whole,
     Silent,
     RefusesLong,
+    RefusesLater,
     Error,
 }
 
@@ -140,6 +141,16 @@ impl Engine {
         }
     }
 
+    /// Whether it refuses a request that it has seen: a long prompt, or one that it answered before.
+    fn refuses(&self, prompt: &str) -> bool {
+        let seen = self.seen.lock().expect("seen");
+        let asks_later = |(_, asked): &&(String, Value)| asked.to_string().contains("later");
+        match self.trouble {
+            Some(Trouble::RefusesLong) => prompt.contains("long"),
+            _ => prompt.contains("later") && seen.requests.iter().filter(asks_later).count() > 1,
+        }
+    }
+
     fn write_answer(
         &self,
         stream: &mut TcpStream,
@@ -155,7 +166,7 @@ impl Engine {
             Some(Trouble::Whole) => {
                 return plain(stream, "200 OK", "application/json", "{\"choices\": []}");
             }
-            Some(Trouble::RefusesLong) if prompt.contains("long") => {
+            Some(Trouble::RefusesLong | Trouble::RefusesLater) if self.refuses(&prompt) => {
                 let error =
                     json!({ "error": { "message": "this model's maximum context is 9 tokens" } });
                 return plain(stream, "400 Bad Request", "application/json", &error.to_string());
@@ -408,6 +419,7 @@ fn a_server_that_fails_gives_a_sentence() {
     }
     let text = refusal(&measure("http://127.0.0.1:1", &prompts, &[], None), 1);
     assert!(text.contains("http://127.0.0.1:1") && text.contains("is the server ready?"), "{text}");
+    assert!(!text.contains("--timeout"), "waiting helps nothing here: {text}");
     for address in ["127.0.0.1:80", "http://u:p@h", "ftp://h"] {
         refusal(&measure(address, &prompts, &[], None), 2);
     }
@@ -435,6 +447,11 @@ fn a_prompt_that_a_server_refuses_is_left_out() {
     assert!(stderr(&output).contains("maximum context is 9 tokens"), "{}", stderr(&output));
     let text = refusal(&measure(&engine.serve(), &prompts_of(&["long"]), &[], None), 1);
     assert!(text.contains("maximum context is 9 tokens"), "{text}");
+    // One that is answered in the first run alone is left out, too.
+    let engine = Engine::in_trouble(Trouble::RefusesLater);
+    let output = measure(&engine.serve(), &prompts_of(&["one", "later"]), &[], None);
+    let cell = &measured(&output)["cells"][0];
+    assert_eq!((&cell["prompts"], &cell["left_out"]), (&json!(1), &json!(1)));
 }
 
 #[test]

@@ -43,6 +43,9 @@ impl Shop {
         let told = stderr(&again);
         assert!(again.status.success() && told.contains("train_000001.bin is of an earlier call"));
         std::fs::remove_file(&other).expect("it stays");
+        // More tokens than a header counts are refused before any is packed.
+        let told = stderr(&run(&[&pack[..], &["--shard-tokens", "3000000000"]].concat()));
+        assert!(told.contains("--shard-tokens must be 1 to 1073741824"), "{told}");
         let config = path("pretrain.yaml");
         let text = format!(
             "output: {}\nmodel: {{vocab_size: 280, num_hidden_layers: 2, hidden_size: 16, \

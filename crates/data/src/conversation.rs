@@ -64,16 +64,16 @@ impl Conversation {
                 message_of(message).map_err(|problem| format!("message {}: {problem}", index + 1))
             })
             .collect::<Result<_, _>>()?;
+        // Tables have no nested types for tools: they hold them as JSON text.
         let tools = match tools {
-            // Tables have no nested types for tools: they hold them as JSON text.
             Some(Value::String(text)) if text.trim().is_empty() => None,
             Some(Value::String(text)) => {
                 Some(serde_json::from_str(text).map_err(|error| format!("tools: {error}"))?)
             }
-            Some(Value::Array(list)) if list.is_empty() => None,
-            other => other.filter(|value| !value.is_null()).cloned(),
+            other => other.cloned(),
         };
-        Ok(Self { messages, tools })
+        let has_tools = |tools: &Value| *tools != Value::Null && *tools != Value::Array(Vec::new());
+        Ok(Self { messages, tools: tools.filter(has_tools) })
     }
 
     /// From a list of `{from, value}` turns.
@@ -229,6 +229,20 @@ mod tests {
         let mut seen = Vec::new();
         conversation.edit_texts(&mut |index, text| seen.push(format!("{index}{text}")));
         assert_eq!(seen, ["0ab", "1", "1f", "1y", "2z", "3so", "3done"]);
+    }
+
+    #[test]
+    fn no_tools_are_none_however_they_are_written() {
+        let tools = |tools: Value| {
+            let list = json!([{"role": "user", "content": "a"}]);
+            Conversation::from_messages(list, Some(&tools)).expect("valid").tools
+        };
+        for none in [json!(null), json!([]), json!(""), json!(" [] "), json!("null")] {
+            assert_eq!(tools(none.clone()), None, "{none}");
+        }
+        let one = json!([{"name": "f"}]);
+        assert_eq!(tools(json!(one.to_string())), Some(one.clone()));
+        assert_eq!(tools(one.clone()), Some(one));
     }
 
     #[test]

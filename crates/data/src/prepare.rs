@@ -6,14 +6,13 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
 
-use rayon::prelude::*;
 use serde_json::json;
 
-use crate::document::Document;
 use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
 use crate::quarantine::Quarantine;
-use crate::reader::{Outcome, SourceReader, SourceReport, in_chunks};
+use crate::reader::{SourceReader, SourceReport, in_chunks};
+use crate::report::Part;
 use crate::shards::{
     FORMAT, INDEX, Index, OF_OTHER_RULES, RECIPE, Receipt, ShardEntry, file, read_json,
     write_atomically, write_json,
@@ -188,10 +187,7 @@ impl Run<'_> {
         let (receipt, reused) =
             pending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         *rows_done += receipt.report.rows;
-        for (n, row) in receipt.bad.iter().enumerate() {
-            let read = *rows_done - receipt.bad.len() + n + 1;
-            self.quarantine.take(row, &config.path, read)?;
-        }
+        self.quarantine.take(&receipt.bad, &config.path, *rows_done)?;
         self.progress.shards += 1;
         self.progress.reused += usize::from(reused);
         self.progress.rows += receipt.report.rows;
@@ -250,20 +246,7 @@ impl Shard {
 
 /// Documents of rows on every thread, up to `limit` tokens.
 fn encode(reader: &SourceReader<'_>, number: usize, rows: &[RawRow], limit: usize) -> Shard {
-    let outcomes: Vec<Outcome> = rows.par_iter().map(|row| reader.outcome(row)).collect();
-    let mut report = reader.report();
-    let (mut documents, mut bad) = (Vec::<Document>::new(), Vec::new());
-    for outcome in outcomes {
-        report.add(&outcome);
-        match outcome {
-            Outcome::Document(document) => documents.push(document),
-            Outcome::Bad(row) => bad.push(row),
-            Outcome::TooShort | Outcome::PromptTooLong => {}
-        }
-        if report.tokens >= limit {
-            break;
-        }
-    }
+    let Part { documents, bad, report } = reader.part(rows, limit);
     let file = format!("shard-{number:05}.bin");
     let (documents, bytes) = (report.documents, file::encode(&documents));
     let entry = ShardEntry { file, blake3: String::new(), documents, tokens: report.tokens };

@@ -71,11 +71,16 @@ impl Quarantine {
         self.bad = 0;
     }
 
-    /// Takes a row; `rows` have been read of the source so far.
+    /// Takes some rows; `rows` have been read of the source so far, these among them.
     ///
     /// # Errors
     /// - the file cannot be written, or the source is malformed for its greater part
-    pub fn take(&mut self, row: &BadRow, source: &Path, rows: usize) -> Result<()> {
+    pub fn take(&mut self, bad: &[BadRow], source: &Path, rows: usize) -> Result<()> {
+        let mut read = (rows.saturating_sub(bad.len()) + 1..).zip(bad);
+        read.try_for_each(|(read, row)| self.take_one(row, source, read))
+    }
+
+    fn take_one(&mut self, row: &BadRow, source: &Path, rows: usize) -> Result<()> {
         self.bad += 1;
         if self.first.len() < SHOWN {
             self.first.push(format!("{}: {}", row.origin, row.problem));
@@ -151,7 +156,7 @@ mod tests {
         for line in 0..bad {
             let origin = format!("rows.jsonl:{line}");
             let row = BadRow { origin, problem: "no".into(), raw: String::new() };
-            quarantine.take(&row, source, rows)?;
+            quarantine.take(&[row], source, rows)?;
         }
         quarantine.end_source(source, (rows, 1))
     }
@@ -174,7 +179,7 @@ mod tests {
         let row = BadRow { origin: "a:1".into(), problem: "p".into(), raw: "{\"x\n".into() };
         let mut quarantine = Quarantine::new(Some(path.clone()), 1.0)?;
         assert_eq!(quarantine.written(), None);
-        quarantine.take(&row, Path::new("a"), 1)?;
+        quarantine.take(std::slice::from_ref(&row), Path::new("a"), 1)?;
         quarantine.end_source(Path::new("a"), (1, 1))?;
         let text = std::fs::read_to_string(&path).expect("written");
         assert_eq!(serde_json::from_str::<BadRow>(&text).expect("a row"), row);

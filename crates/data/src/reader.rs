@@ -11,9 +11,10 @@ use crate::document::Document;
 use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
 use crate::quarantine::{BadRow, Quarantine};
+use crate::report::Part;
 pub use crate::report::{Outcome, SourceReport};
 use crate::shards;
-use crate::source::{RawRow, Row, SourceConfig, read_rows};
+use crate::source::{RawRow, Row, SourceConfig, data_files, rows_of_files};
 use crate::template::chat::ChatLayout;
 use crate::template::{
     Cut, Example, Learn, Rendered, Template, Verbatim, form, render_conversation, render_plain,
@@ -175,6 +176,24 @@ impl<'a> SourceReader<'a> {
         }
     }
 
+    /// Rows on every thread, up to the one that reaches `limit` tokens.
+    pub(crate) fn part(&self, rows: &[RawRow], limit: usize) -> Part {
+        let outcomes: Vec<Outcome> = rows.par_iter().map(|row| self.outcome(row)).collect();
+        let mut part = Part { documents: Vec::new(), bad: Vec::new(), report: self.report() };
+        for outcome in outcomes {
+            part.report.add(&outcome);
+            match outcome {
+                Outcome::Document(document) => part.documents.push(document),
+                Outcome::Bad(row) => part.bad.push(row),
+                Outcome::TooShort | Outcome::PromptTooLong => {}
+            }
+            if part.report.tokens >= limit {
+                break;
+            }
+        }
+        part
+    }
+
     fn document(&self, raw: &RawRow) -> Result<Outcome> {
         let mut row = aligned(self.config, raw)?;
         let mut document = match self.template.example(&mut row)? {
@@ -241,11 +260,11 @@ impl<'a> SourceReader<'a> {
 
 /// Rows of files in order, unparsed.
 fn raw_rows(paths: &[PathBuf]) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
-    let mut readers = Vec::new();
+    let mut files = Vec::new();
     for path in paths {
-        readers.push(read_rows(path)?);
+        files.extend(data_files(path)?);
     }
-    Ok(readers.into_iter().flatten())
+    rows_of_files(files)
 }
 
 fn aligned(config: &SourceConfig, raw: &RawRow) -> Result<Row> {
@@ -368,19 +387,11 @@ pub fn read_documents(
     let (mut documents, mut report) = (Vec::new(), reader.report());
     quarantine.begin_source();
     in_chunks(reader.rows()?, CHUNK_BYTES, &mut |chunk| {
-        let outcomes: Vec<Outcome> = chunk.par_iter().map(|row| reader.outcome(row)).collect();
-        for outcome in outcomes {
-            report.add(&outcome);
-            match outcome {
-                Outcome::Bad(row) => quarantine.take(&row, path, report.rows)?,
-                Outcome::Document(document) => documents.push(document),
-                Outcome::TooShort | Outcome::PromptTooLong => {}
-            }
-            if report.tokens >= limit {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        let part = reader.part(chunk, limit - report.tokens);
+        report.merge(&part.report);
+        quarantine.take(&part.bad, path, report.rows)?;
+        documents.extend(part.documents);
+        Ok(report.tokens < limit)
     })?;
     quarantine.end_source(path, (report.rows, report.learned))?;
     Ok((documents, report))

@@ -18,6 +18,13 @@ pub enum Outcome {
     Bad(BadRow),
 }
 
+/// What some rows of a source come to.
+pub(crate) struct Part {
+    pub(crate) documents: Vec<Document>,
+    pub(crate) bad: Vec<BadRow>,
+    pub(crate) report: SourceReport,
+}
+
 /// Counts of one source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceReport {

@@ -127,9 +127,9 @@ fn learn() -> impl TypedValueParser<Value = Learn> {
     ])
 }
 
-/// Arguments of `data inspect`.
+/// Sources, and who reads them.
 #[derive(Debug, clap::Args)]
-pub(crate) struct DataInspectArguments {
+pub(crate) struct InputArguments {
     /// Configuration (.yaml), data file or folder, `hf://org/name`, or sharegpt, ultrachat, gsm8k,
     /// alpaca.
     #[arg(value_name = "CONFIG|FILE")]
@@ -137,9 +137,6 @@ pub(crate) struct DataInspectArguments {
     /// Whose tokenizer and chat template (a configuration names its own).
     #[arg(long)]
     pub(crate) target: Option<String>,
-    /// Rows to show of every source.
-    #[arg(long, default_value_t = 5)]
-    pub(crate) rows: usize,
     /// What is learned, where no configuration says it (default: by the format of the rows).
     #[arg(long, value_parser = learn())]
     pub(crate) learn: Option<Learn>,
@@ -148,24 +145,24 @@ pub(crate) struct DataInspectArguments {
     pub(crate) overrides: Vec<String>,
 }
 
+/// Arguments of `data inspect`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataInspectArguments {
+    #[command(flatten)]
+    pub(crate) inputs: InputArguments,
+    /// Rows to show of every source.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) rows: usize,
+}
+
 /// Arguments of `data stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DataStatsArguments {
-    /// Configuration (.yaml), data file or folder, or hub data set.
-    #[arg(value_name = "CONFIG|FILE")]
-    pub(crate) input: String,
-    /// Whose tokenizer and chat template (a configuration names its own).
-    #[arg(long)]
-    pub(crate) target: Option<String>,
-    /// What is learned, where no configuration says it (default: by the format of the rows).
-    #[arg(long, value_parser = learn())]
-    pub(crate) learn: Option<Learn>,
+    #[command(flatten)]
+    pub(crate) inputs: InputArguments,
     /// Tokens of a packed row, where no configuration names them.
     #[arg(long, default_value_t = 1024)]
     pub(crate) row_tokens: usize,
-    /// Replace values of the configuration: dotted.key=value.
-    #[arg(value_name = "KEY=VALUE")]
-    pub(crate) overrides: Vec<String>,
 }
 
 /// Arguments of `data prepare`.

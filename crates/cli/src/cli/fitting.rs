@@ -71,7 +71,7 @@ pub(crate) struct WatchArguments {
     pub(crate) open: bool,
 }
 
-/// Seconds of `2h`, `1h30m`, `90s`; a plain number is minutes no more than hours, so it is refused.
+/// Seconds of `2h`, `1h30m`, `90s`. A plain number is refused: it could be minutes or hours.
 pub(crate) fn parse_time(text: &str) -> Result<f64, String> {
     let wrong = || format!("`{text}` is not a time: write 90s, 30m, 2h, 1h30m or 1d");
     let (mut seconds, mut number) = (0.0, String::new());

@@ -41,7 +41,7 @@ pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
-    TextArguments,
+    InputArguments, TextArguments,
 };
 pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};

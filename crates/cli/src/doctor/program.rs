@@ -41,7 +41,8 @@ pub(super) fn ask(program: &str, arguments: &[&str]) -> Answer {
     }
     let Ok(bytes) = receiver.recv_timeout(PATIENCE) else {
         let _ = child.kill();
-        let _ = child.wait();
+        // One that waits for a broken driver does not end even then.
+        std::thread::spawn(move || child.wait());
         return Answer::Failed(format!("no answer within {} s", PATIENCE.as_secs()));
     };
     let said = String::from_utf8_lossy(&bytes).into_owned();

@@ -153,6 +153,9 @@ fn another_recipe_changed_rows_and_damage_are_refused() -> Result<()> {
     std::fs::write(&shard, bytes).expect("write");
     let message = read(&folder, &Bytes, None).expect_err("damaged").to_string();
     assert!(message.contains("shard-00001.bin: damaged"), "{message}");
+    // Of the first rows alone the damaged shard is not read.
+    assert_eq!(crate::shards::first(&folder, &Bytes, 2)?.len(), 2);
+    assert!(crate::shards::first(&folder, &Bytes, usize::MAX).is_err());
     let index = folder.join("index.json");
     let text = std::fs::read_to_string(&index).expect("read");
     std::fs::write(&index, text.replace("\"bytes\"", "\"other\"")).expect("write");

@@ -242,3 +242,18 @@ fn limits_stop_reading_and_cap_prompts() {
     assert_eq!((documents.len(), report.prompt_too_long), (1, 1));
     assert_eq!(shown(&documents[0]), "a[y$]");
 }
+
+#[test]
+fn of_many_files_one_is_open_at_a_time() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let paths = ["a.jsonl", "b.jsonl"].map(|name| dir.path().join(name));
+    paths.iter().for_each(|path| std::fs::write(path, r#"{"text": "old"}"#).expect("write"));
+    let rows = raw_rows(&paths).expect("files");
+    // Who had opened it would read what stood there before.
+    std::fs::remove_file(&paths[1]).expect("removed");
+    std::fs::write(&paths[1], r#"{"text": "new"}"#).expect("write");
+    let texts: Vec<String> = rows
+        .map(|row| row.expect("read").parse().expect("a row").text("text").expect("text").to_owned())
+        .collect();
+    assert_eq!(texts, ["old", "new"]);
+}

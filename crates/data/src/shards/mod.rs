@@ -28,7 +28,7 @@ use crate::quarantine::BadRow;
 use crate::report::SourceReport;
 
 pub(crate) use read::OF_OTHER_RULES;
-pub use read::{check, is_shards, read};
+pub use read::{check, first, is_shards, read};
 
 pub(crate) const INDEX: &str = "index.json";
 pub(crate) const RECIPE: &str = "recipe.json";

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{FORMAT, INDEX, Index, RECIPE, file, read_json};
+use super::{FORMAT, INDEX, Index, RECIPE, ShardEntry, file, read_json};
 use crate::document::Document;
 use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
@@ -45,13 +45,7 @@ pub fn read(
         if report.tokens >= limit {
             break;
         }
-        let path = folder.join(&shard.file);
-        let bytes = std::fs::read(&path).map_err(DataError::io(&path))?;
-        if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
-            return Err(DataError::shards(path, "damaged: its hash is not the one in the index"));
-        }
-        let decoded = file::decode(&bytes).map_err(|problem| DataError::shards(path, problem))?;
-        for document in decoded {
+        for document in decoded(folder, shard)? {
             if report.tokens >= limit {
                 break;
             }
@@ -64,6 +58,32 @@ pub fn read(
         return Err(DataError::Empty { path, rows: report.rows, first_problem: None });
     }
     Ok((documents, report))
+}
+
+/// The first documents, so many at most; shards behind them are not read.
+///
+/// # Errors
+/// - as [`check`], or a file that is read is damaged
+pub fn first(folder: &Path, encoder: &dyn TextEncoder, most: usize) -> Result<Vec<Document>> {
+    let mut documents = Vec::new();
+    for shard in &index_for(folder, encoder)?.shards {
+        if documents.len() >= most {
+            break;
+        }
+        documents.extend(decoded(folder, shard)?);
+    }
+    documents.truncate(most);
+    Ok(documents)
+}
+
+/// The documents of a shard, as the index has it.
+fn decoded(folder: &Path, shard: &ShardEntry) -> Result<Vec<Document>> {
+    let path = folder.join(&shard.file);
+    let bytes = std::fs::read(&path).map_err(DataError::io(&path))?;
+    if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
+        return Err(DataError::shards(path, "damaged: its hash is not the one in the index"));
+    }
+    file::decode(&bytes).map_err(|problem| DataError::shards(path, problem))
 }
 
 /// The index of a folder that was prepared as it would be now.

@@ -120,6 +120,7 @@ fn value(
         DataType::Float64 => number!(Float64Type),
         DataType::Utf8 => Value::from(array.as_string::<i32>().value(row)),
         DataType::LargeUtf8 => Value::from(array.as_string::<i64>().value(row)),
+        DataType::Utf8View => Value::from(array.as_string_view().value(row)),
         DataType::List(_) => list(array.as_list::<i32>().value(row).as_ref(), left)?,
         DataType::LargeList(_) => list(array.as_list::<i64>().value(row).as_ref(), left)?,
         DataType::FixedSizeList(..) => list(array.as_fixed_size_list().value(row).as_ref(), left)?,
@@ -149,7 +150,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::builder::{BooleanBuilder, Int32Builder, ListBuilder};
-    use arrow_array::{ArrayRef, LargeStringArray, NullArray};
+    use arrow_array::{ArrayRef, LargeStringArray, NullArray, StringViewArray};
     use arrow_ipc::writer::{FileWriter, StreamWriter};
 
     use super::super::read_jsonl;
@@ -209,6 +210,15 @@ mod tests {
             ];
             assert_eq!(rows, wanted.map(Ok));
         }
+    }
+
+    #[test]
+    fn views_of_texts_are_texts() {
+        let long = "a text that is too long to stand in its view";
+        let texts: ArrayRef = Arc::new(StringViewArray::from(vec!["a", long]));
+        let batch = RecordBatch::try_from_iter([("text", texts)]).expect("a batch");
+        let wanted = ["a", long].map(|text| Ok(serde_json::json!({ "text": text })));
+        assert_eq!(read_all(&stream(&batch)), wanted);
     }
 
     #[test]

@@ -76,7 +76,7 @@ impl Table {
     }
 
     fn content(&self, record: &csv::ByteRecord) -> Content {
-        let raw = || String::from_utf8_lossy(record.as_slice()).into_owned();
+        let raw = || record.iter().map(String::from_utf8_lossy).collect::<Vec<_>>().join("\t");
         if record.len() != self.names.len() {
             let (fields, names) = (record.len(), self.names.len());
             let problem = format!("{fields} fields where the first row names {names}");
@@ -98,7 +98,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::read_jsonl;
+    use super::super::{read_jsonl, read_rows};
 
     #[test]
     fn tables_give_rows_by_the_names_in_their_first_line() {
@@ -115,6 +115,8 @@ mod tests {
         let message = rows[1].as_ref().expect_err("three fields").to_string();
         assert!(message.contains(":4: 3 fields where the first row names 2"), "{message}");
         assert_eq!(rows[2].as_ref().expect("row").line, 5);
+        let second = read_rows(&path).expect("open").nth(1).expect("a row").expect("read");
+        assert_eq!(second.raw(), "c\td\te");
         assert!(rows[3].as_ref().expect_err("bytes").to_string().contains("is not UTF-8"));
         let tabs = dir.path().join("rows.tsv");
         std::fs::write(&tabs, "text\tn\na,b\t1\n").expect("write");

@@ -31,7 +31,7 @@ const KNOWN: &str =
     ".jsonl, .ndjson, .json, .csv, .tsv, .txt, .md (each also .gz or .zst), .parquet, .arrow";
 
 fn kind(path: &Path) -> Option<(Kind, Compression)> {
-    let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
     let (name, compression) = match name.rsplit_once('.')? {
         (rest, "gz") => (rest, Compression::Gzip),
         (rest, "zst") => (rest, Compression::Zstd),
@@ -127,6 +127,11 @@ pub(super) fn open(path: &Path) -> Result<Rows> {
     let Some((kind, compression)) = kind(path) else {
         return Err(DataError::source(path, format!("unknown kind of file (known: {KNOWN})")));
     };
+    // The first rows are read again, and a pipe or a device would have lost them.
+    if !std::fs::metadata(path).map_err(DataError::io(path))?.is_file() {
+        let problem = "its rows could be read only once: write them into a file, and give that";
+        return Err(DataError::source(path, problem));
+    }
     let file = File::open(path).map_err(DataError::io(path))?;
     if kind == Kind::Parquet {
         return parquet::read(path, file);

@@ -108,7 +108,7 @@ impl Elements {
     /// The next element with its first line and its length; none after the array.
     fn element(&mut self) -> std::io::Result<Option<(usize, Vec<u8>, usize)>> {
         if self.is_over {
-            return Ok(None);
+            return self.end();
         }
         let (mut bytes, mut length, mut first) = (Vec::new(), 0, self.line);
         let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
@@ -126,7 +126,7 @@ impl Elements {
                 // Commas between elements, and what stands before the end of an empty array.
                 let blank = bytes.is_empty();
                 if blank && self.is_over {
-                    return Ok(None);
+                    return self.end();
                 }
                 if !blank {
                     return Ok(Some((first, bytes, length)));
@@ -150,6 +150,21 @@ impl Elements {
                 bytes.push(byte);
             }
         }
+    }
+
+    /// No element more; white space alone may follow the array, for other rows would be lost.
+    fn end<T>(&mut self) -> std::io::Result<Option<T>> {
+        while let Some(&byte) = self.reader.fill_buf()?.first() {
+            if !byte.is_ascii_whitespace() {
+                return Err(std::io::Error::new(
+                    std::io::ErrorKind::InvalidData,
+                    "more follows the end of the array: give one array, or an object a line",
+                ));
+            }
+            self.line += usize::from(byte == b'\n');
+            self.reader.consume(1);
+        }
+        Ok(None)
     }
 }
 
@@ -200,8 +215,13 @@ mod tests {
         assert!(rows[2].as_ref().expect_err("number").contains(":4: a JSON object"));
         assert!(rows[3].as_ref().expect_err("broken").contains(":5: not JSON"));
         assert_eq!(rows.len(), 4);
-        std::fs::write(&path, "[]").expect("write");
+        std::fs::write(&path, "[]\n").expect("write");
         assert!(texts(&path).is_empty());
+        std::fs::write(&path, "[{\"text\": \"a\"}]\n\n[{\"text\": \"b\"}]\n").expect("write");
+        let rows = texts(&path);
+        assert_eq!((rows.len(), &rows[0]), (2, &Ok((1, "a".to_owned()))));
+        let message = rows[1].as_ref().expect_err("a second array");
+        assert!(message.contains("after line 3: more follows the end of the array"), "{message}");
         std::fs::write(&path, "[{\"text\": \"a\"}, {").expect("write");
         let rows = texts(&path);
         assert!(rows[1].as_ref().expect_err("cut").contains("the array has no end"));

@@ -15,7 +15,7 @@ mod text;
 use std::borrow::Cow;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -148,16 +148,20 @@ fn guarded<T, E: fmt::Display>(
 /// - the path does not exist or is of no known kind; a later item is an error where a file cannot
 ///   be read on (damaged compression, failing disk), and then the last one of its file
 pub fn read_rows(path: &Path) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
-    let files = data_files(path)?;
+    rows_of_files(data_files(path)?)
+}
+
+/// The same of files, of which one is open at a time.
+///
+/// # Errors
+/// - as [`read_rows`]
+pub(crate) fn rows_of_files(
+    files: Vec<PathBuf>,
+) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {
     // The first file is opened here, so that a wrong path is told before any work.
-    let mut first = files.first().map(|file| files::open(file));
-    if let Some(Err(_)) = &first
-        && let Some(Err(error)) = first.take()
-    {
-        return Err(error);
-    }
+    let mut first = files.first().map(|file| files::open(file)).transpose()?;
     Ok(files.into_iter().flat_map(move |file| -> Rows {
-        match first.take().unwrap_or_else(|| files::open(&file)) {
+        match first.take().map_or_else(|| files::open(&file), Ok) {
             Ok(rows) => rows,
             Err(error) => Box::new(std::iter::once(Err(error))),
         }
@@ -229,5 +233,28 @@ mod tests {
         let empty = dir.path().join("empty");
         std::fs::create_dir(&empty).expect("folder");
         assert!(read_rows(&empty).err().expect("empty").to_string().contains("no data file"));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn files_whose_names_are_no_text_are_read_too() {
+        use std::os::unix::ffi::OsStrExt;
+        let dir = tempfile::tempdir().expect("tempdir");
+        let name = std::ffi::OsStr::from_bytes(b"donn\xe9es.jsonl");
+        std::fs::write(dir.path().join(name), "{\"text\": \"a\"}").expect("write");
+        let rows: Vec<_> = read_jsonl(dir.path()).expect("folder").collect();
+        assert!(matches!(&rows[..], [Ok(_)]), "{rows:?}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_regular_file_is_refused_before_it_loses_rows() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.jsonl");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        for path in [path.as_path(), dir.path()] {
+            let message = read_rows(path).err().expect("no file").to_string();
+            assert!(message.contains("rows.jsonl: its rows could be read only once"), "{message}");
+        }
     }
 }

@@ -64,88 +64,60 @@ impl Batch {
     }
 }
 
-/// Draws batches.
-pub trait Loader {
-    /// The next `sequences` sequences of `length` tokens.
+impl LoaderKind {
+    /// The next `sequences` sequences of `length` tokens, `[B, S]`; `position` moves behind them. The order of
+    /// shuffled blocks is a function of `seed`.
     ///
     /// # Errors
-    /// - a file cannot be read
-    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch>;
-
-    /// Where it goes on.
-    fn position(&self) -> Position;
-}
-
-/// One after the other.
-pub struct Sequential<'a> {
-    stream: &'a TokenStream,
-    position: Position,
-}
-
-impl<'a> Sequential<'a> {
-    /// A loader from a position on.
-    pub fn new(stream: &'a TokenStream, position: Position) -> Self {
-        Self { stream, position }
-    }
-}
-
-impl Loader for Sequential<'_> {
-    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch> {
-        let count = sequences * length + 1;
-        let tokens = self.stream.read_wrapping(self.position.index as usize, count)?;
-        let next = self.position.index + count as u64;
-        self.position.epoch += next / self.stream.len() as u64;
-        self.position.index = next % self.stream.len() as u64;
-        let wide: Vec<u32> = tokens.into_iter().map(u32::from).collect();
-        Ok(Batch { inputs: wide[..count - 1].to_vec(), targets: wide[1..].to_vec() })
-    }
-
-    fn position(&self) -> Position {
-        self.position
-    }
-}
-
-/// Blocks in a new order every epoch.
-pub struct Shuffled<'a> {
-    stream: &'a TokenStream,
-    position: Position,
-    seed: u64,
-}
-
-impl<'a> Shuffled<'a> {
-    /// A loader from a position on; the order is a function of the seed.
-    pub fn new(stream: &'a TokenStream, position: Position, seed: u64) -> Self {
-        Self { stream, position, seed }
-    }
-}
-
-impl Loader for Shuffled<'_> {
-    fn next_batch(&mut self, sequences: usize, length: usize) -> Result<Batch> {
-        let targets = self.stream.len() - 1;
-        if targets < length || length == 0 {
-            let path = self.stream.paths().next().map(ToOwned::to_owned).unwrap_or_default();
-            let problem = format!("{} tokens hold no sequence of {length}", self.stream.len());
-            return Err(DataError::shards(path, problem));
+    /// - a file cannot be read, or the stream is shorter than a shuffled block
+    pub fn next_batch(
+        self,
+        (stream, seed): (&TokenStream, u64),
+        position: &mut Position,
+        (sequences, length): (usize, usize),
+    ) -> Result<Batch> {
+        match self {
+            Self::Sequential => sequential(stream, position, sequences * length),
+            Self::Shuffled => shuffled((stream, seed), position, (sequences, length)),
         }
-        let blocks = targets.div_ceil(length) as u64;
-        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new() };
-        for _ in 0..sequences {
-            if self.position.index >= blocks {
-                self.position = Position { epoch: self.position.epoch + 1, index: 0 };
-            }
-            let block = permuted(self.position.index, blocks, self.seed, self.position.epoch);
-            let start = (block as usize * length).min(targets - length);
-            let tokens = self.stream.read(start..start + length + 1)?;
-            batch.inputs.extend(tokens[..length].iter().map(|token| u32::from(*token)));
-            batch.targets.extend(tokens[1..].iter().map(|token| u32::from(*token)));
-            self.position.index += 1;
-        }
-        Ok(batch)
     }
+}
 
-    fn position(&self) -> Position {
-        self.position
+/// So many inputs, and the token after them.
+fn sequential(stream: &TokenStream, position: &mut Position, inputs: usize) -> Result<Batch> {
+    let tokens = stream.read_wrapping(position.index as usize, inputs + 1)?;
+    let (next, all) = (position.index + inputs as u64 + 1, stream.len() as u64);
+    *position = Position { epoch: position.epoch + next / all, index: next % all };
+    let wide: Vec<u32> = tokens.into_iter().map(u32::from).collect();
+    Ok(Batch { inputs: wide[..inputs].to_vec(), targets: wide[1..].to_vec() })
+}
+
+/// Whole blocks in the order of the seed.
+fn shuffled(
+    (stream, seed): (&TokenStream, u64),
+    position: &mut Position,
+    (sequences, length): (usize, usize),
+) -> Result<Batch> {
+    let targets = stream.len() - 1;
+    if targets < length || length == 0 {
+        let path = stream.paths().next().map(ToOwned::to_owned).unwrap_or_default();
+        let problem = format!("{} tokens hold no sequence of {length}", stream.len());
+        return Err(DataError::shards(path, problem));
     }
+    let blocks = targets.div_ceil(length) as u64;
+    let mut batch = Batch { inputs: Vec::new(), targets: Vec::new() };
+    for _ in 0..sequences {
+        if position.index >= blocks {
+            *position = Position { epoch: position.epoch + 1, index: 0 };
+        }
+        let block = permuted(position.index, blocks, seed, position.epoch);
+        let start = (block as usize * length).min(targets - length);
+        let tokens = stream.read(start..start + length + 1)?;
+        batch.inputs.extend(tokens[..length].iter().map(|token| u32::from(*token)));
+        batch.targets.extend(tokens[1..].iter().map(|token| u32::from(*token)));
+        position.index += 1;
+    }
+    Ok(batch)
 }
 
 /// Place `index` of a permutation of `0..count`: four Feistel rounds over the next even power of
@@ -197,31 +169,36 @@ mod tests {
     fn shuffled_blocks_drop_nothing_and_go_on_from_their_position() -> Result<()> {
         let tokens: Vec<u16> = (0..24).collect();
         let (_dir, stream) = stream(&tokens);
-        let mut loader = Shuffled::new(&stream, Position::default(), 9);
-        let mut seen = Vec::new();
+        let next = |position: &mut Position, sizes| {
+            LoaderKind::Shuffled.next_batch((&stream, 9), position, sizes)
+        };
+        let (mut position, mut seen) = (Position::default(), Vec::new());
         for _ in 0..3 {
-            let batch = loader.next_batch(2, 4)?;
+            let batch = next(&mut position, (2, 4))?;
             assert!(batch.inputs.iter().zip(&batch.targets).all(|(a, b)| a + 1 == *b));
             seen.extend(batch.targets);
         }
         seen.sort_unstable();
         seen.dedup();
         assert!(seen.into_iter().eq(1..24));
-        let mut again = Shuffled::new(&stream, loader.position(), 9);
-        assert_eq!(loader.next_batch(5, 4)?, again.next_batch(5, 4)?);
-        assert!(loader.next_batch(1, 24).is_err());
+        let mut again = position;
+        assert_eq!(next(&mut position, (5, 4))?, next(&mut again, (5, 4))?);
+        assert!(next(&mut position, (1, 24)).is_err());
         Ok(())
     }
 
     #[test]
     fn a_sequential_cursor_skips_one_input_a_batch_and_wraps() -> Result<()> {
         let (_dir, stream) = stream(&[1, 2, 3, 4, 5, 6, 7]);
-        let mut loader = Sequential::new(&stream, Position::default());
-        assert_eq!(loader.next_batch(1, 4)?.inputs, [1, 2, 3, 4]);
-        assert_eq!(loader.position(), Position { epoch: 0, index: 5 });
-        let batch = loader.next_batch(2, 2)?;
+        let mut position = Position::default();
+        let next = |position: &mut Position, sizes| {
+            LoaderKind::Sequential.next_batch((&stream, 0), position, sizes)
+        };
+        assert_eq!(next(&mut position, (1, 4))?.inputs, [1, 2, 3, 4]);
+        assert_eq!(position, Position { epoch: 0, index: 5 });
+        let batch = next(&mut position, (2, 2))?;
         assert_eq!((batch.inputs, batch.targets), (vec![6, 7, 1, 2], vec![7, 1, 2, 3]));
-        assert_eq!(loader.position(), Position { epoch: 1, index: 3 });
+        assert_eq!(position, Position { epoch: 1, index: 3 });
         Ok(())
     }
 

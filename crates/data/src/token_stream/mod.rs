@@ -11,7 +11,7 @@ mod loader;
 mod overlap;
 mod shard;
 
-pub use loader::{Batch, Loader, LoaderKind, Position, Sequential, Shuffled};
+pub use loader::{Batch, LoaderKind, Position};
 pub use overlap::{Overlap, overlap};
 pub use shard::{ShardWriter, TokenStream, sidecar_path, write_shard};
 

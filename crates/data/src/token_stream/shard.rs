@@ -29,12 +29,12 @@ impl Shard {
     /// Opens a file and checks header and length.
     fn open(path: &Path) -> Result<Self> {
         let fail = |problem: String| DataError::shards(path, problem);
-        let file = File::open(path).map_err(DataError::io(path))?;
-        let metadata = file.metadata().map_err(DataError::io(path))?;
-        if !metadata.is_file() {
+        // Opening a pipe waits for its writer.
+        if !std::fs::metadata(path).map_err(DataError::io(path))?.is_file() {
             return Err(fail("not a regular file".to_owned()));
         }
-        let bytes = metadata.len();
+        let file = File::open(path).map_err(DataError::io(path))?;
+        let bytes = file.metadata().map_err(DataError::io(path))?.len();
         if bytes < HEADER_BYTES as u64 {
             return Err(fail(format!("{bytes} bytes, a header alone has {HEADER_BYTES}")));
         }

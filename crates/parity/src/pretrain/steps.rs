@@ -1,7 +1,7 @@
 //! Training steps: batches, losses, gradients, schedules, weights.
 
 use candle_core::{DType, Tensor};
-use longdraft_data::token_stream::{Loader, Position, Sequential, TokenStream};
+use longdraft_data::token_stream::{LoaderKind, Position, TokenStream};
 use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{Group, LanguageModel, Layout, group_of};
 use longdraft_models::weights::WeightSource;
@@ -149,11 +149,11 @@ fn check_batches(
     }
     let stream = TokenStream::open(&shards)?;
     stream.check(case.model.vocab_size)?;
-    let mut loader = Sequential::new(&stream, Position::default());
+    let (mut position, sizes) = (Position::default(), (case.sequences, case.sequence));
     let steps = case.meta["steps"].as_array().map_or(0, Vec::len);
     for step in 1..=steps {
         for micro in 0..case.micro_batches {
-            let batch = loader.next_batch(case.sequences, case.sequence)?;
+            let batch = LoaderKind::Sequential.next_batch((&stream, 0), &mut position, sizes)?;
             let prefix = prefix(case, step, micro);
             let want = case.ids(inputs, &format!("{prefix}.x"))?;
             report.check_equal(format!("{prefix} inputs of the shards"), &batch.inputs, &want);

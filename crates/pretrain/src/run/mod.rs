@@ -8,9 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::time::Instant;
 
-use longdraft_data::token_stream::{
-    Batch, Loader, LoaderKind, Position, Sequential, Shuffled, TokenStream,
-};
+use longdraft_data::token_stream::{Batch, Position, TokenStream};
 use longdraft_kernels::factors::with_factors;
 use longdraft_kernels::graph::Backward;
 use longdraft_models::language_model::{LanguageModel, LanguageModelConfig, Layout};
@@ -279,15 +277,9 @@ impl Pretraining {
     }
 
     fn batch(&self, lengths: Lengths, position: &mut Position) -> Result<Batch> {
-        let mut loader: Box<dyn Loader> = match self.config.data.loader {
-            LoaderKind::Sequential => Box::new(Sequential::new(&self.stream, *position)),
-            LoaderKind::Shuffled => {
-                Box::new(Shuffled::new(&self.stream, *position, self.config.train.seed))
-            }
-        };
-        let batch = loader.next_batch(lengths.sequences, lengths.sequence)?;
-        *position = loader.position();
-        Ok(batch)
+        let (stream, sizes) = (&self.stream, (lengths.sequences, lengths.sequence));
+        let seed = self.config.train.seed;
+        Ok(self.config.data.loader.next_batch((stream, seed), position, sizes)?)
     }
 
     /// Whether the held-out stream is scored after the step that was taken; all ranks know it.

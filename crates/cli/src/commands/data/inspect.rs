@@ -13,9 +13,7 @@ use crate::terminal::written_out;
 
 /// Shows the first rows of every source.
 pub(super) fn run(arguments: &DataInspectArguments, json: bool) -> Result<()> {
-    let named = std::slice::from_ref(&arguments.input);
-    let target = arguments.target.as_deref();
-    let inputs = Inputs::open(named, target, arguments.learn, &arguments.overrides)?;
+    let inputs = Inputs::of(&arguments.inputs)?;
     let show = Show { tokenizer: &inputs.tokenizer, colour: crate::terminal::colours() };
     let mut figures = Vec::new();
     for source in inputs.train.iter().chain(&inputs.held_out) {
@@ -37,8 +35,8 @@ fn first_rows(source: &SourceConfig, inputs: &Inputs, rows: usize) -> Result<Vec
     if let [folder] = paths.as_slice()
         && shards::is_shards(folder)
     {
-        let (documents, _) = shards::read(folder, &encoder, source.limit_tokens)?;
-        return Ok(documents.into_iter().take(rows).map(Outcome::Document).collect());
+        let documents = shards::first(folder, &encoder, rows)?;
+        return Ok(documents.into_iter().map(Outcome::Document).collect());
     }
     let reader = SourceReader::open(source, paths, &encoder)?;
     if let Some(kind) = reader.report().detected {

@@ -17,7 +17,7 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 
-use crate::cli::DataCommand;
+use crate::cli::{DataCommand, InputArguments};
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;
@@ -55,6 +55,12 @@ struct Inputs {
 }
 
 impl Inputs {
+    /// Of one input.
+    fn of(arguments: &InputArguments) -> Result<Self> {
+        let InputArguments { input, target, learn, overrides } = arguments;
+        Self::open(std::slice::from_ref(input), target.as_deref(), *learn, overrides)
+    }
+
     /// Of what the user named: a configuration, or data and a target.
     fn open(
         named: &[String],

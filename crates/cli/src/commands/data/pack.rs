@@ -10,6 +10,9 @@ use longdraft_pretrain::Tokenizer;
 use crate::cli::{DataPackArguments, DataTokenizerArguments, TextArguments};
 use crate::failure::{Failure, Result};
 
+/// Tokens of a shard at most: its header counts no 2^31, and its last document goes beyond.
+const MOST_TOKENS: usize = 1 << 30;
+
 /// Calls `each` with the text of every row; it says whether to go on. Of several fields those that
 /// a row has stand on lines of their own.
 fn texts(of: &TextArguments, mut each: impl FnMut(&str) -> Result<bool>) -> Result<()> {
@@ -139,8 +142,8 @@ pub(crate) fn encode_with_bytes(
 
 /// Writes shards.
 pub(super) fn run(arguments: &DataPackArguments, json: bool) -> Result<()> {
-    if arguments.shard_tokens == 0 {
-        return Err(Failure::usage("--shard-tokens must be at least 1"));
+    if !(1..=MOST_TOKENS).contains(&arguments.shard_tokens) {
+        return Err(Failure::usage(format!("--shard-tokens must be 1 to {MOST_TOKENS}")));
     }
     let tokenizer = Tokenizer::open(&arguments.tokenizer)?.text_tokenizer()?;
     if tokenizer.vocabulary() > 1 << 16 {

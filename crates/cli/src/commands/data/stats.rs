@@ -20,9 +20,7 @@ const BAR: usize = 40;
 
 /// Reads every source and prints its figures.
 pub(super) fn run(arguments: &DataStatsArguments, json: bool) -> Result<()> {
-    let named = std::slice::from_ref(&arguments.input);
-    let target = arguments.target.as_deref();
-    let inputs = Inputs::open(named, target, arguments.learn, &arguments.overrides)?;
+    let inputs = Inputs::of(&arguments.inputs)?;
     let data = inputs.config.as_ref().map(|config| &config.data);
     let row_tokens = data.map_or(arguments.row_tokens, |data| data.row_tokens).max(2);
     let packing = data.map_or(Packing::default(), |data| data.packing);

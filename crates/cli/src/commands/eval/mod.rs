@@ -17,6 +17,7 @@ use longdraft_records::decode::{
     Cell, DECODE_FILE, DecodeRecord, DrafterParts, Figures, Milliseconds, Sample,
     acceptance_intervals,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::cli::{DecodingArguments, EvalDecodeArguments, PaceChoice, WeightDtype};
@@ -134,7 +135,7 @@ pub(crate) fn evaluate(
     }
     record.circumstances = Some(recording::circumstances(models, unfinished.seconds()));
     if let Some(folder) = &arguments.output {
-        keep(folder, &record)?;
+        keep(folder, DECODE_FILE, &record)?;
     }
     unfinished.remove();
     Ok(Some(record))
@@ -287,14 +288,15 @@ fn cell(
 
 /// Writes `decode.json` into a run's folder, and says so.
 pub(crate) fn write(folder: &Path, record: &DecodeRecord) -> Result<()> {
-    keep(folder, record)?;
+    keep(folder, DECODE_FILE, record)?;
     outln!("wrote {}", folder.join(DECODE_FILE).display());
     Ok(())
 }
 
-fn keep(folder: &Path, record: &DecodeRecord) -> Result<()> {
+/// Writes figures into a folder, whole or not at all.
+fn keep(folder: &Path, file: &str, record: &impl Serialize) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(Failure::at(folder))?;
-    write_json(&folder.join(DECODE_FILE), record)
+    write_json(&folder.join(file), record)
 }
 
 /// The first cell's main figures, and everything under `record`.

@@ -80,10 +80,11 @@ pub(crate) fn check(arguments: &ServeArguments) -> Result<()> {
         return Err(Failure::usage("--learn has nothing that could learn")
             .hint("give --draft or --learn-method, --lookup, or two of them"));
     }
-    let has_time = learning.learn_minutes > 0.0;
-    if learning.learn_rows == 0 || learning.learn_size == 0 || !has_time {
+    let has_time = learning.learn_minutes > 0.0 && learning.learn_minutes.is_finite();
+    let keeps = learning.learn_size > 0 && learning.learn_days > 0;
+    if learning.learn_rows == 0 || !keeps || !has_time {
         return Err(Failure::usage(
-            "--learn-rows, --learn-size and --learn-minutes must be above 0",
+            "--learn-rows, --learn-size, --learn-days and --learn-minutes must be numbers above 0",
         ));
     }
     learning.learn_redact.as_deref().map_or(Ok(()), redact::check)

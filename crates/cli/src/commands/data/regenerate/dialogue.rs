@@ -163,6 +163,10 @@ impl Dialogue {
         if self.finishes.len() > 1 {
             body["finishes"] = json!(self.finishes);
         }
+        // They stood in the prompt, and stand there again when the answer is learned.
+        if let Some(tools) = &self.done.tools {
+            body["tools"] = tools.clone();
+        }
         self.verbatim.mark(&mut body, form);
         body
     }
@@ -205,6 +209,23 @@ mod tests {
         assert_eq!(all["finish"], "length", "one of them was cut");
         assert_eq!(all["finishes"], json!(["stop", "length", "stop"]));
         assert!(!dialogue.next_turn());
+    }
+
+    #[test]
+    fn a_row_keeps_the_tools_that_stood_in_its_prompt() {
+        let tools = json!([{ "name": "f" }]);
+        let row = |tools: Option<Value>| {
+            let prompts = Conversation { tools, ..Conversation::of(&[("user", "a")]) };
+            let mut dialogue = Dialogue::new(prompts);
+            assert!(dialogue.next_turn());
+            dialogue.answer((1, EndReason::StopToken, None), "b");
+            dialogue.to_json("f")
+        };
+        let written = row(Some(tools.clone()));
+        assert_eq!(written["tools"], tools);
+        let read = Conversation::from_messages(written["messages"].clone(), written.get("tools"));
+        assert_eq!(read.expect("a conversation").tools, Some(tools));
+        assert_eq!(row(None).get("tools"), None);
     }
 
     #[test]

@@ -273,15 +273,19 @@ impl Server {
     }
 
     fn unreached(&self, error: &ureq::Error) -> Failure {
-        let reason = match error {
-            ureq::Error::Timeout(_) => {
-                format!("no answer within {} s", self.silence.as_secs())
+        let (reason, further) = match error {
+            ureq::Error::Timeout(ureq::Timeout::Connect) => {
+                (format!("no connection within {} s", CONNECT.as_secs()), "")
             }
-            other => printable(&other.to_string(), &[self.secret()]),
+            ureq::Error::Timeout(_) => {
+                let reason = format!("no answer within {} s", self.silence.as_secs());
+                (reason, "; --timeout waits longer")
+            }
+            other => (printable(&other.to_string(), &[self.secret()]), ""),
         };
-        Failure::work(format!("{}: {reason}", self.address())).hint(
-            "is the server ready? Give the address that it prints, http://HOST:PORT; --timeout waits longer",
-        )
+        Failure::work(format!("{}: {reason}", self.address())).hint(format!(
+            "is the server ready? Give the address that it prints, http://HOST:PORT{further}"
+        ))
     }
 
     fn refused(&self, response: &mut Response<Body>) -> Unanswered {

@@ -17,7 +17,6 @@ mod figures;
 mod passes;
 mod prompts;
 
-use std::path::Path;
 use std::time::Duration;
 
 use longdraft_decode::evaluate::{Comparison, PromptFigures, Side};
@@ -84,7 +83,8 @@ pub(super) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     }
     let record = figures::record(arguments, (&server, compared.as_ref()), &cells);
     if let Some(folder) = &arguments.output {
-        keep(folder, &record)?;
+        super::keep(folder, FILE, &record)?;
+        outln!("wrote {}", folder.join(FILE).display());
     }
     if json {
         outln!("{record}");
@@ -200,8 +200,8 @@ impl Measuring<'_> {
             self.one_run(run, temperature, &mut rounds)?;
         }
         let Rounds { heard, other, equal, refused, prompt_tokens, speed_up_of_runs } = rounds;
-        let refused: Vec<String> = refused.into_iter().flatten().collect();
-        self.tell_refusals(&refused)?;
+        let refusals: Vec<&String> = refused.iter().flatten().collect();
+        self.tell_refusals(&refusals)?;
         let revealed = heard.listener.map(Listener::end).unwrap_or_default();
         let prompt = |(index, asked): (usize, &Asked)| PromptFigures {
             category: asked.category.clone(),
@@ -213,13 +213,14 @@ impl Measuring<'_> {
             divergence: None,
         };
         let answered = self.prompts.iter().enumerate();
-        let answered = answered.filter(|(index, _)| heard.sides[*index].requests > 0);
+        // One that was answered in some runs only would weigh less than the others.
+        let answered = answered.filter(|(index, _)| refused[*index].is_none());
         let prompts = answered.map(prompt).collect();
         let other_counts = other.as_ref().is_some_and(|other| other.counts_events);
         Ok(Cell {
             temperature,
             runs: self.arguments.runs,
-            left_out: refused.len(),
+            left_out: refusals.len(),
             comparison: Comparison { prompts, speed_up_of_runs, first_answer: Vec::new() },
             times: heard.times,
             counts_events: heard.counts_events || other_counts,
@@ -317,11 +318,11 @@ impl Measuring<'_> {
         }
     }
 
-    fn tell_refusals(&self, refused: &[String]) -> Result<()> {
+    fn tell_refusals(&self, refused: &[&String]) -> Result<()> {
         match refused {
             [] => Ok(()),
             [first, ..] if refused.len() == self.prompts.len() => {
-                Err(Unanswered::Refused(first.clone()).into())
+                Err(Unanswered::Refused((*first).clone()).into())
             }
             [first, ..] => {
                 errln!("warning: {} prompts were refused and are left out: {first}", refused.len());
@@ -355,13 +356,4 @@ fn speed(now: Side, then: Side) -> f64 {
         decode_seconds: now.decode_seconds - then.decode_seconds,
     };
     between.decode_tokens_per_second()
-}
-
-fn keep(folder: &Path, record: &Value) -> Result<()> {
-    let path = folder.join(FILE);
-    let written = std::fs::create_dir_all(folder)
-        .and_then(|()| std::fs::write(&path, format!("{record:#}\n")));
-    written.map_err(Failure::at(&path))?;
-    outln!("wrote {}", path.display());
-    Ok(())
 }

@@ -13,16 +13,21 @@ use super::counters::Counters;
 const LAG: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Passes of one answer.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Passes {
-    /// Of the target, after the one that read the prompt.
+/// Passes of the target after the one that read the prompt, the tokens that they gave, and what of the tokens that
+/// were proposed to them was accepted.
+fn passes(
     rounds: usize,
-    /// Tokens that they gave.
     committed: usize,
-    /// Proposed, and accepted.
-    proposed: usize,
-    accepted: usize,
+    (proposed, accepted): (usize, usize),
+) -> AcceptanceMetrics {
+    AcceptanceMetrics {
+        rounds,
+        committed,
+        drafted: proposed,
+        nodes: proposed,
+        accepted,
+        ..AcceptanceMetrics::default()
+    }
 }
 
 /// What tells of passes.
@@ -61,7 +66,7 @@ pub(super) struct Listener<'a> {
     told: Option<Told>,
     /// Answers without a draft's fields before the first one with them: llama.cpp tells of drafts only
     /// where there were some.
-    undrafted: Vec<(usize, Passes)>,
+    undrafted: Vec<(usize, AcceptanceMetrics)>,
     /// Accepted by position, over all answers, and the drafts that had positions.
     by_position: Vec<usize>,
     drafts: usize,
@@ -95,17 +100,17 @@ impl<'a> Listener<'a> {
         match of_answer(answer) {
             Some((told, passes)) => {
                 self.told = Some(told);
-                self.add(prompt, passes);
+                self.add(prompt, &passes);
                 for (prompt, passes) in std::mem::take(&mut self.undrafted) {
-                    self.add(prompt, passes);
+                    self.add(prompt, &passes);
                 }
                 return;
             }
             None if answer.timings.is_object() => {
                 let committed = answer.tokens.unwrap_or(1).saturating_sub(1);
-                let plain = Passes { rounds: committed, committed, ..Passes::default() };
+                let plain = passes(committed, committed, (0, 0));
                 if self.told == Some(Told::Timings) {
-                    self.add(prompt, plain);
+                    self.add(prompt, &plain);
                 } else {
                     self.undrafted.push((prompt, plain));
                 }
@@ -132,13 +137,9 @@ impl<'a> Listener<'a> {
             if let Some(more) = counted.written {
                 self.written.1 = Some(self.written.1.unwrap_or(0) + more);
             }
-            let passes = Passes {
-                rounds: counted.drafts,
-                committed: counted.drafts + counted.accepted,
-                proposed: counted.proposed,
-                accepted: counted.accepted,
-            };
-            self.add(prompt, passes);
+            let committed = counted.drafts + counted.accepted;
+            let proposed = (counted.proposed, counted.accepted);
+            self.add(prompt, &passes(counted.drafts, committed, proposed));
         } else if let Some(length) = now.accept_length().filter(|length| *length > 0.0) {
             self.told = Some(Told::Gauge);
             self.gauge.0 += length * tokens as f64;
@@ -147,18 +148,10 @@ impl<'a> Listener<'a> {
         self.counters = Some(now);
     }
 
-    fn add(&mut self, prompt: usize, passes: Passes) {
-        let Passes { rounds, committed, proposed, accepted } = passes;
-        let Some(metrics) = self.of_prompts.get_mut(prompt) else { return };
-        let more = AcceptanceMetrics {
-            rounds,
-            committed,
-            drafted: proposed,
-            nodes: proposed,
-            accepted,
-            ..AcceptanceMetrics::default()
-        };
-        metrics.merge(&more);
+    fn add(&mut self, prompt: usize, passes: &AcceptanceMetrics) {
+        if let Some(metrics) = self.of_prompts.get_mut(prompt) {
+            metrics.merge(passes);
+        }
     }
 
     /// All answers were heard; what they told of passes.
@@ -235,7 +228,7 @@ pub(super) struct Revealed {
 }
 
 /// What an answer itself tells.
-fn of_answer(answer: &Answer) -> Option<(Told, Passes)> {
+fn of_answer(answer: &Answer) -> Option<(Told, AcceptanceMetrics)> {
     let count = |value: &Value| value.as_u64().map(|count| count as usize);
     // The first token comes of the pass that reads the prompt.
     let committed = answer.tokens?.saturating_sub(1);
@@ -245,7 +238,7 @@ fn of_answer(answer: &Answer) -> Option<(Told, Passes)> {
     let (accepted, rejected) = predicted.unwrap_or_default();
     let proposed = accepted + rejected;
     if let Some(rounds) = count(&details["target_passes"]) {
-        return Some((Told::Usage, Passes { rounds, committed, proposed, accepted }));
+        return Some((Told::Usage, passes(rounds, committed, (proposed, accepted))));
     }
     let timings = &answer.timings;
     let timed = count(&timings["draft_n"]).zip(count(&timings["draft_n_accepted"]));
@@ -253,7 +246,7 @@ fn of_answer(answer: &Answer) -> Option<(Told, Passes)> {
     let told = timed.map_or(Told::Predictions, |_| Told::Timings);
     let (proposed, accepted) = timed.or(predicted)?;
     let rounds = committed.saturating_sub(accepted).max(usize::from(committed > 0));
-    Some((told, Passes { rounds, committed, proposed, accepted }))
+    Some((told, passes(rounds, committed, (proposed, accepted))))
 }
 
 #[cfg(test)]
@@ -290,7 +283,7 @@ mod tests {
             let got = of_answer(&answer(usage, timings));
             let got = got.map(|(told, passes)| {
                 assert_eq!(passes.committed, 20);
-                (told, passes.rounds, passes.proposed, passes.accepted)
+                (told, passes.rounds, passes.nodes, passes.accepted)
             });
             assert_eq!(got, want);
         }
