@@ -2,6 +2,7 @@
 
 mod answers;
 mod ending;
+mod ends;
 mod forms;
 mod learning;
 mod refused;

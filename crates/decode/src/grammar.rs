@@ -56,6 +56,10 @@ pub struct SoFar<'a> {
     pub counts: Counts,
     /// The grammar that it follows, after those tokens.
     pub grammar: Option<&'a mut dyn Grammar>,
+    /// Tokens that may not come yet.
+    pub late: &'a [TargetTokenId],
+    /// How many other tokens come before them; 0: they may come.
+    pub left: usize,
 }
 
 impl SoFar<'_> {
@@ -63,11 +67,16 @@ impl SoFar<'_> {
     pub fn of(generated: &[TargetTokenId]) -> Self {
         let mut counts = Counts::new();
         generated.iter().for_each(|token| *counts.entry(*token).or_default() += 1);
-        Self { counts, grammar: None }
+        Self { counts, grammar: None, late: &[], left: 0 }
     }
 
     /// The logits `[V]` of the next token, those of forbidden ones −∞.
-    pub(crate) fn allowed<'l>(&mut self, logits: Cow<'l, [f32]>) -> Result<Cow<'l, [f32]>> {
+    pub(crate) fn allowed<'l>(&mut self, mut logits: Cow<'l, [f32]>) -> Result<Cow<'l, [f32]>> {
+        for token in self.late.iter().filter(|_| self.left > 0) {
+            if let Some(logit) = logits.to_mut().get_mut(token.0 as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
         let Some(grammar) = &mut self.grammar else { return Ok(logits) };
         let allowed = grammar.allowed()?;
         let mut logits = logits.into_owned();
@@ -81,10 +90,11 @@ impl SoFar<'_> {
 
     /// Goes on by an accepted token.
     pub(crate) fn advance(&mut self, token: TargetTokenId) -> Result<()> {
+        self.left = self.left.saturating_sub(1);
         self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.advance(token))
     }
 
-    /// Returns to where it stood before the last `count` accepted tokens.
+    /// Returns the grammar to where it stood before the last `count` accepted tokens.
     pub(crate) fn take_back(&mut self, count: usize) -> Result<()> {
         self.grammar.as_mut().map_or(Ok(()), |grammar| grammar.take_back(count))
     }

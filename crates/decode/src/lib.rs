@@ -29,8 +29,8 @@ pub mod verifier;
 struct Readme;
 
 pub use decoder::{
-    BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener, Generation, Pacing,
-    READ_ALONE, SpeculativeDecoder,
+    BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener, Generation,
+    LateTokens, Pacing, READ_ALONE, SpeculativeDecoder,
 };
 pub use distribution::Sampling;
 pub use error::{DecodeError, Result};

@@ -52,6 +52,8 @@ pub struct AnswerText<'a> {
     /// None after a stop string.
     stream: Option<TextStream<'a>>,
     stops: StopStrings,
+    /// Tokens in whose text no stop string is looked for.
+    unstopped: usize,
     /// Characters so far.
     length: usize,
 }
@@ -75,7 +77,13 @@ impl<'a> AnswerText<'a> {
             None => tokenizer.stream(),
         };
         let stops = StopStrings::new(stops.iter().cloned());
-        Ok(Self { stream: Some(stream), stops, length: 0 })
+        Ok(Self { stream: Some(stream), stops, unstopped: 0, length: 0 })
+    }
+
+    /// The same where stop strings are looked for only in the text after so many tokens.
+    #[must_use]
+    pub fn unstopped(self, tokens: usize) -> Self {
+        Self { unstopped: tokens, ..self }
     }
 
     /// Characters so far, with those that may be the start of a stop string.
@@ -93,7 +101,8 @@ impl<'a> AnswerText<'a> {
         };
         let text = stream.push(id)?;
         self.length += text.chars().count();
-        let streamed = self.stops.push(&text);
+        let streamed = self.searched(text);
+        self.unstopped = self.unstopped.saturating_sub(1);
         if streamed.stopped {
             self.stream = None;
         }
@@ -109,11 +118,19 @@ impl<'a> AnswerText<'a> {
         let Some(stream) = self.stream.take() else {
             return Ok(Streamed { text: String::new(), stopped: true });
         };
-        let mut rest = self.stops.push(&stream.finish()?);
+        let mut rest = self.searched(stream.finish()?);
         if !rest.stopped {
             rest.text.push_str(&self.stops.finish());
         }
         Ok(rest)
+    }
+
+    /// What text comes to where stop strings may end it, or may not yet.
+    fn searched(&mut self, text: String) -> Streamed {
+        if self.unstopped > 0 {
+            return Streamed { text, stopped: false };
+        }
+        self.stops.push(&text)
     }
 }
 

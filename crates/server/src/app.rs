@@ -134,6 +134,10 @@ impl App {
                 return Err(ApiError::field(field, message));
             }
         };
+        if asked.options.late.after > 0 {
+            let message = format!("min_tokens and {field}: an answer ends where its form does");
+            return Err(ApiError::field("min_tokens", message));
+        }
         let Settings { model, .. } = &self.settings;
         let form = self.vocabulary.start((field, &form), model, &self.tokenizer)?;
         Ok(Asked { form: Some(form), ..asked })
@@ -145,7 +149,8 @@ impl App {
     /// - a prompt does not fit, there is no room, or the server ends
     pub(crate) fn submit(&self, asked: Asked) -> Result<Submitted> {
         self.require_prompts(&asked)?;
-        let Asked { prompts, count, mut options, is_seeded, names_limit, stops, form, .. } = asked;
+        let Asked { prompts, count, mut options, is_seeded, names_limit, .. } = asked;
+        let Asked { stops, own_ends, form, .. } = asked;
         let is_chat = asked.telling.is_chat;
         let answers = prompts.len() * count;
         if !names_limit {
@@ -183,6 +188,7 @@ impl App {
                     prompt: Arc::clone(&prompt),
                     options,
                     stops: stops.clone(),
+                    own_ends,
                     goes_on: !is_chat,
                     form: form.as_ref().map(FormState::copy),
                     events: sender.clone(),

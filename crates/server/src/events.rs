@@ -19,6 +19,8 @@ pub(crate) struct Task {
     pub(crate) options: DecodeOptions,
     /// Texts that end it.
     pub(crate) stops: Vec<String>,
+    /// Whether tokens end it as the model has it.
+    pub(crate) own_ends: bool,
     /// Whether its text goes on where that of the prompt ends.
     pub(crate) goes_on: bool,
     pub(crate) form: Option<FormState>,

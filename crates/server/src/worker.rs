@@ -24,7 +24,8 @@ struct Answer<'t> {
     /// Tokens so far, and which of them nobody had proposed.
     tokens: usize,
     own: Vec<usize>,
-    /// Whether it is what the target says of itself: nothing forced its tokens or forbade some.
+    /// Whether it is what the target says of itself: nothing forced its tokens or forbade some, and its ends are the
+    /// target's.
     is_free: bool,
     problem: Option<ApiError>,
 }
@@ -149,14 +150,15 @@ impl Worker<'_, '_> {
         {
             let before = task.goes_on.then_some(&task.prompt[..]);
             let text = match AnswerText::new(self.tokenizer, before, &task.stops) {
-                Ok(text) => text,
+                Ok(text) => text.unstopped(task.options.late.after),
                 Err(error) => {
                     send(&task, Event::Failed(error.into()));
                     continue;
                 }
             };
             self.joined += 1;
-            let is_free = task.form.is_none() && task.options.sampling.bias.is_empty();
+            let is_free =
+                task.own_ends && task.form.is_none() && task.options.sampling.bias.is_empty();
             let form = task.form.take().map(|form| Box::new(form) as Box<dyn Grammar>);
             match self.engine.join_with(self.joined, &task.prompt, &task.options, form) {
                 Ok(()) => {

@@ -113,6 +113,9 @@ fn forced_answers_are_not_learned() {
     for more in [
         json!({ "logit_bias": { "257": -100 } }),
         json!({ "guided_choice": ["one", "two"] }),
+        json!({ "ignore_eos": true }),
+        json!({ "stop_token_ids": [3] }),
+        json!({ "min_tokens": 2 }),
         json!({}),
     ] {
         let mut asked = json!({ "prompt": "the cat", "temperature": 0, "max_tokens": 5 });

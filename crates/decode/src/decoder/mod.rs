@@ -33,6 +33,8 @@ pub struct DecodeOptions {
     pub max_new_tokens: usize,
     /// Tokens that end the text; the one that does is committed and counted.
     pub stop_tokens: Vec<TargetTokenId>,
+    /// Tokens that have no part in the distribution at the answer's start.
+    pub late: LateTokens,
     /// How tokens are chosen.
     pub sampling: Sampling,
     /// How proposals are tested at a temperature.
@@ -50,6 +52,15 @@ pub struct DecodeOptions {
     pub reuse_prefix: bool,
     /// Tell log-probabilities: of every token, and of so many of the most likely ones beside it.
     pub log_probs: Option<usize>,
+}
+
+/// Tokens that may not come before an answer has a number of others, such as those that end it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LateTokens {
+    /// Which these are.
+    pub tokens: Vec<TargetTokenId>,
+    /// Tokens of the answer that come before the first of them.
+    pub after: usize,
 }
 
 /// Who decides how much is drafted.
@@ -78,6 +89,7 @@ impl Default for DecodeOptions {
             shape: DraftShape::Chain { length: 4 },
             max_new_tokens: 256,
             stop_tokens: Vec::new(),
+            late: LateTokens::default(),
             sampling: Sampling::default(),
             rule: VerifyRule::default(),
             seed: 0,

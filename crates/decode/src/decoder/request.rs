@@ -7,7 +7,7 @@ use std::time::Instant;
 use longdraft_models::target_model::{KvCache, Target};
 use longdraft_models::{TargetConfig, TargetTokenId};
 
-use super::{Committed, DecodeOptions, EndReason, RoundListener};
+use super::{Committed, DecodeOptions, EndReason, LateTokens, RoundListener};
 use crate::acceptance::AcceptanceMetrics;
 use crate::distribution::{Counts, Sampling};
 use crate::draws::CounterDraws;
@@ -123,8 +123,10 @@ impl Request {
     /// Judges a tree below the root by the logits `[rows, V]` of its rows.
     pub(super) fn verify(&mut self, tree: &Tree, logits: &[Vec<f32>]) -> Result<Verdict> {
         let position = self.position();
+        let LateTokens { tokens: late, after } = &self.options.late;
+        let left = after.saturating_sub(self.generated().len());
         let grammar = self.grammar.as_mut().map(|grammar| &mut **grammar as &mut dyn Grammar);
-        let so_far = SoFar { counts: self.counts.clone(), grammar };
+        let so_far = SoFar { counts: self.counts.clone(), grammar, late, left };
         self.verifier.verify_after(so_far, tree, logits, position, &mut self.draws)
     }
 

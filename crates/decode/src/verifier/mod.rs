@@ -70,7 +70,7 @@ impl Verifier {
     }
 
     /// The same below what an answer has so far: penalties count its tokens and those of the path down
-    /// to a row, and its grammar restricts the distribution. The grammar is left where it stood.
+    /// to a row, and its grammar and late tokens restrict the distribution. The grammar is left where it stood.
     ///
     /// # Errors
     /// - logits of a row are not numbers, or the grammar cannot be followed

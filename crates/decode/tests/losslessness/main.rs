@@ -12,6 +12,7 @@ mod engine;
 mod enumeration;
 mod grammar;
 mod greedy;
+mod late;
 mod models;
 mod mtp;
 mod noted;

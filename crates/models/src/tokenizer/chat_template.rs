@@ -5,6 +5,7 @@
 
 mod errors;
 mod json_filter;
+mod marks;
 mod opened;
 mod python;
 mod repr;
@@ -12,11 +13,10 @@ mod rewritten;
 
 use std::io::Write;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use minijinja::{Environment, Error, ErrorKind, State, context};
-use regex::{Captures, Regex};
+use minijinja::{Environment, Error, ErrorKind, context};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
@@ -45,6 +45,10 @@ const DAY: i64 = 1_735_689_600;
 
 /// Longest template; published ones have up to 30 KB.
 const LONGEST_TEMPLATE: usize = 1 << 20;
+
+/// Variables of every rendering, beside the special tokens.
+const OWN: [&str; 5] =
+    ["messages", "tools", "documents", "add_generation_prompt", "mark_generation"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +131,22 @@ impl ChatTemplate {
         Ok(Self { for_tools, ..self })
     }
 
+    /// Whether renderings set this variable themselves.
+    pub fn sets(&self, variable: &str) -> bool {
+        OWN.contains(&variable) || self.special_tokens.contains_key(variable)
+    }
+
+    /// The same where renderings have more variables (`enable_thinking`, ...). Those that they set themselves
+    /// ([`Self::sets`]) stay as they are.
+    #[must_use]
+    pub fn with_variables(&self, variables: &Map<String, Value>) -> Self {
+        let more = minijinja::Value::from_serialize(variables);
+        // The first one that has a variable decides.
+        let token_values = context! { ..self.token_values.clone(), ..more };
+        let for_tools = self.for_tools.as_deref().map(|other| other.with_variables(variables));
+        Self { token_values, for_tools: for_tools.map(Box::new), ..self.clone() }
+    }
+
     /// The template of a conversation with these tools.
     fn of(&self, tools: Option<&Value>) -> &Self {
         self.for_tools.as_deref().filter(|_| tools.is_some()).unwrap_or(self)
@@ -202,7 +222,7 @@ impl ChatTemplate {
         tools: Option<&Value>,
     ) -> Result<Option<(String, Vec<Range<usize>>)>> {
         let template = self.of(tools);
-        if generation_tags().find(&template.source).is_none() {
+        if marks::generation_tags().find(&template.source).is_none() {
             return Ok(None);
         }
         let messages = minijinja::Value::from_serialize(messages);
@@ -210,7 +230,7 @@ impl ChatTemplate {
         let unclear = || {
             ModelError::Tokenizer("chat template: its generation blocks cannot be told".to_owned())
         };
-        unmarked(&marked).map(Some).ok_or_else(unclear)
+        marks::unmarked(&marked).map(Some).ok_or_else(unclear)
     }
 
     fn render_values(
@@ -299,8 +319,8 @@ fn compiled(
             Err(Error::new(ErrorKind::InvalidOperation, message))
         },
     );
-    environment.add_filter("generation", generation);
-    let plain = with_generation_filters(source);
+    environment.add_filter("generation", marks::generation);
+    let plain = marks::with_generation_filters(source);
     let added = environment.add_template_owned("chat", rewritten::rewritten(&plain));
     added.map_err(|error| errors::refusal(error, &mut environment, plain, source))?;
     Ok(environment)
@@ -338,52 +358,6 @@ impl Write for BoundedText {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
-}
-
-/// Around what a template generates while it is asked for.
-const GENERATION: [char; 2] = ['\u{10FFFE}', '\u{10FFFF}'];
-
-/// The tags of Hugging Face's `generation` block with their white-space control.
-fn generation_tags() -> &'static Regex {
-    static TAGS: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").expect("a valid expression")
-    });
-    &TAGS
-}
-
-/// The same template with filter blocks, which minijinja knows, in place of `generation` blocks.
-fn with_generation_filters(source: &str) -> String {
-    let tag = |tag: &Captures<'_>| {
-        let name = if tag.get(2).is_some() { "endfilter" } else { "filter generation" };
-        format!("{{%{} {name} {}%}}", &tag[1], &tag[3])
-    };
-    generation_tags().replace_all(source, tag).into_owned()
-}
-
-/// The body of a `generation` block.
-fn generation(state: &State<'_, '_>, body: String) -> String {
-    if state.lookup("mark_generation").is_some_and(|mark| mark.is_true()) {
-        format!("{}{body}{}", GENERATION[0], GENERATION[1])
-    } else {
-        body
-    }
-}
-
-/// Takes the marks out of a text; `None` if they do not come in pairs.
-fn unmarked(marked: &str) -> Option<(String, Vec<Range<usize>>)> {
-    let (mut text, mut ranges, mut start) = (String::with_capacity(marked.len()), Vec::new(), None);
-    for character in marked.chars() {
-        if character == GENERATION[0] {
-            if start.replace(text.len()).is_some() {
-                return None;
-            }
-        } else if character == GENERATION[1] {
-            ranges.push(start.take()?..text.len());
-        } else {
-            text.push(character);
-        }
-    }
-    start.is_none().then_some((text, ranges))
 }
 
 #[cfg(test)]

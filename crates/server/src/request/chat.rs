@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`.
 
 use longdraft_models::TargetTokenId;
-use longdraft_models::tokenizer::TextTokenizer;
+use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -16,6 +16,8 @@ const MOST_MESSAGES: usize = 1024;
 /// Most tools, as OpenAI has it, and bytes of them, 2 KiB each: templates run over them, too.
 const MOST_TOOLS: usize = 128;
 const LARGEST_TOOLS: usize = MOST_TOOLS << 11;
+/// Most bytes of the variables that a request gives its template.
+const LARGEST_VARIABLES: usize = 1 << 14;
 /// Most tokens whose log-probabilities are told beside the own one.
 const MOST_TOP: usize = 20;
 
@@ -26,6 +28,8 @@ pub(crate) struct ChatRequest {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
+    /// Not OpenAI's, but of vLLM and SGLang: variables of the template.
+    chat_template_kwargs: Option<Map<String, Value>>,
     logprobs: Option<bool>,
     top_logprobs: Option<usize>,
 }
@@ -80,6 +84,9 @@ impl ChatRequest {
             return Err(ApiError::new(axum::http::StatusCode::BAD_REQUEST, message));
         };
         self.check_sizes()?;
+        let variables = self.chat_template_kwargs.as_ref();
+        let own = variables.map(|given| with_variables(template, given)).transpose()?;
+        let template = own.as_ref().unwrap_or(template);
         let messages = self.messages.iter().enumerate();
         let messages = messages.map(|(place, message)| plain(place, message));
         let messages = messages.collect::<Result<Vec<_>>>()?;
@@ -125,6 +132,25 @@ impl ChatRequest {
         }
         Ok(())
     }
+}
+
+/// A template with the variables that a request gives it.
+fn with_variables(
+    template: &ChatTemplate,
+    variables: &Map<String, Value>,
+) -> Result<ChatTemplate> {
+    let refused = |problem: String| {
+        let field = "chat_template_kwargs";
+        Err(ApiError::field(field, format!("{field}: {problem}")))
+    };
+    let bytes = variables.iter().map(|(name, value)| name.len() + value.to_string().len());
+    if bytes.sum::<usize>() > LARGEST_VARIABLES {
+        return refused(format!("at most {LARGEST_VARIABLES} bytes are read"));
+    }
+    if let Some(name) = variables.keys().find(|name| template.sets(name)) {
+        return refused(format!("`{name}` is not for requests to set here"));
+    }
+    Ok(template.with_variables(variables))
 }
 
 fn tokens(text: &str, tokenizer: &TextTokenizer) -> Result<Vec<TargetTokenId>> {

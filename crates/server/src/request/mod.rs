@@ -36,6 +36,8 @@ pub(crate) struct Asked {
     /// Whether the request says how long answers may be.
     pub(crate) names_limit: bool,
     pub(crate) stops: Vec<String>,
+    /// Whether tokens end answers as the model has it: at its own ends, none other, wherever they come.
+    pub(crate) own_ends: bool,
     pub(crate) form: Option<FormState>,
     /// What calls of tools they may make.
     pub(crate) calls: Option<Calls>,
@@ -154,28 +156,24 @@ fn require_short(text: &str, model: &Model, tokenizer: &TextTokenizer) -> Result
 
 /// Fields of OpenAI's interface and of vLLM's that would change the answer and cannot be followed, each with the JSON
 /// that asks for nothing.
-const UNSUPPORTED: [(&str, &[&str]); 24] = [
+const UNSUPPORTED: [(&str, &[&str]); 20] = [
     ("add_generation_prompt", &["true"]),
     ("allowed_token_ids", &[]),
     ("audio", &[]),
     ("bad_words", &["[]"]),
     ("chat_template", &[]),
-    ("chat_template_kwargs", &["{}"]),
     ("continue_final_message", &["false"]),
     ("documents", &["[]"]),
     ("echo", &["false"]),
     ("function_call", &["\"auto\"", "\"none\""]),
     ("functions", &["[]"]),
     ("grammar", &[]),
-    ("ignore_eos", &["false"]),
     ("include_stop_str_in_output", &["false"]),
     ("logits_processors", &["[]"]),
-    ("min_tokens", &["0"]),
     ("modalities", &["[\"text\"]"]),
     ("prompt_logprobs", &[]),
     ("repetition_penalty", &["1", "1.0"]),
     ("skip_special_tokens", &["true"]),
-    ("stop_token_ids", &["[]"]),
     ("structured_outputs", &[]),
     ("suffix", &["\"\""]),
     ("use_beam_search", &["false"]),

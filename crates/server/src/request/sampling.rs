@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use longdraft_decode::{DecodeOptions, Sampling};
+use longdraft_decode::{DecodeOptions, LateTokens, Sampling};
 use longdraft_models::TargetTokenId;
 use serde::Deserialize;
 
-use super::{Asked, OneOrMany, StreamOptions, Telling};
+use super::{Asked, OneOrMany, StreamOptions, Telling, require_ids};
 use crate::error::{ApiError, Result};
 use crate::{Model, Settings};
 
 /// Most texts that end an answer, and the longest of them in bytes.
 const MOST_STOPS: usize = 16;
 const LONGEST_STOP: usize = 1024;
+/// Most tokens that end an answer beside the model's own: each token is compared with them.
+const MOST_STOP_TOKENS: usize = 128;
 const MOST_ANSWERS: usize = 128;
 /// Largest penalty and bias.
 const PENALTY: f64 = 2.0;
@@ -36,6 +38,10 @@ pub(crate) struct SamplingRequest {
     min_p: Option<f64>,
     seed: Option<i64>,
     stop: Option<OneOrMany<String>>,
+    /// Not OpenAI's, but of vLLM and SGLang, as the next two.
+    stop_token_ids: Option<Vec<u32>>,
+    ignore_eos: Option<bool>,
+    min_tokens: Option<usize>,
     presence_penalty: Option<f64>,
     frequency_penalty: Option<f64>,
     logit_bias: Option<BTreeMap<String, f32>>,
@@ -55,6 +61,7 @@ impl SamplingRequest {
         let most = (otherwise, settings.limits.max_tokens);
         let mut options = self.options(&settings.model, &settings.defaults, most)?;
         options.log_probs = log_probs;
+        let own_ends = self.set_ends(&mut options, &settings.model, otherwise)?;
         let (streams, streams_usage) = self.streams()?;
         let (log_probs, origins) = (log_probs.is_some(), self.origins.unwrap_or(false));
         Ok(Asked {
@@ -64,6 +71,7 @@ impl SamplingRequest {
             is_seeded: self.seed.is_some(),
             names_limit: self.limit().is_some(),
             stops: self.stops()?,
+            own_ends,
             form: None,
             calls: None,
             telling: Telling { is_chat, streams, streams_usage, log_probs, origins },
@@ -86,6 +94,35 @@ impl SamplingRequest {
             return Err(ApiError::field("stop", format!("stop: {most}")));
         }
         Ok(stops)
+    }
+
+    /// Sets which tokens end an answer, of `otherwise` tokens where the request does not say, and from where on they
+    /// may; whether both is as the model has it.
+    fn set_ends(
+        &self,
+        options: &mut DecodeOptions,
+        model: &Model,
+        otherwise: usize,
+    ) -> Result<bool> {
+        let named = self.stop_token_ids.as_deref().unwrap_or_default();
+        if named.len() > MOST_STOP_TOKENS {
+            let message = format!("stop_token_ids: at most {MOST_STOP_TOKENS} are read");
+            return Err(ApiError::field("stop_token_ids", message));
+        }
+        require_ids("stop_token_ids", named, model)?;
+        let (least, most) = (self.min_tokens.unwrap_or(0), self.limit().unwrap_or(otherwise));
+        if least > most {
+            let message = format!("min_tokens: {least} are more than the answer may have, {most}");
+            return Err(ApiError::field("min_tokens", message));
+        }
+        let mut ends = model.stop_tokens.clone();
+        ends.extend(named.iter().map(|id| TargetTokenId(*id)));
+        let ignores = self.ignore_eos.unwrap_or(false);
+        let ignored = if ignores { model.stop_tokens.len() } else { 0 };
+        options.stop_tokens = ends[ignored..].to_vec();
+        // Ends that are ignored may not come early either, as vLLM has it.
+        options.late = LateTokens { tokens: ends, after: least };
+        Ok(named.is_empty() && !ignores && least == 0)
     }
 
     /// Whether a stream is wanted, and with usage.
@@ -143,7 +180,6 @@ impl SamplingRequest {
         Ok(DecodeOptions {
             sampling,
             max_new_tokens: asked.unwrap_or(otherwise).min(most),
-            stop_tokens: model.stop_tokens.clone(),
             seed: self.seed.map_or(defaults.seed, |seed| seed as u64),
             reuse_prefix: true,
             ..defaults.clone()

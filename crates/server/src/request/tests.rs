@@ -88,6 +88,10 @@ fn requests() -> impl Strategy<Value = Value> {
         "suffix",
         "best_of",
         "origins",
+        "ignore_eos",
+        "min_tokens",
+        "stop_token_ids",
+        "chat_template_kwargs",
         "other",
     ];
     let changes = prop::collection::vec((prop::sample::select(fields), values()), 0..4);
@@ -177,11 +181,10 @@ fn what_would_change_an_answer_and_cannot_be_followed_is_refused() {
         [chat, completion].map(|asked| asked.err().map(|error| error.to_json()["error"].take()))
     };
     for (field, value) in [
-        ("ignore_eos", json!(true)),
-        ("min_tokens", json!(5)),
+        ("min_tokens", json!(5000)),
         ("repetition_penalty", json!(1.1)),
-        ("stop_token_ids", json!([3])),
-        ("chat_template_kwargs", json!({ "enable_thinking": false })),
+        ("stop_token_ids", json!([1 << 20])),
+        ("stop_token_ids", json!(vec![3; 129])),
         ("continue_final_message", json!(true)),
         ("modalities", json!(["text", "audio"])),
         ("echo", json!(true)),
@@ -193,16 +196,63 @@ fn what_would_change_an_answer_and_cannot_be_followed_is_refused() {
     }
     for (field, value) in [
         ("ignore_eos", json!(null)),
+        ("ignore_eos", json!(true)),
         ("min_tokens", json!(0)),
+        ("min_tokens", json!(16)),
         ("repetition_penalty", json!(1)),
         ("repetition_penalty", json!(1.0)),
         ("stop_token_ids", json!([])),
+        ("stop_token_ids", json!([3])),
         ("chat_template_kwargs", json!({})),
+        ("chat_template_kwargs", json!({ "enable_thinking": false })),
         ("modalities", json!(["text"])),
         ("suffix", json!("")),
         ("unknown", json!(true)),
     ] {
         assert_eq!(asked(field, value), [None, None], "{field}");
+    }
+}
+
+#[test]
+fn ends_are_the_model_s_and_those_that_are_named_and_may_come_late() {
+    let ends = |more: Value| {
+        let mut request = json!({ "prompt": "a", "max_tokens": 9 });
+        more.as_object().into_iter().flatten().for_each(|(key, value)| request[key] = value.clone());
+        let asked = CompletionRequest::asked(&request, &settings(), &TOKENIZER).expect("asked");
+        let ids = |tokens: &[TargetTokenId]| tokens.iter().map(|token| token.0).collect::<Vec<_>>();
+        let DecodeOptions { stop_tokens, late, .. } = asked.options;
+        (ids(&stop_tokens), ids(&late.tokens), late.after, asked.own_ends)
+    };
+    // The model's own end is 2.
+    assert_eq!(ends(json!({})), (vec![2], vec![2], 0, true));
+    assert_eq!(ends(json!({ "min_tokens": 9 })), (vec![2], vec![2], 9, false));
+    assert_eq!(ends(json!({ "stop_token_ids": [5] })), (vec![2, 5], vec![2, 5], 0, false));
+    let all = json!({ "stop_token_ids": [5], "ignore_eos": true, "min_tokens": 4 });
+    assert_eq!(ends(all), (vec![5], vec![2, 5], 4, false));
+}
+
+#[test]
+fn variables_reach_the_template_unless_it_has_them_itself() {
+    let tokenizer = tokenizer_with("{% if think is false %}no{% endif %}{{ messages[0].content }}");
+    let prompt = |variables: Value| {
+        let messages = json!([{ "role": "user", "content": "a" }]);
+        let request = json!({ "messages": messages, "chat_template_kwargs": variables });
+        let asked = ChatRequest::asked(&request, &settings(), &tokenizer);
+        asked.map(|asked| asked.prompts).map_err(|error| error.to_json()["error"].take())
+    };
+    let of = |text: &str| {
+        let ids = tokenizer.encode(text).expect("tokens").ids;
+        Ok(vec![ids.into_iter().map(TargetTokenId).collect::<Vec<_>>()])
+    };
+    assert_eq!(prompt(Value::Null), of("a"));
+    assert_eq!(prompt(json!({ "think": false })), of("noa"));
+    for wrong in [
+        json!({ "messages": [] }),
+        json!({ "add_generation_prompt": false }),
+        json!({ "think": "a".repeat(1 << 14) }),
+        json!([1]),
+    ] {
+        assert_eq!(prompt(wrong).expect_err("refused")["param"], "chat_template_kwargs");
     }
 }
 

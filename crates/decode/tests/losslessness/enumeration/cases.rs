@@ -76,6 +76,8 @@ struct Case {
     confidence: Option<(f64, Option<Worth>)>,
     /// Whether the target's tokens follow [`Thirds`].
     has_grammar: bool,
+    /// Tokens of the answer before the target's first 1.
+    late_after: usize,
 }
 
 impl Case {
@@ -116,7 +118,9 @@ impl Case {
             let generated = &tokens[1..];
             let mut grammar = Thirds::after(self.target.vocabulary, generated);
             let grammar = self.has_grammar.then_some(&mut grammar as &mut dyn Grammar);
-            let so_far = SoFar { grammar, ..SoFar::of(generated) };
+            let late = [TargetTokenId(1)];
+            let left = self.late_after.saturating_sub(generated.len());
+            let so_far = SoFar { grammar, late: &late, left, ..SoFar::of(generated) };
             let verdict = verifier.verify_after(so_far, &tree, &logits, position, plan.draws);
             let verdict = verdict.expect("verdict");
             fallbacks.set(fallbacks.get() + verdict.residual_fallbacks);
@@ -134,7 +138,8 @@ impl Case {
             let last = text[1..].last().copied();
             let mut adjusted = self.of_target.adjusted(&logits, before).into_owned();
             for (id, logit) in adjusted.iter_mut().enumerate() {
-                if self.has_grammar && !Thirds::allows(last, id as u32) {
+                let is_early = id == 1 && text.len() <= self.late_after;
+                if is_early || (self.has_grammar && !Thirds::allows(last, id as u32)) {
                     *logit = f32::NEG_INFINITY;
                 }
             }
@@ -170,6 +175,7 @@ fn check(vocabulary: usize, length: usize, cases: u64, change: impl Fn(u64, &mut
             lookup: None,
             confidence: None,
             has_grammar: false,
+            late_after: 0,
         };
         change(seed, &mut case);
         let error = case.error(&carrier, length);
@@ -235,6 +241,23 @@ fn what_a_grammar_forbids_has_no_part_in_the_distribution() {
         case.shape = shapes[seed as usize % 3].clone();
         case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
         case.lookup = (seed % 4 == 0).then(|| vec![1, 2]);
+        case.of_target = truncated(seed / 3);
+    });
+}
+
+#[test]
+fn late_tokens_have_no_part_in_the_distribution_until_they_may_come() {
+    let shapes = [
+        DraftShape::Chain { length: 2 },
+        DraftShape::Sampled { children: vec![2, 1] },
+        DraftShape::Static { widths: vec![2, 2] },
+    ];
+    check(4, 3, 72, |seed, case| {
+        case.late_after = 1 + (seed / 3) as usize % 2;
+        (case.target.holes, case.has_grammar) = (false, seed % 9 == 4);
+        case.shape = shapes[seed as usize % 3].clone();
+        case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
+        case.lookup = (seed % 4 == 0).then(|| vec![1, 1]);
         case.of_target = truncated(seed / 3);
     });
 }

@@ -23,6 +23,21 @@ fn a_template_can_refuse() -> Result<()> {
 }
 
 #[test]
+fn variables_of_others_reach_templates_and_own_ones_stay() -> Result<()> {
+    let source = "{{ bos_token }}{{ messages | length }}{{ enable_thinking is defined and not enable_thinking }}";
+    let tokens = json!({"bos_token": "<s>"}).as_object().expect("object").clone();
+    let plain = ChatTemplate::new(source, tokens)?.with_tools(Some("tools {{ enable_thinking }}"))?;
+    let given = json!({"enable_thinking": false, "bos_token": "x", "messages": [1, 2]});
+    let more = plain.with_variables(given.as_object().expect("object"));
+    assert_eq!(more.render(&[], false)?, "<s>0True");
+    assert_eq!(more.render_messages(&[], Some(&json!([1])), false)?, "tools False");
+    assert_eq!(plain.render(&[], false)?, "<s>0False");
+    let own = ["messages", "tools", "add_generation_prompt", "mark_generation", "bos_token"];
+    assert!(own.iter().all(|name| plain.sets(name)) && !plain.sets("enable_thinking"));
+    Ok(())
+}
+
+#[test]
 fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
     let source = "{% for m in messages %}{{ m.tool_calls[0].arguments | tojson }}{% endfor %}\
                   {% if tools %}{{ tools[0] | tojson(indent=2) }}{% endif %}";
