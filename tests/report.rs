@@ -279,7 +279,7 @@ fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
         assert_eq!(together(second), (false, true), "{second:?}");
     }
 
-    // A log of before the records said what they were measured against.
+    // A method of one's own may not say what its figures are measured against.
     let strip = |mut record: serde_json::Value| {
         let fields = record.as_object_mut().expect("an object");
         fields.remove("measured_against");

@@ -134,7 +134,8 @@ fn a_time_that_the_measurement_takes_is_refused_and_the_measurement_kept() {
     let machine = bench.state()["machine"].clone();
     bench.change(|known| {
         known["rounds"] = json!([{
-            "budget": 40.0, "spent": 39.5, "plan": null, "answers": null, "training": null,
+            "budget": 40.0, "spent": 39.5, "plan": null, "answers": null, "tried": [], "training": null,
+            "lowered": 0,
             "trained": false, "proved": false, "delivered": false,
         }]);
     });

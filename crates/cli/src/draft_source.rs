@@ -345,7 +345,7 @@ mod tests {
         ["a", "b"].iter().for_each(|name| std::fs::create_dir(place(name)).expect("folder"));
         let record = |draft: &str| {
             let record = serde_json::json!({
-                "version": 1, "binary_version": "1", "target": "t", "target_fingerprint": "f", "draft": draft,
+                "version": 2, "binary_version": "1", "target": "t", "target_fingerprint": "f", "draft": draft,
                 "prompts": "p", "dtype": "stored", "threads": 1, "max_new_tokens": 8, "cells": [],
             });
             record.to_string()

@@ -8,7 +8,6 @@ use serde_json::Value;
 use super::Problem;
 use super::interpolate;
 use super::place::{Union, alternative, keys_at, place_at};
-use super::renamed::{moved_keys, renamed, stands_under_an_old_name};
 use super::tree::{Node, Tree, inside};
 use super::validate::{Fault, FaultKind, faults, listed};
 
@@ -132,8 +131,7 @@ fn broken_integers(
 /// Rounds of taking faults away: what is left may have others.
 const ROUNDS: usize = 8;
 
-/// A type from what is sound of a tree, and the dotted keys that were left out or made up; of keys of
-/// earlier versions also the new ones.
+/// A type from what is sound of a tree, and the dotted keys that were left out or made up.
 pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
     node: &Node,
 ) -> (Option<T>, Vec<KeyPath>) {
@@ -150,7 +148,6 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
         }
         for Repair { place, name, instead } in repairs {
             let key = inside(&dotted(&place), &name);
-            let new = renamed(&key, (&schema, &value));
             let Some(map) = value.pointer_mut(&place).and_then(Value::as_object_mut) else {
                 continue;
             };
@@ -158,7 +155,6 @@ pub(crate) fn without_faults<T: JsonSchema + DeserializeOwned>(
                 Some(instead) => map.insert(name, instead),
                 None => map.shift_remove(&name),
             };
-            changed.extend(new.map(KeyPath::from));
             changed.push(key.into());
         }
     }
@@ -242,9 +238,7 @@ fn explain(fault: &Fault<'_>, node: &Node, schema: &Value, problems: &mut Vec<Pr
         FaultKind::Unknown(names) => unknown(names, &key, node, schema, problems),
         FaultKind::Missing(name) => {
             let name = inside(&key, name);
-            if !stands_under_an_old_name(&name, &key, node, schema) {
-                problems.push(at(&name, format!("`{name}` is missing")));
-            }
+            problems.push(at(&name, format!("`{name}` is missing")));
         }
         FaultKind::Alternatives(branches) => {
             if let Some(union) = Union::at(schema, &key, &node.to_json()) {
@@ -285,18 +279,14 @@ fn unknown(names: &[&str], key: &str, node: &Node, schema: &Value, problems: &mu
     let union = Union::at(schema, key, &instance);
     for name in names {
         let full = inside(key, name);
-        let moved = |node| moved_keys(node, &full, (schema, &instance));
-        let moved = node.at(&full).map(moved).unwrap_or_default();
         let owners = union.as_ref().map(|union| (union.tag, union.owners(name)));
         if let Some((tag, names)) = owners.filter(|(_, names)| !names.is_empty()) {
             let (tag, names) = (inside(key, tag), names.join("` or `"));
             problems.push(at(&full, format!("`{full}` is a key of `{tag}: {names}`")));
-        } else if moved.is_empty() {
+        } else {
             let hint = nearest(name, &known);
             problems.push(at(&full, format!("unknown key `{full}`{hint}")));
         }
-        let told = |(old, new): (String, String)| at(&old, format!("`{old}` is `{new}` now"));
-        problems.extend(moved.into_iter().map(told));
     }
 }
 

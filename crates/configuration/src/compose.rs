@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::tree::{Node, Origin, Tree};
-use super::{Problem, RECORD_MARK};
+use super::Problem;
 
 /// Published spellings and ours.
 const ALIASES: [(&str, &[&str]); 2] =
@@ -124,9 +124,6 @@ impl Composer {
             return Err(Problem::at(&own.origin, "a configuration is a map of keys"));
         }
         rename_aliases(&mut own)?;
-        if text.starts_with(RECORD_MARK) {
-            upgrade_record(&mut own);
-        }
         let composed = self.composed(own, path)?;
         self.reading.pop();
         Ok(composed)
@@ -213,25 +210,6 @@ fn normal(path: &Path) -> PathBuf {
         }
     }
     out
-}
-
-/// Brings what a run of an earlier version recorded to the keys of this one.
-fn upgrade_record(own: &mut Node) {
-    let Value::Object(before) = own.to_json() else { return };
-    let mut record = before.clone();
-    longdraft_train::config::upgrade(&mut record);
-    longdraft_pretrain::upgrade(&mut record);
-    let changed = |(section, value): &(&String, &Value)| record.get(*section) != Some(*value);
-    for (section, _) in before.iter().filter(changed) {
-        own.remove(section);
-    }
-    for (section, value) in record {
-        if before.get(&section) != Some(&value) {
-            let value = Node::of_json(value, &own.origin);
-            let under = Tree::Map(vec![(section, value)]);
-            own.merge(Node::new(under, own.origin.clone()));
-        }
-    }
 }
 
 fn rename_aliases(node: &mut Node) -> Result<(), Problem> {
@@ -338,22 +316,6 @@ mod tests {
             "{}",
             problem.to_string().len()
         );
-    }
-
-    #[test]
-    fn what_an_earlier_version_recorded_has_todays_keys() {
-        let text = "target: t\ndraft: {method: glide, gamma: 4, eagle3: {remap: false}}\n\
-                    objective: {soft_weight: 0.5, top_k: 8, eagle3: {ttt_steps: 7}}\n";
-        let json = |text: &str| read_text(text, "config.yaml").expect("composed").to_json();
-        let record = json(&format!("{RECORD_MARK}0.1.0\n{text}"));
-        assert_eq!(
-            (&record["draft"]["gamma"], &record["draft"]["soft_weight"]),
-            (&4.into(), &0.5.into())
-        );
-        assert_eq!(record["teacher"]["top_k"], 8);
-        assert!(record.get("objective").is_none() && record["draft"].get("eagle3").is_none());
-        // What a user writes is not changed.
-        assert_eq!(json(text)["objective"]["top_k"], 8);
     }
 
     #[test]

@@ -16,7 +16,6 @@ mod interpolate;
 mod origins;
 mod overrides;
 mod place;
-mod renamed;
 mod schema;
 mod show;
 mod tree;
@@ -46,9 +45,6 @@ pub use error::{ConfigurationError, Result};
 pub use inputs::{input_problems, stage_input_problems};
 pub use schema::{json_schema, markdown_of, schema_of, schema_places};
 pub use show::show;
-
-/// How the configuration file in a run directory begins.
-pub const RECORD_MARK: &str = "# longdraft ";
 
 /// Something that is wrong with a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -155,18 +155,17 @@ fn wrong_types_do_not_hide_senseless_values() {
 #[test]
 fn the_method_says_which_keys_there_are() {
     let eagle3 = format!("{MINIMAL}draft:\n  method: eagle3\n  gamma: 4\n  ttt_stps: 3\n");
-    let more = ["draft.hidden_size=0", "train.log_every=0", "objective.soft_targets=full"];
+    let more = ["draft.hidden_size=0", "train.log_every=0"];
     let message = parse(&eagle3, &more).expect_err("problems");
     for part in [
         "file.yaml:7: `draft.gamma` is a key of `draft.method: glide`",
         "file.yaml:8: unknown key `draft.ttt_stps` (did you mean `ttt_steps`?)",
         "command line `draft.hidden_size=0`: `draft.hidden_size` must be in",
         "command line `train.log_every=0`: `train.log_every` must be",
-        "`objective.soft_targets` is `teacher.soft_targets` now",
     ] {
         assert!(message.contains(part), "{part} not in:\n{message}");
     }
-    assert_eq!(message.lines().count(), 5, "{message}");
+    assert_eq!(message.lines().count(), 4, "{message}");
     assert_problems(
         MINIMAL,
         &["draft.ttt_steps=3", "draft.gama=3"],
@@ -175,93 +174,8 @@ fn the_method_says_which_keys_there_are() {
     // All methods that have a key are named, not the first alone.
     let told = "`draft.soft_weight` is a key of `draft.method: glide` or `dflash` or `dflash2`";
     assert_problems(MINIMAL, &["draft.method=dspark", "draft.soft_weight=0.5"], &[told]);
-    let old = ["objective.eagle3.ttt_steps=3", "draft.eagle3.head_dim=8", "draft.method=medusa"];
-    assert_problems(
-        MINIMAL,
-        &old,
-        &["is `draft.ttt_steps` now", "`draft.method` is none of `glide`, `eagle3`"],
-    );
-    assert_problems(&eagle3, &old[..2], &["is `draft.head_dim` now"]);
-}
-
-/// Pretraining with the names of keys that earlier versions had.
-const OLD_NAMES: &str = "output: runs/x
-model: {num_layers: 2, rope: {base: 50000.0}}
-data:
-  train: [a.bin]
-  validation: [b.bin]
-  tokenizer: t
-optimizer: {matrix_lr: 0.02, adam_eps: 1.0e-7}
-schedule: {kind: fraction, floor: 0.2}
-train:
-  iterations: 7
-  sequence_length: 1000
-  batch_tokens: 64000
-  phases: [{until: 0.5, sequence_length: 500, batch_tokens: 32000}]
-";
-
-const NEW_NAMES: &str = "output: runs/x
-model: {num_hidden_layers: 2, rope: {rope_theta: 50000.0}}
-data: {train: [a.bin], held_out: [b.bin], row_tokens: 1000, tokenizer: t}
-optimizer: {matrix_learning_rate: 0.02, eps: 1.0e-7}
-schedule: {kind: fraction, floor_ratio: 0.2}
-train:
-  steps: 7
-  tokens_per_step: 64000
-  phases: [{until: 0.5, row_tokens: 500, tokens_per_step: 32000}]
-";
-
-fn pretrain(text: &str, arguments: &[&str]) -> std::result::Result<PretrainConfig, Vec<String>> {
-    let mut root = compose::read_text(text, "file.yaml").expect("YAML");
-    for argument in arguments {
-        let change = Override::parse(argument).expect("an override");
-        change.apply(&mut root).expect("applied");
-    }
-    let told = |problems: Vec<Problem>| problems.iter().map(ToString::to_string).collect();
-    checked(&root, PretrainConfig::problems).map(|(config, _)| config).map_err(told)
-}
-
-#[test]
-fn names_of_earlier_versions_are_refused_at_their_line_with_the_new_ones() {
-    let problems = pretrain(OLD_NAMES, &["optimizer.token_lr=0.1"]).expect_err("problems");
-    let expected = [
-        "file.yaml:2: `model.num_layers` is `model.num_hidden_layers` now",
-        "file.yaml:2: `model.rope.base` is `model.rope.rope_theta` now",
-        "file.yaml:5: `data.validation` is `data.held_out` now",
-        "file.yaml:7: `optimizer.matrix_lr` is `optimizer.matrix_learning_rate` now",
-        "file.yaml:7: `optimizer.adam_eps` is `optimizer.eps` now",
-        "command line `optimizer.token_lr=0.1`: `optimizer.token_lr` is \
-         `optimizer.token_learning_rate` now",
-        "file.yaml:8: `schedule.floor` is `schedule.floor_ratio` now",
-        "file.yaml:10: `train.iterations` is `train.steps` now",
-        "file.yaml:11: `train.sequence_length` is `data.row_tokens` now",
-        "file.yaml:12: `train.batch_tokens` is `train.tokens_per_step` now",
-        "file.yaml:13: `train.phases.0.sequence_length` is `train.phases.0.row_tokens` now",
-        "file.yaml:13: `train.phases.0.batch_tokens` is `train.phases.0.tokens_per_step` now",
-    ];
-    for problem in expected {
-        assert!(problems.iter().any(|told| told == problem), "{problem} not in {problems:#?}");
-    }
-    assert_eq!(problems.len(), expected.len(), "{problems:#?}");
-    // The rule about both keys says nothing of the default in place of the old one.
-    let mixed = ["train.sequence_length=1000", "train.tokens_per_step=64000"];
-    let problems = pretrain("output: x\ndata: {train: [a.bin]}\n", &mixed).expect_err("a problem");
-    assert_eq!(problems.len(), 1, "{problems:#?}");
-    // Drafts have some of the new names, and not the others.
-    assert_problems(
-        MINIMAL,
-        &["train.iterations=5", "optimizer.matrix_lr=0.1"],
-        &["`train.iterations` is `train.steps` now", "unknown key `optimizer.matrix_lr`"],
-    );
-}
-
-#[test]
-fn what_pretraining_recorded_in_an_earlier_version_is_read() {
-    let record = format!("{RECORD_MARK}0.1.0\n{OLD_NAMES}");
-    let config = pretrain(NEW_NAMES, &[]).expect("a configuration");
-    assert_eq!(pretrain(&record, &[]).expect("a record"), config);
-    let record = format!("{RECORD_MARK}0.1.0\n{NEW_NAMES}");
-    assert_eq!(pretrain(&record, &[]).expect("a record"), config);
+    let told = "`draft.method` is none of `glide`, `eagle3`";
+    assert_problems(MINIMAL, &["draft.method=medusa"], &[told]);
 }
 
 #[test]

@@ -75,21 +75,6 @@ impl Node {
         Self { value, origin }
     }
 
-    /// A value that comes from one place.
-    pub(crate) fn of_json(value: Value, origin: &Origin) -> Self {
-        let tree = match value {
-            Value::Array(items) => {
-                Tree::List(items.into_iter().map(|item| Self::of_json(item, origin)).collect())
-            }
-            Value::Object(map) => {
-                let entry = |(key, value)| (key, Self::of_json(value, origin));
-                Tree::Map(map.into_iter().map(entry).collect())
-            }
-            scalar => Tree::Scalar(scalar),
-        };
-        Self::new(tree, origin.clone())
-    }
-
     /// The value without origins.
     pub(crate) fn to_json(&self) -> Value {
         match &self.value {

@@ -65,7 +65,6 @@ pub struct AcceptanceMetrics {
     /// Of them, those of prompt lookup.
     pub from_lookup: usize,
     /// Of them, those that the answer's form forced.
-    #[serde(default)]
     pub from_grammar: usize,
     /// Rounds cut by a stop or limit.
     pub cut_rounds: usize,

@@ -26,7 +26,7 @@ struct Readme;
 
 pub use config::{
     ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,
-    WarmdownConfig, WarmdownKind, renamed, upgrade,
+    WarmdownConfig, WarmdownKind,
 };
 pub use error::{PretrainError, Result};
 pub use inputs::input_problems;

@@ -11,7 +11,7 @@ use longdraft_pretrain::{
 };
 use longdraft_rules::Checked;
 use longdraft_train::stage::{Ending, Observer, ResumePolicy};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Stops after some steps.
 struct Until(u64, Vec<f64>, Vec<String>);
@@ -145,64 +145,33 @@ fn an_average_that_begins_late_begins_with_the_trained_weights() {
     assert!(values(&forced.final_model().expect("model")) == values(&trained));
 }
 
-/// Gives the settings of a checkpoint the names that earlier versions had.
-fn with_old_names(checkpoint: &Path) {
-    let change = |name: &str, change: &dyn Fn(&mut Value)| {
-        let path = checkpoint.join(name);
-        let text = std::fs::read_to_string(&path).expect(name);
-        let mut value = serde_json::from_str(&text).expect("JSON");
-        change(&mut value);
-        std::fs::write(&path, value.to_string()).expect("write");
-    };
-    let names = [
-        ("train.steps", "train.iterations"),
-        ("train.tokens_per_step", "train.batch_tokens"),
-        ("data.row_tokens", "train.sequence_length"),
-    ];
-    let keys = [
-        ("num_hidden_layers", "num_layers"),
-        ("tie_word_embeddings", "tie_embeddings"),
-        ("rope_theta", "base"),
-        ("head_learning_rate", "head_lr"),
-        ("floor_ratio", "floor"),
-    ];
-    change("state.json", &|state| {
-        for pair in state["identity"]["values"].as_array_mut().expect("pairs") {
-            let name = pair[0].as_str().expect("a name").to_owned();
-            let old = names.iter().find(|(new, _)| *new == name).map(|(_, old)| *old);
-            pair[0] = old.unwrap_or(&name).into();
-            let text = pair[1].as_str().expect("a value").to_owned();
-            let text = keys.iter().fold(text, |text, (new, old)| {
-                text.replace(&format!("\"{new}\":"), &format!("\"{old}\":"))
-            });
-            pair[1] = text.into();
+/// The order of what is told of a tracker and of saves.
+#[derive(Default)]
+struct Order(Vec<&'static str>);
+
+impl Observer<PretrainStep, f64> for Order {
+    fn on_event(&mut self, event: PretrainEvent<'_>) {
+        match event {
+            PretrainEvent::Warning(text) if text.contains("SwanLab") => self.0.push("warned"),
+            PretrainEvent::Saved(_) => self.0.push("saved"),
+            _ => {}
         }
-    });
-    // Its hash is another one now.
-    change("manifest.json", &|manifest| {
-        let files = manifest["files"].as_object_mut().expect("files");
-        files.remove("state.json").expect("a file of the checkpoint");
-    });
+    }
 }
 
 #[test]
-fn a_run_of_an_earlier_version_goes_on() {
+fn a_tracker_that_cannot_be_opened_is_told_before_the_first_save() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let run = config(dir.path(), "run", &json!({}));
-    train(run.clone(), 3);
-    let checkpoint = run.output.join("checkpoints/last");
-    with_old_names(&checkpoint);
-    let text = std::fs::read_to_string(checkpoint.join("state.json")).expect("state");
-    assert!(text.contains("train.iterations") && text.contains("num_layers"), "{text}");
-    let mut observer = Until(9, Vec::new(), Vec::new());
-    let resumed = prepare(run.clone(), ResumePolicy::Strict, &mut observer).expect("the same run");
-    assert_eq!((resumed.totals().0, observer.2.len()), (3, 0), "{:?}", observer.2);
-    drop(resumed);
-    let mut longer = run;
-    longer.train.steps = 10;
-    let error = prepare(longer, ResumePolicy::Strict, &mut observer);
-    let message = error.err().expect("refused").to_string();
-    assert!(message.contains("train.steps was 8, now 10"), "{message}");
+    let run = config(dir.path(), "run", &json!({"tracking": {"report_to": ["swanlab"]}}));
+    let folder = run.output.join("swanlog");
+    let mut observer = Until(99, Vec::new(), Vec::new());
+    let mut run = prepare(run, ResumePolicy::Strict, &mut observer).expect("prepared");
+    // A file stands where its folder would be.
+    std::fs::write(folder, "").expect("a file");
+    let mut told = Order::default();
+    run.run(&mut told).expect("trained");
+    assert_eq!(told.0[..2], ["warned", "saved"]);
+    assert_eq!(told.0.iter().filter(|what| **what == "warned").count(), 1);
 }
 
 #[test]

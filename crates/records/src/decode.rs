@@ -1,5 +1,6 @@
 //! `decode.json`: what `eval decode` measured, as it writes and `report` reads it.
 
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
 pub use crate::drafter_parts::{DrafterParts, Lookup};
-use crate::older;
+use crate::other_layout;
 
 /// File in a run's directory.
 pub const DECODE_FILE: &str = "decode.json";
 /// Layout of the file.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Prompts below which timings are marked as a small sample.
 pub const FEW_PROMPTS: usize = 30;
 
@@ -45,7 +46,7 @@ pub struct DecodeRecord {
     pub max_new_tokens: usize,
     /// In the order in which they were measured.
     pub cells: Vec<Cell>,
-    /// Absent in files of older versions, as is all of it.
+    /// Absent where the figures alone are told ([`Self::without_circumstances`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub circumstances: Option<Circumstances>,
 }
@@ -72,9 +73,16 @@ impl DecodeRecord {
     /// Reads what was measured of a run.
     ///
     /// # Errors
-    /// - the file is not there, cannot be read, or is no such record
+    /// - the file is not there, cannot be read, or is no such record of this layout
     pub fn read(folder: &Path) -> std::io::Result<Self> {
-        Ok(serde_json::from_str(&std::fs::read_to_string(folder.join(DECODE_FILE))?)?)
+        let text = std::fs::read_to_string(folder.join(DECODE_FILE))?;
+        if let Some(layout) = other_layout(&text, VERSION) {
+            let problem = format!(
+                "another version wrote it (layout {layout}): measure again with `longdraft eval decode`"
+            );
+            return Err(Error::new(ErrorKind::InvalidData, problem));
+        }
+        Ok(serde_json::from_str(&text)?)
     }
 
     /// The figures alone, for others than who measured: no texts, paths of commands, machines.
@@ -108,14 +116,12 @@ pub fn date_of(time: SystemTime) -> String {
 pub struct Cell {
     /// Name of what proposed: `glide + lookup (merged)`, `none`.
     pub drafter: String,
-    /// The same as values; absent in files of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub drafter_parts: Option<DrafterParts>,
+    /// The same as values.
+    pub drafter_parts: DrafterParts,
     /// Name of the layout: `chain`, `tree-static`, ... with sizes.
     pub rule: String,
-    /// The same as values; absent in files of older versions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub shape: Option<DraftShape>,
+    /// The same as values.
+    pub shape: DraftShape,
     /// `greedy`, `candidate`, `ratio` or `match`.
     pub verifier: String,
     /// 0 of greedy decoding.
@@ -136,7 +142,6 @@ pub struct Cell {
     /// Of all prompts.
     pub figures: Figures,
     /// By position, of all target passes: tau is 1 more than their sum, less the share of cut passes.
-    #[serde(default)]
     pub accepted_share: Vec<f64>,
     /// By position: accepted proposals, of those with all earlier ones accepted.
     pub conditional_acceptance: Vec<f64>,
@@ -164,21 +169,9 @@ pub struct Cell {
     pub categories: Vec<Figures>,
     /// By prompt length: tokens up to the power of two that names the group.
     pub contexts: Vec<Figures>,
-    /// The first prompt's answer; absent in files of older versions.
+    /// The first prompt's answer; absent where it cannot be put into words, and where the figures alone are told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample: Option<Sample>,
-}
-
-impl Cell {
-    /// What proposed.
-    pub fn parts(&self) -> DrafterParts {
-        self.drafter_parts.clone().unwrap_or_else(|| older::drafter_parts(&self.drafter))
-    }
-
-    /// How proposals were laid out; `None` where an older file names no known layout.
-    pub fn layout(&self) -> Option<DraftShape> {
-        self.shape.clone().or_else(|| older::shape(&self.rule))
-    }
 }
 
 /// An answer, token by token.
@@ -359,5 +352,13 @@ mod tests {
         let after = |seconds: u64| date_of(UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(after(264_384 * 3600), "2000-02-29 00:00");
         assert_eq!(after(1 << 40), "1970-01-01 00:00", "no date of the year 36812");
+    }
+
+    #[test]
+    fn a_file_of_another_layout_is_refused_with_what_to_do() {
+        let folder = tempfile::tempdir().expect("folder");
+        std::fs::write(folder.path().join(DECODE_FILE), "{\"version\": 1}").expect("written");
+        let told = DecodeRecord::read(folder.path()).expect_err("another layout").to_string();
+        assert!(told.contains("(layout 1)") && told.contains("eval decode"), "{told}");
     }
 }

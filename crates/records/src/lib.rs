@@ -13,7 +13,6 @@
 pub mod decode;
 mod drafter_parts;
 pub mod events;
-mod older;
 mod statistics;
 
 /// The example of the README is compiled with the others.
@@ -30,7 +29,7 @@ pub const CONFIG_FILE: &str = "config.yaml";
 /// State of `longdraft fit`, in its folder.
 pub const FIT_FILE: &str = "fit.json";
 /// The layout of [`FIT_FILE`] that this version reads and writes.
-pub const FIT_LAYOUT: u32 = 1;
+pub const FIT_LAYOUT: u32 = 2;
 /// How the runs of a fit's rounds are called, before their number.
 pub const ROUND_PREFIX: &str = "training-";
 
@@ -50,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_layout_is_read_whatever_else_the_file_holds() {
-        assert_eq!(other_layout(r#"{"phase": 7, "version": 2}"#, FIT_LAYOUT), Some(2));
+        assert_eq!(other_layout(r#"{"phase": 7, "version": 1}"#, FIT_LAYOUT), Some(1));
         let own = format!("{{\"version\": {FIT_LAYOUT}}}");
         for text in [own.as_str(), "{\"version\": \"2\"}", "{\"vers", "{}", "[]", ""] {
             assert_eq!(other_layout(text, FIT_LAYOUT), None, "{text}");

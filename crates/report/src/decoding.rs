@@ -33,7 +33,7 @@ pub(super) fn inks(runs: &[Run]) -> Vec<Ink> {
 /// Name of a way, with its run where there are several.
 pub(super) fn name(runs: &[Run], run: &Run, cell: &Cell) -> String {
     let whose = if runs.len() > 1 { format!("{}: ", run.name) } else { String::new() };
-    format!("{whose}{}", words::way(&cell.parts()))
+    format!("{whose}{}", words::way(&cell.drafter_parts))
 }
 
 /// How it drafts, in detail.
@@ -46,8 +46,8 @@ pub(super) fn detail(cell: &Cell) -> String {
     let stops = cell.confidence_threshold.map(stops).unwrap_or_default();
     format!(
         "{}; {}, {}{stops}{pace}",
-        words::drafter(&cell.parts()),
-        words::layout(cell),
+        words::drafter(&cell.drafter_parts),
+        words::layout(&cell.shape),
         words::temperature(cell.temperature)
     )
 }

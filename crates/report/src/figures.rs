@@ -2,8 +2,8 @@
 //!
 //! A figure of training rows and one of held-out rows may have one name and be measured against
 //! different things, such as the target's whole distribution and its most likely tokens. The log says
-//! against what; series stand in one chart where it says the same. Where it does not say (older
-//! versions), training rows and held-out rows get a chart each.
+//! against what; series stand in one chart where it says the same. Where it does not say (a method of
+//! one's own), training rows and held-out rows get a chart each.
 
 use longdraft_train::metrics::Quantities;
 

@@ -50,7 +50,7 @@ pub(crate) struct Agreement {
     pub(crate) simulated_acceptance_length_sampling: Option<f64>,
     /// Tokens per target pass, greedy, of decoding rounds replayed over the text.
     pub(crate) replayed_acceptance_length: Option<f64>,
-    /// What all of these are measured against; logs of older versions do not say.
+    /// What all of these are measured against, where that is said.
     pub(crate) measured_against: Option<Quantities>,
     /// Held-out rows measured against what training rows are, where that is something else.
     pub(crate) as_trained: Option<Box<Agreement>>,

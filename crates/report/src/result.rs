@@ -142,7 +142,7 @@ fn of_decoding(cell: &Cell) -> Vec<Tile> {
                 "{}; {} prompts{few}; {}",
                 range(figures.speed_up_interval),
                 figures.prompts,
-                words::way(&cell.parts())
+                words::way(&cell.drafter_parts)
             ),
             tone: if low > 1.0 {
                 "good"
@@ -253,7 +253,7 @@ pub(super) fn sample(runs: &[Run]) -> Option<ShownSample> {
     let sample = cell.sample.as_ref()?;
     let tokens = ShownToken::of(&sample.tokens);
     Some(ShownSample {
-        way: words::way(&cell.parts()),
+        way: words::way(&cell.drafter_parts),
         prompt: sample.prompt.clone(),
         accepted: tokens.iter().filter(|token| token.class != "own").count(),
         all: tokens.len(),

@@ -11,7 +11,7 @@ use longdraft_train::checkpoint::{CURRICULUM_FILE, CurriculumFile, StageEntry};
 use serde_json::Value;
 
 use super::axes::{Place, TrainingAxis};
-use super::metrics_log::{Agreement, MetricsLog};
+use super::metrics_log::MetricsLog;
 use super::series::Point;
 use crate::error::{ReportError, Result};
 
@@ -182,9 +182,7 @@ impl Run {
         }
         self.note_time(&path);
         let config = self.read_config(&folder.join(CONFIG_FILE));
-        let mut stage = Stage { name, round, log, config };
-        stage.complete_held_out_loss();
-        self.stages.push(stage);
+        self.stages.push(Stage { name, round, log, config });
     }
 
     fn read_config(&mut self, path: &Path) -> Option<Config> {
@@ -244,18 +242,6 @@ impl Stage {
     pub(crate) fn configured(&self, keys: &[&str]) -> Option<&Value> {
         let value = self.config.as_ref()?.value.as_ref()?;
         keys.iter().try_fold(value, |value, key| value.get(key))
-    }
-
-    /// Runs of before the held-out loss was logged have its parts.
-    fn complete_held_out_loss(&mut self) {
-        let weight = self.configured(&["objective", "soft_weight"]).and_then(Value::as_f64);
-        let Some(weight) = weight else { return };
-        for record in &mut self.log.held_out {
-            let Agreement { loss, hard_loss, soft_loss, .. } = &mut record.held_out;
-            if let (None, Some(hard), Some(soft)) = (*loss, *hard_loss, *soft_loss) {
-                *loss = Some((1.0 - weight) * hard + weight * soft);
-            }
-        }
     }
 }
 
@@ -321,7 +307,7 @@ mod tests {
         write(&dir.path().join("curriculum.json"), stages);
         let held_out = "{\"step\":1,\"held_out\":{\"hard_loss\":2,\"soft_loss\":1}}\n";
         write(&dir.path().join("a/metrics.jsonl"), &format!("{STEP}{held_out}"));
-        write(&dir.path().join("a/config.yaml"), "objective: {soft_weight: 0.25}\n");
+        write(&dir.path().join("a/config.yaml"), "draft: {soft_weight: 0.25}\n");
         write(&dir.path().join("b/metrics.jsonl"), STEP);
         let run = Run::open(dir.path()).expect("two stages have metrics");
         let on_axis: Vec<_> = run
@@ -329,8 +315,6 @@ mod tests {
             .map(|(start, stage)| (start.tokens, stage.name.as_deref(), stage.log.held_out.len()))
             .collect();
         assert_eq!(on_axis, [(0.0, Some("base"), 1), (10.0, Some("long"), 0)]);
-        // Of a time when the loss of held-out rows was not logged.
-        assert_eq!(run.stages[0].log.held_out[0].held_out.loss, Some(1.75));
         assert_eq!(run.problems.len(), 2, "{:?}", run.problems);
     }
 

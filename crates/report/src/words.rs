@@ -3,7 +3,7 @@
 use longdraft_decode::DraftShape;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::draft::DraftKind;
-use longdraft_records::decode::{Cell, DrafterParts, Lookup};
+use longdraft_records::decode::{DrafterParts, Lookup};
 use longdraft_records::events::Advance;
 
 use super::ticks::{number, whole};
@@ -48,11 +48,7 @@ pub(crate) fn drafter(parts: &DrafterParts) -> String {
 }
 
 /// How proposals are laid out: `chain 4` as "chains of 4 tokens".
-pub fn layout(cell: &Cell) -> String {
-    cell.layout().map_or_else(|| cell.rule.clone(), |shape| laid_out(&shape))
-}
-
-fn laid_out(shape: &DraftShape) -> String {
+pub fn layout(shape: &DraftShape) -> String {
     let levels = |sizes: &[usize]| -> String {
         sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
     };

@@ -175,7 +175,7 @@ fn weight_type(dtype: ExportDtype) -> WeightType {
 fn best_chain(provenance: &Provenance) -> Option<usize> {
     let record: DecodeRecord = serde_json::from_value(provenance.evaluation.clone()?).ok()?;
     let greedy = record.cells.iter().filter(|cell| cell.temperature == 0.0);
-    let chains = greedy.filter_map(|cell| match cell.layout()? {
+    let chains = greedy.filter_map(|cell| match cell.shape {
         DraftShape::Chain { length } => Some((length, cell.figures.speed_up)),
         _ => None,
     });

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use longdraft_configuration::{RECORD_MARK, file_text};
+use longdraft_configuration::file_text;
 use longdraft_records::{CONFIG_FILE, median};
 use longdraft_tracking::Outcome;
 use longdraft_train::checkpoint::{CheckpointState, LAST, read_state, verify};
@@ -27,7 +27,7 @@ pub(crate) fn config_text(
 /// Keeps it, with the version.
 pub(crate) fn save_config(run: &Path, text: &str) -> Result<()> {
     let path = run.join(CONFIG_FILE);
-    let whole = format!("{RECORD_MARK}{}\n{text}", env!("CARGO_PKG_VERSION"));
+    let whole = format!("# longdraft {}\n{text}", env!("CARGO_PKG_VERSION"));
     std::fs::write(&path, whole).map_err(Failure::at(&path))
 }
 

@@ -116,7 +116,7 @@ fn shards_of_other_rules_or_another_template_are_refused() -> Result<()> {
     let message = prepare(&shop.sources, &changed, &options, &mut |_| ());
     let message = message.expect_err("template").to_string();
     assert!(message.contains("another recipe (chat_template differ)"), "{message}");
-    // What an earlier version left, which recorded no rules: neither gone on with nor read.
+    // Shards without rules are neither gone on with nor read.
     for name in ["index.json", "recipe.json"] {
         let path = folder.join(name);
         let mut value: serde_json::Value = read_json(&path)?;

@@ -46,11 +46,9 @@ pub struct Index {
     pub format: String,
     /// Fingerprint of the tokenizer that made the ids.
     pub tokenizer: String,
-    /// Version of the [rules](crate::template::RULES) that made text and masks; shards of earlier versions do not say it.
-    #[serde(default)]
+    /// Version of the [rules](crate::template::RULES) that made text and masks; shards that do not say it are refused.
     pub rules: Option<u32>,
     /// Fingerprint of the chat template that made the text of conversations, if there are any.
-    #[serde(default)]
     pub chat_template: Option<String>,
     /// Documents of all shards.
     pub documents: usize,

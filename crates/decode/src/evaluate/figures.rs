@@ -92,7 +92,6 @@ pub struct Comparison {
     /// Pooled speed-up of each run.
     pub speed_up_of_runs: Vec<f64>,
     /// The first prompt's answer of the first run, as it was committed with the draft.
-    #[serde(default)]
     pub first_answer: Vec<Committed>,
 }
 

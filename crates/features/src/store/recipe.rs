@@ -271,7 +271,7 @@ pub struct Recipe {
     pub seed: u64,
     /// How positions are drawn, bounded by the target's context.
     pub anchor: AnchorOffset,
-    /// What the target's weights were held as: `f32`, `bf16`, `stored` (quantised blocks). Records and earlier versions do not tell it.
+    /// What the target's weights were held as: `f32`, `bf16`, `stored` (quantised blocks). Records do not tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
     /// Fingerprint of the records that took the place of the target's passes.

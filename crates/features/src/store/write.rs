@@ -124,7 +124,7 @@ pub struct Work {
     shard: ShardPlan,
     claim: Claim,
     rows: Vec<(Batch, Record)>,
-    /// What was wrong with an earlier version of it.
+    /// What was wrong with the file that lay in its place.
     pub damage: Option<String>,
 }
 
@@ -357,7 +357,7 @@ impl StoreWriter {
             all.iter().filter(|shard| shard.part == part).map(read).collect::<Result<Vec<_>>>()
         };
         let index = Index {
-            // As it was begun: an earlier version may have noted less, and runs know the store by it.
+            // As it was begun: files of another process may tell less of the target, and runs know the store by it.
             recipe: read_recipe(&self.location)?,
             train: of(Part::Train)?,
             held_out: of(Part::HeldOut)?,

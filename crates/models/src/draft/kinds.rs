@@ -54,11 +54,6 @@ impl DraftKind {
         })
     }
 
-    /// The kind of files that do not say theirs, as none did while it was the only one.
-    pub fn unmarked() -> &'static Self {
-        &KINDS[KINDS.len() - 1]
-    }
-
     /// The kind of a draft folder or file.
     ///
     /// # Errors

@@ -1,7 +1,6 @@
 //! The configuration of a pretraining run.
 
 mod check;
-mod renamed;
 
 use std::path::PathBuf;
 
@@ -17,8 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::muon::MuonConfig;
 use crate::warmdown::{self, Decay};
-
-pub use renamed::{renamed, upgrade};
 
 /// A small language model, token shards, Muon, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

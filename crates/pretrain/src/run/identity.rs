@@ -3,15 +3,12 @@
 use candle_core::Device;
 use longdraft_data::token_stream::TokenStream;
 use longdraft_train::checkpoint::RunIdentity;
-use serde_json::{Map, Value, json};
 
-use crate::config::{PretrainConfig, renamed, upgrade};
+use crate::config::PretrainConfig;
 
 /// Names of a run's length in its identity.
 pub(super) const STEPS: &str = "train.steps";
 pub(super) const MAX_MINUTES: &str = "train.max_minutes";
-/// Name of the type that products take. Earlier versions did not note it.
-const PRECISION: &str = "precision";
 
 /// Everything that decides the weights.
 pub(super) fn identity(
@@ -37,7 +34,7 @@ pub(super) fn identity(
         ("train.phases", json_of(&run.phases)),
         ("train.ema_share", json_of(&run.ema_share)),
         ("train.seed", run.seed.to_string()),
-        (PRECISION, config.precision.frozen_type(!device.is_cpu()).as_str().to_owned()),
+        ("precision", config.precision.frozen_type(!device.is_cpu()).as_str().to_owned()),
     ];
     RunIdentity { values: values.map(|(name, value)| (name.to_owned(), value)).into() }
 }
@@ -58,30 +55,6 @@ pub(super) fn among_ranks(identity: &RunIdentity, config: &PretrainConfig) -> Ru
     all
 }
 
-/// What an earlier version saved, under the keys of this one.
-pub(super) fn upgraded(saved: &RunIdentity) -> RunIdentity {
-    let values = saved.values.iter().map(|(name, text)| {
-        let new = renamed(name).unwrap_or_else(|| name.clone());
-        (new, upgraded_text(name, text).unwrap_or_else(|| text.clone()))
-    });
-    RunIdentity { values: values.collect() }
-}
-
-/// The JSON of a section, or of a list in one, with the names of this version.
-fn upgraded_text(name: &str, text: &str) -> Option<String> {
-    let value: Value = serde_json::from_str(text).ok()?;
-    if !value.is_object() && !value.is_array() {
-        return None;
-    }
-    let (section, key) = name.split_once('.').unwrap_or((name, ""));
-    let within = if key.is_empty() { value } else { json!({ key: value }) };
-    let mut record = Map::from_iter([(section.to_owned(), within)]);
-    upgrade(&mut record);
-    let section = record.get(section)?;
-    let value = if key.is_empty() { section } else { section.get(key)? };
-    Some(value.to_string())
-}
-
 fn json_of<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
@@ -90,6 +63,7 @@ fn json_of<T: serde::Serialize>(value: &T) -> String {
 mod tests {
     use longdraft_data::token_stream::write_shard;
     use longdraft_models::Precision;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -127,76 +101,8 @@ mod tests {
             let config = PretrainConfig { precision, ..config(&json!({})) };
             identity(&config, &stream, ("", &Device::Cpu))
         };
-        let mut saved = of(Precision::Auto);
+        let saved = of(Precision::Auto);
         assert_eq!(saved.differences(&of(Precision::F32)), [""; 0]);
         assert_eq!(saved.differences(&of(Precision::Bf16)), ["precision was f32, now bf16"]);
-        // Earlier versions did not note it.
-        saved.values.retain(|(name, _)| name != PRECISION);
-        assert_eq!(saved.differences(&of(Precision::Bf16)), [""; 0]);
-    }
-
-    #[test]
-    fn the_identity_that_an_earlier_version_saved_is_that_of_the_same_run() {
-        let keys = json!({
-            "output": "runs/x", "data": {"train": ["a.bin"], "row_tokens": 64},
-            "train": {"steps": 7, "tokens_per_step": 640,
-                      "phases": [{"until": 0.5, "row_tokens": 32, "tokens_per_step": null}]},
-        });
-        let config: PretrainConfig = serde_json::from_value(keys).expect("a configuration");
-        let of = |name: &str, text: &str| (name.to_owned(), text.to_owned());
-        let old = [
-            ("model", json_of(&config.model)),
-            ("optimizer", json_of(&config.optimizer)),
-            ("schedule", json_of(&config.schedule)),
-            ("train.phases", json_of(&config.train.phases)),
-        ];
-        let old_names = [
-            ("num_hidden_layers", "num_layers"),
-            ("hidden_size", "model_dim"),
-            ("num_attention_heads", "num_heads"),
-            ("num_key_value_heads", "num_kv_heads"),
-            ("intermediate_size", "mlp_dim"),
-            ("tie_word_embeddings", "tie_embeddings"),
-            ("final_logit_softcapping", "logit_softcap"),
-            ("rope_theta", "base"),
-            ("matrix_learning_rate", "matrix_lr"),
-            ("scalar_learning_rate", "scalar_lr"),
-            ("token_learning_rate", "token_lr"),
-            ("head_learning_rate", "head_lr"),
-            ("eps", "adam_eps"),
-            ("floor_ratio", "floor"),
-            ("row_tokens", "sequence_length"),
-            ("tokens_per_step", "batch_tokens"),
-        ];
-        let mut values: Vec<(String, String)> = Vec::new();
-        for (name, text) in &old {
-            let text = old_names.iter().fold(text.clone(), |text, (new, old)| {
-                text.replace(&format!("\"{new}\":"), &format!("\"{old}\":"))
-            });
-            values.push(((*name).to_owned(), text));
-        }
-        let saved = RunIdentity { values };
-        assert_ne!(saved.value("model"), Some(old[0].1.as_str()));
-        let mut saved = upgraded(&saved);
-        for (name, text) in &old {
-            assert_eq!(saved.value(name), Some(text.as_str()), "{name}");
-        }
-        saved.values = vec![
-            of("train.iterations", "7"),
-            of("train.sequence_length", "64"),
-            of("train.batch_tokens", "640"),
-            of("data.train", "4000 tokens in a.bin"),
-            of("tokenizer", ""),
-        ];
-        let upgraded = upgraded(&saved);
-        for (name, text) in [
-            (STEPS, "7"),
-            ("data.row_tokens", "64"),
-            ("train.tokens_per_step", "640"),
-            ("data.train", "4000 tokens in a.bin"),
-            ("tokenizer", ""),
-        ] {
-            assert_eq!(upgraded.value(name), Some(text), "{name}");
-        }
     }
 }

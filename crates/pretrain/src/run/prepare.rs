@@ -11,7 +11,7 @@ use longdraft_train::checkpoint::{
     time_is_used_up,
 };
 
-use super::identity::{MAX_MINUTES, STEPS, among_ranks, identity, upgraded};
+use super::identity::{MAX_MINUTES, STEPS, among_ranks, identity};
 use super::{Layouts, Pretraining};
 use crate::checkpoint::{self, Average, Progress};
 use crate::config::PretrainConfig;
@@ -65,9 +65,9 @@ impl Pretraining {
             if let Some(warning) = warning {
                 observer.on_event(PretrainEvent::Warning(&warning));
             }
-            let before = upgraded(&saved.state.identity);
             progress = saved.state.progress;
-            check_identity(&config, (&before, &identity), policy, &mut progress, observer)?;
+            let identities = (&saved.state.identity, &identity);
+            check_identity(&config, identities, policy, &mut progress, observer)?;
             saved.restore(parameters, &mut average)?;
             let state = saved.optimizer(&parallel, parameters)?;
             optimizer = Muon::with_state(config.optimizer.clone(), &parallel, parameters, state)?;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use longdraft_train::checkpoint::{LAST, PREVIOUS};
 
-use super::identity::{STEPS, upgraded};
+use super::identity::STEPS;
 use crate::checkpoint::read_state;
 
 /// How far the newest checkpoint of a run is.
@@ -24,7 +24,7 @@ impl Standing {
         let checkpoints = run.join("checkpoints");
         let state =
             [LAST, PREVIOUS].iter().find_map(|name| read_state(&checkpoints.join(name)).ok())?;
-        let (progress, identity) = (state.progress, upgraded(&state.identity));
+        let (progress, identity) = (state.progress, state.identity);
         let steps = identity.value(STEPS).and_then(|steps| steps.parse().ok());
         let is_finished = progress.ended || steps.is_some_and(|steps| progress.step >= steps);
         Some(Self { step: progress.step, steps, is_finished })

@@ -69,19 +69,19 @@ fn a_fit_is_shown_as_far_as_it_is_there() {
 fn a_fit_of_another_version_is_told_as_one() {
     let folder = tempfile::tempdir().expect("folder");
     let mut fit: serde_json::Value = serde_json::from_str(&state("training")).expect("JSON");
-    fit["version"] = 1.into();
+    fit["version"] = FIT_LAYOUT.into();
     write(&folder.path().join("fit.json"), &fit.to_string());
     assert_eq!(look(folder.path()).pulse, Pulse::Running);
     // Its phases may be called as ours and mean something else.
     for phase in ["weighing", "training", "finished"] {
-        fit["version"] = 2.into();
+        fit["version"] = 1.into();
         fit["phase"] = phase.into();
         write(&folder.path().join("fit.json"), &fit.to_string());
         let live = look(folder.path());
-        assert_eq!((live.pulse, live.left, live.expected), (Pulse::Foreign(2), None, None));
+        assert_eq!((live.pulse, live.left, live.expected), (Pulse::Foreign(1), None, None));
         assert!(live.headline().contains("not known"), "{}", live.headline());
         let told = live.pulse_in_words();
-        assert!(told.contains("another version wrote fit.json (layout 2)"), "{told}");
+        assert!(told.contains("another version wrote fit.json (layout 1)"), "{told}");
     }
 }
 

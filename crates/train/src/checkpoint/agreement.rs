@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::state::RunIdentity;
+use super::state::{RunIdentity, keys_that_differ};
 use crate::error::{Result, TrainError};
 
 /// What happens when a run directory holds a checkpoint of other settings.
@@ -50,32 +50,24 @@ pub fn require_same_run(
     Err(TrainError::OtherLength { path, differences, longer })
 }
 
-/// Refuses to put the weights of one network into another, forced or not: what both descriptions of a
-/// draft say must be the same. What only one of them says is of another version.
+/// Refuses to put the weights of one network into another, forced or not: both descriptions of a draft
+/// must be the same.
 ///
 /// # Errors
-/// - a value differs
+/// - a value differs, or only one of them has it
 pub(crate) fn require_same_network(saved: &Value, new: &Value, path: &Path) -> Result<()> {
-    let mut differences = Vec::new();
-    differing(("", saved), new, &mut differences);
-    if differences.is_empty() {
+    if saved == new {
         return Ok(());
+    }
+    let mut differences = Vec::new();
+    match (saved, new) {
+        (Value::Object(saved), Value::Object(new)) => {
+            keys_that_differ("draft", saved, new, &mut differences);
+        }
+        _ => differences.push(format!("draft was {saved}, now {new}")),
     }
     let problem = format!("the saved draft is another network: {}", differences.join("; "));
     Err(TrainError::checkpoint(path, problem))
-}
-
-fn differing((name, saved): (&str, &Value), new: &Value, differences: &mut Vec<String>) {
-    if let (Value::Object(saved), Value::Object(new)) = (saved, new) {
-        for (key, value) in saved {
-            let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
-            if let Some(new) = new.get(key) {
-                differing((&name, value), new, differences);
-            }
-        }
-    } else if saved != new {
-        differences.push(format!("{name} was {saved}, now {new}"));
-    }
 }
 
 /// What is told where a run whose minutes are over is asked for more steps.
@@ -122,7 +114,7 @@ mod tests {
                 assert!(matches!(error, TrainError::OtherLength { longer: false, .. }), "{error}");
             }
         }
-        // Earlier versions knew less of the target.
+        // Files may tell less of a target, never something else.
         let of = |target: &str, steps: &str, more: &[(&str, &str)]| {
             let values = [&[("target", target), ("steps", steps)], more].concat();
             RunIdentity { values: values.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect() }
@@ -131,10 +123,14 @@ mod tests {
         let by_steps = |saved: &RunIdentity| {
             require_same_run(saved, &new, &["steps"], Extend, Path::new("run"))
         };
-        assert_eq!(by_steps(&of("a", "12", &[])).expect("extended").len(), 1);
-        for saved in
-            [of("b", "12", &[]), of("a-2", "12", &[]), of("a", "12", &[("precision", "bf16")])]
-        {
+        let precise = &[("precision", "f32")];
+        assert_eq!(by_steps(&of("a", "12", precise)).expect("extended").len(), 1);
+        for saved in [
+            of("b", "12", precise),
+            of("a-2", "12", precise),
+            of("a", "12", &[("precision", "bf16")]),
+            of("a", "12", &[]),
+        ] {
             assert!(matches!(by_steps(&saved), Err(TrainError::OtherRun { .. })), "{saved:?}");
         }
         let other = identity("14", "5", "1");
@@ -143,14 +139,17 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_another_one_by_what_both_versions_say() {
+    fn a_network_is_another_one_by_any_value() {
         let saved = json!({ "layers": 2, "old": 1, "dflash": { "mask": 7, "ids": [0, 2] } });
         let path = Path::new("checkpoint");
-        let same = json!({ "layers": 2, "new": 3, "dflash": { "mask": 7, "ids": [0, 2] } });
-        require_same_network(&saved, &same, path).expect("the same");
+        require_same_network(&saved, &saved.clone(), path).expect("the same");
         let other = json!({ "layers": 2, "dflash": { "mask": 8, "ids": [0, 3] } });
         let error = require_same_network(&saved, &other, path).expect_err("another").to_string();
-        for wanted in ["dflash.mask was 7, now 8", "dflash.ids was [0,2], now [0,3]"] {
+        for wanted in [
+            "draft.dflash.mask was 7, now 8",
+            "draft.dflash.ids was [0,2], now [0,3]",
+            "draft.old was 1, now it is not set",
+        ] {
             assert!(error.contains(wanted), "{error}");
         }
     }

@@ -192,7 +192,8 @@ mod tests {
         optimizer_shards::write(folder.path(), &parallel, moments.into(), 7).expect("written");
         let state = json!({
             "step": 7, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
-            "metrics_bytes": 10, "identity": { "values": [] }, "draft": {}, "target_fingerprint": "t",
+            "seconds": 0.0, "evaluations_since_best": 0, "ended": false, "metrics_bytes": 10,
+            "identity": { "values": [] }, "method": "any", "draft": {}, "target_fingerprint": "t",
         });
         let loaded = Loaded {
             path: folder.path().to_path_buf(),

@@ -27,5 +27,5 @@ pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
 pub use lock::{RunLock, is_locked, lock_file};
 pub use state::{Best, CheckpointState, Progress, RunIdentity};
-pub(crate) use state::{PRECISION, STEPS, TARGET};
+pub(crate) use state::{STEPS, TARGET};
 pub use store::{BEST, Checkpointer, LAST, PREVIOUS, Place, verify};

@@ -1,7 +1,6 @@
 //! What a run needs to go on bit for bit.
 
 use longdraft_data::sampler::Cursor;
-use longdraft_models::draft::DraftKind;
 use longdraft_models::target_model::is_same_target;
 use longdraft_parallel::World;
 use serde::{Deserialize, Serialize};
@@ -13,8 +12,6 @@ use crate::error::{Result, TrainError};
 pub(crate) const STEPS: &str = "train.steps";
 /// Name of the target's fingerprint among what decides the weights.
 pub(crate) const TARGET: &str = "target";
-/// Name of the type of the target's weights. Earlier versions did not note it, or only where the target made the features.
-pub(crate) const PRECISION: &str = "precision";
 
 /// What must not change under a resumed run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,12 +27,10 @@ impl RunIdentity {
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Whether a value is what it was, as far as that is known.
+    /// Whether a value is what it was.
     pub(super) fn agrees(&self, name: &str, value: &str) -> bool {
-        match self.value(name) {
-            Some(old) => old == value || name == TARGET && is_same_target(old, value),
-            None => name == PRECISION,
-        }
+        let is_same = |old: &str| old == value || name == TARGET && is_same_target(old, value);
+        self.value(name).is_some_and(is_same)
     }
 
     /// `name was old, now new` for everything that differs; of records only the keys that do.
@@ -76,7 +71,8 @@ fn record(value: &str) -> Option<Map<String, Value>> {
     serde_json::from_str(value).ok()
 }
 
-fn keys_that_differ(
+/// The same of what is in a record, which goes by `name`.
+pub(super) fn keys_that_differ(
     name: &str,
     old: &Map<String, Value>,
     new: &Map<String, Value>,
@@ -119,17 +115,14 @@ pub struct Progress {
     pub learned_rows: u64,
     /// Tokens so far, learned or not.
     pub tokens: u64,
-    /// Seconds of training so far, over all processes that worked on it; while one works, of those before it.
-    #[serde(default)]
+    /// Seconds of training so far, over all processes that worked on it. In a process that trains, those of the processes
+    /// before it.
     pub seconds: f64,
     /// The best held-out evaluation so far.
-    #[serde(default)]
     pub best: Option<Best>,
     /// Evaluations since then.
-    #[serde(default)]
     pub evaluations_since_best: u64,
     /// Whether the run ended before its budget, by patience or time.
-    #[serde(default)]
     pub ended: bool,
     /// Whether the held-out rows are still to be measured after the last step.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -155,17 +148,11 @@ pub struct CheckpointState {
     /// What must not change.
     pub identity: RunIdentity,
     /// Name of the draft's method.
-    #[serde(default = "first_method")]
     pub method: String,
     /// What the draft's `config.json` says.
     pub draft: Value,
     /// Whose features it was trained on.
     pub target_fingerprint: String,
-}
-
-/// The method of checkpoints from before there were several.
-fn first_method() -> String {
-    DraftKind::unmarked().name.to_owned()
 }
 
 impl CheckpointState {

@@ -3,7 +3,6 @@
 mod check;
 mod draft;
 mod references;
-mod renamed;
 mod shared_layers;
 
 use std::path::PathBuf;
@@ -29,7 +28,6 @@ pub use longdraft_parallel::ParallelConfig;
 pub use check::interval_rules;
 pub use draft::{CompletedDraft, DraftConfig};
 pub use references::References;
-pub use renamed::{renamed, upgrade};
 
 /// One stage: a draft for a target, data, an objective, a budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

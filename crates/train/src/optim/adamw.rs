@@ -193,8 +193,7 @@ impl AdamW {
         self.forget_momentum_sums(parallel, parameters)
     }
 
-    /// What Muon updated may be `AdamW`'s now: earlier versions took some tables for matrices, and a run may be forced on
-    /// under another configuration. A momentum sum beside second moments of 0 is no first moment of `AdamW`, which would
+    /// What Muon updated may be `AdamW`'s now: a run may be forced on under another configuration. A momentum sum beside second moments of 0 is no first moment of `AdamW`, which would
     /// step too far.
     fn forget_momentum_sums(
         &mut self,

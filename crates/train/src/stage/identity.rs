@@ -6,12 +6,11 @@ use longdraft_data::packing::{Overlong, Packing};
 use longdraft_features::FeatureSource;
 use longdraft_models::draft::Draft;
 use longdraft_models::target_model::Target;
-use serde_json::{Map, Value};
 
 use super::DataSet;
 use super::data_sets::pieces_left_out;
-use crate::checkpoint::{PRECISION, RunIdentity, STEPS, TARGET};
-use crate::config::{DraftConfig, TrainConfig, upgrade};
+use crate::checkpoint::{RunIdentity, STEPS, TARGET};
+use crate::config::{DraftConfig, TrainConfig};
 use crate::error::{Result, TrainError};
 
 /// Everything that decides the weights, of a run of so many steps.
@@ -51,7 +50,7 @@ pub(super) fn identity(
             ("train.seed".into(), run.seed.to_string()),
             ("train.features".into(), features_identity(features)),
             // Heads and embeddings are read in it, wherever features come from.
-            (PRECISION.into(), precision(config, target)),
+            ("precision".into(), precision(config, target)),
         ],
     };
     // What the trained tensors rest on, such as the draft's vocabulary.
@@ -111,22 +110,6 @@ pub(super) fn rows_hash(set: &DataSet) -> u64 {
     hasher.update(format!("{:?}", set.rows).as_bytes());
     let hash = hasher.finalize();
     hash.as_bytes()[..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
-}
-
-/// What an earlier version saved, under the keys of this one.
-pub(super) fn upgraded(saved: &RunIdentity) -> RunIdentity {
-    let is_section = |name: &str| name == "draft" || name == "objective";
-    let parsed = |(name, text): &(String, String)| {
-        Some((name.clone(), serde_json::from_str(text).ok().filter(|_| is_section(name))?))
-    };
-    let mut record: Map<String, Value> = saved.values.iter().filter_map(parsed).collect();
-    upgrade(&mut record);
-    if !record.contains_key("teacher") {
-        return saved.clone();
-    }
-    let kept = saved.values.iter().filter(|(name, _)| !is_section(name)).cloned();
-    let new = record.into_iter().map(|(name, value)| (name, value.to_string()));
-    RunIdentity { values: kept.chain(new).collect() }
 }
 
 /// A tensor's values as a short hash.

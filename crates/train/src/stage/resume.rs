@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use longdraft_data::sampler::Cursor;
 use longdraft_parallel::DataParallel;
 
-use super::identity::{tensor_hash, upgraded};
+use super::identity::tensor_hash;
 use super::{Event, Observer};
 use crate::checkpoint::{
     CheckpointState, Checkpointer, Progress, ResumePolicy, RunIdentity, STEPS, load,
@@ -91,9 +91,8 @@ fn going_on(
     observer: &mut dyn Observer,
 ) -> Result<Resumed> {
     let output = &config.output;
-    let mut changed =
-        require_same_run(&upgraded(&state.identity), identity, &[STEPS], policy, output)?;
-    // What time ended is not longer by itself where more time is given.
+    let mut changed = require_same_run(&state.identity, identity, &[STEPS], policy, output)?;
+    // Only `--extend` and `--force-resume` give more time to a run that time ended.
     let more_time = raised_limit(state, config.train.max_minutes);
     let mut resumed = Resumed {
         cursor: state.cursor,
@@ -147,7 +146,8 @@ fn extend(
     let steps = resumed.schedule.steps;
     let saved = state.identity.value(STEPS).and_then(|steps| steps.parse().ok());
     let before: u64 = saved.unwrap_or(steps);
-    let used_up = config.train.max_minutes.filter(|minutes| state.progress.seconds >= 60.0 * minutes);
+    let used_up =
+        config.train.max_minutes.filter(|minutes| state.progress.seconds >= 60.0 * minutes);
     resumed.schedule.warmup_of = state.first_steps.unwrap_or(before);
     if state.is_trained() && state.progress.step >= steps {
         return;
@@ -191,8 +191,9 @@ mod tests {
     ) -> Result<(Progress, Vec<String>)> {
         let mut state = json!({
             "step": 8, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
-            "seconds": 3600.0, "evaluations_since_best": 2, "metrics_bytes": 10,
-            "identity": { "values": [[STEPS, "8"]] }, "draft": {}, "target_fingerprint": "t",
+            "seconds": 3600.0, "evaluations_since_best": 2, "ended": false, "metrics_bytes": 10,
+            "identity": { "values": [[STEPS, "8"]] }, "method": "any", "draft": {},
+            "target_fingerprint": "t",
         });
         for (key, value) in saved.as_object().into_iter().flatten() {
             state[key] = value.clone();

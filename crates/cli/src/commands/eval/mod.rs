@@ -252,9 +252,9 @@ fn cell(
     let contexts = comparison.groups(|prompt| prompt.prompt_tokens.next_power_of_two());
     Cell {
         drafter: parts.to_string(),
-        drafter_parts: Some(parts),
+        drafter_parts: parts,
         rule: options.shape.name(),
-        shape: Some(options.shape.clone()),
+        shape: options.shape.clone(),
         verifier: verifier.to_owned(),
         temperature: options.sampling.temperature,
         top_k: options.sampling.top_k,

@@ -8,8 +8,8 @@ pub(crate) fn print(cell: &Cell) {
     let Cell { figures, milliseconds: ms, .. } = cell;
     outln!(
         "{} ({}, {}, verified by {}, pace {})",
-        words::way(&cell.parts()),
-        words::layout(cell),
+        words::way(&cell.drafter_parts),
+        words::layout(&cell.shape),
         words::temperature(cell.temperature),
         cell.verifier,
         cell.pace

@@ -30,7 +30,6 @@ struct State {
     cells: Vec<Cell>,
     progress: Progress,
     /// Seconds of all that.
-    #[serde(default)]
     seconds: f64,
 }
 

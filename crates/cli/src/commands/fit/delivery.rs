@@ -200,7 +200,7 @@ fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
         |value: f64, (low, high): (f64, f64)| format!("{value:.2} ({low:.2} to {high:.2})");
     format!(
         "| {}, {}, pace {}{kind} | {} | {} | {} | {} | {equal} |\n",
-        words::way(&cell.parts()),
+        words::way(&cell.drafter_parts),
         cell.rule,
         cell.pace,
         cell.temperature,

@@ -306,7 +306,8 @@ mod tests {
     fn state(step: u64) -> CheckpointState {
         let state = json!({
             "step": step, "cursor": { "epoch": 0, "position": 3 }, "learned_rows": 100, "tokens": 5000,
-            "seconds": 120.0, "metrics_bytes": 10, "identity": { "values": [] }, "method": "any",
+            "seconds": 120.0, "evaluations_since_best": 0, "ended": false, "metrics_bytes": 10,
+            "identity": { "values": [] }, "method": "any",
             "draft": {}, "target_fingerprint": "t",
         });
         serde_json::from_value(state).expect("a state")

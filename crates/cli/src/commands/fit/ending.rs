@@ -146,7 +146,7 @@ impl Fit<'_> {
         let folder = self.ledger.folder.clone();
         for cell in &record.cells {
             let pace = if cell.pace == Pacing::Fixed { ", every round" } else { "" };
-            let way = words::way(&cell.parts());
+            let way = words::way(&cell.drafter_parts);
             outln!("{way}{pace}: {}", delivery::figures(&cell.figures));
             for figures in delivery::kinds(cell) {
                 outln!("  {}: {}", figures.name, delivery::figures(figures));

@@ -13,9 +13,8 @@ use serde_json::Value;
 use super::{prompts, proof};
 use crate::failure::Result;
 
-/// Tokens and answers of prompts; 0 where an earlier version measured none.
+/// Tokens and answers of prompts; 0 where there are none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub(super) struct Lengths {
     /// Tokens of a row without its answers: the mean, and of the row that nine of ten are not longer than.
     pub(super) prompt: f64,

@@ -45,13 +45,11 @@ pub(super) struct Machine {
     pub(super) prefill: f64,
     /// Seconds of a token of an answer where [`Self::batch`] are written at a time, their prompts read before;
     /// `None` where no prompt leaves room for an answer.
-    #[serde(default)]
     pub(super) written_token: Option<f64>,
     /// 10⁹ operations a second.
     pub(super) gflops: f64,
     /// Speed-up of lookup alone, on prompts that were set aside, and its 95 % interval.
     pub(super) lookup: Option<f64>,
-    #[serde(default)]
     pub(super) lookup_interval: Option<(f64, f64)>,
     /// Of these prompts with all of their turns.
     #[serde(flatten)]
@@ -70,16 +68,9 @@ impl Machine {
         long_prompt.saturating_add((long_turns.max(1) as f64 * of_answer) as usize)
     }
 
-    /// Mean tokens of what stands before the first answer.
-    pub(super) fn first_prompt(&self) -> f64 {
-        let Lengths { first_prompt, prompt, .. } = self.lengths;
-        if first_prompt > 0.0 { first_prompt } else { prompt }
-    }
-
     /// Speed-up of lookup alone with its interval.
     pub(super) fn lookup_range(&self) -> Option<Range> {
-        let middle = self.lookup?;
-        let (low, high) = self.lookup_interval.unwrap_or((middle, middle));
+        let (middle, (low, high)) = self.lookup.zip(self.lookup_interval)?;
         Some(Range { low, middle, high })
     }
 
@@ -287,8 +278,7 @@ mod tests {
         assert!((of(1.0, 1).row(200.0) - 40.0).abs() < 1e-9);
         assert!((of(3.0, 5).row(200.0) - 80.0).abs() < 1e-9);
         assert_eq!((of(1.0, 1).long_row(200.0), of(3.0, 5).long_row(200.0)), (300, 1100));
-        // What an earlier version measured says nothing of turns.
+        // Where no prompt fits, nothing is known of turns.
         assert_eq!((of(0.0, 0).long_row(200.0), of(0.0, 0).answers_of_row()), (300, 1.0));
-        assert!((of(0.0, 0).first_prompt() - 40.0).abs() < 1e-9);
     }
 }

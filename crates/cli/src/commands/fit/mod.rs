@@ -165,12 +165,8 @@ fn files_digest(target: &str) -> Result<String> {
     const READ: [&str; 5] = ["safetensors", "json", "bin", "model", "jinja"];
     let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    // Earlier versions did not fetch it, and their fits go on.
-    let is_later =
-        |path: &Path| path.ends_with("chat_template.json") && !Path::new(target).exists();
-    let is_read = |path: &Path| {
-        path.extension().is_some_and(|end| READ.iter().any(|e| end == *e)) && !is_later(path)
-    };
+    let is_read =
+        |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|e| end == *e));
     let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
         .into_iter()
         .flatten()

@@ -159,7 +159,7 @@ mod tests {
 
     fn machine() -> Machine {
         let passes = [1, 2, 4, 8].map(|rows| (rows, 1e-2 * (1.0 + 0.1 * (rows - 1) as f64)));
-        let lengths = Lengths { prompt: 40.0, ..Lengths::default() };
+        let lengths = Lengths { prompt: 40.0, first_prompt: 40.0, ..Lengths::default() };
         Machine { passes: passes.to_vec(), lengths, prefill: 1e-3, ..Machine::default() }
     }
 
@@ -204,7 +204,8 @@ mod tests {
 
     #[test]
     fn long_rows_take_stages_and_the_time_holds() {
-        let lengths = Lengths { prompt: 5000.0, ..Lengths::default() };
+        let lengths =
+            Lengths { prompt: 5000.0, first_prompt: 5000.0, ..Lengths::default() };
         let machine = Machine { lengths, ..machine() };
         let long = LongRows { short: 1024, row_tokens: 8192, step: 2e-3, capture: 1e-3 };
         let trial = Trial { long: Some(long), ..trial() };

@@ -69,12 +69,10 @@ pub(super) struct Split {
     pub(super) shipped: usize,
     pub(super) held_out: usize,
     /// Of the program's own, set aside beside the user's.
-    #[serde(default)]
     pub(super) general: usize,
     pub(super) duplicates: usize,
     pub(super) unusable: usize,
     /// Those that are about the same as one that is set aside.
-    #[serde(default)]
     pub(super) alike: usize,
 }
 

@@ -152,7 +152,7 @@ impl Way {
 /// Seconds in which a prompt is answered plainly, by so many tokens at most.
 pub(super) fn of_prompt(max_tokens: usize, machine: &Machine) -> f64 {
     let answer = ANSWER * NEW_TOKENS.min(max_tokens) as f64;
-    answer * machine.step() + machine.first_prompt() * machine.prefill
+    answer * machine.step() + machine.lengths.first_prompt * machine.prefill
 }
 
 /// Seconds of a proof.

@@ -40,10 +40,8 @@ pub(super) struct Plan {
     pub(super) stages: Vec<Stage>,
     /// Seconds of the phases; those of the training are with its features and measurements.
     pub(super) answering: f64,
-    #[serde(default)]
     pub(super) search: f64,
     /// Whether the search keeps features of its rows in memory.
-    #[serde(default = "as_before")]
     pub(super) search_keeps_features: bool,
     pub(super) training: f64,
     pub(super) proof: f64,
@@ -54,11 +52,9 @@ pub(super) struct Plan {
     pub(super) proposed: Option<usize>,
     /// As the proof reports it: at measured pace, and of a full chain every round.
     pub(super) tau: Range,
-    #[serde(default)]
-    pub(super) full_tau: Option<Range>,
+    pub(super) full_tau: Range,
     /// Of the draft alone at measured pace, and with lookup beside it, where that was measured.
     pub(super) speed_up: Range,
-    #[serde(default)]
     pub(super) with_lookup: Option<Range>,
     /// Tokens of the answers and their prompts, which are learned, too, and most bytes of features in memory at a time:
     /// known while the plan is made.
@@ -71,11 +67,6 @@ pub(super) struct Plan {
     pub(super) memory: u64,
     /// Whether features of all rows are kept in memory.
     pub(super) keeps_features: bool,
-}
-
-/// What plans of earlier versions did without a word.
-fn as_before() -> bool {
-    true
 }
 
 /// The methods that fit a target, its engines and a wish.
@@ -218,7 +209,7 @@ impl Plan {
         Self {
             draft_len: costs.fastest(|n| tau(chance.middle, n)).0,
             tau: chance.map(|chance| costs.paced(chance).0),
-            full_tau: Some(chance.map(|chance| tau(chance, most))),
+            full_tau: chance.map(|chance| tau(chance, most)),
             speed_up,
             with_lookup,
             ..self
@@ -320,7 +311,7 @@ mod tests {
         let of = |pass: f64| Plan::new(&candidate(), &machine(pass), &trial(), &budget(7200.0));
         for pass in [0.02, 0.1, 0.3] {
             let plan = of(pass);
-            let full = plan.full_tau.expect("of every plan");
+            let full = plan.full_tau;
             // Prompts have no tokens here.
             let learned = plan.epochs * plan.answer_tokens;
             let chance = chance(&EVIDENCE, learned).expect("measured");
@@ -331,29 +322,25 @@ mod tests {
             assert!(plan.speed_up.middle <= 1.0 || (plan.tau.middle - of_best).abs() < 1e-9);
         }
         // Where nothing pays, a pass brings a token.
-        assert!((of(1.0).tau.middle - 1.0).abs() < 1e-9 && of(1.0).full_tau.expect("is").low > 1.0);
+        assert!((of(1.0).tau.middle - 1.0).abs() < 1e-9 && of(1.0).full_tau.low > 1.0);
     }
 
     #[test]
     fn lookup_adds_its_gain_with_its_interval() {
-        let plan = |interval| {
-            let machine = Machine { lookup: Some(1.2), lookup_interval: interval, ..machine(0.02) };
-            Plan::new(&candidate(), &machine, &trial(), &budget(7200.0))
-        };
-        let known = plan(Some((1.1, 1.4)));
+        let (lookup, lookup_interval) = (Some(1.2), Some((1.1, 1.4)));
+        let machine = Machine { lookup, lookup_interval, ..machine(0.02) };
+        let known = Plan::new(&candidate(), &machine, &trial(), &budget(7200.0));
         let (draft, both) = (known.speed_up, known.with_lookup.expect("measured"));
         assert!((both.middle - draft.middle - 0.2).abs() < 1e-9, "{known:?}");
         assert!((both.low - draft.low - 0.1).abs() < 1e-9, "{known:?}");
         assert!((both.high - draft.high - 0.4).abs() < 1e-9, "{known:?}");
-        // An earlier version measured no interval.
-        let both = plan(None).with_lookup.expect("measured");
-        assert!((both.low - draft.low - 0.2).abs() < 1e-9);
     }
 
     #[test]
     fn lookup_alone_is_named_where_it_is_better() {
-        let of = |lookup| {
-            let machine = Machine { lookup, ..machine(0.02) };
+        let of = |lookup: Option<f64>| {
+            let lookup_interval = lookup.map(|lookup| (lookup, lookup));
+            let machine = Machine { lookup, lookup_interval, ..machine(0.02) };
             let plan = Plan::new(&candidate(), &machine, &trial(), &budget(7200.0));
             (plan.lookup_is_better(&machine), plan.with_lookup.map(|range| range.middle > 1.5))
         };
@@ -388,7 +375,7 @@ mod tests {
         let read: Plan = serde_json::from_str(&text).expect("read");
         let names: Vec<&str> = read.stages.iter().map(|stage| stage.name.as_str()).collect();
         assert_eq!(names, ["base", "long", "answers"]);
-        // A plan of short rows, and of an earlier version, has none.
+        // A plan of short rows has none.
         let short = serde_json::to_value(Plan { steps: 3, row_tokens: 10, ..Plan::default() });
         let short = short.expect("written");
         assert!(short.get("stages").is_none(), "{short}");

@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use longdraft_models::paths::parent_of;
 use longdraft_models::target_model::is_same_target;
 pub(super) use longdraft_records::FIT_FILE as STATE_FILE;
 use longdraft_records::events::{EVENTS_FILE, Events, FitPhase, Reader, now};
 use longdraft_records::{FIT_LAYOUT, other_layout};
-use longdraft_serving::hub::is_hub_name;
-use longdraft_serving::{MANIFEST_FILE, Profile};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +30,7 @@ pub(super) struct Settings {
     /// Digest of its files' names and sizes.
     #[serde(rename = "fingerprint")]
     pub(super) files: String,
-    /// The target's fingerprint; empty where an earlier version wrote the file.
-    #[serde(default)]
+    /// The target's fingerprint.
     pub(super) weights: String,
     /// Hash of all prompts.
     pub(super) prompts: String,
@@ -48,7 +44,6 @@ pub(super) struct Settings {
 pub(super) struct State {
     version: u32,
     /// When this was written, in seconds since 1970.
-    #[serde(default)]
     noted: f64,
     /// The phase under way, for people who look into the file.
     pub(super) phase: FitPhase,
@@ -59,7 +54,6 @@ pub(super) struct State {
     pub(super) trial: Option<Trial>,
     pub(super) rounds: Vec<Round>,
     /// What lies in the folders of exports, by engine.
-    #[serde(default)]
     pub(super) exported: BTreeMap<String, Exported>,
 }
 
@@ -81,29 +75,22 @@ pub(super) struct Round {
     pub(super) spent: f64,
     pub(super) plan: Option<Plan>,
     /// Seconds that the method was set up for.
-    #[serde(default)]
     pub(super) set_up_for: Option<f64>,
     /// Seconds that the target has answered prompts; `None` before it began.
-    #[serde(default)]
     pub(super) answering: Option<f64>,
     /// What became of the answers, when there are enough.
     pub(super) answers: Option<Cleaned>,
     /// Beginnings that were tried, and the one that is taken.
-    #[serde(default)]
     pub(super) tried: Vec<Tried>,
-    #[serde(default)]
     pub(super) chosen: Option<Choice>,
     /// Seconds that the trainings of the search took, over those that were planned.
-    #[serde(default)]
     pub(super) slowness: Option<f64>,
     /// The configuration that is trained, fixed before its first step, and how often its rate was lowered since, for the
     /// training diverged.
     pub(super) training: Option<serde_json::Value>,
-    #[serde(default)]
     pub(super) lowered: usize,
     pub(super) trained: bool,
     /// The round whose draft is the result: this one, or an earlier one where that draft was better.
-    #[serde(default)]
     pub(super) kept: Option<usize>,
     pub(super) proved: bool,
     pub(super) delivered: bool,
@@ -267,10 +254,6 @@ impl Ledger {
 
 /// Seconds that a call worked after it noted its time and before it was killed: up to the last event that it told.
 fn since(noted: f64, folder: &Path) -> f64 {
-    // Earlier versions did not say when they noted it.
-    if noted <= 0.0 {
-        return 0.0;
-    }
     let (lines, _) = Reader::of(folder).more();
     let later = lines.iter().map(|line| line.at).skip_while(|at| *at < noted);
     let add =
@@ -287,15 +270,12 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         return Err(wrong(format!("another version wrote it (layout {layout})"))
             .hint("give another --output, or go on with the version that wrote it"));
     }
-    let mut state: State =
+    let state: State =
         serde_json::from_str(text).map_err(|error| wrong(format!("unreadable: {error}")))?;
-    if state.exported.is_empty() {
-        state.exported = exports_of(parent_of(path));
-    }
     let (old, new) = (&state.settings, settings);
     // The same weights may lie elsewhere now.
     let differing = [
-        ("the target", old.files != new.files || !has_weights_of(old, new)),
+        ("the target", old.files != new.files || !is_same_target(&old.weights, &new.weights)),
         ("the prompts", old.prompts != new.prompts),
         ("--temperature", old.temperature.to_bits() != new.temperature.to_bits()),
         ("--max-tokens", old.max_tokens != new.max_tokens),
@@ -307,24 +287,6 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         return Err(wrong(format!("was begun with another value of {}", differing.join(", "))));
     }
     Ok(state)
-}
-
-/// The exports that an earlier version left, which did not note them: of a draft that is not known.
-fn exports_of(folder: &Path) -> BTreeMap<String, Exported> {
-    let known = Profile::ALL.into_iter().filter_map(|engine| {
-        let manifest = folder.join("exports").join(engine.name()).join(MANIFEST_FILE);
-        let text = std::fs::read_to_string(manifest).ok()?;
-        let manifest: serde_json::Value = serde_json::from_str(&text).ok()?;
-        // A path would stand for the place that the target had then.
-        let name = manifest["target"]["name"].as_str().filter(|name| is_hub_name(name));
-        let target_name = name.map(str::to_owned);
-        Some((engine.name().to_owned(), Exported { round: 0, target_name }))
-    });
-    known.collect()
-}
-
-fn has_weights_of(old: &Settings, new: &Settings) -> bool {
-    old.weights.is_empty() || is_same_target(&old.weights, &new.weights)
 }
 
 #[cfg(test)]

@@ -173,9 +173,8 @@ fn stage(stage: &Stage, index: usize, features: &str) {
 
 /// What the draft is expected to bring, in the quantities that the proof measures.
 fn expected(plan: &Plan, machine: &Machine) {
-    let full = plan.full_tau.map_or_else(String::new, |full| {
-        format!(" (tau {} in full chains of {}, every round)", range(full), plan.most)
-    });
+    let full =
+        format!(" (tau {} in full chains of {}, every round)", range(plan.full_tau), plan.most);
     outln!(
         "expected: tau {}, {} times as fast as plain decoding, both at measured pace{full}. Few drafts were measured so \
          far, all of one small target: the range is a guess from them, which the proof replaces",
@@ -207,7 +206,7 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         format!(
             "In this time a draft is expected to learn no more than tau {:.2} in chains of {}; more --time may change \
              that",
-            plan.full_tau.unwrap_or(plan.tau).middle,
+            plan.full_tau.middle,
             plan.most
         )
     };

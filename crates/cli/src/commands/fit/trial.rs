@@ -48,8 +48,7 @@ const MOST_SURCHARGE: f64 = 2.0;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Trial {
     pub(super) method: String,
-    /// Tokens of its rows; 0 where an earlier version did not note it.
-    #[serde(default)]
+    /// Tokens of its rows.
     pub(super) row_tokens: usize,
     /// Seconds of a token of training, and of the features of one.
     pub(super) step: f64,
@@ -58,10 +57,8 @@ pub(super) struct Trial {
     #[serde(rename = "draft")]
     pub(super) seconds: f64,
     /// Plain steps that the pass of such a round takes.
-    #[serde(default)]
     pub(super) pass: Option<f64>,
     /// Whether that is the same for fewer proposals.
-    #[serde(default)]
     pub(super) is_one_block: bool,
     /// Tokens that are proposed, if not all.
     pub(super) proposed: Option<usize>,
@@ -332,7 +329,7 @@ mod tests {
         let disturbed = Trial { step: 5e-3, ..trial.clone() };
         assert!((disturbed.in_rows(1 << 20).step - 3e-3).abs() < 1e-12);
         assert!((trial.slower(2.0).in_rows(3072).step - 6e-3).abs() < 1e-12);
-        // An earlier version measured no long rows.
+        // Without long rows a token takes what it takes.
         let without = Trial { long: None, ..trial };
         assert_eq!(without.in_rows(8192), without);
     }

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::time::Instant;
 
 use longdraft_decode::evaluate::Progress;
-use longdraft_models::draft::TOKEN_COUNTS_FILE;
 use longdraft_models::target_model::Target;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_report::words;
@@ -38,8 +37,7 @@ pub(super) fn run(
 ) -> Result<Option<DecodeRecord>> {
     let size = Target::open_config(target)?.vocab_size / PROPOSED;
     let alone = DecodingArguments {
-        // A draft of an earlier version has no counts.
-        draft_vocab_size: draft.join(TOKEN_COUNTS_FILE).is_file().then_some(size),
+        draft_vocab_size: Some(size),
         ..DecodingArguments::chain(draft, DRAFT_LEN)
     };
     let models = alone.open(target)?;
@@ -85,7 +83,7 @@ pub(super) fn tell(record: &DecodeRecord) {
         outln!(
             "{}: {:.2} times as fast ({:.0} tok/s, {:.0} plain), {:.2} tokens per target pass, {} of \
              {} outputs equal",
-            words::way(&cell.parts()),
+            words::way(&cell.drafter_parts),
             figures.speed_up,
             figures.decode_tok_s,
             figures.plain_decode_tok_s,

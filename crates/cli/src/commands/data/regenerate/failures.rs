@@ -136,8 +136,8 @@ mod tests {
     fn a_failure_that_does_not_say_how_it_was_tried_is_tried_again() {
         let folder = tempfile::tempdir().expect("folder");
         let answers = folder.path().join("answers.jsonl");
-        let old = "{\"row\":0,\"id\":\"p.jsonl:0\",\"status\":\"skipped\"}\n";
-        std::fs::write(failures_file(&answers), old).expect("of an earlier version");
+        let line = "{\"row\":0,\"id\":\"p.jsonl:0\",\"status\":\"skipped\",\"attempt\":null}\n";
+        std::fs::write(failures_file(&answers), line).expect("written");
         let mut failures = Failures::open(&answers).expect("readable");
         assert_eq!(failures.confirm(0, "p.jsonl:0", "a"), None);
         std::fs::write(failures_file(&answers), "{\"row\":0}\n").expect("foreign");

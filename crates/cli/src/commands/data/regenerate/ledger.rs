@@ -167,8 +167,7 @@ impl Ledger {
                 Failure::work(problem).hint("give another --output, or the old values to go on")
             );
         }
-        // Earlier versions did not note it.
-        if line["form"].as_str().is_some_and(|form| form != self.form) {
+        if line["form"] != self.form.as_str() {
             let problem =
                 format!("{}: was written with another chat template or tokenizer", path.display());
             return Err(
