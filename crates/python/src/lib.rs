@@ -5,6 +5,7 @@
 
 mod errors;
 mod exporting;
+mod keywords;
 mod models;
 mod running;
 mod session;

@@ -1,73 +1,48 @@
 //! Sessions, their streams, and what is measured of drafting.
 
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use longdraft::{
-    Answer, AnswerOptions, EvaluationOptions, Next, Origin, PaceChoice, Prompts, SessionOptions,
-    Stop, choice, layout,
+    Answer, AnswerOptions, EvaluationOptions, Next, Origin, Prompts, SessionOptions, Stop, choice,
+    layout,
 };
 use pyo3::prelude::*;
 use serde_json::json;
 
 use crate::errors::{raised, refused};
+use crate::keywords::{given, read};
 use crate::models::{Draft, Target, turns};
 use crate::running::{TICK, require_owner, run};
 
-/// Keyword arguments about drafting.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Drafting {
-    mtp: bool,
-    draft_len: usize,
-    tree: Option<String>,
-    lookup: Option<String>,
-    datastore: Vec<PathBuf>,
-    confidence_threshold: f64,
-    verify: String,
-    draft_vocab: Option<PathBuf>,
-    draft_vocab_size: Option<usize>,
-    pace: String,
+/// How a session drafts, of keyword arguments.
+fn session_options(all: &Bound<'_, PyAny>) -> PyResult<SessionOptions> {
+    Ok(SessionOptions {
+        mtp: given(all, "mtp")?,
+        draft_len: given(all, "draft_len")?,
+        tree: read(all, "tree", |_, tree| layout(tree))?,
+        lookup: read(all, "lookup", choice)?,
+        datastore: given(all, "datastore")?,
+        confidence_threshold: given(all, "confidence_threshold")?,
+        verify: choice("verify", &given::<String>(all, "verify")?).map_err(raised)?,
+        draft_vocab: given(all, "draft_vocab")?,
+        draft_vocab_size: given(all, "draft_vocab_size")?,
+        pace: choice("pace", &given::<String>(all, "pace")?).map_err(raised)?,
+    })
 }
 
-impl Drafting {
-    fn options(self) -> longdraft::Result<SessionOptions> {
-        Ok(SessionOptions {
-            mtp: self.mtp,
-            draft_len: self.draft_len,
-            tree: self.tree.as_deref().map(layout).transpose()?,
-            lookup: self.lookup.as_deref().map(|how| choice("lookup", how)).transpose()?,
-            datastore: self.datastore,
-            confidence_threshold: self.confidence_threshold,
-            verify: choice("verify", &self.verify)?,
-            draft_vocab: self.draft_vocab,
-            draft_vocab_size: self.draft_vocab_size,
-            pace: choice::<PaceChoice>("pace", &self.pace)?,
-        })
-    }
-}
-
-/// Keyword arguments about an answer.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Asked {
-    max_tokens: usize,
-    temperature: f64,
-    top_k: Option<usize>,
-    top_p: f64,
-    min_p: f64,
-    seed: u64,
-    stop: Vec<String>,
-    stop_tokens: Vec<String>,
-    ignore_eos: bool,
-}
-
-impl From<Asked> for AnswerOptions {
-    fn from(asked: Asked) -> Self {
-        let Asked { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } = asked;
-        let (stop, stop_tokens) = (asked.stop, asked.stop_tokens);
-        Self { max_tokens, temperature, top_k, top_p, min_p, seed, stop, stop_tokens, ignore_eos }
-    }
+/// What is asked of an answer, of keyword arguments.
+fn answer_options(all: &Bound<'_, PyAny>) -> PyResult<AnswerOptions> {
+    Ok(AnswerOptions {
+        max_tokens: given(all, "max_tokens")?,
+        temperature: given(all, "temperature")?,
+        top_k: given(all, "top_k")?,
+        top_p: given(all, "top_p")?,
+        min_p: given(all, "min_p")?,
+        seed: given(all, "seed")?,
+        stop: given(all, "stop")?,
+        stop_tokens: given(all, "stop_tokens")?,
+        ignore_eos: given(all, "ignore_eos")?,
+    })
 }
 
 /// Answers prompts on a thread of its own.
@@ -81,9 +56,9 @@ impl Session {
         py: Python<'_>,
         target: &Target,
         draft: Option<&Draft>,
-        drafting: Drafting,
+        drafting: Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let options = drafting.options().map_err(raised)?;
+        let options = session_options(&drafting)?;
         let (target, draft) = (target.0.clone(), draft.map(|draft| draft.0.clone()));
         run(py, &Stop::new(), move || longdraft::Session::with(&target, draft.as_ref(), &options))
             .map(Self)
@@ -95,9 +70,15 @@ impl Session {
     }
 
     /// An answer to a prompt, or to a user's turn of the conversation.
-    fn stream(&self, py: Python<'_>, text: &str, chat: bool, asked: Asked) -> PyResult<Stream> {
+    fn stream(
+        &self,
+        py: Python<'_>,
+        text: &str,
+        chat: bool,
+        asked: Bound<'_, PyAny>,
+    ) -> PyResult<Stream> {
         require_owner(py)?;
-        let options = asked.into();
+        let options = answer_options(&asked)?;
         let stream = py.detach(|| {
             if chat { self.0.chat_stream(text, &options) } else { self.0.stream(text, &options) }
         });
@@ -169,23 +150,6 @@ impl Stream {
     }
 }
 
-/// Keyword arguments about an evaluation.
-#[derive(FromPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Evaluating {
-    max_tokens: usize,
-    temperatures: Vec<f64>,
-    top_k: Option<usize>,
-    top_p: f64,
-    min_p: f64,
-    seed: u64,
-    runs: usize,
-    limit: Option<usize>,
-    field: String,
-    chat: bool,
-    output: Option<PathBuf>,
-}
-
 /// What was measured, as JSON.
 #[pyfunction]
 pub(crate) fn evaluate(
@@ -193,24 +157,22 @@ pub(crate) fn evaluate(
     target: &Target,
     draft: Option<&Draft>,
     prompts: (Option<String>, Vec<String>),
-    drafting: Drafting,
-    evaluating: Evaluating,
+    drafting: Bound<'_, PyAny>,
+    evaluating: Bound<'_, PyAny>,
 ) -> PyResult<String> {
-    let Evaluating { max_tokens, temperatures, top_k, top_p, min_p, seed, .. } = evaluating;
-    let Evaluating { runs, limit, field, chat, output, .. } = evaluating;
     let options = EvaluationOptions {
-        session: drafting.options().map_err(raised)?,
-        max_tokens,
-        temperatures,
-        top_k,
-        top_p,
-        min_p,
-        seed,
-        runs,
-        limit,
-        field,
-        chat,
-        output,
+        session: session_options(&drafting)?,
+        max_tokens: given(&evaluating, "max_tokens")?,
+        temperatures: given(&evaluating, "temperatures")?,
+        top_k: given(&evaluating, "top_k")?,
+        top_p: given(&evaluating, "top_p")?,
+        min_p: given(&evaluating, "min_p")?,
+        seed: given(&evaluating, "seed")?,
+        runs: given(&evaluating, "runs")?,
+        limit: given(&evaluating, "limit")?,
+        field: given(&evaluating, "field")?,
+        chat: given(&evaluating, "chat")?,
+        output: given(&evaluating, "output")?,
     };
     let (name, texts) = prompts;
     let prompts = name.map_or(Prompts::Texts(texts), Prompts::Named);

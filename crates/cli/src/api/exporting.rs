@@ -2,30 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use longdraft_serving::verify::Severity;
-use serde::Serialize;
-
 use super::error::Result;
 use super::models::Draft;
 use crate::cli::{ExportArguments, ExportOptions, VerifyArguments};
 use crate::commands::{export as writing, verify as checking};
 
-/// A folder that was written.
-#[derive(Debug, Clone, Serialize)]
-pub struct ExportedFolder {
-    /// Engine it is for: `vllm`, `sglang`, ...
-    pub profile: String,
-    /// The folder.
-    pub output: PathBuf,
-    /// Tensors of the weight file.
-    pub tensors: usize,
-    /// Names.
-    pub files: Vec<String>,
-    /// What the engines of some version do not compute.
-    pub warnings: Vec<String>,
-    /// Engines with the command that serves it; `DIR` stands for the folder.
-    pub serve: Vec<(String, String)>,
-}
+pub use crate::commands::export::ExportedFolder;
+pub use crate::commands::verify::Finding;
 
 /// Writes a draft as serving engines read it; several go to folders of their names below `output`.
 ///
@@ -45,17 +28,7 @@ pub fn export(
         options: options.clone(),
     };
     let mut folders = Vec::new();
-    writing::each(&arguments, &mut |written| {
-        let serve = written.exported.manifest.serve.iter();
-        folders.push(ExportedFolder {
-            profile: written.profile.name().to_owned(),
-            output: written.folder,
-            tensors: written.exported.tensors,
-            serve: serve.map(|(engine, command)| (engine.clone(), command.clone())).collect(),
-            files: written.exported.files,
-            warnings: written.exported.warnings,
-        });
-    })?;
+    writing::each(&arguments, &mut |folder| folders.push(folder))?;
     Ok(folders)
 }
 
@@ -74,21 +47,6 @@ pub struct VerifyOptions {
     pub strict: bool,
 }
 
-/// What was found out about an exported folder.
-#[derive(Debug, Clone, Serialize)]
-pub struct Finding {
-    /// The folder.
-    pub folder: PathBuf,
-    /// Whether it may be served.
-    pub clean: bool,
-    /// Errors and warnings.
-    pub counts: (usize, usize),
-    /// Every finding with its remedy, and each engine's verdict.
-    pub report: longdraft_serving::verify::Report,
-    /// tau with the checkpoint and with the export, where both decoded.
-    pub tau: Option<(f64, f64)>,
-}
-
 /// Checks an exported folder, or those in a folder, without any engine.
 ///
 /// # Errors
@@ -104,15 +62,6 @@ pub fn verify(folder: impl AsRef<Path>, options: &VerifyOptions) -> Result<Vec<F
         ..VerifyArguments::default()
     };
     let mut findings = Vec::new();
-    checking::each(&arguments, &mut |folder, _, checked| {
-        let report = checked.report.clone();
-        findings.push(Finding {
-            folder: folder.to_path_buf(),
-            clean: checked.judge(options.strict).is_ok(),
-            counts: (report.count(Severity::Error), report.count(Severity::Warning)),
-            report,
-            tau: checked.decoded,
-        });
-    })?;
+    checking::each(&arguments, &mut |finding, _| findings.push(finding))?;
     Ok(findings)
 }

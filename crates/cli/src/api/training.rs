@@ -9,11 +9,10 @@ use longdraft_kernels::memory::keep_freed;
 use longdraft_parallel::World;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::inputs::Reach;
-use longdraft_train::stage::{Ending, Observer, ResumePolicy};
+use longdraft_train::stage::{self, Ending, Observer, ResumePolicy};
 use serde_json::{Value, json};
 
 use super::error::{Result, Stop};
-use crate::cli::CaptureArguments;
 use crate::commands::capture as capturing;
 use crate::commands::curriculum::{self, Audience, End};
 use crate::commands::recorded::{Figures, FinishedRun};
@@ -223,27 +222,20 @@ pub fn capture(
     observer: &mut dyn Observer,
     stop: &Stop,
 ) -> Result<Captured> {
-    let mut stages = vec![configuration.stage(&options.changes)?];
-    for other in &options.also {
-        stages.push(other.stage_beside(&options.changes)?);
+    let mut stages = vec![(configuration.name(), configuration.stage(&options.changes)?)];
+    for (number, other) in (2..).zip(&options.also) {
+        // Two texts have one name.
+        let name = match other {
+            Configuration::File(_) => other.name(),
+            Configuration::Text(_) => format!("configuration {number}"),
+        };
+        stages.push((name, other.stage_beside(&options.changes)?));
     }
-    // Two texts have one name.
-    let named = |(at, other): (usize, &Configuration)| match other {
-        Configuration::File(path) => path.clone(),
-        Configuration::Text(_) => PathBuf::from(format!("configuration {}", at + 2)),
-    };
     keep_freed();
-    let arguments = CaptureArguments {
-        config: PathBuf::from(configuration.name()),
-        overrides: options.changes.clone(),
-        also: options.also.iter().enumerate().map(named).collect(),
-        dry_run: options.dry_run,
-        verify: options.verify,
-        records: options.records.clone(),
-        ..CaptureArguments::default()
-    };
+    let (records, verify) = (options.records.clone(), options.verify);
+    let how = (&stage::CaptureOptions { records, verify, free_bytes: None }, options.dry_run);
     let mut progress = TrainingProgress::new(stop.0.clone(), Voice::silent()).heard_by(observer);
-    let captured = capturing::capture(&World::single(), &arguments, &stages, &mut progress)?;
+    let captured = capturing::capture(&World::single(), &stages, how, &mut progress)?;
     let (tokens, bytes) = (captured.estimate.tokens as u64, captured.estimate.bytes);
     let finished = captured.ending == Ending::Finished;
     Ok(Captured { place: captured.place, finished, tokens, bytes, shards: captured.shards })

@@ -33,14 +33,18 @@ pub(crate) fn run(arguments: &CaptureArguments, json: bool) -> Result<()> {
 
 fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()> {
     let changes = with_device(&arguments.overrides, arguments.device);
-    let mut stages = vec![read_located_stage(&arguments.config, &changes)?];
+    let name = |path: &Path| path.display().to_string();
+    let first = read_located_stage(&arguments.config, &changes)?;
+    let mut stages = vec![(name(&arguments.config), first)];
     for path in &arguments.also {
-        stages.push(read_located_beside(path, &changes)?);
+        stages.push((name(path), read_located_beside(path, &changes)?));
     }
     let interrupts = Interrupts::listen();
-    let voice = Voice::of(world, &stages[0].config.output)?;
+    let voice = Voice::of(world, &stages[0].1.config.output)?;
     let mut progress = TrainingProgress::new(interrupts.clone(), voice);
-    let captured = capture(world, arguments, &stages, &mut progress)?;
+    let (records, verify) = (arguments.records.clone(), arguments.verify);
+    let options = CaptureOptions { records, verify, free_bytes: None };
+    let captured = capture(world, &stages, (&options, arguments.dry_run), &mut progress)?;
     let Captured { place, estimate, shards, ending, seconds } = captured;
     let outcome = if arguments.dry_run { Ok(()) } else { interrupts.outcome(ending, world) };
     if !world.is_first() {
@@ -55,10 +59,8 @@ fn run_on(world: &World, arguments: &CaptureArguments, json: bool) -> Result<()>
     } else if arguments.dry_run {
         outln!("no features were written");
     } else if ending == Ending::Finished {
-        let configs = std::iter::once(&arguments.config).chain(&arguments.also);
-        let commands: Vec<String> = configs
-            .map(|config| format!("`longdraft train {}`", quoted(&config.display().to_string())))
-            .collect();
+        let command = |(name, _): &(String, _)| format!("`longdraft train {}`", quoted(name));
+        let commands: Vec<String> = stages.iter().map(command).collect();
         outln!(
             "done in {}: {place}; train from it with {} and the same arguments",
             clock(seconds),
@@ -80,39 +82,38 @@ pub(crate) struct Captured {
     pub(crate) seconds: f64,
 }
 
-/// Captures what stages need and the first one's store lacks; every rank calls it.
+/// Captures what stages, each with its name, need and the first one's store lacks; with `dry_run` it only says how much
+/// that is. Every rank calls it.
 pub(crate) fn capture(
     world: &World,
-    arguments: &CaptureArguments,
-    stages: &[Located],
+    stages: &[(String, Located)],
+    (options, dry_run): (&CaptureOptions, bool),
     progress: &mut TrainingProgress<'_>,
 ) -> Result<Captured> {
-    for stage in stages {
+    for (_, stage) in stages {
         let problems = stage_input_problems(stage, Reach::All, Purpose::Capturing);
         if !problems.is_empty() {
             return Err(ConfigurationError::from(problems).into());
         }
     }
-    let names = std::iter::once(&arguments.config).chain(&arguments.also);
-    let names: Vec<String> = names.map(|path| path.display().to_string()).collect();
-    let readers = names.iter().zip(stages);
-    let readers: Vec<Reader<'_>> =
-        readers.map(|(name, stage)| Reader { name, config: &stage.config }).collect();
+    let readers = stages.iter().map(|(name, stage)| Reader { name, config: &stage.config });
+    let readers: Vec<Reader<'_>> = readers.collect();
     let config = readers[0].config;
     let Some(place) = config.train.features.store() else {
         return Err(Failure::usage("`train.features` names no place for the features")
             .hint("add train.features=FOLDER (or s3://, gs://, az://); `train` then reads it"));
     };
     readers[1..].iter().try_for_each(|other| require_same_source(&readers[0], other))?;
-    check_shared_layers(config, arguments, world)?;
-    if !place.contains("://") && !arguments.dry_run {
+    let records = options.records.as_deref();
+    check_shared_layers(config, records.is_some(), world)?;
+    if !place.contains("://") && !dry_run {
         require_writable(Path::new(place))
             .map_err(|failure| failure.hint("give another train.features=FOLDER"))?;
     }
-    arguments.records.as_deref().map(require_folder).transpose()?;
+    records.map(require_folder).transpose()?;
     // Records take the place of its passes.
     let from_last = |reader: &Reader<'_>| reader.config.needed_layers() == Layers::Last;
-    let layers = match &arguments.records {
+    let layers = match records {
         None => Layers::All,
         Some(_) if readers.iter().any(from_last) => Layers::Last,
         Some(_) => config.needed_layers(),
@@ -124,15 +125,10 @@ pub(crate) fn capture(
     let target = Arc::new(Target::open(&config.target, &target)?);
     let tokenizer = Target::open_tokenizer(&config.target)?;
     let started = std::time::Instant::now();
-    let options = CaptureOptions {
-        records: arguments.records.clone(),
-        verify: arguments.verify,
-        free_bytes: None,
-    };
-    let capture = Capture::prepare(&readers, target, &tokenizer, &options, world, progress)?;
+    let capture = Capture::prepare(&readers, target, &tokenizer, options, world, progress)?;
     let (estimate, shards) = (capture.estimate(), capture.shards());
     progress.voice().say(&describe(&estimate, shards, place));
-    let ending = if arguments.dry_run { Ending::Stopped } else { capture.run(progress)? };
+    let ending = if dry_run { Ending::Stopped } else { capture.run(progress)? };
     // The first rank's answer is that all of the store is written.
     // The others may have shards left when one is stopped.
     let stopped = world.patiently(|world| world.any(ending == Ending::Stopped));
@@ -165,13 +161,9 @@ fn require_same_source(one: &Reader<'_>, other: &Reader<'_>) -> Result<()> {
 }
 
 /// Refuses ranks that cannot share the target's layers, before these are loaded.
-fn check_shared_layers(
-    config: &TrainConfig,
-    arguments: &CaptureArguments,
-    world: &World,
-) -> Result<()> {
+fn check_shared_layers(config: &TrainConfig, has_records: bool, world: &World) -> Result<()> {
     let tensor = config.parallel.tensor;
-    if tensor > 1 && arguments.records.is_some() {
+    if tensor > 1 && has_records {
         return Err(Failure::usage(format!(
             "`parallel.tensor: {tensor}` shares the target's layers, and none run where --records take \
              the place of its passes"

@@ -11,6 +11,7 @@ use longdraft_serving::{
     ExportOptions, Exported, MANIFEST_FILE, Profile, Provenance, ServingError, TargetFacts,
     WeightType, export, in_folder, own_command, require_fit,
 };
+use serde::Serialize;
 use serde_json::json;
 
 use crate::cli::{ExportArguments, ExportDtype};
@@ -25,20 +26,20 @@ const DRAFT_LEN: usize = 3;
 pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
     let mut written = Vec::new();
     each(arguments, &mut |exported| {
-        let Written { profile, folder, exported } = exported;
-        for warning in &exported.warnings {
-            errln!("warning: {}: {warning}", profile.name());
+        let ExportedFolder { profile, output, tensors, files, warnings, serve } = exported;
+        for warning in &warnings {
+            errln!("warning: {profile}: {warning}");
         }
         if !json {
-            let (tensors, folder) = (exported.tensors, folder.display().to_string());
-            outln!("wrote {tensors} tensors for {} to {folder}", profile.name());
-            for (engine, command) in &exported.manifest.serve {
+            let folder = output.display().to_string();
+            outln!("wrote {tensors} tensors for {profile} to {folder}");
+            for (engine, command) in &serve {
                 outln!("  {engine}: {}", in_folder(command, &folder));
             }
         }
         written.push(json!({
-            "profile": profile.name(), "output": folder.to_string_lossy(),
-            "tensors": exported.tensors, "files": exported.files, "warnings": exported.warnings,
+            "profile": profile, "output": output.to_string_lossy(),
+            "tensors": tensors, "files": files, "warnings": warnings,
         }));
     })?;
     if json {
@@ -48,14 +49,27 @@ pub(crate) fn run(arguments: &ExportArguments, json: bool) -> Result<()> {
 }
 
 /// A folder that was written.
-pub(crate) struct Written {
-    pub(crate) profile: Profile,
-    pub(crate) folder: PathBuf,
-    pub(crate) exported: Exported,
+#[derive(Debug, Clone, Serialize)]
+pub struct ExportedFolder {
+    /// Engine it is for: `vllm`, `sglang`, ...
+    pub profile: String,
+    /// The folder.
+    pub output: PathBuf,
+    /// Tensors of the weight file.
+    pub tensors: usize,
+    /// Names.
+    pub files: Vec<String>,
+    /// What the engines of some version do not compute.
+    pub warnings: Vec<String>,
+    /// Engines with the command that serves it; `DIR` stands for the folder.
+    pub serve: Vec<(String, String)>,
 }
 
 /// Writes a folder for every profile asked for, and tells of each.
-pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -> Result<()> {
+pub(crate) fn each(
+    arguments: &ExportArguments,
+    tell: &mut dyn FnMut(ExportedFolder),
+) -> Result<()> {
     let profiles = arguments.to.iter().map(|name| profile_named(name));
     let profiles = profiles.collect::<Result<Vec<_>>>()?;
     let source = DraftSource::find(&arguments.draft)?;
@@ -116,7 +130,9 @@ pub(crate) fn each(arguments: &ExportArguments, tell: &mut dyn FnMut(Written)) -
                 HUB_NAME
             );
         }
-        tell(Written { profile: *profile, folder, exported });
+        let Exported { files, tensors, warnings, manifest } = exported;
+        let (profile, serve) = (profile.name().to_owned(), manifest.serve.into_iter().collect());
+        tell(ExportedFolder { profile, output: folder, tensors, files, warnings, serve });
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `longdraft verify`: what is wrong with an export, without any engine.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::DType;
 use longdraft_decode::SpeculativeDecoder;
@@ -12,6 +12,7 @@ use longdraft_models::paths::folder_of;
 use longdraft_models::weights::safetensors;
 use longdraft_serving::verify::{Report, Severity, VerifyOptions, verify};
 use longdraft_serving::{MANIFEST_FILE, Manifest, Profile, TargetFacts, format_of, parity};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::export::profile_named;
@@ -36,16 +37,16 @@ const DRAFT_LEN: usize = 4;
 /// Prints the report; fails if the folder may not be served.
 pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
     let (mut values, mut failures) = (Vec::new(), Vec::new());
-    let folders = each(arguments, &mut |folder, is_one, checked| {
+    let folders = each(arguments, &mut |finding, is_one| {
         if json {
-            values.push(checked.to_json(arguments.strict, folder));
+            values.push(finding.to_json(arguments.strict));
         } else {
             if !is_one {
-                outln!("== {}", folder.display());
+                outln!("== {}", finding.folder.display());
             }
-            checked.print(folder);
+            finding.print();
         }
-        failures.extend(checked.judge(arguments.strict).err());
+        failures.extend(finding.judge(arguments.strict).err());
     })?;
     if json {
         let all = json!({ "clean": failures.is_empty(), "exports": values });
@@ -61,8 +62,8 @@ pub(crate) fn run(arguments: &VerifyArguments, json: bool) -> Result<()> {
     }
 }
 
-/// Hears of an export: its folder, whether it is the only one, and what was found out.
-pub(crate) type Told<'a> = dyn FnMut(&Path, bool, &Checked) + 'a;
+/// Hears what was found out about an export, and whether it is the only one.
+pub(crate) type Told<'a> = dyn FnMut(Finding, bool) + 'a;
 
 /// Checks every export that the arguments mean; returns how many there are.
 pub(crate) fn each(arguments: &VerifyArguments, tell: &mut Told<'_>) -> Result<usize> {
@@ -91,17 +92,24 @@ pub(crate) fn each(arguments: &VerifyArguments, tell: &mut Told<'_>) -> Result<u
     }
     let target = arguments.target.as_deref().map(TargetFacts::open).transpose()?;
     for folder in &folders {
-        let checked = check(arguments, folder, profile, target.as_ref())?;
-        tell(folder, folders.len() == 1, &checked);
+        tell(check(arguments, folder, profile, target.as_ref())?, folders.len() == 1);
     }
     Ok(folders.len())
 }
 
-/// What was found out about an export.
-pub(crate) struct Checked {
-    pub(crate) report: Report,
-    /// tau with the checkpoint and with the export, if both decoded.
-    pub(crate) decoded: Option<(f64, f64)>,
+/// What was found out about an exported folder.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Whether it may be served.
+    pub clean: bool,
+    /// Errors and warnings.
+    pub counts: (usize, usize),
+    /// Every finding with its remedy, and each engine's verdict.
+    pub report: Report,
+    /// tau with the checkpoint and with the export, where both decoded.
+    pub tau: Option<(f64, f64)>,
 }
 
 fn check(
@@ -109,7 +117,7 @@ fn check(
     folder: &Path,
     profile: Option<Profile>,
     target: Option<&TargetFacts>,
-) -> Result<Checked> {
+) -> Result<Finding> {
     let checkpoint = match (&arguments.checkpoint, target) {
         (Some(path), Some(target)) => {
             let draft = DraftSource::find(path)?.open(&target.target)?;
@@ -119,7 +127,7 @@ fn check(
         _ => None,
     };
     let report = verify(folder, &VerifyOptions { profile, target, checkpoint })?;
-    let decoded = match (arguments.decode, &arguments.checkpoint, &arguments.target) {
+    let tau = match (arguments.decode, &arguments.checkpoint, &arguments.target) {
         (Some(tokens), Some(checkpoint), Some(target)) if report.is_clean(false) => {
             Some(compare_decoding(tokens, checkpoint, folder, target)?)
         }
@@ -128,40 +136,42 @@ fn check(
     if let (Some(file), Some(target)) = (&arguments.record, &arguments.target) {
         record(file, folder, target)?;
     }
-    Ok(Checked { report, decoded })
+    let counts = (report.count(Severity::Error), report.count(Severity::Warning));
+    let finding = Finding { folder: folder.to_path_buf(), clean: false, counts, report, tau };
+    Ok(Finding { clean: finding.judge(arguments.strict).is_ok(), ..finding })
 }
 
-impl Checked {
-    fn counts(&self) -> String {
-        let (errors, warnings) =
-            (self.report.count(Severity::Error), self.report.count(Severity::Warning));
+impl Finding {
+    fn counted(&self) -> String {
+        let (errors, warnings) = self.counts;
         format!("{}, {}", counted(errors, "error"), counted(warnings, "warning"))
     }
 
-    fn to_json(&self, strict: bool, folder: &Path) -> Value {
+    fn to_json(&self, strict: bool) -> Value {
         let mut value = serde_json::to_value(&self.report).unwrap_or_default();
-        value["folder"] = json!(folder.to_string_lossy());
+        value["folder"] = json!(self.folder.to_string_lossy());
         value["clean"] = self.report.is_clean(strict).into();
-        value["tau"] = self.decoded.map_or(Value::Null, |(own, export)| json!([own, export]));
+        value["tau"] = json!(self.tau);
         value
     }
 
-    fn print(&self, folder: &Path) {
+    fn print(&self) {
         out!("{}", self.report);
-        if let Some((own, export)) = self.decoded {
+        if let Some((own, export)) = self.tau {
             outln!("decoding: tau {export:.3} with the export, {own:.3} with the checkpoint");
         }
-        outln!("{} as {}: {}", folder.display(), self.report.profile.name(), self.counts());
+        let (folder, profile) = (self.folder.display(), self.report.profile.name());
+        outln!("{folder} as {profile}: {}", self.counted());
     }
 
     /// Whether the export may be served.
-    pub(crate) fn judge(&self, strict: bool) -> Result<()> {
+    fn judge(&self, strict: bool) -> Result<()> {
         if !self.report.is_clean(strict) {
-            let what = format!("{}: the export may not be served", self.counts());
+            let what = format!("{}: the export may not be served", self.counted());
             let failure = Failure::work(what).hint("each finding above says what to do");
             return Err(failure.in_result());
         }
-        match self.decoded {
+        match self.tau {
             Some((own, export)) if (own - export).abs() > TAU_GAP * own => Err(Failure::work(
                 format!("tau is {export:.3} with the export and {own:.3} with the checkpoint"),
             )
