@@ -14,7 +14,8 @@ use crate::target_model::KeyValues;
 pub struct Seen {
     /// Keys and values, `[S, K, D]` each.
     pub keys: KeyValues,
-    /// Which of them each row sees; it has a query for every row of the sequence.
+    /// Which of them each row sees; it has a query for every row of the sequence, of which there may be none beside
+    /// others.
     pub ranges: Arc<KeyRanges>,
 }
 
@@ -31,6 +32,9 @@ pub(super) fn attention_each(q: &Tensor, sequences: &[Seen]) -> Result<Tensor> {
     let mut attended = Vec::with_capacity(sequences.len());
     for Seen { keys, ranges } in sequences {
         let rows = ranges.queries();
+        if rows == 0 {
+            continue;
+        }
         attended.push(attention(&narrow(q, 0, first, rows)?, &keys.k, &keys.v, ranges)?);
         first += rows;
     }

@@ -24,8 +24,8 @@ pub struct Chosen {
 }
 
 impl Turn<'_> {
-    /// The tokens that the slot of a block follows which is asked for: slot 0 the root, later ones those that were
-    /// chosen for the slot before.
+    /// The tokens before the slot of a block that is asked for. Slot 0 follows the root. A later slot follows the
+    /// tokens that were chosen for the slot before it.
     pub fn chosen(&self) -> Vec<Chosen> {
         let tokens = self.context.tokens;
         match self.asked {

@@ -15,9 +15,9 @@ use longdraft_models::draft::block::{Anchor, BlockDraft, Chain, Visible};
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{Features, KvCache, Tap, Target};
 
+use super::Chosen;
 use super::chained::{Chained, confidences};
 use super::selected::Selected;
-use super::Chosen;
 use crate::drafter::held::{AnyDraft, Held};
 use crate::drafter::model::turns_of;
 use crate::drafter::reduced_head::head_products;
@@ -175,11 +175,19 @@ impl Network<'_> {
             let anchor = Anchor { index: root, document_start: 0 };
             sequences.push((&mut own.cache, Visible::new(config, &[anchor], slots, root)));
         }
-        let states = self.draft.blocks_each(&ids, &positions, &mut sequences)?.detach();
-        let asked = |(block, depth): (usize, &usize)| -> Result<Tensor> {
-            Ok(states.narrow(0, block * slots + first, *depth)?.contiguous()?)
+        let of_block = |(block, depth): (usize, &usize)| {
+            let at = (block * slots + first) as u32;
+            at..at + *depth as u32
         };
-        let states = depths.iter().enumerate().map(asked).collect::<Result<Vec<_>>>()?;
+        let asked: Vec<u32> = depths.iter().enumerate().flat_map(of_block).collect();
+        let states =
+            self.draft.blocks_each(&ids, &positions, &mut sequences, Some(&asked))?.detach();
+        let mut from = 0;
+        let of_request = |depth: &usize| {
+            from += depth;
+            states.narrow(0, from - depth, *depth)
+        };
+        let states = depths.iter().map(of_request).collect::<candle_core::Result<Vec<_>>>()?;
         let Some(target) = turns.first().map(|(_, turn)| turn.context.target) else {
             return Ok(());
         };

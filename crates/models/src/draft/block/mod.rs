@@ -24,6 +24,7 @@ pub mod key_names;
 mod mask;
 mod model;
 mod own_head;
+mod rows;
 mod selector;
 mod speculators;
 mod start;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use longdraft_kernels::graph::{add, cat, reshape};
 use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rope::{Rope, RopeTable, rope};
+use longdraft_kernels::rows::select_rows;
 use serde_json::Value;
 
 use super::config::BlockConfig;
@@ -13,14 +14,26 @@ use super::convolution::Convolution;
 use super::files::architecture_of;
 use super::mask::Visible;
 use super::own_head::OwnHead;
+use super::rows::{Run, distinct, within};
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::{Result, refused};
 use crate::ids::check_ids;
 use crate::target_model::{KeyValues, KvCache, Tap};
 
-/// What the slots' queries of a layer find in the context, and in the blocks' own keys and values.
-type Attend<'a> = dyn Fn(usize, &Tensor, KeyValues) -> Result<Tensor> + 'a;
+/// What the queries of a layer find in the context, and in the blocks' own keys and values. The queries are those of
+/// some slots, or of all.
+type Attend<'a> = dyn Fn(usize, &Tensor, KeyValues, Option<&[u32]>) -> Result<Tensor> + 'a;
+
+/// A pass over the slots of blocks.
+struct Pass<'a> {
+    attend: &'a Attend<'a>,
+    /// Slots of a block.
+    slots: usize,
+    positions: &'a [u32],
+    /// Angles of every slot.
+    table: RopeTable,
+}
 
 /// The network that all block drafts share, with the tensors of their heads.
 pub struct BlockDraft {
@@ -111,7 +124,7 @@ impl BlockDraft {
         let fused = self.weights.project(features, "fc")?;
         let context = self.weights.norm(&fused, "hidden_norm")?;
         let table = self.rope.table(positions, self.embedding.device())?;
-        (0..self.config.layers.len()).map(|i| self.key_values(i, &context, &table)).collect()
+        (0..self.config.layers.len()).map(|i| self.key_values(i, &context, None, &table)).collect()
     }
 
     /// The blocks' slots after the final norm, which the target's head reads.
@@ -129,7 +142,22 @@ impl BlockDraft {
         context: &[KeyValues],
         visible: &Visible,
     ) -> Result<Tensor> {
-        let attend = |layer: usize, q: &Tensor, own: KeyValues| {
+        self.blocks_at(ids, positions, (context, visible), None)
+    }
+
+    /// The same of some slots, `wanted`, ascending: `[W, H]`; all of them where there is none. The other slots run only
+    /// as far as these see them.
+    ///
+    /// # Errors
+    /// - as [`Self::blocks`], or there is no such slot
+    pub fn blocks_at(
+        &self,
+        ids: &[u32],
+        positions: &[u32],
+        (context, visible): (&[KeyValues], &Visible),
+        wanted: Option<&[u32]>,
+    ) -> Result<Tensor> {
+        let attend = |layer: usize, q: &Tensor, own: KeyValues, wanted: Option<&[u32]>| {
             let Some(KeyValues { k, v }) = context.get(layer) else {
                 let layers = context.len();
                 return Err(refused(format!(
@@ -137,17 +165,18 @@ impl BlockDraft {
                 )));
             };
             let (k, v) = (cat(&[k, &own.k], 0)?, cat(&[v, &own.v], 0)?);
-            attention_each(q, &[self.seen(layer, KeyValues { k, v }, visible)])
+            attention_each(q, &[self.seen(layer, KeyValues { k, v }, (visible, wanted))])
         };
-        self.forward(ids, positions, &attend, visible.slots())
+        self.forward((ids, positions), &attend, visible.slots(), wanted)
     }
 
     /// The same of one block each of several sequences, over the tokens of their caches: a block's own keys are
-    /// written after these, and not committed. No key of the context is copied. A slot's bits do not depend on the
-    /// sequences beside its own.
+    /// written after these, and not committed. No key of the context is copied. On a CPU a slot's bits do not depend on
+    /// the sequences beside its own, nor on the slots that are asked for.
     ///
     /// # Shapes
-    /// - `ids`, `positions`: `[R]`, all blocks of as many slots; every `visible` of one block → `[R, H]`
+    /// - `ids`, `positions`: `[R]`, all blocks of as many slots; every `visible` of one block → `[W, H]`, `W`
+    ///   slots as in [`Self::blocks_at`]
     ///
     /// # Errors
     /// - as [`Self::blocks`]; the device has no memory for larger caches
@@ -156,33 +185,43 @@ impl BlockDraft {
         ids: &[u32],
         positions: &[u32],
         sequences: &mut [(&mut KvCache, Visible)],
+        wanted: Option<&[u32]>,
     ) -> Result<Tensor> {
         let slots = sequences.first().map_or(0, |(_, visible)| visible.slots());
         for (cache, _) in sequences.iter_mut() {
             cache.reserve(slots)?;
         }
-        let attend = |layer: usize, q: &Tensor, own: KeyValues| {
+        let attend = |layer: usize, q: &Tensor, own: KeyValues, wanted: Option<&[u32]>| {
             let mut seen = Vec::with_capacity(sequences.len());
             for (block, (cache, visible)) in sequences.iter().enumerate() {
-                let of_block = |tensor: &Tensor| tensor.narrow(0, block * slots, slots);
+                let first = block * slots;
+                let of_block = |tensor: &Tensor| tensor.narrow(0, first, slots);
                 let (k, v) = cache.append(layer, &of_block(&own.k)?, &of_block(&own.v)?)?;
-                seen.push(self.seen(layer, KeyValues { k, v }, visible));
+                let wanted = wanted.map(|wanted| within(wanted, first..first + slots));
+                seen.push(self.seen(layer, KeyValues { k, v }, (visible, wanted.as_deref())));
             }
             attention_each(q, &seen)
         };
-        self.forward(ids, positions, &attend, slots)
+        self.forward((ids, positions), &attend, slots, wanted)
     }
 
-    fn seen(&self, layer: usize, keys: KeyValues, visible: &Visible) -> Seen {
-        Seen { keys, ranges: Arc::clone(visible.of(self.config.layers[layer])) }
+    fn seen(
+        &self,
+        layer: usize,
+        keys: KeyValues,
+        (visible, wanted): (&Visible, Option<&[u32]>),
+    ) -> Seen {
+        let all = visible.of(self.config.layers[layer]);
+        let ranges = wanted.map_or_else(|| Arc::clone(all), |slots| Arc::new(all.select(slots)));
+        Seen { keys, ranges }
     }
 
     fn forward(
         &self,
-        ids: &[u32],
-        positions: &[u32],
+        (ids, positions): (&[u32], &[u32]),
         attend: &Attend<'_>,
         slots: usize,
+        wanted: Option<&[u32]>,
     ) -> Result<Tensor> {
         if positions.len() != ids.len() || slots == 0 || !ids.len().is_multiple_of(slots) {
             return Err(refused(format!(
@@ -191,12 +230,44 @@ impl BlockDraft {
                 positions.len()
             )));
         }
-        let mut x = self.embed(ids)?;
+        if let Some(wanted) = wanted {
+            let is_fine =
+                wanted.is_sorted() && wanted.last().is_none_or(|&s| (s as usize) < ids.len());
+            if !is_fine {
+                return Err(refused(format!("not slots of {}, ascending: {wanted:?}", ids.len())));
+            }
+            if wanted.is_empty() {
+                let none = (0, self.config.hidden_size);
+                return Ok(Tensor::zeros(none, DType::F32, self.embedding.device())?);
+            }
+        }
         let table = self.rope.table(positions, self.embedding.device())?;
-        for layer in 0..self.config.layers.len() {
-            x = self.layer(layer, &x, &table, (attend, slots))?;
+        let pass = Pass { attend, slots, positions, table };
+        let last = self.config.layers.len() - 1;
+        // Convolutions mix the slots of a block before and after each part of a layer.
+        let alone = self.config.convolution.is_none();
+        let of_slot = if alone && self.shares_tokens() { distinct(ids) } else { None };
+        let (mut x, mut of_slot) = match of_slot {
+            Some((tokens, of_slot)) => (self.embed(&tokens)?, Some(of_slot)),
+            None => (self.embed(ids)?, None),
+        };
+        for layer in 0..=last {
+            let wanted = wanted.filter(|_| alone && layer == last);
+            let run = Run { of_slot: of_slot.as_deref(), wanted };
+            x = self.layer(layer, &x, run, &pass)?;
+            of_slot = None;
+        }
+        if let (Some(wanted), false) = (wanted, alone) {
+            x = select_rows(&x, wanted)?;
         }
         self.weights.norm(&x, "norm")
+    }
+
+    /// Whether the first layer projects every token once for all slots that hold it; most hold the mask token. On a GPU
+    /// the gradient of such a row would be the sum of all of its slots in one thread a column, which takes longer than
+    /// the products.
+    fn shares_tokens(&self) -> bool {
+        self.embedding.device().is_cpu()
     }
 
     /// What the target's embeddings say of ids, times the draft's factor for them if it has one, `[R, H]` in f32.
@@ -212,35 +283,45 @@ impl BlockDraft {
         })
     }
 
-    fn key_values(&self, layer: usize, input: &Tensor, table: &RopeTable) -> Result<KeyValues> {
+    fn key_values(
+        &self,
+        layer: usize,
+        input: &Tensor,
+        of_slot: Option<&[u32]>,
+        table: &RopeTable,
+    ) -> Result<KeyValues> {
         let attention = format!("layers.{layer}.self_attn");
         let (heads, size) = (self.config.num_key_value_heads, self.config.head_dim);
         let k = self.weights.heads(input, &format!("{attention}.k_proj"), heads, size)?;
         let k = self.weights.norm(&k, &format!("{attention}.k_norm"))?;
         let v = self.weights.heads(input, &format!("{attention}.v_proj"), heads, size)?;
+        let (k, v) = match of_slot {
+            Some(rows) => (select_rows(&k, rows)?, select_rows(&v, rows)?),
+            None => (k, v),
+        };
         Ok(KeyValues { k: rope(&k, table)?, v })
     }
 
-    fn layer(
-        &self,
-        layer: usize,
-        x: &Tensor,
-        table: &RopeTable,
-        (attend, slots): (&Attend<'_>, usize),
-    ) -> Result<Tensor> {
+    fn layer(&self, layer: usize, x: &Tensor, run: Run<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let name = format!("layers.{layer}");
         let z = self.weights.norm(x, &format!("{name}.input_layernorm"))?;
-        let x = match self.convolution(&format!("{name}.attention_conv"), &z, slots)? {
-            None => add(x, &self.attention(layer, &z, table, attend)?)?,
+        let x = match self.convolution(&format!("{name}.attention_conv"), &z, pass.slots)? {
+            None => {
+                let attended = self.attention(layer, &z, run, pass)?;
+                match run.rows() {
+                    Some(rows) => add(&select_rows(x, &rows)?, &attended)?,
+                    None => add(x, &attended)?,
+                }
+            }
             Some(convolution) => {
                 let input = convolution.apply(&z, 0)?;
-                let out = self.attention(layer, &input, table, attend)?;
+                let out = self.attention(layer, &input, run, pass)?;
                 add(x, &convolution.apply(&out, 1)?)?
             }
         };
         let z = self.weights.norm(&x, &format!("{name}.post_attention_layernorm"))?;
         let mlp = format!("{name}.mlp");
-        match self.convolution(&format!("{name}.mlp_conv"), &z, slots)? {
+        match self.convolution(&format!("{name}.mlp_conv"), &z, pass.slots)? {
             None => self.weights.mlp_onto(&x, &z, &mlp),
             Some(convolution) => {
                 let out = self.weights.mlp(&convolution.apply(&z, 0)?, &mlp)?;
@@ -263,15 +344,38 @@ impl BlockDraft {
         &self,
         layer: usize,
         input: &Tensor,
-        table: &RopeTable,
-        attend: &Attend<'_>,
+        run: Run<'_>,
+        pass: &Pass<'_>,
+    ) -> Result<Tensor> {
+        let q = self.queries(layer, input, run, pass)?;
+        let own = self.key_values(layer, input, run.of_slot, &pass.table)?;
+        let attended = (pass.attend)(layer, &q, own, run.wanted)?;
+        let attended = reshape(&attended, (q.dim(0)?, self.config.query_size()))?;
+        self.weights.project(&attended, &format!("layers.{layer}.self_attn.o_proj"))
+    }
+
+    /// Rotated queries of the slots asked for.
+    fn queries(
+        &self,
+        layer: usize,
+        input: &Tensor,
+        run: Run<'_>,
+        pass: &Pass<'_>,
     ) -> Result<Tensor> {
         let module = format!("layers.{layer}.self_attn");
         let (heads, size) = (self.config.num_attention_heads, self.config.head_dim);
-        let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
-        let q = rope(&self.weights.norm(&q, &format!("{module}.q_norm"))?, table)?;
-        let attended = attend(layer, &q, self.key_values(layer, input, table)?)?;
-        let attended = reshape(&attended, (input.dim(0)?, self.config.query_size()))?;
-        self.weights.project(&attended, &format!("{module}.o_proj"))
+        let of = |input: &Tensor| -> Result<Tensor> {
+            let q = self.weights.heads(input, &format!("{module}.q_proj"), heads, size)?;
+            self.weights.norm(&q, &format!("{module}.q_norm"))
+        };
+        let q = match (run.rows(), run.of_slot) {
+            (Some(rows), Some(_)) => select_rows(&of(input)?, &rows)?,
+            (Some(rows), None) => of(&select_rows(input, &rows)?)?,
+            (None, _) => of(input)?,
+        };
+        let Some(wanted) = run.wanted else { return Ok(rope(&q, &pass.table)?) };
+        let positions: Vec<u32> =
+            wanted.iter().map(|&slot| pass.positions[slot as usize]).collect();
+        Ok(rope(&q, &self.rope.table(&positions, q.device())?)?)
     }
 }

@@ -1,5 +1,7 @@
 //! The network against itself and against reference cases.
 
+mod slots;
+
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::graph::Backward;

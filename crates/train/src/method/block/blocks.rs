@@ -212,9 +212,28 @@ impl Slots {
         context: &[KeyValues],
         tokens: usize,
     ) -> Result<Tensor> {
+        self.states_at(None, draft, (context, tokens))
+    }
+
+    /// The same of the learned slots, `[S, H]`.
+    pub(in crate::method) fn learned_states(
+        &self,
+        draft: &BlockDraft,
+        context: &[KeyValues],
+        tokens: usize,
+    ) -> Result<Tensor> {
+        self.states_at(Some(&self.learned), draft, (context, tokens))
+    }
+
+    fn states_at(
+        &self,
+        wanted: Option<&[u32]>,
+        draft: &BlockDraft,
+        (context, tokens): (&[KeyValues], usize),
+    ) -> Result<Tensor> {
         let config = draft.config();
         let visible = Visible::new(config, &self.anchors, config.block_size, tokens);
-        Ok(draft.blocks(&self.ids, &self.positions, context, &visible)?)
+        Ok(draft.blocks_at(&self.ids, &self.positions, (context, &visible), wanted)?)
     }
 }
 

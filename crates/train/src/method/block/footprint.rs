@@ -224,29 +224,71 @@ impl BlockFootprint {
             layers * layer.kv,        // keys before their norm
             gathered,                 // keys and values of all parts of the row
         ];
-        // Kernels of both, what they read and make, the MLP's product.
-        let convolved = |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + layer.inner;
-        let of_layer = [
-            layer.token_values() - layer.key_values(), // norms, attention, MLP
-            layer.query + layer.kv,                    // queries and keys before their norms
-            config.convolution.map_or(0, convolved),   // convolutions
-            if self.adds_gated(row) { layer.gated_onto_values() } else { 0 },
-        ];
+        let (known, ended) = (self.known(row, slots), self.ended(slots));
         let of_slot = [
-            layer.width + angles,                  // input, angles
-            1 + config.block_size as u64,          // slots of its block that a query sees
-            layers * of_layer.iter().sum::<u64>(), // layers
-            3 * layer.width + 1,                   // norm, learned ones by an index, their gradient
+            angles,                       // angles
+            1 + config.block_size as u64, // slots of its block that a query sees
             config.chain.map_or(0, |sizes| self.of_chain(sizes)),
             config.selector.map_or(0, |sizes| self.of_selector(sizes)),
         ];
+        let of_ended = [
+            if self.asks() { angles } else { layer.width }, // angles of those asked for, or all by an index
+            2 * layer.width + 1,                            // the last norm, its gradient
+        ];
+        let of_layer = |index| self.kept_by_layer(index, row, (slots, known, ended));
+        let of_layers = known * layer.width + (0..layers).map(of_layer).sum::<u64>();
         // Every layer joins the keys and values of context and slots.
         let joined = layers * 2 * layer.kv * (row.tokens * row.parts + slots);
         // The gradient of a chain's output table waits.
         let table = config.chain.map_or(0, |sizes| sizes.rank * config.draft_vocab_size) as u64;
         row.tokens * of_context.iter().sum::<u64>()
             + slots * of_slot.iter().sum::<u64>()
+            + ended * of_ended.iter().sum::<u64>()
+            + of_layers
             + (joined + table + 1)
+    }
+
+    /// Values that the graph keeps of a layer beside keys and values: of all slots, of the rows that the first layer
+    /// projects (`known`), and of the slots that the last one ends.
+    fn kept_by_layer(&self, index: u64, row: &Row, (slots, known, ended): (u64, u64, u64)) -> u64 {
+        let (layer, config) = (self.layer(), &self.sizes);
+        let is_last = index + 1 == self.layers();
+        let (read, made) =
+            (if index == 0 { known } else { slots }, if is_last { ended } else { slots });
+        // The first layer chooses among its queries, later ones among what these are made of.
+        let chooses = is_last && self.asks() && read == slots;
+        let asked = if chooses { made } else { read };
+        // Kernels of both, what they read and make, the MLP's product.
+        let convolved = |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + layer.inner;
+        let of_made = [
+            // All but the first norm: attention, MLP.
+            layer.token_values() - layer.key_values() - layer.width,
+            config.convolution.map_or(0, convolved),
+            if self.adds_gated(row) { layer.gated_onto_values() } else { 0 },
+            if chooses { layer.width } else { 0 },
+        ];
+        // The norm, keys before theirs; queries before theirs.
+        read * (layer.width + layer.kv) + asked * layer.query + made * of_made.iter().sum::<u64>()
+    }
+
+    /// Whether the last layer runs the learned slots alone: neither convolutions nor a recurrent head read the others.
+    fn asks(&self) -> bool {
+        let is_recurrent = self.sizes.chain.is_some_and(|sizes| sizes.kind == ChainKind::Rnn);
+        self.sizes.convolution.is_none() && !is_recurrent
+    }
+
+    /// Slots that the last layer ends, at most. Without sequential heads the first of a block learns nothing.
+    fn ended(&self, slots: u64) -> u64 {
+        let size = self.sizes.block_size as u64;
+        let learns_first = self.sizes.chain.is_some() || !self.asks();
+        if learns_first { slots } else { slots / size * (size - 1) }
+    }
+
+    /// Rows that the first layer projects: on a CPU the first tokens of blocks and the mask token, without convolutions.
+    fn known(&self, row: &Row, slots: u64) -> u64 {
+        let tokens = slots / self.sizes.block_size as u64 + 1;
+        let shares = !row.is_accelerator() && self.sizes.convolution.is_none();
+        if shares && 2 * tokens <= slots { tokens } else { slots }
     }
 
     /// Whether it keeps what an accelerator's MLPs keep beside a CPU's, which add their output to the residual;
@@ -299,8 +341,9 @@ impl BlockFootprint {
             return in_mlp.max(later - layer.projections() + attended).max(in_queries);
         }
         let of_slot = layer.width + layer.query + 2 * layer.kv;
-        let in_mlp = later - layer.matrices() + waiting + layer.mlp_gradients(slots);
-        let in_attention = waiting + layer.attention_gradients(row, slots, tokens + slots, slots);
+        let made = if self.layers() > 1 { slots } else { self.ended(slots) };
+        let in_mlp = later - layer.matrices() + waiting + layer.mlp_gradients(made);
+        let in_attention = waiting + layer.attention_gradients(row, made, tokens + slots, slots);
         let in_context = slots * of_slot + added;
         in_mlp.max(later - layer.projections() + in_attention.max(in_context))
     }

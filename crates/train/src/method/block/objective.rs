@@ -5,7 +5,6 @@ use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherKind};
 use longdraft_kernels::linear_cross_entropy::{Output, RowStatistics};
-use longdraft_kernels::rows::select_rows;
 use longdraft_models::draft::Draft;
 use longdraft_models::draft::block::Selector;
 use longdraft_models::target_model::KeyValues;
@@ -68,8 +67,7 @@ impl BlockObjective {
         context: &[KeyValues],
         tokens: usize,
     ) -> Result<Tensor> {
-        let states = slots.states(&self.draft, context, tokens)?;
-        Ok(select_rows(&states, &slots.learned)?)
+        slots.learned_states(&self.draft, context, tokens)
     }
 
     /// Weights of the learned slots, given their chances where they matter.

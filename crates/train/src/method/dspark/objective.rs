@@ -168,12 +168,12 @@ impl ChainObjective {
     fn mixed(
         &self,
         chain: Chain<'_>,
-        (all, states): (&Tensor, &Tensor),
+        (all, states): (Option<&Tensor>, &Tensor),
         (batch, slots, embedded): (&Batch, &Slots, &Tensor),
     ) -> Result<Tensor> {
-        if !chain.is_recurrent() {
+        let Some(all) = all else {
             return Ok(chain.step(None, states, embedded)?.mixed);
-        }
+        };
         let (size, blocks) = (self.draft.config().block_size, slots.anchors.len());
         let all = reshape(all, (blocks, size, ()))?;
         let mut steps = Vec::with_capacity(size);
@@ -202,14 +202,20 @@ impl ChainObjective {
         train: bool,
     ) -> Result<Pass> {
         let chain = self.draft.chain().ok_or_else(|| untapped("sequential heads"))?;
-        let all = slots.states(&self.draft, context, batch.ids.len())?;
-        let all = if train { all } else { all.detach() };
-        let states = select_rows(&all, &slots.learned)?;
-        let embedded = chain.embed(&slots.before)?;
         let frozen = |tensor: &Tensor| if train { tensor.clone() } else { tensor.detach() };
+        let tokens = batch.ids.len();
+        // A recurrent head goes through every slot of a block.
+        let (all, states) = if chain.is_recurrent() {
+            let all = frozen(&slots.states(&self.draft, context, tokens)?);
+            let states = select_rows(&all, &slots.learned)?;
+            (Some(all), states)
+        } else {
+            (None, frozen(&slots.learned_states(&self.draft, context, tokens)?))
+        };
+        let embedded = chain.embed(&slots.before)?;
         let mixed = match &embedded {
             Some(embedded) => {
-                let mixed = self.mixed(chain, (&all, &states), (batch, slots, embedded))?;
+                let mixed = self.mixed(chain, (all.as_ref(), &states), (batch, slots, embedded))?;
                 Some((frozen(&mixed), frozen(chain.output()?)))
             }
             None => None,
