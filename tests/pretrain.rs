@@ -283,45 +283,6 @@ fn wrong_configurations_and_data_are_named() {
     fail(&["data", "tokenizer", &rows, "--vocabulary", "9", "--output", &output], 1);
 }
 
-/// What the first versions called some keys: the run goes on under its own record, while in a file of a
-/// user the old names are refused with the new ones.
-#[test]
-fn a_record_of_an_earlier_version_is_read_and_its_keys_are_refused_elsewhere() {
-    let shop = Shop::new();
-    let first = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
-    let (recorded, own) = (shop.path("run/config.yaml"), shop.path("own.yaml"));
-    let mut text = std::fs::read_to_string(&recorded).expect("config.yaml");
-    for (new, old) in [
-        ("\n  steps: 4\n", "\n  iterations: 4\n  sequence_length: 32\n"),
-        ("\n  row_tokens: 32\n", "\n"),
-        ("\n  tokens_per_step:", "\n  batch_tokens:"),
-        ("\n  held_out:", "\n  validation:"),
-        ("\n  matrix_learning_rate:", "\n  matrix_lr:"),
-        ("\n  eps:", "\n  adam_eps:"),
-        ("\n  floor_ratio:", "\n  floor:"),
-        ("\n  num_hidden_layers:", "\n  num_layers:"),
-        ("\n  hidden_size:", "\n  model_dim:"),
-        ("rope_theta:", "base:"),
-    ] {
-        assert!(text.contains(new), "{new:?} not in {text}");
-        text = text.replacen(new, old, 1);
-    }
-    std::fs::write(&recorded, &text).expect("config.yaml");
-    let again = last_json(&succeed(&["lm", "train", &recorded, "--json"]));
-    assert_eq!(again["result"], first["result"]);
-
-    // The first line says which version recorded it.
-    let (_, plain) = text.split_once('\n').expect("lines");
-    std::fs::write(&own, plain).expect("config");
-    let told = fail(&["lm", "train", &own], 2);
-    let line = plain.lines().position(|line| line == "  iterations: 4").expect("the key") + 1;
-    let refused = format!("{own}:{line}: `train.iterations` is `train.steps` now");
-    assert!(told.contains(&refused), "{refused} not in {told}");
-    assert!(told.contains("`model.rope.base` is `model.rope.rope_theta` now"), "{told}");
-    let told = fail(&["lm", "train", &shop.config, "train.sequence_length=64"], 2);
-    assert!(told.contains("`train.sequence_length` is `data.row_tokens` now"), "{told}");
-}
-
 #[test]
 fn shipped_configurations_compose() {
     for name in ["baseline", "pr96", "modern", "books", "demonstration"] {
@@ -414,7 +375,7 @@ fn the_reference_stream_is_scored_exactly() {
         model[key] = given[key].clone();
     }
     let dir = tempfile::tempdir().expect("tempdir");
-    // The reference names its keys as the first versions did, whose models are read.
+    // The reference's names of keys are read, too.
     let config =
         json!({"model_type": "longdraft_language_model", "tokenizer_hash": "", "model": model});
     std::fs::write(dir.path().join("config.json"), config.to_string()).expect("config");

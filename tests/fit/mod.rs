@@ -112,6 +112,8 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     // The same command has nothing to do; more time adds a round to the same draft.
     let before = std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics");
     let held_out = bench.held_out();
+    succeed(&bench.within("2m", &[&SHORT[..], &["--plan"]].concat()));
+    assert_eq!(bench.state()["phase"], "finished");
     assert!(fit("30s", "llamacpp").0.contains("already finished"));
     let (said, told) = fit("55s", "longdraft");
     let longer = last_json(&said);
@@ -128,6 +130,16 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
     assert!(config.contains("training-1"), "the second round starts from the first: {config}");
     assert_eq!(std::fs::read(output.join("training-1/metrics.jsonl")).expect("metrics"), before);
     assert_eq!(bench.held_out(), held_out);
+
+    // A further round that cannot pay is not begun, and the draft that is there is told. Its method stays.
+    bench.change(|known| known["machine"]["passes"] = json!([[1, 1e-3], [16, 1.0]]));
+    let other = if bench.state()["trial"]["method"] == "glide" { "eagle3" } else { "glide" };
+    let more = ["--max-tokens", "48", "--json", "--method", other];
+    let (said, told) = ended(&bench.within("3m", &more));
+    assert!(said.contains("no draft is expected to pay here"), "{said}");
+    assert!(told.contains(&format!("--method {other} is not followed")), "{told}");
+    assert_eq!(last_json(&said)["state"]["rounds"].as_array().map(Vec::len), Some(2));
+    assert_eq!(bench.state()["phase"], "finished");
 }
 
 #[test]
@@ -164,10 +176,12 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
         }
         if killed.last() == Some(&"training") {
             // A look at the plan changes nothing of what has begun.
+            let phase_before = bench.state()["phase"].clone();
             succeed(&[&arguments[..], &["--plan"]].concat());
             let rounds = &bench.state()["rounds"];
             assert!(rounds.as_array().is_some_and(|rounds| rounds.len() == 1), "{rounds}");
             assert!(rounds[0]["answers"].is_object() && rounds[0]["plan"].is_object(), "{rounds}");
+            assert_eq!(bench.state()["phase"], phase_before);
         }
         let split = bench.held_out();
         assert_eq!(*held_out.get_or_insert_with(|| split.clone()), split);

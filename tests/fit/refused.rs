@@ -41,7 +41,27 @@ fn what_cannot_work_is_refused_before_any_work() {
         let output = output.expect("the binary starts");
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         assert!(stderr(&output).contains("this name is not UTF-8") && !odd.exists());
+        std::fs::create_dir(&odd).expect("a folder");
+        let output = longdraft(&["fit", &target]).arg("--from").arg(&odd).output();
+        let output = output.expect("the binary starts");
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains("--from") && stderr(&output).contains("not UTF-8"));
     }
+}
+
+#[test]
+fn a_draft_of_another_target_is_not_gone_on_from() {
+    let (shop, bench) = (Workshop::new(), Bench::new());
+    let run = shop.path("run");
+    succeed(&["train", &shop.config(), &format!("output={run}")]);
+    let error = fail(&bench.within("30s", &["--from", &run]), 2);
+    assert!(error.contains("--from: ") && error.contains("a draft of this target"), "{error}");
+    assert!(!bench.output.exists());
+    // Of its own target it is one to go on from.
+    let own = Bench::of(shop.target());
+    let prompts = own.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));
+    let more = ["--prompts", &prompts, "--max-tokens", "40", "--from", &run, "--plan"];
+    succeed(&own.within("30s", &more));
 }
 
 #[test]

@@ -41,10 +41,7 @@ fn answers_end_where_they_are_asked_to() {
                 json!(["", "stop", 1]),
             ),
             // All of the text before the stop string stays.
-            (
-                json!({ "logit_bias": a, "stop": "a", "min_tokens": 3 }),
-                json!(["aaa", "stop", 4]),
-            ),
+            (json!({ "logit_bias": a, "stop": "a", "min_tokens": 3 }), json!(["aaa", "stop", 4])),
             (
                 json!({ "logit_bias": a, "stop": "a", "min_tokens": 12 }),
                 json!(["aaaaaaaaaaaa", "length", 12]),
@@ -62,6 +59,19 @@ fn answers_end_where_they_are_asked_to() {
             let own = told(&server, &more);
             assert_eq!(own.2, tokens, "{more}");
             assert_eq!(own, told(&plain, &more), "{more}");
+        }
+        // Each of several drawn answers has as many, also where the prompt is kept from before.
+        let drawn = json!({
+            "prompt": "the cat", "temperature": 1, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": 1,
+            "logit_bias": end, "min_tokens": 6,
+        });
+        for _ in 0..2 {
+            let whole = server.complete(&drawn);
+            assert_eq!(whole["usage"]["completion_tokens"], 21);
+            for choice in whole["choices"].as_array().expect("choices") {
+                let told = choice["logprobs"]["tokens"].as_array().expect("tokens");
+                assert_eq!((told.len(), &choice["finish_reason"]), (6, &json!("stop")));
+            }
         }
         let form = json!({ "prompt": "a", "guided_choice": ["yes", "no"], "min_tokens": 2 });
         let refused = server.post("/v1/completions", &form);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::tree::{Node, Origin, Tree};
 use super::Problem;
+use super::tree::{Node, Origin, Tree};
 
 /// Published spellings and ours.
 const ALIASES: [(&str, &[&str]); 2] =

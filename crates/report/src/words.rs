@@ -148,7 +148,7 @@ mod tests {
             DraftShape::Dynamic { width: 10, depth: 6, budget: 60 },
             DraftShape::Sampled { children: vec![4, 2] },
         ]
-        .map(|shape| laid_out(&shape));
+        .map(|shape| layout(&shape));
         assert_eq!(
             told,
             [

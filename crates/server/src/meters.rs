@@ -20,7 +20,7 @@ const SECONDS: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 /// Path and status of an answer.
 type Labels = [(&'static str, String); 2];
 
-/// What is counted of answers that ended, in the order of [`Meters::ended`].
+/// Name and meaning of what [`Meters::ended`] counts, in its order.
 const OF_ANSWERS: [(&str, &str); 8] = [
     ("prompt_tokens", "Tokens of prompts"),
     ("reused_prompt_tokens", "Of them, kept or copied from others"),
@@ -189,5 +189,51 @@ impl Meters {
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use longdraft_decode::EndReason;
+    use longdraft_decode::acceptance::AcceptanceMetrics;
+    use longdraft_models::TargetTokenId;
+
+    use super::*;
+
+    #[test]
+    fn what_an_answer_came_to_is_counted_under_its_name() {
+        let meters = Meters::new(None);
+        let metrics = AcceptanceMetrics {
+            nodes: 40,
+            accepted: 30,
+            from_lookup: 20,
+            from_grammar: 10,
+            rounds: 5,
+            ..AcceptanceMetrics::default()
+        };
+        let generation = Generation {
+            tokens: vec![TargetTokenId(1); 60],
+            metrics,
+            end: EndReason::TokenLimit,
+            reused_tokens: 70,
+            prefill_seconds: 1.0,
+            decode_seconds: 1.0,
+        };
+        meters.ended(&generation, 80, Duration::from_secs(2));
+        let text = meters.to_text().expect("text");
+        for (name, count) in [
+            ("prompt_tokens", 80),
+            ("reused_prompt_tokens", 70),
+            ("generated_tokens", 60),
+            ("proposed_tokens", 40),
+            ("accepted_tokens", 30),
+            ("accepted_lookup_tokens", 20),
+            ("accepted_grammar_tokens", 10),
+            ("target_passes", 5),
+            ("cancelled_answers", 0),
+        ] {
+            let wanted = format!("longdraft_{name}_total {count}");
+            assert!(text.lines().any(|line| line == wanted), "{wanted}: {text}");
+        }
     }
 }

@@ -58,7 +58,13 @@ fn learning_that_cannot_be_is_refused() {
     let serve =
         |more: &[&str], code| fail(&[&["serve", &target, "--port", "0"], more].concat(), code);
     assert!(serve(&["--learn", &folder], 2).contains("nothing that could learn"));
-    serve(&["--lookup", "--learn", &folder, "--learn-rows", "0"], 2);
+    // Rows of no day would go at once, and a training of endless minutes could not be written down.
+    for (option, value) in
+        [("--learn-rows", "0"), ("--learn-days", "0"), ("--learn-minutes", "inf")]
+    {
+        let told = serve(&["--lookup", "--learn", &folder, option, value], 2);
+        assert!(told.contains("must be numbers above 0"), "{told}");
+    }
     serve(&["--lookup", "--learn-rows", "5"], 2);
     // A filter that is not there would let nothing through: it is told before anything is opened.
     let (none, filter) = (shelf.path("none"), shelf.path("nope"));

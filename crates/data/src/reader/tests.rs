@@ -253,7 +253,9 @@ fn of_many_files_one_is_open_at_a_time() {
     std::fs::remove_file(&paths[1]).expect("removed");
     std::fs::write(&paths[1], r#"{"text": "new"}"#).expect("write");
     let texts: Vec<String> = rows
-        .map(|row| row.expect("read").parse().expect("a row").text("text").expect("text").to_owned())
+        .map(|row| {
+            row.expect("read").parse().expect("a row").text("text").expect("text").to_owned()
+        })
         .collect();
     assert_eq!(texts, ["old", "new"]);
 }

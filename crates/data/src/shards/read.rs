@@ -60,7 +60,7 @@ pub fn read(
     Ok((documents, report))
 }
 
-/// The first documents, so many at most; shards behind them are not read.
+/// The first documents, `most` of them at most. Shards after them are not read.
 ///
 /// # Errors
 /// - as [`check`], or a file that is read is damaged

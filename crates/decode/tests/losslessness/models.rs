@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use candle_core::{DType, Tensor};
 use longdraft_decode::drafter::{
-    BlockDraftModel, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model,
-    GlideModel, LookupDrafter, ModelDrafter, MtpModel, ReducedHead,
+    BlockDraftModel, Combination, CombinedDrafter, Datastore, Drafter, Eagle3Model, GlideModel,
+    LookupDrafter, ModelDrafter, MtpModel, ReducedHead,
 };
 use longdraft_decode::{Committed, DecodeOptions, DraftShape, Generation, SpeculativeDecoder};
 use longdraft_kernels::rows::select_rows;

@@ -85,7 +85,7 @@ pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
     Ok((LanguageModel::from_source(&config, &source)?, hash))
 }
 
-/// The section of a file, which an earlier version may have written.
+/// The section of a file, under our names of its keys or the reference's.
 fn checked(path: &Path, mut value: Value) -> Result<LanguageModelConfig> {
     if let Value::Object(record) = &mut value {
         renamed::upgrade(record);
@@ -137,8 +137,8 @@ mod tests {
         model.parameters().iter().map(named).collect()
     }
 
-    /// The section as the versions before these names wrote it.
-    fn of_earlier_versions(config: &LanguageModelConfig) -> Value {
+    /// The section under the reference's names.
+    fn under_other_names(config: &LanguageModelConfig) -> Value {
         let mut section = json!(config);
         let map = section.as_object_mut().expect("a map");
         for (new, old) in [
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_and_artifacts_of_earlier_versions_are_read() -> Result<()> {
+    fn folders_and_artifacts_under_other_names_are_read() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         let small = small();
         let rope = RopeConfig { rule: RopeRule::None, rope_theta: 5e4, ..RopeConfig::default() };
@@ -171,14 +171,14 @@ mod tests {
             save(dir.path(), &config, "abc", &tensors)?;
             let mut written = config_of(&config, "abc");
             let own = if config.is_llama() { &mut written[OWN_KEY] } else { &mut written };
-            own["model"] = of_earlier_versions(&config);
+            own["model"] = under_other_names(&config);
             std::fs::write(dir.path().join(CONFIG), written.to_string()).expect("written");
             assert_eq!(open(dir.path())?.0.config(), &config);
 
             let stored = tensors.iter().map(|(name, tensor)| {
                 Ok((name.clone(), quantise(name, tensor, &QuantiseConfig::default())?))
             });
-            let (section, tokenizer) = (of_earlier_versions(&config), "abc".to_owned());
+            let (section, tokenizer) = (under_other_names(&config), "abc".to_owned());
             let tensors = stored.collect::<Result<_>>()?;
             let artifact = Artifact { config: section, tokenizer, tensors };
             let file = dir.path().join("model.ldq");

@@ -23,7 +23,6 @@ pub use config::{Activation, DecoderArchitecture, LanguageModelConfig, RopeConfi
 pub use files::{config_of, locate, open, save};
 pub use llama::target_config;
 pub use model::{LanguageModel, Layout};
-pub use renamed::{new_name, rename_keys, renamed, upgrade};
 pub use weights::{Group, group_of, tensor_specs};
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Keys of a model's section that had other names in earlier versions.
+//! Keys of a model's section by the names that the reference of its recipe gives them, which are read, too.
 
 use serde_json::{Map, Value};
 
-/// Names of earlier versions, each with its name of this one.
+/// Names of the reference, each with ours.
 const KEYS: [(&str, &str); 7] = [
     ("num_layers", "num_hidden_layers"),
     ("model_dim", "hidden_size"),
@@ -14,34 +14,19 @@ const KEYS: [(&str, &str); 7] = [
 ];
 const ROPE_KEYS: [(&str, &str); 1] = [("base", "rope_theta")];
 
-/// The name of this version in a table of names.
-pub fn new_name<'a>(names: &[(&str, &'a str)], old: &str) -> Option<&'a str> {
-    names.iter().find(|(known, _)| *known == old).map(|(_, new)| *new)
-}
-
-/// Gives keys of a map the names of this version; their order stays.
-pub fn rename_keys(map: &mut Map<String, Value>, names: &[(&str, &str)]) {
-    let entries = std::mem::take(map).into_iter();
-    map.extend(entries.map(|(key, value)| match new_name(names, &key) {
-        Some(new) => (new.to_owned(), value),
-        None => (key, value),
-    }));
-}
-
-/// Where a dotted key of an earlier version stands now, both within the section.
-pub fn renamed(key: &str) -> Option<String> {
-    match key.strip_prefix("rope.") {
-        Some(key) => new_name(&ROPE_KEYS, key).map(|new| format!("rope.{new}")),
-        None => new_name(&KEYS, key).map(str::to_owned),
-    }
-}
-
-/// Brings the section as an earlier version recorded it to the keys of this one.
-pub fn upgrade(record: &mut Map<String, Value>) {
-    rename_keys(record, &KEYS);
-    if let Some(rope) = record.get_mut("rope").and_then(Value::as_object_mut) {
+/// Gives the keys of a section our names; their order stays.
+pub(super) fn upgrade(section: &mut Map<String, Value>) {
+    rename_keys(section, &KEYS);
+    if let Some(rope) = section.get_mut("rope").and_then(Value::as_object_mut) {
         rename_keys(rope, &ROPE_KEYS);
     }
+}
+
+fn rename_keys(map: &mut Map<String, Value>, names: &[(&str, &str)]) {
+    let of = |key: String| {
+        names.iter().find(|(name, _)| *name == key).map_or(key, |(_, own)| (*own).to_owned())
+    };
+    *map = std::mem::take(map).into_iter().map(|(key, value)| (of(key), value)).collect();
 }
 
 #[cfg(test)]
@@ -52,34 +37,24 @@ mod tests {
     use crate::language_model::LanguageModelConfig;
 
     #[test]
-    fn every_new_name_is_a_key_and_no_old_one_is() {
+    fn a_section_with_the_references_names_gets_ours_in_its_order() {
         let keys = json!(LanguageModelConfig::default());
         for (section, names) in [(&keys, &KEYS[..]), (&keys["rope"], &ROPE_KEYS)] {
-            for (old, new) in names {
-                assert!(section.get(*new).is_some() && section.get(*old).is_none(), "{old}, {new}");
+            for (other, own) in names {
+                assert!(section.get(*own).is_some() && section.get(*other).is_none(), "{other}");
             }
         }
-        assert_eq!(renamed("num_kv_heads").as_deref(), Some("num_key_value_heads"));
-        assert_eq!(renamed("rope.base").as_deref(), Some("rope.rope_theta"));
-        assert_eq!(
-            (renamed("base"), renamed("mlp_mult"), renamed("rope.rule")),
-            (None, None, None)
-        );
-    }
-
-    #[test]
-    fn a_record_of_an_earlier_version_has_the_names_of_this_one_in_its_order() {
-        let mut record = json!({
+        let mut section = json!({
             "num_layers": 3, "model_dim": 32, "mlp_mult": 2, "rope": {"base": 5e5, "rule": "none"},
         });
-        let record = record.as_object_mut().expect("a map");
-        upgrade(record);
-        let new = json!({
+        let section = section.as_object_mut().expect("a map");
+        upgrade(section);
+        let own = json!({
             "num_hidden_layers": 3, "hidden_size": 32, "mlp_mult": 2,
             "rope": {"rope_theta": 5e5, "rule": "none"},
         });
-        assert_eq!(json!(record).to_string(), new.to_string());
-        upgrade(record);
-        assert_eq!(json!(record).to_string(), new.to_string());
+        assert_eq!(json!(section).to_string(), own.to_string());
+        upgrade(section);
+        assert_eq!(json!(section).to_string(), own.to_string());
     }
 }

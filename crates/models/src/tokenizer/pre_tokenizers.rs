@@ -151,8 +151,7 @@ pub fn name_of(steps: &Value) -> Option<&'static str> {
 
 /// Expressions of the splits among some steps, with tabs and ends of lines as escapes.
 fn expressions(steps: &Value) -> Vec<String> {
-    let escaped =
-        |text: &str| text.replace('\r', r"\r").replace('\n', r"\n").replace('\t', r"\t");
+    let escaped = |text: &str| text.replace('\r', r"\r").replace('\n', r"\n").replace('\t', r"\t");
     match steps {
         Value::Array(steps) => steps.iter().flat_map(expressions).collect(),
         Value::Object(_) if steps["type"] == "Sequence" => expressions(&steps["pretokenizers"]),

@@ -302,7 +302,8 @@ mod tests {
 
     #[test]
     fn pieces_that_make_merges_without_measure_are_refused() {
-        let piece = |length| Piece { text: "a".repeat(length), score: 0.0, kind: PieceKind::Normal };
+        let piece =
+            |length| Piece { text: "a".repeat(length), score: 0.0, kind: PieceKind::Normal };
         let pieces = SentencePieces::of((1..=512).map(piece).collect());
         let told = pieces.tokenizer().err().expect("refused").to_string();
         assert!(told.contains("more than"), "{told}");

@@ -80,7 +80,10 @@ mod tests {
         assert_eq!(one.differences(&of(json!({ "save_every": 5, "log_every": 3 }))), [""; 0]);
         for (other, told) in [
             (json!({ "save_every": 6 }), "train.save_every was 5, now 6"),
-            (json!({ "save_every": 5, "evaluate_every": 7 }), "train.evaluate_every was 1000, now 7"),
+            (
+                json!({ "save_every": 5, "evaluate_every": 7 }),
+                "train.evaluate_every was 1000, now 7",
+            ),
         ] {
             assert_eq!(one.differences(&of(other)), [told]);
         }

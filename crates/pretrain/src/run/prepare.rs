@@ -7,8 +7,7 @@ use longdraft_parallel::{DataParallel, World};
 use longdraft_rules::Checked;
 use longdraft_tracking::{MetricsLog, Trackers};
 use longdraft_train::checkpoint::{
-    Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run,
-    time_is_used_up,
+    Checkpointer, ResumePolicy, RunIdentity, RunLock, SaveClock, require_same_run, time_is_used_up,
 };
 
 use super::identity::{MAX_MINUTES, STEPS, among_ranks, identity};

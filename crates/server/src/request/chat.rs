@@ -135,10 +135,7 @@ impl ChatRequest {
 }
 
 /// A template with the variables that a request gives it.
-fn with_variables(
-    template: &ChatTemplate,
-    variables: &Map<String, Value>,
-) -> Result<ChatTemplate> {
+fn with_variables(template: &ChatTemplate, variables: &Map<String, Value>) -> Result<ChatTemplate> {
     let refused = |problem: String| {
         let field = "chat_template_kwargs";
         Err(ApiError::field(field, format!("{field}: {problem}")))

@@ -217,7 +217,10 @@ fn what_would_change_an_answer_and_cannot_be_followed_is_refused() {
 fn ends_are_the_model_s_and_those_that_are_named_and_may_come_late() {
     let ends = |more: Value| {
         let mut request = json!({ "prompt": "a", "max_tokens": 9 });
-        more.as_object().into_iter().flatten().for_each(|(key, value)| request[key] = value.clone());
+        more.as_object()
+            .into_iter()
+            .flatten()
+            .for_each(|(key, value)| request[key] = value.clone());
         let asked = CompletionRequest::asked(&request, &settings(), &TOKENIZER).expect("asked");
         let ids = |tokens: &[TargetTokenId]| tokens.iter().map(|token| token.0).collect::<Vec<_>>();
         let DecodeOptions { stop_tokens, late, .. } = asked.options;

@@ -193,8 +193,8 @@ impl AdamW {
         self.forget_momentum_sums(parallel, parameters)
     }
 
-    /// What Muon updated may be `AdamW`'s now: a run may be forced on under another configuration. A momentum sum beside second moments of 0 is no first moment of `AdamW`, which would
-    /// step too far.
+    /// What Muon updated may be `AdamW`'s now: a run may be forced on under another configuration. A momentum sum beside
+    /// second moments of 0 is no first moment of `AdamW`, which would step too far.
     fn forget_momentum_sums(
         &mut self,
         parallel: &DataParallel,

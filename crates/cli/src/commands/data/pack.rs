@@ -10,7 +10,8 @@ use longdraft_pretrain::Tokenizer;
 use crate::cli::{DataPackArguments, DataTokenizerArguments, TextArguments};
 use crate::failure::{Failure, Result};
 
-/// Tokens of a shard at most: its header counts no 2^31, and its last document goes beyond.
+/// The largest `--shard-tokens`. A header counts fewer than 2^31 tokens, and the last document of a shard may exceed
+/// the option.
 const MOST_TOKENS: usize = 1 << 30;
 
 /// Calls `each` with the text of every row; it says whether to go on. Of several fields those that

@@ -185,10 +185,14 @@ pub(super) fn restore(run: &Path, is_good: bool) -> Result<()> {
         let file = entry.map_err(fail)?;
         std::fs::copy(file.path(), copy.join(file.file_name())).map_err(fail)?;
     }
-    // After a kill between two of these steps there is a checkpoint to go on from.
-    remove_folder(&folder.join(LAST))?;
-    std::fs::rename(&copy, folder.join(LAST)).map_err(fail)?;
-    remove_folder(&folder.join(PREVIOUS))
+    let (last, previous) = (folder.join(LAST), folder.join(PREVIOUS));
+    // A kill at any of these steps leaves a whole checkpoint to go on from.
+    if last.exists() {
+        remove_folder(&previous)?;
+        std::fs::rename(&last, &previous).map_err(fail)?;
+    }
+    std::fs::rename(&copy, &last).map_err(fail)?;
+    remove_folder(&previous)
 }
 
 /// Makes a configuration of a training that begins one that goes on from a checkpoint: its steps and minutes come on top of
@@ -298,6 +302,10 @@ mod tests {
             let text = std::fs::read_to_string(folder.join(place).join("state.json"));
             assert_eq!(text.expect("state"), "good");
         }
+        // As a kill between two steps leaves it.
+        std::fs::rename(folder.join(LAST), folder.join(PREVIOUS)).expect("moved");
+        restore(run.path(), true).expect("restored again");
+        assert_eq!(names(&folder), [BEST, LAST]);
         restore(run.path(), false).expect("removed");
         assert!(!folder.exists() && !has_checkpoint(run.path()));
         restore(run.path(), false).expect("nothing is there");

@@ -165,8 +165,7 @@ fn files_digest(target: &str) -> Result<String> {
     const READ: [&str; 5] = ["safetensors", "json", "bin", "model", "jinja"];
     let path = longdraft_models::target_model::locate(target)?;
     let changed = |path: &Path| std::fs::metadata(path).map_or(0, |file| file.len());
-    let is_read =
-        |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|e| end == *e));
+    let is_read = |path: &Path| path.extension().is_some_and(|end| READ.iter().any(|e| end == *e));
     let mut files: Vec<(String, u64)> = std::fs::read_dir(&path)
         .into_iter()
         .flatten()
@@ -305,7 +304,7 @@ impl Fit<'_> {
         if let (Some(earlier), Some(wanted)) = (&earlier, &self.arguments.method)
             && earlier != wanted
         {
-            errln!("note: --method {wanted} is not followed: the draft here is one of {earlier}");
+            errln!("note: --method {wanted} is not followed: the fit here trains {earlier}");
         }
         Ok(earlier.or(from).or_else(|| self.arguments.method.clone()))
     }

@@ -104,7 +104,7 @@ pub(super) fn parted(starts: usize, machine: &Machine, trial: &Trial, budget: &B
     let text = (plan.text_tokens, plan.epochs);
     let stages = stages::planned(&budget.stages, (trial, keeps_features), text, plan.training);
     let features = of_search.max(of_training);
-    Plan { search, proof, stages, search_keeps_features, keeps_features, features, ..plan }
+    Plan { stages, search, search_keeps_features, proof, features, keeps_features, ..plan }
 }
 
 /// Seconds of the proof: of some answers with the prompts before them, as far as a share of the budget allows.
@@ -132,7 +132,7 @@ fn learned(rest: f64, (machine, trial, budget): (&Machine, &Trial, &Budget), kee
     let left = (rest - answering - text_tokens * once - measuring).max(0.1 * rest);
     let epochs = (left / (text_tokens * each)).clamp(0.1, MOST_EPOCHS);
     let training = text_tokens * (once + epochs * each) + measuring;
-    Plan { answers, text_tokens, answering, epochs, training, ..Plan::default() }
+    Plan { answers, epochs, answering, training, text_tokens, ..Plan::default() }
 }
 
 /// A budget of some seconds for the program's own prompts.
@@ -204,8 +204,7 @@ mod tests {
 
     #[test]
     fn long_rows_take_stages_and_the_time_holds() {
-        let lengths =
-            Lengths { prompt: 5000.0, first_prompt: 5000.0, ..Lengths::default() };
+        let lengths = Lengths { prompt: 5000.0, first_prompt: 5000.0, ..Lengths::default() };
         let machine = Machine { lengths, ..machine() };
         let long = LongRows { short: 1024, row_tokens: 8192, step: 2e-3, capture: 1e-3 };
         let trial = Trial { long: Some(long), ..trial() };

@@ -206,8 +206,7 @@ pub(super) fn does_not_pay(plan: &Plan, machine: &Machine, lookup: &str) {
         format!(
             "In this time a draft is expected to learn no more than tau {:.2} in chains of {}; more --time may change \
              that",
-            plan.full_tau.middle,
-            plan.most
+            plan.full_tau.middle, plan.most
         )
     };
     outln!(

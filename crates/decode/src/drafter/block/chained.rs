@@ -28,7 +28,8 @@ impl Chained {
         Self { states, logits: products, carried: None }
     }
 
-    /// What a slot of each of several requests says after each of the tokens before it; `output` is the chain's matrix for the tokens of a reduced head, `[Vd, r]`. One product with the matrix serves all.
+    /// What a slot of each of several requests says after each of the tokens before it. `output` is the chain's matrix
+    /// for the tokens of a reduced head, `[Vd, r]`. One product with the matrix serves all.
     pub(super) fn forecasts(
         requests: &mut [(&mut Self, &[Chosen])],
         slot: usize,

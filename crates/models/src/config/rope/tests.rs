@@ -52,10 +52,9 @@ fn dynamic_scaling_is_plain_within_a_target_s_context_and_refused_of_drafts() {
     let alpha = read(json!({"type": "dynamic", "factor": 1.0, "alpha": 1000.0})).1.to_string();
     assert!(alpha.contains("`alpha`"), "{alpha}");
     let scaling = json!({"rope_type": "dynamic", "factor": 4.0});
-    for config in [
-        json!({"rope_scaling": scaling}),
-        json!({"rope_parameters": {"full_attention": scaling}}),
-    ] {
+    for config in
+        [json!({"rope_scaling": scaling}), json!({"rope_parameters": {"full_attention": scaling}})]
+    {
         let mut problems = Problems::default();
         RopeParameters::of_draft(&config, (64, &["full_attention"]), &mut problems);
         assert!(problems.to_string().contains("of a draft"), "{config}: {problems}");

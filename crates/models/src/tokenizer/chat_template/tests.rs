@@ -26,7 +26,8 @@ fn a_template_can_refuse() -> Result<()> {
 fn variables_of_others_reach_templates_and_own_ones_stay() -> Result<()> {
     let source = "{{ bos_token }}{{ messages | length }}{{ enable_thinking is defined and not enable_thinking }}";
     let tokens = json!({"bos_token": "<s>"}).as_object().expect("object").clone();
-    let plain = ChatTemplate::new(source, tokens)?.with_tools(Some("tools {{ enable_thinking }}"))?;
+    let plain =
+        ChatTemplate::new(source, tokens)?.with_tools(Some("tools {{ enable_thinking }}"))?;
     let given = json!({"enable_thinking": false, "bos_token": "x", "messages": [1, 2]});
     let more = plain.with_variables(given.as_object().expect("object"));
     assert_eq!(more.render(&[], false)?, "<s>0True");
@@ -54,7 +55,10 @@ fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
 #[test]
 fn json_has_python_s_numbers_separators_and_lines() -> Result<()> {
     for (source, wanted) in [
-        ("{{ {'a': [1e-5, 1e16, 1.0, [], {}]} | tojson }}", r#"{"a": [1e-05, 1e+16, 1.0, [], {}]}"#),
+        (
+            "{{ {'a': [1e-5, 1e16, 1.0, [], {}]} | tojson }}",
+            r#"{"a": [1e-05, 1e+16, 1.0, [], {}]}"#,
+        ),
         (
             "{{ {'a': [1e-5, [], {}], 'b': {'c': 1}} | tojson(indent=2) }}",
             "{\n  \"a\": [\n    1e-05,\n    [],\n    {}\n  ],\n  \"b\": {\n    \"c\": 1\n  }\n}",

@@ -12,9 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::block::{self, BlockFootprint, BlockLoss, SelectorLoss};
 use super::recipe::keys;
-use super::{
-    DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash, require_sizes,
-};
+use super::{DraftMethod, Evidence, Materials, Recipe, Room, StageContext, dflash, require_sizes};
 use crate::error::Result;
 use crate::footprint::Footprint;
 use crate::limits;
