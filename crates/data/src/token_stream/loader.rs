@@ -65,8 +65,8 @@ impl Batch {
 }
 
 impl LoaderKind {
-    /// The next `sequences` sequences of `length` tokens, `[B, S]`; `position` moves behind them. The order of
-    /// shuffled blocks is a function of `seed`.
+    /// The next `sequences` sequences of `length` tokens, `[B, S]`. `position` is then that of the token after them.
+    /// The order of shuffled blocks is a function of `seed`.
     ///
     /// # Errors
     /// - a file cannot be read, or the stream is shorter than a shuffled block

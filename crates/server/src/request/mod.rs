@@ -156,7 +156,7 @@ fn require_short(text: &str, model: &Model, tokenizer: &TextTokenizer) -> Result
 
 /// Fields of OpenAI's interface and of vLLM's that would change the answer and cannot be followed, each with the JSON
 /// that asks for nothing.
-const UNSUPPORTED: [(&str, &[&str]); 20] = [
+const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("add_generation_prompt", &["true"]),
     ("allowed_token_ids", &[]),
     ("audio", &[]),
