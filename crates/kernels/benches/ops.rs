@@ -1,5 +1,5 @@
 //! Speed of single ops at training shapes: `cargo bench -p longdraft-kernels --bench ops`; after
-//! `--`, names of what is wanted alone: products, blocks, token, cache, recurrence.
+//! `--`, names of what is wanted alone: products, rounded, blocks, token, cache, recurrence.
 //! `longdraft kernel-check --bench` times every op on any device.
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints its figures")]
@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::attention::{KeyRanges, attention};
+use longdraft_kernels::dispatch::with_rounded_products;
 use longdraft_kernels::linear::linear;
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, linear_each};
 use longdraft_kernels::recurrence::{DeltaRows, DeltaSizes, DeltaState, Walk, gated_delta_rule};
@@ -17,8 +18,9 @@ use rayon::prelude::*;
 
 fn main() {
     rayon::ThreadPoolBuilder::new().num_threads(2).build_global().expect("pool");
-    let parts: [(&str, fn()); 5] = [
+    let parts: [(&str, fn()); 6] = [
         ("products", products),
+        ("rounded", || with_rounded_products(true, products)),
         ("blocks", blocks),
         ("token", one_token),
         ("cache", cached_attention),
@@ -48,11 +50,16 @@ fn median(mut run: impl FnMut()) -> f64 {
 }
 
 fn products() {
-    for (rows, inputs, outputs) in
-        [(1024, 576, 1536), (4096, 576, 1536), (1024, 1536, 576), (128, 576, 49_152)]
-    {
+    for (rows, inputs, outputs) in [
+        (1024, 576, 1536),
+        (4096, 576, 1536),
+        (1024, 1536, 576),
+        (128, 576, 49_152),
+        (1024, 576, 49_152),
+        (1024, 49_152, 576),
+    ] {
         let x = Tensor::rand(-1.0_f32, 1.0, (rows, inputs), &Device::Cpu).expect("x");
-        let w = Tensor::zeros((outputs, inputs), DType::F32, &Device::Cpu).expect("w");
+        let w = Tensor::rand(-1.0_f32, 1.0, (outputs, inputs), &Device::Cpu).expect("w");
         let seconds = median(|| {
             linear(&x, &w, None).expect("product");
         });

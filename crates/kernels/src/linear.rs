@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use crate::composed::FULL_ROWS;
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
 use crate::cuda::product::{add_product, add_product_to, product_as};
-use crate::dispatch::{Products, fused, products_of};
+use crate::dispatch::{Products, fused, products_of, with_rounded_products};
 use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::gemm;
@@ -48,7 +48,7 @@ fn with_optional(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<T
 /// Rows of one start of [`linear_exact`] on a GPU.
 const EXACT_ROWS: usize = 1 << 18;
 
-/// The same with factors of the type of `x`, whatever [`Products`] the process forms: for routers and
+/// The same with factors of the type of `x`, whatever [`Products`] the process forms and whether they are rounded: for routers and
 /// gates, where rounded factors would change who is chosen. Where nothing trains a row of f32 has the
 /// same bits however many rows are beside it, on the CPU and on NVIDIA GPUs.
 ///
@@ -57,7 +57,7 @@ const EXACT_ROWS: usize = 1 << 18;
 pub fn linear_exact(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     check(x, weight, bias)?;
     if fused(&[x]) {
-        return with_optional(x, weight, bias);
+        return with_rounded_products(false, || with_optional(x, weight, bias));
     }
     let rows = x.dim(0)?;
     let mut parts = Vec::new();

@@ -1,5 +1,6 @@
 //! The settings of a process for its ops ([`crate::dispatch`]).
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 /// Implementation of the ops.
@@ -49,6 +50,29 @@ static HALF: AtomicBool = AtomicBool::new(false);
 #[cfg(test)]
 thread_local! {
     static HALF: AtomicBool = const { AtomicBool::new(false) };
+}
+
+thread_local! {
+    /// Whether the products that this thread begins may have rounded factors.
+    static ROUNDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `f` computes on the calling thread, on a CPU with rounded factors where `rounded`: factors of large products become integers
+/// of 12 to 16 bits, with one scale for up to 512 of a row. Sums are f32. It pays where a machine multiplies integers faster than f32.
+pub fn with_rounded_products<R>(rounded: bool, f: impl FnOnce() -> R) -> R {
+    struct Back(bool);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            ROUNDED.set(self.0);
+        }
+    }
+    let _back = Back(ROUNDED.replace(rounded));
+    f()
+}
+
+/// Whether [`with_rounded_products`] asks for rounded factors.
+pub(crate) fn rounds_products() -> bool {
+    ROUNDED.get()
 }
 
 /// Chooses the implementation for all later ops of the process.

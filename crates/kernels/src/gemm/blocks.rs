@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use rayon::prelude::*;
 
-use super::micro::{Destination, Isa};
-use super::pack::{self, Buffer, LeftOrder, MAX_DEPTH, ROW_STRIDE, Widths};
+use super::factors::Factors;
+use super::pack::{Buffer, LeftOrder, MAX_DEPTH};
 use super::quantised::BLOCK;
 use super::{Element, Mat, row_by_row, unpacked};
 
@@ -70,7 +70,7 @@ thread_local! {
 ///
 /// # Safety
 /// `dst` is writable for `a.rows` x `b.cols` elements, and nobody else touches them.
-pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
+pub(super) unsafe fn block<T: Element>(factors: Factors, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
     if a.cols == 0 {
         for row in (0..a.rows).filter(|_| !dst.accumulate) {
             // SAFETY: the caller vouches for the row.
@@ -79,7 +79,8 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
         return;
     }
     let depth = depth_of(a.cols);
-    if row_by_row::fits(isa, a, b) {
+    let Factors { isa, rounded } = factors;
+    if !rounded && row_by_row::fits(isa, a, b) {
         // SAFETY: passed on to the caller.
         unsafe { row_by_row::block(isa, dst, a, b, depth) };
         return;
@@ -87,12 +88,12 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
     SCRATCH.with_borrow_mut(|scratch| {
         // SAFETY: passed on to the caller.
         unsafe {
-            if unpacked::fits(isa, a, b) {
+            if !rounded && unpacked::fits(isa, a, b) {
                 unpacked::block(isa, dst, a, b, depth, &mut scratch.wide);
             } else if a.rows <= BLOCK_ROWS {
-                few_rows(isa, dst, a, b, depth, scratch);
+                few_rows(factors, dst, a, b, depth, scratch);
             } else {
-                many_rows(isa, dst, a, b, depth, scratch);
+                many_rows(factors, dst, a, b, depth, scratch);
             }
         }
     });
@@ -103,30 +104,30 @@ pub(super) unsafe fn block<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat
 /// # Safety
 /// As [`block`].
 unsafe fn few_rows<T: Element>(
-    isa: Isa,
+    factors: Factors,
     dst: Output,
     a: Mat<'_>,
     b: Mat<'_, T>,
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
-    let panel = isa.widths().panel;
+    let panel = factors.widths().panel;
     // Rows are read in parts of several panels: parts of one panel are slow to fetch.
     let width = if b.col_stride == 1 { LINE_COLUMNS } else { panel };
     for first_step in (0..a.cols).step_by(depth) {
         let steps = first_step..(first_step + depth).min(a.cols);
-        let order = pack_left(isa, a.columns(steps.clone()), left);
+        let order = pack_left(factors, a.columns(steps.clone()), left);
         for first_col in (0..b.cols).step_by(width) {
             let cols = first_col..(first_col + width).min(b.cols);
             let b = b.columns(cols).t().columns(steps.clone()).t();
-            let right = right.get(b.cols.next_multiple_of(panel) * b.rows);
-            pack::right(b, panel, right, wide);
+            let right = right.get(factors.right_len(b.cols, b.rows));
+            factors.pack_right(b, right, wide);
             let sizes = (a.rows, b.cols, b.rows);
             // SAFETY: the column lies within the destination; both blocks were just packed for
             // these sizes.
             unsafe {
                 let dst = dst.part(0, first_col, first_step);
-                tiles(isa, dst, order, sizes, left.all(), right);
+                factors.tiles(dst, order, sizes, left.all(), right);
             }
         }
     }
@@ -137,34 +138,34 @@ unsafe fn few_rows<T: Element>(
 /// # Safety
 /// As [`block`].
 unsafe fn many_rows<T: Element>(
-    isa: Isa,
+    factors: Factors,
     dst: Output,
     a: Mat<'_>,
     b: Mat<'_, T>,
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
-    let block = isa.widths().rows;
-    for_right_blocks(isa, b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
+    let block = factors.widths().rows;
+    for_right_blocks(factors, b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
         let steps = index * depth..index * depth + b.rows;
         for first_row in (0..a.rows).step_by(block) {
             let rows = first_row..(first_row + block).min(a.rows);
             let a = a.columns(steps.clone()).t().columns(rows).t();
-            let order = pack_left(isa, a, left);
+            let order = pack_left(factors, a, left);
             let sizes = (a.rows, b.cols, b.rows);
             // SAFETY: row and column lie within the destination; both blocks were just packed for
             // these sizes.
             unsafe {
                 let dst = dst.part(first_row, first_col, steps.start);
-                tiles(isa, dst, order, sizes, left.all(), right);
+                factors.tiles(dst, order, sizes, left.all(), right);
             }
         }
     });
 }
 
-fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
-    let (order, widths) = (isa.left_order(a.col_stride == 1), isa.widths());
-    pack::left(a, order, widths, left.get(pack::left_len(order, a.rows, a.cols, widths)));
+fn pack_left(factors: Factors, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
+    let order = factors.left_order(a.col_stride == 1);
+    factors.pack_left(a, order, left.get(factors.left_len(order, a.rows, a.cols)));
     order
 }
 
@@ -174,15 +175,15 @@ fn pack_left(isa: Isa, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
 /// The CPU has the instruction set; `dst` is writable for `a.rows` x `b.cols` elements, and nobody
 /// else touches them.
 pub(super) unsafe fn shared_rows<T: Element>(
-    isa: Isa,
+    factors: Factors,
     dst: Output,
     a: Mat<'_>,
     b: Mat<'_, T>,
     tasks: usize,
 ) {
-    let (order, widths) = (isa.left_order(a.col_stride == 1), isa.widths());
+    let (order, widths) = (factors.left_order(a.col_stride == 1), factors.widths());
     let depth = depth_of(a.cols);
-    let slot = pack::left_len(order, widths.rows, depth, widths);
+    let slot = factors.left_len(order, widths.rows, depth);
     let step_blocks = a.cols.div_ceil(depth);
     // Taken, not borrowed: while this thread waits it may work on other products.
     let mut buffer = SHARED.take();
@@ -200,7 +201,7 @@ pub(super) unsafe fn shared_rows<T: Element>(
             let packed = buffer.get(blocks * slot);
             packed.par_chunks_mut(slot).take(blocks).enumerate().for_each(|(index, out)| {
                 let (rows, steps) = (index % row_blocks, first_block + index / row_blocks);
-                pack::left(part(rows, steps), order, widths, out);
+                factors.pack_left(part(rows, steps), order, out);
             });
             let packed = &*packed;
             let steps = first_block * depth..((first_block + each) * depth).min(a.cols);
@@ -218,12 +219,12 @@ pub(super) unsafe fn shared_rows<T: Element>(
                         unsafe {
                             let row = first_row + rows * widths.rows;
                             let dst = dst.part(row, cols, steps.start + block * depth);
-                            tiles(isa, dst, order, sizes, left, right);
+                            factors.tiles(dst, order, sizes, left, right);
                         }
                     }
                 };
                 SCRATCH.with_borrow_mut(|Scratch { right, wide, .. }| {
-                    for_right_blocks(isa, b, cols, depth, (right, wide), multiply);
+                    for_right_blocks(factors, b, cols, depth, (right, wide), multiply);
                 });
             });
         }
@@ -232,10 +233,15 @@ pub(super) unsafe fn shared_rows<T: Element>(
 }
 
 /// Values of the buffer that [`shared_rows`] packs a left operand `[rows, inner]` into.
-pub(super) fn shared_values(isa: Isa, order: LeftOrder, rows: usize, inner: usize) -> usize {
+pub(super) fn shared_values(
+    factors: Factors,
+    order: LeftOrder,
+    rows: usize,
+    inner: usize,
+) -> usize {
     let depth = depth_of(inner);
-    let widths = isa.widths();
-    let slot = pack::left_len(order, widths.rows, depth, widths);
+    let widths = factors.widths();
+    let slot = factors.left_len(order, widths.rows, depth);
     let of_steps = rows.min(SHARED_ROWS).div_ceil(widths.rows) * slot;
     inner.div_ceil(depth.max(1)).min(shared_steps(of_steps)) * of_steps
 }
@@ -248,14 +254,14 @@ fn shared_steps(values: usize) -> usize {
 /// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
 /// first column and the index of their steps.
 fn for_right_blocks<T: Element>(
-    isa: Isa,
+    factors: Factors,
     b: Mat<'_, T>,
     cols: Range<usize>,
     depth: usize,
     (right, wide): (&mut Buffer, &mut Vec<f32>),
     mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
 ) {
-    let panel = isa.widths().panel;
+    let panel = factors.widths().panel;
     // Blocks of nearly one width: a narrow last one would read all of the left operand for little.
     let most = (right_block() / depth / panel).max(1);
     let panels = cols.len().div_ceil(panel);
@@ -265,8 +271,8 @@ fn for_right_blocks<T: Element>(
         for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
             let steps = first_step..(first_step + depth).min(b.rows);
             let b = b.columns(cols.clone()).t().columns(steps).t();
-            let right = right.get(b.cols.next_multiple_of(panel) * b.rows);
-            pack::right(b, panel, right, wide);
+            let right = right.get(factors.right_len(b.cols, b.rows));
+            factors.pack_right(b, right, wide);
             use_block(first_col, index, b, right);
         }
     }
@@ -314,42 +320,4 @@ fn second_level_cache() -> usize {
 pub(super) fn depth_of(length: usize) -> usize {
     let parts = length.div_ceil(MAX_DEPTH);
     if parts == 1 { length } else { length.div_ceil(parts).next_multiple_of(BLOCK) }
-}
-
-/// All tiles of a packed left block times a packed right block.
-///
-/// # Safety
-/// `left` and `right` hold packed blocks of `rows` x `depth` and `depth` x `cols`; `dst` is writable
-/// for `rows` x `cols`.
-unsafe fn tiles(
-    isa: Isa,
-    dst: Output,
-    order: LeftOrder,
-    (rows, cols, depth): (usize, usize, usize),
-    left: &[f32],
-    right: &[f32],
-) {
-    let Widths { panel, tile, step, .. } = isa.widths();
-    let one = |row: usize, col: usize| {
-        let start = match order {
-            LeftOrder::Rows => row * ROW_STRIDE,
-            LeftOrder::Steps => row / tile * depth * step,
-        };
-        // SAFETY: `row < rows` and `col < cols`, and both blocks reach that far.
-        unsafe {
-            let part = Destination {
-                at: dst.at.add(row * dst.stride + col),
-                stride: dst.stride,
-                rows: tile.min(rows - row),
-                cols: panel.min(cols - col),
-                accumulate: dst.accumulate,
-            };
-            let (a, b) = (left.as_ptr().add(start), right.as_ptr().add(col * depth));
-            isa.tile(order, depth, a, b, part);
-        }
-    };
-    // A panel is wider than a tile: it stays in the first cache while the tiles pass.
-    for col in (0..cols).step_by(panel) {
-        (0..rows).step_by(tile).for_each(|row| one(row, col));
-    }
 }

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::blocks::{Output, block};
+use super::factors::Factors;
 use super::micro::Isa;
 use super::quantised::{self, Blocks, FixedRows, Kernel, matmul_quantised};
 use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
@@ -57,7 +58,8 @@ pub(crate) struct Product<'a> {
 /// Every element has the bits that [`matmul`] or [`matmul_quantised`] gives it.
 pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     let total: usize = products.iter().map(|product| product.right.cols()).sum();
-    let isa = Isa::detect();
+    let factors = Factors::detect();
+    let isa = factors.isa;
     let apart = !products.iter().all(|product| product.right.fits(isa, a))
         || a.rows * total * a.cols < 2 * SMALLEST_TASK
         || rayon::current_num_threads() == 1;
@@ -92,7 +94,7 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
             let part = Output { at: whole.pointer().add(range.start), ..whole };
             for_each_type!(
                 right,
-                b => block(isa, part, a, b.columns(range)),
+                b => block(factors, part, a, b.columns(range)),
                 q => quantised::columns(kernel, part, (&fixed, 0..a.rows), q.columns(range))
             );
         }

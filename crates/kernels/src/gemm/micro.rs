@@ -8,6 +8,8 @@ use super::blocks::BLOCK_ROWS;
 use super::pack::AVX2_TILE;
 use super::pack::{LeftOrder, ROW_STRIDE, Widths};
 #[cfg(target_arch = "x86_64")]
+pub(super) use x86::fetch;
+#[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
 
 /// Where a tile of the product goes.
@@ -47,6 +49,18 @@ impl Isa {
             }
         }
         Self::Portable
+    }
+
+    /// Whether products of integers are faster than those of f32 here: AVX2 has units that multiply pairs of them, and units
+    /// beside these that add; AVX-512 needs one instruction for both.
+    pub(super) fn gains_by_rounding(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => std::arch::is_x86_feature_detected!("avx512vnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => true,
+            Self::Portable => false,
+        }
     }
 
     /// Sizes of the blocks that its kernel reads. A tile of sums fills the registers. Where a step is
@@ -311,7 +325,7 @@ mod x86 {
 
     /// Asks for the lines of the destination while the sum runs: they are written right after it. A tile
     /// has at most two lines and a part of a third in a row.
-    fn fetch(dst: Destination, rows: usize) {
+    pub(in super::super) fn fetch(dst: Destination, rows: usize) {
         for row in 0..rows {
             let at = dst.at.wrapping_add(row * dst.stride);
             for col in [0, dst.cols / 2, dst.cols - 1] {

@@ -9,10 +9,12 @@
 
 mod blocks;
 mod element;
+mod factors;
 mod group;
 mod micro;
 mod pack;
 pub(crate) mod quantised;
+mod rounded;
 mod row_by_row;
 mod unpacked;
 
@@ -21,11 +23,13 @@ use std::ops::Range;
 pub(crate) use blocks::BLOCK_ROWS;
 use blocks::{Output, block, shared_rows};
 pub(crate) use element::Element;
+use factors::Factors;
 pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
 
+use crate::settings::rounds_products;
 use crate::threads::split;
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
@@ -93,11 +97,13 @@ pub(crate) fn matmul<T: Element>(
     accumulate: bool,
     threads: Threads,
 ) {
-    product(Isa::detect(), dst, dst_stride, (a, b), accumulate, threads);
+    let rounded = threads == Threads::Pool && rounds((a.rows, a.cols, b.cols));
+    let factors = Factors { rounded, ..Factors::detect() };
+    product(factors, dst, dst_stride, (a, b), accumulate, threads);
 }
 
 fn product<T: Element>(
-    isa: Isa,
+    factors: Factors,
     dst: &mut [f32],
     dst_stride: usize,
     (a, b): (Mat<'_>, Mat<'_, T>),
@@ -113,23 +119,23 @@ fn product<T: Element>(
     assert!(dst_stride >= cols, "rows of the destination overlap");
     let whole = Output { at: dst.as_mut_ptr(), stride: dst_stride, accumulate };
     let tasks = match threads {
-        Threads::Pool => tasks_of(isa, a, b, rayon::current_num_threads()),
+        Threads::Pool => tasks_of(factors, a, b, rayon::current_num_threads()),
         Threads::One => 1,
     };
     if tasks == 1 || rows * cols * a.cols < SMALLEST_TASK * 2 {
         // SAFETY: the assertions above bound the whole product to `dst`.
-        unsafe { block(isa, whole, a, b) };
+        unsafe { block(factors, whole, a, b) };
         return;
     }
     // Columns are split first: then every part of `b` is packed once.
-    let widths = isa.widths();
+    let widths = factors.widths();
     let by_cols = cols >= widths.panel * tasks;
     let (length, unit) = if by_cols { (cols, widths.panel) } else { (rows, widths.tile) };
     let tasks = tasks.min(length.div_ceil(unit));
     let units = length.div_ceil(unit);
     if by_cols && a.rows > BLOCK_ROWS && a.cols > 0 {
         // SAFETY: the assertions above bound the whole product to `dst`.
-        unsafe { shared_rows(isa, whole, a, b, tasks) };
+        unsafe { shared_rows(factors, whole, a, b, tasks) };
         return;
     }
     split(tasks, |task| {
@@ -140,13 +146,22 @@ fn product<T: Element>(
         unsafe {
             if by_cols {
                 let part = Output { at: whole.pointer().add(range.start), ..whole };
-                block(isa, part, a, b.columns(range));
+                block(factors, part, a, b.columns(range));
             } else {
                 let at = whole.pointer().add(range.start * dst_stride);
-                block(isa, Output { at, ..whole }, a.t().columns(range).t(), b);
+                block(factors, Output { at, ..whole }, a.t().columns(range).t(), b);
             }
         }
     });
+}
+
+/// Whether a product `[rows, inner] · [inner, cols]` has rounded factors: where the calling thread asked for it, the machine gains by
+/// it, and the product is large enough to pay for rounding.
+fn rounds((rows, inner, cols): (usize, usize, usize)) -> bool {
+    rounds_products()
+        && rows.min(inner).min(cols) >= SMALLEST_ROUNDED_SIDE
+        && rows * inner * cols >= SMALLEST_ROUNDED
+        && Isa::detect().gains_by_rounding()
 }
 
 /// Most rows of a product with an attention's tile whose columns are read where they lie.
@@ -154,8 +169,9 @@ pub(crate) fn rows_of_a_tile<T: Element>() -> usize {
     Isa::detect().most_rows_of_a_tile::<T>()
 }
 
-fn tasks_of<T: Element>(isa: Isa, a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
-    if unpacked::fits(isa, a, b) {
+fn tasks_of<T: Element>(factors: Factors, a: Mat<'_>, b: Mat<'_, T>, threads: usize) -> usize {
+    let Factors { isa, rounded } = factors;
+    if !rounded && unpacked::fits(isa, a, b) {
         let most = 4 * TASKS_PER_THREAD * threads;
         return (b.cols / unpacked::TASK_COLUMNS).clamp(threads, most);
     }
@@ -178,15 +194,19 @@ pub(crate) fn kept_bytes(
     transposed: bool,
     threads: usize,
 ) -> usize {
-    let isa = Isa::detect();
+    let factors = Factors { rounded: rounds((rows, inner, cols)), ..Factors::detect() };
+    let isa = factors.isa;
     let tasks = packed_tasks(isa, rows, cols, threads);
     let alone = tasks == 1 || rows * cols * inner < SMALLEST_TASK * 2;
     if alone || rows <= BLOCK_ROWS || cols < isa.widths().panel * tasks {
         return 0;
     }
-    blocks::shared_values(isa, isa.left_order(!transposed), rows, inner) * size_of::<f32>()
+    blocks::shared_values(factors, isa.left_order(!transposed), rows, inner) * size_of::<f32>()
 }
 
+/// Least size and multiplications of a product with rounded factors.
+const SMALLEST_ROUNDED_SIDE: usize = 64;
+const SMALLEST_ROUNDED: usize = 1 << 24;
 /// Tasks for each thread, so that an uneven machine still ends together.
 const TASKS_PER_THREAD: usize = 4;
 /// Panels of columns of a task of many rows, at least, as far as every thread has one.

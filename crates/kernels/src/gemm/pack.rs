@@ -184,7 +184,7 @@ fn right_by<const PANEL: usize, T: Element>(b: Mat<'_, T>, out: &mut [f32], wide
 
 /// Has the cache fetch the line of values that stands some lines of the operand after this one: lines have gaps, over which
 /// the machine's own fetching is slow.
-fn fetch_ahead<T>(line: &[T], stride: usize) {
+pub(super) fn fetch_ahead<T>(line: &[T], stride: usize) {
     #[cfg(target_arch = "x86_64")]
     for first in (0..line.len()).step_by(64 / size_of::<T>()) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

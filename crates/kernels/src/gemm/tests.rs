@@ -16,12 +16,16 @@ pub(super) fn instruction_sets() -> Vec<Isa> {
     all
 }
 
-fn values(noise: &mut Noise, count: usize) -> Vec<f32> {
+fn exact(isa: Isa) -> Factors {
+    Factors { isa, rounded: false }
+}
+
+pub(super) fn values(noise: &mut Noise, count: usize) -> Vec<f32> {
     (0..count).map(|_| noise.next() as f32).collect()
 }
 
 /// A `rows` x `cols` operand, transposed in memory or not, with gaps between its lines.
-fn operand(data: &[f32], rows: usize, cols: usize, transposed: bool) -> Mat<'_> {
+pub(super) fn operand(data: &[f32], rows: usize, cols: usize, transposed: bool) -> Mat<'_> {
     if transposed {
         Mat::rows(data, cols, rows, rows + 3).t()
     } else {
@@ -63,7 +67,7 @@ fn every_kernel_matches_the_triple_loop() {
                 for accumulate in [false, true] {
                     let stride = cols + 2;
                     let mut dst = vec![0.5_f32; rows * stride];
-                    product(isa, &mut dst, stride, (a, b), accumulate, Threads::Pool);
+                    product(exact(isa), &mut dst, stride, (a, b), accumulate, Threads::Pool);
                     for i in 0..rows {
                         for j in 0..cols {
                             let sum: f64 = (0..depth)
@@ -109,13 +113,13 @@ fn assert_the_same_bits(a: Mat<'_>, b: Mat<'_>) {
     let mut of_portable: Option<Vec<f32>> = None;
     for isa in instruction_sets() {
         let mut whole = vec![0.0; rows * cols];
-        product(isa, &mut whole, cols, (a, b), false, Threads::One);
+        product(exact(isa), &mut whole, cols, (a, b), false, Threads::One);
         let portable = of_portable.get_or_insert_with(|| whole.clone());
         assert!(whole.iter().zip(portable).all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?}");
         for threads in [1, 2, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
             let mut again = vec![0.0; rows * cols];
-            pool.install(|| product(isa, &mut again, cols, (a, b), false, Threads::Pool));
+            pool.install(|| product(exact(isa), &mut again, cols, (a, b), false, Threads::Pool));
             assert!(whole.iter().zip(&again).all(|(x, y)| x.to_bits() == y.to_bits()));
         }
         for (first, count) in [
@@ -132,7 +136,7 @@ fn assert_the_same_bits(a: Mat<'_>, b: Mat<'_>) {
         ] {
             let mut part = vec![0.0; count * cols];
             let some = a.t().columns(first..first + count).t();
-            product(isa, &mut part, cols, (some, b), false, Threads::One);
+            product(exact(isa), &mut part, cols, (some, b), false, Threads::One);
             let same = whole[first * cols..].iter().zip(&part);
             assert!(same.clone().all(|(x, y)| x.to_bits() == y.to_bits()), "{isa:?} {count} rows");
         }
