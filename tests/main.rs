@@ -35,6 +35,7 @@ mod parity;
 mod pipeline;
 mod plan;
 mod pretrain;
+mod products;
 mod push;
 mod quickstart;
 mod ranks;

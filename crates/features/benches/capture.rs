@@ -151,6 +151,7 @@ fn writer(folder: &Path, tokens: usize, shards: usize) -> Outcome<StoreWriter> {
         seed: 0,
         anchor: AnchorOffset::default(),
         precision: None,
+        products: None,
         records: None,
         train: part(shards),
         held_out: part(0),

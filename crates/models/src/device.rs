@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::{DType, Device};
-use longdraft_kernels::dispatch::{Products, set_products};
+use longdraft_kernels::dispatch::{Products, set_products, with_rounded_products};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,30 @@ pub enum Precision {
     /// The frozen target as its file holds it, on a CPU: quantised blocks are multiplied as integers, as when it
     /// decodes from the same file. All that trains, its products, losses and the optimizer's state are f32.
     Stored,
+}
+
+/// Factors of the large products of training on a CPU. A GPU takes those of its [`Precision`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StepProducts {
+    /// Integers of 12 to 16 bits, with one scale for up to 512 values of a row, where the CPU multiplies them faster than
+    /// f32; f32 elsewhere. Sums are f32.
+    #[default]
+    Rounded,
+    /// f32.
+    F32,
+}
+
+impl StepProducts {
+    /// What `f` computes on the calling thread with these factors.
+    pub fn within<R>(self, f: impl FnOnce() -> R) -> R {
+        with_rounded_products(self == Self::Rounded, f)
+    }
+
+    /// What is asked for on `device`, to compare runs: whether the machine gains by rounding does not count.
+    pub fn on(self, device: &Device) -> &'static str {
+        if self == Self::Rounded && device.is_cpu() { "rounded" } else { "f32" }
+    }
 }
 
 impl DeviceChoice {

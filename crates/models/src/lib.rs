@@ -29,7 +29,7 @@ pub mod weights;
 struct Readme;
 
 pub use config::TargetConfig;
-pub use device::{DeviceChoice, Precision};
+pub use device::{DeviceChoice, Precision, StepProducts};
 pub use error::{ModelError, Result};
 pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};
 

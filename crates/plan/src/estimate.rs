@@ -122,6 +122,10 @@ impl StepTime {
 impl Workload {
     /// What the rank with most rows needs, if rows are full and all their tokens are learned.
     pub fn estimate(&self) -> Estimate {
+        self.products.within(|| self.estimate_within())
+    }
+
+    fn estimate_within(&self) -> Estimate {
         let row = self.row_memory();
         let parameters = self.parameters(&row);
         let [of_target, of_draft] = self.operations_per_token();

@@ -23,7 +23,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         threads,
         half_products: threads == 0 && config.precision.frozen_bytes(true) == 2,
     };
-    let memory = row_memory(&config.model, &row);
+    let memory = config.products.within(|| row_memory(&config.model, &row));
     let parameters = parameters(config, &memory, ranks);
     let averages = if config.train.ema_share.is_some() { parameters.weight_bytes() } else { 0 };
     let resident = [

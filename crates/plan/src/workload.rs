@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use longdraft_features::store::StoreDtype;
 use longdraft_features::{FeatureMode, TeacherKind};
-use longdraft_models::TargetConfig;
 use longdraft_models::target_model::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
+use longdraft_models::{StepProducts, TargetConfig};
 use longdraft_parallel::{Reduction, StatePlace};
 use longdraft_train::Result;
 use longdraft_train::config::TrainConfig;
@@ -27,6 +27,7 @@ pub struct Workload {
     /// Rows of a step over all ranks.
     pub(crate) rows_per_step: u64,
     pub(crate) features: FeatureMode,
+    pub(crate) products: StepProducts,
     /// What a store holds states as.
     pub(crate) stored_as: StoreDtype,
     pub(crate) zero: longdraft_parallel::ZeroStage,
@@ -74,6 +75,7 @@ impl Workload {
             row_tokens: config.data.row_tokens as u64,
             rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
             features: config.train.features.clone(),
+            products: config.products,
             stored_as: config.capture.dtype,
             zero: config.parallel.zero_stage(),
             bucket_bytes: config.parallel.bucket_bytes as u64,

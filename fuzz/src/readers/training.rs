@@ -73,6 +73,7 @@ fn recipe(dtype: StoreDtype) -> Recipe {
         seed: 0,
         anchor: AnchorOffset::default(),
         precision: None,
+        products: None,
         records: None,
         train: part(1),
         held_out: part(0),

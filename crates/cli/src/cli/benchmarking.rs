@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use longdraft_kernels::matrix::BlockFormat;
-use longdraft_models::{DeviceChoice, Precision};
+use longdraft_models::{DeviceChoice, Precision, StepProducts};
 use longdraft_train::method::Method;
 
 /// What is timed. Every case prints one JSON line.
@@ -33,6 +33,9 @@ pub(crate) struct BenchArguments {
     /// Type of frozen weights and products: auto, f32, bf16.
     #[arg(long, default_value = "auto", value_parser = precision)]
     pub(crate) precision: Precision,
+    /// Factors of large products of training steps on a CPU: rounded, f32.
+    #[arg(long, default_value = "rounded", value_parser = products)]
+    pub(crate) products: StepProducts,
     /// Steps before the clock is read.
     #[arg(long, default_value_t = 3)]
     pub(crate) warm_ups: usize,
@@ -176,6 +179,14 @@ fn blocks(text: &str) -> Result<BlockFormat, String> {
         let names = BlockFormat::ALL.map(BlockFormat::name);
         format!("a type of blocks: {}", names.join(", "))
     })
+}
+
+fn products(text: &str) -> Result<StepProducts, String> {
+    match text {
+        "rounded" => Ok(StepProducts::Rounded),
+        "f32" => Ok(StepProducts::F32),
+        _ => Err("rounded or f32".to_owned()),
+    }
 }
 
 fn precision(text: &str) -> Result<Precision, String> {

@@ -139,11 +139,13 @@ pub(crate) fn capture(
 
 /// Refuses a configuration whose features another target computes, or another store or other records hold.
 fn require_same_source(one: &Reader<'_>, other: &Reader<'_>) -> Result<()> {
-    let of = |TrainConfig { train, target, precision, device, capture, .. }: &TrainConfig| {
+    let of = |config: &TrainConfig| {
+        let TrainConfig { train, target, precision, products, device, capture, .. } = config;
         [
             ("train.features", json!(train.features)),
             ("target", json!(target)),
             ("precision", json!(precision)),
+            ("products", json!(products)),
             ("device", json!(device)),
             ("capture.record_layers", json!(capture.record_layers)),
         ]

@@ -93,6 +93,7 @@ mod tests {
             seed: 0,
             anchor: AnchorOffset::default(),
             precision: None,
+            products: None,
             records: None,
             train: part(shards),
             held_out: part(0),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use longdraft_data::token_stream::LoaderKind;
 use longdraft_models::language_model::LanguageModelConfig;
 use longdraft_models::weights::artifact::{Compression, QuantiseConfig};
-use longdraft_models::{DeviceChoice, Precision};
+use longdraft_models::{DeviceChoice, Precision, StepProducts};
 use longdraft_parallel::ParallelConfig;
 use longdraft_tracking::TrackingConfig;
 use longdraft_train::config::{References, SAVE_MINUTES};
@@ -30,6 +30,9 @@ pub struct PretrainConfig {
     /// Type of products; `auto` is `bf16` on a GPU, `f32` on the CPU.
     #[serde(default)]
     pub precision: Precision,
+    /// Factors of large products on a CPU: `rounded` to integers of 12 to 16 bits where that is faster, or `f32`.
+    #[serde(default)]
+    pub products: StepProducts,
     /// The decoder.
     #[serde(default)]
     pub model: LanguageModelConfig,

@@ -35,6 +35,7 @@ pub(super) fn identity(
         ("train.ema_share", json_of(&run.ema_share)),
         ("train.seed", run.seed.to_string()),
         ("precision", config.precision.frozen_type(!device.is_cpu()).as_str().to_owned()),
+        ("products", config.products.on(device).to_owned()),
     ];
     RunIdentity { values: values.map(|(name, value)| (name.to_owned(), value)).into() }
 }

@@ -188,7 +188,8 @@ impl Pretraining {
         let before = self.config.train.progress(step, elapsed_ms);
         let multiplier = self.config.multiplier(step, elapsed_ms);
         let lengths = self.config.lengths_at(before);
-        let (gradients, loss, position) = self.gradients(lengths)?;
+        let products = self.config.products;
+        let (gradients, loss, position) = products.within(|| self.gradients(lengths))?;
         let mut loss = [loss];
         self.parallel.world().all_reduce_sum(&mut loss);
         let loss = loss[0];

@@ -14,7 +14,7 @@ pub use longdraft_data::source::SourceConfig;
 use longdraft_features::FeatureMode;
 use longdraft_features::store::{Compression, StoreDtype};
 use longdraft_models::target_model::Layers;
-use longdraft_models::{DeviceChoice, Precision};
+use longdraft_models::{DeviceChoice, Precision, StepProducts};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,9 @@ pub struct TrainConfig {
     /// Type of frozen weights and products; `auto` is `bf16` on a GPU, `f32` on the CPU.
     #[serde(default)]
     pub precision: Precision,
+    /// Factors of large products on a CPU: `rounded` to integers of 12 to 16 bits where that is faster, or `f32`.
+    #[serde(default)]
+    pub products: StepProducts,
     /// The draft.
     #[serde(default)]
     pub draft: DraftConfig,

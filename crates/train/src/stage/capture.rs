@@ -13,6 +13,7 @@ use longdraft_features::store::{
     BackgroundWriter, Contents, Estimate, Recipe, Record, ShardPlan, StoreWriter, Turn, Work,
 };
 use longdraft_features::{FeatureError, Part};
+use longdraft_models::StepProducts;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_parallel::{World, share_of};
@@ -57,6 +58,7 @@ pub struct Capture {
     estimate: Estimate,
     world: World,
     team: Team,
+    products: StepProducts,
 }
 
 impl Capture {
@@ -101,12 +103,14 @@ impl Capture {
             Part::ALL.iter().try_for_each(check)?;
             recipe.records = Some(records.fingerprint().to_owned());
             recipe.precision = None;
+            recipe.products = None;
         }
         let store = StoreWriter::open(place, recipe.clone(), options.verify)?;
         let free = options.free_bytes.or_else(|| store.free_bytes());
         let estimate = Estimate { free, ..rows.estimate(&recipe, &store, &target)? };
         let (team, world) = (Team::new(first.parallel.tensor_group(world)?), world.clone());
-        Ok(Self { target, records, rows, recipe, store, estimate, world, team })
+        let products = first.products;
+        Ok(Self { target, records, rows, recipe, store, estimate, world, team, products })
     }
 
     /// What the store takes.
@@ -127,6 +131,10 @@ impl Capture {
     /// - too little free space, before anything is written
     /// - the target cannot run, a full disk; complete shards stay
     pub fn run(&self, observer: &mut dyn Observer) -> Result<Ending> {
+        self.products.within(|| self.run_within(observer))
+    }
+
+    fn run_within(&self, observer: &mut dyn Observer) -> Result<Ending> {
         if !self.team.leads() {
             self.team.follow(&self.target, &self.recipe, observer)?;
             return Ok(Ending::Finished);

@@ -34,7 +34,7 @@ impl Stage {
     /// - the target cannot run
     pub fn evaluate(&mut self) -> Result<DraftMetrics> {
         self.gather_draft()?;
-        let metrics = self.evaluate_whole()?;
+        let metrics = self.config.products.within(|| self.evaluate_whole())?;
         self.release_draft()?;
         Ok(metrics)
     }
@@ -116,7 +116,8 @@ impl Evaluator {
         let objectives = stages.iter().map(|stage| stage.objective(of_target));
         let objectives = objectives.collect::<Result<Vec<_>>>()?;
         let objectives: Vec<&dyn Objective> = objectives.iter().map(AsRef::as_ref).collect();
-        stages[text].measure_here(&objectives, text, of_target)
+        let products = stages[text].config.products;
+        products.within(|| stages[text].measure_here(&objectives, text, of_target))
     }
 
     /// The draft of its last checkpoint.
@@ -245,7 +246,7 @@ pub fn measure_at_places(
     };
     let (features, set, draws, groups) = (&source, &set, &draws, &RowGroups::single());
     let text = HeldOut { target, features, set, draws, groups, places };
-    text.measure(&objectives, 0..rows, rows, &mut on_part)
+    config.products.within(|| text.measure(&objectives, 0..rows, rows, &mut on_part))
 }
 
 /// Where features of held-out rows alone come from: never from memory, which holds training rows.

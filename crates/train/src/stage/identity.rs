@@ -51,6 +51,7 @@ pub(super) fn identity(
             ("train.features".into(), features_identity(features)),
             // Heads and embeddings are read in it, wherever features come from.
             ("precision".into(), precision(config, target)),
+            ("products".into(), config.products.on(target.device()).to_owned()),
         ],
     };
     // What the trained tensors rest on, such as the draft's vocabulary.

@@ -94,6 +94,10 @@ impl Stage {
     /// Takes one optimizer step over the micro-batches of all ranks, of which `batches` are this
     /// one's. Nothing changes unless loss and gradients are finite. A step without anything to learn counts.
     pub(super) fn optimize(&mut self, batches: &[Batch]) -> Result<Outcome> {
+        self.config.products.within(|| self.optimize_within(batches))
+    }
+
+    fn optimize_within(&mut self, batches: &[Batch]) -> Result<Outcome> {
         let step = self.progress.step + 1;
         // What is a share of the steps stays as it is where a run is extended.
         self.objective.begin_step(step, self.schedule.warmup_of);

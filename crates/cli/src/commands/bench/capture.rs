@@ -64,6 +64,7 @@ fn recipe(target: &Target, contents: &Contents, rows: usize, tokens: usize) -> R
         seed: 0,
         anchor: AnchorOffset { enabled: false, ..AnchorOffset::default() },
         precision: None,
+        products: None,
         records: None,
         train: part(rows),
         held_out: part(0),

@@ -93,7 +93,7 @@ fn passes(
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device};
-    use longdraft_models::{DeviceChoice, Precision};
+    use longdraft_models::{DeviceChoice, Precision, StepProducts};
 
     use super::*;
     use crate::cli::{BenchArguments, ShapeArguments};
@@ -118,6 +118,7 @@ mod tests {
         let bench = BenchArguments {
             device: DeviceChoice::Cpu,
             precision: Precision::F32,
+            products: StepProducts::F32,
             warm_ups: 0,
             steps: 1,
             trace: false,

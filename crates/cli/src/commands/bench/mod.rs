@@ -39,10 +39,18 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
 
 fn measure(command: &BenchCommand, cases: &mut Cases) -> Result<()> {
     match command {
-        BenchCommand::Glide(arguments) => glide::run(arguments, cases),
-        BenchCommand::Eagle3(arguments) => eagle3::run(arguments, cases),
-        BenchCommand::Dflash(arguments) => dflash::run(arguments, cases),
-        BenchCommand::Pretrain(arguments) => pretrain::run(arguments, cases),
+        BenchCommand::Glide(arguments) => {
+            arguments.rows.bench.products.within(|| glide::run(arguments, cases))
+        }
+        BenchCommand::Eagle3(arguments) => {
+            arguments.rows.bench.products.within(|| eagle3::run(arguments, cases))
+        }
+        BenchCommand::Dflash(arguments) => {
+            arguments.rows.bench.products.within(|| dflash::run(arguments, cases))
+        }
+        BenchCommand::Pretrain(arguments) => {
+            arguments.bench.products.within(|| pretrain::run(arguments, cases))
+        }
         BenchCommand::Capture(arguments) => capture::run(arguments, cases),
         BenchCommand::Decode(arguments) => decode::run(arguments, cases),
         BenchCommand::Products => {

@@ -80,6 +80,9 @@ impl Recipe {
         if let (Some(own), Some(other)) = (&self.precision, &other.precision) {
             differences.compare("precision", own, other);
         }
+        if let (Some(own), Some(other)) = (&self.products, &other.products) {
+            differences.compare("products", own, other);
+        }
         let compression = |of: &Self| format!("{:?}", of.compression);
         differences.compare("capture.compression", compression(self), compression(other));
         differences.compare("train.seed", self.seed.to_string(), other.seed.to_string());
