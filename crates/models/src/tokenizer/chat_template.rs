@@ -3,9 +3,12 @@
 //! They are programs of others: each rendering runs within [`LIMITS`], and within a number of
 //! instructions (fuel) and bytes of text.
 
+mod arguments;
 mod errors;
+mod filters;
 mod json_filter;
 mod marks;
+mod methods;
 mod opened;
 mod python;
 mod repr;
@@ -131,17 +134,22 @@ impl ChatTemplate {
         Ok(Self { for_tools, ..self })
     }
 
-    /// Whether renderings set this variable themselves.
+    /// Whether renderings set this variable themselves: it is one of theirs, a special token, or a function
+    /// (`raise_exception`, `strftime_now`, `namespace`, ...).
     pub fn sets(&self, variable: &str) -> bool {
-        OWN.contains(&variable) || self.special_tokens.contains_key(variable)
+        OWN.contains(&variable)
+            || self.special_tokens.contains_key(variable)
+            || self.environment.globals().any(|(name, _)| name == variable)
     }
 
     /// The same where renderings have more variables (`enable_thinking`, ...). Those that they set themselves
     /// ([`Self::sets`]) stay as they are.
     #[must_use]
     pub fn with_variables(&self, variables: &Map<String, Value>) -> Self {
-        let more = minijinja::Value::from_serialize(variables);
-        // The first one that has a variable decides.
+        let others = variables.iter().filter(|(name, _)| !self.sets(name));
+        let others: Map<String, Value> =
+            others.map(|(name, value)| (name.clone(), value.clone())).collect();
+        let more = minijinja::Value::from_serialize(others);
         let token_values = context! { ..self.token_values.clone(), ..more };
         let for_tools = self.for_tools.as_deref().map(|other| other.with_variables(variables));
         Self { token_values, for_tools: for_tools.map(Box::new), ..self.clone() }

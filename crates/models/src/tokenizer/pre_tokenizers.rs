@@ -1,7 +1,11 @@
 //! How byte-level tokenizers split text before merging, by the name that GGUF headers give. The expressions are those of
 //! the models' own `tokenizer.json`.
 
+mod letters;
+
 use serde_json::{Value, json};
+
+use letters::cased_letters;
 
 /// What comes with a name.
 pub(super) struct Splitting {
@@ -14,11 +18,20 @@ pub(super) struct Splitting {
 }
 
 /// Names and the way that each stands for.
-const NAMES: [(&[&str], Way); 22] = [
+const NAMES: [(&[&str], Way); 28] = [
     (&["default", "gpt-2", "gpt2", "olmo", "mpt", "phi-2", "granite-docling"], Way::ByteLevel),
     (&["a.x-4.0", "mellum", "trillion", "gigachat", "exaone4", "jais"], Way::ByteLevel),
     (
-        &["smollm", "refact", "command-r", "starcoder", "codeshell", "exaone", "minerva-7b"],
+        &[
+            "smollm",
+            "refact",
+            "command-r",
+            "starcoder",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
         Way::Digits,
     ),
     (&["qwen2", "deepseek-r1-qwen", "qwen3", "megrez"], Way::Words("")),
@@ -40,10 +53,16 @@ const NAMES: [(&[&str], Way); 22] = [
     (&["viking"], Way::Viking),
     (&["superbpe"], Way::SuperBpe),
     (&["chameleon"], Way::Chameleon),
+    (&["afmoe"], Way::Afmoe),
+    (&["tiny_aya", "cohere2moe"], Way::TinyAya),
+    (&["exaone-moe"], Way::ExaoneMoe),
+    (&["laguna"], Way::Laguna),
+    (&["k2-horizon"], Way::K2Horizon),
+    (&["minicpm5"], Way::MiniCpm5),
 ];
 
 /// Names of tokenizers that look a part up before they merge.
-const WHOLE_PARTS: [&str; 11] = [
+const WHOLE_PARTS: [&str; 12] = [
     "llama-bpe",
     "llama3",
     "llama-v3",
@@ -55,6 +74,7 @@ const WHOLE_PARTS: [&str; 11] = [
     "tekken",
     "kimi-k2",
     "youtu",
+    "minicpm5",
 ];
 
 /// Names of tokenizers that put the start token before a text, unless the header says otherwise.
@@ -100,6 +120,18 @@ enum Way {
     SuperBpe,
     /// Names of pictures, spaces by two and four, single digits and marks, then words.
     Chameleon,
+    /// Threes of digits from the last one on, runs of scripts without spaces, then DeepSeek-V3's words.
+    Afmoe,
+    /// Threes of digits from the last one of a word on, then words that end where small letters do.
+    TinyAya,
+    /// Words with the spaces between them.
+    ExaoneMoe,
+    /// Words that end with their line.
+    Laguna,
+    /// Words with marks and joiners.
+    K2Horizon,
+    /// Three digits at a time before words.
+    MiniCpm5,
 }
 
 const CONTRACTIONS: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
@@ -114,6 +146,18 @@ const ASIAN: &str = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰
 
 /// Bailing's words: its contractions and ends of lines are told otherwise than others'.
 const BAILING: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+
+/// Words of marks or letters, with their marks, as DeepSeek-V3 and AFMoE have them.
+const MARKED_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
+/// Threes of digits from the last one on.
+const THREES: &str = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))";
+/// Chinese, Japanese, Thai, Lao, Khmer, Burmese and Korean, as AFMoE cuts them out.
+const WITHOUT_SPACES: &str = "[一-鿿㐀-䶿\u{f900}-\u{faff}\u{3040}-\u{309f}\u{30a0}-\u{30ff}\u{ff65}-\u{ff9f}\u{2f00}-\u{2fdf}\u{e40}-\u{e7f}\u{e80}-\u{eff}\u{1780}-\u{17ff}\u{1000}-\u{109f}\u{aa60}-\u{aa7f}\u{a9e0}-\u{a9ff}\u{ac00}-\u{d7af}\u{1100}-\u{11ff}]+";
+
+/// Exaone's words with the spaces between them.
+const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
+/// Letters with their marks and the characters that join them or keep them apart, in K2 Horizon.
+const JOINED_LETTERS: &str = "(?:\\p{L}|\\p{M}|\u{200c}|\u{200d})";
 
 /// What Chameleon cuts out before digits and marks.
 const CHAMELEON: [&str; 3] =
@@ -166,12 +210,7 @@ impl Way {
         match self {
             Self::ByteLevel => byte_level(true),
             Self::Digits => sequence(&[digits, byte_level(true)]),
-            Self::Words(digits) => {
-                let words = format!(
-                    r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
-                );
-                splits(&[&words], None)
-            }
+            Self::Words(digits) => splits(&[&words(r"\p{L}", &format!(r"\p{{N}}{digits}"))], None),
             Self::WordsWithMarks => {
                 let words = format!(
                     r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{SPACES}"
@@ -214,14 +253,26 @@ impl Way {
             Self::DeepseekCoder => {
                 splits(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", CHINESE], Some(digits))
             }
-            Self::DeepseekV3 => {
-                let words = format!(
-                    r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{{|}}~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"##
-                );
-                splits(&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", &words], None)
+            Self::DeepseekV3 => splits(&[r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", MARKED_WORDS], None),
+            Self::Afmoe => splits(&[THREES, WITHOUT_SPACES, MARKED_WORDS], None),
+            Self::TinyAya => {
+                let after_word = format!("{CONTRACTIONS}?");
+                let words = cased("", &after_word, r"\p{N}{1,3}", r"[\r\n/]*");
+                splits(&[r"\d{1,3}(?=(?:\d{3})*\b)", &words], None)
             }
+            Self::ExaoneMoe => splits(&[EXAONE_MOE], None),
+            Self::Laguna => splits(&[r"[^\n]+|[\n]+", &words(r"\p{L}", r"\p{N}")], None),
+            Self::K2Horizon => splits(&[&words(JOINED_LETTERS, r"\p{N}{1,3}")], None),
+            Self::MiniCpm5 => splits(&[r"\p{N}{1,3}", &words(r"\p{L}", r"\p{N}+")], None),
         }
     }
+}
+
+/// Words of these letters, digits, and marks with the ends of lines after them.
+fn words(letters: &str, digits: &str) -> String {
+    format!(
+        r"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{SPACES}"
+    )
 }
 
 /// Words that end where small letters do, of letters that are also in `also`, with what may follow them; digits; marks
@@ -257,105 +308,6 @@ fn split(expression: &str) -> Value {
 fn splits(expressions: &[&str], then: Option<Value>) -> Value {
     let steps = expressions.iter().copied().map(split).chain(then).chain([byte_level(false)]);
     sequence(&steps.collect::<Vec<_>>())
-}
-
-/// Ranges of letters with two cases, as DeepSeek's first tokenizers list them.
-const CASED_LETTERS: [(u32, u32); 84] = [
-    (0x0041, 0x005A),
-    (0x0061, 0x007A),
-    (0x00B5, 0x00B5),
-    (0x00C0, 0x00D6),
-    (0x00D8, 0x00F6),
-    (0x00F8, 0x01BA),
-    (0x01BC, 0x01BF),
-    (0x01C4, 0x0293),
-    (0x0295, 0x02AF),
-    (0x0370, 0x0373),
-    (0x0376, 0x0377),
-    (0x037B, 0x037D),
-    (0x037F, 0x037F),
-    (0x0386, 0x0386),
-    (0x0388, 0x038A),
-    (0x038C, 0x038C),
-    (0x038E, 0x03A1),
-    (0x03A3, 0x03F5),
-    (0x03F7, 0x0481),
-    (0x048A, 0x052F),
-    (0x0531, 0x0556),
-    (0x10A0, 0x10C5),
-    (0x13A0, 0x13F5),
-    (0x13F8, 0x13FD),
-    (0x1C90, 0x1CBA),
-    (0x1CBD, 0x1CBF),
-    (0x1D00, 0x1D2B),
-    (0x1D6B, 0x1D77),
-    (0x1D79, 0x1D9A),
-    (0x1E00, 0x1F15),
-    (0x1F18, 0x1F1D),
-    (0x1F20, 0x1F45),
-    (0x1F48, 0x1F4D),
-    (0x1F50, 0x1F57),
-    (0x1F59, 0x1F59),
-    (0x1F5B, 0x1F5B),
-    (0x1F5D, 0x1F5D),
-    (0x1F5F, 0x1F7D),
-    (0x1F80, 0x1FB4),
-    (0x1FB6, 0x1FBC),
-    (0x1FBE, 0x1FBE),
-    (0x1FC2, 0x1FC4),
-    (0x1FC6, 0x1FCC),
-    (0x1FD0, 0x1FD3),
-    (0x1FD6, 0x1FDB),
-    (0x1FE0, 0x1FEC),
-    (0x1FF2, 0x1FF4),
-    (0x1FF6, 0x1FFC),
-    (0x2102, 0x2102),
-    (0x2107, 0x2107),
-    (0x210A, 0x2113),
-    (0x2115, 0x2115),
-    (0x2119, 0x211D),
-    (0x2124, 0x2124),
-    (0x2126, 0x2126),
-    (0x2128, 0x2128),
-    (0x212A, 0x212D),
-    (0x212F, 0x2134),
-    (0x2139, 0x2139),
-    (0x213C, 0x213F),
-    (0x2145, 0x2149),
-    (0x214E, 0x214E),
-    (0x2183, 0x2184),
-    (0x2C00, 0x2C7B),
-    (0x2C7E, 0x2CE4),
-    (0x2CEB, 0x2CEE),
-    (0x2CF2, 0x2CF3),
-    (0xA640, 0xA66D),
-    (0xA680, 0xA69B),
-    (0xA722, 0xA76F),
-    (0xA771, 0xA787),
-    (0xA78B, 0xA78E),
-    (0xAB70, 0xABBF),
-    (0xFB00, 0xFB06),
-    (0xFB13, 0xFB17),
-    (0xFF21, 0xFF3A),
-    (0xFF41, 0xFF5A),
-    (0x1_0400, 0x1_044F),
-    (0x1_04B0, 0x1_04D3),
-    (0x1_04D8, 0x1_04FB),
-    (0x1_0C80, 0x1_0CB2),
-    (0x1_0CC0, 0x1_0CF2),
-    (0x1_18A0, 0x1_18DF),
-    (0x1_E900, 0x1_E943),
-];
-
-/// The same as they stand in an expression.
-fn cased_letters() -> String {
-    let character = |code: u32| char::from_u32(code).map(String::from).unwrap_or_default();
-    let range = |&(first, last): &(u32, u32)| match last - first {
-        0 => character(first),
-        1 => character(first) + &character(last),
-        _ => format!("{}-{}", character(first), character(last)),
-    };
-    CASED_LETTERS.iter().map(range).collect()
 }
 
 /// How the bytes of tokens are put together again.

@@ -19,7 +19,8 @@ const WIDEST_SEPARATORS: usize = 16;
 #[expect(clippy::needless_pass_by_value, reason = "filters take their options so")]
 pub(super) fn to_json(value: &minijinja::Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    let _ = options.get::<Option<minijinja::Value>>("ensure_ascii");
+    let escapes = options.get::<Option<minijinja::Value>>("ensure_ascii")?;
+    let is_ascii = escapes.is_some_and(|escapes| escapes.is_true());
     let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let separators: Option<Vec<String>> = options.get("separators")?;
     options.assert_all_used()?;
@@ -45,7 +46,7 @@ pub(super) fn to_json(value: &minijinja::Value, options: Kwargs) -> Result<Strin
     let value = serde_json::to_value(value).map_err(fail)?;
     let value = if is_sorted { sorted(value) } else { value };
     let (item, key) = (item.as_bytes(), key.as_bytes());
-    let layout = Layout { item, key, indent, depth: 0, is_empty: true };
+    let layout = Layout { item, key, indent, is_ascii, depth: 0, is_empty: true };
     let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, layout);
     value.serialize(&mut serializer).map_err(fail)?;
     String::from_utf8(bytes)
@@ -70,6 +71,8 @@ struct Layout<'a> {
     item: &'a [u8],
     key: &'a [u8],
     indent: Option<usize>,
+    /// Whether characters beyond ASCII are written by their numbers.
+    is_ascii: bool,
     depth: usize,
     /// Whether the innermost list has no item so far.
     is_empty: bool,
@@ -109,6 +112,27 @@ impl Layout<'_> {
 impl serde_json::ser::Formatter for Layout<'_> {
     fn write_f64<W: Write + ?Sized>(&mut self, out: &mut W, number: f64) -> std::io::Result<()> {
         out.write_all(repr::fraction(number).as_bytes())
+    }
+
+    fn write_string_fragment<W: Write + ?Sized>(
+        &mut self,
+        out: &mut W,
+        fragment: &str,
+    ) -> std::io::Result<()> {
+        if !self.is_ascii {
+            return out.write_all(fragment.as_bytes());
+        }
+        let is_plain = |character: char| matches!(character, ' '..='~');
+        for character in fragment.chars() {
+            if is_plain(character) {
+                write!(out, "{character}")?;
+                continue;
+            }
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                write!(out, "\\u{unit:04x}")?;
+            }
+        }
+        Ok(())
     }
 
     fn begin_array<W: Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {

@@ -5,7 +5,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::globals;
 use time::OffsetDateTime;
 
-use super::{repr, rewritten};
+use super::{filters, methods, repr, rewritten};
 
 /// Name of the function that tells the date.
 pub(super) const DATE: &str = "strftime_now";
@@ -13,12 +13,16 @@ pub(super) const DATE: &str = "strftime_now";
 /// Teaches an environment methods, tests, `%`, what takes turns, and the date, which is today's unless one is given.
 pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTime>) {
     environment.set_unknown_method_callback(method);
+    filters::teach(environment);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", is_callable);
+    environment.add_test("number", is_number);
     environment.add_filter(rewritten::MODULO, modulo);
     environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     environment.add_function("joiner", globals::joiner);
+    // A function of the library alone: in Jinja2 the name is free.
+    environment.remove_global("debug");
     environment.add_function(DATE, move |format: String| {
         written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
     });
@@ -69,53 +73,15 @@ fn method(
     method: &str,
     arguments: &[Value],
 ) -> Result<Value, Error> {
-    // The library never ends where what is counted is empty.
-    if let ("count", Some(text), Some("")) =
-        (method, value.as_str(), arguments.first().and_then(Value::as_str))
-    {
-        return Ok((text.chars().count() + 1).into());
-    }
-    if let Some(found) = value.as_str().and_then(|text| of_text(text, method, arguments)) {
+    let found = match value.as_str() {
+        Some(text) => methods::of_text(text, method, arguments)?,
+        None if value.kind() == ValueKind::Seq => methods::of_list(value, method, arguments)?,
+        None => None,
+    };
+    if let Some(found) = found {
         return Ok(found);
     }
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
-}
-
-/// Methods of texts that the library lacks, or by which it counts bytes where Python counts characters.
-fn of_text(text: &str, method: &str, arguments: &[Value]) -> Option<Value> {
-    let argument = || arguments.first().and_then(Value::as_str);
-    let separator = || argument().filter(|separator| !separator.is_empty());
-    let place = |byte: Option<usize>| match byte {
-        Some(byte) => Value::from(text[..byte].chars().count()),
-        None => Value::from(-1),
-    };
-    let parts = |parts: [&str; 3]| Value::from(parts.map(Value::from).to_vec());
-    Some(match (method, arguments.len()) {
-        ("find", 1) => place(text.find(argument()?)),
-        ("rfind", 1) => place(text.rfind(argument()?)),
-        ("removeprefix", 1) => text.strip_prefix(argument()?).unwrap_or(text).into(),
-        ("removesuffix", 1) => text.strip_suffix(argument()?).unwrap_or(text).into(),
-        ("partition", 1) => match text.split_once(separator()?) {
-            Some((before, after)) => parts([before, separator()?, after]),
-            None => parts([text, "", ""]),
-        },
-        ("rpartition", 1) => match text.rsplit_once(separator()?) {
-            Some((before, after)) => parts([before, separator()?, after]),
-            None => parts(["", "", text]),
-        },
-        ("rsplit", 1 | 2) => {
-            let most = arguments.get(1).map_or(Ok(-1), |most| i64::try_from(most.clone())).ok()?;
-            let most = usize::try_from(most).map_or(usize::MAX, |most| most.saturating_add(1));
-            let mut parts: Vec<Value> = text.rsplitn(most, separator()?).map(Value::from).collect();
-            parts.reverse();
-            Value::from(parts)
-        }
-        (
-            "isdigit" | "isnumeric" | "isalpha" | "isalnum" | "isspace" | "islower" | "isupper",
-            0,
-        ) if text.is_empty() => false.into(),
-        _ => return None,
-    })
 }
 
 /// Whether a loop may go over a value: over `none` the library's may, Jinja2's may not.
@@ -127,6 +93,11 @@ fn is_iterable(value: &Value) -> bool {
 fn is_sequence(value: &Value) -> bool {
     let kind = value.kind();
     matches!(kind, ValueKind::Map | ValueKind::Seq | ValueKind::String | ValueKind::Undefined)
+}
+
+/// Whether a value is a number; to Python truth values are such.
+fn is_number(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
 }
 
 /// Whether a value is a function.

@@ -1,3 +1,4 @@
+mod filters;
 mod jinja;
 
 use super::*;
@@ -35,6 +36,18 @@ fn variables_of_others_reach_templates_and_own_ones_stay() -> Result<()> {
     assert_eq!(plain.render(&[], false)?, "<s>0False");
     let own = ["messages", "tools", "add_generation_prompt", "mark_generation", "bos_token"];
     assert!(own.iter().all(|name| plain.sets(name)) && !plain.sets("enable_thinking"));
+    Ok(())
+}
+
+#[test]
+fn variables_of_others_take_no_function_away() -> Result<()> {
+    let template = ChatTemplate::new("{{ debug }}{{ raise_exception('never') }}", Map::new())?;
+    let functions = ["raise_exception", "strftime_now", "cycler", "joiner", "namespace", "range"];
+    assert!(functions.iter().all(|name| template.sets(name)) && !template.sets("debug"));
+    let given = json!({"raise_exception": "said", "debug": "a"});
+    let more = template.with_variables(given.as_object().expect("object"));
+    let error = more.render(&[], false).expect_err("refused").to_string();
+    assert!(error.contains("never"), "{error}");
     Ok(())
 }
 

@@ -50,6 +50,7 @@ fn prompts_begin_with_the_start_token_where_the_tokenizer_s_kind_wants_it() {
         ("midm-2.0", None, true),
         ("chameleon", None, true),
         ("stablelm2", None, false),
+        ("minicpm5", None, false),
     ] {
         let stated: Vec<_> =
             stated.map(|flag| ("add_bos_token", GgufValue::Bool(flag))).into_iter().collect();
@@ -101,8 +102,14 @@ fn ends_of_turns_and_the_unknown_token_are_found_in_texts_whatever_their_type() 
 
 #[test]
 fn some_kinds_take_a_part_that_is_a_token_whatever_the_merges_say() {
-    for (pre, wanted) in [("glm4", &[2][..]), ("falcon3", &[2]), ("youtu", &[2]), ("dbrx", &[0, 1])]
-    {
+    for (pre, wanted) in [
+        ("glm4", &[2][..]),
+        ("falcon3", &[2]),
+        ("youtu", &[2]),
+        ("minicpm5", &[2]),
+        ("dbrx", &[0, 1]),
+        ("afmoe", &[0, 1]),
+    ] {
         let ids = of_bytes(pre, &[], &[]).encode("ab").expect("ids").ids;
         assert_eq!(ids, wanted, "{pre}");
     }
