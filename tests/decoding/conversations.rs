@@ -27,6 +27,36 @@ fn answers_end_where_they_are_told() {
     assert_eq!(end(&["--stop-token", &tokens[3].to_string()]), "StopToken");
 }
 
+/// Tokens are bytes. A byte that begins a character is text only at the end, as U+FFFD.
+#[test]
+fn a_stop_string_may_be_completed_by_the_end_of_the_text() {
+    let shelf = Shelf::new();
+    let target = shelf.path("target");
+    let drawn = |seed: u64, tokens: usize, more: &[&str]| {
+        let (seed, tokens) = (seed.to_string(), tokens.to_string());
+        let common = ["generate", "--target", &target, "--prompt", "the cat", "--json"];
+        let how = ["--temperature", "9", "--ignore-eos", "--seed", &seed, "--max-tokens", &tokens];
+        last_json(&succeed(&[&common[..], &how, more].concat()))
+    };
+    // Plain letters, and then such a byte.
+    let (seed, tokens) = (0..64)
+        .find_map(|seed| {
+            let answer = drawn(seed, 12, &[]);
+            let ids = answer["tokens"].as_array().expect("tokens").iter();
+            let mut ids = ids.map(|id| id.as_u64().expect("an id"));
+            let at = ids.clone().position(|id| (0x80..0x100).contains(&id))?;
+            (0xC2..0xF5).contains(&ids.nth(at)?).then_some((seed, at + 1))
+        })
+        .expect("a seed");
+    let whole = drawn(seed, tokens, &[]);
+    assert_eq!((&whole["finish"], &whole["end"]), (&json!("length"), &json!("TokenLimit")));
+    let stopped = drawn(seed, tokens, &["--stop", "\u{FFFD}"]);
+    assert_eq!((&stopped["finish"], &stopped["end"]), (&json!("stop"), &json!("StopString")));
+    assert_eq!(stopped["tokens"], whole["tokens"]);
+    let text = stopped["text"].as_str().expect("text");
+    assert_eq!(whole["text"], format!("{text}\u{FFFD}"));
+}
+
 #[test]
 fn a_conversation_keeps_its_history_and_its_cache() {
     let shelf = Shelf::new();

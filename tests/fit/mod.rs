@@ -231,6 +231,24 @@ fn a_plan_measures_and_stops() {
 }
 
 #[test]
+fn a_call_that_trains_nothing_is_told_to_have_stopped_once() {
+    let bench = Bench::new();
+    let stops = || {
+        let text = std::fs::read_to_string(bench.output.join("events.jsonl")).expect("events");
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        lines.filter(|line| line["event"] == "stopped").count()
+    };
+    let arguments = bench.within("1m", &["--max-tokens", "48"]);
+    succeed(&[&arguments[..], &["--plan"]].concat());
+    assert_eq!(stops(), 1);
+    // As if no round with a draft could pay.
+    bench.change(|known| known["machine"]["passes"] = json!([[1, 1e-3], [16, 1.0]]));
+    let error = fail(&arguments, 1);
+    assert!(error.contains("nothing was trained"), "{error}");
+    assert_eq!(stops(), 2);
+}
+
+#[test]
 fn a_proof_goes_on_after_a_kill() {
     let bench = Bench::new();
     let arguments = bench.within("30s", &["--max-tokens", "32", "--anyway", "--json"]);
@@ -275,6 +293,28 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
     let others = bench.prompts((0..250).map(|i| json!({ "prompt": format!("other {i}") })));
     let error = fail(&bench.within("1m", &["--prompts", &others, "--plan"]), 2);
     assert!(error.contains("the prompts"), "{error}");
+}
+
+#[test]
+fn tools_of_prompts_reach_the_template() {
+    let shop = support::Workshop::new();
+    let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]\
+                    {{ m.content }}\n{% endfor %}[answer]";
+    let config = json!({ "chat_template": template }).to_string();
+    std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("template");
+    let tools = json!([{ "name": "weather", "description": "What the sky is like. ".repeat(5) }]);
+    let planned = |tools: &Value| {
+        let bench = Bench::of(shop.target());
+        let row = |i: u32| json!({ "messages": [{ "role": "user", "content": format!("say {i}") }], "tools": tools });
+        let prompts = bench.prompts((0..30).map(row));
+        let more = ["--prompts", &prompts, "--max-tokens", "40", "--plan", "--json"];
+        let planned = last_json(&succeed(&bench.within("30s", &more)));
+        ["prompt", "first_prompt"].map(|key| planned["machine"][key].as_f64().expect("tokens"))
+    };
+    // Tokens are bytes. Of ten prompts that are set aside three are the program's own.
+    let least = 0.5 * tools.to_string().len() as f64;
+    let ([whole, first], [plain, first_plain]) = (planned(&tools), planned(&json!([])));
+    assert!(whole > plain + least && first > first_plain + least, "{whole} {first} {plain}");
 }
 
 #[test]

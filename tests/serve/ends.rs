@@ -46,6 +46,11 @@ fn answers_end_where_they_are_asked_to() {
                 json!({ "logit_bias": a, "stop": "a", "min_tokens": 12 }),
                 json!(["aaaaaaaaaaaa", "length", 12]),
             ),
+            // A character that never gets whole is text only at the end, where it completes the stop string.
+            (
+                json!({ "logit_bias": { "195": 100 }, "stop": "\u{FFFD}", "max_tokens": 1 }),
+                json!(["", "stop", 1]),
+            ),
         ] {
             let (text, reason, tokens) = told(&server, &more);
             assert_eq!(json!([text, reason, tokens]), wanted, "{more}");
@@ -101,9 +106,12 @@ fn templates_have_the_variables_of_a_request() {
         let chat = server.post("/v1/chat/completions", &asked).ok();
         assert_eq!(chat["usage"]["prompt_tokens"], tokens["count"]);
     }
-    asked["chat_template_kwargs"] = json!({ "messages": [] });
-    for path in ["/tokenize", "/v1/chat/completions"] {
-        let refused = server.post(path, &asked);
-        assert_eq!(refused.error()["param"], "chat_template_kwargs", "{path}");
+    for wrong in [json!({ "messages": [] }), json!({ "raise_exception": "a" })] {
+        asked["chat_template_kwargs"] = wrong;
+        for path in ["/tokenize", "/v1/chat/completions"] {
+            let refused = server.post(path, &asked);
+            let told = (refused.status, refused.error()["param"].clone());
+            assert_eq!(told, (400, json!("chat_template_kwargs")), "{path}");
+        }
     }
 }

@@ -40,6 +40,12 @@ fn wrong_requests_are_told_what_is_wrong() {
         (chat, json!({ "messages": user, "temperature": 9 }).to_string(), 400, Some("temperature")),
         (chat, json!({ "messages": user, "top_p": 1.5 }).to_string(), 400, Some("top_p")),
         (chat, json!({ "messages": user, "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
+        (
+            chat,
+            json!({ "messages": user, "max_completion_tokens": 0, "max_tokens": 1 }).to_string(),
+            400,
+            Some("max_completion_tokens"),
+        ),
         (chat, json!({ "messages": user, "stop": stops }).to_string(), 400, Some("stop")),
         (
             chat,
@@ -81,6 +87,10 @@ fn wrong_requests_are_told_what_is_wrong() {
         (text, json!({}).to_string(), 400, Some("prompt")),
         (text, json!({ "prompt": [] }).to_string(), 400, Some("prompt")),
         (text, json!({ "prompt": [999] }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": "" }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": ["a", ""] }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": [[]] }).to_string(), 400, Some("prompt")),
+        (text, json!({ "prompt": "a", "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
         (text, json!({ "prompt": "a", "echo": true }).to_string(), 400, Some("echo")),
         (text, json!({ "prompt": "a", "best_of": 3 }).to_string(), 400, Some("best_of")),
         (text, json!({ "prompt": long }).to_string(), 400, None),

@@ -10,6 +10,13 @@ use crate::support::processes::wait_until as until;
 fn a_full_queue_is_told_and_a_client_that_goes_makes_room() {
     let shelf = Shelf::new();
     let server = Server::start(&shelf, &["--parallel", "1", "--queue", "99"]);
+    // More than all places are never free.
+    for (field, asked) in
+        [("n", json!({ "prompt": "a", "n": 101 })), ("prompt", json!({ "prompt": vec!["a"; 101] }))]
+    {
+        let refused = server.post("/v1/completions", &asked);
+        assert_eq!((refused.status, &refused.error()["param"]), (400, &json!(field)));
+    }
     let mut events = server.stream("/v1/completions", &long(100, 400));
     events.next().expect("it begins");
     // Some of the hundred may have ended; most have not.

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use longdraft_decode::stop::AnswerText;
+use longdraft_decode::stop::{AnswerText, Streamed};
 use longdraft_decode::{Committed, EndReason, Generation};
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_models::{ModelError, TargetTokenId};
@@ -65,16 +65,16 @@ impl<'a> Written<'a> {
         }
     }
 
-    /// Tells the rest; returns the whole text.
+    /// Tells the rest; returns the whole text, and the rest, which may have ended at a stop string.
     ///
     /// # Errors
     /// - the tokenizer could not decode something
-    pub(crate) fn finish(mut self, tell: &mut dyn FnMut(&str)) -> Result<String> {
+    pub(crate) fn finish(mut self, tell: &mut dyn FnMut(&str)) -> Result<(String, Streamed)> {
         let rest = self.answer.finish()?;
         self.add(&rest.text, tell);
         match self.problem {
             Some(problem) => Err(Failure::work(problem)),
-            None => Ok(self.text),
+            None => Ok((self.text, rest)),
         }
     }
 }

@@ -4,6 +4,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::error::Result;
 use longdraft_models::tokenizer::{TextStream, TextTokenizer};
 
+use crate::decoder::EndReason;
+
 /// Holds back text that may be the start of a stop string.
 #[derive(Debug, Clone, Default)]
 pub struct StopStrings {
@@ -18,6 +20,20 @@ pub struct Streamed {
     pub text: String,
     /// Whether a stop string was found after it.
     pub stopped: bool,
+}
+
+impl Streamed {
+    /// Why an answer ended whose rest this is. The end of the text may complete a stop string: then the answer ended
+    /// there, though the decoder had no room for more tokens.
+    #[must_use]
+    pub fn end(&self, of_decoder: EndReason) -> EndReason {
+        match of_decoder {
+            EndReason::TokenLimit | EndReason::ContextLimit if self.stopped => {
+                EndReason::StopString
+            }
+            other => other,
+        }
+    }
 }
 
 impl StopStrings {
@@ -168,6 +184,17 @@ mod tests {
         assert_eq!(all_cuts("ünd ööö", &["öö", "ö?"]), ("ünd ".into(), true));
         assert_eq!(all_cuts("no end", &["end."]), ("no end".into(), false));
         assert_eq!(all_cuts("text", &[""]), ("text".into(), false));
+    }
+
+    #[test]
+    fn only_a_limit_gives_way_to_a_stop_string_of_the_rest() {
+        let end = |stopped, end| Streamed { text: String::new(), stopped }.end(end);
+        for limit in [EndReason::TokenLimit, EndReason::ContextLimit] {
+            assert_eq!((end(true, limit), end(false, limit)), (EndReason::StopString, limit));
+        }
+        for other in [EndReason::StopToken, EndReason::StopString, EndReason::Interrupted] {
+            assert_eq!(end(true, other), other);
+        }
     }
 
     #[test]

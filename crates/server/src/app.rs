@@ -203,15 +203,20 @@ impl App {
     }
 
     /// Refuses prompts that cannot be answered, and more answers than there are places.
-    fn require_prompts(&self, Asked { prompts, count, .. }: &Asked) -> Result<()> {
+    fn require_prompts(&self, Asked { prompts, count, telling, .. }: &Asked) -> Result<()> {
         let Model { context, vocabulary, .. } = self.settings.model;
+        let own = if telling.is_chat { "messages" } else { "prompt" };
         for prompt in prompts {
-            DecodeError::check_prompt(prompt, context, vocabulary)?;
+            let fits = DecodeError::check_prompt(prompt, context, vocabulary);
+            fits.map_err(|error| match error {
+                DecodeError::EmptyPrompt => ApiError::field(own, format!("{own}: {error}")),
+                other => other.into(),
+            })?;
         }
         if prompts.len() * count > self.capacity {
-            let most = self.capacity;
-            let message = format!("n: at most {most} answers are given at once");
-            return Err(ApiError::field("n", message));
+            let (most, field) = (self.capacity, if *count > 1 { "n" } else { own });
+            let message = format!("{field}: at most {most} answers are given at once");
+            return Err(ApiError::field(field, message));
         }
         Ok(())
     }

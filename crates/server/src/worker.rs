@@ -230,6 +230,8 @@ impl Worker<'_, '_> {
         if let Some(lessons) = self.lessons.filter(|_| is_lesson) {
             lessons.add(&task.prompt, generation, std::mem::take(&mut answer.own));
         }
+        // What was held back may hold a stop string.
+        let reason = rest.end(generation.end);
         if !rest.text.is_empty() {
             send(task, Event::Piece(Piece { text: rest.text, ..Piece::default() }));
         }
@@ -238,8 +240,7 @@ impl Worker<'_, '_> {
             metrics.from_lookup = 0;
         }
         let ending = Ending {
-            // What was held back may hold a stop string.
-            reason: if rest.stopped { EndReason::StopString } else { generation.end },
+            reason,
             tokens: generation.tokens.len(),
             reused: generation.reused_tokens,
             metrics,

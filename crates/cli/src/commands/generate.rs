@@ -217,8 +217,9 @@ impl Writer<'_> {
             speaker.say(committed)
         });
         self.interrupt.writing.store(false, Ordering::Relaxed);
-        let text = speaker.finish()?;
-        let generation = generation?;
+        let (text, rest) = speaker.finish()?;
+        let mut generation = generation?;
+        generation.end = rest.end(generation.end);
         self.tell(&generation, prompt.len());
         Ok((generation, text))
     }

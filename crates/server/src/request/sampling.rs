@@ -150,7 +150,9 @@ impl SamplingRequest {
     ) -> Result<DecodeOptions> {
         let asked = self.limit();
         if asked == Some(0) {
-            return Err(ApiError::field("max_tokens", "max_tokens must be at least 1"));
+            let newer = self.max_completion_tokens.is_some();
+            let field = if newer { "max_completion_tokens" } else { "max_tokens" };
+            return Err(ApiError::field(field, format!("{field} must be at least 1")));
         }
         let own = &defaults.sampling;
         let within = |name: &str, value: Option<f64>, least: f64, most: f64| match value {

@@ -252,6 +252,9 @@ fn variables_reach_the_template_unless_it_has_them_itself() {
     for wrong in [
         json!({ "messages": [] }),
         json!({ "add_generation_prompt": false }),
+        json!({ "raise_exception": "a" }),
+        json!({ "think": false, "strftime_now": "today" }),
+        json!({ "namespace": 1 }),
         json!({ "think": "a".repeat(1 << 14) }),
         json!([1]),
     ] {

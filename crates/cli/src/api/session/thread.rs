@@ -108,8 +108,9 @@ fn answer(
         written.hear(committed, &mut |text| tell(text, committed.proposed_by))
     });
     let text = written.finish(&mut |rest| tell(rest, None));
-    let generation = generation?;
-    let text = text?;
+    let mut generation = generation?;
+    let (text, rest) = text?;
+    generation.end = rest.end(generation.end);
     if let Prompt::Turn(turn, before) = &task.prompt {
         let mut said = locked(history);
         if said.before == *before {

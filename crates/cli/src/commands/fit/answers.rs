@@ -211,6 +211,9 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
                 if let Some(each) = each {
                     row["finishes"] = json!(each);
                 }
+                if let Some(tools) = line.get("tools") {
+                    row["tools"] = tools.clone();
+                }
                 Verbatim::copy(line, &mut row);
                 row
             }
@@ -328,6 +331,16 @@ mod tests {
             assert_eq!(clean(folder.path(), has_template).expect("cleaned").cut, 2);
             let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
             assert!(written.ends_with(&end.replace("\nr", "\\nr")), "{written}");
+        }
+        // Tools stand in the prompt where the answer is learned, as they stood there when it was written.
+        let mut called = each.clone();
+        called["tools"] = json!([{ "name": "f" }]);
+        std::fs::write(answers_file(folder.path(), 1), format!("{called}\n")).expect("again");
+        for has_template in [true, false] {
+            clean(folder.path(), has_template).expect("cleaned");
+            let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
+            let tools = written.matches("\"tools\":[{\"name\":\"f\"}]").count();
+            assert_eq!(tools, usize::from(has_template), "{written}");
         }
         // Further answers are learned, too.
         std::fs::write(answers_file(folder.path(), 1), line(&answer(99), "stop")).expect("again");

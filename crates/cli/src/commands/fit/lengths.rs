@@ -4,9 +4,10 @@
 
 use std::path::Path;
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::source::read_jsonl;
 use longdraft_models::target_model::Target;
-use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -44,15 +45,16 @@ pub(super) fn of(
     let mut rows = Vec::new();
     for row in read_jsonl(&prompts::files(folder).1)? {
         let row = row?;
-        let messages = row.value("messages")?;
+        let (messages, tools) = (row.value("messages")?, row.fields.get("tools"));
         // A template may refuse what stands there: such a prompt is not asked.
-        let Ok(asked) = proof::encode(&proof::first_turn(messages), models) else { continue };
+        let first = proof::first_turn(messages, tools);
+        let Ok(asked) = proof::encode(&first, models) else { continue };
         let first = asked.len();
         if !proof::leaves_room(first, context) {
             continue;
         }
-        let whole = conversation(messages);
-        let turns = whole.iter().filter(|message| message.role == "user").count();
+        let whole = conversation(messages, tools);
+        let turns = (0..whole.messages.len()).filter(|at| whole.role(*at) == "user").count();
         // Where it refuses later turns, the answers to them fail, too.
         let prompt = proof::encode(&whole, models).map(|tokens| tokens.len());
         rows.push(match prompt {
@@ -63,15 +65,16 @@ pub(super) fn of(
     Ok(lengths(rows, of_answer))
 }
 
-/// All turns, with an empty answer after each but the last.
-fn conversation(messages: &Value) -> Vec<Message> {
-    let mut turns: Vec<Message> = Vec::new();
+/// All turns, with an empty answer after each but the last, and the tools that stand with them.
+fn conversation(messages: &Value, tools: Option<&Value>) -> Conversation {
+    let mut turns = Conversation { tools: tools.cloned(), ..Conversation::default() };
     for message in messages.as_array().into_iter().flatten() {
-        if turns.last().is_some_and(|last| last.role == "user") {
-            turns.push(Message::new("assistant", ""));
+        let last = turns.messages.len().checked_sub(1);
+        if last.is_some_and(|last| turns.role(last) == "user") {
+            turns.push("assistant", "");
         }
         let role = message["role"].as_str().unwrap_or("user");
-        turns.push(Message::new(role, message["content"].as_str().unwrap_or_default()));
+        turns.push(role, message["content"].as_str().unwrap_or_default());
     }
     turns
 }
@@ -100,10 +103,12 @@ mod tests {
             { "role": "system", "content": "s" }, { "role": "user", "content": "a" },
             { "role": "user", "content": "b" }, { "role": "user", "content": "c" },
         ]);
-        let roles: Vec<String> =
-            conversation(&messages).into_iter().map(|message| message.role).collect();
+        let whole = conversation(&messages, None);
+        let roles: Vec<&str> = (0..whole.messages.len()).map(|at| whole.role(at)).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
-        assert_eq!(proof::first_turn(&messages).len(), 2);
+        let tools = json!([{ "name": "f" }]);
+        let first = proof::first_turn(&messages, Some(&tools));
+        assert_eq!((first.messages.len(), first.tools), (2, Some(tools)));
     }
 
     #[test]

@@ -227,14 +227,15 @@ fn add_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<bool> {
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
         let done = self.rounds();
-        if done.is_err() {
+        if !matches!(done, Ok(true)) {
             // Who watches waits for nothing.
             self.ledger.events.stopped();
         }
-        done
+        done.map(drop)
     }
 
-    fn rounds(&mut self) -> Result<()> {
+    /// Whether all that was asked for is done: a call may only plan.
+    fn rounds(&mut self) -> Result<bool> {
         if self.ledger.round().delivered {
             if self.without_export().is_empty() || self.arguments.plan {
                 // A call that failed to export left another phase.
@@ -243,13 +244,13 @@ impl Fit<'_> {
                 self.deliver()?;
             }
             outln!("already finished: {}", self.ledger.folder.display());
-            return self.tell_result();
+            return self.tell_result().map(|()| true);
         }
         loop {
             let candidate = self.measure()?;
             self.plan(&candidate)?;
             if self.arguments.plan || !self.is_worth_it() {
-                return self.end_of_plan();
+                return self.end_of_plan().map(|()| false);
             }
             // A full disk, or a target that went away.
             self.work(&candidate).map_err(|failure| {
@@ -257,7 +258,7 @@ impl Fit<'_> {
             })?;
             // The round that ended may be of an earlier call with less time.
             if !add_round(&mut self.ledger, self.arguments)? {
-                return self.tell_result();
+                return self.tell_result().map(|()| true);
             }
         }
     }

@@ -233,7 +233,6 @@ impl Fit<'_> {
             let [lookup, _] = self.commands_with(" --lookup=switch");
             telling::does_not_pay(&plan, &machine, &lookup);
         }
-        self.ledger.events.stopped();
         if self.ledger.round().has_begun() {
             self.ledger.write()?;
         } else {

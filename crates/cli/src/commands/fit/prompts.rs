@@ -50,8 +50,16 @@ impl Asked {
         texts.collect::<Vec<_>>().join("\n")
     }
 
+    /// Its tools as text; empty without any. They are a part of what is asked.
+    fn tools(&self) -> String {
+        self.turns.tools.as_ref().map(Value::to_string).unwrap_or_default()
+    }
+
     fn to_json(&self) -> Value {
         let mut row = json!({ "messages": self.turns.messages });
+        if let Some(tools) = &self.turns.tools {
+            row["tools"] = tools.clone();
+        }
         if let Some(category) = self.category {
             row["category"] = category.into();
         }
@@ -102,7 +110,7 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
     };
     let source = path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
     let mut seen = HashSet::new();
-    let mut fresh = |asked: &Asked| seen.insert(normalised(&asked.text()));
+    let mut fresh = |asked: &Asked| seen.insert((normalised(&asked.text()), asked.tools()));
     let all = if path.is_some() { own.len() } else { 0 };
     let mut kept: Vec<Asked> = own.into_iter().filter(&mut fresh).collect();
     let duplicates = all - kept.len();
@@ -131,7 +139,8 @@ pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
     let (shipped, mixed) = (added.len(), general.len());
     training.extend(added);
     held_out = beside(held_out, general);
-    let texts: Vec<String> = held_out.iter().chain(&training).map(Asked::text).collect();
+    let whole = |asked: &Asked| asked.text() + &asked.tools();
+    let texts: Vec<String> = held_out.iter().chain(&training).map(whole).collect();
     let digest = sha256::of_text(&texts.join("\u{0}"));
     let split = Split {
         source,

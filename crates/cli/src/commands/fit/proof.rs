@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use longdraft_data::conversation::Conversation;
 use longdraft_data::source::read_jsonl;
 use longdraft_decode::DecodeOptions;
 use longdraft_decode::evaluate::{Progress, Prompt};
@@ -12,7 +13,7 @@ use longdraft_models::draft::files::open_weights;
 use longdraft_models::draft::vocabulary::MAP;
 use longdraft_models::sha256;
 use longdraft_models::target_model::Target;
-use longdraft_models::tokenizer::{Message, TextTokenizer};
+use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};
 use serde_json::Value;
@@ -24,7 +25,7 @@ use super::rules::Plan;
 use super::state::Settings;
 use crate::cli::{DecodingArguments, LookupChoice, PaceChoice};
 use crate::commands::eval::{self, Unfinished};
-use crate::decoding::{Models, encode_chat, encode_text};
+use crate::decoding::{Models, encode_text};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
 use crate::recording;
@@ -51,7 +52,8 @@ pub(super) fn held_out(
     for row in read_jsonl(&path)? {
         let row = row?;
         // A template may refuse what stands there, such as a system message: the target does not answer it either.
-        let tokens = match encode(&first_turn(row.value("messages")?), (target, tokenizer)) {
+        let asked = first_turn(row.value("messages")?, row.fields.get("tools"));
+        let tokens = match encode(&asked, (target, tokenizer)) {
             Ok(tokens) => tokens,
             Err(failure) => {
                 refused = Some(failure);
@@ -75,16 +77,17 @@ pub(super) fn held_out(
     Ok(found)
 }
 
-/// Messages as the target reads them, up to where its answer begins.
+/// A conversation with its tools as the target reads it, up to where its answer begins.
 pub(super) fn encode(
-    messages: &[Message],
+    asked: &Conversation,
     (target, tokenizer): (&Target, &TextTokenizer),
 ) -> Result<Vec<TargetTokenId>> {
-    if tokenizer.chat_template().is_some() {
-        return encode_chat(messages, tokenizer);
-    }
-    let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
-    encode_text(&texts.join("\n"), tokenizer, target)
+    let Some(template) = tokenizer.chat_template() else {
+        let texts = asked.messages.iter().filter_map(|message| message.get("content")?.as_str());
+        return encode_text(&texts.collect::<Vec<_>>().join("\n"), tokenizer, target);
+    };
+    let text = template.render_messages(&asked.messages, asked.tools.as_ref(), true)?;
+    Ok(tokenizer.encode(&text)?.ids.into_iter().map(TargetTokenId).collect())
 }
 
 /// Whether a prompt of so many tokens can be answered.
@@ -92,12 +95,12 @@ pub(super) fn leaves_room(tokens: usize, context: usize) -> bool {
     tokens + ROOM < context
 }
 
-/// Messages up to the first one of the user.
-pub(super) fn first_turn(messages: &Value) -> Vec<Message> {
-    let mut turn = Vec::new();
+/// Messages up to the first one of the user, with the tools that stand with them.
+pub(super) fn first_turn(messages: &Value, tools: Option<&Value>) -> Conversation {
+    let mut turn = Conversation { tools: tools.cloned(), ..Conversation::default() };
     for message in messages.as_array().into_iter().flatten() {
         let role = message["role"].as_str().unwrap_or("user");
-        turn.push(Message::new(role, message["content"].as_str().unwrap_or_default()));
+        turn.push(role, message["content"].as_str().unwrap_or_default());
         if role == "user" {
             break;
         }

@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 
+use longdraft_decode::stop::Streamed;
 use longdraft_decode::{Committed, EndReason, Origin};
 
 use crate::answer::Written;
@@ -40,16 +41,16 @@ impl<'a> Speaker<'a> {
         self.written.hear(committed, &mut |text| self.out.print(text, committed.proposed_by))
     }
 
-    /// Prints the rest; returns the whole text.
+    /// Prints the rest; returns the whole text, and the rest.
     ///
     /// # Errors
     /// - something could not be decoded or printed
-    pub(super) fn finish(mut self) -> Result<String> {
-        let text = self.written.finish(&mut |rest| self.out.print(rest, None));
+    pub(super) fn finish(mut self) -> Result<(String, Streamed)> {
+        let told = self.written.finish(&mut |rest| self.out.print(rest, None));
         self.out.mark(None);
-        let text = text?;
+        let told = told?;
         outln!();
-        Ok(text)
+        Ok(told)
     }
 }
 

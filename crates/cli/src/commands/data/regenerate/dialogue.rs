@@ -53,20 +53,25 @@ pub(crate) fn plain<'a>(messages: impl Iterator<Item = &'a Map<String, Value>>) 
     text
 }
 
-/// What a row asks, if it asks anything.
-pub(super) fn asked(row: &RawRow, field: Option<&str>) -> Option<blake3::Hash> {
+/// What a row asks, if it asks anything. Only a chat template tells the target of tools.
+pub(super) fn asked(row: &RawRow, field: Option<&str>, has_template: bool) -> Option<blake3::Hash> {
     match prompt::of_row(row.parse().ok()?, field).ok()? {
-        prompt::Prompts::Turns(prompts) => Some(asked_in(prompts.messages.iter())),
+        prompt::Prompts::Turns(Conversation { messages, tools }) => {
+            Some(asked_in(messages.iter(), tools.as_ref().filter(|_| has_template)))
+        }
         prompt::Prompts::Unusable(_) => None,
     }
 }
 
-/// What messages ask: all of them but answers, whatever the order of their keys.
-pub(super) fn asked_in<'a>(messages: impl Iterator<Item = &'a Map<String, Value>>) -> blake3::Hash {
+/// What messages ask: all of them but answers, whatever the order of their keys, and the tools that stand with them.
+pub(super) fn asked_in<'a>(
+    messages: impl Iterator<Item = &'a Map<String, Value>>,
+    tools: Option<&Value>,
+) -> blake3::Hash {
     let is_asked = |message: &&Map<String, Value>| message.get("role") != Some(&json!("assistant"));
     let asked: Vec<BTreeMap<_, _>> =
         messages.filter(is_asked).map(|message| message.iter().collect()).collect();
-    blake3::hash(json!(asked).to_string().as_bytes())
+    blake3::hash(json!([asked, tools]).to_string().as_bytes())
 }
 
 /// A row's line, as failed until it is answered, and its conversation if there is one.
@@ -187,6 +192,7 @@ impl Dialogue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::ledger::Ledger;
     use super::*;
 
     #[test]
@@ -226,6 +232,37 @@ mod tests {
         let read = Conversation::from_messages(written["messages"].clone(), written.get("tools"));
         assert_eq!(read.expect("a conversation").tools, Some(tools));
         assert_eq!(row(None).get("tools"), None);
+    }
+
+    #[test]
+    fn an_answer_to_a_prompt_with_other_tools_is_not_taken() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("answers.jsonl");
+        let user = json!({ "role": "user", "content": "a" });
+        let answer = json!({ "role": "assistant", "content": "b" });
+        let tools = json!([{ "name": "f" }]);
+        let mut ledger = Ledger::open(&path, ("r", "f")).expect("new");
+        for (row, tools) in [Some(&tools), None].into_iter().enumerate() {
+            let (id, attempt) = (format!("p.jsonl:{}", row + 1), None);
+            let mut body = json!({ "messages": [user, answer] });
+            if let Some(tools) = tools {
+                body["tools"] = tools.clone();
+            }
+            let entry = Entry { row, id, attempt, outcome: Outcome::Success, body };
+            ledger.write(&entry).expect("write");
+        }
+        drop(ledger);
+        let ledger = Ledger::open(&path, ("r", "f")).expect("again");
+        let is_done = |row: usize, tools: Option<&Value>| {
+            let asks = || Some(asked_in(user.as_object().into_iter(), tools));
+            ledger.is_done(row, &format!("p.jsonl:{}", row + 1), asks)
+        };
+        assert!(is_done(0, Some(&tools)).expect("the same") && is_done(1, None).expect("the same"));
+        let others = json!([{ "name": "g" }]);
+        for (row, tools) in [(0, None), (0, Some(&others)), (1, Some(&tools))] {
+            let refused = is_done(row, tools).expect_err("another prompt");
+            assert!(refused.message().contains("answers another prompt"), "{refused:?}");
+        }
     }
 
     #[test]

@@ -174,8 +174,9 @@ impl Ledger {
                 Failure::work(problem).hint("give another --output, or the old files to go on")
             );
         }
-        let asked = messages_of(line)
-            .map(|messages| asked_in(messages.iter().filter_map(Value::as_object)));
+        let asked = messages_of(line).map(|messages| {
+            asked_in(messages.iter().filter_map(Value::as_object), line.get("tools"))
+        });
         if self.done.insert(row as usize, Done { id: id.to_owned(), asked }).is_some() {
             return Err(Failure::work(format!("{}: row {row} stands twice", path.display())));
         }

@@ -232,7 +232,8 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             self.answered.rows = index + 1;
             let id = row.origin();
             let field = self.writer.arguments.field.as_deref();
-            if self.ledger.is_done(index, &id, || asked(&row, field))? {
+            let has_template = self.writer.tokenizer.chat_template().is_some();
+            if self.ledger.is_done(index, &id, || asked(&row, field, has_template))? {
                 continue;
             }
             let attempt = self.attempt(&row);

@@ -22,7 +22,10 @@ pub(super) fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
     let hash = |text: &str| sha256::of_text(&normalised(text));
     let mut hashed: Vec<Hashed> = prompts
         .into_iter()
-        .map(|asked| Hashed { group: hash(&asked.group), text: hash(&asked.text()), asked })
+        .map(|asked| {
+            let (group, text) = (hash(&asked.group), hash(&asked.text()));
+            Hashed { group, text, tools: asked.tools(), asked }
+        })
         .collect();
     let mut aside = groups_aside(&mut hashed, most, wanted);
     if aside.len() < wanted.min(FEW_HELD_OUT) {
@@ -40,21 +43,22 @@ pub(super) fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
             last = prompt.group;
         }
     }
-    training.sort_by(|a, b| a.text.cmp(&b.text));
+    training.sort_by(|a, b| (&a.text, &a.tools).cmp(&(&b.text, &b.tools)));
     (held_out, training.into_iter().map(|prompt| prompt.asked).collect())
 }
 
-/// A prompt with the hashes of its group's name and of its text.
+/// A prompt with the hashes of its group's name and of its text. Texts with other tools are about the same thing.
 struct Hashed {
     group: String,
     text: String,
+    tools: String,
     asked: Asked,
 }
 
 /// Sorts prompts by their hashes; returns the first groups that hold at most `most` prompts together, at most
 /// `wanted` of them.
 fn groups_aside(prompts: &mut [Hashed], most: usize, wanted: usize) -> HashSet<String> {
-    prompts.sort_by(|a, b| (&a.group, &a.text).cmp(&(&b.group, &b.text)));
+    prompts.sort_by(|a, b| (&a.group, &a.text, &a.tools).cmp(&(&b.group, &b.text, &b.tools)));
     let (mut aside, mut held) = (HashSet::new(), 0);
     for group in prompts.chunk_by(|a, b| a.group == b.group) {
         if aside.len() < wanted && held + group.len() <= most {
@@ -63,4 +67,42 @@ fn groups_aside(prompts: &mut [Hashed], most: usize, wanted: usize) -> HashSet<S
         }
     }
     aside
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::{Parts, read};
+    use super::*;
+
+    /// What is read of five questions, each without tools and with one of this name.
+    fn asked_with(tool: &str) -> Parts {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("mine.jsonl");
+        let row = |question: &str, tools: Value| {
+            let messages = json!([{ "role": "user", "content": question }]);
+            format!("{}\n", json!({ "messages": messages, "tools": tools }))
+        };
+        let lines: String = ["tea?", "snow?", "iron?", "rain?", "bread?"]
+            .iter()
+            .map(|question| row(question, json!([])) + &row(question, json!([{ "name": tool }])))
+            .collect();
+        std::fs::write(&path, lines).expect("rows");
+        read(Some(&path), None).expect("prompts")
+    }
+
+    #[test]
+    fn tools_make_another_prompt_about_the_same_thing() {
+        let parts = asked_with("f");
+        let (split, tools) = (&parts.split, json!([{ "name": "f" }]));
+        assert_eq!((split.training, split.held_out, split.alike), (8, 1, 1));
+        assert_eq!(split.duplicates, 0);
+        // They are written with their prompts.
+        let rows: Vec<Value> = parts.training.iter().map(Asked::to_json).collect();
+        assert_eq!(rows.iter().filter(|row| row["tools"] == tools).count(), 4);
+        assert!(rows.iter().all(|row| row.get("tools").is_none_or(|own| *own == tools)));
+        assert_eq!(parts.digest, asked_with("f").digest);
+        assert_ne!(parts.digest, asked_with("g").digest);
+    }
 }
