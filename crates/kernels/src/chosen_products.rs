@@ -8,18 +8,22 @@
 //!
 //! A frozen table takes no gradient. Terms of `dtable` are added in the order of `r`, then `j`.
 
+use std::sync::Arc;
+
 use candle_core::{Result, Tensor, bail};
 use rayon::prelude::*;
 
 use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
 use crate::graph::differentiable;
+use crate::matrix::{Head, Matrix, QuantisedMatrix};
 use crate::rows::{scatter_rows, select_rows};
 use crate::simd::{axpy, dot};
-use crate::storage::with_each_f32;
+use crate::storage::{with_each_f32, with_f32};
 use crate::sums::Sums;
 
-/// Products of rows `x` with the rows `ids` of a table, as many of them for each row.
+/// Products of rows `x` with the rows `ids` of a table, as many of them for each row. Of a table of quantised blocks
+/// the chosen rows alone are widened, each when it is multiplied.
 ///
 /// # Shapes
 /// - `x`: `[R, N]`, `table`: `[V, N]`, `ids`: `R·K` of them, those of a row side by side → `[R, K]` of
@@ -27,21 +31,43 @@ use crate::sums::Sums;
 ///
 /// # Errors
 /// - shapes do not fit, or an id is `V` or more
-pub fn chosen_products(x: &Tensor, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
+pub fn chosen_products<'a>(x: &Tensor, table: impl Into<Head<'a>>, ids: &[u32]) -> Result<Tensor> {
+    let table: Head<'_> = table.into();
     let choice = Choice::new(x, table, ids)?;
-    let (x, table) = (x.contiguous()?, table.contiguous()?);
+    let x = x.contiguous()?;
     if choice.each == 0 {
         return Tensor::zeros((choice.rows, 0), x.dtype(), x.device());
     }
+    match table {
+        Head::Stored(Matrix::Quantised(blocks)) if fused(&[&x]) => of_blocks(choice, &x, blocks),
+        table => of_tensor(choice, &x, &table.to_tensor()?.contiguous()?),
+    }
+}
+
+/// With rows of frozen blocks.
+fn of_blocks(choice: Choice, x: &Tensor, blocks: &Arc<QuantisedMatrix>) -> Result<Tensor> {
+    let shape = (choice.rows, choice.each);
+    let out = with_f32(x, |x| Ok(choice.products_with(x, |row| blocks.row(row))))?;
+    let out = Tensor::from_vec(out, shape, x.device())?;
+    let blocks = Arc::clone(blocks);
+    differentiable("chosen_products", [x; 3], out, move |gradient| {
+        let dx = with_f32(gradient, |g| Ok(choice.sums_with(g, |row| blocks.row(row))))?;
+        let dx = Tensor::from_vec(dx, (choice.rows, choice.width), gradient.device())?;
+        Ok([Some(dx), None, None])
+    })
+}
+
+/// With rows of a tensor; both are contiguous.
+fn of_tensor(choice: Choice, x: &Tensor, table: &Tensor) -> Result<Tensor> {
     let (of_x, of_table) = (x.detach(), table.detach());
-    let fast = fused(&[&x, &table]);
+    let fast = fused(&[x, table]);
     let out = if fast {
         choice.products(&of_x, &of_table)?
     } else {
         choice.by_chunks(|rows, ids| reference(&of_x.narrow(0, rows.0, rows.1)?, &of_table, ids))?
     };
     let wants = [x.track_op(), table.track_op()];
-    differentiable("chosen_products", [&x, &table, &x], out, move |gradient| {
+    differentiable("chosen_products", [x, table, x], out, move |gradient| {
         let gradient = gradient.contiguous()?;
         let dx = || choice.dx(&gradient, &of_table, fast);
         let dtable = || choice.dtable(&gradient, &of_x, fast);
@@ -71,10 +97,10 @@ struct Choice {
 }
 
 impl Choice {
-    fn new(x: &Tensor, table: &Tensor, ids: &[u32]) -> Result<Self> {
-        let ((rows, width), (all, table_width)) = (x.dims2()?, table.dims2()?);
+    fn new<'a>(x: &Tensor, table: impl Into<Head<'a>>, ids: &[u32]) -> Result<Self> {
+        let ((rows, width), (all, table_width)) = (x.dims2()?, table.into().dims()?);
         if width != table_width || (rows == 0 && !ids.is_empty()) {
-            bail!("chosen products: {:?} with rows of {:?}", x.shape(), table.shape());
+            bail!("chosen products: {:?} with rows of [{all}, {table_width}]", x.shape());
         }
         let each = ids.len() / rows.max(1);
         if each * rows != ids.len() {
@@ -126,35 +152,55 @@ impl Choice {
     }
 
     fn products(&self, x: &Tensor, table: &Tensor) -> Result<Tensor> {
+        let width = self.width;
+        let out = with_each_f32([x, table], |[x, table]| {
+            Ok(self.products_with(x, |row| &table[row * width..][..width]))
+        })?;
+        Tensor::from_vec(out, (self.rows, self.each), x.device())
+    }
+
+    /// Products with the rows of a table that `row_of` reads.
+    fn products_with<R: AsRef<[f32]>>(
+        &self,
+        x: &[f32],
+        row_of: impl Fn(usize) -> R + Sync,
+    ) -> Vec<f32> {
         let (each, width) = (self.each, self.width);
         let mut out = vec![0.0_f32; self.ids.len()];
-        with_each_f32([x, table], |[x, table]| {
-            let of_row = |row: usize| &x[row * width..(row + 1) * width];
-            out.par_chunks_mut(each).zip(self.ids.par_chunks(each)).enumerate().for_each(
-                |(row, (out, ids))| {
-                    for (out, id) in out.iter_mut().zip(ids) {
-                        *out = dot(of_row(row), &table[*id as usize * width..][..width]);
-                    }
-                },
-            );
-            Ok(())
-        })?;
-        Tensor::from_vec(out, (self.rows, each), x.device())
+        out.par_chunks_mut(each).zip(self.ids.par_chunks(each)).enumerate().for_each(
+            |(row, (out, ids))| {
+                let x = &x[row * width..(row + 1) * width];
+                for (out, id) in out.iter_mut().zip(ids) {
+                    *out = dot(x, row_of(*id as usize).as_ref());
+                }
+            },
+        );
+        out
     }
 
     fn sums_of_table(&self, gradient: &Tensor, table: &Tensor) -> Result<Tensor> {
-        let (each, width) = (self.each, self.width);
-        let mut dx = vec![0.0_f32; self.rows * width];
-        with_each_f32([gradient, table], |[gradient, table]| {
-            dx.par_chunks_mut(width.max(1)).enumerate().for_each(|(row, dx)| {
-                let entries = row * each..(row + 1) * each;
-                for (g, id) in gradient[entries.clone()].iter().zip(&self.ids[entries]) {
-                    axpy(*g, &table[*id as usize * width..][..width], dx);
-                }
-            });
-            Ok(())
+        let width = self.width;
+        let dx = with_each_f32([gradient, table], |[gradient, table]| {
+            Ok(self.sums_with(gradient, |row| &table[row * width..][..width]))
         })?;
         Tensor::from_vec(dx, (self.rows, width), gradient.device())
+    }
+
+    /// Sums of the rows of a table that `row_of` reads, `[rows, width]`.
+    fn sums_with<R: AsRef<[f32]>>(
+        &self,
+        gradient: &[f32],
+        row_of: impl Fn(usize) -> R + Sync,
+    ) -> Vec<f32> {
+        let (each, width) = (self.each, self.width);
+        let mut dx = vec![0.0_f32; self.rows * width];
+        dx.par_chunks_mut(width.max(1)).enumerate().for_each(|(row, dx)| {
+            let entries = row * each..(row + 1) * each;
+            for (g, id) in gradient[entries.clone()].iter().zip(&self.ids[entries]) {
+                axpy(*g, row_of(*id as usize).as_ref(), dx);
+            }
+        });
+        dx
     }
 
     fn sums_of_rows(&self, gradient: &Tensor, x: &Tensor) -> Result<Tensor> {

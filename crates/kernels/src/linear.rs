@@ -5,6 +5,7 @@
 //! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
 
 mod products;
+mod slabs;
 
 use std::cell::RefCell;
 
@@ -25,6 +26,7 @@ pub(crate) use products::{
     Weight, add_gradient, add_weight_gradient, product_nn, product_nn_into, product_nt,
     product_nt_into, with_weight,
 };
+pub use slabs::slab_bytes;
 
 /// `x Wᵀ + b`.
 ///

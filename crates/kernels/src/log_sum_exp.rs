@@ -14,8 +14,8 @@ use crate::composed::CHUNK_VALUES;
 use crate::cuda::takes;
 use crate::dispatch::fused;
 use crate::factors::as_of_type;
-use crate::linear::linear;
 use crate::linear_cross_entropy::log_sum_exp_of_rows;
+use crate::matrix::Head;
 use crate::simd::{exp_in_place, max_of};
 use crate::storage::{host_f64, with_f32};
 
@@ -45,20 +45,24 @@ pub fn linear_log_sum_exp(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary>
     bent_log_sum_exp(hidden, head, Bend::default())
 }
 
-/// The same of bent logits.
+/// The same of bent logits, of any head.
 ///
 /// # Errors
 /// - as [`linear_log_sum_exp`]
-pub fn bent_log_sum_exp(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
-    let rows = hidden.dim(0)?;
-    let vocabulary = head.dim(0)?;
+pub fn bent_log_sum_exp<'a>(
+    hidden: &Tensor,
+    head: impl Into<Head<'a>>,
+    bend: Bend,
+) -> Result<HeadSummary> {
+    let head: Head<'_> = head.into();
+    let (rows, (vocabulary, _)) = (hidden.dim(0)?, head.dims()?);
     if !fused(&[hidden]) || vocabulary == 0 {
-        return composed_bent(hidden, head, bend);
+        return composed_bent(hidden, &head.to_tensor()?, bend);
     }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
         let chunk = hidden.narrow(0, first, CHUNK_ROWS.min(rows - first))?;
-        let logits = as_of_type(&bend.of(linear(&chunk, head, None)?)?, head.dtype())?;
+        let logits = as_of_type(&bend.of(head.linear(&chunk)?)?, head.dtype())?;
         summary.append(&logits)?;
     }
     Ok(summary)

@@ -17,10 +17,12 @@ use crate::linear::{Weight, linear, linear_onto};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
 
+mod head;
 mod on_gpu;
 mod quantised;
 
 pub use crate::gemm::BlockFormat;
+pub use head::Head;
 pub use on_gpu::{GpuMatrix, holds_blocks, multiplies_by_kernels};
 pub use quantised::QuantisedMatrix;
 
@@ -39,7 +41,7 @@ pub fn block_products_on(device: &Device) -> &'static str {
 pub enum Matrix {
     /// f32, bf16 or f16, `[O, I]`
     Dense(Tensor),
-    /// Quantised blocks; inference on the CPU only.
+    /// Quantised blocks in main memory. Only a [`Head`] of them takes inputs that train.
     Quantised(Arc<QuantisedMatrix>),
     /// Quantised blocks on an NVIDIA GPU, multiplied as on the CPU. Inputs that train are multiplied with the widened values,
     /// which their gradients flow through.

@@ -22,6 +22,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         teacher_logits: false,
         threads,
         half_products: threads == 0 && config.precision.frozen_bytes(true) == 2,
+        stored_head: false,
     };
     let memory = config.products.within(|| row_memory(&config.model, &row));
     let parameters = parameters(config, &memory, ranks);
@@ -224,6 +225,7 @@ mod tests {
                     teacher_logits: false,
                     threads,
                     half_products: false,
+                    stored_head: false,
                 };
                 row_memory(&config, &row)
             };

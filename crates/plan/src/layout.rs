@@ -30,6 +30,11 @@ impl Layout {
         self.threads == 0
     }
 
+    /// Whether the target is held as quantised blocks, a byte a value and less, in main memory.
+    pub(crate) fn has_stored_head(&self) -> bool {
+        !self.is_accelerator() && self.target_value_bytes == 1
+    }
+
     /// Whether products take factors of 16 bits: an accelerator's, where it holds the target so.
     pub(crate) fn has_half_products(&self) -> bool {
         self.is_accelerator() && self.target_value_bytes == 2

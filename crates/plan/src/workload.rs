@@ -140,6 +140,7 @@ impl Workload {
             ),
             threads: self.layout.threads,
             half_products: self.layout.has_half_products(),
+            stored_head: self.layout.has_stored_head(),
         }
     }
 

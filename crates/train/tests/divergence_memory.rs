@@ -83,8 +83,15 @@ fn planned(loss: SlotLoss, chained: bool) -> usize {
     let footprint = method.footprint(&TeacherConfig::default(), &target()).expect("sizes that fit");
     let tokens = TOKENS as u64;
     let (threads, half_products) = (1, false);
-    let row =
-        Row { tokens, learned: tokens, parts: 1, teacher_logits: true, threads, half_products };
+    let row = Row {
+        tokens,
+        learned: tokens,
+        parts: 1,
+        teacher_logits: true,
+        threads,
+        half_products,
+        stored_head: false,
+    };
     footprint.row_memory(&row).chunks as usize
 }
 

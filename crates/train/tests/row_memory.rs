@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::graph::Backward;
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
+use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::memory::{Allocator, Budget};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, ChainKind, ChainSizes, OwnHead};
@@ -19,6 +21,7 @@ use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::weights::{TensorSpec, WeightSource};
 use longdraft_parallel::Gradients;
+use longdraft_train::footprint::loss::{Against, chunk_bytes};
 use longdraft_train::footprint::{Row, RowMemory};
 use longdraft_train::method::DraftMethod;
 use longdraft_train::method::block::{
@@ -94,20 +97,26 @@ fn held_by(objective: &dyn Objective, features: &BatchFeatures) -> usize {
     })
 }
 
-fn planned(method: &dyn DraftMethod, teacher_logits: bool) -> RowMemory {
-    let footprint = method.footprint(&TeacherConfig::default(), &target());
-    let footprint = footprint.expect("sizes that fit");
-    let tokens = TOKENS as u64;
-    let threads = if EMULATED { 0 } else { rayon::current_num_threads() };
-    let half_products = false;
-    footprint.row_memory(&Row {
+/// A row of some tokens that are all learned, beside a head as a tensor.
+fn row(tokens: u64, teacher_logits: bool) -> Row {
+    Row {
         tokens,
         learned: tokens,
         parts: 1,
         teacher_logits,
-        threads,
-        half_products,
-    })
+        threads: if EMULATED { 0 } else { rayon::current_num_threads() },
+        half_products: false,
+        stored_head: false,
+    }
+}
+
+fn planned(method: &dyn DraftMethod, teacher_logits: bool) -> RowMemory {
+    planned_for(method, &row(TOKENS as u64, teacher_logits))
+}
+
+fn planned_for(method: &dyn DraftMethod, row: &Row) -> RowMemory {
+    let footprint = method.footprint(&TeacherConfig::default(), &target());
+    footprint.expect("sizes that fit").row_memory(row)
 }
 
 /// Holds a plan to what was measured, packed operands apart: the calling thread keeps them.
@@ -261,4 +270,115 @@ fn a_row_of_a_chained_block_draft_holds_what_is_planned() {
         let name = format!("DSpark, {kind:?}");
         assert_planned(&name, &planned(&method, true), held_by(&objective, &features));
     }
+}
+
+/// A head of quantised blocks.
+fn stored_head(vocabulary: usize, width: usize) -> Matrix {
+    // A scale in f16 and 32 codes each.
+    let byte = |i: usize| match i % 34 {
+        0 => 0,
+        1 => 0x20,
+        _ => (i * 7 % 251) as u8,
+    };
+    let bytes: Vec<u8> = (0..vocabulary * width / 32 * 34).map(byte).collect();
+    let blocks = QuantisedMatrix::new(BlockFormat::Q8_0, vocabulary, width, &bytes);
+    Matrix::Quantised(Arc::new(blocks.expect("blocks")))
+}
+
+#[test]
+fn a_head_of_blocks_is_never_widened_as_a_whole() {
+    const ROWS: usize = 8;
+    if EMULATED {
+        return;
+    }
+    let (vocabulary, width) = (60_000, 128);
+    let head = stored_head(vocabulary, width);
+    let hidden = Var::from_tensor(&random((ROWS, width), 7)).expect("states");
+    let labels: Vec<u32> = (0..ROWS as u32).collect();
+    let loss = || {
+        let output = linear_cross_entropy(&Inputs::of_labels(&hidden, &head, &labels));
+        drop(output.expect("a loss").loss_sum.gradients().expect("gradients"));
+    };
+    // What the thread keeps for later products is there after this.
+    loss();
+    let budget = Budget::new(1 << 40);
+    budget.within(loss);
+    let (held, row) = (budget.most_held(), row(ROWS as u64, false));
+    let row = Row { stored_head: true, ..row };
+    let planned = chunk_bytes(&row, width as u64, vocabulary as u64, Against::Labels);
+    let off = planned as f64 / held as f64 - 1.0;
+    assert!((-0.03..0.1).contains(&off), "{planned} planned, {held} held");
+    assert!(held < 3 * vocabulary * width, "{held}");
+}
+
+/// The loss of a row.
+fn loss_of(objective: &dyn Objective, features: &BatchFeatures) -> f32 {
+    let batch = batch();
+    let prepared = objective.prepare(&batch, features).expect("prepared");
+    let share = objective.share(&batch, features, &prepared, &prepared.denominators, true);
+    share.expect("share").loss.expect("a loss").to_scalar().expect("a number")
+}
+
+/// Holds an objective whose head is blocks to one with their values, and to what is planned for it.
+#[track_caller]
+fn assert_same(
+    (name, method): (&str, &dyn DraftMethod),
+    [own, plain]: [&dyn Objective; 2],
+    features: &BatchFeatures,
+    teacher_logits: bool,
+) {
+    assert_eq!(loss_of(own, features).to_bits(), loss_of(plain, features).to_bits());
+    let row = Row { stored_head: true, ..row(TOKENS as u64, teacher_logits) };
+    assert_planned(name, &planned_for(method, &row), held_by(own, features));
+}
+
+#[test]
+fn a_block_draft_learns_the_same_from_a_head_of_blocks() {
+    if EMULATED {
+        return;
+    }
+    let method = Dflash { layers: 1, shared: shared(None), ..Dflash::default() };
+    let target = target();
+    let stored = stored_head(target.vocab_size, target.hidden_size);
+    let widened = Matrix::Dense(stored.to_dense().expect("values"));
+    let embedding = random((target.vocab_size, target.hidden_size), 1);
+    let config = BlockConfig::for_target(&target, 1, method.block_size, 699);
+    let of = |head: &Matrix| {
+        let draft = BlockDraft::initialise(&config, &embedding, 2).expect("a draft");
+        let draws = BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
+        BlockObjective::new(draft, head, BlockLoss::default(), draws)
+    };
+    let width = config.target_layers.len() * target.hidden_size;
+    let aux_hidden = Some(random((TOKENS, width), 5));
+    let teacher = TeacherFeatures::None;
+    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
+    let (own, plain) = (of(&stored), of(&widened));
+    assert_same(("DFlash, blocks", &method), [&own, &plain], &features, false);
+}
+
+#[test]
+fn an_eagle3_draft_learns_the_same_from_a_head_of_blocks() {
+    const PROPOSED: usize = 400;
+    if EMULATED {
+        return;
+    }
+    let network = Eagle3DraftConfig { draft_vocab_size: Some(PROPOSED), ..Default::default() };
+    let objective = Eagle3ObjectiveConfig { oov_rows: OovRows::Keep, ..Default::default() };
+    let method = Eagle3 { network, objective: objective.clone() };
+    let target = target();
+    let stored = stored_head(target.vocab_size, target.hidden_size);
+    let widened = Matrix::Dense(stored.to_dense().expect("values"));
+    let embedding = random((target.vocab_size, target.hidden_size), 1);
+    let config = Eagle3Config::for_target(&target, PROPOSED).expect("sizes");
+    let of = |head: &Matrix| {
+        let kept = (0..PROPOSED as u32).map(TargetTokenId).collect();
+        let map = VocabularyMap::new(kept, target.vocab_size).expect("a map");
+        let draft = Eagle3Draft::initialise(&config, map, &embedding, 2).expect("a draft");
+        Eagle3Objective::new(draft, head, objective.clone()).expect("an objective")
+    };
+    let teacher = TeacherFeatures::EveryToken { hidden: random((TOKENS, target.hidden_size), 4) };
+    let aux_hidden = Some(random((TOKENS, 3 * target.hidden_size), 5));
+    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
+    let (own, plain) = (of(&stored), of(&widened));
+    assert_same(("EAGLE-3, blocks", &method), [&own, &plain], &features, true);
 }

@@ -154,7 +154,8 @@ impl Targets {
 
     /// Arguments from hidden states, head, and the teacher's.
     fn inputs<'a>(&'a self, kind: Kind, t: &'a [Tensor]) -> Inputs<'a> {
-        let teacher = Teacher { hidden: &t[2], rows: Some(&self.teacher_rows), head: &t[3] };
+        let head = (&t[3]).into();
+        let teacher = Teacher { hidden: &t[2], rows: Some(&self.teacher_rows), head };
         Inputs {
             label_weights: kind.compares().then_some(&self.rejection),
             soft: self.soft(kind),

@@ -3,8 +3,9 @@
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
+use super::slabs;
 use crate::fused_op::{Argument, Input};
-use crate::gemm::{Mat, Right, Threads, matmul};
+use crate::gemm::{Blocks, Mat, Right, Threads, matmul};
 use crate::graph::add_to;
 use crate::storage::{change_f32, values_like, with_f32};
 
@@ -14,6 +15,8 @@ pub(crate) enum Weight<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
+    /// Multiplied as the values in f32 that they stand for, some rows at a time.
+    Blocks(Blocks<'a>),
 }
 
 impl<'a> Weight<'a> {
@@ -40,17 +43,20 @@ impl<'a> Weight<'a> {
             Self::F32(w) => Right::F32(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
             Self::Bf16(w) => Right::Bf16(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
             Self::F16(w) => Right::F16(Mat::rows(w, outputs(w.len()), inputs, inputs).t()),
+            // Multiplied as they are, by inputs of 8 bits.
+            Self::Blocks(blocks) => Right::Quantised(blocks),
         }
     }
 }
 
-/// Evaluates a product with the weight's slice, whatever its type.
+/// Evaluates a product with the weight's slice, whatever its type, or one with blocks.
 macro_rules! for_each_type {
-    ($weight:expr, $w:ident => $product:expr) => {
+    ($weight:expr, $w:ident => $product:expr, $blocks:ident => $of_blocks:expr) => {
         match $weight {
             Weight::F32($w) => $product,
             Weight::Bf16($w) => $product,
             Weight::F16($w) => $product,
+            Weight::Blocks($blocks) => $of_blocks,
         }
     };
 }
@@ -70,11 +76,15 @@ pub(crate) fn product_nt_into(
     (inputs, outputs): (usize, usize),
     accumulate: bool,
 ) {
-    let x = Mat::rows(x, x.len() / inputs.max(1), inputs, inputs);
-    for_each_type!(weight, w => {
-        let w = Mat::rows(w, outputs, inputs, inputs).t();
-        matmul(out, outputs, x, w, accumulate, Threads::Pool);
-    });
+    for_each_type!(
+        weight,
+        w => {
+            let x = Mat::rows(x, x.len() / inputs.max(1), inputs, inputs);
+            let w = Mat::rows(w, outputs, inputs, inputs).t();
+            matmul(out, outputs, x, w, accumulate, Threads::Pool);
+        },
+        blocks => slabs::product_nt_into(out, x, blocks, (inputs, outputs), accumulate)
+    );
 }
 
 /// `out[R, I] = g[R, O] · W`.
@@ -92,11 +102,15 @@ pub(crate) fn product_nn_into(
     (inputs, outputs): (usize, usize),
     accumulate: bool,
 ) {
-    let g = Mat::rows(g, g.len() / outputs.max(1), outputs, outputs);
-    for_each_type!(weight, w => {
-        let w = Mat::rows(w, outputs, inputs, inputs);
-        matmul(out, inputs, g, w, accumulate, Threads::Pool);
-    });
+    for_each_type!(
+        weight,
+        w => {
+            let g = Mat::rows(g, g.len() / outputs.max(1), outputs, outputs);
+            let w = Mat::rows(w, outputs, inputs, inputs);
+            matmul(out, inputs, g, w, accumulate, Threads::Pool);
+        },
+        blocks => slabs::product_nn_into(out, g, blocks, (inputs, outputs), accumulate)
+    );
 }
 
 /// Adds `gᵀ x` to the gradients of the weight `[O, I]` among a node's arguments, `g`: `[R, O]`, `x`: `[R, I]`.

@@ -1,11 +1,11 @@
 //! The loss on any device: the reference or a GPU's kernel of some rows at a time, gradients along
 //! with it.
 
-use crate::graph::Backward;
+mod product;
+
 use std::borrow::Cow;
 
-use candle_core::backprop::GradStore;
-use candle_core::{DType, Result, Tensor, Var, bail};
+use candle_core::{DType, Result, Tensor, bail};
 
 use super::reference::reference;
 use super::teacher::order_by_teacher;
@@ -15,10 +15,11 @@ use super::{
 };
 use crate::composed::CHUNK_VALUES;
 use crate::cuda;
-use crate::dispatch::fused;
-use crate::graph::differentiable;
-use crate::linear::{factor_type, with_factor};
+use crate::graph::{Backward, differentiable};
+use crate::linear::with_factor;
+use crate::matrix::Head;
 use crate::storage::{from_f64, host_f64};
+use product::{Leaf, Product};
 
 /// As [`super::linear_cross_entropy`], on any device; `[R, V]` is never materialised.
 ///
@@ -31,12 +32,16 @@ pub fn composed(inputs: &Inputs<'_>) -> Result<Output> {
 /// The same with at most so many logits at a time.
 pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
+    inputs.with_tensors(|inputs| of_tensors(logits, inputs))
+}
+
+fn of_tensors(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     if gpu::learns(inputs) {
         return gpu::in_chunks(logits, inputs);
     }
     let order = order_by_teacher(inputs);
     let mut products = vec![(inputs.hidden, inputs.head)];
-    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
+    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head.into())));
     in_chunks(logits, &products, order, |rows, products| {
         let part = Part::of(inputs, rows)?;
         let part = Inputs {
@@ -58,30 +63,30 @@ pub(super) fn composed_within(logits: usize, inputs: &Inputs<'_>) -> Result<Outp
 /// - of `loss_of`, there are neither one nor two products, or shapes do not fit
 pub fn in_chunks(
     logits: usize,
-    products: &[(&Tensor, &Tensor)],
+    products: &[(&Tensor, Head<'_>)],
     order: Option<Vec<u32>>,
-    loss_of: impl Fn(&[u32], &[(&Tensor, &Tensor)]) -> Result<Output>,
+    loss_of: impl Fn(&[u32], &[(&Tensor, Head<'_>)]) -> Result<Output>,
 ) -> Result<Output> {
     let (&[(hidden, head)] | &[(hidden, _), (_, head)]) = products else {
         bail!("linear_cross_entropy: {} products in place of one or two", products.len())
     };
-    let (count, vocabulary) = (hidden.dim(0)?, head.dim(0)?);
+    let (count, (vocabulary, _)) = (hidden.dim(0)?, head.dims()?);
     let reordered = order.is_some();
     let rows = order.unwrap_or_else(|| (0..count as u32).collect());
     let mut all: Vec<Product<'_>> = products.iter().map(Product::new).collect::<Result<_>>()?;
-    let trains = products.iter().any(|(hidden, head)| hidden.track_op() || head.track_op());
+    let trains = products.iter().any(|(hidden, head)| hidden.track_op() || head.trains());
     let mut sums = Sums::new(count);
     for rows in rows.chunks((logits / vocabulary.max(1)).max(1)) {
         let part = |product: &Product<'_>| product.part(rows, reordered);
         let parts: Vec<Leaf> = all.iter().map(part).collect::<Result<_>>()?;
-        let pairs = parts.iter().zip(&all).map(|(part, all)| (part.tensor(), all.leaf.tensor()));
-        let pairs: Vec<(&Tensor, &Tensor)> = pairs.collect();
+        let pairs = parts.iter().zip(&all).map(|(part, all)| (part.tensor(), all.head_of_chunks()));
+        let pairs: Vec<(&Tensor, Head<'_>)> = pairs.collect();
         // A frozen head is a factor already.
         let last = &all[all.len() - 1];
         let loss = || loss_of(rows, &pairs);
-        let output = match &last.factor {
-            Some(factor) => with_factor(last.leaf.tensor(), factor, loss)?,
-            None => loss()?,
+        let output = match (&last.factor, &last.leaf) {
+            (Some(factor), Some(leaf)) => with_factor(leaf.tensor(), factor, loss)?,
+            _ => loss()?,
         };
         sums.add(rows, &output)?;
         if trains {
@@ -102,6 +107,7 @@ pub fn in_chunks(
             own[1] = product.d_head()?;
         }
     }
+    let head = head.tensor().unwrap_or(hidden);
     let second = products.get(1).map_or(head, |(hidden, _)| *hidden);
     let trained = [hidden, head, second];
     let loss_sum = differentiable("linear_cross_entropy", trained, loss, move |gradient| {
@@ -111,117 +117,6 @@ pub fn in_chunks(
         Ok([scaled(&own[0])?, scaled(&own[1])?, scaled(&own[2])?])
     })?;
     Ok(Output { loss_sum, rows: sums.rows })
-}
-
-/// A tensor that begins a graph, or a frozen one.
-enum Leaf {
-    Trained(Var),
-    Frozen(Tensor),
-}
-
-impl Leaf {
-    fn new(tensor: &Tensor, trained: bool) -> Result<Self> {
-        Ok(if trained {
-            Self::Trained(Var::from_tensor(tensor)?)
-        } else {
-            Self::Frozen(tensor.clone())
-        })
-    }
-
-    fn tensor(&self) -> &Tensor {
-        match self {
-            Self::Trained(var) => var.as_tensor(),
-            Self::Frozen(tensor) => tensor,
-        }
-    }
-}
-
-/// A product that logits are made of, with the gradients of the chunks so far.
-struct Product<'a> {
-    hidden: &'a Tensor,
-    head: &'a Tensor,
-    /// The head in the type of the products; `None` where fused products read it as it is held.
-    factor: Option<Tensor>,
-    /// The head as chunks read it.
-    leaf: Leaf,
-    /// In the order of the chunks.
-    d_hidden: Vec<Tensor>,
-    d_head: Option<Tensor>,
-}
-
-impl<'a> Product<'a> {
-    fn new(&(hidden, head): &(&'a Tensor, &'a Tensor)) -> Result<Self> {
-        // Turned into the type of the products once, not for every chunk; a head that trains gets its
-        // gradients in its own type, as a chunk's are rounded before they are added.
-        let as_factor = || head.detach().to_dtype(factor_type(hidden, head.dtype()))?.contiguous();
-        let factor = (!fused(&[hidden])).then(as_factor).transpose()?;
-        let leaf = if !head.track_op() {
-            Leaf::Frozen(match &factor {
-                Some(factor) => factor.clone(),
-                None => head.contiguous()?,
-            })
-        } else if head.is_variable() {
-            Leaf::Trained(Var::from_tensor(head)?)
-        } else {
-            Leaf::new(&head.detach(), true)?
-        };
-        Ok(Self { hidden, head, factor, leaf, d_hidden: Vec::new(), d_head: None })
-    }
-
-    /// Hidden states of some rows.
-    fn part(&self, rows: &[u32], reordered: bool) -> Result<Leaf> {
-        let hidden = self.hidden;
-        let part = if reordered {
-            hidden.index_select(&indices(rows, hidden)?, 0)?
-        } else {
-            hidden.narrow(0, rows[0] as usize, rows.len())?
-        };
-        Leaf::new(&part.detach(), hidden.track_op())
-    }
-
-    /// Adds the gradients of a chunk.
-    fn add(&mut self, part: &Leaf, gradients: &GradStore) -> Result<()> {
-        if let Leaf::Trained(hidden) = part {
-            self.d_hidden.push(match gradients.get(hidden) {
-                Some(gradient) => gradient.clone(),
-                None => hidden.zeros_like()?,
-            });
-        }
-        if let Leaf::Trained(head) = &self.leaf
-            && let Some(gradient) = gradients.get(head)
-        {
-            let wide = if gradient.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-            let gradient = gradient.to_dtype(wide)?;
-            self.d_head = Some(match &self.d_head {
-                Some(sum) => (sum + gradient)?,
-                None => gradient,
-            });
-        }
-        Ok(())
-    }
-
-    /// The gradient of hidden states, whose rows went to `places` unless they came in their order.
-    fn d_hidden(&self, places: Option<&[u32]>) -> Result<Option<Tensor>> {
-        if !self.hidden.track_op() {
-            return Ok(None);
-        }
-        if self.d_hidden.is_empty() {
-            return self.hidden.zeros_like().map(Some);
-        }
-        let all = Tensor::cat(&self.d_hidden, 0)?;
-        Ok(Some(match places {
-            Some(places) => all.index_select(&indices(places, self.hidden)?, 0)?,
-            None => all,
-        }))
-    }
-
-    fn d_head(&self) -> Result<Option<Tensor>> {
-        match (self.head.track_op(), &self.d_head) {
-            (false, _) => Ok(None),
-            (true, None) => self.head.zeros_like().map(Some),
-            (true, Some(sum)) => sum.to_dtype(self.head.dtype()).map(Some),
-        }
-    }
 }
 
 /// What the chunks so far come to.
@@ -274,7 +169,7 @@ pub(super) struct Part<'a> {
     label_weights: Option<Vec<f32>>,
     soft: SoftPart<'a>,
     /// Hidden states of the rows' teachers, each once, which of them every row has, and their head.
-    teacher: Option<(Tensor, Vec<u32>, &'a Tensor)>,
+    teacher: Option<(Tensor, Vec<u32>, Head<'a>)>,
 }
 
 enum SoftPart<'a> {
@@ -338,7 +233,7 @@ impl<'a> Part<'a> {
 
     pub(super) fn inputs<'b>(
         &'b self,
-        products: &[(&'b Tensor, &'b Tensor)],
+        products: &[(&'b Tensor, Head<'b>)],
         soft_weight: f64,
     ) -> Inputs<'b> {
         let soft = match &self.soft {
@@ -356,10 +251,12 @@ impl<'a> Part<'a> {
         let teacher = self.teacher.as_ref().map(|(hidden, rows, head)| Teacher {
             hidden,
             rows: Some(rows),
-            head,
+            head: *head,
         });
         let (hidden, head) = products[0];
-        let low_rank = products.get(1).map(|&(hidden, head)| LowRank { hidden, head });
+        let low_rank = products
+            .get(1)
+            .and_then(|&(hidden, head)| head.tensor().map(|head| LowRank { hidden, head }));
         let labels = &self.labels;
         let label_weights = self.label_weights.as_deref();
         let labels = Inputs::of_labels(hidden, head, labels);
@@ -368,7 +265,7 @@ impl<'a> Part<'a> {
 }
 
 /// Teachers of rows, in the order of their teachers.
-fn distinct<'a>(teacher: &Teacher<'a>, rows: &[u32]) -> Result<(Tensor, Vec<u32>, &'a Tensor)> {
+fn distinct<'a>(teacher: &Teacher<'a>, rows: &[u32]) -> Result<(Tensor, Vec<u32>, Head<'a>)> {
     let of: Cow<'_, [u32]> = match teacher.rows {
         Some(all) => chosen(all, rows, 1).into(),
         None => rows.into(),

@@ -10,7 +10,8 @@ use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
 use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
-use crate::linear::{Weight, product_nn, product_nt_into, with_weight};
+use crate::linear::{Weight, product_nn, product_nt_into};
+use crate::matrix::Head;
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time: few enough for 192 MiB of logits, and whole blocks of the
@@ -35,7 +36,7 @@ pub(super) struct Gradients {
 
 /// `Σ ℓ`, statistics of every row, and the gradients of `Σ ℓ`.
 pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradients)> {
-    let (vocabulary, count) = (inputs.head.dim(0)?, inputs.labels.len());
+    let ((vocabulary, _), count) = (inputs.head.dims()?, inputs.labels.len());
     let order = order_by_teacher(inputs);
     let rows: Vec<u32> = order.clone().unwrap_or_else(|| (0..count as u32).collect());
     let mut results = vec![Row::default(); count];
@@ -123,16 +124,17 @@ fn with_parts(
 ) -> Result<Gradients> {
     let Inputs { hidden, head, low_rank, .. } = inputs;
     with_f32(hidden, |all| {
-        with_weight(head, |weight| {
-            let main = Part::new((hidden, all), (head, weight), reordered)?;
+        head.with_weight(|weight| {
+            let main = Part::new((hidden, all), (*head, weight), reordered)?;
             let Some(LowRank { hidden, head }) = low_rank else {
                 let mut parts = [main];
                 f(&mut parts)?;
                 let [Part { d_hidden, d_weight, .. }] = parts;
                 return Ok(Gradients { hidden: d_hidden, head: d_weight, low_rank: None });
             };
+            let head = Head::from(*head);
             with_f32(hidden, |all| {
-                with_weight(head, |weight| {
+                head.with_weight(|weight| {
                     let mut parts = [main, Part::new((hidden, all), (head, weight), reordered)?];
                     f(&mut parts)?;
                     let [main, Part { d_hidden, d_weight, .. }] = parts;
@@ -159,12 +161,13 @@ struct Part<'a> {
 impl<'a> Part<'a> {
     fn new(
         (hidden, all): (&Tensor, &'a [f32]),
-        (head, weight): (&Tensor, Weight<'a>),
+        (head, weight): (Head<'_>, Weight<'a>),
         reordered: bool,
     ) -> Result<Self> {
-        let room = |tensor: &Tensor| tensor.track_op().then(|| vec![0.0; tensor.elem_count()]);
-        let (d_hidden, d_weight) = (room(hidden), room(head));
-        Ok(Self { all, weight, width: head.dim(1)?, reordered, d_hidden, d_weight })
+        let (vocabulary, width) = head.dims()?;
+        let d_hidden = hidden.track_op().then(|| vec![0.0; hidden.elem_count()]);
+        let d_weight = head.trains().then(|| vec![0.0; vocabulary * width]);
+        Ok(Self { all, weight, width, reordered, d_hidden, d_weight })
     }
 
     fn trains(&self) -> bool {

@@ -66,7 +66,7 @@ fn loss_of(statistics: &[Numbers]) -> f32 {
 /// Whether [`in_chunks`] computes the loss: something trains, and logits are plain products.
 pub(super) fn learns(inputs: &Inputs<'_>) -> bool {
     let plain = inputs.bend.is_plain() && inputs.teacher_bend.is_plain();
-    let trains = inputs.hidden.track_op() || inputs.head.track_op();
+    let trains = inputs.hidden.track_op() || inputs.head.trains();
     trains
         && plain
         && inputs.low_rank.is_none()
@@ -80,7 +80,7 @@ pub(super) fn learns(inputs: &Inputs<'_>) -> bool {
 /// # Errors
 /// - as [`super::linear_cross_entropy`]
 pub(super) fn in_chunks(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
-    let Inputs { hidden, head, .. } = *inputs;
+    let (hidden, head) = (inputs.hidden, &inputs.head.to_tensor()?);
     let count = hidden.dim(0)?;
     let order = order_by_teacher(inputs);
     let all = order.clone().unwrap_or_else(|| (0..count as u32).collect());
@@ -123,7 +123,7 @@ struct Sums {
 /// Runs all rows in the order given, which may not be that of the hidden states. A chunk's gradient of the
 /// head is added to that of the chunks before it by its product.
 fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) -> Result<Sums> {
-    let Inputs { hidden, head, .. } = *inputs;
+    let (hidden, head) = (inputs.hidden, &inputs.head.to_tensor()?);
     let factors = factor_type(hidden, head.dtype());
     let states = as_factor(hidden, factors)?;
     let states = if reordered { select_rows(&states, all)? } else { states };
@@ -156,7 +156,7 @@ fn chunk(
     (states, weight): (&Tensor, &Tensor),
 ) -> Result<(Tensor, Tensor)> {
     let part = Part::of(inputs, rows)?;
-    let part = part.inputs(&[(states, weight)], inputs.soft_weight);
+    let part = part.inputs(&[(states, weight.into())], inputs.soft_weight);
     let logits = product(states, &weight.t()?)?;
     let weighted = matches!(part.soft, SoftTargets::Weighted(_));
     let teacher = part.teacher.map(|teacher| TeacherLogits::new(&teacher, weighted)).transpose()?;

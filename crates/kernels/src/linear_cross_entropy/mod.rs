@@ -23,6 +23,9 @@
 //!
 //! Logits may be bent ([`Bend`]): `z = c tanh(h Wᵀ / c)`, and gradients of products have the slope as a further factor.
 //!
+//! A head of quantised blocks ([`Head`]) is frozen. The fused op widens some rows of it at a time; what it
+//! computes has the bits that the widened head gives.
+//!
 //! A frozen head may have a trained part of low rank beside it, `z = bend(h Wᵀ) + m W₂ᵀ`: no gradient of
 //! the size of `W` is made then, and the part is not bent (DSpark's bias on a target with a soft-cap).
 
@@ -40,6 +43,7 @@ use candle_core::{Result, Tensor, bail};
 
 use crate::bend::Bend;
 use crate::graph::{add_to, differentiable};
+use crate::matrix::Head;
 
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
 
@@ -130,7 +134,7 @@ pub struct Teacher<'a> {
     /// one: its probabilities are computed once.
     pub rows: Option<&'a [u32]>,
     /// `[V, Ht]`
-    pub head: &'a Tensor,
+    pub head: Head<'a>,
 }
 
 /// What is added to the logits of a frozen head: `m W₂ᵀ`.
@@ -147,8 +151,8 @@ pub struct LowRank<'a> {
 pub struct Inputs<'a> {
     /// Draft hidden states of the learned rows, `[R, H]`.
     pub hidden: &'a Tensor,
-    /// Head, `[V, H]`; a variable in f32 gets a gradient.
-    pub head: &'a Tensor,
+    /// Head, `[V, H]`; a variable in f32 gets a gradient, quantised blocks are frozen.
+    pub head: Head<'a>,
     /// A second part of the logits, both factors of which may train; the head is frozen then.
     pub low_rank: Option<LowRank<'a>>,
     /// Label of every row, `[R]`.
@@ -170,10 +174,10 @@ pub struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     /// The labels alone, each with weight 1.
-    pub fn of_labels(hidden: &'a Tensor, head: &'a Tensor, labels: &'a [u32]) -> Self {
+    pub fn of_labels(hidden: &'a Tensor, head: impl Into<Head<'a>>, labels: &'a [u32]) -> Self {
         Self {
             hidden,
-            head,
+            head: head.into(),
             low_rank: None,
             labels,
             label_weights: None,
@@ -197,12 +201,22 @@ impl<'a> Inputs<'a> {
     }
 
     /// The tensors that may train, in the order of [`Gradients`]: hidden states, the head or what
-    /// multiplies the second part, and the second part's hidden states.
+    /// multiplies the second part, and the second part's hidden states. Hidden states stand where there is none.
     fn trained(&self) -> [&'a Tensor; 3] {
-        match self.low_rank {
-            Some(LowRank { hidden, head }) => [self.hidden, head, hidden],
-            None => [self.hidden, self.head, self.head],
+        if let Some(LowRank { hidden, head }) = self.low_rank {
+            return [self.hidden, head, hidden];
         }
+        let head = self.head.tensor().unwrap_or(self.hidden);
+        [self.hidden, head, head]
+    }
+
+    /// Calls `f` with heads that are tensors, for ops that know no blocks.
+    fn with_tensors<R>(&self, f: impl FnOnce(&Inputs<'_>) -> Result<R>) -> Result<R> {
+        let head = self.head.to_tensor()?;
+        let of_teacher = self.teacher.map(|teacher| teacher.head.to_tensor()).transpose()?;
+        let teacher = self.teacher.zip(of_teacher.as_ref());
+        let teacher = teacher.map(|(teacher, head)| Teacher { head: head.into(), ..teacher });
+        f(&Inputs { head: (&head).into(), teacher, ..*self })
     }
 }
 
@@ -271,18 +285,18 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
     inputs.bend.check()?;
     inputs.teacher_bend.check()?;
     let (rows, hidden) = inputs.hidden.dims2()?;
-    let (vocabulary, head_hidden) = inputs.head.dims2()?;
+    let (vocabulary, head_hidden) = inputs.head.dims()?;
     if hidden != head_hidden || inputs.labels.len() != rows {
         bail!(
-            "linear_cross_entropy: hidden {:?}, head {:?} and {} labels do not fit",
+            "linear_cross_entropy: hidden {:?}, head [{vocabulary}, {head_hidden}] and {} labels do \
+             not fit",
             inputs.hidden.shape(),
-            inputs.head.shape(),
             inputs.labels.len()
         );
     }
     if let Some(low_rank) = &inputs.low_rank {
         let ([of_hidden, rank], of_head) = (dims2(low_rank.hidden)?, dims2(low_rank.head)?);
-        if of_hidden != rows || of_head != [vocabulary, rank] || inputs.head.track_op() {
+        if of_hidden != rows || of_head != [vocabulary, rank] || inputs.head.trains() {
             bail!(
                 "linear_cross_entropy: a part of low rank {:?} and {:?} does not fit {rows} rows and a \
                  frozen head of {vocabulary}",
@@ -327,11 +341,12 @@ fn check(inputs: &Inputs<'_>) -> Result<()> {
             Some(of) => of.len() == rows && of.iter().all(|&row| (row as usize) < teacher_rows),
             None => teacher_rows == rows,
         };
-        if teacher.head.dims() != [vocabulary, width] || !fits {
+        let of_head = teacher.head.dims()?;
+        if of_head != (vocabulary, width) || !fits {
             bail!(
-                "linear_cross_entropy: teacher hidden {:?} and head {:?} do not fit {rows} rows",
-                teacher.hidden.shape(),
-                teacher.head.shape()
+                "linear_cross_entropy: teacher hidden {:?} and head {of_head:?} do not fit {rows} \
+                 rows",
+                teacher.hidden.shape()
             );
         }
     }

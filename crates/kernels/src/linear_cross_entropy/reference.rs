@@ -17,6 +17,10 @@ use super::{
 /// - as [`super::linear_cross_entropy`]
 pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
+    inputs.with_tensors(of_tensors)
+}
+
+fn of_tensors(inputs: &Inputs<'_>) -> Result<Output> {
     let wide = if inputs.hidden.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let logits = logits(inputs)?;
     if let SoftTargets::Sparse(distributions, factors) = &inputs.soft {
@@ -28,7 +32,8 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     let hard = log_q.gather(&labels, 1)?.squeeze(1)?.neg()?;
     let teacher = match inputs.teacher {
         Some(teacher) => {
-            let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
+            let head = teacher.head.to_tensor()?.detach();
+            let logits = linear(&teacher.hidden.detach(), &head, None)?;
             let logits = inputs.teacher_bend.of(logits)?;
             let logits = match teacher.rows {
                 Some(rows) => {
@@ -67,7 +72,7 @@ pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
 
 /// `bend(h Wᵀ)`, and `m W₂ᵀ` where there is a second part.
 pub(super) fn logits(inputs: &Inputs<'_>) -> Result<Tensor> {
-    let logits = inputs.bend.of(linear(inputs.hidden, inputs.head, None)?)?;
+    let logits = inputs.bend.of(linear(inputs.hidden, &inputs.head.to_tensor()?, None)?)?;
     match &inputs.low_rank {
         Some(LowRank { hidden, head }) => logits + linear(hidden, head, None)?,
         None => Ok(logits),

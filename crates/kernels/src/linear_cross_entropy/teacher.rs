@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::row::{Softmax, TeacherRow};
 use super::{Inputs, SoftTargets, Teacher};
-use crate::linear::{Weight, product_nt, with_weight};
+use crate::linear::{Weight, product_nt};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
 
@@ -39,7 +39,7 @@ impl TeacherChunk {
         let (hidden, of) = distinct(&teacher, rows)?;
         let width = hidden.dim(1)?;
         let mut probabilities = with_f32(&hidden, |hidden| {
-            with_weight(teacher.head, |head| {
+            teacher.head.with_weight(|head| {
                 let mut logits = product_nt(hidden, head, width, vocabulary);
                 let bend = inputs.teacher_bend;
                 logits.par_chunks_mut(vocabulary).for_each(|row| bend.bend(row));
@@ -82,7 +82,7 @@ fn distinct(teacher: &Teacher<'_>, rows: &[u32]) -> Result<(Tensor, Vec<usize>)>
 /// Rounds logits to a 16-bit head's type.
 fn round_like(logits: &mut [f32], head: Weight<'_>) {
     match head {
-        Weight::F32(_) => {}
+        Weight::F32(_) | Weight::Blocks(_) => {}
         Weight::Bf16(_) => logits.iter_mut().for_each(|z| *z = bf16::from_f32(*z).to_f32()),
         Weight::F16(_) => logits.iter_mut().for_each(|z| *z = f16::from_f32(*z).to_f32()),
     }

@@ -1,3 +1,4 @@
+mod blocks;
 mod gpu;
 mod low_rank;
 mod sparse;
@@ -100,7 +101,7 @@ impl Case {
             teacher: teacher.then_some(Teacher {
                 hidden: &self.teacher_hidden,
                 rows: None,
-                head: &self.teacher_head,
+                head: (&self.teacher_head).into(),
             }),
             ..Inputs::of_labels(hidden, &self.head, &self.labels)
         }
@@ -206,7 +207,8 @@ fn composed_chunks_match_fused_in_loss_gradient_and_statistics() -> Result<()> {
     let states = noise.tensor(&[7, 7]);
     let of: Vec<u32> = (0..rows).map(|_| noise.below(7) as u32).collect();
     for soft in KINDS {
-        let teacher = Teacher { hidden: &states, rows: Some(&of), head: &case.teacher_head };
+        let head = (&case.teacher_head).into();
+        let teacher = Teacher { hidden: &states, rows: Some(&of), head };
         let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
         let inputs = Inputs { teacher: Some(teacher), ..inputs };
         let (fused, own) =
@@ -221,7 +223,7 @@ fn frozen_heads_get_no_gradient_from_the_composed_loss() -> Result<()> {
     let case = Case::random(71, 9, 4, 11, 3);
     let frozen = case.head.detach();
     let inputs = case.inputs(case.hidden.as_tensor(), "full", true);
-    let inputs = Inputs { head: &frozen, ..inputs };
+    let inputs = Inputs { head: (&frozen).into(), ..inputs };
     let (fused, own) = (linear_cross_entropy(&inputs)?, composed(&inputs)?);
     let (a, b) = (own.loss_sum.gradients()?, fused.loss_sum.gradients()?);
     let (a, b) = (a.get(&case.hidden).expect("composed"), b.get(&case.hidden).expect("fused"));
@@ -240,9 +242,9 @@ fn reference_gradient_matches_differences() {
         gradcheck(&[hidden, head], |t| {
             let teacher_hidden = case.teacher_hidden.to_dtype(DType::F64)?;
             let mut inputs = case.inputs(&t[0], soft, true);
-            inputs.head = &t[1];
-            inputs.teacher =
-                Some(Teacher { hidden: &teacher_hidden, rows: None, head: &case.teacher_head });
+            inputs.head = (&t[1]).into();
+            let head = (&case.teacher_head).into();
+            inputs.teacher = Some(Teacher { hidden: &teacher_hidden, rows: None, head });
             Ok(reference(&inputs)?.loss_sum)
         });
     }
@@ -280,9 +282,9 @@ fn frozen_arguments_compute_no_gradient() -> Result<()> {
     let case = Case::random(12, 3, 4, 7, 3);
     let hidden = case.hidden.as_tensor().detach();
     let head = case.head.as_tensor().detach();
-    let inputs = Inputs { head: &head, ..case.inputs(&hidden, "full", true) };
+    let inputs = Inputs { head: (&head).into(), ..case.inputs(&hidden, "full", true) };
     assert!(!linear_cross_entropy(&inputs)?.loss_sum.track_op());
-    let inputs = Inputs { head: &head, ..case.inputs(&case.hidden, "full", true) };
+    let inputs = Inputs { head: (&head).into(), ..case.inputs(&case.hidden, "full", true) };
     let grads = linear_cross_entropy(&inputs)?.loss_sum.gradients()?;
     assert!(grads.get(&case.hidden).is_some() && grads.get(&case.head).is_none());
     Ok(())

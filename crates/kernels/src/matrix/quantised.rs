@@ -130,6 +130,11 @@ impl QuantisedMatrix {
         out
     }
 
+    /// One row in f32, which lies within the matrix.
+    pub(crate) fn row(&self, row: usize) -> Vec<f32> {
+        self.blocks().column(row)
+    }
+
     pub(super) fn blocks(&self) -> Blocks<'_> {
         Blocks::transposed(&self.bytes, self.format, self.outputs, self.inputs)
     }

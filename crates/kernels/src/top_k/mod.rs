@@ -11,8 +11,9 @@ use rayon::prelude::*;
 
 use crate::bend::Bend;
 use crate::composed::{CHUNK_VALUES, FULL_ROWS};
-use crate::linear::{factor_type, linear};
+use crate::linear::factor_type;
 use crate::log_sum_exp::row_log_sum_exp;
+use crate::matrix::Head;
 use crate::simd::max_of;
 use crate::storage::with_f32;
 
@@ -42,25 +43,33 @@ pub fn linear_top_k(hidden: &Tensor, head: &Tensor, k: usize) -> Result<TopK> {
     bent_top_k(hidden, head, k, Bend::default())
 }
 
-/// The same of bent logits.
+/// The same of bent logits, of any head.
 ///
 /// # Errors
 /// - as [`linear_top_k`]
-pub fn bent_top_k(hidden: &Tensor, head: &Tensor, k: usize, bend: Bend) -> Result<TopK> {
-    let (rows, vocabulary) = (hidden.dim(0)?, head.dim(0)?);
-    let logits = |head: &Tensor, first: usize, chunk: usize| {
-        bend.of(linear(&hidden.narrow(0, first, chunk.min(rows - first))?, head, None)?)
+pub fn bent_top_k<'a>(
+    hidden: &Tensor,
+    head: impl Into<Head<'a>>,
+    k: usize,
+    bend: Bend,
+) -> Result<TopK> {
+    let head: Head<'_> = head.into();
+    let (rows, (vocabulary, _)) = (hidden.dim(0)?, head.dims()?);
+    let logits = |head: Head<'_>, first: usize, chunk: usize| {
+        bend.of(head.linear(&hidden.narrow(0, first, chunk.min(rows - first))?)?)
     };
     if gpu::finds(hidden, vocabulary, k.min(vocabulary)) {
         let chunk = (CHUNK_VALUES / vocabulary).max(1);
         // Turned into the type of the products once, not for every chunk.
+        let head = head.to_tensor()?;
         let head = if rows < FULL_ROWS {
-            head.clone()
+            head
         } else {
             head.detach().to_dtype(factor_type(hidden, head.dtype()))?
         };
+        let (head, k) = (Head::from(&head), k.min(vocabulary));
         let parts = (0..rows).step_by(chunk);
-        let parts = parts.map(|first| gpu::top_k(&logits(&head, first, chunk)?, k.min(vocabulary)));
+        let parts = parts.map(|first| gpu::top_k(&logits(head, first, chunk)?, k));
         return gpu::downloaded(&parts.collect::<Result<Vec<_>>>()?);
     }
     let mut out = TopK::default();

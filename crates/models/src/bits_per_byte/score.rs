@@ -55,7 +55,7 @@ impl Scorer for TargetScorer<'_> {
         };
         let features = self.0.forward(&sequence, &Taps::of(&[Tap::FinalHidden]))?;
         let hidden = features.final_hidden()?;
-        let (states, head) = (select_rows(hidden, &rows)?, self.0.hold_ends()?.head()?);
+        let (states, head) = (select_rows(hidden, &rows)?, self.0.hold_ends()?.loss_head()?);
         let inputs = Inputs::of_labels(&states, &head, &labels).bent(self.0.bend());
         let output = linear_cross_entropy(&inputs)?;
         Ok(output.rows.hard)

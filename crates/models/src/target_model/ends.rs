@@ -84,6 +84,18 @@ impl<'a> Ends<'a> {
         self.head.tensor()
     }
 
+    /// Output head as losses read it, `[V, H]`: quantised blocks in main memory as they are held, else the tensor of
+    /// [`Self::head`].
+    ///
+    /// # Errors
+    /// - it is quantised on an accelerator that has no memory for its values
+    pub fn loss_head(&self) -> Result<Matrix> {
+        match self.head_matrix() {
+            blocks @ Matrix::Quantised(_) => Ok(blocks.clone()),
+            Matrix::Dense(_) | Matrix::OnGpu(_) => Ok(Matrix::Dense(self.head()?)),
+        }
+    }
+
     /// Output head as it is held; [`Target::bend`] makes logits of its products.
     pub fn head_matrix(&self) -> &Matrix {
         self.head.matrix()

@@ -112,3 +112,19 @@ fn an_accelerator_adds_gradients_where_they_are() {
     // The sum of the largest matrix, beside both of its terms.
     assert_eq!(gradients(2, 0), 4 * 4096 * 12288);
 }
+
+#[test]
+fn a_head_of_blocks_is_held_once_and_widened_some_rows_at_a_time() {
+    let of = |target_value_bytes: usize, name: &str| {
+        let layout = Layout { target_value_bytes, ..Layout::of(1, 1) };
+        let phases = workload("glide", &json!({}), layout).estimate().phases;
+        let phase = phases.iter().find(|phase| phase.name == "forward").expect("a phase");
+        let items = phase.items.iter().filter(|item| item.name == name);
+        items.map(|item| item.bytes).sum::<u64>()
+    };
+    let [blocks, halves] = [1, 2].map(|bytes| of(bytes, "chunks of the loss"));
+    // 16 MiB of rows of 4096 values.
+    assert_eq!(blocks - halves, 1024 * 4096 * 4);
+    let [blocks, halves] = [1, 2].map(|bytes| of(bytes, "target weights") as f64 / 1e9);
+    assert!((blocks - 8.19).abs() < 0.02 && (halves - 16.38).abs() < 0.02, "{blocks} {halves}");
+}

@@ -26,13 +26,14 @@ impl Against {
 }
 
 /// Bytes of the loss while a chunk of `c` rows is there: the draft's logits and, with a whole teacher, the teacher's,
-/// `4 c V` each, and the gradients of their states, `4 c H`.
+/// `4 c V` each, the gradients of their states, `4 c H`, and the rows of a head of blocks that are widened.
 pub fn chunk_bytes(row: &Row, width: u64, vocabulary: u64, against: Against) -> u64 {
     if row.is_accelerator() {
         return on_accelerator(row, width, vocabulary, against);
     }
     let distributions = if against.has_teacher() { 2 } else { 1 };
     F32 * row.chunk(vocabulary) * (distributions * vocabulary + width)
+        + row.slab_bytes(width, vocabulary)
 }
 
 /// The same on an accelerator. It forms the gradient of a chunk's logits beside them, in the type of the products'
@@ -59,16 +60,31 @@ pub fn row_bytes(rows: u64) -> u64 {
     (40 + 25 + 40) * rows
 }
 
-/// Rows whose logits are there at a time while a teacher's normalisers are computed.
-pub(crate) fn summary_rows(row: &Row, vocabulary: u64) -> u64 {
+/// Bytes of the logits that are there at a time while a teacher's normalisers are computed, and of the rows of a head
+/// of blocks that are widened.
+pub(crate) fn summary_bytes(row: &Row, width: u64, vocabulary: u64) -> u64 {
     const ROWS: u64 = 128;
-    if row.is_accelerator() { row.chunk(vocabulary) } else { ROWS.min(row.tokens) }
+    let rows = if row.is_accelerator() { row.chunk(vocabulary) } else { ROWS.min(row.tokens) };
+    F32 * rows * vocabulary + row.slab_bytes(width, vocabulary)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{on_cpu, on_gpu};
     use super::*;
+
+    #[test]
+    fn some_rows_of_a_head_of_blocks_are_widened_on_a_cpu() {
+        let (width, vocabulary) = (896, 151_936);
+        for (row, widened) in [(on_cpu(4096, 1), 1 << 24), (on_gpu(4096), 0)] {
+            let stored = Row { stored_head: true, ..row };
+            let more = |bytes: &dyn Fn(&Row) -> u64| bytes(&stored) - bytes(&row);
+            let chunks = more(&|row: &Row| chunk_bytes(row, width, vocabulary, Against::Labels));
+            let summary = more(&|row: &Row| summary_bytes(row, width, vocabulary));
+            assert_eq!(chunks, summary);
+            assert!(chunks <= widened && 10 * chunks >= 9 * widened, "{chunks}");
+        }
+    }
 
     #[test]
     fn an_accelerator_holds_the_gradients_of_a_chunks_logits() {

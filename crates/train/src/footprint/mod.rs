@@ -99,7 +99,15 @@ pub(crate) mod tests {
     /// A row that a CPU works on.
     pub(crate) fn on_cpu(tokens: u64, parts: u64) -> Row {
         let (threads, half_products) = (1, false);
-        Row { tokens, learned: tokens, parts, teacher_logits: true, threads, half_products }
+        Row {
+            tokens,
+            learned: tokens,
+            parts,
+            teacher_logits: true,
+            threads,
+            half_products,
+            stored_head: false,
+        }
     }
 
     /// A row that a GPU works on, with products of 16 bits.

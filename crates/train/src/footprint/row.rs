@@ -1,6 +1,6 @@
 //! One row of a step: what its terms are functions of, and what they come to.
 
-use longdraft_kernels::linear::{Pass, kept_bytes};
+use longdraft_kernels::linear::{Pass, kept_bytes, slab_bytes};
 use longdraft_kernels::linear_cross_entropy::chunk_rows;
 
 /// Passes of a map whose input and weight get gradients.
@@ -30,6 +30,8 @@ pub struct Row {
     pub threads: usize,
     /// Whether products take factors of 16 bits: an accelerator's, where it holds the target so.
     pub half_products: bool,
+    /// Whether the target's head is held as quantised blocks, of which a CPU's loss widens some rows at a time.
+    pub stored_head: bool,
 }
 
 impl Row {
@@ -46,6 +48,12 @@ impl Row {
             chunk_rows(vocabulary as usize) as u64
         };
         rows.min(self.learned)
+    }
+
+    /// Bytes of the rows of the target's head that are widened at a time.
+    pub fn slab_bytes(&self, width: u64, vocabulary: u64) -> u64 {
+        let is_widened = self.stored_head && !self.is_accelerator();
+        if is_widened { slab_bytes(vocabulary as usize, width as usize) as u64 } else { 0 }
     }
 
     /// Bytes of packed operands that the calling thread keeps after products of maps of

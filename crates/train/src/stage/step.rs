@@ -323,7 +323,7 @@ impl Stage {
             }
             let learned = learned_of(batch, part.as_ref().map(RowPart::rows))?;
             let states = select_rows(features.final_hidden()?, &learned)?;
-            let (head, labels) = (ends.head()?, batch.labels());
+            let (head, labels) = (ends.loss_head()?, batch.labels());
             let inputs = Inputs::of_labels(&states, &head, &labels).bent(self.target.bend());
             let output = linear_cross_entropy(&inputs)?;
             sum += output.rows.hard.iter().sum::<f64>();

@@ -195,7 +195,7 @@ fn loss_entry(size: Size) -> Vec<Entry> {
         let inputs = Inputs {
             soft: SoftTargets::Full,
             soft_weight: 0.9,
-            teacher: Some(Teacher { hidden: &t[2], rows: None, head: &t[3] }),
+            teacher: Some(Teacher { hidden: &t[2], rows: None, head: (&t[3]).into() }),
             ..Inputs::of_labels(&t[0], &t[1], &labels)
         };
         linear_cross_entropy(&inputs)?.loss_sum.gradients().map(drop)

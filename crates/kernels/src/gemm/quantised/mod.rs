@@ -34,7 +34,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::SMALLEST_TASK;
-use super::blocks::Output;
+use super::blocks::{Output, depth_of};
 use super::micro::Destination;
 use super::unpacked::TASK_COLUMNS;
 use fixed::FixedBlock;
@@ -97,13 +97,22 @@ impl<'a> Blocks<'a> {
     /// All values, column by column.
     pub(crate) fn widened(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.cols];
+        self.widen_into(&mut out);
+        out
+    }
+
+    /// Those of some columns, from the first of a group on, written to `out`.
+    pub(crate) fn widen_columns(self, range: Range<usize>, out: &mut [f32]) {
+        self.columns(range).widen_into(out);
+    }
+
+    fn widen_into(&self, out: &mut [f32]) {
         let columns = out.par_chunks_mut((GROUP * self.rows).max(1));
         columns.zip(self.data.par_chunks(self.stride().max(1))).for_each(|(out, group)| {
             for (lane, out) in out.chunks_exact_mut(self.rows).enumerate() {
                 self.widen_row(group, lane, out);
             }
         });
-        out
     }
 
     /// The values of one column of a group.
@@ -135,6 +144,12 @@ impl<'a> Blocks<'a> {
         self.widen_row(group, lane, &mut out);
         out
     }
+}
+
+/// Steps after which a product of f32 operands adds to its destination, of a sum of `length` steps: whole groups
+/// of columns unless they are all. A product of so many steps or fewer adds once.
+pub(crate) fn steps_of_a_sum(length: usize) -> usize {
+    if length == 0 { GROUP } else { depth_of(length) }
 }
 
 /// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` is row-major without gaps.

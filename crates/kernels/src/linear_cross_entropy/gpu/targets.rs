@@ -14,7 +14,8 @@ pub(super) struct TeacherLogits {
 
 impl TeacherLogits {
     pub(super) fn new(teacher: &Teacher<'_>, rounded: bool) -> Result<Self> {
-        let logits = linear(&teacher.hidden.detach(), &teacher.head.detach(), None)?;
+        let head = teacher.head.to_tensor()?.detach();
+        let logits = linear(&teacher.hidden.detach(), &head, None)?;
         let logits = if rounded { as_of_type(&logits, teacher.head.dtype())? } else { logits };
         let of = match teacher.rows {
             Some(rows) => rows.to_vec(),

@@ -12,6 +12,7 @@ use super::{Case, kinds_and_teachers};
 use crate::bend::Bend;
 use crate::cuda::emulator::emulated;
 use crate::linear::linear;
+use crate::matrix::Head;
 use crate::test_support::{Noise, assert_close, gradcheck};
 
 /// The factors of the second part.
@@ -45,7 +46,8 @@ fn every_kind(
     let head = case.head.detach();
     let low_rank = Some(second.low_rank());
     for weights in [None, Some(second.label_weights.as_slice())] {
-        let with = |inputs| Inputs { head: &head, low_rank, label_weights: weights, ..inputs };
+        let with =
+            |inputs| Inputs { head: (&head).into(), low_rank, label_weights: weights, ..inputs };
         for (kind, teacher) in kinds_and_teachers() {
             f(kind, &with(case.inputs(&case.hidden, kind, teacher)))?;
         }
@@ -73,8 +75,8 @@ fn assert_near(kind: &str, own: &Output, plain: &Output, variables: [&Var; 3]) -
 /// The same logits from factors side by side.
 fn side_by_side(inputs: &Inputs<'_>, second: &Second) -> Result<Output> {
     let hidden = Tensor::cat(&[inputs.hidden, second.hidden.as_tensor()], 1)?;
-    let head = Tensor::cat(&[inputs.head, second.head.as_tensor()], 1)?;
-    reference(&Inputs { hidden: &hidden, head: &head, low_rank: None, ..*inputs })
+    let head = Tensor::cat(&[&inputs.head.to_tensor()?, second.head.as_tensor()], 1)?;
+    reference(&Inputs { hidden: &hidden, head: (&head).into(), low_rank: None, ..*inputs })
 }
 
 #[test]
@@ -102,12 +104,12 @@ fn a_second_part_is_added_to_bent_logits() -> Result<()> {
     every_kind(&case, &second, |kind, inputs| {
         let inputs = inputs.bent(bend);
         // The same logits from tensor operations, as hidden states of a head that changes nothing.
-        let bent = bend.of(linear(inputs.hidden, inputs.head, None)?)?;
+        let bent = bend.of(inputs.head.linear(inputs.hidden)?)?;
         let logits = (bent + linear(&second.hidden, &second.head, None)?)?;
         let nothing = Tensor::eye(30, DType::F32, logits.device())?;
         let plain = Inputs {
             hidden: &logits,
-            head: &nothing,
+            head: (&nothing).into(),
             low_rank: None,
             bend: Bend::default(),
             ..inputs
@@ -138,8 +140,9 @@ fn gradients_match_differences() {
     let start = [case.hidden.detach(), second.hidden.detach(), second.head.detach()];
     for kind in ["none", "full", "bucket", "linear"] {
         gradcheck(&start, |t| {
+            let head = head.to_dtype(t[0].dtype())?;
             let inputs = Inputs {
-                head: &head.to_dtype(t[0].dtype())?,
+                head: (&head).into(),
                 low_rank: Some(LowRank { hidden: &t[1], head: &t[2] }),
                 label_weights: Some(&second.label_weights),
                 ..case.inputs(&t[0], kind, true)
@@ -168,7 +171,7 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     let case = Case::random(37, 4, 5, 9, 3);
     let second = Second::random(37, &case, 2);
     let (frozen, other) = (case.head.detach(), Tensor::zeros_like(&case.head)?);
-    let labels = Inputs { head: &frozen, ..case.inputs(&case.hidden, "none", false) };
+    let labels = Inputs { head: (&frozen).into(), ..case.inputs(&case.hidden, "none", false) };
     let fits = Inputs { low_rank: Some(second.low_rank()), ..labels };
     assert!(linear_cross_entropy(&fits).is_ok());
     let wide = LowRank { head: &other, ..second.low_rank() };
@@ -177,7 +180,7 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     for wrong in [
         Inputs { low_rank: Some(wide), ..labels },
         Inputs { low_rank: Some(few), ..labels },
-        Inputs { head: &case.head, ..fits },
+        Inputs { head: (&case.head).into(), ..fits },
         Inputs { label_weights: Some(&[1.0; 3]), ..labels },
     ] {
         assert!(linear_cross_entropy(&wrong).is_err() && reference(&wrong).is_err());
@@ -192,12 +195,14 @@ fn a_table_that_trains_is_read_itself_by_all_chunks() -> Result<()> {
     let second = Second::random(92, &case, 3);
     let (frozen, made) = (case.head.detach(), (second.head.as_tensor() * 2.0)?);
     for (table, is_itself) in [(second.head.as_tensor(), true), (&made, false)] {
-        let products = [(case.hidden.as_tensor(), &frozen), (second.hidden.as_tensor(), table)];
+        let heads = [Head::from(&frozen), Head::from(table)];
+        let products = [(case.hidden.as_tensor(), heads[0]), (second.hidden.as_tensor(), heads[1])];
         let read = RefCell::new(Vec::new());
         in_chunks(2 * 11, &products, None, |rows, products| {
-            read.borrow_mut().push(products[1].1.id());
+            let table = products[1].1.tensor().expect("a tensor");
+            read.borrow_mut().push(table.id());
             let labels: Vec<u32> = rows.iter().map(|row| case.labels[*row as usize]).collect();
-            let low_rank = Some(LowRank { hidden: products[1].0, head: products[1].1 });
+            let low_rank = Some(LowRank { hidden: products[1].0, head: table });
             let inputs = Inputs::of_labels(products[0].0, products[0].1, &labels);
             reference(&Inputs { low_rank, ..inputs })
         })?;

@@ -19,7 +19,7 @@ fn rows_that_share_teachers_match_rows_with_their_own() -> Result<()> {
         let of: Vec<u32> = (0..rows).map(|_| noise.below(teachers) as u32).collect();
         let states = noise.tensor(&[teachers, 9]);
         let own = states.index_select(&Tensor::new(of.as_slice(), &Device::Cpu)?, 0)?;
-        let head = &case.teacher_head;
+        let head = (&case.teacher_head).into();
         for soft in ["none", "full", "bucket", "linear", "log"] {
             let inputs = case.inputs(case.hidden.as_tensor(), soft, true);
             let shared = Teacher { hidden: &states, rows: Some(&of), head };
@@ -62,7 +62,7 @@ fn a_teacher_that_accepts_nothing_gives_no_nan() -> Result<()> {
             log_sum_exp: Some(&[f64::INFINITY]),
         }),
         soft_weight: 1.0,
-        teacher: Some(Teacher { hidden: &teacher, rows: None, head: &head }),
+        teacher: Some(Teacher { hidden: &teacher, rows: None, head: (&head).into() }),
         ..Inputs::of_labels(&hidden, &head, &[0])
     };
     for output in [linear_cross_entropy(&inputs)?, reference(&inputs)?] {
@@ -80,12 +80,12 @@ fn a_16_bit_teacher_s_logits_are_rounded() -> Result<()> {
     let head = case.teacher_head.to_dtype(DType::BF16)?;
     // Few enough bits that products add up exactly in any order.
     let hidden = ((&case.teacher_hidden * 16.0)?.round()? / 16.0)?;
-    let teacher = Teacher { hidden: &hidden, rows: None, head: &head };
+    let teacher = Teacher { hidden: &hidden, rows: None, head: (&head).into() };
     let inputs = case.inputs(case.hidden.as_tensor(), "linear", true);
     let rounded = linear_cross_entropy(&Inputs { teacher: Some(teacher), ..inputs })?;
     let plain = reference(&Inputs { teacher: Some(teacher), ..inputs })?;
     let widened = head.to_dtype(DType::F32)?;
-    let widened = Teacher { head: &widened, ..teacher };
+    let widened = Teacher { head: (&widened).into(), ..teacher };
     let exact = linear_cross_entropy(&Inputs { teacher: Some(widened), ..inputs })?;
     let differences = |other: &Output| -> f64 {
         let pairs = rounded.rows.soft.iter().zip(&other.rows.soft);

@@ -9,7 +9,7 @@ use super::Ranks;
 use super::slice::Slice;
 use crate::error::Result;
 
-/// A `[V, H]` weight that training wants as a tensor even if it is held quantised.
+/// A `[V, H]` weight that some readers want as a tensor even if it is held quantised.
 pub(in crate::target_model) enum Table {
     /// In memory.
     Whole {

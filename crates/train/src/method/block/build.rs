@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use candle_core::Tensor;
 use longdraft_data::Document;
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_models::draft::Init;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, LayerKind, OwnHead};
 use longdraft_models::draft::files::SavedDraft;
@@ -76,7 +76,7 @@ pub(in crate::method) fn objective<L>(
     let of_keys = (keys.mask_token_id, keys.init);
     let (draft, (head, bend)) = build(materials, sizes, of_keys, observer)?;
     let draws = BlockDraws { seed: materials.seed, budget: keys.budget() };
-    let objective = DrawnBlocks::new(draft, &head, loss, draws.clone());
+    let objective = DrawnBlocks::new(draft, head, loss, draws.clone());
     Ok(objective.with_bend(bend).with_rule(keys.block_starts, draws))
 }
 
@@ -87,7 +87,7 @@ fn build(
     sizes: impl Fn(u32) -> BlockConfig,
     (set, init): (Option<u32>, Init),
     observer: &mut dyn Observer,
-) -> Result<(BlockDraft, (Tensor, Bend))> {
+) -> Result<(BlockDraft, (Matrix, Bend))> {
     let Materials { seed, target, .. } = materials;
     let found = materials.start.map(BlockConfig::of_saved).transpose()?.flatten();
     let mut sizes = sizes(mask_token(materials, set)?);
@@ -130,7 +130,7 @@ fn build(
     if let Some(own) = draft.own_head() {
         vocabulary::report(own.vocabulary(), &materials.counts_of_documents()?, observer);
     }
-    Ok((draft, (ends.head()?, target.bend())))
+    Ok((draft, (ends.loss_head()?, target.bend())))
 }
 
 /// Refuses a network that does not fit a target.

@@ -7,10 +7,10 @@
 
 use candle_core::{D, DType, Device, Result, Tensor, bail};
 use longdraft_kernels::bend::Bend;
-use longdraft_kernels::linear::linear;
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, RowStatistics, Teacher, in_chunks, log_softmax,
 };
+use longdraft_kernels::matrix::Head;
 use longdraft_kernels::rows::select_rows;
 
 use super::slot_loss::SlotLoss;
@@ -76,7 +76,7 @@ fn divergence_within(
     weights: &[f32],
     loss: SlotLoss,
 ) -> Result<Output> {
-    let Some(teacher) = inputs.teacher.filter(|_| !inputs.head.track_op()) else {
+    let Some(teacher) = inputs.teacher.filter(|_| !inputs.head.trains()) else {
         bail!("divergence: a teacher and a frozen head expected")
     };
     let rows = inputs.hidden.dim(0)?;
@@ -87,7 +87,7 @@ fn divergence_within(
         bail!("divergence: {lengths:?} labels, weights and teachers for {rows} rows");
     }
     let mut products = vec![(inputs.hidden, inputs.head)];
-    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head)));
+    products.extend(inputs.low_rank.map(|part| (part.hidden, part.head.into())));
     in_chunks(values, &products, None, |rows, products| {
         let log_p = teachers(inputs, &teacher, rows)?;
         let log_q = log_softmax(&logits(inputs.bend, products)?)?;
@@ -114,8 +114,8 @@ fn of_rows<T: Copy>(all: &[T], rows: &[u32]) -> Vec<T> {
 }
 
 /// Logits of a chunk `[r, V]`: the first product bent, and the second one where there is one.
-fn logits(bend: Bend, products: &[(&Tensor, &Tensor)]) -> Result<Tensor> {
-    let product = |(hidden, head): &(&Tensor, &Tensor)| linear(hidden, head, None);
+fn logits(bend: Bend, products: &[(&Tensor, Head<'_>)]) -> Result<Tensor> {
+    let product = |(hidden, head): &(&Tensor, Head<'_>)| head.linear(hidden);
     let logits = bend.of(product(&products[0])?)?;
     match products.get(1) {
         Some(second) => logits + product(second)?,
@@ -153,7 +153,7 @@ fn teachers(inputs: &Inputs<'_>, teacher: &Teacher<'_>, rows: &[u32]) -> Result<
         Some(of) => select_rows(&hidden, &of_rows(of, rows))?,
         None => select_rows(&hidden, rows)?,
     };
-    let logits = linear(&hidden, &teacher.head.detach(), None)?;
+    let logits = teacher.head.linear(&hidden)?.detach();
     let logits = inputs.teacher_bend.of(logits)?;
     let logits = match teacher.head.dtype() {
         half @ (DType::BF16 | DType::F16) => logits.to_dtype(half)?.to_dtype(logits.dtype())?,
@@ -266,7 +266,11 @@ mod tests {
         let inputs = Inputs {
             low_rank: Some(low_rank),
             label_weights: Some(&OF_LABELS),
-            teacher: Some(Teacher { hidden: &teacher, rows: Some(&TEACHERS), head: &head }),
+            teacher: Some(Teacher {
+                hidden: &teacher,
+                rows: Some(&TEACHERS),
+                head: (&head).into(),
+            }),
             ..Inputs::of_labels(vars[0].as_tensor(), &head, &LABELS).bent(bend)
         };
         let output = divergence_within(chunk, &inputs, &WEIGHTS, loss)?;
@@ -352,11 +356,11 @@ mod tests {
     fn a_head_that_trains_no_teacher_and_labels_of_other_rows_are_refused() -> Result<()> {
         let x = Tensor::zeros((1, 2), DType::F32, &Device::Cpu)?;
         let head = Var::from_tensor(&Tensor::zeros((3, 2), DType::F32, &Device::Cpu)?)?;
-        let teacher = Some(Teacher { hidden: &x, rows: None, head: head.as_tensor() });
+        let teacher = Some(Teacher { hidden: &x, rows: None, head: (&head).into() });
         let frozen = head.as_tensor().detach();
         let trained = Inputs { teacher, ..Inputs::of_labels(&x, head.as_tensor(), &[0]) };
         let alone = Inputs::of_labels(&x, &frozen, &[0]);
-        let teacher = Some(Teacher { hidden: &x, rows: None, head: &frozen });
+        let teacher = Some(Teacher { hidden: &x, rows: None, head: (&frozen).into() });
         let none = Inputs { teacher, ..Inputs::of_labels(&x, &frozen, &[]) };
         for inputs in [trained, alone, none] {
             assert!(divergence(&inputs, &[1.0], SlotLoss::Jsd).is_err());

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_models::draft::block::BlockDraft;
 
 use super::blocks::{BlockDraws, BlockStarts};
@@ -13,9 +13,9 @@ use super::blocks::{BlockDraws, BlockStarts};
 pub struct DrawnBlocks<L> {
     pub(in crate::method) draft: BlockDraft,
     /// The target's frozen head, `[V, H]`.
-    pub(in crate::method) head: Tensor,
+    pub(in crate::method) head: Matrix,
     /// Its rows of the tokens that a head of the draft's own proposes, `[Vd, H]`, once they were needed.
-    pub(super) kept_head: OnceLock<Tensor>,
+    pub(super) kept_head: OnceLock<Matrix>,
     /// What makes logits of its products.
     pub(in crate::method) bend: Bend,
     pub(in crate::method) loss: L,
@@ -28,10 +28,15 @@ pub struct DrawnBlocks<L> {
 type Starts = Box<dyn Fn(&Batch) -> Vec<usize>>;
 
 impl<L> DrawnBlocks<L> {
-    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`, which gets no gradient.
-    pub fn new(draft: BlockDraft, head: &Tensor, loss: L, draws: BlockDraws) -> Self {
+    /// An objective over blocks as they are drawn; `head` is the target's, `[V, H]`, a tensor or blocks, which gets no
+    /// gradient.
+    pub fn new(draft: BlockDraft, head: impl Into<Matrix>, loss: L, draws: BlockDraws) -> Self {
         let starts: Starts = Box::new(move |batch| draws.of(batch));
-        let (head, bend) = (head.detach(), Bend::default());
+        let head = match head.into() {
+            Matrix::Dense(head) => Matrix::Dense(head.detach()),
+            blocks => blocks,
+        };
+        let bend = Bend::default();
         Self { draft, head, kept_head: OnceLock::new(), bend, loss, step: None, starts }
     }
 

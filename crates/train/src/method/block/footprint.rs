@@ -15,7 +15,7 @@ use super::divergence;
 use super::slot_loss::SlotLoss;
 use super::teacher::SoftLoss;
 use crate::error::Result;
-use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_rows};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_bytes};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values,
     tensor_values,
@@ -84,12 +84,16 @@ impl Footprint for BlockFootprint {
     fn row_memory(&self, row: &Row) -> RowMemory {
         let (layer, slots) = (self.layer(), self.slots(row));
         let vocabulary = self.sizes.draft_vocab_size as u64;
-        let of_slots = Row { tokens: slots, learned: slots, ..*row };
+        // A head of its own is f32.
+        let reads_target = row.teacher_logits || !self.sizes.has_own_head();
+        let stored_head = row.stored_head && reads_target;
+        let of_slots = Row { tokens: slots, learned: slots, stored_head, ..*row };
         let trained = tensor_values(&self.specs());
         let chunks = if self.loss.compares_whole() {
             let low_rank = self.sizes.chain.map(|sizes| sizes.rank as u64).filter(|rank| *rank > 0);
             let sizes = (slots, layer.width, vocabulary);
             divergence::chunk_bytes(self.loss, sizes, (self.bend, low_rank))
+                + of_slots.slab_bytes(layer.width, vocabulary)
         } else {
             chunk_bytes(&of_slots, layer.width, vocabulary, self.against(row))
         };
@@ -175,7 +179,7 @@ impl BlockFootprint {
         }
         let (width, vocabulary) = (self.layer().width, self.sizes.vocab_size as u64);
         let teachers = slots.min(row.tokens);
-        F32 * (teachers * width + summary_rows(row, vocabulary) * vocabulary)
+        F32 * teachers * width + summary_bytes(row, width, vocabulary)
     }
 
     /// What the logits of slots are held to, by the distribution that they learn.

@@ -10,6 +10,7 @@ use candle_core::Tensor;
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::linear_cross_entropy::{Inputs, Output, RowStatistics, Teacher};
 use longdraft_kernels::log_sum_exp::bent_log_sum_exp;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rows::select_rows;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
@@ -24,11 +25,11 @@ use crate::error::Result;
 /// The heads of a loss.
 pub(in crate::method) struct Heads<'a> {
     /// What slots propose through, `[Vd, H]`.
-    proposing: Tensor,
+    proposing: Matrix,
     /// The target's rows of the tokens that are proposed, `[Vd, H]`, once they were needed.
-    kept: &'a OnceLock<Tensor>,
+    kept: &'a OnceLock<Matrix>,
     /// The target's, `[V, H]`.
-    whole: &'a Tensor,
+    whole: &'a Matrix,
     /// The tokens that are proposed, where these are not all.
     vocabulary: Option<&'a VocabularyMap>,
     /// What makes logits of products.
@@ -52,7 +53,10 @@ impl<L> DrawnBlocks<L> {
     pub(super) fn heads(&self) -> Result<Heads<'_>> {
         let (whole, kept, bend) = (&self.head, &self.kept_head, self.bend);
         let own = self.draft.own_head();
-        let proposing = own.map_or_else(|| Ok(whole.clone()), OwnHead::rows)?;
+        let proposing = match own {
+            Some(own) => Matrix::Dense(own.rows()?),
+            None => whole.clone(),
+        };
         Ok(Heads { proposing, kept, whole, vocabulary: own.map(OwnHead::vocabulary), bend })
     }
 
@@ -76,7 +80,7 @@ impl<L> DrawnBlocks<L> {
 
 impl Heads<'_> {
     /// The target's head, `[V, H]`.
-    pub(super) fn whole(&self) -> &Tensor {
+    pub(super) fn whole(&self) -> &Matrix {
         self.whole
     }
 
@@ -84,7 +88,7 @@ impl Heads<'_> {
     pub(super) fn vocabulary(&self) -> Result<VocabularyMap> {
         match self.vocabulary {
             Some(vocabulary) => Ok(vocabulary.clone()),
-            None => Ok(VocabularyMap::identity(self.whole.dim(0)?)),
+            None => Ok(VocabularyMap::identity(self.whole.dims()?.0)),
         }
     }
 
@@ -96,18 +100,18 @@ impl Heads<'_> {
         (hidden, rows): (&Tensor, &[u32]),
         terms: &Terms,
     ) -> Result<Output> {
-        let teacher = Teacher { hidden, rows: Some(rows), head: self.teaching()? };
+        let teacher = Teacher { hidden, rows: Some(rows), head: self.teaching()?.into() };
         against_whole(labels, teacher, self.normalisers(hidden, rows)?.as_deref(), terms)
     }
 
     /// The target's rows of the tokens that are proposed.
-    fn teaching(&self) -> Result<&Tensor> {
+    fn teaching(&self) -> Result<&Matrix> {
         let Some(vocabulary) = self.vocabulary else { return Ok(self.whole) };
         if let Some(rows) = self.kept.get() {
             return Ok(rows);
         }
         let tokens: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
-        let rows = select_rows(self.whole, &tokens)?;
+        let rows = self.whole.select(&tokens)?;
         Ok(self.kept.get_or_init(|| rows))
     }
 

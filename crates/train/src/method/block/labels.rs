@@ -1,9 +1,9 @@
 //! Which tokens slots take for right: the text's, or those that the target finds most likely.
 
-use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, untapped};
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::bent_top_k;
 use schemars::JsonSchema;
@@ -29,7 +29,7 @@ impl Slots {
     pub(super) fn with_likely_labels(
         self,
         (batch, features): (&Batch, &BatchFeatures),
-        (head, bend): (&Tensor, Bend),
+        (head, bend): (&Matrix, Bend),
     ) -> Result<Self> {
         if self.learned.is_empty() {
             return Ok(self);

@@ -10,8 +10,9 @@
 use candle_core::{Result as TensorResult, Tensor};
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::chosen_products::chosen_products;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rows::select_rows;
-use longdraft_kernels::top_k::linear_top_k;
+use longdraft_kernels::top_k::bent_top_k;
 use longdraft_models::draft::block::Selector;
 
 use super::blocks::Slots;
@@ -58,11 +59,11 @@ impl Hits {
     /// Those among learned slots with states `[S, H]` under the target's head `[V, H]`.
     pub(super) fn of(
         states: &Tensor,
-        head: &Tensor,
+        head: &Matrix,
         slots: &Slots,
         (k, keeps_labels): (usize, bool),
     ) -> Result<Self> {
-        let top = linear_top_k(&states.detach(), head, k)?;
+        let top = bent_top_k(&states.detach(), head, k, Bend::default())?;
         let mut hits = Self::default();
         for (row, candidates) in top.ids.chunks(k.max(1)).enumerate() {
             let label = slots.labels[row];
@@ -89,7 +90,7 @@ impl Hits {
     pub(super) fn select(
         &self,
         selector: Selector<'_>,
-        (states, head, bend): (&Tensor, &Tensor, Bend),
+        (states, head, bend): (&Tensor, &Matrix, Bend),
         slots: &Slots,
     ) -> Result<Option<Selected>> {
         if self.rows.is_empty() {

@@ -112,7 +112,7 @@ impl SoftLoss {
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let tokens = distinct(slots.teachers());
-                let k = k.min(head.dim(0)?);
+                let k = k.min(head.dims()?.0);
                 let hidden = select_rows(hidden, &features.state_rows(&tokens)?)?;
                 sparse((&bent_top_k(&hidden, head, k, labels.teacher_bend)?, k, tail), &tokens)
             }
@@ -163,7 +163,7 @@ mod tests {
             let states = select_rows(&hidden, teachers).expect("rows");
             let labels = Inputs::of_labels(&states, &head, &slots.labels);
             let rows = slots.teachers();
-            let teacher = Teacher { hidden: &hidden, rows: Some(&rows), head: &head };
+            let teacher = Teacher { hidden: &hidden, rows: Some(&rows), head: (&head).into() };
             for loss in [SlotLoss::L1, SlotLoss::Renyi] {
                 let terms = Terms::none(loss, teachers.len());
                 let found = against_whole(&labels, teacher, None, &terms).expect("statistics").rows;

@@ -7,7 +7,7 @@ use longdraft_models::draft::eagle3::{Eagle3Config, tensor_specs};
 use longdraft_models::target_model::Tap;
 use longdraft_models::weights::TensorSpec;
 
-use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_rows};
+use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_bytes};
 use crate::footprint::{
     ALL_PASSES, F32, Footprint, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values, tensor_values,
 };
@@ -116,7 +116,9 @@ fn row_memory(config: &Eagle3Config, steps: usize, (row, against): (&Row, Agains
     let teacher = if against.has_teacher() { config.target_hidden_size as u64 } else { 0 };
     // An accelerator's chunks hold something of the rows of all steps.
     let learned = if row.is_accelerator() { steps.all_rows() } else { row.learned };
-    let learned = Row { learned, ..*row };
+    // The draft's own head trains.
+    let stored_head = row.stored_head && against.has_teacher();
+    let learned = Row { learned, stored_head, ..*row };
     // Logits of a chunk, and the states of draft and teacher that they are products of.
     let chunks = chunk_bytes(&learned, width, vocabulary, against)
         + F32 * row.chunk(vocabulary) * (width + teacher);
@@ -257,9 +259,8 @@ impl<'a> Steps<'a> {
 /// Bytes while a row's rows are planned: the teacher's states that are read, `4 T Ht`, and logits over
 /// the target's vocabulary of 128 of them, on an accelerator of a chunk.
 fn planning_bytes(config: &Eagle3Config, row: &Row) -> u64 {
-    let vocabulary = config.vocab_size as u64;
-    let rows = summary_rows(row, vocabulary);
-    F32 * (row.tokens * config.target_hidden_size as u64 + rows * vocabulary)
+    let (width, vocabulary) = (config.target_hidden_size as u64, config.vocab_size as u64);
+    F32 * row.tokens * width + summary_bytes(row, width, vocabulary)
 }
 
 #[cfg(test)]

@@ -216,7 +216,7 @@ impl DraftMethod for Eagle3 {
             }
         };
         vocabulary::report(trained.vocabulary(), &counts, observer);
-        let objective = Eagle3Objective::new(trained, &ends.head()?, self.objective.clone())?;
+        let objective = Eagle3Objective::new(trained, ends.loss_head()?, self.objective.clone())?;
         let objective = objective.with_bend(target.bend());
         Ok(Box::new(objective.with_distribution(teacher.distribution())))
     }

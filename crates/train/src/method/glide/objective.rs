@@ -12,6 +12,7 @@ use longdraft_kernels::attention::{Delays, KeyRanges};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, SoftTargets, Tail, Teacher, linear_cross_entropy,
 };
+use longdraft_kernels::matrix::{Head, Matrix};
 use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::token_ranges::TokenRanges;
@@ -66,7 +67,7 @@ const DENSE: usize = 8;
 /// What states at the learned rows are compared with.
 enum Aim<'a> {
     /// The target's whole vocabulary, whose head it is.
-    All(&'a TeacherFeatures, Tensor),
+    All(&'a TeacherFeatures, Matrix),
     /// The tokens that are proposed.
     Proposed(&'a Proposed, Known),
 }
@@ -220,7 +221,9 @@ impl GlideObjective {
         batch: &Batch,
         teacher: &'a TeacherFeatures,
     ) -> Result<Aim<'a>> {
-        let Some(proposed) = &self.proposed else { return Ok(Aim::All(teacher, ends.head()?)) };
+        let Some(proposed) = &self.proposed else {
+            return Ok(Aim::All(teacher, ends.loss_head()?));
+        };
         let known = proposed.known((ends, &self.config), batch, teacher)?;
         Ok(Aim::Proposed(proposed, known))
     }
@@ -230,8 +233,9 @@ impl GlideObjective {
         &self,
         batch: &Batch,
         hidden: &Tensor,
-        (teacher, head): (&TeacherFeatures, &Tensor),
+        (teacher, head): (&TeacherFeatures, &Matrix),
     ) -> Result<(Output, f64)> {
+        let head = Head::from(head);
         let (teacher, soft, soft_weight) = match teacher {
             TeacherFeatures::None => (None, SoftTargets::None, 0.0),
             TeacherFeatures::Full { hidden } => {

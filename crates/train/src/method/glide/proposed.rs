@@ -10,6 +10,7 @@ use longdraft_features::{TeacherFeatures, untapped};
 use longdraft_kernels::linear_cross_entropy::{
     Inputs, Output, Rejection, SoftTargets, Teacher, Weighted, linear_cross_entropy,
 };
+use longdraft_kernels::matrix::Matrix;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Ends, Target};
@@ -21,8 +22,8 @@ use crate::objective::TopDistributions;
 /// The tokens that a draft learns to propose.
 pub(super) struct Proposed {
     vocabulary: VocabularyMap,
-    /// Their rows of the target's head in f32, `[Vd, H]`.
-    head: Tensor,
+    /// Their rows of the target's head, `[Vd, H]`: as blocks where losses read blocks, else in f32.
+    head: Matrix,
 }
 
 /// What is known of the target at the learned rows `[R]`.
@@ -53,7 +54,11 @@ impl Proposed {
     /// - a token lies outside the target's vocabulary
     pub(super) fn new(vocabulary: VocabularyMap, target: &Target) -> Result<Self> {
         let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
-        Ok(Self { head: target.hold_ends()?.head_matrix().rows(&kept)?, vocabulary })
+        let head = match target.hold_ends()?.head_matrix() {
+            blocks @ Matrix::Quantised(_) => blocks.select(&kept)?,
+            held => Matrix::Dense(held.rows(&kept)?),
+        };
+        Ok(Self { vocabulary, head })
     }
 
     /// How many.
@@ -119,7 +124,7 @@ impl Proposed {
             }
             Distributions::Whole { hidden, log_sum_exp } => {
                 factors.log_sum_exp = Some(log_sum_exp);
-                let teacher = Teacher { hidden, rows: None, head: &self.head };
+                let teacher = Teacher { hidden, rows: None, head: (&self.head).into() };
                 (SoftTargets::Weighted(factors), Some(teacher), config.soft_weight)
             }
         };

@@ -22,6 +22,7 @@ use candle_core::Tensor;
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, FeatureNeeds, TeacherFeatures, TeacherKind, untapped};
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::token_ranges::TokenRanges;
 use longdraft_kernels::top_k::{TopK, bent_top_k};
@@ -46,9 +47,9 @@ pub use rows::RowPlan;
 pub struct Eagle3Objective {
     draft: Eagle3Draft,
     /// The target's, `[V, Ht]`.
-    head: Tensor,
-    /// Its rows of the draft's vocabulary, `[Vd, Ht]`.
-    kept_head: Tensor,
+    head: Matrix,
+    /// Its rows of the draft's vocabulary, `[Vd, Ht]`, held as it is.
+    kept_head: Matrix,
     /// What makes logits of the target's products; the draft's head has none.
     bend: Bend,
     config: Eagle3ObjectiveConfig,
@@ -68,16 +69,22 @@ pub struct Eagle3Outcome {
 }
 
 impl Eagle3Objective {
-    /// Trains `draft` against the target whose output head `[V, Ht]` is given.
+    /// Trains `draft` against the target whose output head `[V, Ht]` is given, a tensor or blocks.
     ///
     /// # Errors
     /// - the head is not of the target that the draft is for, or the configuration is unusable
-    pub fn new(draft: Eagle3Draft, head: &Tensor, config: Eagle3ObjectiveConfig) -> Result<Self> {
+    pub fn new(
+        draft: Eagle3Draft,
+        head: impl Into<Matrix>,
+        config: Eagle3ObjectiveConfig,
+    ) -> Result<Self> {
+        let head: Matrix = head.into();
         let told = config.problems().iter().map(ToString::to_string).collect();
         let mut problems = Problems(told);
-        let wanted = [draft.config().vocab_size, draft.config().target_hidden_size];
-        if head.dims() != wanted {
-            problems.push(format!("target head {:?}, {wanted:?} expected", head.dims()));
+        let wanted = (draft.config().vocab_size, draft.config().target_hidden_size);
+        let found = head.dims()?;
+        if found != wanted {
+            problems.push(format!("target head {found:?}, {wanted:?} expected"));
         }
         refuse(problems, "objective")?;
         let vocabulary = draft.vocabulary();
@@ -85,11 +92,11 @@ impl Eagle3Objective {
             head.clone()
         } else {
             let kept: Vec<u32> = vocabulary.kept().iter().map(|id| id.0).collect();
-            select_rows(head, &kept)?
+            head.select(&kept)?
         };
         Ok(Self {
             draft,
-            head: head.clone(),
+            head,
             kept_head,
             bend: Bend::default(),
             config,
@@ -182,7 +189,7 @@ impl Eagle3Objective {
             }
             (TeacherFeatures::EveryToken { hidden }, TeacherDistribution::TopK { k, tail }) => {
                 let hidden = states(hidden)?;
-                let k = k.min(self.head.dim(0)?);
+                let k = k.min(self.head.dims()?.0);
                 if rows.is_empty() {
                     return Ok(of_entries(&TopK::default(), k, tail));
                 }

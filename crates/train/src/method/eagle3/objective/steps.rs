@@ -214,7 +214,8 @@ impl Eagle3Objective {
             }
             (RowTeacher::Whole { hidden, rows, log_sum_exp }, _) => {
                 factors.log_sum_exp = Some(log_sum_exp);
-                let teacher = Teacher { hidden, rows: Some(rows), head: &self.kept_head };
+                let head = (&self.kept_head).into();
+                let teacher = Teacher { hidden, rows: Some(rows), head };
                 (SoftTargets::Weighted(factors), Some(teacher))
             }
             (RowTeacher::Top { .. }, None) => {

@@ -5,6 +5,7 @@
 use candle_core::Tensor;
 use longdraft_kernels::bend::Bend;
 use longdraft_kernels::log_sum_exp::bent_log_sum_exp;
+use longdraft_kernels::matrix::Matrix;
 use longdraft_kernels::top_k::TopK;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::{DraftTokenId, TargetTokenId};
@@ -45,7 +46,7 @@ impl TeacherSummary {
     /// Summarises the teacher at some of `tokens` tokens from its states there.
     pub(super) fn new(
         hidden: &Tensor,
-        (head, bend): (&Tensor, Bend),
+        (head, bend): (&Matrix, Bend),
         vocabulary: &VocabularyMap,
         (rows, tokens): (&[u32], usize),
     ) -> Result<Self> {
