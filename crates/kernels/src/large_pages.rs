@@ -1,4 +1,4 @@
-//! Memory for weights, in large pages where the system gives them.
+//! Memory for weights and for large results, in large pages where the system gives them.
 //!
 //! A pass reads every weight once. In pages of 4 KiB a processor looks up a page every few hundred
 //! nanoseconds, and its own fetching ahead ends with the page. Linux gives pages of 2 MiB to memory that
@@ -43,6 +43,22 @@ impl Piece {
         let bytes = unsafe { Box::from_raw(Box::into_raw(bytes) as *mut [UnsafeCell<u8>]) };
         Self { bytes, first }
     }
+}
+
+/// Zeros that nothing has touched yet, in large pages where they fill some: the system clears memory page by page when it is
+/// first written.
+pub(crate) fn zeros(count: usize) -> Vec<f32> {
+    let values = vec![0.0_f32; count];
+    // SAFETY: the bytes of the values.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), count * size_of::<f32>())
+    };
+    let first = bytes.as_ptr().align_offset(PAGE).min(bytes.len());
+    let pages = (bytes.len() - first) / PAGE;
+    if pages > 0 {
+        ask_for_large_pages(&bytes[first..][..pages * PAGE]);
+    }
+    values
 }
 
 /// Asks the system to lay memory out in large pages. If it refuses, pages stay small.
@@ -146,6 +162,15 @@ mod tests {
         assert!(piece.upgrade().is_some());
         drop(bytes);
         assert!(piece.upgrade().is_none());
+    }
+
+    #[test]
+    fn large_results_begin_as_zeros() {
+        for count in [0, 1, PAGE / 4, PAGE, 3 * PAGE + 5] {
+            let mut values = zeros(count);
+            assert!(values.len() == count && values.iter().all(|x| x.to_bits() == 0), "{count}");
+            values.fill(1.0);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
 use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
+use crate::large_pages::zeros;
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::matrix::Head;
 use crate::storage::with_f32;
@@ -44,18 +45,16 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
         let want_grad = parts.iter().any(Part::trains);
         let Some((main, others)) = parts.split_first_mut() else { return Ok(()) };
         let alone = others.is_empty();
-        let mut logits = Vec::new();
-        for rows in rows.chunks(chunk_rows(vocabulary)) {
-            // One buffer for all chunks: every value is written before it is read.
-            logits.resize(rows.len() * vocabulary, 0.0);
-            main.add_logits(&mut logits, rows, vocabulary, false);
-            let bent = if alone {
-                None
-            } else {
-                bend_rows(&mut logits, vocabulary, inputs.bend, want_grad)
-            };
+        let each = chunk_rows(vocabulary);
+        // One buffer for all chunks: every value is written before it is read.
+        let mut buffer = zeros(each.min(count) * vocabulary);
+        for rows in rows.chunks(each) {
+            let logits = &mut buffer[..rows.len() * vocabulary];
+            main.add_logits(logits, rows, vocabulary, false);
+            let bent =
+                if alone { None } else { bend_rows(logits, vocabulary, inputs.bend, want_grad) };
             for part in others.iter() {
-                part.add_logits(&mut logits, rows, vocabulary, true);
+                part.add_logits(logits, rows, vocabulary, true);
             }
             let teacher = TeacherChunk::new(inputs, rows, vocabulary)?;
             let of_chunk: Vec<Row> = logits
@@ -72,7 +71,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
                 results[index as usize] = row;
             }
             for part in others.iter_mut() {
-                part.add_gradients(&logits, rows, vocabulary);
+                part.add_gradients(logits, rows, vocabulary);
             }
             if let Some(bent) = bent {
                 let gradients = logits.par_chunks_mut(vocabulary);
@@ -80,7 +79,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
                     .zip(bent.par_chunks(vocabulary))
                     .for_each(|(dz, z)| inputs.bend.back(dz, z));
             }
-            main.add_gradients(&logits, rows, vocabulary);
+            main.add_gradients(logits, rows, vocabulary);
         }
         Ok(())
     })?;
