@@ -23,7 +23,7 @@ pub struct Streamed {
 }
 
 impl Streamed {
-    /// Why an answer ended whose rest this is. The end of the text may complete a stop string: then the answer ended
+    /// Why the answer ended; this is its rest. The end of the text may complete a stop string: then the answer ended
     /// there, though the decoder had no room for more tokens.
     #[must_use]
     pub fn end(&self, of_decoder: EndReason) -> EndReason {

@@ -197,7 +197,7 @@ fn charge(bytes: usize) {
     let budget = unsafe { &*current };
     let bytes = isize::try_from(bytes).unwrap_or(isize::MAX);
     let left = budget.left.fetch_sub(bytes, Ordering::Relaxed);
-    budget.least.fetch_min(left - bytes, Ordering::Relaxed);
+    budget.least.fetch_min(left.saturating_sub(bytes), Ordering::Relaxed);
     if left < bytes {
         budget.exceeded.store(true, Ordering::Release);
         loop {

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::linear::linear;
-use longdraft_models::TargetConfig;
 use longdraft_models::weights::TensorSpec;
+use longdraft_models::{StepProducts, TargetConfig};
 
 use crate::links::Links;
 
@@ -41,8 +41,12 @@ pub struct Speed {
 
 impl Speed {
     /// 10⁹ operations a second of this build on this machine, from products of some hundred
-    /// milliseconds; 1 if no product can be made.
-    pub fn measured_gflops() -> f64 {
+    /// milliseconds whose factors are those of a training; 1 if no product can be made.
+    pub fn measured_gflops(products: StepProducts) -> f64 {
+        products.within(Self::gflops_now)
+    }
+
+    fn gflops_now() -> f64 {
         const SIZE: usize = 768;
         const LONG_ENOUGH: f64 = 0.2;
         let tensor = || Tensor::ones((SIZE, SIZE), DType::F32, &Device::Cpu);

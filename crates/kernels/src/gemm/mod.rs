@@ -5,7 +5,8 @@
 //! packed into tiles, and a tile of the destination stays in registers. Panel and tile have the
 //! widths of the instruction set ([`micro`]). With few rows (decoding) nothing is packed: the right
 //! operand is read once, at the speed of memory. It may be stored in 16 bits: packing widens it.
-//! AVX-512 and AVX2 with FMA are chosen at run time, plain Rust elsewhere.
+//! AVX-512 and AVX2 with FMA are chosen at run time, plain Rust elsewhere. Where a training asks for it, factors of large
+//! products are [`rounded`] to integers.
 
 mod blocks;
 mod element;

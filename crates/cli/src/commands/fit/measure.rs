@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use longdraft_decode::evaluate::Prompt;
 use longdraft_decode::{BatchEngine, DecodeOptions, Sampling};
+use longdraft_models::StepProducts;
 use longdraft_models::target_model::{Tap, Taps, Target};
 use longdraft_plan::Speed;
 use longdraft_records::median;
@@ -132,7 +133,7 @@ pub(super) fn machine(
         }
         None => None,
     };
-    let gflops = Speed::measured_gflops();
+    let gflops = Speed::measured_gflops(StepProducts::default());
     let (speed, how) = ((machine.batch(), prefill), (settings.temperature, interrupts));
     let written_token = written_token(models, held_out, speed, how)?;
     let lookup_interval = lookup.map(|range| (range.low, range.high));

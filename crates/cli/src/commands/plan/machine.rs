@@ -3,7 +3,7 @@
 use candle_core::Device;
 use longdraft_kernels::dispatch::has_kernels;
 use longdraft_models::device::free_memory;
-use longdraft_models::{DeviceChoice, Precision, TargetConfig};
+use longdraft_models::{DeviceChoice, Precision, StepProducts, TargetConfig};
 use longdraft_parallel::Reduction;
 use longdraft_plan::{Layout, Links, Speed};
 use longdraft_train::config::TrainConfig;
@@ -32,7 +32,12 @@ impl Machine {
     pub(super) fn of(
         arguments: &PlanArguments,
         (wanted, started): (Option<usize>, usize),
-        (device, precision, reduction): (DeviceChoice, Precision, Reduction),
+        (device, precision, products, reduction): (
+            DeviceChoice,
+            Precision,
+            StepProducts,
+            Reduction,
+        ),
     ) -> Self {
         let ranks = wanted.unwrap_or(started);
         // A GPU that is not here can be planned for.
@@ -60,8 +65,11 @@ impl Machine {
         let measured = arguments.gflops.is_none() && !on_gpu;
         // Of the threads of this process, of which a rank may have fewer.
         let share = threads as f64 / rayon::current_num_threads() as f64;
-        let gflops =
-            if measured { Some(share * Speed::measured_gflops()) } else { arguments.gflops };
+        let gflops = if measured {
+            Some(share * Speed::measured_gflops(products))
+        } else {
+            arguments.gflops
+        };
         let target_value_bytes =
             arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
         let has_nvidia_kernels = on_gpu && has_nvidia_kernels;

@@ -51,7 +51,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     let (mut all, mut too_large) = (Vec::new(), 0);
     for (name, config) in stages {
         let device = device.unwrap_or(config.device);
-        let chosen = (device, config.precision, config.parallel.reduction);
+        let chosen = (device, config.precision, config.products, config.parallel.reduction);
         let machine = Machine::of(arguments, (wanted, world.size()), chosen);
         let target = target_config(&config.target)?;
         if arguments.table {
@@ -164,7 +164,8 @@ pub(crate) fn pretraining(
         }
     }
     let (ranks, reduction) = ((wanted, world.size()), config.parallel.reduction);
-    let machine = Machine::of(arguments, ranks, (config.device, config.precision, reduction));
+    let chosen = (config.device, config.precision, config.products, reduction);
+    let machine = Machine::of(arguments, ranks, chosen);
     let Layout { ranks, threads, .. } = machine.layout;
     let estimate = of_pretraining(config, ranks, threads);
     let remedies = || pretraining_remedies(config, ranks, threads);

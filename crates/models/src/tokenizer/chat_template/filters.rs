@@ -6,8 +6,10 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use super::arguments::Arguments;
 use super::{methods, repr};
 
-/// Digits that `round` keeps at most; numbers have fewer.
+/// Digits after the point that `round` keeps at most; numbers have fewer.
 const MOST_DIGITS: i64 = 400;
+/// Digits before the point that it drops at most: the largest power of ten that is a number.
+const MOST_DROPPED: i64 = 308;
 
 /// Teaches an environment the filters.
 pub(super) fn teach(environment: &mut Environment<'_>) {
@@ -99,26 +101,33 @@ fn float(value: &Value, Rest(given): Rest<Value>) -> Result<Value, Error> {
 /// A number with so many digits after the point: the nearest one, of two such the even one, or the next one down or up.
 fn round(value: &Value, Rest(given): Rest<Value>) -> Result<Value, Error> {
     let arguments = Arguments::of(&given, &["precision", "method"])?;
-    let digits = arguments.number(0)?.unwrap_or(0).clamp(-MOST_DIGITS, MOST_DIGITS);
+    let digits = arguments.number(0)?.unwrap_or(0).clamp(-MOST_DROPPED, MOST_DIGITS);
     let method = arguments.text(1)?.unwrap_or("common");
     if value.is_integer() && method == "common" && digits >= 0 {
         return Ok(value.clone());
     }
     let number = f64::try_from(value.clone()).map_err(|_| wrong("`round` takes a number"))?;
-    let scale = 10f64.powi(i32::try_from(digits).unwrap_or(0));
+    let power = |exponent: i64| 10f64.powi(i32::try_from(exponent).unwrap_or(0));
+    let cut = |to_whole: fn(f64) -> f64| {
+        let scale = power(digits);
+        let whole = to_whole(number * scale);
+        // A number that is too large for the scale has no such digits.
+        if whole.is_finite() { whole / scale } else { number }
+    };
     let rounded = match method {
         // The digits that are written round as Python's do, whatever the scale does to the number.
         "common" if digits >= 0 => {
             let places = usize::try_from(digits).unwrap_or(0);
             format!("{number:.places$}").parse().unwrap_or(number)
         }
-        "common" => (number * scale).round_ties_even() / scale,
-        "floor" => (number * scale).floor() / scale,
-        "ceil" => (number * scale).ceil() / scale,
+        // Powers above one are whole numbers; those below it are not exact.
+        "common" => (number / power(-digits)).round_ties_even() * power(-digits),
+        "floor" => cut(f64::floor),
+        "ceil" => cut(f64::ceil),
         _ => return Err(wrong("`round` knows `common`, `floor` and `ceil`")),
     };
     if value.is_integer() && method == "common" {
-        return Ok((rounded as i64).into());
+        return Ok((rounded as i128).into());
     }
     Ok(rounded.into())
 }
@@ -157,7 +166,7 @@ fn indent(value: &Value, Rest(given): Rest<Value>) -> Result<String, Error> {
     let arguments = Arguments::of(&given, &["width", "first", "blank"])?;
     let before = match arguments.value(0).and_then(Value::as_str) {
         Some(text) => text.to_owned(),
-        None => " ".repeat(usize::try_from(arguments.number(0)?.unwrap_or(4)).unwrap_or(0)),
+        None => " ".repeat(methods::width(arguments.number(0)?.unwrap_or(4))?),
     };
     // The end of a line at the end is kept.
     let text = format!("{}\n", repr::string(value)?);

@@ -4,7 +4,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::arguments::Arguments;
 
-/// Widest text that is filled up.
+/// Most characters that a text is filled up to, or that stand before its lines.
 const WIDEST: i64 = 1 << 20;
 
 /// The value of a method of a text; `None` where the library's method is as good.
@@ -202,12 +202,29 @@ pub(super) fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
     lines
 }
 
+/// A width that a template asks for. A negative one is none.
+///
+/// # Errors
+/// - it is above [`WIDEST`]
+pub(super) fn width(asked: i64) -> Result<usize, Error> {
+    if asked > WIDEST {
+        let problem = format!("a width of {asked}, at most {WIDEST}");
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
+    Ok(usize::try_from(asked).unwrap_or(0))
+}
+
 /// Methods that fill a text up.
 fn filled(text: &str, name: &str, given: &[Value]) -> Result<Value, Error> {
-    let arguments = Arguments::of(given, &["width", "fillchar"])?;
-    let width = arguments.number(0)?.unwrap_or(0).min(WIDEST);
-    let fill = arguments.text(1)?.unwrap_or(if name == "zfill" { "0" } else { " " });
-    let width = usize::try_from(width).unwrap_or(0);
+    let is_number = name == "zfill";
+    let takes: &[&str] = if is_number { &["width"] } else { &["width", "fillchar"] };
+    let arguments = Arguments::of(given, takes)?;
+    let width = width(arguments.number(0)?.unwrap_or(0))?;
+    let fill = arguments.text(1)?.unwrap_or(if is_number { "0" } else { " " });
+    if fill.chars().count() != 1 {
+        let problem = "a text is filled up with one character";
+        return Err(Error::new(ErrorKind::InvalidOperation, problem));
+    }
     let missing = width.saturating_sub(text.chars().count());
     // Python puts the odd one before a text in a place of odd width.
     let centred = missing / 2 + (missing & width & 1);
@@ -216,7 +233,7 @@ fn filled(text: &str, name: &str, given: &[Value]) -> Result<Value, Error> {
         "center" => centred,
         _ => missing,
     };
-    let is_signed = name == "zfill" && text.starts_with(['+', '-']);
+    let is_signed = is_number && text.starts_with(['+', '-']);
     let (sign, rest) = text.split_at(usize::from(is_signed));
     let [before, after] = [before, missing - before].map(|count| fill.repeat(count));
     Ok([sign, &before, rest, &after].concat().into())

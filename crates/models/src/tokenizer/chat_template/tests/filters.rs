@@ -126,6 +126,54 @@ fn methods_of_texts_take_python_s_arguments() -> Result<()> {
 }
 
 #[test]
+fn arguments_of_any_size_are_taken_or_refused() -> Result<()> {
+    assert_printed(&[
+        (
+            "{{ 1.5|round(99999) }} {{ 1.5|round(99999, 'floor') }} {{ 0.0|round(999, 'ceil') }}",
+            "1.5 1.5 0.0",
+        ),
+        (
+            "{{ 123456.0|round(-5) }} {{ 1234.5|round(-99999) }} {{ 1250|round(-2) }}",
+            "100000.0 0.0 1200",
+        ),
+        ("{{ 50000000000000000000|round(-19) }}", "50000000000000000000"),
+        (
+            "{{ 'aaa'|replace('a', 'b', 9223372036854775807) }} {{ 'aa'|replace('a', 'b', -1) }}",
+            "bbb bb",
+        ),
+        (
+            "{{ 'a,b'.split(',', 9223372036854775807) }} {{ 'a b'.split(None, -9223372036854775807) }}",
+            "['a', 'b'] ['a', 'b']",
+        ),
+        (
+            "{{ 'a,b'.rsplit(',', 9223372036854775807) }} {{ 'a b'.rsplit(None, 0) }}",
+            "['a', 'b'] ['a b']",
+        ),
+        (
+            "{{ 'ab'.find('b', -9223372036854775807) }} {{ 'ab'.find('b', 9223372036854775807) }}",
+            "1 -1",
+        ),
+        (
+            "{{ 'a\\nb'|indent(-3) }}|{{ 'a'.center(-3) }}|{{ 'a'.zfill(-9223372036854775807) }}",
+            "a\nb|a|a",
+        ),
+        ("{{ 'a'.center(1048576)|length }}", "1048576"),
+    ])?;
+    for (source, problem) in [
+        ("{{ 'a'.center(1048577) }}", "a width of 1048577, at most 1048576"),
+        ("{{ 'a'.zfill(9223372036854775807) }}", "a width of"),
+        ("{{ 'a\\nb'|indent(1048577) }}", "a width of 1048577"),
+        ("{{ 'a'.ljust(9, 'xy') }}", "one character"),
+        ("{{ 'a'.rjust(9, '') }}", "one character"),
+        ("{{ 'a'.zfill(9, 'x') }}", "too many arguments"),
+        ("{{ 'a'.split(',', 99999999999999999999) }}", ""),
+    ] {
+        assert!(refused(source).contains(problem), "{source}");
+    }
+    Ok(())
+}
+
+#[test]
 fn json_may_be_ascii() -> Result<()> {
     assert_printed(&[
         (
