@@ -58,7 +58,7 @@ fn rounded_products_train_nearly_the_same_and_a_run_keeps_to_its_own() {
 #[test]
 fn features_from_a_store_are_rounded_as_those_of_the_step() {
     for method in [
-        &["teacher.top_k=8"][..],
+        &["teacher.soft_targets=top_k", "teacher.top_k=8"][..],
         &["draft.method=dflash", "draft.target_layers=[0,1]", "draft.blocks_per_row=64"],
     ] {
         let options = [&ROWS[..], &["data.anchor.redraw=false"], method].concat();

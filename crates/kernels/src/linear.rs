@@ -2,7 +2,8 @@
 //!
 //! Backward: `dx = g W`, `dW = gᵀ x`, `db = Σ_rows g`; only for arguments that train. Weights
 //! may be f32, bf16 or f16 (frozen ones): they are widened tile by tile and every product
-//! accumulates in f32. A row's bits do not depend on the rows beside it, however many.
+//! accumulates in f32. A row's bits do not depend on the rows beside it, however many, unless factors are rounded
+//! ([`with_rounded_products`]): large products have other factors than small ones.
 
 mod products;
 mod slabs;

@@ -13,7 +13,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::dispatch::fused;
-use crate::gemm::{Mat, Threads, matmul};
+use crate::gemm::{Mat, matmul_as};
 use crate::storage::host_f64;
 
 /// Which polynomials.
@@ -83,7 +83,7 @@ pub fn orthogonalise_on(
     reference(&Tensor::from_slice(matrix, (rows, columns), device)?, rule)?.flatten_all()?.to_vec1()
 }
 
-/// The orthogonal factor of a row-major `rows` x `columns` matrix.
+/// The orthogonal factor of a row-major `rows` x `columns` matrix. Its products have f32 factors, whatever those of a step are.
 ///
 /// # Panics
 /// - `matrix` has another length
@@ -102,14 +102,14 @@ pub fn orthogonalise(matrix: &[f32], rows: usize, columns: usize, rule: Rule) ->
     let mut next = vec![0.0; r * c];
     for &(a, b, c_) in rule.coefficients() {
         let wide = Mat::rows(&x, r, c, c);
-        matmul(&mut gram, r, wide, wide.t(), false, Threads::Pool);
+        matmul_as(false, &mut gram, r, wide, wide.t(), false);
         let symmetric = Mat::rows(&gram, r, r, r);
-        matmul(&mut square, r, symmetric, symmetric, false, Threads::Pool);
+        matmul_as(false, &mut square, r, symmetric, symmetric, false);
         let (b, c_) = (b as f32, c_ as f32);
         gram.par_iter_mut().zip(&square).with_min_len(1 << 14).for_each(|(gram, square)| {
             *gram = b * *gram + c_ * square;
         });
-        matmul(&mut next, c, Mat::rows(&gram, r, r, r), wide, false, Threads::Pool);
+        matmul_as(false, &mut next, c, Mat::rows(&gram, r, r, r), wide, false);
         let a = a as f32;
         x.par_iter_mut().zip(&next).with_min_len(1 << 14).for_each(|(x, next)| {
             *x = a * *x + next;
@@ -154,6 +154,20 @@ pub fn reference(matrix: &Tensor, rule: Rule) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dispatch::with_rounded_products;
+    use crate::test_support::Noise;
+
+    #[test]
+    fn factors_stay_f32_where_a_step_rounds_its_own() {
+        let side = 256;
+        let mut noise = Noise::new(5);
+        let matrix: Vec<f32> = (0..side * side).map(|_| noise.next() as f32).collect();
+        let of = |rounded: bool| {
+            let factor = || orthogonalise(&matrix, side, side, Rule::NewtonSchulz);
+            with_rounded_products(rounded, factor)
+        };
+        assert_eq!(of(true), of(false));
+    }
 
     #[test]
     fn singular_values_go_through_the_published_map() {

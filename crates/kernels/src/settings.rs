@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::thread::LocalKey;
 
 /// Implementation of the ops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,24 +56,46 @@ thread_local! {
 thread_local! {
     /// Whether the products that this thread begins may have rounded factors.
     static ROUNDED: Cell<bool> = const { Cell::new(false) };
+    /// Rows that these products count as having at least.
+    static LEAST_ROWS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// What `f` computes on the calling thread, on a CPU with rounded factors where `rounded`: factors of large products become integers
 /// of 12 to 16 bits, with one scale for up to 512 of a row. Sums are f32. It pays where a machine multiplies integers faster than f32.
 pub fn with_rounded_products<R>(rounded: bool, f: impl FnOnce() -> R) -> R {
-    struct Back(bool);
-    impl Drop for Back {
+    with(&ROUNDED, rounded, f)
+}
+
+/// What `f` computes, where a product of few rows has rounded factors if one of `rows` has: a row's bits do not depend on how many
+/// others are beside it.
+pub(crate) fn rounded_as_of_rows<R>(rows: usize, f: impl FnOnce() -> R) -> R {
+    with(&LEAST_ROWS, rows, f)
+}
+
+/// Runs `f` with a value, which is what it was afterwards, also after a panic.
+fn with<T: Copy + 'static, R>(
+    cell: &'static LocalKey<Cell<T>>,
+    value: T,
+    f: impl FnOnce() -> R,
+) -> R {
+    struct Back<T: Copy + 'static>(&'static LocalKey<Cell<T>>, T);
+    impl<T: Copy + 'static> Drop for Back<T> {
         fn drop(&mut self) {
-            ROUNDED.set(self.0);
+            self.0.set(self.1);
         }
     }
-    let _back = Back(ROUNDED.replace(rounded));
+    let _back = Back(cell, cell.replace(value));
     f()
 }
 
 /// Whether [`with_rounded_products`] asks for rounded factors.
 pub(crate) fn rounds_products() -> bool {
     ROUNDED.get()
+}
+
+/// Rows that [`rounded_as_of_rows`] has a product count as having at least.
+pub(crate) fn least_rows() -> usize {
+    LEAST_ROWS.get()
 }
 
 /// Chooses the implementation for all later ops of the process.

@@ -30,7 +30,7 @@ use micro::Isa;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
 
-use crate::settings::rounds_products;
+use crate::settings::{least_rows, rounds_products};
 use crate::threads::split;
 
 /// A read-only strided matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
@@ -89,7 +89,7 @@ pub(crate) enum Threads {
 /// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` has rows `dst_stride` apart.
 ///
 /// An element's bits depend on its row of `a` and its column of `b` alone: neither on the sizes of
-/// the product nor on the number of threads.
+/// the product nor on the number of threads. Whether factors are rounded ([`rounds`]) does depend on the sizes.
 pub(crate) fn matmul<T: Element>(
     dst: &mut [f32],
     dst_stride: usize,
@@ -101,6 +101,19 @@ pub(crate) fn matmul<T: Element>(
     let rounded = threads == Threads::Pool && rounds((a.rows, a.cols, b.cols));
     let factors = Factors { rounded, ..Factors::detect() };
     product(factors, dst, dst_stride, (a, b), accumulate, threads);
+}
+
+/// [`matmul`] on the whole pool, with rounded factors or not, whatever the thread asks for and however large it is.
+pub(crate) fn matmul_as<T: Element>(
+    rounded: bool,
+    dst: &mut [f32],
+    dst_stride: usize,
+    a: Mat<'_>,
+    b: Mat<'_, T>,
+    accumulate: bool,
+) {
+    let factors = Factors { rounded, ..Factors::detect() };
+    product(factors, dst, dst_stride, (a, b), accumulate, Threads::Pool);
 }
 
 fn product<T: Element>(
@@ -158,7 +171,8 @@ fn product<T: Element>(
 
 /// Whether a product `[rows, inner] · [inner, cols]` has rounded factors: where the calling thread asked for it, the machine gains by
 /// it, and the product is large enough to pay for rounding.
-fn rounds((rows, inner, cols): (usize, usize, usize)) -> bool {
+pub(crate) fn rounds((rows, inner, cols): (usize, usize, usize)) -> bool {
+    let rows = rows.max(least_rows());
     rounds_products()
         && rows.min(inner).min(cols) >= SMALLEST_ROUNDED_SIDE
         && rows * inner * cols >= SMALLEST_ROUNDED

@@ -2,10 +2,10 @@
 //! slab, are widened into one buffer and multiplied, then the next.
 //!
 //! Results have the bits of the product with the whole widened weight. Outputs are independent of each other. Sums over
-//! outputs (`g W`) are cut where that product adds to its destination, too.
+//! outputs (`g W`) are cut where that product adds to its destination, too. Factors are rounded where that product rounds them.
 
 use crate::gemm::quantised::steps_of_a_sum;
-use crate::gemm::{Blocks, Mat, Threads, matmul};
+use crate::gemm::{Blocks, Mat, matmul_as, rounds};
 
 /// Values of a slab, as far as a part of a sum allows.
 const SLAB_VALUES: usize = 1 << 22;
@@ -34,9 +34,10 @@ pub(super) fn product_nt_into(
         return;
     }
     let x = Mat::rows(x, rows, inputs, inputs);
+    let rounded = rounds((rows, inputs, outputs));
     each_slab(blocks, (inputs, outputs), |first, slab| {
         let w = Mat::rows(slab, slab.len() / inputs, inputs, inputs).t();
-        matmul(&mut out[first..], outputs, x, w, accumulate, Threads::Pool);
+        matmul_as(rounded, &mut out[first..], outputs, x, w, accumulate);
     });
 }
 
@@ -56,12 +57,13 @@ pub(super) fn product_nn_into(
         return;
     }
     let part = steps_of_a_sum(outputs);
+    let rounded = rounds((rows, outputs, inputs));
     each_slab(blocks, (inputs, outputs), |first, slab| {
         for (index, slab) in slab.chunks(part * inputs).enumerate() {
             let (first, steps) = (first + index * part, slab.len() / inputs);
             let g = Mat::rows(&g[first..], rows, steps, outputs);
             let w = Mat::rows(slab, steps, inputs, inputs);
-            matmul(out, inputs, g, w, accumulate || first > 0, Threads::Pool);
+            matmul_as(rounded, out, inputs, g, w, accumulate || first > 0);
         }
     });
 }

@@ -14,6 +14,7 @@ use crate::composed::{CHUNK_VALUES, FULL_ROWS};
 use crate::linear::factor_type;
 use crate::log_sum_exp::row_log_sum_exp;
 use crate::matrix::Head;
+use crate::settings::rounded_as_of_rows;
 use crate::simd::max_of;
 use crate::storage::with_f32;
 
@@ -74,7 +75,9 @@ pub fn bent_top_k<'a>(
     }
     let mut out = TopK::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
-        out.append(&logits(head, first, CHUNK_ROWS)?, k)?;
+        // A store keeps what was found beside other rows than a step's.
+        let logits = rounded_as_of_rows(CHUNK_ROWS, || logits(head, first, CHUNK_ROWS))?;
+        out.append(&logits, k)?;
     }
     Ok(out)
 }

@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use super::{linear_top_k, row_top_k, top_k_of_row};
 use crate::cuda::emulator::emulated;
+use crate::dispatch::with_rounded_products;
 use crate::test_support::Noise;
 
 #[test]
@@ -14,6 +15,24 @@ fn most_likely_first_with_full_softmax_and_ties_to_the_lower_id() {
     let total: f64 = logits.iter().map(|z| f64::from(*z).exp()).sum();
     assert!((f64::from(log_probs[2]) - (1.0 - total.ln())).abs() < 1e-6);
     assert_eq!(top_k_of_row(&logits, 9).0.len(), 4);
+}
+
+#[test]
+fn rounded_products_find_the_same_whatever_rows_are_beside() -> Result<()> {
+    let (width, vocabulary, k) = (256, 1100, 5);
+    let mut noise = Noise::new(17);
+    let (hidden, head) = (noise.tensor(&[150, width]), noise.tensor(&[vocabulary, width]));
+    let of = |first: usize, count: usize| {
+        let rows = hidden.narrow(0, first, count)?;
+        with_rounded_products(true, || linear_top_k(&rows, &head, k))
+    };
+    let all = of(0, 150)?;
+    for (first, count) in [(20, 128), (20, 70), (3, 1), (90, 50)] {
+        let (some, places) = (of(first, count)?, first * k..(first + count) * k);
+        assert_eq!(some.ids, all.ids[places.clone()], "{count} rows");
+        assert_eq!(some.log_probs, all.log_probs[places], "{count} rows");
+    }
+    Ok(())
 }
 
 /// The kernel finds the CPU's ids, and its log-probabilities, in rows of logits.

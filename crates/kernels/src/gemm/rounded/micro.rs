@@ -77,9 +77,10 @@ unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
             let (low, high) = halves(unsafe { *a.add(row * ROW + k * STEP) });
             for (acc, b) in acc.iter_mut().zip(panel) {
                 let b = halves(*b);
-                let sum = i32::from(low) * i32::from(b.0) + i32::from(high) * i32::from(b.1);
+                let [low, high] =
+                    [i32::from(low) * i32::from(b.0), i32::from(high) * i32::from(b.1)];
                 // Only the codes of a NaN can leave 32 bits.
-                *acc = acc.wrapping_add(sum);
+                *acc = acc.wrapping_add(low.wrapping_add(high));
             }
         }
     }

@@ -240,7 +240,8 @@ fn large_products_are_rounded_where_the_thread_asks_for_it() {
         let pays = Isa::detect().gains_by_rounding();
         assert_eq!(of(side) != exact, pays);
         assert_eq!(of(32), small);
-        assert_eq!(kept() < bytes, pays);
+        // Fewer values step by step. Rows lie as far apart as those of f32, and have scales beside them.
+        assert_eq!(kept() != bytes, pays);
         with_rounded_products(false, || assert_eq!(of(side), exact));
         assert_eq!(of(side) != exact, pays);
     });

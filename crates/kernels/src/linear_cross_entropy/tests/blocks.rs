@@ -9,6 +9,7 @@ use super::super::{Inputs, LowRank, Teacher, composed, linear_cross_entropy};
 use super::{Case, kinds_and_teachers};
 use crate::bend::Bend;
 use crate::chosen_products::chosen_products;
+use crate::dispatch::with_rounded_products;
 use crate::graph::Backward;
 use crate::log_sum_exp::bent_log_sum_exp;
 use crate::matrix::{BlockFormat, Head, Matrix, QuantisedMatrix};
@@ -67,18 +68,26 @@ fn losses_and_gradients_have_the_bits_of_the_widened_head() -> Result<()> {
     Ok(())
 }
 
-/// Two slabs, the second one of which ends within a part of the sum.
 #[test]
 fn a_head_of_several_slabs_has_the_bits_of_the_widened_one() -> Result<()> {
+    // With many rows the whole product is large enough for rounded factors, and the second slab alone is not.
+    for (rows, rounded) in [(3, false), (64, true)] {
+        with_rounded_products(rounded, || assert_same_of_slabs(rows))?;
+    }
+    Ok(())
+}
+
+/// Two slabs, the second one of which ends within a part of the sum.
+fn assert_same_of_slabs(rows: usize) -> Result<()> {
     let (vocabulary, width) = (17_000, 256);
     assert!(crate::linear::slab_bytes(vocabulary, width) < 4 * vocabulary * width);
     let mut noise = Noise::new(111);
     let (stored, widened) = heads(&mut noise, vocabulary, width)?;
-    let x = noise.var(&[3, width]);
+    let x = noise.var(&[rows, width]);
     let (stored, widened) = (Head::from(&stored), Head::from(&widened));
     let (own, plain) = (stored.linear(&x)?, widened.linear(&x)?);
     assert_eq!(values(&own)?, values(&plain)?);
-    let direction = noise.tensor(&[3, vocabulary]);
+    let direction = noise.tensor(&[rows, vocabulary]);
     let gradient = |product: Tensor| -> Result<Vec<f32>> {
         let gradients = (product * &direction)?.sum_all()?.gradients()?;
         values(gradients.get(&x).expect("a gradient"))
