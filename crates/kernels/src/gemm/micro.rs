@@ -12,6 +12,38 @@ pub(super) use x86::fetch;
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
 
+/// Calls the kernel `avx512`, `avx2` or `portable` of where it stands, compiled for the rows of a tile and for the order in which its
+/// left operand lies.
+macro_rules! kernel_of {
+    ($isa:expr, $order:expr, $rows:expr, $arguments:tt) => {
+        match ($isa, $order) {
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, LeftOrder::Rows) => {
+                kernel_of!(@ $rows, avx512, ROW_STRIDE, 1, $arguments; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, LeftOrder::Steps) => {
+                kernel_of!(@ $rows, avx512, 1, 16, $arguments; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+            }
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx2, _) => kernel_of!(@ $rows, avx2, 1, AVX2_TILE, $arguments; 1 2 3 4 5 6),
+            (Isa::Portable, LeftOrder::Rows) => {
+                kernel_of!(@ $rows, portable, ROW_STRIDE, 1, $arguments; 1 2 3 4);
+            }
+            (Isa::Portable, LeftOrder::Steps) => {
+                kernel_of!(@ $rows, portable, 1, 8, $arguments; 1 2 3 4);
+            }
+        }
+    };
+    (@ $count:expr, $kernel:ident, $row:tt, $step:tt, $arguments:tt; $($rows:literal)*) => {
+        match $count {
+            $($rows => $kernel::<$rows, $row, $step> $arguments,)*
+            _ => {}
+        }
+    };
+}
+pub(super) use kernel_of;
+
 /// Where a tile of the product goes.
 #[derive(Clone, Copy)]
 pub(super) struct Destination {
@@ -102,31 +134,8 @@ impl Isa {
         b: *const f32,
         dst: Destination,
     ) {
-        macro_rules! by_rows {
-            ($kernel:ident, $row:tt, $step:tt; $($rows:literal)*) => {
-                match dst.rows {
-                    $($rows => $kernel::<$rows, $row, $step>(depth, a, b, dst),)*
-                    _ => {}
-                }
-            };
-        }
         // SAFETY: passed on to the caller.
-        unsafe {
-            match (self, order) {
-                #[cfg(target_arch = "x86_64")]
-                (Self::Avx512, LeftOrder::Rows) => {
-                    by_rows!(avx512, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-                }
-                #[cfg(target_arch = "x86_64")]
-                (Self::Avx512, LeftOrder::Steps) => {
-                    by_rows!(avx512, 1, 16; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-                }
-                #[cfg(target_arch = "x86_64")]
-                (Self::Avx2, _) => by_rows!(avx2, 1, AVX2_TILE; 1 2 3 4 5 6),
-                (Self::Portable, LeftOrder::Rows) => by_rows!(portable, ROW_STRIDE, 1; 1 2 3 4),
-                (Self::Portable, LeftOrder::Steps) => by_rows!(portable, 1, 8; 1 2 3 4),
-            }
-        }
+        unsafe { kernel_of!(self, order, dst.rows, (depth, a, b, dst)) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The inner kernel of rounded factors: a tile of exact sums held in registers.
 
-use super::super::micro::{Destination, Isa, store};
+use super::super::micro::{Destination, Isa, kernel_of, store};
 #[cfg(target_arch = "x86_64")]
 use super::super::pack::AVX2_TILE;
 use super::super::pack::{LeftOrder, ROW_STRIDE};
@@ -28,31 +28,8 @@ pub(in super::super) unsafe fn tile(
     dst: Destination,
 ) {
     let (a, b) = (a.cast::<i32>(), b.cast::<i32>());
-    macro_rules! by_rows {
-        ($kernel:ident, $row:tt, $step:tt; $($rows:literal)*) => {
-            match dst.rows {
-                $($rows => $kernel::<$rows, $row, $step>(words, a, b, scales, dst),)*
-                _ => {}
-            }
-        };
-    }
     // SAFETY: passed on to the caller.
-    unsafe {
-        match (isa, order) {
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, LeftOrder::Rows) => {
-                by_rows!(avx512, ROW_STRIDE, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, LeftOrder::Steps) => {
-                by_rows!(avx512, 1, 16; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-            }
-            #[cfg(target_arch = "x86_64")]
-            (Isa::Avx2, _) => by_rows!(avx2, 1, AVX2_TILE; 1 2 3 4 5 6),
-            (Isa::Portable, LeftOrder::Rows) => by_rows!(portable, ROW_STRIDE, 1; 1 2 3 4),
-            (Isa::Portable, LeftOrder::Steps) => by_rows!(portable, 1, 8; 1 2 3 4),
-        }
-    }
+    unsafe { kernel_of!(isa, order, dst.rows, (words, a, b, scales, dst)) }
 }
 
 /// Plain loops, for any machine.
