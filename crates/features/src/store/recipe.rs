@@ -274,7 +274,7 @@ pub struct Recipe {
     /// What the target's weights were held as: `f32`, `bf16`, `stored` (quantised blocks). Records do not tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<String>,
-    /// Factors of the target's large products: `rounded`, `f32`. Quantised blocks have their own, records do not tell it.
+    /// Factors of the large products of the target's f32 and 16-bit matrices: `rounded`, `f32`. Records do not tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
     /// Fingerprint of the records that took the place of the target's passes.

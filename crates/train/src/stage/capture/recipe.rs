@@ -41,7 +41,7 @@ pub(in super::super) fn recipe(
         seed: draws.position_seed,
         anchor: draws.anchor,
         precision: Some(precision(config, target)),
-        products: (!target.holds_blocks()).then(|| config.products.on(target.device()).to_owned()),
+        products: Some(config.products.on(target.device()).to_owned()),
         records: None,
         train: of_part(Part::Train),
         held_out: of_part(Part::HeldOut),
