@@ -190,6 +190,12 @@ fn a_chain_is_looked_for_at_the_top_and_its_layout_is_told() {
     assert_eq!(findings(&shop, "error"), Vec::<String>::new());
     let found = findings(&shop, "warning");
     assert_eq!(found, ["missing-key", "missing-key", "missing-key", "layout"]);
+    // vLLM refuses it in this place.
+    edited(&shop, &folder, &|config| config["dflash_config"]["sample_from_anchor"] = true.into());
+    assert_eq!(findings(&shop, "error"), Vec::<String>::new());
+    assert!(findings(&shop, "warning").contains(&"layout".to_owned()));
+    edited(&shop, &folder, &|_| {});
+    assert!(!findings(&shop, "warning").contains(&"layout".to_owned()));
     // What is said must hold, in the older spelling too.
     for (key, said) in [("sample_from_anchor", false), ("dspark_bonus_anchor", true)] {
         let found = broken(&shop, &folder, &|config| {

@@ -107,8 +107,8 @@ impl BlockConfig {
         if problems.0.is_empty() { Ok(config) } else { Err(problems) }
     }
 
-    /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base, whether
-    /// slot 0 proposes and whether blocks are causal stand twice, since readers differ in where they look.
+    /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base, that
+    /// slot 0 does not propose and whether blocks are causal stand twice, since readers differ in where they look.
     pub fn to_json(&self, architecture: &str) -> Value {
         let name = |kind: &LayerKind| match kind {
             LayerKind::Full => FULL,
@@ -119,8 +119,11 @@ impl BlockConfig {
             BLOCK_SIZE: self.block_size,
             MASK_TOKEN: self.mask_token_id,
             TARGET_LAYERS: self.target_layers.iter().map(|layer| layer.0).collect::<Vec<_>>(),
-            FROM_ANCHOR: self.chain.is_some(),
         });
+        // vLLM does not start where this place says that slot 0 proposes.
+        if self.chain.is_none() {
+            own[FROM_ANCHOR] = false.into();
+        }
         if !self.bend.is_plain() {
             own[BEND[0]] = self.bend.divisor.recip().into();
         }

@@ -140,7 +140,12 @@ fn layout(checks: &mut Checks<'_>, is_chain: bool) {
     let proposes = said(checks, FROM_ANCHOR).and_then(Value::as_bool);
     let place = key_place(FROM_ANCHOR);
     match proposes.or_else(|| is_off().then_some(false)) {
-        Some(proposes) if proposes == is_chain => {}
+        Some(proposes) if proposes == is_chain => {
+            if checks.config[OWN][FROM_ANCHOR] == true {
+                let place = key_place(&format!("{OWN}.{FROM_ANCHOR}"));
+                checks.broken(&LAYOUT.doubtful(), place, "vLLM does not start with it");
+            }
+        }
         Some(proposes) => checks.broken(&LAYOUT, place, proposes.to_string()),
         None => checks.broken(&LAYOUT.doubtful(), place, MISSING_LAYOUT),
     }
