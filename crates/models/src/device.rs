@@ -38,7 +38,7 @@ pub enum Precision {
     /// softmax, losses and the optimizer's state stay f32.
     Bf16,
     /// The frozen target as its file holds it, on a CPU: quantised blocks are multiplied as integers, as when it
-    /// decodes from the same file. All that trains, its products, losses and the optimizer's state are f32.
+    /// decodes from the same file. All that trains, losses and the optimizer's state are f32; large products go by [`StepProducts`].
     Stored,
 }
 

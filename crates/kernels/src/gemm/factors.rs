@@ -12,7 +12,7 @@ pub(super) struct Factors {
     pub(super) rounded: bool,
 }
 
-/// Rows of a left block have as many scales as [`Widths::rows`] allows, then lines of a cache.
+/// Values of a cache line: the scales of a left block begin at one and fill some.
 const LINE: usize = 16;
 
 impl Factors {

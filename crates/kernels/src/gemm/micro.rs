@@ -8,9 +8,9 @@ use super::blocks::BLOCK_ROWS;
 use super::pack::AVX2_TILE;
 use super::pack::{LeftOrder, ROW_STRIDE, Widths};
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::fetch;
-#[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{fetch, store_8};
 
 /// Calls the kernel `avx512`, `avx2` or `portable` of where it stands, compiled for the rows of a tile and for the order in which its
 /// left operand lies.
@@ -311,23 +311,35 @@ mod x86 {
         }
         for (row, acc) in acc.into_iter().enumerate() {
             for (half, value) in acc.into_iter().enumerate() {
-                let first = half * 8;
-                // SAFETY: whole vectors only where 8 columns are left, single values elsewhere.
-                unsafe {
-                    if first + 8 <= dst.cols {
-                        let at = dst.at.add(row * dst.stride + first);
-                        let value = if dst.accumulate {
-                            _mm256_add_ps(_mm256_loadu_ps(at), value)
-                        } else {
-                            value
-                        };
-                        _mm256_storeu_ps(at, value);
-                    } else {
-                        let mut values = [0.0; 8];
-                        _mm256_storeu_ps(values.as_mut_ptr(), value);
-                        store(&values, dst, row, first);
-                    }
-                }
+                // SAFETY: the row lies within the destination.
+                unsafe { store_8(value, dst, row, half * 8) };
+            }
+        }
+    }
+
+    /// Writes eight values from column `first` on into a row, as far as the destination goes.
+    ///
+    /// # Safety
+    /// The CPU has AVX2 with FMA; `row` lies within the destination.
+    #[inline]
+    #[target_feature(enable = "avx2,fma")]
+    pub(in super::super) unsafe fn store_8(
+        value: __m256,
+        dst: Destination,
+        row: usize,
+        first: usize,
+    ) {
+        // SAFETY: whole vectors only where 8 columns are left, single values elsewhere.
+        unsafe {
+            if first + 8 <= dst.cols {
+                let at = dst.at.add(row * dst.stride + first);
+                let value =
+                    if dst.accumulate { _mm256_add_ps(_mm256_loadu_ps(at), value) } else { value };
+                _mm256_storeu_ps(at, value);
+            } else {
+                let mut values = [0.0; 8];
+                _mm256_storeu_ps(values.as_mut_ptr(), value);
+                store(&values, dst, row, first);
             }
         }
     }

@@ -78,16 +78,15 @@ unsafe fn portable<const ROWS: usize, const ROW: usize, const STEP: usize>(
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        _MM_HINT_T0, _mm_prefetch, _mm256_add_epi32, _mm256_add_ps, _mm256_cvtepi32_ps,
-        _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi32,
-        _mm256_set1_ps, _mm256_setzero_si256, _mm256_storeu_ps, _mm512_add_ps, _mm512_cvtepi32_ps,
-        _mm512_dpwssd_epi32, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps,
-        _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
-        _mm512_setzero_si512,
+        _MM_HINT_T0, _mm_prefetch, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi32, _mm256_set1_ps,
+        _mm256_setzero_si256, _mm512_add_ps, _mm512_cvtepi32_ps, _mm512_dpwssd_epi32,
+        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+        _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_si512,
     };
 
-    use super::super::super::micro::fetch;
-    use super::{Destination, Scales, store};
+    use super::super::super::micro::{fetch, store_8};
+    use super::{Destination, Scales};
 
     /// # Safety
     /// As [`super::tile`], with AVX2, a left tile kept step by step.
@@ -121,25 +120,12 @@ mod x86 {
         for (row, acc) in acc.into_iter().enumerate() {
             for (half, sum) in acc.into_iter().enumerate() {
                 let first = half * 8;
-                // SAFETY: whole vectors only where 8 columns are left, single values elsewhere; the caller vouches
-                // for the scales.
+                // SAFETY: the caller vouches for the scales, and the row lies within the destination.
                 unsafe {
                     let left = _mm256_set1_ps(*scales.left.add(row));
                     let value = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), left);
                     let value = _mm256_mul_ps(value, _mm256_loadu_ps(scales.right.add(first)));
-                    if first + 8 <= dst.cols {
-                        let at = dst.at.add(row * dst.stride + first);
-                        let value = if dst.accumulate {
-                            _mm256_add_ps(_mm256_loadu_ps(at), value)
-                        } else {
-                            value
-                        };
-                        _mm256_storeu_ps(at, value);
-                    } else {
-                        let mut values = [0.0; 8];
-                        _mm256_storeu_ps(values.as_mut_ptr(), value);
-                        store(&values, dst, row, first);
-                    }
+                    store_8(value, dst, row, first);
                 }
             }
         }

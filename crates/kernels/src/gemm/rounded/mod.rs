@@ -66,8 +66,8 @@ impl Words {
     /// Of a block whose rows lie one by one.
     fn round_rows<T: Element>(&mut self, block: Mat<'_, T>, code: f32, scales: &mut [f32]) {
         let count = words_of(block.cols);
-        self.values.resize(block.rows * count, 0.0);
-        self.wide.resize(block.cols, 0.0);
+        grow(&mut self.values, block.rows * count);
+        grow(&mut self.wide, block.cols);
         let words = self.values.chunks_mut(count.max(1));
         for (row, (words, scale)) in words.zip(scales).take(block.rows).enumerate() {
             let line = &block.data[row * block.row_stride..][..block.cols];
@@ -84,8 +84,8 @@ impl Words {
         let Self { values, largest, inverses, wide } = self;
         let (rows, steps) = (block.rows, block.cols);
         let line = |step: usize| &block.data[step * block.col_stride..][..rows];
-        values.resize(words_of(steps) * rows, 0.0);
-        wide.resize(2 * rows, 0.0);
+        grow(values, words_of(steps) * rows);
+        grow(wide, 2 * rows);
         largest.clear();
         largest.resize(rows, 0);
         for step in 0..steps {
@@ -99,7 +99,7 @@ impl Words {
             inverses.push(inverse);
         }
         for (word, out) in values.chunks_mut(rows.max(1)).take(words_of(steps)).enumerate() {
-            let (low, high) = wide.split_at_mut(rows);
+            let (low, high) = wide[..2 * rows].split_at_mut(rows);
             let first = widened(line(2 * word), low);
             if 2 * word + 1 < steps {
                 round_lines(first, widened(line(2 * word + 1), high), inverses, out);
@@ -108,6 +108,13 @@ impl Words {
                 round_lines(first, high, inverses, out);
             }
         }
+    }
+}
+
+/// Makes room for so many values; what they are does not matter.
+fn grow(values: &mut Vec<f32>, count: usize) {
+    if values.len() < count {
+        values.resize(count, 0.0);
     }
 }
 
