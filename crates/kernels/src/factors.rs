@@ -63,10 +63,7 @@ fn with_known<R>(known: Factors, f: impl FnOnce() -> R) -> R {
 }
 
 /// `weight` as products of `factors` multiply it, if it is kept: a variable of another type within
-/// [`with_factors`].
-///
-/// # Errors
-/// - the device has no memory for it
+/// [`with_factors`]. It fails where the device has no memory for it.
 pub(crate) fn kept_factor(weight: &Tensor, factors: DType) -> Result<Option<Tensor>> {
     if !weight.is_variable() || weight.dtype() == factors {
         return Ok(None);
@@ -82,10 +79,7 @@ pub(crate) fn kept_factor(weight: &Tensor, factors: DType) -> Result<Option<Tens
     Ok(Some(factor))
 }
 
-/// The same, made for this product where it is not kept.
-///
-/// # Errors
-/// - as [`kept_factor`]
+/// The same, made for this product where it is not kept. It fails as [`kept_factor`] does.
 pub(crate) fn weight_factor(weight: &Tensor, factors: DType) -> Result<Tensor> {
     kept_factor(weight, factors)?.map_or_else(|| as_factor(weight, factors), Ok)
 }

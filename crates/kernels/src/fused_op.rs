@@ -58,17 +58,11 @@ pub(crate) trait FusedOp<const N: usize>: Send + Sync + 'static {
     /// The arguments whose values `backward` reads. Of the others it gets the shape alone.
     const READS: [bool; N] = [true; N];
 
-    /// The result's values and shape.
-    ///
-    /// # Errors
-    /// - an argument is of another type or not contiguous
+    /// The result's values and shape. It fails where an argument is of another type or not contiguous.
     fn forward(&self, arguments: [Argument<'_>; N]) -> Result<(Vec<f32>, Shape)>;
 
     /// The arguments' gradients from the gradient of the result; none for arguments that do not train, and for those
-    /// to whose sums `graph::add_to` has added them.
-    ///
-    /// # Errors
-    /// - the op has no gradients
+    /// to whose sums `graph::add_to` has added them. It fails where the op has no gradients.
     fn backward(
         &self,
         _arguments: [&Input; N],
@@ -80,9 +74,7 @@ pub(crate) trait FusedOp<const N: usize>: Send + Sync + 'static {
 }
 
 /// The op's result, in the graph if an argument trains. Arguments are copied if they have gaps.
-///
-/// # Errors
-/// - as [`FusedOp::forward`], or an argument lies on another device
+/// It fails as [`FusedOp::forward`] does, or where an argument lies on another device.
 pub(crate) fn fuse<F: FusedOp<N>, const N: usize>(
     op: F,
     arguments: [&Tensor; N],

@@ -13,6 +13,7 @@
 //! lossless greedy decoding on the second.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod adamw;
 pub mod attention;
@@ -53,11 +54,6 @@ mod settings;
 mod simd;
 mod storage;
 mod sums;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use cuda::collectives;
 pub use cuda::device;

@@ -89,7 +89,7 @@ fn with<T: Copy + 'static, R>(
 }
 
 /// Whether [`with_rounded_products`] asks for rounded factors.
-pub(crate) fn rounds_products() -> bool {
+pub fn rounds_products() -> bool {
     ROUNDED.get()
 }
 

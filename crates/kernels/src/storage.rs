@@ -27,9 +27,7 @@ pub(crate) fn slice_of<'a, T: WithDType>(
 }
 
 /// Runs `f` on the contiguous f32 values of a CPU tensor, copying only if it is not contiguous.
-///
-/// # Errors
-/// - the tensor is not f32 or not on the CPU
+/// It fails where the tensor is not f32 or not on the CPU.
 pub(crate) fn with_f32<R>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> Result<R>) -> Result<R> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -43,10 +41,7 @@ fn cpu_f32<'a>(storage: &'a Storage, layout: &Layout) -> Result<&'a [f32]> {
     }
 }
 
-/// The same of several tensors.
-///
-/// # Errors
-/// - as [`with_f32`]
+/// The same of several tensors. It fails as [`with_f32`] does.
 pub(crate) fn with_each_f32<const N: usize, R>(
     tensors: [&Tensor; N],
     f: impl FnOnce([&[f32]; N]) -> Result<R>,
@@ -61,9 +56,7 @@ pub(crate) fn with_each_f32<const N: usize, R>(
 }
 
 /// Runs `f` on the contiguous f32 values of a CPU tensor, which it may change: whoever else holds them sees that.
-///
-/// # Errors
-/// - as [`with_f32`], or the tensor is not contiguous
+/// It fails as [`with_f32`] does, or where the tensor is not contiguous.
 pub(crate) fn change_f32(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
     struct Change<F>(Cell<Option<F>>);
     impl<F: FnOnce(&mut [f32]) -> Result<()>> InplaceOp1 for Change<F> {

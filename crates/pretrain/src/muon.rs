@@ -14,6 +14,7 @@
 
 use candle_core::Device;
 use longdraft_kernels::adamw::{AdamWStep, adamw};
+use longdraft_kernels::dispatch::rounds_products;
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
 use longdraft_models::language_model::{Group, group_of};
@@ -288,6 +289,8 @@ impl Muon {
         self.state.step += 1;
         let step = self.state.step;
         let config = &self.config;
+        // Asked of this thread: those of the pool do not know.
+        let rounded = rounds_products();
         let update = |(index, state): (usize, &mut TensorState)| {
             let run = &parallel.runs()[index];
             let parameter = &parameters[run.parameter];
@@ -301,7 +304,8 @@ impl Muon {
             match state {
                 TensorState::Muon(sum) => {
                     let (rows, columns) = parameter.var.dims2()?;
-                    let shape = MatrixStep { rows, columns, learning_rate, momentum, clip_factor };
+                    let shape =
+                        MatrixStep { rows, columns, learning_rate, momentum, clip_factor, rounded };
                     shape.apply(config, parameter.var.device(), &mut values, sum, gradient)?;
                 }
                 TensorState::Adam(first, second) => {
@@ -333,6 +337,8 @@ struct MatrixStep {
     learning_rate: f64,
     momentum: f64,
     clip_factor: f64,
+    /// Whether factors of its products are rounded.
+    rounded: bool,
 }
 
 impl MatrixStep {
@@ -354,7 +360,8 @@ impl MatrixStep {
             }
         }
         let rule = config.orthogonalisation.into();
-        let update = orthogonalise_on(device, &direction, (self.rows, self.columns), rule)?;
+        let shape = (self.rows, self.columns);
+        let update = orthogonalise_on(device, &direction, shape, rule, self.rounded)?;
         let shape = (self.rows as f64 / self.columns.max(1) as f64).max(1.0).sqrt();
         let rate = (self.learning_rate * shape) as f32;
         let shrink = (self.learning_rate * config.weight_decay) as f32;
@@ -371,6 +378,7 @@ impl MatrixStep {
 #[cfg(test)]
 mod tests {
     use candle_core::{Device, Tensor, Var};
+    use longdraft_kernels::dispatch::with_rounded_products;
     use longdraft_kernels::graph::Backward;
     use longdraft_models::weights::TensorRole;
 
@@ -430,6 +438,29 @@ mod tests {
         Muon::with_state(config.clone(), &parallel, &parameters, saved.clone())?;
         let swapped = MuonState { tensors: saved.tensors.into_iter().rev().collect(), step: 1 };
         assert!(Muon::with_state(config, &parallel, &parameters, swapped).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn factors_are_rounded_where_the_calling_thread_asks_for_it() -> Result<()> {
+        let side = 256;
+        let noise = (0..side * side).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 16) as f32);
+        let start: Vec<f32> = noise.map(|value| value / 65_536.0 - 0.5).collect();
+        let side = side as usize;
+        let config = MuonConfig { momentum_warmup_steps: 0, ..MuonConfig::default() };
+        let direction: Vec<f32> = start.iter().map(|g| g + 0.95 * g).collect();
+        for rounded in [false, true] {
+            let parameters = [parameter("blocks.0.mlp.fc.weight", &start, &[side, side])];
+            let gradients = gradients(&parameters, 0.5);
+            let mut muon = Muon::new(config.clone(), &parameters);
+            with_rounded_products(rounded, || muon.step(&parameters, &gradients, 1.0))?;
+            let rule = Rule::NewtonSchulz;
+            let x = orthogonalise_on(&Device::Cpu, &direction, (side, side), rule, rounded)?;
+            let of_both = values(&parameters[0]).into_iter().zip(&start).zip(x);
+            let apart = of_both.map(|((got, start), x)| (got - (start - 0.04 * x)).abs());
+            let apart = apart.fold(0.0, f32::max);
+            assert!(apart < 1e-7, "rounded {rounded}: {apart}");
+        }
         Ok(())
     }
 

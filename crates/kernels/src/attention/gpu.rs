@@ -66,9 +66,7 @@ pub(super) fn takes(tensors: [&Tensor; 3]) -> bool {
 }
 
 /// As [`super::attention`]; `None` where a head is too wide for the device's blocks.
-///
-/// # Errors
-/// - the device has no memory, or the kernels cannot be compiled
+/// It fails where the device has no memory, or the kernels cannot be compiled.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,

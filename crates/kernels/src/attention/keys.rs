@@ -157,9 +157,7 @@ pub fn quantised_keys(x: &Tensor) -> Result<Tensor> {
 }
 
 /// The values of [`quantised_keys`]' blocks, `[T, K, D]`, f32.
-///
-/// # Errors
-/// - the blocks are not on the CPU, or they are none
+/// It fails where the blocks are not on the CPU, or they are none.
 pub(super) fn widened_keys(blocks: &Tensor) -> Result<Tensor> {
     let (tokens, heads, width) = blocks.dims3()?;
     let mut values = vec![0.0; tokens * heads * width / BYTES * BLOCK];

@@ -105,7 +105,7 @@ pub(super) fn orthogonal(size: Size) -> Vec<Case> {
         let op = move |t: &[Tensor]| {
             let values = t[0].flatten_all()?.to_vec1::<f32>()?;
             let dims = t[0].dims2()?;
-            let factor = orthogonalise_on(t[0].device(), &values, dims, rule)?;
+            let factor = orthogonalise_on(t[0].device(), &values, dims, rule, false)?;
             only(Tensor::from_vec(factor, dims, &candle_core::Device::Cpu))
         };
         let label = format!("{shape:?}, {rule:?}");

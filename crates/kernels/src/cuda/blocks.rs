@@ -80,9 +80,7 @@ pub(crate) const MOST: usize = 3;
 
 /// `x Wᵀ + addend` of each matrix, `[R, O]` in f32, in one start; all are of one format, and at most [`MOST`]. A row's
 /// bits do not depend on the rows beside it.
-///
-/// # Errors
-/// - widths or formats differ, or the kernel cannot be compiled or started
+/// It fails where widths or formats differ, or the kernel cannot be compiled or started.
 pub(crate) fn products(maps: &[(Stored<'_>, Addend<'_>)], x: &Fixed) -> Result<Vec<Tensor>> {
     let Some((first, _)) = maps.first().filter(|_| maps.len() <= MOST) else {
         bail!("linear: {} matrices in one start, at most {MOST} are", maps.len())
@@ -142,9 +140,7 @@ impl Stored<'_> {
     }
 
     /// The values of some rows of the matrix in f32 or bf16, `[R, I]`; they begin at a multiple of 16.
-    ///
-    /// # Errors
-    /// - the kernel cannot be compiled or started, or the device has no memory for the values
+    /// It fails where the kernel cannot be compiled or started, or the device has no memory for the values.
     pub(crate) fn widened(&self, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
         let kernel = match dtype {
             DType::F32 => "widen_f32",
@@ -161,10 +157,7 @@ impl Stored<'_> {
         self.run(kernel, blocks, &arguments, ((rows.len(), self.inputs).into(), dtype))
     }
 
-    /// The rows `ids`, which lie within the matrix, in f32, `[T, I]`.
-    ///
-    /// # Errors
-    /// - as [`widened`](Self::widened)
+    /// The rows `ids`, which lie within the matrix, in f32, `[T, I]`. It fails as [`widened`](Self::widened) does.
     pub(crate) fn rows(&self, ids: &[u32]) -> Result<Tensor> {
         let places = super::upload(ids, self.bytes.device())?;
         let parts = ids.len() * self.inputs / BLOCK;

@@ -133,10 +133,7 @@ impl<'a> Launch<'a> {
         self.run_as(device, &shapes.map(|shape| (shape, DType::F32)))
     }
 
-    /// The same of types: f32, bf16 or u32.
-    ///
-    /// # Errors
-    /// - as [`run`](Self::run), or a type is another
+    /// The same of types: f32, bf16 or u32. It fails as [`run`](Self::run) does, or where a type is another.
     pub(crate) fn run_as<const N: usize>(
         &self,
         device: &Device,
@@ -171,9 +168,7 @@ impl<'a> Launch<'a> {
 
     /// Starts a kernel that has no results: its last argument are the values of `into`, contiguous ones of bf16 in no
     /// gradient graph, which it writes where they are. Whoever else holds them sees the new ones.
-    ///
-    /// # Errors
-    /// - as [`run`](Self::run), or `into` is another tensor or holds an argument's values, too
+    /// It fails as [`run`](Self::run) does, or where `into` is another tensor or holds an argument's values, too.
     pub(crate) fn run_into(&self, into: &Tensor) -> Result<()> {
         let fits = into.is_contiguous() && into.dtype() == DType::BF16 && !into.track_op();
         if !fits {

@@ -95,10 +95,7 @@ impl<'a> Addend<'a> {
 /// Most products of one start.
 const MOST: usize = 3;
 
-/// [`each_row`] of fewer than [`FULL_ROWS`] rows; the library is faster with more.
-///
-/// # Errors
-/// - as [`each_row`]
+/// [`each_row`] of fewer than [`FULL_ROWS`] rows; the library is faster with more. It fails as [`each_row`] does.
 pub(crate) fn few_rows<const N: usize>(
     x: &Tensor,
     maps: &[(&Tensor, Addend<'_>); N],
@@ -108,10 +105,7 @@ pub(crate) fn few_rows<const N: usize>(
 
 /// `x Wᵀ + addend` of `[R, I]` and every `[O, I]` in f32, in one start; `None` where the library has to do
 /// it: nothing may train, matrices be more than three or of another type. A row's bits do not depend on
-/// the rows beside it.
-///
-/// # Errors
-/// - the kernel cannot be compiled or started
+/// the rows beside it. It fails where the kernel cannot be compiled or started.
 pub(crate) fn each_row<const N: usize>(
     x: &Tensor,
     maps: &[(&Tensor, Addend<'_>); N],

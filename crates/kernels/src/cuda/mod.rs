@@ -75,9 +75,7 @@ pub(crate) fn has_warp_groups(device: &Device) -> bool {
 }
 
 /// Bytes of dynamic memory that a block may ask for.
-///
-/// # Errors
-/// - the driver does not say, or the kernels do not run there
+/// It fails where the driver does not say, or the kernels do not run there.
 pub(crate) fn block_memory(device: &Device) -> Result<usize> {
     match device {
         #[cfg(feature = "cuda")]
@@ -96,10 +94,7 @@ pub(crate) fn upload<T: candle_core::WithDType>(values: &[T], device: &Device) -
     Tensor::from_slice(values, values.len(), device)
 }
 
-/// A kernel's results by name.
-///
-/// # Errors
-/// - there are more or fewer
+/// A kernel's results by name. It fails where there are more or fewer.
 pub(crate) fn exactly<const N: usize>(results: Vec<Tensor>) -> Result<[Tensor; N]> {
     let found = results.len();
     results.try_into().map_err(|_| candle_core::Error::msg(format!("{N} results, found {found}")))
@@ -109,9 +104,7 @@ pub(crate) fn exactly<const N: usize>(results: Vec<Tensor>) -> Result<[Tensor; N
 const AT_ONCE: usize = 16;
 
 /// Contiguous values that begin where a kernel may read 16 bytes of them at once.
-///
-/// # Errors
-/// - the device has no memory for a copy
+/// It fails where the device has no memory for a copy.
 pub(crate) fn aligned(values: &Tensor) -> Result<Tensor> {
     let values = values.contiguous()?;
     let first = values.layout().start_offset() * values.dtype().size_in_bytes();

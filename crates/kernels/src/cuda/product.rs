@@ -11,10 +11,7 @@ use super::{emulated, trace::on_host};
 use crate::graph::{add_to, trained_type};
 
 /// `a b` of `[M, K]` and `[K, N]` factors of the same type: in f32 for f32, bf16 and f16, else in their
-/// own. Factors may be turned, not copied, matrices.
-///
-/// # Errors
-/// - shapes or types do not fit, or the device fails
+/// own. Factors may be turned, not copied, matrices. It fails where shapes or types do not fit, or the device fails.
 pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let ((_, inner), (b_rows, _)) = (a.dims2()?, b.dims2()?);
     if inner != b_rows || a.dtype() != b.dtype() {
@@ -33,9 +30,7 @@ pub(crate) fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// The same in a type: bf16 factors have sums that are rounded to bf16 once, when they are written.
-///
-/// # Errors
-/// - as [`product`]
+/// It fails as [`product`] does.
 pub(crate) fn product_as(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = a.device()
@@ -48,10 +43,7 @@ pub(crate) fn product_as(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor>
 }
 
 /// Adds `a b` to `sum`, a whole `[M, N]` matrix that is no factor, in place: whoever else holds its values sees the new
-/// ones. It is f32, or bf16 as its factors are.
-///
-/// # Errors
-/// - as [`product`], or `sum` is no such matrix
+/// ones. It is f32, or bf16 as its factors are. It fails as [`product`] does, or where `sum` is no such matrix.
 pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     let ((rows, inner), (b_rows, columns)) = (a.dims2()?, b.dims2()?);
     let whole = sum.is_contiguous() && sum.layout().start_offset() == 0;
@@ -64,10 +56,7 @@ pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 }
 
 /// Adds `a b` to the gradients of an argument of a node, as [`add_to`]: a GPU's library adds to an f32 sum what it
-/// multiplies.
-///
-/// # Errors
-/// - as [`product`]
+/// multiplies. It fails as [`product`] does.
 pub(crate) fn add_product_to(argument: usize, a: &Tensor, b: &Tensor) -> Result<()> {
     let Some(dtype) = trained_type(argument) else { return Ok(()) };
     let narrow = matches!(a.dtype(), DType::F32 | DType::BF16 | DType::F16);

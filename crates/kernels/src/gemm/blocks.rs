@@ -28,6 +28,9 @@ pub(super) struct Output {
     pub(super) at: *mut f32,
     pub(super) stride: usize,
     pub(super) accumulate: bool,
+    /// The column in which a diagonal crosses the first row, where only elements on and above it are asked for; negative where
+    /// that is left of the first column. Tiles below it may be left out.
+    pub(super) diagonal: Option<isize>,
 }
 
 impl Output {
@@ -43,11 +46,18 @@ impl Output {
     pub(super) unsafe fn part(self, row: usize, col: usize, first_step: usize) -> Self {
         // SAFETY: passed on to the caller.
         let at = unsafe { self.at.add(row * self.stride + col) };
-        Self { at, accumulate: self.accumulate || first_step > 0, ..self }
+        let accumulate = self.accumulate || first_step > 0;
+        let diagonal = self.diagonal.map(|diagonal| diagonal + row as isize - col as isize);
+        Self { at, accumulate, diagonal, ..self }
+    }
+
+    /// Whether an element of a row is asked for in columns before `end`; where none is, none of the rows after it is either.
+    pub(super) fn is_asked_for(self, row: usize, end: usize) -> bool {
+        self.diagonal.is_none_or(|diagonal| row as isize + diagonal < end as isize)
     }
 }
 
-// SAFETY: tasks write disjoint elements only, see `product`.
+// SAFETY: tasks write disjoint elements only, see `super::compute`.
 unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}

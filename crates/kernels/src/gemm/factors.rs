@@ -129,7 +129,8 @@ impl Factors {
         };
         // A panel is wider than a tile: it stays in the first cache while the tiles pass.
         for col in (0..cols).step_by(panel) {
-            (0..rows).step_by(tile).for_each(|row| one(row, col));
+            let asked_for = |row: &usize| dst.is_asked_for(*row, col + panel);
+            (0..rows).step_by(tile).take_while(asked_for).for_each(|row| one(row, col));
         }
     }
 }

@@ -80,7 +80,8 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     for Product { dst, right, accumulate } in products {
         let cols = right.cols();
         assert!(a.rows * cols <= dst.len(), "product leaves its destination");
-        let whole = Output { at: dst.as_mut_ptr(), stride: cols, accumulate: *accumulate };
+        let (at, accumulate) = (dst.as_mut_ptr(), *accumulate);
+        let whole = Output { at, stride: cols, accumulate, diagonal: None };
         for first in (0..cols).step_by(unpacked::TASK_COLUMNS) {
             tasks.push((whole, *right, first..(first + unpacked::TASK_COLUMNS).min(cols)));
         }

@@ -17,6 +17,7 @@ mod pack;
 pub(crate) mod quantised;
 mod rounded;
 mod row_by_row;
+mod symmetric;
 mod unpacked;
 
 use std::ops::Range;
@@ -29,6 +30,7 @@ pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
+pub(crate) use symmetric::matmul_symmetric;
 
 use crate::settings::{least_rows, rounds_products};
 use crate::threads::split;
@@ -131,13 +133,29 @@ fn product<T: Element>(
     }
     assert!((rows - 1) * dst_stride + cols <= dst.len(), "product leaves its destination");
     assert!(dst_stride >= cols, "rows of the destination overlap");
-    let whole = Output { at: dst.as_mut_ptr(), stride: dst_stride, accumulate };
+    let whole = Output { at: dst.as_mut_ptr(), stride: dst_stride, accumulate, diagonal: None };
+    // SAFETY: the assertions above bound the whole product to `dst`; callers give instructions that were detected.
+    unsafe { compute(factors, whole, (a, b), threads) };
+}
+
+/// A product that is not empty, in tasks.
+///
+/// # Safety
+/// The CPU has the instruction set; `a.cols` is `b.rows`; `whole` is writable for `a.rows` x `b.cols` elements, and nobody else
+/// touches them.
+unsafe fn compute<T: Element>(
+    factors: Factors,
+    whole: Output,
+    (a, b): (Mat<'_>, Mat<'_, T>),
+    threads: Threads,
+) {
+    let (rows, cols) = (a.rows, b.cols);
     let tasks = match threads {
         Threads::Pool => tasks_of(factors, a, b, rayon::current_num_threads()),
         Threads::One => 1,
     };
     if tasks == 1 || rows * cols * a.cols < SMALLEST_TASK * 2 {
-        // SAFETY: the assertions above bound the whole product to `dst`.
+        // SAFETY: passed on to the caller.
         unsafe { block(factors, whole, a, b) };
         return;
     }
@@ -148,22 +166,20 @@ fn product<T: Element>(
     let tasks = tasks.min(length.div_ceil(unit));
     let units = length.div_ceil(unit);
     if by_cols && a.rows > BLOCK_ROWS && a.cols > 0 {
-        // SAFETY: the assertions above bound the whole product to `dst`.
+        // SAFETY: passed on to the caller.
         unsafe { shared_rows(factors, whole, a, b, tasks) };
         return;
     }
     split(tasks, |task| {
         let bound = |task: usize| (task * units / tasks * unit).min(length);
         let range = bound(task)..bound(task + 1);
-        // SAFETY: the assertions above bound the whole product to `dst`; the tasks' ranges of
-        // columns (or rows) are disjoint.
+        // SAFETY: passed on to the caller; the tasks' ranges of columns (or rows) are disjoint.
         unsafe {
             if by_cols {
-                let part = Output { at: whole.pointer().add(range.start), ..whole };
-                block(factors, part, a, b.columns(range));
+                block(factors, whole.part(0, range.start, 0), a, b.columns(range));
             } else {
-                let at = whole.pointer().add(range.start * dst_stride);
-                block(factors, Output { at, ..whole }, a.t().columns(range).t(), b);
+                let part = whole.part(range.start, 0, 0);
+                block(factors, part, a.t().columns(range).t(), b);
             }
         }
     });
@@ -172,9 +188,12 @@ fn product<T: Element>(
 /// Whether a product `[rows, inner] · [inner, cols]` has rounded factors: where the calling thread asked for it, the machine gains by
 /// it, and the product is large enough to pay for rounding.
 pub(crate) fn rounds((rows, inner, cols): (usize, usize, usize)) -> bool {
-    let rows = rows.max(least_rows());
-    rounds_products()
-        && rows.min(inner).min(cols) >= SMALLEST_ROUNDED_SIDE
+    rounds_products() && pays_for_rounding((rows.max(least_rows()), inner, cols))
+}
+
+/// Whether this machine computes a product `[rows, inner] · [inner, cols]` faster with rounded factors.
+pub(crate) fn pays_for_rounding((rows, inner, cols): (usize, usize, usize)) -> bool {
+    rows.min(inner).min(cols) >= SMALLEST_ROUNDED_SIDE
         && rows * inner * cols >= SMALLEST_ROUNDED
         && Isa::detect().gains_by_rounding()
 }

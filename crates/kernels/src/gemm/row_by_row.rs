@@ -102,7 +102,7 @@ mod x86 {
     /// The CPU has the instruction set, AVX2 or AVX-512. The product [`super::fits`]; it has at most [`ROWS`] rows and
     /// [`COLUMNS`] columns, of AVX2 two vectors, or four with half as many rows. `dst` is writable for them.
     pub(super) unsafe fn tile<T: Element>(isa: Isa, dst: Output, a: Mat<'_>, b: Mat<'_, T>) {
-        let Output { at, stride, accumulate } = dst;
+        let Output { at, stride, accumulate, .. } = dst;
         let dst = Destination { at, stride, rows: a.rows, cols: b.cols, accumulate };
         macro_rules! of_rows {
             ($kernel:ident, $vectors:expr, $($rows:literal)*) => {

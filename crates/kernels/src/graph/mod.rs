@@ -46,9 +46,7 @@ pub fn differentiable(
 }
 
 /// The same of a new result: no other tensor has its values, so they are taken over without a copy.
-///
-/// # Errors
-/// - as [`differentiable`]
+/// It fails as [`differentiable`] does.
 pub(crate) fn differentiable_new(
     name: &'static str,
     arguments: [&Tensor; 3],
@@ -59,10 +57,7 @@ pub(crate) fn differentiable_new(
     of_new(name, arguments, result, (Held::Nothing, backward))
 }
 
-/// The same where `backward` reads the result, too, as its first argument.
-///
-/// # Errors
-/// - as [`differentiable`]
+/// The same where `backward` reads the result, too, as its first argument. It fails as [`differentiable`] does.
 pub(crate) fn differentiable_by_result(
     name: &'static str,
     arguments: [&Tensor; 3],

@@ -145,10 +145,7 @@ fn set_current(node: Option<Arc<Node>>) {
     });
 }
 
-/// A gradient that candle's pass brings to a node's result.
-///
-/// # Errors
-/// - candle's pass was not started by ours
+/// A gradient that candle's pass brings to a node's result. It fails where candle's pass was not started by ours.
 pub(super) fn receive(node: &Arc<Node>, gradient: &Tensor) -> Result<()> {
     let sum = Sum { value: gradient.detach(), is_own: false };
     put(&Source::Node(Arc::clone(node)), sum)
@@ -234,9 +231,7 @@ fn set(source: &Source, sum: Sum) -> Result<()> {
 
 /// Makes a gradient of an argument with `onto`, which gets the sum of those before it, if there are some, in memory
 /// that it may change. To be called in a node's backward pass. Does nothing if the argument does not train.
-///
-/// # Errors
-/// - as `onto`
+/// It fails as `onto` does.
 pub(crate) fn add_to(
     argument: usize,
     onto: impl FnOnce(Option<&Tensor>) -> Result<Tensor>,

@@ -31,10 +31,7 @@ const SCALED: usize = 4;
 
 /// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a
 /// backward pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed
-/// on as it is, without a pass over `[R, V]` to multiply it by 1.
-///
-/// # Errors
-/// - as [`super::linear_cross_entropy`]
+/// on as it is, without a pass over `[R, V]` to multiply it by 1. It fails as [`super::linear_cross_entropy`] does.
 pub(super) fn output(inputs: &Inputs<'_>) -> Result<Output> {
     let logits = logits(inputs)?.contiguous()?;
     let weighted = matches!(inputs.soft, SoftTargets::Weighted(_));
@@ -75,10 +72,7 @@ pub(super) fn learns(inputs: &Inputs<'_>) -> bool {
 }
 
 /// The loss with its gradients, in chunks of at most so many logits: without a graph, and with one wait for
-/// the device.
-///
-/// # Errors
-/// - as [`super::linear_cross_entropy`]
+/// the device. It fails as [`super::linear_cross_entropy`] does.
 pub(super) fn in_chunks(logits: usize, inputs: &Inputs<'_>) -> Result<Output> {
     let (hidden, head) = (inputs.hidden, &inputs.head.to_tensor()?);
     let count = hidden.dim(0)?;
@@ -168,10 +162,7 @@ fn chunk(
     Ok((gradient.to_dtype(states.dtype())?, statistics))
 }
 
-/// `values` times a scalar on their device.
-///
-/// # Errors
-/// - the shapes do not fit, or the device fails
+/// `values` times a scalar on their device. It fails where the shapes do not fit, or the device fails.
 pub(super) fn scaled(values: &Tensor, scalar: &Tensor) -> Result<Tensor> {
     scaled_onto(None, values, scalar)
 }
@@ -195,10 +186,7 @@ fn scaled_onto(base: Option<&Tensor>, values: &Tensor, scalar: &Tensor) -> Resul
 }
 
 /// `log Σ e^z` and the most likely token of every row of logits `[R, V]`, rounded to bf16 before if asked for:
-/// `[R, 2]`, still on the device.
-///
-/// # Errors
-/// - the kernel cannot be compiled or started
+/// `[R, 2]`, still on the device. It fails where the kernel cannot be compiled or started.
 pub(crate) fn log_sum_exp(logits: &Tensor, rounded: bool) -> Result<Tensor> {
     let (rows, vocabulary) = logits.dims2()?;
     if vocabulary == 0 {

@@ -25,9 +25,7 @@ pub(super) fn finds(like: &Tensor, vocabulary: usize, k: usize) -> bool {
 }
 
 /// Bits of ids and log-probabilities, `[R, k]` each, of `[R, V]` logits; still on the device.
-///
-/// # Errors
-/// - the kernel cannot be compiled or started
+/// It fails where the kernel cannot be compiled or started.
 pub(super) fn top_k(logits: &Tensor, k: usize) -> Result<[Tensor; 2]> {
     let (rows, vocabulary) = logits.dims2()?;
     let logits = logits.contiguous()?;
@@ -36,10 +34,7 @@ pub(super) fn top_k(logits: &Tensor, k: usize) -> Result<[Tensor; 2]> {
         .run(logits.device(), [Shape::from((rows, k)), Shape::from((rows, k))])
 }
 
-/// What [`top_k`] found in one part after the other, on the host.
-///
-/// # Errors
-/// - the transfer fails
+/// What [`top_k`] found in one part after the other, on the host. It fails where the transfer fails.
 pub(super) fn downloaded(parts: &[[Tensor; 2]]) -> Result<TopK> {
     if parts.is_empty() {
         return Ok(TopK::default());

@@ -202,7 +202,9 @@ impl Pretraining {
             }
         }
         let (rank, parameters) = (&self.parallel, self.model.parameters());
-        let outcome = self.optimizer.update(rank, parameters, &gradients, norm, multiplier)?;
+        let optimizer = &mut self.optimizer;
+        let outcome =
+            products.within(|| optimizer.update(rank, parameters, &gradients, norm, multiplier))?;
         let traffic = self.parallel.world().traffic() - earlier;
         let tokens = (lengths.sequence * lengths.sequences * lengths.micro_batches) as u64;
         let progress = &mut self.progress;

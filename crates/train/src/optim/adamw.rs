@@ -11,7 +11,7 @@ use std::path::Path;
 
 use candle_core::{Device, Shape, Tensor};
 use longdraft_kernels::adamw::{AdamWState, AdamWStep, adamw, adamw_on_device, adamw_with_halves};
-use longdraft_kernels::dispatch::multiplies_halves;
+use longdraft_kernels::dispatch::{multiplies_halves, rounds_products};
 use longdraft_kernels::factors::Written;
 use longdraft_kernels::orthogonalise::{Rule, orthogonalise_on};
 use longdraft_models::draft::Parameter;
@@ -330,7 +330,8 @@ impl AdamW {
                 });
             };
             let sum = direction(first, gradient, momentum, step.grad_scale);
-            let update = orthogonalise_on(device, &sum, shape, Rule::NewtonSchulz)?;
+            let update =
+                orthogonalise_on(device, &sum, shape, Rule::NewtonSchulz, rounds_products())?;
             muon(step, shape, values, &update);
             Ok(())
         })
@@ -389,8 +390,8 @@ fn muon(step: &AdamWStep, (rows, columns): (usize, usize), values: &mut [f32], u
 #[cfg(test)]
 mod tests {
     use candle_core::Var;
+    use longdraft_kernels::dispatch::with_rounded_products;
     use longdraft_kernels::graph::Backward;
-
     use longdraft_kernels::orthogonalise::orthogonalise;
 
     use super::*;
@@ -435,6 +436,42 @@ mod tests {
         for ((got, start), x) in muon[0].iter().zip(&start).zip(x) {
             let want = start * (1.0 - 0.01 * 0.1) - 0.01 * 0.2 * 3.0_f32.sqrt() * x;
             assert!((got - want).abs() < 1e-6, "{got} {want}");
+        }
+    }
+
+    #[test]
+    fn muon_rounds_factors_where_the_calling_thread_asks_for_it() {
+        let side = 256;
+        let noise = (0..side * side).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 16) as f32);
+        let start: Vec<f32> = noise.map(|value| value / 65_536.0 - 0.5).collect();
+        let side = side as usize;
+        let direction: Vec<f32> = start.iter().map(|g| g + 0.95 * g).collect();
+        for rounded in [false, true] {
+            let parameter = parameter(TensorRole::Layer, &[side, side]);
+            let gradient = Tensor::from_slice(&start, (side, side), &Device::Cpu).expect("tensor");
+            let before = values(&parameter);
+            let total = (parameter.var.as_tensor() * gradient).and_then(|all| all.sum_all());
+            let graph = total.expect("sum").gradients().expect("backward");
+            let parameters = [parameter];
+            let mut gradients = Gradients::new(&parameters);
+            gradients.add(&parameters, graph).expect("gradients");
+            let config = AdamWConfig {
+                matrices: MatrixUpdate::Muon,
+                clip_norm: 1e9,
+                ..AdamWConfig::default()
+            };
+            let mut optimizer = AdamW::new(config, &parameters);
+            with_rounded_products(rounded, || optimizer.step(&parameters, &gradients, 0.01))
+                .expect("a step");
+            let rule = Rule::NewtonSchulz;
+            let x = orthogonalise_on(&Device::Cpu, &direction, (side, side), rule, rounded);
+            let of_both = values(&parameters[0]).into_iter().zip(before).zip(x.expect("factor"));
+            let apart = of_both.map(|((got, before), x)| {
+                let want = before * (1.0 - 0.01 * 0.1) - 0.01 * 0.2 * (side as f32).sqrt() * x;
+                (got - want).abs()
+            });
+            let apart = apart.fold(0.0, f32::max);
+            assert!(apart < 1e-6, "rounded {rounded}: {apart}");
         }
     }
 

@@ -81,10 +81,7 @@ impl Pieces {
 }
 
 /// As [`super::attention`], without gradients; single keys are in order after the ranges. `None` where a head
-/// is too wide.
-///
-/// # Errors
-/// - the device has no memory, or the kernels cannot be compiled
+/// is too wide. It fails where the device has no memory, or the kernels cannot be compiled.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,

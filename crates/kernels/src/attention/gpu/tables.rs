@@ -73,9 +73,7 @@ impl Tables {
 
     /// Layers of a pass share their ranges, those with a window and those without: the tables of the last
     /// two ranges are kept. `trained_keys` is the number of keys where they train.
-    ///
-    /// # Errors
-    /// - the device has no memory for them
+    /// It fails where the device has no memory for them.
     pub(super) fn of(
         ranges: &Arc<KeyRanges>,
         trained_keys: Option<usize>,

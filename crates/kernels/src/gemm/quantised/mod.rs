@@ -160,7 +160,7 @@ pub(crate) fn matmul_quantised(dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, ac
 fn product(kernel: Kernel, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
     assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
     assert!(a.rows * b.cols <= dst.len(), "product leaves its destination");
-    let whole = Output { at: dst.as_mut_ptr(), stride: b.cols, accumulate };
+    let whole = Output { at: dst.as_mut_ptr(), stride: b.cols, accumulate, diagonal: None };
     let width = if a.rows * b.cols * a.cols < 2 * SMALLEST_TASK {
         b.cols.next_multiple_of(GROUP).max(GROUP)
     } else {
@@ -205,7 +205,7 @@ pub(super) unsafe fn columns(
             // SAFETY: row and column lie within the destination, for which the caller vouches; the
             // slices bound both operands.
             unsafe {
-                let Output { at, stride, accumulate } =
+                let Output { at, stride, accumulate, .. } =
                     dst.part(first_row - rows.start, first_col, 0);
                 tile.run(kernel, Destination { at, stride, rows: tile.rows, cols, accumulate });
             }

@@ -89,7 +89,7 @@ pub(super) unsafe fn block<T: Element>(
                 // SAFETY: row and column lie within the destination; the views bound both
                 // operands; the caller vouches for the instruction set.
                 unsafe {
-                    let Output { at, stride, accumulate } =
+                    let Output { at, stride, accumulate, .. } =
                         dst.part(first_row, first_col, first_step);
                     let dst = Destination { at, stride, rows, cols, accumulate };
                     if isa.reads::<T>() {
