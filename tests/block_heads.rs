@@ -161,8 +161,7 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
     let vocabulary = format!("draft.draft_vocab_size={size}");
     let soft = ["draft.soft_weight=0.5", "teacher.soft_targets=top_k", "teacher.top_k=8"];
     for (method, more) in [(METHODS[0], &[][..]), (METHODS[0], &soft[..]), (METHODS[2], &[])] {
-        let shop = trained(method.1);
-        let config = shop.config();
+        let (shop, config) = trained(method.1).with_config();
         let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
         let train = |place: &str, also: &[&str]| -> Vec<String> {
             let run =
@@ -204,8 +203,7 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
         let narrowed = read(shop.path("narrowed/draft/config.json"));
         assert_eq!(narrowed["draft_vocab_size"], size, "{method:?}");
     }
-    let shop = trained(METHODS[1].1);
-    let config = shop.config();
+    let (_shop, config) = trained(METHODS[1].1).with_config();
     let train = ["train", &config, "data.anchor.enabled=false", &vocabulary];
     let text = fail(&[&train[..], METHODS[1].1].concat(), 2);
     assert!(text.contains("beside a selector, which knows all"), "{text}");

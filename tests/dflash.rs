@@ -2,7 +2,9 @@
 
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, drafted, metrics, run_with_kills, written_plainly};
-use crate::support::{Workshop, borrowed, fail, last_json, longdraft, run, stderr, succeed};
+use crate::support::{
+    Workshop, borrowed, fail, last_json, longdraft, run, stderr, succeed, succeeded,
+};
 use serde_json::Value;
 
 /// Arguments that turn the workshop's configuration into a DFlash run.
@@ -42,8 +44,7 @@ fn generated(shop: &Workshop, how: &[&str]) -> Value {
 
 #[test]
 fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let output = last_json(&succeed(&arguments(&config, &["train.epochs=6", "--json"])));
     assert_eq!(output["finished"], true);
     let held_out = &output["held_out"];
@@ -71,8 +72,7 @@ fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
 
 #[test]
 fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     for weights in ["decay", "dpace"] {
         let weights = format!("draft.slot_weights={weights}");
         let run = |name: &str| (shop.path(name), format!("output={}", shop.path(name)));
@@ -88,8 +88,7 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
 
 #[test]
 fn the_targets_distribution_is_learned_wherever_features_come_from() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     for (name, teacher) in [
         ("full", &["draft.soft_weight=1"][..]),
         ("mixed", &["draft.soft_weight=0.4", "draft.init=last_layer"]),
@@ -145,8 +144,7 @@ const DFLASH2: [&str; 5] = [
 
 #[test]
 fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_write() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     succeed(&arguments(&config, &["train.epochs=2"]));
     let (whole, from) = (shop.path("whole"), format!("draft.from={}", shop.path("run")));
     let to_whole = format!("output={whole}");
@@ -196,8 +194,7 @@ fn a_selector_is_trained_from_a_plain_draft_and_decodes_what_the_target_would_wr
 
 #[test]
 fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let plain = generated(&shop, &["--no-draft"]);
     let dspark = ["draft.method=dspark", "train.epochs=2"];
     for head in ["vanilla", "gated", "rnn"] {
@@ -251,8 +248,7 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
 
 #[test]
 fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     succeed(&arguments(&config, &["train.steps=2", "draft.mask_token_id=7"]));
     let from = format!("draft.from={}", shop.path("run"));
     let output = format!("output={}", shop.path("next"));
@@ -274,8 +270,7 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
 
 #[test]
 fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let heads = |run: &str| {
         succeed(&["extract", &shop.path(run)]);
         read_json(shop.path(&format!("{run}/draft/config.json")))["num_key_value_heads"].clone()
@@ -303,8 +298,7 @@ fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
 
 #[test]
 fn keys_that_make_no_sense_are_named_before_any_work() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (_shop, config) = Workshop::with_four_layers().with_config();
     let more = ["draft.dpace_alpha=0.2", "draft.divide_by_rows=true", "draft.divide_by_slots=true"];
     let text = fail(&arguments(&config, &more), 2);
     assert!(text.contains("`draft.dpace_alpha` belongs to"), "{text}");
@@ -361,8 +355,7 @@ fn kinds_of_layers_that_contradict_the_rest_are_told_with_their_line() {
 
 #[test]
 fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let mixed = ["draft.layers=3", "draft.sliding_window=6", "draft.sliding_window_pattern=3"];
     let training = ["schedule.learning_rate=0.01", "train.epochs=2"];
     succeed(&arguments(&config, &[&mixed[..], &training].concat()));
@@ -386,8 +379,7 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
     let kinds = format!("draft.layer_types=[{slides},{slides},{full}]");
     let told = |folder: &str, kinds: &str| {
         let output = format!("output={}", shop.path(folder));
-        let ended = run(&arguments(&config, &[&listed[..], &[kinds, &output]].concat()));
-        assert!(ended.status.success(), "{}", stderr(&ended));
+        let ended = succeeded(run(&arguments(&config, &[&listed[..], &[kinds, &output]].concat())));
         stderr(&ended).contains("none, 6, none here")
     };
     assert!(!told("same", &kinds));
@@ -401,8 +393,7 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
 
 #[test]
 fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let windows = ["draft.sliding_window=6", "draft.sliding_window_pattern=2"];
     let silent = [&windows[..], &["draft.causal=null", "train.steps=2"]].concat();
     succeed(&arguments(&config, &silent));
@@ -421,8 +412,7 @@ fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
 
 #[test]
 fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let mut drafts = Vec::new();
     for (name, keys) in [
         ("plain", &[][..]),

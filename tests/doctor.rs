@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Output;
 
-use crate::support::{self, last_json, longdraft, stderr, stdout};
+use crate::support::{self, last_json, longdraft, stderr, stdout, succeeded};
 use serde_json::Value;
 
 /// Runs the doctor where nothing outside this test is asked: an empty home, and a port that
@@ -42,8 +42,7 @@ fn a_targets_weights_are_measured_by_type() {
     let target = tempfile::tempdir().expect("tempdir");
     support::write_target(target.path(), &support::tiny_config("llama"));
     let path = target.path().display().to_string();
-    let output = doctor(&["--target", &path, "--json"], &[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(doctor(&["--target", &path, "--json"], &[]));
     let report = last_json(&stdout(&output));
     let findings = report["findings"].as_array().expect("findings");
     let facts: Vec<&str> = findings

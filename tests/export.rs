@@ -157,8 +157,7 @@ fn a_window_comes_back_from_every_folder_that_may_hold_it() {
 
 #[test]
 fn exports_are_warm_starts_and_other_networks_are_refused() {
-    let shop = trained(&["draft.norm_before_residual=true"]);
-    let config = shop.config();
+    let (shop, config) = trained(&["draft.norm_before_residual=true"]).with_config();
     let text = fail(&["export", &shop.path("run"), "--to", "sglang", "-o", &shop.path("no")], 1);
     assert!(text.contains("SGLang computes another network without a message"), "{text}");
     for profile in ["speculators", "llamacpp"] {

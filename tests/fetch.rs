@@ -11,7 +11,7 @@ use candle_core::quantized::gguf_file::{Content, Value, write};
 use serde_json::{Value as Json, json};
 
 use crate::support::hub::{COMMIT, Hub, Log, at_hub};
-use crate::support::{self, last_json, stderr, stdout};
+use crate::support::{self, last_json, stderr, stdout, succeeded, told_by};
 
 /// Nobody answers there.
 const NOWHERE: &str = "http://127.0.0.1:1";
@@ -106,8 +106,7 @@ impl User {
     #[track_caller]
     fn tokens(&self, target: &str, endpoint: &str) -> Json {
         let say = ["generate", "--target", target, "--no-draft", "--prompt", "a", "--json"];
-        let output = self.run(&[&say[..], &["--max-tokens", "12"]].concat(), endpoint);
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(self.run(&[&say[..], &["--max-tokens", "12"]].concat(), endpoint));
         last_json(&stdout(&output))["tokens"].clone()
     }
 }
@@ -121,8 +120,7 @@ fn contents(log: &Log) -> Vec<String> {
 
 #[track_caller]
 fn refusal(output: &Output, code: i32) -> String {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(code), "{text}");
+    let text = told_by(output, code);
     assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
     assert!(!text.contains("panicked"), "{text}");
     text
@@ -132,8 +130,7 @@ fn refusal(output: &Output, code: i32) -> String {
 fn a_gguf_file_is_fetched_by_its_quantisation_and_decodes_wherever_a_target_is_taken() {
     let user = User::new();
     let (endpoint, log) = repository().serve();
-    let output = user.fetch("some-org/tiny:q8_0", &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(user.fetch("some-org/tiny:q8_0", &endpoint));
     let path = user.cache("snapshots").join(COMMIT).join(WHOLE);
     assert_eq!(stdout(&output), format!("{}\n", path.display()), "the path alone");
     let next = "next: longdraft generate --target some-org/tiny:q8_0 --";
@@ -182,15 +179,13 @@ fn a_run_trains_for_a_quantisation_and_a_check_fetches_its_beginning_alone() {
         user.path("rows.jsonl").display()
     );
     std::fs::write(&config, text).expect("config");
-    let output = user.run(&["config", "check", &config], &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(user.run(&["config", "check", &config], &endpoint));
     let part = user.cache(&format!("blobs/tag-{WHOLE}.part"));
     assert_eq!(part.metadata().expect("a part").len(), 8 << 20);
     let output = user.fetch("some-org/tiny:Q8_0", &endpoint);
     let told = format!("fetching {WHOLE} (9 MiB), going on after 8 MiB");
     assert!(stderr(&output).contains(&told), "{}", stderr(&output));
-    let output = user.run(&["train", &config], NOWHERE);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(user.run(&["train", &config], NOWHERE));
     let ranges: Vec<_> = log.lock().expect("log").iter().filter_map(|r| r.2.clone()).collect();
     assert_eq!(ranges, [format!("bytes={}-", 8 << 20)], "the rest alone");
     assert!(std::fs::read(user.cache(&format!("blobs/tag-{WHOLE}"))).expect("content") == whole);
@@ -235,8 +230,7 @@ fn what_a_repository_holds_is_listed_with_how_to_say_it() {
     assert!(text.contains("HF_HOME"), "{text}");
     assert!(!user.path("home/hub").exists(), "nothing was fetched");
     // A name that is written out is chosen among several.
-    let output = user.fetch("some-org/tiny:m-Q8_0", &quants);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(user.fetch("some-org/tiny:m-Q8_0", &quants));
     assert!(stderr(&output).contains("warning: longdraft cannot run this model"));
     let output = user.fetch("some-org/tiny:old/m-q8_0.gguf", &quants);
     assert!(stdout(&output).trim_end().ends_with("old/m-Q8_0.gguf"), "{}", stderr(&output));
@@ -264,8 +258,7 @@ fn of_a_folder_the_weights_that_its_index_names_are_fetched() {
     files.insert("chat_template.json".into(), br#"{"chat_template": "{{ messages }}"}"#.to_vec());
     files.insert("tiny-Q8_0.gguf".into(), b"another form".to_vec());
     let (endpoint, log) = Hub::of(files.clone()).serve();
-    let output = user.fetch("some-org/tiny", &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(user.fetch("some-org/tiny", &endpoint));
     assert_eq!(
         stdout(&output).trim_end(),
         user.cache("snapshots").join(COMMIT).display().to_string()
@@ -320,8 +313,7 @@ fn a_file_that_is_too_short_is_told_and_goes_on() {
     assert_eq!(part.metadata().expect("a part").len(), 100_000);
     assert!(!user.cache("snapshots").exists());
     let (endpoint, log) = repository().serve();
-    let output = user.fetch("some-org/tiny:Q8_0", &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(user.fetch("some-org/tiny:Q8_0", &endpoint));
     let ranges: Vec<_> = log.lock().expect("log").iter().filter_map(|r| r.2.clone()).collect();
     assert_eq!(ranges, ["bytes=100000-"]);
 }
@@ -342,6 +334,5 @@ fn a_full_disk_is_told_with_where_to_go() {
     let text = refusal(&command.output().expect("bash"), 1);
     assert!(text.contains(&format!("{WHOLE}: no room in ")), "{text}");
     assert!(text.contains("set HF_HOME to a folder on another disk"), "{text}");
-    let output = user.fetch("some-org/tiny:Q8_0", &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(user.fetch("some-org/tiny:Q8_0", &endpoint));
 }

@@ -1,6 +1,8 @@
 //! What surrounds the work: completions, manual pages, how much is told, colours, runs on disk.
 
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{
+    Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded,
+};
 
 #[test]
 fn completions_and_manual_pages_know_every_command() {
@@ -62,8 +64,7 @@ fn quiet_and_verbose_say_less_and_more_and_the_same_result() {
     let target = shop.target();
     let told = |more: &[&str]| {
         let words = ["generate", "--target", &target, "--prompt", "abc", "--max-tokens", "4"];
-        let output = run(&[&words[..], more].concat());
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(run(&[&words[..], more].concat()));
         (stdout(&output), stderr(&output))
     };
     let (said, normal) = told(&[]);
@@ -87,8 +88,7 @@ fn a_log_holds_what_is_told_with_times_and_details() {
     let (target, log) = (shop.target(), shop.path("all.log"));
     let words = ["generate", "--target", &target, "--prompt", "abc", "--max-tokens", "4"];
     let logged = |more: &[&str]| {
-        let output = run(&[&words[..], &["--log-file", &log], more].concat());
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(run(&[&words[..], &["--log-file", &log], more].concat()));
         assert!(!stderr(&output).contains("took"), "{}", stderr(&output));
         std::fs::read_to_string(&log).expect("log")
     };
@@ -235,8 +235,7 @@ fn a_run_whose_name_is_no_text_is_listed_and_deleted() {
     std::fs::write(odd.join("config.yaml"), "{}").expect("a file");
     std::fs::write(odd.join("metrics.jsonl"), "").expect("a file");
     let told = |words: &[&str], path: &std::path::Path| {
-        let output = longdraft(words).arg(path).output().expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(longdraft(words).arg(path).output().expect("the binary starts"));
         last_json(&stdout(&output))
     };
     let shown = odd.to_string_lossy().into_owned();

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::support::hub::{COMMIT, Hub, Log, at_hub};
 use crate::support::processes::wait_until;
-use crate::support::{self, longdraft, stderr, stdout};
+use crate::support::{self, longdraft, stderr, stdout, succeeded, told_by};
 use serde_json::json;
 
 const TOKEN: &str = "hf_secret";
@@ -85,8 +85,7 @@ fn origins(output: &Output) -> Vec<String> {
 /// What a refusal says: no panic, nothing that moves the cursor, no secret.
 #[track_caller]
 fn refusal(output: &Output) -> String {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(output, 1);
     assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
     assert!(!text.contains("panicked") && !text.contains(TOKEN), "{text}");
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
@@ -396,8 +395,7 @@ fn what_a_hub_does_not_have_is_told_before_any_work() {
     ] {
         assert!(text.contains(part), "{part} not in {text}");
     }
-    let output = command(&check, &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(command(&check, &endpoint));
     let names = |folder: &Path| -> Vec<String> {
         let mut folders = vec![folder.to_path_buf()];
         let mut names = Vec::new();
@@ -417,6 +415,5 @@ fn what_a_hub_does_not_have_is_told_before_any_work() {
     let missing = [&check[..], &["data.train=[{path: hf://some-org/text/none.jsonl}]"]].concat();
     let text = stderr(&command(&missing, &endpoint));
     assert!(text.contains("no data file at none.jsonl"), "{text}");
-    let output = command(&["train", &config], &endpoint);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(command(&["train", &config], &endpoint));
 }

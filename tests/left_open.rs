@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::support::files::read_json;
-use crate::support::{Workshop, fail, last_json, run, stderr, succeed};
+use crate::support::{Workshop, fail, last_json, run, stderr, succeed, succeeded};
 
 const BLOCKS: [&str; 6] = [
     "draft.method=dflash",
@@ -28,8 +28,7 @@ fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 
 /// A workshop with the draft of a run that was told all.
 fn trained() -> (Workshop, String) {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     succeed(&with(&["train", &config], &OPEN));
     (shop, config)
 }
@@ -147,8 +146,7 @@ fn a_store_serves_no_draft_of_other_layers() {
         let drafts: Vec<_> = drafts.iter().flat_map(|draft| ["--draft", draft]).collect();
         run(&with(&[&["eval", "held-out", &config][..], &drafts].concat(), &[&store]))
     };
-    let alone = ask(&[&draft]);
-    assert!(alone.status.success(), "{}", stderr(&alone));
+    succeeded(ask(&[&draft]));
     for drafts in [&[draft.as_str(), &other][..], &[&other]] {
         let asked = ask(drafts);
         assert!(!asked.status.success(), "{}", String::from_utf8_lossy(&asked.stdout));

@@ -11,7 +11,9 @@ use crate::support::ranks::{
     assert_same_numbers, checkpoint, joined, metrics, metrics_with_clocks,
 };
 use crate::support::runs::draft_bytes;
-use crate::support::{self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed};
+use crate::support::{
+    self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed, told_by,
+};
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
 
@@ -87,8 +89,7 @@ fn mpi_ranks_train_a_glide_draft_like_one_process() {
 
 #[test]
 fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     for (name, more) in [
         ("online", &["train.rows_per_step=4"][..]),
         ("memory", &["train.rows_per_step=4", "train.features=memory", "parallel.zero=1"]),
@@ -115,8 +116,7 @@ fn mpi_ranks_train_an_eagle3_draft_like_one_process() {
 
 #[test]
 fn mpi_ranks_train_block_drafts_like_one_process() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
     let selector = ["draft.method=dflash2", "draft.selector_rank=6", "draft.selector_top_k=4"];
     let chain = ["draft.method=dspark", "draft.markov_rank=6"];
@@ -188,8 +188,7 @@ fn mpi_ranks_pretrain_like_one_process() {
 /// The target runs over the next row while gradients are summed; epochs end within the run.
 #[test]
 fn mpi_overlap_of_sums_and_target_changes_no_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let more = ["train.steps=7", "train.evaluate_every=3", "train.target_loss_every=2"];
     for (name, method) in [("glide", &[][..]), ("eagle3", &EAGLE3)] {
         let train = |overlap: bool, rows: usize| {
@@ -211,8 +210,7 @@ fn mpi_overlap_of_sums_and_target_changes_no_bit() {
 
 #[test]
 fn zero_1_equals_unsharded_ranks_bit_for_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let train = |zero: u8, ranks: usize| {
         let run = shop.path(&format!("zero-{zero}-{ranks}"));
         let (output, zero) = (format!("output={run}"), format!("parallel.zero={zero}"));
@@ -239,8 +237,7 @@ fn zero_1_equals_unsharded_ranks_bit_for_bit() {
 
 #[test]
 fn zero_3_equals_unsharded_ranks_bit_for_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let stop = ["train.steps=4", "train.evaluate_every=4", "train.target_loss_every=2"];
     let memory = ["train.features=memory", "teacher.soft_targets=top_k"];
     // Three rows on two ranks, one on three: some ranks have fewer than others, or none.
@@ -371,8 +368,7 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
     for method in [&[][..], &EAGLE3, &mixed, &DFLASH, &weighed, &soft, &selector, &chain] {
         groups_train_like_one_process(method, &groups);
     }
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (_shop, config) = Workshop::of_four_layers().with_config();
     let compat = ["draft.compat=specforge", "data.anchor.enabled=false"];
     for (ranks, more, problem) in [
         (3, vec!["parallel.sequence=2"], "does not divide the 3 ranks"),
@@ -383,17 +379,14 @@ fn mpi_ranks_that_share_rows_train_like_one_process() {
         ),
     ] {
         let mut refused = mpirun(ranks, &joined(&[&["train", &config], &more]));
-        let output = refused.output().expect("mpirun starts");
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
+        let text = told_by(&refused.output().expect("mpirun starts"), 2);
         assert!(text.contains(problem), "{text}");
     }
 }
 
 #[track_caller]
 fn groups_train_like_one_process(method: &[&str], groups: &[(usize, &[&str])]) {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.steps=5", "train.rows_per_step=3", "train.evaluate_every=5"];
     // Rounded factors share scales along a row, which ranks cut elsewhere.
     let set = joined(&[&set, &["train.target_loss_every=5", "products=f32"]]);
@@ -451,8 +444,7 @@ fn mpi_ranks_run_the_stages_of_a_curriculum() {
 
 #[test]
 fn mpi_ranks_share_out_the_matrices_of_muon() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.steps=6", "train.save_every=3", "optimizer.matrices=muon"];
     let run = |ranks: usize, run: &str| {
         let output = format!("output={run}");
@@ -466,8 +458,7 @@ fn mpi_ranks_share_out_the_matrices_of_muon() {
 
 #[test]
 fn mpi_ranks_capture_one_store_without_overlap() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let (one, shared) = (shop.path("one"), shop.path("shared"));
     // A store's bytes do not depend on who wrote its shards.
     let place = |store: &str| format!("train.features={store}");

@@ -20,8 +20,7 @@ fn rows_with_long_prompts(shop: &Workshop, (short, long): (usize, usize)) -> Str
 
 #[test]
 fn prompts_longer_than_a_row_do_not_end_a_training() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let data = rows_with_long_prompts(&shop, (20, 2));
     let common = ["data.held_out_rows=0", "train.rows_per_step=1", "train.epochs=1", "--json"];
     let train = [&["train", &config, &data], &common[..]].concat();
@@ -47,8 +46,7 @@ fn prompts_longer_than_a_row_do_not_end_a_training() {
 /// Held-out rows are counted with those of prompts alone: else they would take all answers.
 #[test]
 fn held_out_rows_of_long_prompts_leave_text_to_train_on() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let data = rows_with_long_prompts(&shop, (0, 5));
     let output = run(&["train", &config, &data, "data.held_out_rows=4", "train.epochs=1"]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -56,8 +54,7 @@ fn held_out_rows_of_long_prompts_leave_text_to_train_on() {
 
 #[test]
 fn rows_of_which_nothing_is_learned_are_refused_before_the_first_step() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let data = rows_with_long_prompts(&shop, (0, 2));
     let cut = ["data.held_out_rows=0", "data.overlong=truncate"];
     let text = fail(&[&["train", &config, &data], &cut[..]].concat(), 1);

@@ -300,8 +300,7 @@ fn shipped_configurations_compose() {
 #[test]
 fn old_names_of_the_commands_work_and_say_the_new_ones() {
     let shop = Shop::new();
-    let output = run(&["pretrain", &shop.config]);
-    assert!(output.status.success(), "{}", support::stderr(&output));
+    let output = support::succeeded(run(&["pretrain", &shop.config]));
     assert!(support::stderr(&output).contains("`longdraft lm train`"));
     let bin = shop.path("data/val_000000.bin");
     let (folder, data) = (shop.path("run"), shop.path("data"));
@@ -309,8 +308,7 @@ fn old_names_of_the_commands_work_and_say_the_new_ones() {
         (vec!["eval", "bpb", &folder, "--data", &bin, "--tokenizer", &data], "lm score"),
         (vec!["quantize", &folder, "--output", &shop.path("old.ldq")], "lm quantize"),
     ] {
-        let output = run(&old);
-        assert!(output.status.success(), "{}", support::stderr(&output));
+        let output = support::succeeded(run(&old));
         assert!(support::stderr(&output).contains(new), "{}", support::stderr(&output));
     }
     let help = succeed(&["--help"]);

@@ -30,8 +30,7 @@ fn rounded_products_train_nearly_the_same_and_a_run_keeps_to_its_own() {
     for method in
         [&[][..], &["draft.method=eagle3", "draft.ttt_steps=2", "draft.target_layers=[0,1,2]"]]
     {
-        let shop = shop();
-        let config = shop.config();
+        let (shop, config) = shop().with_config();
         let train = |products: &str| {
             let (run, products) = (shop.path(products), format!("products={products}"));
             let output = format!("output={run}");

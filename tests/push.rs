@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
-use crate::support::{self, Workshop, last_json, longdraft, stderr, stdout, succeed};
+use crate::support::{
+    self, Workshop, last_json, longdraft, stderr, stdout, succeed, succeeded, told_by,
+};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
@@ -152,8 +154,7 @@ fn an_export_goes_up_in_one_commit_with_a_card() {
     let weights = std::fs::read(folder.join("model.safetensors")).expect("weights");
     for how in [Behaviour::Whole, Behaviour::Parts, Behaviour::Known] {
         let (endpoint, log) = serve(how);
-        let output = push(&shop, &endpoint, &["--json"]);
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(push(&shop, &endpoint, &["--json"]));
         let out = last_json(&stdout(&output));
         assert_eq!(out["commit"], "hub/commit/1");
         let log = log.lock().expect("log");
@@ -209,8 +210,7 @@ fn a_dry_run_shows_files_and_card_and_sends_nothing() {
     let shop = Workshop::new();
     exported(&shop);
     let (endpoint, log) = serve(Behaviour::Whole);
-    let output = push(&shop, &endpoint, &["--dry-run"]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(push(&shop, &endpoint, &["--dry-run"]));
     let out = stdout(&output);
     for part in [
         "model.safetensors",
@@ -236,27 +236,21 @@ fn refusals_say_why_and_broken_exports_stay() {
     let shop = Workshop::new();
     let folder = exported(&shop);
     let (endpoint, _) = serve(Behaviour::Forbidden);
-    let output = push(&shop, &endpoint, &[]);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&push(&shop, &endpoint, &[]), 1);
     assert!(
         text.contains("403: you may not write here") && text.contains("write access"),
         "{text}"
     );
     assert!(!text.contains("hf_secret") && !text.contains('\u{1b}'), "{text:?}");
     let (endpoint, log) = serve(Behaviour::Moved);
-    let output = push(&shop, &endpoint, &[]);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&push(&shop, &endpoint, &[]), 1);
     assert!(text.contains("307") && text.contains("renamed"), "{text}");
     assert_eq!(log.lock().expect("log").len(), 1, "redirects are not followed");
     let text = stderr(&push(&shop, "http://hub.example", &[]));
     assert!(text.contains("a token is sent over https only"), "{text}");
     let (endpoint, log) = serve(Behaviour::Whole);
     let login = endpoint.replace("http://", "http://localhost:s3cret@");
-    let output = push(&shop, &login, &[]);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = told_by(&push(&shop, &login, &[]), 2);
     assert!(text.contains("user or password is refused") && !text.contains("s3cret"), "{text}");
     assert!(log.lock().expect("log").is_empty());
     let (endpoint, log) = serve(Behaviour::Whole);
@@ -303,8 +297,7 @@ fn stray_files_stay_here_and_the_dry_run_names_them() {
     assert!(listed.contains(&json!({"name": "link.json", "reason": "is a link"})), "{listed:?}");
     assert!(listed.len() >= stray.len() && log.lock().expect("log").is_empty());
 
-    let output = push(&shop, &endpoint, &[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(push(&shop, &endpoint, &[]));
     assert!(stderr(&output).contains("in the folder stayed here"), "{}", stderr(&output));
     for (line, _, body) in &*log.lock().expect("log") {
         let body = String::from_utf8_lossy(body);
@@ -327,8 +320,7 @@ fn no_path_of_this_machine_is_sent() {
     let text = std::fs::read_to_string(&kept).expect("manifest");
     assert!(text.contains(&format!("{here}/target")), "for commands on this machine");
     let (endpoint, log) = serve(Behaviour::Whole);
-    let output = push(&shop, &endpoint, &[]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(push(&shop, &endpoint, &[]));
     let told = stderr(&output);
     assert!(told.contains("call the target `target`") && told.contains("--target-name"), "{told}");
     let sent = sent_files(&log);
@@ -384,9 +376,7 @@ fn a_manifest_cannot_send_what_no_export_wrote() {
         std::fs::write(&path, manifest.to_string()).expect("write");
         let (endpoint, log) = serve(Behaviour::Whole);
         for more in [&["--dry-run"][..], &[]] {
-            let output = push(&shop, &endpoint, more);
-            let text = stderr(&output);
-            assert_eq!(output.status.code(), Some(1), "{text}");
+            let text = told_by(&push(&shop, &endpoint, more), 1);
             assert!(text.contains(name) && text.contains(problem), "{text}");
         }
         assert!(log.lock().expect("log").is_empty());

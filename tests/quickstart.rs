@@ -1,6 +1,6 @@
 //! `quickstart` through the binary: no network, no cache folder, a few steps of each stage.
 
-use crate::support::{last_json, longdraft, stderr, stdout};
+use crate::support::{last_json, longdraft, stderr, stdout, succeeded};
 use serde_json::Value;
 
 /// Where a proxy would stand if anything asked for the network: nobody listens there.
@@ -28,9 +28,7 @@ fn stages_draft_figures_and_page_come_from_the_binary_alone() {
         for proxy in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
             command.env(proxy, NOBODY);
         }
-        let output = command.output().expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
-        output
+        succeeded(command.output().expect("the binary starts"))
     };
     let first = quickstart();
     let told = stderr(&first);

@@ -11,7 +11,9 @@ use crate::support::ranks::{
     SOON, assert_same_numbers, checkpoint, joined, metrics, process_of, signal_after_a_save, wait,
 };
 use crate::support::runs::draft_bytes;
-use crate::support::{Workshop, fail, last_json, longdraft, stderr, stdout, succeed};
+use crate::support::{
+    Workshop, fail, last_json, longdraft, stderr, stdout, succeed, succeeded, told_by,
+};
 
 /// Starts the binary with its output kept.
 fn started(arguments: &[&str]) -> Child {
@@ -28,8 +30,7 @@ fn succeed_on(ranks: &str, arguments: &[&str]) -> Output {
 
 #[test]
 fn ranks_that_it_starts_train_like_one_process() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.rows_per_step=4", "train.steps=5", "train.evaluate_every=5", "--json"];
     let train = |name: &str, ranks: &str, more: &[&str]| {
         let run = shop.path(name);
@@ -59,8 +60,7 @@ fn ranks_that_it_starts_train_like_one_process() {
 
 #[test]
 fn ranks_of_a_launcher_meet_by_its_variables() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.rows_per_step=4", "train.steps=5"];
     let plain = format!("output={}", shop.path("plain"));
     succeed(&joined(&[&["train", &config, &plain], &set]));
@@ -81,8 +81,7 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
     let mut stranger = of("1", &[("TORCHELASTIC_RUN_ID", "other")]).spawn().expect("starts");
     let first = of("0", &[]).spawn().expect("starts");
     for rank in [first, second] {
-        let output = wait(rank);
-        assert!(output.status.success(), "{}", stderr(&output));
+        succeeded(wait(rank));
     }
     stranger.kill().expect("it waits for its own job");
     stranger.wait().expect("reap");
@@ -97,8 +96,7 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
 
 #[test]
 fn a_killed_rank_is_named_and_the_job_resumes_bit_for_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
@@ -153,9 +151,7 @@ fn the_rank_that_hangs_is_named_also_where_others_wait_for_each_other() {
     let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
     let child = started(&joined(&[&["train", &config], &set, &["--ranks", "3"]]));
     signal_after_a_save(&run, 2, "-STOP");
-    let output = wait(child);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&wait(child), 1);
     assert!(text.contains("no answer for 8 s of rank 2 on "), "{text}");
     assert!(text.contains("its process is stopped"), "{text}");
     assert_ends(&process_of(&run, 2).expect("a log a rank"));
@@ -178,26 +174,21 @@ fn a_rank_that_is_asked_to_stop_lets_all_save_first() {
 
 #[test]
 fn an_error_of_one_rank_ends_all_with_its_message_and_code() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     // Only the second rank cannot write its log.
     std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
-    let output = wait(started(&["train", &config, "--ranks", "3"]));
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&wait(started(&["train", &config, "--ranks", "3"])), 1);
     assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
     assert!(!text.contains("panicked"), "{text}");
     // What all ranks meet is told once.
     let output = wait(started(&["train", &config, "train.rows_per_step=0", "--ranks", "3"]));
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = told_by(&output, 2);
     assert_eq!(text.matches("error: ").count(), 1, "{text}");
 }
 
 #[test]
 fn what_cannot_be_started_is_refused() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     assert!(fail(&["train", &config, "--ranks", "2000"], 2).contains("with --plan any number"));
     fail(&["train", &config, "--ranks", "0"], 2);
     fail(&["train", &config, "--ranks", "2", "--gpus", "2"], 2);
@@ -209,8 +200,7 @@ fn what_cannot_be_started_is_refused() {
 
 #[test]
 fn ranks_that_it_starts_fill_one_store() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let place = |name: &str| format!("train.features={}", shop.path(name));
     let (one, shared) = (place("one"), place("shared"));
     let set = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "capture.shard_mib=1"];

@@ -108,8 +108,7 @@ fn tensors(store: &Path) -> Vec<(String, Vec<f32>)> {
 
 #[test]
 fn records_give_the_store_that_the_target_would() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let records = write_records(&shop, DType::F32).display().to_string();
     let (rows, json) = (shop.path("records.jsonl"), "--json");
     let out = last_json(&succeed(&["data", "records", &records, "--output", &rows, json]));
@@ -139,8 +138,7 @@ fn records_give_the_store_that_the_target_would() {
 
 #[test]
 fn what_records_cannot_serve_is_refused_with_a_reason() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let folder = write_records(&shop, DType::BF16);
     let records = folder.display().to_string();
     succeed(&["data", "records", &records, "--output", &shop.path("records.jsonl")]);

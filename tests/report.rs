@@ -217,8 +217,7 @@ fn a_long_run_is_thinned_but_keeps_its_spikes() {
         .collect();
     std::fs::write(folder.path().join("metrics.jsonl"), lines).expect("metrics");
     let run = folder.path().display().to_string();
-    let out = support::run(&["report", &run]);
-    assert!(out.status.success(), "{}", support::stderr(&out));
+    let out = support::succeeded(support::run(&["report", &run]));
     assert!(support::stderr(&out).contains("config.yaml"), "a missing configuration is told");
     let page = page(&format!("{run}/report.html"));
     assert!(page.len() < 100_000, "{} bytes", page.len());

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::support::files::lines_so_far;
 use crate::support::processes::killed_when;
-use crate::support::{self, Workshop, longdraft, stderr, succeed};
+use crate::support::{self, Workshop, longdraft, stderr, succeed, succeeded, told_by};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -24,8 +24,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 
 #[test]
 fn tensorboard_shows_every_step_of_a_killed_run_once() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let mut train = longdraft(&["train", &config, "train.epochs=15", "train.evaluate_every=5"]);
     let run = shop.folder.path().join("run");
     killed_when(&mut train, "steps", || lines_so_far(run.join("metrics.jsonl")) >= 12);
@@ -40,8 +39,7 @@ fn tensorboard_shows_every_step_of_a_killed_run_once() {
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/readers/tracking.py");
     let read = Command::new(python).arg(script).arg(&run).arg("tensorboard").output();
-    let read = read.expect("python runs");
-    assert!(read.status.success(), "{}", stderr(&read));
+    let read = succeeded(read.expect("python runs"));
     assert!(support::stdout(&read).contains("points equal metrics.jsonl"));
 }
 
@@ -190,9 +188,7 @@ fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
     assert!(stderr(&output).contains("`MY_SECRET` is not set"), "{}", stderr(&output));
     for key in ["tracking.notes=${oc.env:MY_SECRET}", "output=runs/${oc.env:MY_SECRET}"] {
-        let output = run_with(&["train", &config, key], &known);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{said}");
+        let said = told_by(&run_with(&["train", &config, key], &known), 2);
         assert!(
             said.contains("`MY_SECRET` looks like a secret") && !said.contains(secret),
             "{said}"
@@ -201,8 +197,7 @@ fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
     // An innocent name does not make the value one.
     let with_job = [("MY_SECRET", place.as_str()), ("JOB", place.as_str())];
     let output = run_with(&["train", &config, "tracking.tags=['${oc.env:JOB}']"], &with_job);
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = told_by(&output, 2);
     for part in ["`tracking.tags.0` is shown", "the value of `JOB` holds that of `MY_SECRET`"] {
         assert!(said.contains(part) && !said.contains(secret), "{part} not in {said}");
     }

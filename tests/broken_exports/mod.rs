@@ -92,20 +92,32 @@ impl Bench {
 
 type Break = Box<dyn Fn(&Path)>;
 
-/// A fault, the code that names it, and words of the finding.
-struct Fault {
+/// The code that names a fault, and words of the finding.
+struct Finding {
     code: &'static str,
     says: &'static str,
     severity: Severity,
+}
+
+impl Finding {
+    /// The fault, with what makes it in a folder.
+    fn by(self, make: impl Fn(&Path) + 'static) -> Fault {
+        Fault { finding: self, make: Box::new(make) }
+    }
+}
+
+/// A fault that is made on purpose, and what has to be found of it.
+struct Fault {
+    finding: Finding,
     make: Break,
 }
 
-fn fault(code: &'static str, says: &'static str, make: impl Fn(&Path) + 'static) -> Fault {
-    Fault { code, says, severity: Severity::Error, make: Box::new(make) }
+fn fault(code: &'static str, says: &'static str) -> Finding {
+    Finding { code, says, severity: Severity::Error }
 }
 
-fn warning(code: &'static str, says: &'static str, make: impl Fn(&Path) + 'static) -> Fault {
-    Fault { severity: Severity::Warning, ..fault(code, says, make) }
+fn warning(code: &'static str, says: &'static str) -> Finding {
+    Finding { code, says, severity: Severity::Warning }
 }
 
 fn config(change: impl Fn(&mut Value) + 'static) -> impl Fn(&Path) {
@@ -253,20 +265,17 @@ fn expect_caught(bench: &Bench, profile: Profile, faults: &[Fault]) {
     assert!(report.is_clean(true), "{} before any fault:\n{report}", profile.name());
     assert!(report.parity.is_some(), "{}: the network was not run", profile.name());
     for (number, fault) in faults.iter().enumerate() {
+        let Finding { code, says, severity } = fault.finding;
         let folder = bench.export(profile);
         (fault.make)(&folder);
         let report = bench.check(&folder);
-        let place = format!("{} fault {number} `{}`:\n{report}", profile.name(), fault.code);
-        let found: Vec<_> = report.problems.iter().filter(|p| p.code == fault.code).collect();
+        let place = format!("{} fault {number} `{code}`:\n{report}", profile.name());
+        let found: Vec<_> = report.problems.iter().filter(|p| p.code == code).collect();
         assert!(!found.is_empty(), "{place}");
-        assert!(found.iter().any(|p| p.severity == fault.severity), "{place}");
-        assert!(
-            found.iter().any(|p| p.to_string().contains(fault.says)),
-            "`{}` in {place}",
-            fault.says
-        );
+        assert!(found.iter().any(|p| p.severity == severity), "{place}");
+        assert!(found.iter().any(|p| p.to_string().contains(says)), "`{says}` in {place}");
         assert!(found.iter().all(|p| !p.remedy.is_empty()), "{place}");
-        if fault.severity == Severity::Error {
+        if severity == Severity::Error {
             assert!(!report.is_clean(false), "{place}");
             let blamed = report.verdicts.iter().any(|verdict| verdict.effect != Effect::Works);
             assert!(blamed, "no engine is affected: {place}");

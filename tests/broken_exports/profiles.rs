@@ -9,139 +9,81 @@ fn faults_of_the_other_folders_are_caught() {
         &bench,
         Profile::Sglang,
         &[
-            fault(
-                "architecture",
-                "alone",
-                config(|v| v["architectures"] = json!(["Eagle3LlamaForCausalLM"])),
-            ),
-            fault(
-                "layer-shift",
-                "SGLang hands out",
-                config(|v| v["eagle_config"][IDS] = json!([2, 4, 5])),
-            ),
-            fault("no-layers", "without a message", config(|v| v["eagle_config"] = json!({}))),
-            fault(
-                "missing-tensor",
-                "random initial value, without a word",
-                rename("hidden_norm", "hiden_norm"),
-            ),
-            fault(
-                "unexpected-tensor",
-                "ignored without a word",
-                rename("hidden_norm", "hiden_norm"),
-            ),
-            fault(
-                "flag-unsupported",
-                "another network, without a message",
-                config(|v| v["norm_before_residual"] = true.into()),
-            ),
-            fault("missing-key", "taken from the target", without("draft_vocab_size")),
-            fault("flag-unsupported", "another network, without a message", windowed()),
+            fault("architecture", "alone")
+                .by(config(|v| v["architectures"] = json!(["Eagle3LlamaForCausalLM"]))),
+            fault("layer-shift", "SGLang hands out")
+                .by(config(|v| v["eagle_config"][IDS] = json!([2, 4, 5]))),
+            fault("no-layers", "without a message").by(config(|v| v["eagle_config"] = json!({}))),
+            fault("missing-tensor", "random initial value, without a word")
+                .by(rename("hidden_norm", "hiden_norm")),
+            fault("unexpected-tensor", "ignored without a word")
+                .by(rename("hidden_norm", "hiden_norm")),
+            fault("flag-unsupported", "another network, without a message")
+                .by(config(|v| v["norm_before_residual"] = true.into())),
+            fault("missing-key", "taken from the target").by(without("draft_vocab_size")),
+            fault("flag-unsupported", "another network, without a message").by(windowed()),
         ],
     );
     expect_caught(
         &bench,
         Profile::Speculators,
         &[
-            fault(
-                "speculators",
-                "no such class",
-                config(|v| v["speculators_model_type"] = json!("eagle9")),
-            ),
-            fault(
-                "speculators",
-                "the default method",
-                config(|v| v["speculators_config"]["default_proposal_method"] = json!("tree")),
-            ),
-            fault(
-                "speculators",
-                "verifier",
-                config(|v| v["speculators_config"]["verifier"]["name_or_path"] = json!("")),
-            ),
-            fault(
-                "speculators",
-                "read as Qwen3's",
-                config(|v| {
-                    v["transformer_layer_config"]
-                        .as_object_mut()
-                        .expect("table")
-                        .remove("model_type");
-                }),
-            ),
-            fault(
-                "speculators",
-                "own default",
-                config(|v| {
-                    v["transformer_layer_config"]
-                        .as_object_mut()
-                        .expect("table")
-                        .remove("head_dim");
-                }),
-            ),
-            fault(
-                "speculators",
-                "verifier.architectures`: missing",
-                config(|v| {
-                    let verifier = &mut v["speculators_config"]["verifier"];
-                    verifier.as_object_mut().expect("table").remove("architectures");
-                }),
-            ),
-            fault("missing-key", "speculators_version", without("speculators_version")),
-            fault("unexpected-tensor", "dropped", rename("layers.0.mlp", "midlayer.mlp")),
+            fault("speculators", "no such class")
+                .by(config(|v| v["speculators_model_type"] = json!("eagle9"))),
+            fault("speculators", "the default method")
+                .by(config(|v| v["speculators_config"]["default_proposal_method"] = json!("tree"))),
+            fault("speculators", "verifier")
+                .by(config(|v| v["speculators_config"]["verifier"]["name_or_path"] = json!(""))),
+            fault("speculators", "read as Qwen3's").by(config(|v| {
+                v["transformer_layer_config"].as_object_mut().expect("table").remove("model_type");
+            })),
+            fault("speculators", "own default").by(config(|v| {
+                v["transformer_layer_config"].as_object_mut().expect("table").remove("head_dim");
+            })),
+            fault("speculators", "verifier.architectures`: missing").by(config(|v| {
+                let verifier = &mut v["speculators_config"]["verifier"];
+                verifier.as_object_mut().expect("table").remove("architectures");
+            })),
+            fault("missing-key", "speculators_version").by(without("speculators_version")),
+            fault("unexpected-tensor", "dropped").by(rename("layers.0.mlp", "midlayer.mlp")),
         ],
     );
     expect_caught(
         &bench,
         Profile::Hf,
         &[
-            fault("layers-contradict", "vLLM sees", config(|v| v[IDS] = json!([1, 3, 4]))),
-            fault("no-layers", "missing", without(IDS)),
+            fault("layers-contradict", "vLLM sees").by(config(|v| v[IDS] = json!([1, 3, 4]))),
+            fault("no-layers", "missing").by(without(IDS)),
         ],
     );
     expect_caught(
         &bench,
         Profile::Longspec,
         &[
-            fault(
-                "missing-tensor",
-                "strict",
-                tensors(|all| all.retain(|(n, _)| n != "cross_attn.k_proj.bias")),
-            ),
-            fault(
-                "unexpected-tensor",
-                "final_layernorm",
-                tensors(|all| {
-                    let norm = all
-                        .iter()
-                        .find(|(n, _)| n == "input_layernorm.weight")
-                        .expect("norm")
-                        .1
-                        .clone();
-                    all.push(("final_layernorm.weight".into(), norm));
-                }),
-            ),
-            fault("missing-key", "model_max_length", without("model_max_length")),
-            fault(
-                "missing-key",
-                "num_key_value_heads",
-                config(|v| v["num_key_value_heads"] = json!(u64::MAX)),
-            ),
-            fault("shape", "transposed", tensor("mlp.up_proj.weight", transposed)),
-            fault(
-                "architecture",
-                "no model class",
-                config(|v| v["architectures"] = json!(["Qwen3GlideDecoderLayer"])),
-            ),
-            fault("head-dim", "computes it so", config(|v| v["head_dim"] = json!(16))),
-            fault("pth", "weights_only", |f| {
+            fault("missing-tensor", "strict")
+                .by(tensors(|all| all.retain(|(n, _)| n != "cross_attn.k_proj.bias"))),
+            fault("unexpected-tensor", "final_layernorm").by(tensors(|all| {
+                let norm = all
+                    .iter()
+                    .find(|(n, _)| n == "input_layernorm.weight")
+                    .expect("norm")
+                    .1
+                    .clone();
+                all.push(("final_layernorm.weight".into(), norm));
+            })),
+            fault("missing-key", "model_max_length").by(without("model_max_length")),
+            fault("missing-key", "num_key_value_heads")
+                .by(config(|v| v["num_key_value_heads"] = json!(u64::MAX))),
+            fault("shape", "transposed").by(tensor("mlp.up_proj.weight", transposed)),
+            fault("architecture", "no model class")
+                .by(config(|v| v["architectures"] = json!(["Qwen3GlideDecoderLayer"]))),
+            fault("head-dim", "computes it so").by(config(|v| v["head_dim"] = json!(16))),
+            fault("pth", "weights_only").by(|f| {
                 std::fs::write(f.join("draft_model_weights.pth"), b"PK").expect("write");
             }),
-            fault("pth", "another one", tensor("mlp.up_proj.weight", |t| scaled(t, 2.0))),
-            fault(
-                "other-outputs",
-                "another network",
-                tensor("self_attn.o_proj.weight", transposed),
-            ),
+            fault("pth", "another one").by(tensor("mlp.up_proj.weight", |t| scaled(t, 2.0))),
+            fault("other-outputs", "another network")
+                .by(tensor("self_attn.o_proj.weight", transposed)),
         ],
     );
 }
@@ -170,4 +112,38 @@ fn what_readers_do_not_know_is_not_written() {
     let usual = yarn(json!({}));
     let report = usual.check(&usual.export(Profile::Llamacpp));
     assert!(report.is_clean(true), "{report}");
+}
+
+#[test]
+fn a_head_that_is_the_targets_is_written() {
+    let bench = Bench::new();
+    let target = &bench.target.target;
+    let ends = target.hold_ends().expect("ends");
+    let sizes = Eagle3Config::for_target(target.config(), VOCABULARY).expect("config");
+    let map = VocabularyMap::identity(VOCABULARY);
+    let whole = Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), 3).expect("draft");
+    let folder = bench.folder.path().join("draft");
+    std::fs::create_dir(&folder).expect("folder");
+    whole.save(&folder, target.fingerprint()).expect("saved");
+    change_tensors(folder.join("draft_model_weights.safetensors"), |all| {
+        all.retain(|(name, _)| name != "lm_head.weight");
+    });
+    let draft = Eagle3Draft::open(&folder, target).expect("draft");
+    let options = ExportOptions {
+        profile: Profile::Vllm,
+        dtype: Some(WeightType::F32),
+        embedding: true,
+        draft_len: 3,
+        provenance: Provenance::default(),
+    };
+    let place = bench.folder.path().join("export");
+    export(&draft, &bench.target, &options, &place).expect("export");
+    let written = read_tensors(place.join("model.safetensors"));
+    let (_, head) = written.iter().find(|(name, _)| name == "lm_head.weight").expect("a head");
+    let values = |head: &Tensor| {
+        head.to_dtype(DType::F32)
+            .and_then(|head| head.flatten_all()?.to_vec1::<f32>())
+            .expect("values")
+    };
+    assert_eq!(values(head), values(&ends.head_matrix().to_dense().expect("values")));
 }

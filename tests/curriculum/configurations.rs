@@ -128,8 +128,7 @@ fn what_any_stage_would_not_find_is_told_before_any_work() {
 
 #[test]
 fn checks_take_overrides_and_list_problems_as_json() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     assert_eq!(
         succeed(&["config", "check", &config, "train.steps=3"]).trim(),
         "1 configuration is fine"
@@ -155,8 +154,7 @@ fn checks_take_overrides_and_list_problems_as_json() {
 /// Numbers that no run can have, through the program: told, or planned without harm.
 #[test]
 fn huge_numbers_end_in_a_message() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (_shop, config) = Workshop::of_four_layers().with_config();
     for key in [
         "draft.gamma",
         "train.rows_per_step",

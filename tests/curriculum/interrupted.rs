@@ -39,8 +39,7 @@ fn fifty_kills_at_random_moments_lose_nothing() {
 
 #[test]
 fn a_flipped_byte_in_any_file_of_the_last_checkpoint_falls_back() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     succeed(&["train", &config, "train.steps=12"]);
     let checkpoints = shop.path("run/checkpoints");
     let files: Vec<_> =
@@ -65,8 +64,7 @@ fn a_flipped_byte_in_any_file_of_the_last_checkpoint_falls_back() {
 
 #[test]
 fn two_processes_do_not_share_a_run_directory() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let first = start(&mut longdraft(&["train", &config, "train.epochs=2000"]));
     let metrics = shop.path("run/metrics.jsonl");
     wait_until("the first process", || Path::new(&metrics).is_file());
@@ -77,8 +75,7 @@ fn two_processes_do_not_share_a_run_directory() {
 
 #[test]
 fn a_disk_that_fills_up_stops_the_run_and_spoils_nothing() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     succeed(&["train", &config, "train.steps=4"]);
     let saved = std::fs::read(shop.path("run/checkpoints/last/draft.safetensors")).expect("saved");
     // Files may not grow beyond 8 KiB: writing the next checkpoint fails in the middle.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::files::{Changes, change_json, demonstration, json_so_far};
 use crate::support::processes::{kill, killed_when, start, wait_until};
-use crate::support::{self, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{self, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded};
 
 /// The phases of a fit in their order.
 const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
@@ -69,8 +69,7 @@ impl Bench {
 /// What a fit said that came to its end.
 #[track_caller]
 fn ended(arguments: &[&str]) -> (String, String) {
-    let output = run(arguments);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(run(arguments));
     (stdout(&output), stderr(&output))
 }
 

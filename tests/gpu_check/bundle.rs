@@ -8,9 +8,7 @@ use super::machine::{Machine, program, python, root, text};
 
 #[test]
 fn libraries_are_found_in_toolkits_and_stood_in_for_at_last() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let folder = tempfile::tempdir().expect("tempdir");
     let path = |name: &str| folder.path().join(name).display().to_string();
     let cc = |arguments: &[&str]| {
@@ -76,9 +74,7 @@ fn bundle(machine: &Machine, arguments: &[&str]) -> Output {
 
 #[test]
 fn a_bundle_holds_all_that_a_call_needs() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let output = bundle(&machine, &[]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
@@ -115,9 +111,7 @@ fn a_bundle_holds_all_that_a_call_needs() {
 
 #[test]
 fn a_bundle_that_is_too_large_or_lacks_a_command_fails() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let lacks = "#!/bin/sh\ncase $1 in kernel-check) ;; *) exit 0;; esac\n\
                  echo \"error: unrecognized subcommand '$1'\" >&2; exit 2\n";

@@ -16,9 +16,7 @@ use machine::{Machine, python, read_json, text};
 
 #[test]
 fn all_plans_run_and_come_back_in_one_file() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     for (plan, rows) in [
         (
             "call1",
@@ -74,9 +72,7 @@ fn all_plans_run_and_come_back_in_one_file() {
 
 #[test]
 fn steps_of_all_plans_are_chosen_by_name() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let only = |names: &str| machine.command_of(["--only", names], &[]).output().expect("python");
     let output = only("dflash,gpu,train_dflash,kernels_small");
@@ -103,9 +99,7 @@ fn steps_of_all_plans_are_chosen_by_name() {
 
 #[test]
 fn losses_are_held_against_those_of_the_cpu() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let (_, report) = Machine::new().run("call4", &[], &[]);
     for (name, code) in [("quickstart", 0), ("quickstart_f32", 0)] {
         let step = &report["steps"][name];
@@ -117,9 +111,7 @@ fn losses_are_held_against_those_of_the_cpu() {
 
 #[test]
 fn training_from_a_carried_store_is_compared_where_the_cpu_came_to() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     // The CPU is cut off in one of them, after two steps of three.
     let machine = Machine::new();
     let (output, report) = machine.run("call4", &[("CUT", "glide")], &["--ceiling", "2"]);
@@ -145,9 +137,7 @@ fn training_from_a_carried_store_is_compared_where_the_cpu_came_to() {
 
 #[test]
 fn caches_stay_in_the_folder_and_libraries_are_appended() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     machine.run("call2", &[], &[]);
     let (_, printed) = machine.archived("glide.out");
@@ -160,9 +150,7 @@ fn caches_stay_in_the_folder_and_libraries_are_appended() {
 
 #[test]
 fn a_step_that_hangs_ends_with_all_that_it_started_and_its_lines_stay() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let modes = [("glide", "hang"), ("eagle3", "crash"), ("capture", "refuse")];
     let (output, report) = machine.run("call2", &modes, &["--ceiling", "2"]);
@@ -194,9 +182,7 @@ fn a_step_that_hangs_ends_with_all_that_it_started_and_its_lines_stay() {
 
 #[test]
 fn the_budget_holds_and_what_it_leaves_out_is_named() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let modes = [("glide", "hang"), ("eagle3", "hang"), ("capture", "hang")];
     let (output, report) =
         Machine::new().run("call2", &modes, &["--budget", "16", "--ceiling", "3"]);
@@ -211,9 +197,7 @@ fn the_budget_holds_and_what_it_leaves_out_is_named() {
 
 #[test]
 fn a_step_that_prints_for_ever_or_fills_the_disk_is_stopped() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let modes = [("glide", "chatter"), ("eagle3", "heap")];
     let limits = ["--output-mib", "4", "--scratch-mib", "16", "--ceiling", "60"];
@@ -239,9 +223,7 @@ fn a_step_that_prints_for_ever_or_fills_the_disk_is_stopped() {
 
 #[test]
 fn results_that_cannot_be_written_do_not_end_the_run() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let plain = machine.command("call4", &[]);
     // No file may grow beyond a kilobyte or so: the report does not fit.
@@ -258,9 +240,7 @@ fn results_that_cannot_be_written_do_not_end_the_run() {
 
 #[test]
 fn a_stopped_call_leaves_its_archive() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let mut command = machine.command("call2", &[("eagle3", "hang")]);
     let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("python");
@@ -280,9 +260,7 @@ fn a_stopped_call_leaves_its_archive() {
 
 #[test]
 fn what_is_not_there_is_said() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     for other in ["nvidia-smi", "compute-sanitizer"] {
         std::fs::remove_file(machine.path("bin").join(other)).expect("removed");

@@ -48,9 +48,7 @@ fn found_of(about: &str, calls: &[String]) -> String {
 
 #[test]
 fn every_wrong_way_to_call_a_driver_is_told() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let right: Vec<String> = RIGHT.iter().map(|line| (*line).to_owned()).collect();
     assert_eq!(found(&right).trim(), "");
     let with = |line: &str| [&right[..], &[line.to_owned()]].concat();
@@ -77,9 +75,7 @@ fn every_wrong_way_to_call_a_driver_is_told() {
 
 #[test]
 fn a_trace_takes_the_time_before_and_after_every_start() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let about = "uploads=True, traced=True";
     let right: Vec<String> = RIGHT
         .iter()
@@ -102,9 +98,7 @@ fn a_trace_takes_the_time_before_and_after_every_start() {
 
 #[test]
 fn features_come_down_through_page_locked_memory() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let about = "uploads=True, captures=True";
     let right: Vec<String> = RIGHT.iter().map(|line| (*line).to_owned()).collect();
     let with = |lines: &[&str]| {

@@ -35,9 +35,7 @@ fn assert_says(output: &Output, lines: &[&str]) {
 
 #[test]
 fn reference_cases_are_judged_by_their_worst_error() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let case = |name: &str, error: Option<f64>| {
         let pass = error.is_some_and(|error| error <= 1e-4);
         let check = json!({"name": "loss", "error": error, "tolerance": 1e-4, "pass": pass});
@@ -79,9 +77,7 @@ fn wrong(op: &str, error: f64) -> String {
 
 #[test]
 fn a_failing_check_says_op_case_error_and_tolerance() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     // A kernel that is wrong, though the program ended well.
     let (output, report) = summarise("checks", 0, &wrong("rope", 2e-3));
     assert_eq!((output.status.code(), &report["steps"]["one"]["pass"]), (Some(1), &false.into()));
@@ -106,9 +102,7 @@ fn a_failing_check_says_op_case_error_and_tolerance() {
 
 #[test]
 fn many_failing_checks_hide_no_op_in_what_a_machine_shows() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     // The first op alone fails more often than there is room for.
     let many = (0..300).map(|_| wrong("op_0", 1.0));
     let others = (1..30).flat_map(|op| [2e-5, 3e-5].map(|error| wrong(&format!("op_{op}"), error)));
@@ -126,9 +120,7 @@ fn many_failing_checks_hide_no_op_in_what_a_machine_shows() {
 
 #[test]
 fn figures_stand_at_the_end_with_their_units() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let machine = Machine::new();
     let names = "kernels_speed,dflash,pytorch_attention,train_dflash,train_dflash_cpu,trace_glide";
     let output = machine.command_of(["--only", names], &[]).output().expect("python");
@@ -147,9 +139,7 @@ fn figures_stand_at_the_end_with_their_units() {
 
 #[test]
 fn work_in_another_precision_is_other_work() {
-    if !python() {
-        return;
-    }
+    let Some(()) = python() else { return };
     let line = |maker: &str, dtype: &str, speed: f64| {
         let line = json!({"impl": maker, "case": "decode", "shape": "8b", "tokens": 1, "dtype": dtype, "tokens_per_s": speed});
         line.to_string()

@@ -5,8 +5,7 @@ use crate::support::processes::killed_when;
 
 #[test]
 fn a_run_is_extended_on_demand_and_says_what_becomes_of_its_schedule() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let train = |name: &str, kind: &str, steps: u64, extra: &[&'static str]| -> Vec<String> {
         let output = format!("output={}", shop.path(name));
         let (kind, steps) = (format!("schedule.kind={kind}"), format!("train.steps={steps}"));
@@ -111,8 +110,7 @@ fn a_stage_that_patience_ended_stays_so_while_a_later_one_is_extended() {
 
 #[test]
 fn time_that_ended_a_run_can_be_raised() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let train = |minutes: &'static str| ["train", &config, "train.steps=12", minutes];
     succeed(&train("train.max_minutes=0.000001"));
     assert_eq!(last_state(&shop.path("run"))["step"], 1);

@@ -9,7 +9,8 @@ use crate::support::files::{json_so_far, lines_so_far, read_json};
 use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed,
+    Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded,
+    told_by,
 };
 use serde_json::Value;
 
@@ -219,8 +220,7 @@ fn checkpoints_come_by_minutes_too() {
             "train.save_every=1000",
             &format!("train.save_minutes={minutes}"),
         ];
-        let ended = run(&arguments);
-        assert!(ended.status.success(), "{}", stderr(&ended));
+        let ended = succeeded(run(&arguments));
         stderr(&ended).matches("checkpoints/last\n").count()
     };
     assert_eq!(saves("0.000000001"), 6);
@@ -232,8 +232,7 @@ fn checkpoints_come_by_minutes_too() {
 
 #[test]
 fn the_time_that_is_said_to_be_left_ends_with_the_minutes_of_the_run() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let left = |minutes: &str, more: &[&str]| {
         let arguments =
             ["train", &config, "train.steps=1000000", "train.save_every=1000000", minutes];
@@ -275,24 +274,21 @@ fn an_evaluation_that_is_lost_at_the_end_is_done_again_without_a_step() {
 
 #[test]
 fn a_best_checkpoint_that_is_lost_is_chosen_anew() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     // A rate of next to nothing: no evaluation is better than the first.
     let rate = "schedule.learning_rate=1e-12";
     succeed(&["train", &config, rate, "train.evaluate_every=2", "train.steps=4"]);
     let best = shop.folder.path().join("run/checkpoints/best");
     std::fs::remove_dir_all(&best).expect("remove");
     let words = ["train", &config, rate, "train.evaluate_every=2", "train.steps=6", "--extend"];
-    let ended = run(&words);
-    assert!(ended.status.success(), "{}", stderr(&ended));
+    let ended = succeeded(run(&words));
     assert!(stderr(&ended).contains("the best draft is chosen anew"), "{}", stderr(&ended));
     assert_eq!(read_json(best.join("state.json"))["step"], 6);
 }
 
 #[test]
 fn checkpoints_of_which_none_can_be_used_leave_a_way_on() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let train = ["train", &config, "train.steps=2"];
     succeed(&train);
     let folder = shop.folder.path().join("run/checkpoints");
@@ -354,8 +350,7 @@ fn a_run_directory_that_is_lost_ends_the_run() {
             removed.is_ok()
         });
         let ended = child.wait_with_output().expect("wait");
-        let said = stderr(&ended);
-        assert_eq!(ended.status.code(), Some(1), "{said}");
+        let said = told_by(&ended, 1);
         assert!(said.contains("error: ") && said.contains(name), "{said}");
         assert!(!stdout(&ended).contains("done"), "{}", stdout(&ended));
     }

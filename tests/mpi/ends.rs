@@ -8,7 +8,7 @@ use super::{draft_bytes, succeed_on};
 use crate::support::ranks::{
     self, assert_same_numbers, checkpoint, joined, metrics, signal_after_a_save,
 };
-use crate::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout};
+use crate::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout, told_by};
 
 /// Waits for a job to end.
 #[track_caller]
@@ -33,8 +33,7 @@ fn kill_a_rank(ranks: usize, rank: usize, run: &str, arguments: &[&str]) {
 
 #[test]
 fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
     let whole = shop.path("whole");
     let output = format!("output={whole}");
@@ -53,8 +52,7 @@ fn mpi_job_without_a_rank_ends_and_resumes_bit_for_bit() {
 
 #[test]
 fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let run = shop.path("run");
     let child =
         mpirun(2, &["train", &config, "train.steps=100000", "train.save_every=7", "--json"])
@@ -83,9 +81,7 @@ fn mpi_rank_that_answers_no_more_ends_the_job_after_the_timeout() {
         .spawn()
         .expect("mpirun starts");
     signal_after_a_save(&run, 1, "-STOP");
-    let output = wait(child);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&wait(child), 1);
     assert!(text.contains("no answer of the other ranks for 8 s"), "{text}");
 }
 
@@ -101,8 +97,7 @@ fn zero_3_checkpoints_are_resumed_by_another_number_of_ranks() {
 
 #[track_caller]
 fn resumes_on_other_ranks(zero: &str, steps: usize) {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let steps = format!("train.steps={steps}");
     let set = [steps.as_str(), "train.save_every=5", zero];
     let whole = shop.path("whole");
@@ -129,8 +124,7 @@ fn resumes_on_other_ranks(zero: &str, steps: usize) {
 
 #[test]
 fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     // Only the second rank cannot write its log.
     std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
     let child = mpirun(3, &["train", &config])
@@ -138,15 +132,11 @@ fn mpi_error_of_one_rank_ends_all_with_its_message_and_code() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("mpirun starts");
-    let output = wait(child);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&wait(child), 1);
     assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
     assert!(!text.contains("panicked"), "{text}");
     // What all ranks meet is told once.
     let mut wrong = mpirun(3, &["train", &config, "train.rows_per_step=0"]);
-    let output = wrong.output().expect("mpirun starts");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = told_by(&wrong.output().expect("mpirun starts"), 2);
     assert_eq!(text.matches("error: ").count(), 1, "{text}");
 }

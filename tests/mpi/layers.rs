@@ -9,7 +9,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use super::{
     EAGLE3, groups_train_like_one_process, joined, memory_mib, succeed_on, target_of_many_layers,
 };
-use crate::support::{self, Workshop, fail, mpirun, stderr, stdout};
+use crate::support::{self, Workshop, fail, mpirun, stdout, told_by};
 
 #[test]
 fn mpi_ranks_that_share_layers_train_like_one_process() {
@@ -37,9 +37,7 @@ fn mpi_ranks_that_cannot_share_layers_are_refused() {
         (2, vec![tensor, &store], "set `parallel.tensor: 1`"),
     ] {
         let output = mpirun(ranks, &joined(&[&["train", &config], &more])).output();
-        let output = output.expect("mpirun starts");
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
+        let text = told_by(&output.expect("mpirun starts"), 2);
         assert!(text.contains(problem) && text.contains("hint: "), "{text}");
         assert!(!Path::new(&shop.path("run/config.yaml")).exists(), "nothing has begun");
     }
@@ -75,8 +73,7 @@ fn mpi_ranks_that_share_layers_hold_their_share_of_them() {
 
 #[test]
 fn mpi_ranks_that_share_layers_capture_one_store() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let place = |store: &str| format!("train.features={store}");
     let (one, shared) = (shop.path("one"), shop.path("shared"));
     let set = ["capture.shard_mib=1", "capture.dtype=f32", "capture.compression=none"];

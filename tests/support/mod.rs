@@ -93,6 +93,21 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// What was told on stderr by a process, which must have ended with `code`.
+#[track_caller]
+pub(crate) fn told_by(output: &Output, code: i32) -> String {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    text
+}
+
+/// The output of a process, which must have succeeded.
+#[track_caller]
+pub(crate) fn succeeded(output: Output) -> Output {
+    assert!(output.status.success(), "{}", stderr(&output));
+    output
+}
+
 /// Runs the binary, which must succeed; returns its stdout.
 #[track_caller]
 pub(crate) fn succeed(arguments: &[&str]) -> String {
@@ -332,6 +347,12 @@ impl Workshop {
 
     pub(crate) fn config(&self) -> String {
         self.config.display().to_string()
+    }
+
+    /// With the path of its configuration.
+    pub(crate) fn with_config(self) -> (Self, String) {
+        let config = self.config();
+        (self, config)
     }
 
     pub(crate) fn target(&self) -> String {

@@ -99,8 +99,7 @@ fn a_gguf_file_that_is_cut_off_is_told_so_without_frames() {
             .env("RUST_BACKTRACE", "1")
             .output()
             .expect("the binary starts");
-        let text = support::stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{text}");
+        let text = support::told_by(&output, 1);
         assert!(text.contains("is the download complete?") && text.contains("GGUF"), "{text}");
         assert!(!text.contains("not GGUF") && text.lines().count() < 4, "{text}");
     }
@@ -164,8 +163,7 @@ fn a_process_without_memory_says_so() {
         .arg(dir.path())
         .output()
         .expect("the binary starts");
-    let text = support::stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = support::told_by(&output, 1);
     assert!(text.contains("error: no memory left: 4294967296 bytes"), "{text}");
     assert!(text.contains("\nhint: "), "{text}");
 }

@@ -21,9 +21,7 @@ pub(crate) struct Written<'a> {
 
 impl<'a> Written<'a> {
     /// An answer without text yet; one that goes on with the text of its prompt knows its tokens.
-    ///
-    /// # Errors
-    /// - the tokenizer cannot decode them
+    /// It fails where the tokenizer cannot decode them.
     pub(crate) fn new(
         tokenizer: &'a TextTokenizer,
         prompt: Option<&[TargetTokenId]>,
@@ -66,9 +64,7 @@ impl<'a> Written<'a> {
     }
 
     /// Tells the rest; returns the whole text, and the rest, which may have ended at a stop string.
-    ///
-    /// # Errors
-    /// - the tokenizer could not decode something
+    /// It fails where the tokenizer could not decode something.
     pub(crate) fn finish(mut self, tell: &mut dyn FnMut(&str)) -> Result<(String, Streamed)> {
         let rest = self.answer.finish()?;
         self.add(&rest.text, tell);

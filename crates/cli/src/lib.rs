@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 #[macro_use]
 mod terminal;
@@ -41,11 +42,6 @@ mod ranks;
 mod recording;
 mod screen;
 mod threads;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub(crate) use terminal::{failure, status};
 

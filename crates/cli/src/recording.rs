@@ -62,10 +62,7 @@ pub(crate) fn set_program(words: Vec<OsString>) {
     let _ = PROGRAM.set(words);
 }
 
-/// What was typed, to be run by another process.
-///
-/// # Errors
-/// - the system does not know where this program lies
+/// What was typed, to be run by another process. It fails where the system does not know where this program lies.
 pub(crate) fn again() -> std::io::Result<Command> {
     let mut command = match PROGRAM.get().and_then(|words| words.split_first()) {
         Some((program, words)) => {

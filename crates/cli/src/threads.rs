@@ -13,9 +13,7 @@ fn most_threads(cores: usize) -> usize {
 }
 
 /// Starts this process's threads; 0 are as many as it has cores.
-///
-/// # Errors
-/// - there are too many, they have been started already, or cannot be
+/// It fails where there are too many, they have been started already, or cannot be.
 pub(crate) fn start_threads(threads: usize) -> Result<()> {
     let most = most_threads(cores());
     if threads > most {
@@ -30,9 +28,7 @@ pub(crate) fn start_threads(threads: usize) -> Result<()> {
 
 /// Threads of its own for work beside a command. The command holds one of the process's threads until it ends:
 /// where that is the only one, a parallel loop of another thread would never begin.
-///
-/// # Errors
-/// - the system gives no threads
+/// It fails where the system gives no threads.
 pub(crate) fn own_threads(threads: usize) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod check;
 mod compose;
@@ -20,11 +21,6 @@ mod schema;
 mod show;
 mod tree;
 mod validate;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -67,10 +67,7 @@ impl Override {
         Ok(Self { key: canonical(key), change, text: without_password(text) })
     }
 
-    /// Changes a tree.
-    ///
-    /// # Errors
-    /// - the key cannot be set, is there already (`+`) or is not there (`~`)
+    /// Changes a tree. It fails where the key cannot be set, is there already (`+`) or is not there (`~`).
     pub(crate) fn apply(&self, root: &mut Node) -> Result<(), Problem> {
         let origin = Origin::CommandLine(self.text.clone());
         let (parent, last) = self.key.rsplit_once('.').unwrap_or(("", &self.key));

@@ -78,6 +78,18 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// One document of these tokens, `[T]`, from position 0 on, all of it supervised; `learned` is empty.
+    pub fn of_document(ids: impl IntoIterator<Item = u32>) -> Self {
+        let ids: Vec<u32> = ids.into_iter().collect();
+        Self {
+            position_ids: (0..ids.len() as u32).collect(),
+            document_ids: vec![0; ids.len()],
+            loss_mask: vec![true; ids.len()],
+            ids,
+            ..Self::default()
+        }
+    }
+
     /// Whether row `t` is learned here, if it is learned at all.
     pub fn owns(&self, t: usize) -> bool {
         self.own.as_ref().is_none_or(|own| own.contains(t))

@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod batch;
 pub mod conversation;
@@ -26,11 +27,6 @@ pub mod shards;
 pub mod source;
 pub mod template;
 pub mod token_stream;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use batch::{AnchorOffset, Batch};
 pub use document::Document;

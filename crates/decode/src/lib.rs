@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod acceptance;
 pub mod decoder;
@@ -22,11 +23,6 @@ pub mod pace;
 pub mod stop;
 pub mod tree;
 pub mod verifier;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use decoder::{
     BatchEngine, Committed, DecodeOptions, EndReason, Ended, EngineListener, Generation,

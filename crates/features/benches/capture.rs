@@ -15,10 +15,8 @@ use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
 use longdraft_data::Batch;
-use longdraft_data::batch::AnchorOffset;
 use longdraft_features::store::{
-    BackgroundWriter, Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter,
-    StoredTeacher, Turn, Work,
+    BackgroundWriter, Contents, Recipe, Record, StoreWriter, StoredTeacher, Turn, Work,
 };
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::{Target, TargetOptions};
@@ -111,15 +109,7 @@ impl Features {
     }
 
     fn batch(&self, row: usize) -> Batch {
-        let ids: Vec<u32> = (0..self.tokens as u32).collect();
-        Batch {
-            position_ids: ids.clone(),
-            document_ids: vec![0; self.tokens],
-            loss_mask: vec![true; self.tokens],
-            ids,
-            row,
-            ..Batch::default()
-        }
+        Batch { row, ..Batch::of_document(0..self.tokens as u32) }
     }
 
     fn record(&self) -> Outcome<Record> {
@@ -134,28 +124,7 @@ fn contents() -> Contents {
 }
 
 fn writer(folder: &Path, tokens: usize, shards: usize) -> Outcome<StoreWriter> {
-    let part = |rows: usize| PartRecipe {
-        contents: contents(),
-        text: String::new(),
-        teacher_tokens: String::new(),
-        rows,
-        tokens: rows * tokens,
-        shards: (0..rows).collect(),
-    };
-    let recipe = Recipe {
-        format: Recipe::FORMAT.to_owned(),
-        target: String::new(),
-        tokenizer: String::new(),
-        dtype: StoreDtype::Bf16,
-        compression: Compression::None,
-        seed: 0,
-        anchor: AnchorOffset::default(),
-        precision: None,
-        products: None,
-        records: None,
-        train: part(shards),
-        held_out: part(0),
-    };
+    let recipe = Recipe::of_rows(&contents(), shards, tokens);
     let store = StoreWriter::open(&folder.display().to_string(), recipe, false)?;
     store.begin()?;
     Ok(store)

@@ -9,17 +9,13 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod error;
 mod memory;
 mod mode;
 pub mod records;
 pub mod store;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 use std::sync::Arc;
 

@@ -47,10 +47,7 @@ pub struct TargetTokenId(pub u32);
 #[repr(transparent)]
 pub struct DraftTokenId(pub u32);
 
-/// Whether all ids are rows of a table of `vocabulary` tokens.
-///
-/// # Errors
-/// - one lies outside
+/// Whether all ids are rows of a table of `vocabulary` tokens. It fails where one lies outside.
 pub(crate) fn check_ids(ids: &[u32], vocabulary: usize) -> Result<()> {
     match ids.iter().find(|id| **id as usize >= vocabulary) {
         Some(id) => {

@@ -63,9 +63,7 @@ impl ParallelConfig {
 
 /// The same ranks, which exchange tensors on their GPUs where each has one of its own; else, if there are GPUs, with a
 /// remark on what keeps them from it. All call it, with their devices.
-///
-/// # Errors
-/// - the GPUs do not reach each other
+/// It fails where the GPUs do not reach each other.
 fn exchanging(
     ranks: &World,
     purpose: Purpose,
@@ -92,10 +90,7 @@ fn remark_on(obstacle: &str, purpose: Purpose) -> String {
     }
 }
 
-/// The same, unless sums are to run in the order of the ranks.
-///
-/// # Errors
-/// - as [`exchanging`]
+/// The same, unless sums are to run in the order of the ranks. It fails as [`exchanging`] does.
 pub(super) fn summing(
     ranks: &World,
     purpose: Purpose,
@@ -109,9 +104,7 @@ pub(super) fn summing(
 }
 
 /// What the first group that has a remark says; each rank has that of its own `group`. All call it.
-///
-/// # Errors
-/// - as [`World::gather_json`]
+/// It fails as [`World::gather_json`] does.
 pub(super) fn remark_of_any(
     world: &World,
     group: &World,

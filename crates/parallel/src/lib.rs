@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod communicators;
 mod config;
@@ -42,11 +43,6 @@ mod watch;
 mod watched;
 mod world;
 mod zero;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use config::{ParallelConfig, Reduction, StatePlace};
 pub use data_parallel::DataParallel;

@@ -116,15 +116,7 @@ mod tests {
     }
 
     fn batch(tokens: u32) -> Batch {
-        let count = tokens as usize;
-        Batch {
-            ids: (0..tokens).collect(),
-            position_ids: (0..tokens).collect(),
-            document_ids: vec![0; count],
-            learned: (0..tokens - 1).collect(),
-            loss_mask: vec![true; count],
-            ..Batch::default()
-        }
+        Batch { learned: (0..tokens - 1).collect(), ..Batch::of_document(0..tokens) }
     }
 
     #[test]

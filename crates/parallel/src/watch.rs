@@ -32,9 +32,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Starts the watchdog with [`LONGEST_WAIT`]. `expired` is called when a wait has taken longer than the limit. It is
     /// told the limit, and whether the wait is patient. Where it returns, the wait begins anew.
-    ///
-    /// # Errors
-    /// - no thread can be started
+    /// The start fails where there is no thread for it.
     pub(super) fn start(expired: impl Fn(Duration, bool) + Send + 'static) -> Result<Arc<Self>> {
         let (limit, since) = (AtomicU64::new(millis(LONGEST_WAIT)), AtomicU64::new(IDLE));
         let is_patient = AtomicBool::new(false);

@@ -135,9 +135,7 @@ impl World {
     }
 
     /// The group of `size` neighbours that this rank is in, as `parallel.{key}` says; all ranks call it.
-    ///
-    /// # Errors
-    /// - the ranks do not divide into such groups
+    /// It fails where the ranks do not divide into such groups.
     pub(super) fn neighbours(&self, key: &str, size: usize) -> Result<Self> {
         let ranks = self.size();
         if !ranks.is_multiple_of(size) {

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod block;
 mod eagle3;
@@ -12,11 +13,6 @@ mod glide;
 mod pretrain;
 mod quants;
 mod training;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 use std::path::Path;
 

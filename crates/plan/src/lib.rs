@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod advice;
 mod communication;
@@ -32,11 +33,6 @@ mod place;
 mod sample;
 mod target;
 mod workload;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use advice::{OutOfMemory, Verdict, explain};
 pub use communication::{Sent, Way};

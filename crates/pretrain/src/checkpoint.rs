@@ -137,10 +137,7 @@ fn tensors(path: &Path) -> Result<HashMap<String, Tensor>> {
 }
 
 impl Loaded {
-    /// The state of what a rank updates, whatever number of ranks saved it.
-    ///
-    /// # Errors
-    /// - the file is damaged
+    /// The state of what a rank updates, whatever number of ranks saved it. It fails where the file is damaged.
     pub(crate) fn optimizer(
         &self,
         parallel: &DataParallel,

@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod checkpoint;
 mod config;
@@ -18,11 +19,6 @@ mod outcome;
 mod run;
 mod score;
 pub mod warmdown;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use config::{
     ArtifactConfig, BitsPerByteConfig, LengthPhase, PretrainConfig, PretrainData, PretrainRun,

@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod axes;
 mod chart;
@@ -32,11 +33,6 @@ mod summary;
 mod svg;
 mod ticks;
 pub mod words;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use differences::{Difference, of_runs as differences};
 pub use error::{ReportError, Result};

@@ -96,10 +96,7 @@ enum Record {
 }
 
 impl MetricsLog {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// - the file cannot be opened or read; lines that make no sense are no error
+    /// Reads a file. It fails where the file cannot be opened or read; lines that make no sense are no error.
     pub(crate) fn read(path: &Path) -> std::io::Result<Self> {
         let mut reader = BufReader::new(File::open(path)?);
         let mut log = Self::default();

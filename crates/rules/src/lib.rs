@@ -1,14 +1,10 @@
 //! What is wrong with a configuration: problems as values, each with the key that it is about.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 use std::fmt;
 use std::ops::Deref;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 /// A dotted place in a configuration, such as `data.train.0.path`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -16,9 +16,7 @@ pub(crate) struct NewFolder {
 
 impl NewFolder {
     /// Starts one; what a killed process left is taken away.
-    ///
-    /// # Errors
-    /// - the place exists and is no folder that an export may replace, or cannot be written
+    /// It fails where the place exists and is no folder that an export may replace, or cannot be written.
     pub(crate) fn at(place: &Path, may_replace: impl Fn(&Path) -> bool) -> Result<Self> {
         let occupied = place.exists()
             && std::fs::read_dir(place).map_or(true, |mut entries| entries.next().is_some());

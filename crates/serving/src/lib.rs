@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod checks;
 mod error;
@@ -20,11 +21,6 @@ mod profile;
 mod target;
 mod tokenizer;
 pub mod verify;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use error::{Result, ServingError};
 pub use export::{Exported, export, own_command, require_fit};

@@ -99,9 +99,7 @@ pub(crate) fn normal(purpose: &str, shape: &[usize]) -> Result<Tensor> {
 
 /// Embeddings `[V, H]` in the place of the target's, so that the check needs none: one byte each. Only the rows of
 /// [`fixed_ids`] and of the token `further` are written. The others are never read, so they take no memory.
-///
-/// # Errors
-/// - there are none, or they are larger than those of any published target, by files that are wrong
+/// It fails where there are none, or they are larger than those of any published target, by files that are wrong.
 pub(crate) fn stand_in_embedding(rows: usize, width: usize, further: u32) -> Result<Tensor> {
     if rows == 0 || rows.saturating_mul(width) > LARGEST_EMBEDDING {
         let problem = format!("embeddings of {rows} tokens, {width} values each, are not made");

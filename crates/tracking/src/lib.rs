@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 mod config;
 mod error;
@@ -30,11 +31,6 @@ mod tensorboard;
 mod timestamp;
 mod trackers;
 mod wandb;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use config::{MlflowConfig, Sink, SwanLabConfig, TrackingConfig, WandbConfig};
 pub use error::{Result, TrackerError};

@@ -10,10 +10,7 @@ use super::error::{Result, TrackerError};
 use super::{Row, Run, scalars};
 
 /// Hands over the rows after step `after` up to the resumed one. Their times are not known any
-/// more; they get that of the resume.
-///
-/// # Errors
-/// - the file cannot be read; whatever `log` returns
+/// more; they get that of the resume. It fails where the file cannot be read; whatever `log` returns.
 pub(super) fn replay(run: &Run, after: u64, mut log: impl FnMut(&Row) -> Result<()>) -> Result<()> {
     if after >= run.resumed_step {
         return Ok(());

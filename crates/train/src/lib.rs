@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod checkpoint;
 pub mod config;
@@ -26,11 +27,6 @@ mod ranks_tests;
 pub mod replay;
 pub mod schedule;
 pub mod stage;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use error::{Result, TrainError};
 pub use loss::{Loss, Share};

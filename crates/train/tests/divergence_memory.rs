@@ -124,13 +124,7 @@ fn fits(loss: SlotLoss, chained: bool, bytes: usize) -> bool {
     let held = Arc::clone(&budget);
     std::thread::spawn(move || {
         let objective = objective(loss, chained);
-        let batch = Batch {
-            ids: (0..TOKENS as u32).collect(),
-            position_ids: (0..TOKENS as u32).collect(),
-            document_ids: vec![0; TOKENS],
-            loss_mask: vec![true; TOKENS],
-            ..Batch::default()
-        };
+        let batch = Batch::of_document(0..TOKENS as u32);
         let teacher = TeacherFeatures::EveryToken { hidden: random((TOKENS, WIDTH), 5) };
         let aux_hidden = Some(random((TOKENS, WIDTH), 6));
         let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };

@@ -61,14 +61,8 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
 }
 
 fn batch() -> Batch {
-    Batch {
-        ids: (0..TOKENS as u32).collect(),
-        position_ids: (0..TOKENS as u32).collect(),
-        document_ids: vec![0; TOKENS],
-        loss_mask: vec![true; TOKENS],
-        learned: (0..TOKENS as u32 - 1).collect(),
-        ..Batch::default()
-    }
+    let tokens = TOKENS as u32;
+    Batch { learned: (0..tokens - 1).collect(), ..Batch::of_document(0..tokens) }
 }
 
 /// What a step holds at most beyond what was there before it: of its loss and its gradients.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::D;
 use longdraft_data::Batch;
-use longdraft_decode::drafter::{DraftContext, Drafted, Drafter, GlideModel, ModelDrafter, Plan};
+use longdraft_decode::drafter::{DraftContext, Drafter, GlideModel, ModelDrafter, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Sampling};
 use longdraft_features::run_target;
@@ -38,18 +38,9 @@ fn proposals(target: &Target, draft: &GlideDraft, tokens: &[u32]) -> Vec<u32> {
     let context = DraftContext { target, cache: &cache, tokens: &tokens };
     let mut drafter = ModelDrafter::new(GlideModel::new(draft, target).expect("model"));
     drafter.begin(0).expect("begin");
-    let mut plan = Plan {
-        shape: &DraftShape::Chain { length: DRAFT_LEN },
-        drawn: false,
-        sampling: &Sampling::default(),
-        position: 1,
-        draws: &mut CounterDraws::new(0, &[]),
-        worth: None,
-        confidence_threshold: 0.0,
-        paid: true,
-        drafted: Drafted::Nothing,
-        looked_up: Vec::new(),
-    };
+    let (shape, sampling) = (DraftShape::Chain { length: DRAFT_LEN }, Sampling::default());
+    let mut draws = CounterDraws::new(0, &[]);
+    let mut plan = Plan::filling(&shape, &sampling, &mut draws);
     let proposed = drafter.propose(context, &mut plan).expect("proposals");
     proposed.nodes().iter().map(|node| node.token.0).collect()
 }

@@ -10,7 +10,7 @@ use longdraft_data::batch::AnchorOffset;
 use longdraft_data::sampler::Cursor;
 use longdraft_features::records::{RecordFolder, Records};
 use longdraft_features::store::{
-    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
+    Contents, Recipe, Record, StoreDtype, StoreWriter, StoredTeacher, Turn,
 };
 use longdraft_features::{FeatureNeeds, Part, StoredFeatures, TeacherKind};
 use longdraft_models::LayerId;
@@ -35,14 +35,7 @@ const TEACHER_ROWS: [u32; 3] = [0, 2, 4];
 const INDEX: &str = "index.json";
 
 fn batch() -> Batch {
-    Batch {
-        ids: vec![1, 70, 71, 72, 73, 2],
-        position_ids: (0..6).collect(),
-        document_ids: vec![0; 6],
-        learned: (0..5).collect(),
-        loss_mask: vec![true; 6],
-        ..Batch::default()
-    }
+    Batch { learned: (0..5).collect(), ..Batch::of_document([1, 70, 71, 72, 73, 2]) }
 }
 
 fn needs() -> FeatureNeeds {
@@ -52,32 +45,18 @@ fn needs() -> FeatureNeeds {
 }
 
 fn recipe(dtype: StoreDtype) -> Recipe {
-    let part = |rows: usize| PartRecipe {
-        contents: Contents {
-            last_kv: true,
-            layers: vec![0, 1, 2],
-            teacher: StoredTeacher::TopK(4),
-        },
-        text: "text".to_owned(),
-        teacher_tokens: "rows".to_owned(),
-        rows,
-        tokens: 6 * rows,
-        shards: (0..rows).collect(),
-    };
-    Recipe {
-        format: Recipe::FORMAT.to_owned(),
+    let (layers, teacher) = (vec![0, 1, 2], StoredTeacher::TopK(4));
+    let contents = Contents { last_kv: true, layers, teacher };
+    let mut recipe = Recipe {
         target: "target".to_owned(),
         tokenizer: "tokenizer".to_owned(),
         dtype,
-        compression: Compression::None,
-        seed: 0,
-        anchor: AnchorOffset::default(),
-        precision: None,
-        products: None,
-        records: None,
-        train: part(1),
-        held_out: part(0),
+        ..Recipe::of_rows(&contents, 1, 6)
+    };
+    for part in [&mut recipe.train, &mut recipe.held_out] {
+        (part.text, part.teacher_tokens) = ("text".to_owned(), "rows".to_owned());
     }
+    recipe
 }
 
 fn write_store(folder: &Path, dtype: StoreDtype) {

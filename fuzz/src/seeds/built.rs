@@ -158,148 +158,100 @@ fn alternate(entry: &mut Entry, bits: u16) {
 }
 
 /// The first valid configuration with other values.
-fn changed(name: &str, changes: &[(&str, Value)]) -> Vec<u8> {
+fn changed(name: &str, changes: Value) -> Vec<u8> {
     let mut config: Value = serde_json::from_slice(&valid(name)).expect("JSON");
-    for (key, value) in changes {
-        config[*key] = value.clone();
-    }
+    let Value::Object(changes) = changes else { panic!("no keys: {changes}") };
+    config.as_object_mut().expect("keys").extend(changes);
     config.to_string().into_bytes()
 }
 
 const LARGEST: u64 = 1 << 24;
 
 fn target_configs() -> Vec<Named> {
-    let of = |changes: &[(&str, Value)]| changed("target_config", changes);
-    let many = json!(LARGEST);
+    let of = |changes: Value| changed("target_config", changes);
     vec![
-        ("very-many-layers", of(&[("num_hidden_layers", many.clone())])),
+        ("very-many-layers", of(json!({"num_hidden_layers": LARGEST}))),
         (
             "very-many-experts",
-            of(&[
-                ("model_type", json!("mixtral")),
-                ("num_local_experts", many.clone()),
-                ("num_experts_per_tok", json!(2)),
-            ]),
+            of(json!({"model_type": "mixtral", "num_local_experts": LARGEST,
+                      "num_experts_per_tok": 2})),
         ),
         (
             "layers-of-experts",
-            of(&[
-                ("model_type", json!("qwen3_moe")),
-                ("num_hidden_layers", json!(1 << 16)),
-                ("num_experts", json!(1 << 16)),
-                ("num_experts_per_tok", json!(2)),
-                ("moe_intermediate_size", json!(4)),
-            ]),
+            of(json!({"model_type": "qwen3_moe", "num_hidden_layers": 1 << 16,
+                      "num_experts": 1 << 16, "num_experts_per_tok": 2, "moe_intermediate_size": 4})),
         ),
         (
             "very-many-windows",
-            of(&[("model_type", json!("gemma3_text")), ("num_hidden_layers", many.clone())]),
+            of(json!({"model_type": "gemma3_text", "num_hidden_layers": LARGEST})),
         ),
-        (
-            "long-window",
-            of(&[("model_type", json!("mistral")), ("sliding_window", json!(1_u64 << 60))]),
-        ),
+        ("long-window", of(json!({"model_type": "mistral", "sliding_window": 1_u64 << 60}))),
         (
             "kinds-of-other-layers",
-            of(&[
-                ("model_type", json!("gemma2")),
-                ("layer_types", json!(["sliding_attention", 7])),
-            ]),
+            of(json!({"model_type": "gemma2", "layer_types": ["sliding_attention", 7]})),
         ),
-        (
-            "scale-of-nothing",
-            of(&[("model_type", json!("gemma2")), ("query_pre_attn_scalar", json!(1e-300))]),
-        ),
+        ("scale-of-nothing", of(json!({"model_type": "gemma2", "query_pre_attn_scalar": 1e-300}))),
         (
             "growth-beyond-numbers",
-            of(&[
-                ("model_type", json!("ministral3")),
-                (
-                    "rope_parameters",
-                    json!({"rope_type": "default", "llama_4_scaling_beta": 1e300,
-                           "original_max_position_embeddings": 1}),
-                ),
-            ]),
+            of(json!({"model_type": "ministral3", "rope_parameters": {
+                "rope_type": "default", "llama_4_scaling_beta": 1e300,
+                "original_max_position_embeddings": 1}})),
         ),
         (
             "divisors-of-other-heads",
-            of(&[
-                ("model_type", json!("phi3")),
-                ("partial_rotary_factor", json!(1e-9)),
-                (
-                    "rope_scaling",
-                    json!({"type": "longrope", "short_factor": [0.0], "long_factor": [1e300]}),
-                ),
-            ]),
+            of(json!({"model_type": "phi3", "partial_rotary_factor": 1e-9, "rope_scaling": {
+                "type": "longrope", "short_factor": [0.0], "long_factor": [1e300]}})),
         ),
         (
             "groups-of-no-experts",
-            of(&[
-                ("model_type", json!("glm4_moe")),
-                ("n_routed_experts", json!(1_u64 << 40)),
-                ("moe_intermediate_size", json!(4)),
-                ("num_experts_per_tok", json!(2)),
-                ("n_group", json!(0)),
-                ("n_shared_experts", json!(u64::MAX)),
-                ("first_k_dense_replace", json!(u64::MAX)),
-            ]),
+            of(json!({"model_type": "glm4_moe", "n_routed_experts": 1_u64 << 40,
+                      "moe_intermediate_size": 4, "num_experts_per_tok": 2, "n_group": 0,
+                      "n_shared_experts": u64::MAX, "first_k_dense_replace": u64::MAX})),
         ),
         (
             "unbounded-units",
-            of(&[
-                ("model_type", json!("gpt_oss")),
-                ("num_local_experts", json!(4)),
-                ("num_experts_per_tok", json!(2)),
-                ("swiglu_limit", json!(1e300)),
-                ("sliding_window", json!(0)),
-            ]),
+            of(json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2,
+                      "swiglu_limit": 1e300, "sliding_window": 0})),
         ),
         (
             "layers-of-no-chunks",
-            of(&[
-                ("model_type", json!("llama4_text")),
-                ("intermediate_size_mlp", json!(16)),
-                ("attention_chunk_size", json!(0)),
-                ("interleave_moe_layer_step", json!(0)),
-                ("moe_layers", json!([1_u64 << 40])),
-                ("no_rope_layers", json!([1, 2, "x"])),
-            ]),
+            of(json!({"model_type": "llama4_text", "intermediate_size_mlp": 16,
+                      "attention_chunk_size": 0, "interleave_moe_layer_step": 0,
+                      "moe_layers": [1_u64 << 40], "no_rope_layers": [1, 2, "x"]})),
         ),
         (
             "multipliers-of-nothing",
-            of(&[
-                ("model_type", json!("granite")),
-                ("attention_multiplier", json!(1e-300)),
-                ("logits_scaling", json!(0)),
-            ]),
+            of(
+                json!({"model_type": "granite", "attention_multiplier": 1e-300, "logits_scaling": 0}),
+            ),
         ),
-        ("wide-heads", of(&[("head_dim", json!(1_u64 << 32))])),
-        ("long-context", of(&[("max_position_embeddings", json!(u64::MAX))])),
-        ("wide", of(&[("hidden_size", many.clone()), ("num_attention_heads", many)])),
+        ("wide-heads", of(json!({"head_dim": 1_u64 << 32}))),
+        ("long-context", of(json!({"max_position_embeddings": u64::MAX}))),
+        ("wide", of(json!({"hidden_size": LARGEST, "num_attention_heads": LARGEST}))),
     ]
 }
 
 /// Sizes of recurrent layers, of latent rows, of shared keys.
 fn hybrid_configs() -> Vec<Named> {
-    let of = |changes: &[(&str, Value)]| changed("hybrid_config", changes);
-    let many = json!(LARGEST);
-    let model = |name: &str| ("model_type", json!(name));
+    let of = |changes: Value| changed("hybrid_config", changes);
+    let of_model =
+        |name: &str, key: &str, value: Value| of(json!({"model_type": name, key: value}));
     vec![
-        ("no-key-heads", of(&[("linear_num_key_heads", json!(0))])),
-        ("key-heads-that-do-not-divide", of(&[("linear_num_key_heads", json!(3))])),
-        ("very-many-value-heads", of(&[("linear_num_value_heads", many.clone())])),
-        ("wide-states", of(&[("linear_key_head_dim", many.clone())])),
-        ("long-convolution", of(&[("linear_conv_kernel_dim", many.clone())])),
-        ("no-convolution", of(&[("linear_conv_kernel_dim", json!(0))])),
-        ("no-interval", of(&[("full_attention_interval", json!(0))])),
-        ("nothing-turned", of(&[("partial_rotary_factor", json!(1e-9))])),
-        ("very-many-layers", of(&[("num_hidden_layers", many.clone())])),
-        ("long-short-convolution", of(&[model("lfm2"), ("conv_L_cache", many.clone())])),
-        ("layers-that-do-not-attend", of(&[model("lfm2"), ("full_attn_idxs", json!([]))])),
-        ("wide-latent-rows", of(&[model("deepseek_v3"), ("kv_lora_rank", many.clone())])),
-        ("no-groups", of(&[model("deepseek_v3"), ("n_group", json!(0))])),
-        ("all-keys-shared", of(&[model("gemma4_text"), ("num_kv_shared_layers", many.clone())])),
-        ("wide-inputs", of(&[model("gemma4_text"), ("hidden_size_per_layer_input", many)])),
+        ("no-key-heads", of(json!({"linear_num_key_heads": 0}))),
+        ("key-heads-that-do-not-divide", of(json!({"linear_num_key_heads": 3}))),
+        ("very-many-value-heads", of(json!({"linear_num_value_heads": LARGEST}))),
+        ("wide-states", of(json!({"linear_key_head_dim": LARGEST}))),
+        ("long-convolution", of(json!({"linear_conv_kernel_dim": LARGEST}))),
+        ("no-convolution", of(json!({"linear_conv_kernel_dim": 0}))),
+        ("no-interval", of(json!({"full_attention_interval": 0}))),
+        ("nothing-turned", of(json!({"partial_rotary_factor": 1e-9}))),
+        ("very-many-layers", of(json!({"num_hidden_layers": LARGEST}))),
+        ("long-short-convolution", of_model("lfm2", "conv_L_cache", json!(LARGEST))),
+        ("layers-that-do-not-attend", of_model("lfm2", "full_attn_idxs", json!([]))),
+        ("wide-latent-rows", of_model("deepseek_v3", "kv_lora_rank", json!(LARGEST))),
+        ("no-groups", of_model("deepseek_v3", "n_group", json!(0))),
+        ("all-keys-shared", of_model("gemma4_text", "num_kv_shared_layers", json!(LARGEST))),
+        ("wide-inputs", of_model("gemma4_text", "hidden_size_per_layer_input", json!(LARGEST))),
     ]
 }
 
@@ -325,7 +277,7 @@ const GLIDE_SIZES: &[(&str, &str)] = &[
 /// The valid configuration with one size far too large, and with it 2^32.
 fn changed_configs(name: &str, sizes: &[(&'static str, &str)]) -> Vec<Named> {
     let of = |size: u64| {
-        move |&(named, key): &(&'static str, &str)| (named, changed(name, &[(key, json!(size))]))
+        move |&(named, key): &(&'static str, &str)| (named, changed(name, json!({key: size})))
     };
     let larger = sizes.iter().map(of(1 << 32)).map(|(named, bytes)| match named {
         "wide-heads" => ("heads-of-32-bits", bytes),
@@ -360,7 +312,7 @@ fn sentence_piece_models() -> Vec<Named> {
 }
 
 fn tokenizers() -> Vec<Named> {
-    let with = |key: &str, part: Value| changed("tokenizer_json", &[(key, part)]);
+    let with = |key: &str, part: Value| changed("tokenizer_json", json!({key: part}));
     let strip = |start: u64, stop: u64| {
         let strip = json!({"type": "Strip", "content": "a", "start": start, "stop": stop});
         with("decoder", strip)

@@ -1,7 +1,7 @@
 //! What is not learned, not kept, not told, or refused.
 
 use super::*;
-use crate::support::{longdraft, stderr};
+use crate::support::{longdraft, told_by};
 
 /// A filter that works line by line sees every line as it is.
 #[cfg(target_os = "linux")]
@@ -101,9 +101,7 @@ fn a_folder_whose_name_is_no_text_is_refused_at_the_start() {
     let odd = PathBuf::from(shelf.path("")).join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
     let mut serve = longdraft(&["serve", &shelf.path("target"), "--port", "0"]);
     serve.args(["--learn-method", "glide", "--learn"]).arg(&odd);
-    let output = serve.output().expect("the binary starts");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = told_by(&serve.output().expect("the binary starts"), 2);
     assert!(
         text.contains("this name is not UTF-8") && text.contains("hint: give a folder"),
         "{text}"

@@ -80,10 +80,7 @@ enum Hears<'a> {
 
 /// A command that trains stages as a part of its work. It looks after each of them, and judges their drafts in its own way.
 pub(crate) trait Follower {
-    /// Who hears of a stage that starts.
-    ///
-    /// # Errors
-    /// - it shall not start
+    /// Who hears of a stage that starts. It fails where it shall not start.
     fn begin(&mut self, config: &TrainConfig, world: &World) -> Result<TrainingProgress<'_>>;
 }
 

@@ -18,10 +18,7 @@ struct Log {
     begun: String,
 }
 
-/// From here on everything that is told goes to the end of a file, too.
-///
-/// # Errors
-/// - it cannot be opened
+/// From here on everything that is told goes to the end of a file, too. It fails where it cannot be opened.
 pub(crate) fn open(path: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(path)?;
     let log = Log { path: path.to_path_buf(), file, begun: String::new() };

@@ -235,10 +235,7 @@ pub(crate) fn flush() {
     }
 }
 
-/// Flushes stdout.
-///
-/// # Errors
-/// - some output could not be written, for another reason than a reader that went away
+/// Flushes stdout. It fails where some output could not be written, for another reason than a reader that went away.
 pub(crate) fn finish() -> Result<()> {
     flush();
     match &*LOST.lock().unwrap_or_else(PoisonError::into_inner) {

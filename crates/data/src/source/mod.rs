@@ -151,10 +151,7 @@ pub fn read_rows(path: &Path) -> Result<impl Iterator<Item = Result<RawRow>> + u
     rows_of_files(data_files(path)?)
 }
 
-/// The same of files, of which one is open at a time.
-///
-/// # Errors
-/// - as [`read_rows`]
+/// The same of files, of which one is open at a time. It fails as [`read_rows`] does.
 pub(crate) fn rows_of_files(
     files: Vec<PathBuf>,
 ) -> Result<impl Iterator<Item = Result<RawRow>> + use<>> {

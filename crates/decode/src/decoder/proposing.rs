@@ -53,16 +53,12 @@ fn draft(target: &Target, parts: &mut [Part<'_, '_>], pace: &mut Pace) -> Result
             DraftContext { target, cache: &request.cache, tokens: &request.tokens },
         ));
         plans.push(Plan {
-            shape: &layout.shape,
             drawn,
-            sampling: &layout.sampling,
             position: request.position(),
-            draws: &mut request.draws,
             worth: layout.worth,
             confidence_threshold: request.options.confidence_threshold,
             paid: layout.paid,
-            drafted: Drafted::Nothing,
-            looked_up: Vec::new(),
+            ..Plan::filling(&layout.shape, &layout.sampling, &mut request.draws)
         });
         rounds.push(round);
     }

@@ -148,9 +148,7 @@ impl Request {
 
     /// Adds a token, which the target's `logits` `[V]` decided, unless the request has ended; checks
     /// stop token, listener (stop strings), budget and context in order.
-    ///
-    /// # Errors
-    /// - the answer's grammar cannot go on by it
+    /// It fails where the answer's grammar cannot go on by it.
     pub(super) fn commit(
         &mut self,
         committed: Committed,

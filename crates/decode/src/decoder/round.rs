@@ -64,10 +64,7 @@ impl Round {
         matches!(self.step, Step::Read(_))
     }
 
-    /// Makes room in a request's cache for the rows.
-    ///
-    /// # Errors
-    /// - the device has no memory for it
+    /// Makes room in a request's cache for the rows. It fails where the device has no memory for it.
     pub(super) fn reserve(&self, request: &mut Request) -> Result<()> {
         let rows = match &self.step {
             Step::Read(count) => *count,

@@ -101,10 +101,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Has a request that has read nothing go on from the first `count` tokens of a text at another place, of which
-    /// that place holds the cache and the drafter's state.
-    ///
-    /// # Errors
-    /// - the device has no memory for the copies
+    /// that place holds the cache and the drafter's state. It fails where the device has no memory for the copies.
     pub(super) fn share(
         &mut self,
         request: &mut Request,
@@ -151,9 +148,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Begins a round of a request that decodes; `pace` is that of all who decode together.
-    ///
-    /// # Errors
-    /// - the answer cannot follow its grammar any further
+    /// It fails where the answer cannot follow its grammar any further.
     pub(super) fn begin_round(&mut self, request: &mut Request, pace: &mut Pace) -> Result<Wish> {
         let forced = request.forced(request.room().min(MOST_FORCED))?;
         let layout = self.layout(request, forced.len(), pace);

@@ -112,6 +112,30 @@ pub struct Plan<'a> {
     pub looked_up: Vec<LookedUp>,
 }
 
+impl<'a> Plan<'a> {
+    /// A round that fills a shape with the most likely tokens. The first of them has index 1.
+    pub fn filling(
+        shape: &'a DraftShape,
+        sampling: &'a Sampling,
+        draws: &'a mut dyn Draws,
+    ) -> Self {
+        let (worth, drafted, looked_up) = (None, Drafted::Nothing, Vec::new());
+        let (drawn, position, confidence_threshold, paid) = (false, 1, 0.0, true);
+        Self {
+            shape,
+            drawn,
+            sampling,
+            position,
+            draws,
+            worth,
+            confidence_threshold,
+            paid,
+            drafted,
+            looked_up,
+        }
+    }
+}
+
 /// What a draft model ran in a round: what its time was spent on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Drafted {
@@ -161,11 +185,14 @@ pub trait Drafter {
     }
 
     /// A request starts; its first `kept` tokens are those of the request before, or of the text that was taken
-    /// over. It may start again before its first token is observed.
+    /// over. It may start again before its first token is observed. By default nothing is kept from text to text.
     ///
     /// # Errors
     /// - the draft cannot run
-    fn begin(&mut self, kept: usize) -> Result<()>;
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        let _ = kept;
+        Ok(())
+    }
 
     /// What it holds of its text, from which another place may go on. By default that place reads its prompt itself.
     fn state(&self) -> DraftState<'_> {

@@ -166,8 +166,10 @@ pub trait DraftModel {
         false
     }
 
-    /// What the columns of its logits stand for; every token of the target if `None`.
-    fn vocabulary(&self) -> Option<&VocabularyMap>;
+    /// What the columns of its logits stand for; every token of the target if `None`, the default.
+    fn vocabulary(&self) -> Option<&VocabularyMap> {
+        None
+    }
 
     /// As [`Drafter::tells_confidence`].
     fn tells_confidence(&self) -> bool {
@@ -185,7 +187,10 @@ pub trait DraftModel {
     ///
     /// # Errors
     /// - the draft cannot run
-    fn begin(&mut self, kept: usize) -> Result<()>;
+    fn begin(&mut self, kept: usize) -> Result<()> {
+        let _ = kept;
+        Ok(())
+    }
 
     /// As [`Drafter::state`].
     fn state(&self) -> DraftState<'_> {

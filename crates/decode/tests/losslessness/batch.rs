@@ -11,7 +11,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 
 use crate::models::{
-    Drafts, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
+    Drafts, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, with_drafts,
 };
 
 /// A request.
@@ -101,8 +101,7 @@ fn requests_of_a_batch_are_as_alone() {
     ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {
-        let target = target(architecture, 16, kv, 1);
-        let drafts = Drafts::new(&target, 1);
+        let (target, drafts) = with_drafts(architecture, 16, kv, 1);
         let alone: Vec<_> = jobs
             .iter()
             .map(|job| {
@@ -130,8 +129,7 @@ fn requests_of_a_batch_are_as_alone() {
 
 #[test]
 fn a_prompt_that_does_not_fit_leaves_the_others_alone() {
-    let target = target("llama", 16, (2, 1), 7);
-    let drafts = Drafts::new(&target, 7);
+    let (target, drafts) = with_drafts("llama", 16, (2, 1), 7);
     let job = |length| Job { prompt: prompt(length, 7), options: options(6) };
     // A tokenizer may know tokens that the target has not.
     let unknown = Job { prompt: vec![TargetTokenId(VOCABULARY as u32)], options: options(6) };

@@ -8,7 +8,6 @@ use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Pacing, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::VocabularyMap;
 
 use crate::models::{VOCABULARY, generate, options, prompt, shapes, target};
 
@@ -22,16 +21,8 @@ struct Table {
 }
 
 impl DraftModel for Table {
-    fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
-    }
-
     fn block_len(&self) -> Option<usize> {
         Some(BLOCK)
-    }
-
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
     }
 
     fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
@@ -85,18 +76,8 @@ fn a_round_is_one_block_and_no_deeper() {
         (false, DraftShape::Static { widths: vec![2; 8] }),
         (true, DraftShape::Sampled { children: vec![2, 2, 1, 1, 1, 1, 1] }),
     ] {
-        let mut plan = Plan {
-            shape: &shape,
-            drawn,
-            sampling: &Sampling { temperature: 1.0, ..Sampling::default() },
-            position: 1,
-            draws: &mut CounterDraws::new(0, &[]),
-            worth: None,
-            confidence_threshold: 0.0,
-            paid: true,
-            drafted: Drafted::Nothing,
-            looked_up: Vec::new(),
-        };
+        let (sampling, mut draws) = (Sampling::at(1.0), CounterDraws::new(0, &[]));
+        let mut plan = Plan { drawn, ..Plan::filling(&shape, &sampling, &mut draws) };
         let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
         assert_eq!((tree.depth(), plan.drafted), (BLOCK, Drafted::Block), "{shape:?}");
@@ -142,20 +123,12 @@ impl Small {
 }
 
 impl DraftModel for Small {
-    fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
-    }
-
     fn block_len(&self) -> Option<usize> {
         Some(self.slots)
     }
 
     fn tells_confidence(&self) -> bool {
         !self.confidence.is_empty()
-    }
-
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
     }
 
     fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
@@ -181,18 +154,9 @@ fn proposed(
 ) -> Tree {
     let target = target("llama", 16, (1, 1), 72);
     let (cache, tokens) = (target.new_cache().expect("cache"), prompt(3, 72));
-    let mut plan = Plan {
-        shape,
-        drawn,
-        sampling: &Sampling::at(1.0),
-        position: 1,
-        draws: &mut CounterDraws::new(0, &[]),
-        worth: worth.copied(),
-        confidence_threshold: 0.0,
-        paid: true,
-        drafted: Drafted::Nothing,
-        looked_up: Vec::new(),
-    };
+    let (sampling, mut draws) = (Sampling::at(1.0), CounterDraws::new(0, &[]));
+    let worth = worth.copied();
+    let mut plan = Plan { drawn, worth, ..Plan::filling(shape, &sampling, &mut draws) };
     let context = DraftContext { target: &target, cache: &cache, tokens: &tokens };
     ModelDrafter::new(model).propose(context, &mut plan).expect("proposals")
 }
@@ -201,16 +165,8 @@ fn proposed(
 struct Candidates(Vec<(u32, f32)>);
 
 impl DraftModel for Candidates {
-    fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
-    }
-
     fn block_len(&self) -> Option<usize> {
         Some(1)
-    }
-
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
     }
 
     fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {

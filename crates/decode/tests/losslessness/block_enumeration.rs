@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use longdraft_decode::drafter::{
-    Asked, Beside, BlockDraftModel, DraftContext, DraftModel, Drafted, Drafter, Forecast,
-    ModelDrafter, Plan, Reading, Turn,
+    Asked, Beside, BlockDraftModel, DraftContext, DraftModel, Drafter, Forecast, ModelDrafter,
+    Plan, Reading, Turn,
 };
 use longdraft_decode::verifier::Verifier;
 use longdraft_decode::{DraftShape, Result, Sampling, VerifyRule};
@@ -124,16 +124,9 @@ impl Rounds<'_> {
         let verifier = Verifier { sampling: sampling.clone(), rule: VerifyRule::Ratio };
         distribution_of(|draws| {
             let mut plan = Plan {
-                shape: &self.shape,
                 drawn: true,
-                sampling: &sampling,
-                position: 1,
-                draws,
-                worth: None,
                 confidence_threshold: self.threshold,
-                paid: true,
-                drafted: Drafted::Nothing,
-                looked_up: Vec::new(),
+                ..Plan::filling(&self.shape, &sampling, draws)
             };
             let context = DraftContext { target: self.target, cache: &cache, tokens: &tokens };
             let tree = drafter.propose(context, &mut plan).expect("tree");

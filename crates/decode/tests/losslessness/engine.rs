@@ -13,7 +13,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 
 use crate::batch::{Job, jobs, places};
-use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, target};
+use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, with_drafts};
 
 pub(crate) fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
     ControlFlow::Continue(())
@@ -49,8 +49,7 @@ fn whoever_comes_and_goes_changes_nobody_else() {
     ];
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (seed, (kind, (architecture, kv))) in kinds.zip(targets.into_iter().cycle()).enumerate() {
-        let target = target(architecture, 16, kv, 1);
-        let drafts = Drafts::new(&target, 1);
+        let (target, drafts) = with_drafts(architecture, 16, kv, 1);
         let alone: Vec<Generation> = jobs
             .iter()
             .map(|job| {
@@ -93,8 +92,7 @@ fn whoever_comes_and_goes_changes_nobody_else() {
 #[test]
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     for (family, kind) in [("llama", Kind::Glide), ("qwen3_next", Kind::Mtp)] {
-        let target = target(family, 16, (2, 2), 3);
-        let drafts = Drafts::new(&target, 3);
+        let (target, drafts) = with_drafts(family, 16, (2, 2), 3);
         let mut engine = BatchEngine::new(&target, places(Some(kind), 3, &target, &drafts));
         // One that decodes, so that a round reads little; then the long prompt, and the short one.
         let jobs = [(prompt(9, 1), 90), (prompt(1300, 2), 4), (prompt(50, 3), 4)];
@@ -130,8 +128,7 @@ fn a_conversation_goes_on_where_its_text_is_kept() {
 }
 
 fn check_conversations(family: &str) {
-    let target = target(family, 16, (2, 2), 2);
-    let drafts = Drafts::new(&target, 2);
+    let (target, drafts) = with_drafts(family, 16, (2, 2), 2);
     for kind in [None, Some(Kind::Eagle3), Some(Kind::MergedDflash)] {
         let mut engine = BatchEngine::new(&target, places(kind, 2, &target, &drafts));
         let reusing = |count| DecodeOptions { reuse_prefix: true, ..options(count) };
@@ -163,8 +160,7 @@ fn check_conversations(family: &str) {
 
 #[test]
 fn a_request_that_cannot_go_on_fails_alone() {
-    let target = target("qwen3", 16, (2, 1), 5);
-    let drafts = Drafts::new(&target, 5);
+    let (target, drafts) = with_drafts("qwen3", 16, (2, 1), 5);
     let mut engine = BatchEngine::new(&target, places(Some(Kind::Glide), 2, &target, &drafts));
     let ban = (0..61).map(|id| (TargetTokenId(id), f32::NEG_INFINITY)).collect();
     let sampling = Sampling { bias: ban, ..Sampling::default() };
@@ -186,8 +182,7 @@ fn a_request_that_cannot_go_on_fails_alone() {
 
 #[test]
 fn log_probabilities_do_not_depend_on_who_proposed() {
-    let target = target("qwen2", 16, (2, 2), 3);
-    let drafts = Drafts::new(&target, 3);
+    let (target, drafts) = with_drafts("qwen2", 16, (2, 2), 3);
     let sampling =
         Sampling { presence_penalty: 0.4, frequency_penalty: 0.3, ..Sampling::default() };
     let asked = DecodeOptions { log_probs: Some(3), sampling, ..options(25) };
@@ -220,8 +215,7 @@ fn log_probabilities_do_not_depend_on_who_proposed() {
 /// Whatever drafts, and whenever that changes, the answers stay; a request ends with what it began with.
 #[test]
 fn another_drafter_may_come_at_any_round() {
-    let target = target("llama", 16, (2, 2), 4);
-    let drafts = Drafts::new(&target, 4);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 4);
     let jobs: Vec<Job> = (0..12)
         .map(|key| Job { prompt: prompt(10 + key, key as u64), options: options(8 + key) })
         .collect();
@@ -256,8 +250,7 @@ fn another_drafter_may_come_at_any_round() {
 /// A draft that everybody has proposes what one that is lent does, and goes when nobody uses it.
 #[test]
 fn a_shared_draft_proposes_the_same_and_is_let_go() {
-    let target = target("llama", 16, (2, 2), 4);
-    let drafts = Drafts::new(&target, 4);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 4);
     let lent: &dyn Draft = &drafts.eagle3;
     let shared: Arc<dyn Draft> = Arc::new(Drafts::new(&target, 4).eagle3);
     let of = |draft: AnyDraft<'_>| {
@@ -281,8 +274,7 @@ fn a_shared_draft_proposes_the_same_and_is_let_go() {
 /// So hot that the text hardly says what comes next: the draws do.
 #[test]
 fn a_text_that_goes_on_in_another_request_draws_anew() {
-    let target = target("llama", 16, (2, 2), 1);
-    let drafts = Drafts::new(&target, 1);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 1);
     for kind in [Kind::Glide, Kind::Dflash] {
         let options = DecodeOptions { sampling: Sampling::at(100.0), seed: 7, ..options(48) };
         let begun = prompt(8, 3);

@@ -10,7 +10,7 @@ use longdraft_decode::{
 use longdraft_models::TargetTokenId;
 
 use crate::batch::places;
-use crate::models::{Drafts, KINDS, Kind, options, prompt, shapes, target};
+use crate::models::{Drafts, KINDS, Kind, options, prompt, shapes, with_drafts};
 
 /// After a token of number `a`, `b` is forbidden where `a + 2 b` is a multiple of 3.
 #[derive(Debug, Clone, Default)]
@@ -120,8 +120,7 @@ fn run(
 
 #[test]
 fn an_answer_with_a_draft_is_the_one_without_and_follows_the_grammar() {
-    let target = target("llama", 16, (4, 2), 1);
-    let drafts = Drafts::new(&target, 1);
+    let (target, drafts) = with_drafts("llama", 16, (4, 2), 1);
     let plain = run(None, &target, &drafts);
     assert_eq!(plain.len(), 8);
     for (key, generation) in &plain {
@@ -163,8 +162,7 @@ impl Grammar for Short {
 
 #[test]
 fn a_grammar_that_leaves_no_token_ends_its_own_request_alone() {
-    let target = target("qwen2", 16, (2, 2), 1);
-    let drafts = Drafts::new(&target, 1);
+    let (target, drafts) = with_drafts("qwen2", 16, (2, 2), 1);
     let mut engine = BatchEngine::new(&target, places(Some(KINDS[0]), 2, &target, &drafts));
     engine.join_with(0, &prompt(4, 1), &options(9), Some(Box::new(Short(0)))).expect("joined");
     engine.join(1, &prompt(4, 1), &options(9)).expect("joined");
@@ -218,8 +216,7 @@ impl Grammar for Lost {
 
 #[test]
 fn a_grammar_that_cannot_be_followed_ends_its_own_request_alone() {
-    let target = target("qwen2", 16, (2, 2), 1);
-    let drafts = Drafts::new(&target, 1);
+    let (target, drafts) = with_drafts("qwen2", 16, (2, 2), 1);
     for in_forced in [true, false] {
         let mut engine = BatchEngine::new(&target, places(Some(KINDS[0]), 2, &target, &drafts));
         let lost = Lost { in_forced, tokens: 0 };
@@ -297,8 +294,7 @@ impl Grammar for Runs {
 /// What is forced is proposed without a draft and beside one, and the answer stays what it was.
 #[test]
 fn forced_tokens_are_proposed_for_free() {
-    let target = target("llama", 16, (4, 2), 1);
-    let drafts = Drafts::new(&target, 1);
+    let (target, drafts) = with_drafts("llama", 16, (4, 2), 1);
     let answer = |kind: Option<Kind>, temperature: f64, length: usize, tells: bool| {
         let mut engine = BatchEngine::new(&target, places(kind, 1, &target, &drafts));
         let options = DecodeOptions {

@@ -7,7 +7,8 @@ use longdraft_models::TargetTokenId;
 use proptest::prelude::*;
 
 use crate::models::{
-    Drafts, FAMILIES, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
+    FAMILIES, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
+    with_drafts,
 };
 
 proptest! {
@@ -28,8 +29,7 @@ proptest! {
         shape in prop::sample::select(shapes()),
         temperature in prop::sample::select(vec![0.0, 0.0, 0.8]),
     ) {
-        let target = target(architecture, head_dim, heads, seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(architecture, head_dim, heads, seed);
         let prompt = prompt(length, seed);
         let mut options = options(48);
         options.seed = seed;
@@ -85,10 +85,6 @@ impl Scripted {
 }
 
 impl Drafter for Scripted {
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         self.rounds += 1;
         let done = context.tokens.len() - self.prompt;
@@ -135,8 +131,7 @@ fn a_prompt_longer_than_windows_changes_nothing() {
         ("gemma3_text", 250, Kind::MergedEagle3, 5),
         ("mistral", 505, Kind::Eagle3, 4),
     ] {
-        let target = target(family, 16, (2, 2), 8);
-        let drafts = Drafts::new(&target, 8);
+        let (target, drafts) = with_drafts(family, 16, (2, 2), 8);
         let prompt = prompt(length, 8);
         let mut options = options(64);
         let plain = generate(&target, None, &prompt, &options);

@@ -3,15 +3,14 @@
 use longdraft_decode::{DecodeOptions, EndReason, LateTokens, Sampling, VerifyRule};
 use longdraft_models::TargetTokenId;
 
-use crate::models::{Drafts, KINDS, drafter, generate, options, prompt, shapes, target};
+use crate::models::{KINDS, drafter, generate, options, prompt, shapes, with_drafts};
 
 /// Tokens before an end may come.
 const AFTER: usize = 12;
 
 #[test]
 fn no_end_comes_early_and_no_draft_changes_a_token() {
-    let target = target("llama", 16, (2, 2), 3);
-    let drafts = Drafts::new(&target, 3);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 3);
     let prompt = prompt(9, 3);
     for temperature in [0.0, 0.8] {
         // Draws that match are those of plain decoding, token for token.
@@ -41,8 +40,7 @@ fn no_end_comes_early_and_no_draft_changes_a_token() {
 /// The end is always the likeliest token here.
 #[test]
 fn an_end_comes_at_the_first_place_where_it_may() {
-    let target = target("qwen3", 16, (2, 2), 5);
-    let drafts = Drafts::new(&target, 5);
+    let (target, drafts) = with_drafts("qwen3", 16, (2, 2), 5);
     let prompt = prompt(6, 5);
     let mut asked = options(40);
     asked.stop_tokens = vec![TargetTokenId(7)];

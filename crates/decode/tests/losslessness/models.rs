@@ -289,6 +289,18 @@ impl Drafts {
     }
 }
 
+/// A random target, and the drafts that its drafters read.
+pub(crate) fn with_drafts(
+    kind: &str,
+    head_dim: usize,
+    kv: (usize, usize),
+    seed: u64,
+) -> (Target, Drafts) {
+    let target = target(kind, head_dim, kv, seed);
+    let drafts = Drafts::new(&target, seed);
+    (target, drafts)
+}
+
 /// Every kind of drafter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {

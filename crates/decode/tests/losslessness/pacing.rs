@@ -4,14 +4,11 @@ use longdraft_decode::drafter::{DraftContext, Drafted, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Origin, Pacing, Sampling, SpeculativeDecoder, VerifyRule};
 
-use crate::models::{
-    Drafts, KINDS, Kind, decode, drafter, generate, options, prompt, shapes, target,
-};
+use crate::models::{KINDS, Kind, decode, drafter, generate, options, prompt, shapes, with_drafts};
 
 #[test]
 fn measured_pacing_changes_no_token() {
-    let target = target("llama", 16, (2, 2), 71);
-    let drafts = Drafts::new(&target, 71);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 71);
     for kind in KINDS {
         for (shape, temperature) in [(1, 0.0), (4, 0.0), (7, 0.7), (8, 0.7)] {
             let mut options = options(150);
@@ -33,25 +30,15 @@ fn measured_pacing_changes_no_token() {
 
 #[test]
 fn only_lookup_proposes_where_nothing_may_take_time() {
-    let target = target("llama", 16, (2, 2), 72);
-    let drafts = Drafts::new(&target, 72);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 72);
     let cache = target.new_cache().expect("cache");
     let text = prompt(6, 72).repeat(2);
     for kind in KINDS {
         let mut drafter = drafter(kind, &target, &drafts);
         drafter.begin(0).expect("begin");
-        let mut plan = Plan {
-            shape: &DraftShape::Chain { length: 4 },
-            drawn: false,
-            sampling: &Sampling::default(),
-            position: 1,
-            draws: &mut CounterDraws::new(0, &[]),
-            worth: None,
-            confidence_threshold: 0.0,
-            paid: false,
-            drafted: Drafted::Nothing,
-            looked_up: Vec::new(),
-        };
+        let (shape, sampling) = (DraftShape::Chain { length: 4 }, Sampling::default());
+        let mut draws = CounterDraws::new(0, &[]);
+        let mut plan = Plan { paid: false, ..Plan::filling(&shape, &sampling, &mut draws) };
         let context = DraftContext { target: &target, cache: &cache, tokens: &text };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
         let found: Vec<_> = tree.nodes().iter().map(|node| (node.token, node.origin)).collect();

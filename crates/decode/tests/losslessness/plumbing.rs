@@ -11,14 +11,13 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Tap, Taps};
 
 use crate::models::{
-    Drafts, FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, extend_tree, generate,
-    options, prompt, shapes, target,
+    FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, extend_tree, generate, options,
+    prompt, shapes, target, with_drafts,
 };
 
 #[test]
 fn the_context_fills_to_its_last_slot() {
-    let target = target("llama", 16, (1, 2), 11);
-    let drafts = Drafts::new(&target, 11);
+    let (target, drafts) = with_drafts("llama", 16, (1, 2), 11);
     let prompt = prompt(1380, 11);
     let mut options = options(500);
     let plain = generate(&target, None, &prompt, &options);
@@ -32,8 +31,7 @@ fn the_context_fills_to_its_last_slot() {
 
 #[test]
 fn a_limit_of_one_token_and_a_prompt_of_one_work() {
-    let target = target("qwen2", 32, (2, 2), 3);
-    let drafts = Drafts::new(&target, 3);
+    let (target, drafts) = with_drafts("qwen2", 32, (2, 2), 3);
     for kind in KINDS {
         for limit in 1..4 {
             let options = options(limit);
@@ -49,8 +47,7 @@ fn a_limit_of_one_token_and_a_prompt_of_one_work() {
 #[test]
 fn an_answer_can_be_ended_while_its_prompt_is_read() {
     for (family, kind) in [("llama", Kind::Glide), ("qwen3", Kind::Eagle3)] {
-        let target = target(family, 16, (2, 2), 4);
-        let drafts = Drafts::new(&target, 4);
+        let (target, drafts) = with_drafts(family, 16, (2, 2), 4);
         let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
         let options = DecodeOptions { reuse_prefix: true, ..options(12) };
         let prompt = prompt(1300, 4);
@@ -124,8 +121,7 @@ fn a_kept_prefix_changes_nothing_but_time() {
         "olmo3",
     ];
     for (seed, (kind, family)) in (30..).zip(KINDS.into_iter().zip(families.into_iter().cycle())) {
-        let target = target(family, 32, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
         let mut options = options(24);
         options.reuse_prefix = true;
         options.shape = DraftShape::Static { widths: vec![3, 4] };
@@ -152,8 +148,7 @@ fn a_kept_prefix_changes_nothing_but_time() {
 #[test]
 fn a_conversation_across_the_border_of_short_sequences_equals_fresh_texts() {
     for kind in KINDS {
-        let target = target("phi3", 32, (2, 2), 31);
-        let drafts = Drafts::new(&target, 31);
+        let (target, drafts) = with_drafts("phi3", 32, (2, 2), 31);
         let mut options = options(12);
         options.reuse_prefix = true;
         let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
@@ -174,8 +169,7 @@ fn a_conversation_across_the_border_of_short_sequences_equals_fresh_texts() {
 
 #[test]
 fn a_listener_ends_the_request_within_an_accepted_run() {
-    let target = target("llama", 16, (2, 2), 41);
-    let drafts = Drafts::new(&target, 41);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 41);
     let options = options(40);
     let prompt = prompt(9, 41);
     let plain = generate(&target, None, &prompt, &options);
@@ -200,8 +194,7 @@ fn a_listener_ends_the_request_within_an_accepted_run() {
 
 #[test]
 fn the_same_seed_gives_the_same_tokens_and_another_seed_others() {
-    let target = target("llama", 16, (2, 2), 51);
-    let drafts = Drafts::new(&target, 51);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 51);
     let run = |seed, request, shape: usize| {
         let mut options = options(32);
         options.sampling = Sampling::at(1.0);
@@ -232,8 +225,7 @@ fn texts_after_other_prompts_are_drawn_with_other_numbers() {
 
 #[test]
 fn penalties_count_every_token_of_the_answer() {
-    let target = target("llama", 16, (2, 2), 53);
-    let drafts = Drafts::new(&target, 53);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 53);
     let mut options = options(40);
     options.sampling.presence_penalty = 100.0;
     for kind in [None, Some(Kind::Glide), Some(Kind::Lookup)] {
@@ -247,8 +239,7 @@ fn penalties_count_every_token_of_the_answer() {
 
 #[test]
 fn top_k_of_one_is_greedy() {
-    let target = target("llama", 16, (2, 2), 61);
-    let drafts = Drafts::new(&target, 61);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 61);
     let mut options = options(32);
     let greedy = generate(&target, None, &prompt(9, 61), &options).tokens;
     options.sampling = Sampling { top_k: Some(1), ..Sampling::at(0.7) };
@@ -261,8 +252,7 @@ fn top_k_of_one_is_greedy() {
 
 #[test]
 fn impossible_requests_are_errors() {
-    let target = target("llama", 16, (1, 2), 12);
-    let drafts = Drafts::new(&target, 12);
+    let (target, drafts) = with_drafts("llama", 16, (1, 2), 12);
     let run = |prompt: &[TargetTokenId], change: fn(&mut longdraft_decode::DecodeOptions)| {
         let mut options = options(4);
         change(&mut options);

@@ -13,6 +13,7 @@ use crate::batch::places;
 use crate::engine::{finish, goes_on};
 use crate::models::{
     Drafts, KINDS, Kind, RECURRENT, drafter, generate, options, prompt, target, target_with,
+    with_drafts,
 };
 
 /// Tokens that prompts begin with alike: more than a round reads beside others.
@@ -177,8 +178,7 @@ impl Setting<'_> {
 fn a_prefix_at_a_place_that_is_busy_is_copied() {
     let families = ["llama", "qwen3", "mistral_window", "phi3", "granite"];
     for (seed, (kind, family)) in (1..).zip(KINDS.into_iter().zip(families.into_iter().cycle())) {
-        let target = target(family, 32, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
         let [a, b, c] = [20, 33, 27].map(|own| beginning(SYSTEM, own, own as u64));
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 3 };
         let reused = setting.check(&[comes(0, &a, 60), comes(4, &b, 12), comes(12, &c, 9)]);
@@ -193,8 +193,7 @@ fn of_prompts_that_come_at_once_one_reads_what_they_share() {
     let families = ["llama", "qwen3_next", "mistral_window", "lfm2", "gemma3_text", "qwen3_5_text"];
     let kinds = [Kind::Mtp, Kind::Eagle3, Kind::Glide, Kind::Dflash, Kind::Lookup, Kind::Dspark];
     for (seed, (family, kind)) in (1..).zip(families.into_iter().zip(kinds)) {
-        let target = target(family, 32, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 4 };
         // Read at once, and in two pieces.
         for system in [SYSTEM, 600] {
@@ -219,8 +218,7 @@ fn of_prompts_that_come_at_once_one_reads_what_they_share() {
 #[test]
 fn what_is_shared_is_taken_before_the_one_that_reads_has_left_it() {
     for (family, kind) in [("qwen3_next", Kind::Mtp), ("gemma3_text", Kind::Glide)] {
-        let target = target(family, 32, (2, 2), 6);
-        let drafts = Drafts::new(&target, 6);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), 6);
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 3 };
         let [a, b] = [1100, 30].map(|own| beginning(SYSTEM, own, own as u64));
         let shared = SYSTEM - 1..SYSTEM + 20;
@@ -236,8 +234,7 @@ fn what_is_shared_is_taken_before_the_one_that_reads_has_left_it() {
 
 #[test]
 fn a_place_that_is_free_keeps_its_text_when_another_one_is_empty() {
-    let target = target("llama", 16, (2, 2), 3);
-    let drafts = Drafts::new(&target, 3);
+    let (target, drafts) = with_drafts("llama", 16, (2, 2), 3);
     for kind in [Kind::Glide, Kind::Eagle3, Kind::MergedDflash, Kind::Mtp] {
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 2 };
         let [a, b] = [100, 30].map(|own| beginning(SYSTEM, own, own as u64));
@@ -264,8 +261,7 @@ fn who_goes_leaves_what_was_read_to_those_that_wait() {
         ("qwen3_next", Kind::Dflash),
         ("gemma3_text", Kind::Dspark),
     ] {
-        let target = target(family, 32, (2, 2), 2);
-        let drafts = Drafts::new(&target, 2);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), 2);
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 2 };
         // In the middle of what the other one waits for: after a round of 512 tokens.
         let [a, b] = [60, 30].map(|own| beginning(700, own, own as u64));
@@ -288,8 +284,7 @@ fn what_a_window_has_dropped_is_read_again() {
         ("llama4_text", Kind::Lookup),
         ("llama", Kind::Glide),
     ] {
-        let target = target(family, 32, (2, 2), 3);
-        let drafts = Drafts::new(&target, 3);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), 3);
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 2 };
         let [a, b] = [500, 30].map(|own| beginning(SYSTEM, own, own as u64));
         let shared = alike(&a, &b) - 1;
@@ -305,8 +300,7 @@ fn what_a_window_has_dropped_is_read_again() {
 fn a_state_is_taken_over_where_there_is_one() {
     for (seed, family) in (1..).zip(RECURRENT) {
         let kind = [Kind::Eagle3, Kind::Glide, Kind::Lookup, Kind::Dflash][seed as usize % 4];
-        let target = target(family, 16, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 16, (2, 2), seed);
         let setting = Setting { target: &target, drafts: &drafts, kind, places: 3 };
         // The first prompt is read at once, the second one beside an answer, 64 tokens at a time.
         let [a, b, c] = [20, 33, 27].map(|own| beginning(SYSTEM, own, own as u64));
@@ -365,10 +359,6 @@ fn rows_of_another_draft_are_not_taken_over() {
 struct Silent;
 
 impl Drafter for Silent {
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
     fn propose(&mut self, context: DraftContext<'_>, _: &mut Plan<'_>) -> Result<Tree> {
         Ok(Tree::new(context.tokens[context.tokens.len() - 1]))
     }

@@ -13,7 +13,6 @@ use longdraft_decode::drafter::{
 use longdraft_decode::tree::Distribution;
 use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 
 use crate::models::{decode, options, target};
@@ -52,14 +51,6 @@ impl<'a> Bigrams<'a> {
 }
 
 impl DraftModel for Bigrams<'_> {
-    fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
-    }
-
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
     fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
         let tokens: Vec<u32> = match turn.asked {
             Asked::Root { .. } => turn.context.tokens.iter().rev().take(1).map(|t| t.0).collect(),

@@ -18,7 +18,9 @@ use longdraft_models::target_model::{Features, Tap};
 
 use crate::batch::Job;
 use crate::engine::goes_on;
-use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target};
+use crate::models::{
+    Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target, with_drafts,
+};
 
 /// The level of every pass over a draft, and the requests in it.
 type Passes = Rc<RefCell<Vec<(usize, usize)>>>;
@@ -130,8 +132,8 @@ fn outcome(of: &Generation) -> (&[TargetTokenId], usize, usize, usize) {
 #[test]
 fn each_proposes_what_it_would_alone_whoever_comes_and_goes() {
     for (seed, kind) in (0..).zip(KINDS) {
-        let target = target(["qwen3", "llama", "qwen2"][seed as usize % 3], 16, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) =
+            with_drafts(["qwen3", "llama", "qwen2"][seed as usize % 3], 16, (2, 2), seed);
         for temperature in [0.0, 0.9] {
             let jobs = jobs(seed, temperature);
             let alone = jobs.iter().map(|job| {
@@ -171,8 +173,7 @@ fn each_proposes_what_it_would_alone_whoever_comes_and_goes() {
 
 #[test]
 fn as_many_passes_run_as_the_longest_needs() {
-    let target = target("qwen3", 16, (2, 2), 6);
-    let drafts = Drafts::new(&target, 6);
+    let (target, drafts) = with_drafts("qwen3", 16, (2, 2), 6);
     let lengths = [1, 3, 5, 2, 4];
     let levels = [Kind::Glide, Kind::GlideReduced, Kind::Eagle3, Kind::MergedEagle3, Kind::Mtp];
     let blocks = [Kind::Dflash, Kind::Dflash2Reduced, Kind::Dspark, Kind::MergedDspark];

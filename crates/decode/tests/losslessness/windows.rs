@@ -6,7 +6,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Extension, KvCache, PackedSequence, Tap, Taps, Target};
 
 use crate::models::{
-    Drafts, KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
+    KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
+    with_drafts,
 };
 
 /// Families with windows or chunks.
@@ -234,8 +235,7 @@ fn drafts_of_every_kind_are_lossless_over_texts_that_were_dropped() {
     let kinds =
         KINDS.into_iter().zip(SLIDING.into_iter().cycle()).zip(shapes().into_iter().cycle());
     for (seed, ((kind, family), shape)) in (0..).zip(kinds) {
-        let target = target(family, 32, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
         let mut options = options(60);
         options.shape = shape;
         let text = prompt(700, seed);
@@ -260,8 +260,7 @@ fn conversations_go_on_or_are_read_anew_as_their_windows_allow() {
     let kinds = [Kind::Glide, Kind::Merged, Kind::Eagle3, Kind::Dflash, Kind::Lookup];
     for (seed, family) in (2..).zip(SLIDING) {
         let kind = kinds[seed as usize % kinds.len()];
-        let target = target(family, 32, (2, 2), seed);
-        let drafts = Drafts::new(&target, seed);
+        let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
         let mut options = options(30);
         options.reuse_prefix = true;
         options.shape = DraftShape::Static { widths: vec![3, 4] };

@@ -66,38 +66,16 @@ mod tests {
 
     use candle_core::{DType, Device, Tensor};
     use longdraft_data::Batch;
-    use longdraft_data::batch::AnchorOffset;
 
-    use super::super::recipe::{
-        Compression, Contents, PartRecipe, Recipe, StoreDtype, StoredTeacher,
-    };
+    use super::super::recipe::{Contents, Recipe, StoredTeacher};
     use super::super::record::Record;
     use super::super::write::Turn;
     use super::*;
 
-    fn part(shards: usize) -> PartRecipe {
-        let contents = Contents { last_kv: false, layers: vec![0], teacher: StoredTeacher::None };
-        let (text, teacher_tokens) = (String::new(), String::new());
-        let (rows, tokens, shards) = (shards, 2 * shards, (0..shards).collect());
-        PartRecipe { contents, text, teacher_tokens, rows, tokens, shards }
-    }
-
     /// A store of shards of one row each.
     fn store(shards: usize) -> (tempfile::TempDir, StoreWriter) {
-        let recipe = Recipe {
-            format: Recipe::FORMAT.to_owned(),
-            target: String::new(),
-            tokenizer: String::new(),
-            dtype: StoreDtype::Bf16,
-            compression: Compression::None,
-            seed: 0,
-            anchor: AnchorOffset::default(),
-            precision: None,
-            products: None,
-            records: None,
-            train: part(shards),
-            held_out: part(0),
-        };
+        let contents = Contents { last_kv: false, layers: vec![0], teacher: StoredTeacher::None };
+        let recipe = Recipe::of_rows(&contents, shards, 2);
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().display().to_string();
         let store = StoreWriter::open(&path, recipe, false).expect("open");
@@ -116,14 +94,7 @@ mod tests {
         let Turn::Mine(work) = store.take(&store.shards()[shard]).expect("take") else {
             panic!("shard {shard} is taken")
         };
-        let batch = Batch {
-            ids: vec![1, 2],
-            position_ids: vec![0, 1],
-            document_ids: vec![0, 0],
-            loss_mask: vec![true; 2],
-            row: shard,
-            ..Batch::default()
-        };
+        let batch = Batch { row: shard, ..Batch::of_document([1, 2]) };
         let layers = Tensor::full(value, (2, 3), &Device::Cpu).expect("layers");
         assert_eq!(layers.dtype(), DType::F32);
         (work, batch, Record { aux_hidden: Some(layers), ..Record::default() })

@@ -15,9 +15,7 @@ use crate::error::{FeatureError, Result};
 type Raw = (String, Dtype, Vec<usize>, Vec<u8>);
 
 /// Bytes of a shard of these rows, which are as [`Record::on_host`] leaves them, with so many tapped layers.
-///
-/// # Errors
-/// - a tensor is of another type than a store's
+/// It fails where a tensor is of another type than a store's.
 pub(super) fn encode(
     rows: &[(Batch, Record)],
     dtype: StoreDtype,
@@ -36,9 +34,7 @@ pub(super) fn encode(
 }
 
 /// What is made of the values of a tensor in main memory, which has a type of a store.
-///
-/// # Errors
-/// - it has another type, or is elsewhere
+/// It fails where it has another type, or is elsewhere.
 fn of_values<T>(
     tensor: &Tensor,
     of_f32: impl FnOnce(&[f32]) -> T,
@@ -87,10 +83,7 @@ fn bytes_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N])
 
 impl Record {
     /// Refuses states that are not finite numbers, and probabilities that are none: no draft learns from them. The
-    /// record is as [`Record::on_host`] leaves it.
-    ///
-    /// # Errors
-    /// - there is such a value in it; `row` is named
+    /// record is as [`Record::on_host`] leaves it. It fails where there is such a value in it; `row` is named.
     pub(super) fn require_finite(&self, row: usize) -> Result<()> {
         let kv = self.last_kv.iter().flat_map(|(keys, values)| [keys, values]);
         let mut finite = true;

@@ -45,9 +45,7 @@ pub(super) struct Location {
 impl Location {
     /// A path, or a URL such as `s3://bucket/folder` (`gs`, `az`, `abfss`, `file`). A local folder
     /// is made if `create`.
-    ///
-    /// # Errors
-    /// - there is no such folder, no such kind of store, or its environment variables are missing
+    /// It fails where there is no such folder, no such kind of store, or its environment variables are missing.
     pub(super) fn open(spec: &str, create: bool) -> Result<Self> {
         let fail = |error: &dyn std::fmt::Display| FeatureError::store(spec, error);
         let runtime = Builder::new_current_thread();

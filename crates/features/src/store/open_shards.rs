@@ -32,9 +32,7 @@ struct OpenShard {
 
 impl OpenShards {
     /// A shard of a store; its hash is checked when it is opened.
-    ///
-    /// # Errors
-    /// - it is missing, damaged, or cannot be unpacked
+    /// It fails where it is missing, damaged, or cannot be unpacked.
     pub(super) fn shard(
         &self,
         location: &Location,

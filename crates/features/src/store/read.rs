@@ -96,7 +96,8 @@ impl StoredFeatures {
     fn record(&self, part: Part, row: usize, needs: &FeatureNeeds) -> Result<Record> {
         let read = self.store.read_for(part, needs).ok_or_else(|| {
             let held = &self.store.index.recipe.part(part).contents;
-            let problem = format!("{} features are {held:?}, {needs:?} are needed", part.name());
+            let (name, needed) = (part.name(), Contents::of(needs));
+            let problem = format!("{name} features are {held}; needed are {needed}");
             self.store.location.problem("", problem)
         })?;
         let here = || self.store.record(part, row, &read, DType::F32);

@@ -228,6 +228,29 @@ impl Contents {
     }
 }
 
+impl std::fmt::Display for Contents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut parts = Vec::new();
+        if self.last_kv {
+            parts.push("keys and values of the last layer".to_owned());
+        }
+        if !self.layers.is_empty() {
+            let layers: Vec<String> = self.layers.iter().map(usize::to_string).collect();
+            parts.push(format!("layers {}", layers.join(", ")));
+        }
+        if self.teacher.final_hidden() {
+            parts.push("final states".to_owned());
+        }
+        if let Some(k) = self.teacher.top_k() {
+            parts.push(format!("the {k} most likely tokens"));
+        }
+        if parts.is_empty() {
+            return f.write_str("nothing");
+        }
+        f.write_str(&parts.join(" + "))
+    }
+}
+
 /// Rows of one part and how they are cut into shards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartRecipe {
@@ -289,6 +312,33 @@ pub struct Recipe {
 impl Recipe {
     /// Name of this layout.
     pub const FORMAT: &str = "longdraft-features-1";
+
+    /// A store of `rows` training rows of `tokens` tokens, each in a shard of its own, in bf16. Nothing is held out, and
+    /// text and target have no names.
+    pub fn of_rows(contents: &Contents, rows: usize, tokens: usize) -> Self {
+        let part = |rows: usize| PartRecipe {
+            contents: contents.clone(),
+            text: String::new(),
+            teacher_tokens: String::new(),
+            rows,
+            tokens: rows * tokens,
+            shards: (0..rows).collect(),
+        };
+        Self {
+            format: Self::FORMAT.to_owned(),
+            target: String::new(),
+            tokenizer: String::new(),
+            dtype: StoreDtype::Bf16,
+            compression: Compression::None,
+            seed: 0,
+            anchor: AnchorOffset::default(),
+            precision: None,
+            products: None,
+            records: None,
+            train: part(rows),
+            held_out: part(0),
+        }
+    }
 
     /// A part.
     pub fn part(&self, part: Part) -> &PartRecipe {

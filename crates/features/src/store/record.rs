@@ -46,10 +46,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// The same on a device, beside what that computes.
-    ///
-    /// # Errors
-    /// - the device has no memory for it
+    /// The same on a device, beside what that computes. It fails where the device has no memory for it.
     pub(super) fn upload_ahead(self, device: &Device) -> Result<Self> {
         let upload = |tensor: Tensor| upload_ahead(&tensor, device);
         let last_kv = self.last_kv.map(|(k, v)| candle_core::Result::Ok((upload(k)?, upload(v)?)));
@@ -63,9 +60,7 @@ impl Record {
 
     /// The same in main memory, as a store of `dtype` holds it: cast where it was computed, and brought over
     /// tensor by tensor. Layers that become 8 bits stay in f32.
-    ///
-    /// # Errors
-    /// - there is no memory for it, or the transfer fails
+    /// It fails where there is no memory for it, or the transfer fails.
     pub(super) fn on_host(self, dtype: StoreDtype) -> Result<Self> {
         let of_states = dtype.of_states();
         let of_aux = if dtype == StoreDtype::Int8 { DType::F32 } else { of_states };
@@ -135,10 +130,7 @@ impl Record {
     }
 
     /// Reads what `contents` name of a row of a shard; if they name a layer, all layers of the row. States, keys and values
-    /// come in a type, but for what becomes f32 of 8 bits.
-    ///
-    /// # Errors
-    /// - a tensor is missing or of another kind
+    /// come in a type, but for what becomes f32 of 8 bits. It fails where a tensor is missing or of another kind.
     pub(super) fn read(
         source: &SafetensorsSource,
         row: usize,
@@ -209,9 +201,7 @@ impl Record {
     }
 
     /// The same with some of its layers, in another order. `held` are those that it has.
-    ///
-    /// # Errors
-    /// - the states are not as wide as so many layers
+    /// It fails where the states are not as wide as so many layers.
     pub(super) fn with_layers(self, held: &[usize], wanted: &[usize]) -> Result<Self> {
         let Some(all) = self.aux_hidden.as_ref().filter(|_| held != wanted) else {
             return Ok(self);

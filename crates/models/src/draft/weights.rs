@@ -147,9 +147,7 @@ impl DraftWeights {
 }
 
 /// Initial values of a tensor: norms 1, biases 0, matrices N(0, `deviation`) by `seed` and name.
-///
-/// # Errors
-/// - it cannot be made
+/// It fails where it cannot be made.
 pub(super) fn initial_value(
     spec: &TensorSpec,
     deviation: f64,
@@ -167,10 +165,7 @@ pub(super) fn initial_value(
     Ok(Tensor::from_vec(values, spec.shape.as_slice(), device)?)
 }
 
-/// A trained tensor of a spec; weight decay applies to matrices.
-///
-/// # Errors
-/// - it cannot be made
+/// A trained tensor of a spec; weight decay applies to matrices. It fails where it cannot be made.
 pub(super) fn parameter(spec: &TensorSpec, value: &Tensor) -> Result<Parameter> {
     let (name, decay) = (spec.name.clone(), spec.shape.len() > 1);
     Ok(Parameter { name, var: Var::from_tensor(value)?, role: spec.role, decay, dead: false })

@@ -155,9 +155,7 @@ impl Repository {
     }
 
     /// The commit that the revision stands at, and its files.
-    ///
-    /// # Errors
-    /// - the hub cannot be reached, refuses, or answers something else
+    /// It fails where the hub cannot be reached, refuses, or answers something else.
     pub(crate) fn listing(&self) -> Result<Listing> {
         let (org, name) = self.id.split_once('/').unwrap_or_default();
         let path = ["api", self.kind.plural(), org, name, "revision", &self.revision];

@@ -27,9 +27,7 @@ const GOES_ON: &str = "give the same command again: it goes on from what has arr
 impl Repository {
     /// Where the named files of a listing lie, after fetching those that are not there. All are
     /// of one commit: the cached one if it has them all, else the listing's.
-    ///
-    /// # Errors
-    /// - a name would leave the cache, a file does not arrive whole or cannot be written
+    /// It fails where a name would leave the cache, a file does not arrive whole or cannot be written.
     pub(crate) fn files(
         &self,
         listing: &Listing,
@@ -49,10 +47,7 @@ impl Repository {
     }
 
     /// The beginning of a file, so many bytes if it has as many, and how long all of it is. It lies where
-    /// a later download goes on from, or is the whole file where that is there.
-    ///
-    /// # Errors
-    /// - as [`Self::files`]
+    /// a later download goes on from, or is the whole file where that is there. It fails as [`Self::files`] does.
     pub(super) fn beginning(
         &self,
         listing: &Listing,

@@ -123,9 +123,7 @@ impl KvCache {
 
     /// The same with layers of their own kinds, of which those with a window see as far as `reach`, and values of a
     /// type, to which keys and values are rounded when they are written: f32, bf16, f16, or u8 for blocks of 8 bits.
-    ///
-    /// # Errors
-    /// - the device has no memory for it, or heads do not consist of blocks
+    /// It fails where the device has no memory for it, or heads do not consist of blocks.
     pub(super) fn of(
         layouts: impl Iterator<Item = Layout>,
         reach: Reach,
@@ -162,10 +160,7 @@ impl KvCache {
     }
 
     /// The keys and values of a layer that appended `rows` in this pass, `[len + rows, K, D]`; with a window those
-    /// that it holds.
-    ///
-    /// # Errors
-    /// - the layer holds no keys
+    /// that it holds. It fails where the layer holds no keys.
     pub(super) fn appended(&self, layer: usize, rows: usize) -> Result<(Tensor, Tensor)> {
         let (k, v, first) = match self.layers.get(layer) {
             Some(Layer::Keys(k, v)) => (k, v, 0),

@@ -13,10 +13,7 @@ pub(super) trait LayerSource: Send + Sync {
     /// Layers that were loaded: all, the last one, or none.
     fn len(&self) -> usize;
 
-    /// Visits layers by their place among the loaded ones.
-    ///
-    /// # Errors
-    /// - of a visit, or a layer cannot be made
+    /// Visits layers by their place among the loaded ones. It fails as a visit does, or where a layer cannot be made.
     fn visit(&self, layers: Range<usize>, visit: Visit<'_>) -> Result<()>;
 }
 

@@ -24,9 +24,7 @@ pub fn locate(spec: &str) -> Result<PathBuf> {
 
 /// Configuration and tokenizer; of a hub model only these are fetched. Of GGUF files the headers' factors
 /// of rotary frequencies are left out, which stand among the weights.
-///
-/// # Errors
-/// - as [`locate`], or they are unusable
+/// It fails as [`locate`] does, or where they are unusable.
 pub(super) fn describe(spec: &str) -> Result<(TargetConfig, TextTokenizer)> {
     let of_folder = |path: &Path| Ok((files::open_config(path)?, files::open_tokenizer(path)?));
     let id = match found(spec)? {

@@ -29,10 +29,7 @@ impl Visible {
         Self { full: Arc::new(ranges), sliding: None, held: None }
     }
 
-    /// The same where sliding layers have dropped the first keys.
-    ///
-    /// # Errors
-    /// - a token sees one of these
+    /// The same where sliding layers have dropped the first keys. It fails where a token sees one of these.
     pub(super) fn without_first(self, dropped: usize) -> Result<Self> {
         let Some(sliding) = self.sliding.as_ref().filter(|_| dropped > 0) else { return Ok(self) };
         let held = sliding.as_ref().clone().without_first(dropped);
@@ -100,10 +97,7 @@ impl Ropes {
     }
 
     /// Angles of tokens at their positions; `long` says of each whether its sequence is long, where frequencies
-    /// depend on it.
-    ///
-    /// # Errors
-    /// - the device has no memory for them
+    /// depend on it. It fails where the device has no memory for them.
     pub(super) fn angles(
         &self,
         parts: &Parts,
@@ -140,9 +134,7 @@ impl Ropes {
     }
 
     /// Angles in the last layer, with or without a window, of tokens whose sequences are long or not.
-    ///
-    /// # Errors
-    /// - the device has no memory for them
+    /// It fails where the device has no memory for them.
     pub(super) fn last_table(
         &self,
         slides: bool,

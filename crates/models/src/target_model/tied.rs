@@ -14,9 +14,7 @@ const CHUNK_VALUES: usize = 1 << 20;
 
 /// Whether the head is the embedding table: as the configuration says, unless the files hold a head of other values. An
 /// equal one stays tied, which saves its memory. Only folders that tie a head and hold one all the same are read for it.
-///
-/// # Errors
-/// - one of the two cannot be read
+/// It fails where one of the two cannot be read.
 pub(super) fn is_tied(config: &TargetConfig, source: &dyn WeightSource) -> Result<bool> {
     let (rows, width) = (config.vocab_size, config.hidden_size);
     let has = |name: &str| source.shape(name).is_some_and(|shape| shape == [rows, width]);

@@ -52,9 +52,7 @@ impl WeightFile {
     }
 
     /// The bytes of `range`, which nothing is allocated for unless the file holds them.
-    ///
-    /// # Errors
-    /// - the file ends before, or cannot be read
+    /// It fails where the file ends before, or cannot be read.
     pub(crate) fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         if range.end > self.length {
             return Err(self.cut_off());
@@ -65,9 +63,7 @@ impl WeightFile {
     }
 
     /// Hands the bytes of `range` to `take`, piece by piece, each with its distance from the start.
-    ///
-    /// # Errors
-    /// - as [`Self::read`]
+    /// It fails as [`Self::read`] does.
     pub(crate) fn read_pieces(
         &self,
         range: Range<usize>,

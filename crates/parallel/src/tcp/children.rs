@@ -20,10 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(super) struct Children(Mutex<Vec<Child>>);
 
-/// Starts the ranks from 1 on, by a command. They meet at the listener.
-///
-/// # Errors
-/// - they cannot be started
+/// Starts the ranks from 1 on, by a command. They meet at the listener. It fails where they cannot be started.
 pub(super) fn start(
     size: usize,
     command: &dyn Fn() -> std::io::Result<Command>,

@@ -45,10 +45,7 @@ impl Writer {
         Self(Mutex::new(stream))
     }
 
-    /// Writes a frame; waits as long as the peer takes nothing.
-    ///
-    /// # Errors
-    /// - the peer is gone
+    /// Writes a frame; waits as long as the peer takes nothing. It fails where the peer is gone.
     pub(super) fn write(&self, kind: Kind, number: u32, data: &[u8]) -> io::Result<()> {
         write(&mut lock(&self.0), kind, number, data)
     }
@@ -289,10 +286,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads a peer's stream into the mail, on a thread.
-///
-/// # Errors
-/// - no thread can be started
+/// Reads a peer's stream into the mail, on a thread. It fails where no thread can be started.
 pub(super) fn listen(
     peer: usize,
     stream: TcpStream,

@@ -47,18 +47,13 @@ struct Job {
 }
 
 impl Tcp {
-    /// Meets the other ranks.
-    ///
-    /// # Errors
-    /// - they do not come, or contradict each other
+    /// Meets the other ranks. It fails where they do not come, or contradict each other.
     pub(super) fn connect(place: &Place) -> Result<Self> {
         Self::meet(place, None, Children::default())
     }
 
     /// Starts further processes by a command, and is their first rank.
-    ///
-    /// # Errors
-    /// - they cannot be started, or end before they have come
+    /// It fails where they cannot be started, or end before they have come.
     pub(super) fn launch(
         size: usize,
         command: &dyn Fn() -> std::io::Result<Command>,

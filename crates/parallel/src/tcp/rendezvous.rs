@@ -40,9 +40,7 @@ pub(super) struct Met {
 }
 
 /// Meets the other ranks; the first one may bring a listener of its own.
-///
-/// # Errors
-/// - ranks do not come, or are of another program, or contradict each other
+/// It fails where ranks do not come, or are of another program, or contradict each other.
 pub(super) fn meet(
     place: &Place,
     listener: Option<TcpListener>,

@@ -333,14 +333,8 @@ fn rows(folder: &Path, file: &SafetensorsSource) -> Result<Vec<Row>> {
             (row * blocks..(row + 1) * blocks).filter(|place| keep[*place]).collect();
         let of_blocks = places.iter().map(|place| index(anchors[*place], tokens));
         let of_ids = ids[of_tokens.clone()].iter().map(|id| Ok(index(*id, 1 << 31)? as u32));
-        let batch = Batch {
-            ids: of_ids.collect::<Result<_>>()?,
-            position_ids: (0..tokens as u32).collect(),
-            document_ids: vec![0; tokens],
-            loss_mask: mask[of_tokens].to_vec(),
-            row,
-            ..Batch::default()
-        };
+        let (of_ids, loss_mask) = (of_ids.collect::<Result<Vec<u32>>>()?, mask[of_tokens].to_vec());
+        let batch = Batch { loss_mask, row, ..Batch::of_document(of_ids) };
         Ok(Row { batch, anchors: of_blocks.collect::<Result<_>>()?, places, blocks })
     };
     (0..count).map(row).collect()

@@ -143,9 +143,7 @@ pub(crate) fn name(target: &TargetFacts, title: &str) -> String {
 }
 
 /// Writes the only model of a folder.
-///
-/// # Errors
-/// - a tensor is of a type that such files do not hold, or the folder cannot be written
+/// It fails where a tensor is of a type that such files do not hold, or the folder cannot be written.
 pub(crate) fn write(
     folder: &Path,
     dtype: DType,

@@ -46,9 +46,7 @@ const OFFSETS: Rule = Rule::garbage(
 );
 
 /// `d2t` with absolute ids, as GGUF files hold it, `[Vd]` of offsets → `[Vd]`.
-///
-/// # Errors
-/// - it holds no whole numbers
+/// It fails where it holds no whole numbers.
 pub(super) fn absolute(offsets: &Tensor) -> candle_core::Result<Tensor> {
     let values: Vec<i64> = offsets.to_vec1()?;
     let ids: Vec<i64> = values.iter().zip(0..).map(|(offset, i)| offset + i).collect();

@@ -4,7 +4,7 @@ use candle_core::Tensor;
 use longdraft_decode::Result;
 use longdraft_decode::drafter::{Asked, Beside, DraftModel, Forecast, Turn};
 use longdraft_models::TargetTokenId;
-use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::draft::Draft;
 use longdraft_models::target_model::{Features, Tap};
 
 use crate::draft::{HEADS, TwoHeads};
@@ -27,10 +27,6 @@ impl<'a> TwoHeadsModel<'a> {
 impl DraftModel for TwoHeadsModel<'_> {
     fn taps(&self) -> Vec<Tap> {
         self.draft.taps()
-    }
-
-    fn vocabulary(&self) -> Option<&VocabularyMap> {
-        None
     }
 
     fn block_len(&self) -> Option<usize> {

@@ -51,10 +51,7 @@ pub fn require_same_run(
 }
 
 /// Refuses to put the weights of one network into another, forced or not: both descriptions of a draft
-/// must be the same.
-///
-/// # Errors
-/// - a value differs, or only one of them has it
+/// must be the same. It fails where a value differs, or only one of them has it.
 pub(crate) fn require_same_network(saved: &Value, new: &Value, path: &Path) -> Result<()> {
     if saved == new {
         return Ok(());

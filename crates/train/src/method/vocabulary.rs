@@ -9,9 +9,7 @@ use crate::observer::{Event, Observer};
 
 /// The `size` most frequent supervised tokens, ties to the lower id. Tokens that end a text and special tokens of the
 /// documents are always among them: a template brings them, whatever their count.
-///
-/// # Errors
-/// - `size` is 0, more than the target's vocabulary, or less than these
+/// It fails where `size` is 0, more than the target's vocabulary, or less than these.
 pub(super) fn of_documents(
     materials: &Materials<'_>,
     counts: &TokenCounts,

@@ -51,9 +51,7 @@ impl RunValues {
     }
 
     /// Zeros in a file without a name in `folder`, whose room is taken at once.
-    ///
-    /// # Errors
-    /// - the folder cannot be written or is full
+    /// It fails where the folder cannot be written or is full.
     pub(crate) fn zeros_in(folder: &Path, lengths: &[usize]) -> Result<Self> {
         RunFile::new(folder, lengths).map(Self::File)
     }
@@ -66,10 +64,7 @@ impl RunValues {
         }
     }
 
-    /// A run's values.
-    ///
-    /// # Errors
-    /// - the file or the device cannot be read
+    /// A run's values. It fails where the file or the device cannot be read.
     pub(crate) fn get(&self, index: usize) -> Result<Cow<'_, [f32]>> {
         match self {
             Self::Memory(runs) => runs[index].on_host(),
@@ -77,10 +72,7 @@ impl RunValues {
         }
     }
 
-    /// Changes a run's values.
-    ///
-    /// # Errors
-    /// - the file cannot be read or written, or the change fails
+    /// Changes a run's values. It fails where the file cannot be read or written, or the change fails.
     pub(crate) fn change(
         &mut self,
         index: usize,
@@ -106,9 +98,7 @@ impl RunValues {
     }
 
     /// A run's values in the shape and on the device of `like`; `None` if they are kept in a file.
-    ///
-    /// # Errors
-    /// - the device has no memory for them
+    /// It fails where the device has no memory for them.
     pub(crate) fn on_device_of(&self, index: usize, like: &Tensor) -> Result<Option<Tensor>> {
         let Self::Memory(runs) = self else { return Ok(None) };
         Ok(Some(match &runs[index] {

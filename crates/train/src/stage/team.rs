@@ -69,10 +69,7 @@ impl Team {
         observer.should_stop() || self.stopped.get()
     }
 
-    /// Runs the first rank's passes until it is done.
-    ///
-    /// # Errors
-    /// - the target cannot run
+    /// Runs the first rank's passes until it is done. It fails where the target cannot run.
     pub(super) fn follow(
         &self,
         target: &Target,

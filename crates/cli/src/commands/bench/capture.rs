@@ -2,9 +2,7 @@
 
 use longdraft_data::batch::AnchorOffset;
 use longdraft_features::FeatureNeeds;
-use longdraft_features::store::{
-    Compression, Contents, PartRecipe, Recipe, Record, StoreDtype, StoreWriter, Turn,
-};
+use longdraft_features::store::{Contents, Recipe, Record, StoreDtype, StoreWriter, Turn};
 use longdraft_models::target_model::Target;
 use longdraft_train::config::TrainConfig;
 use longdraft_train::method::Method;
@@ -47,27 +45,10 @@ fn contents(method: Method, target: &Target) -> Result<Contents> {
 
 /// A store of `rows` rows, each a shard.
 fn recipe(target: &Target, contents: &Contents, rows: usize, tokens: usize) -> Recipe {
-    let part = |rows: usize| PartRecipe {
-        contents: contents.clone(),
-        text: String::new(),
-        teacher_tokens: String::new(),
-        rows,
-        tokens: rows * tokens,
-        shards: (0..rows).collect(),
-    };
     Recipe {
-        format: Recipe::FORMAT.to_owned(),
         target: target.fingerprint().to_owned(),
-        tokenizer: String::new(),
-        dtype: StoreDtype::Bf16,
-        compression: Compression::None,
-        seed: 0,
         anchor: AnchorOffset { enabled: false, ..AnchorOffset::default() },
-        precision: None,
-        products: None,
-        records: None,
-        train: part(rows),
-        held_out: part(0),
+        ..Recipe::of_rows(contents, rows, tokens)
     }
 }
 
@@ -106,7 +87,7 @@ fn steps(
 
 #[cfg(test)]
 mod tests {
-    use longdraft_features::store::ShardPlan;
+    use longdraft_features::store::{PartRecipe, ShardPlan};
     use longdraft_models::target_model::TargetOptions;
 
     use super::*;

@@ -43,10 +43,7 @@ pub(super) fn run(arguments: &DflashBenchArguments, cases: &mut Cases) -> Result
     Ok(())
 }
 
-/// A draft's sizes.
-///
-/// # Errors
-/// - they do not fit the target
+/// A draft's sizes. It fails where they do not fit the target.
 fn sizes(target: &TargetConfig, arguments: &DflashBenchArguments) -> Result<BlockConfig> {
     let mask_token_id = (target.vocab_size as u32).saturating_sub(1);
     let sizes = BlockConfig {

@@ -45,10 +45,7 @@ fn draft_vocabulary(target: &TargetConfig) -> usize {
     if target.vocab_size > 100_000 { 32_000 } else { (target.vocab_size / 4).clamp(1, 8192) }
 }
 
-/// A draft's sizes.
-///
-/// # Errors
-/// - the target has too few layers to tap
+/// A draft's sizes. It fails where the target has too few layers to tap.
 fn sizes(target: &TargetConfig, draft_vocabulary: usize) -> Result<Eagle3Config> {
     Eagle3Config::for_target(target, draft_vocabulary).map_err(|problems| {
         Failure::usage(problems.to_string()).hint("take at least 8 layers: --layers 8")

@@ -55,19 +55,14 @@ fn unknown(name: &str) -> Failure {
 }
 
 /// A target of this shape with random weights.
-///
-/// # Errors
-/// - the shape is unknown, or the device has no memory for it
+/// It fails where the shape is unknown, or the device has no memory for it.
 pub(super) fn target(shape: &ShapeArguments, place: &Place) -> Result<Target> {
     let config = config(&shape.shape, shape.layers)?;
     let source = draw(&tensor_specs(&config), config.initializer_range, place)?;
     Ok(Target::from_source(config, &MemorySource::new(source), &place.options)?)
 }
 
-/// Tensors by name, each as [`drawn`].
-///
-/// # Errors
-/// - the device has no memory for them
+/// Tensors by name, each as [`drawn`]. It fails where the device has no memory for them.
 pub(super) fn draw(
     specs: &[TensorSpec],
     deviation: f64,
@@ -77,10 +72,7 @@ pub(super) fn draw(
     specs.iter().map(draw).collect()
 }
 
-/// A normal matrix of the frozen type, a norm of 1 or a bias of 0.
-///
-/// # Errors
-/// - the device has no memory for it
+/// A normal matrix of the frozen type, a norm of 1 or a bias of 0. It fails where the device has no memory for it.
 pub(super) fn drawn(
     spec: &TensorSpec,
     deviation: f64,
@@ -96,10 +88,7 @@ pub(super) fn drawn(
     }
 }
 
-/// Normal values in f32.
-///
-/// # Errors
-/// - the device has no memory for them
+/// Normal values in f32. It fails where the device has no memory for them.
 pub(super) fn normal(
     deviation: f64,
     shape: &[usize],
@@ -110,13 +99,7 @@ pub(super) fn normal(
 
 /// A row of one document, all of it supervised.
 pub(super) fn batch(tokens: usize, row: usize, vocabulary: usize) -> Batch {
-    Batch {
-        ids: (0..tokens).map(|t| token(t, row, vocabulary)).collect(),
-        position_ids: (0..tokens as u32).collect(),
-        document_ids: vec![0; tokens],
-        loss_mask: vec![true; tokens],
-        ..Batch::default()
-    }
+    Batch::of_document((0..tokens).map(|t| token(t, row, vocabulary)))
 }
 
 /// Token `t` of row `row`: no row and no part of a row is like another.
@@ -124,10 +107,7 @@ pub(super) fn token(t: usize, row: usize, vocabulary: usize) -> u32 {
     ((t * 7919 + row * 104_729) % vocabulary) as u32
 }
 
-/// Random states of some layers side by side, `[T, L·H]`.
-///
-/// # Errors
-/// - the device has no memory for them
+/// Random states of some layers side by side, `[T, L·H]`. It fails where the device has no memory for them.
 pub(super) fn states(
     tokens: usize,
     layers: usize,
@@ -138,9 +118,7 @@ pub(super) fn states(
 }
 
 /// Features of some tapped layers as a store would give them, without a teacher.
-///
-/// # Errors
-/// - the device has no memory for them
+/// It fails where the device has no memory for them.
 pub(super) fn tapped(
     tokens: usize,
     layers: usize,
@@ -162,10 +140,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Those of `target`, or drawn ones.
-    ///
-    /// # Errors
-    /// - the device has no memory for them
+    /// Those of `target`, or drawn ones. It fails where the device has no memory for them.
     pub(super) fn of(
         config: &TargetConfig,
         target: Option<&Target>,

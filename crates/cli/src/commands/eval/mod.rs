@@ -90,9 +90,7 @@ pub(crate) fn check(arguments: &EvalDecodeArguments) -> Result<Vec<DecodeOptions
 }
 
 /// Takes the folder of `--output` before anything is measured, until the file is closed.
-///
-/// # Errors
-/// - another process measures there, or it cannot be written
+/// It fails where another process measures there, or it cannot be written.
 pub(crate) fn take_output(arguments: &EvalDecodeArguments) -> Result<Option<File>> {
     arguments.output.as_deref().map(unfinished::take).transpose()
 }

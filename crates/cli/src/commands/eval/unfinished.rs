@@ -34,10 +34,7 @@ struct State {
 }
 
 /// Takes a folder for figures, which is made when needed, until the file is closed: two evaluations would throw
-/// each other's figures away.
-///
-/// # Errors
-/// - another process measures there, or it cannot be written
+/// each other's figures away. It fails where another process measures there, or it cannot be written.
 pub(super) fn take(folder: &Path) -> Result<File> {
     let fail = TrainError::unwritable(folder);
     std::fs::create_dir_all(folder).map_err(fail)?;

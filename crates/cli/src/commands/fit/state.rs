@@ -142,9 +142,7 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// What an earlier call left in a folder, or a new beginning.
-    ///
-    /// # Errors
-    /// - the folder holds a fit of something else, another process fits in it, or it cannot be written
+    /// It fails where the folder holds a fit of something else, another process fits in it, or it cannot be written.
     pub(super) fn open(folder: &Path, settings: &Settings, split: &Split) -> Result<Self> {
         let path = folder.join(STATE_FILE);
         std::fs::create_dir_all(folder).map_err(Failure::unwritable(folder))?;

@@ -165,9 +165,7 @@ fn short(
 }
 
 /// Trains a draft for a few steps and decodes with it, to see what both take; a plain step takes `step` seconds.
-///
-/// # Errors
-/// - one of the engines does not compute such a draft of this target, or something cannot run
+/// It fails where one of the engines does not compute such a draft of this target, or something cannot run.
 pub(super) fn measure(
     target: &str,
     candidate: &Candidate,

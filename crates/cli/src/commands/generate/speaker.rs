@@ -42,9 +42,7 @@ impl<'a> Speaker<'a> {
     }
 
     /// Prints the rest; returns the whole text, and the rest.
-    ///
-    /// # Errors
-    /// - something could not be decoded or printed
+    /// It fails where something could not be decoded or printed.
     pub(super) fn finish(mut self) -> Result<(String, Streamed)> {
         let told = self.written.finish(&mut |rest| self.out.print(rest, None));
         self.out.mark(None);

@@ -23,9 +23,7 @@ pub(super) struct Clock {
 
 impl Clock {
     /// Goes on from what a training's folder tells; it beats until the process ends.
-    ///
-    /// # Errors
-    /// - the system gives no thread
+    /// It fails where the system gives no thread.
     pub(super) fn start(training: &Path) -> std::io::Result<Self> {
         let file = training.join(FILE);
         let before = std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());

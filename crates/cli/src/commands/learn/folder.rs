@@ -104,10 +104,7 @@ fn builder() -> DirBuilder {
 }
 
 /// Makes a part of a learner's folder that only its owner may look into; one that is there is closed to
-/// others.
-///
-/// # Errors
-/// - it cannot be made or closed
+/// others. It fails where it cannot be made or closed.
 pub(super) fn private_folder(path: &Path) -> Result<()> {
     let fail = |error: std::io::Error| failed(path, &error);
     builder().recursive(true).create(path).map_err(fail)?;

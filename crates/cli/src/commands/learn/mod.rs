@@ -69,9 +69,7 @@ fn purge(place: &Path, json: bool) -> Result<()> {
 }
 
 /// Refuses what cannot be learned, before anything is opened.
-///
-/// # Errors
-/// - there is nothing that could learn, an argument makes no sense, or the filter cannot be run
+/// It fails where there is nothing that could learn, an argument makes no sense, or the filter cannot be run.
 pub(crate) fn check(arguments: &ServeArguments) -> Result<()> {
     let (learning, decoding) = (&arguments.learning, &arguments.decoding);
     let Some(folder) = &learning.learn else { return Ok(()) };
@@ -178,10 +176,7 @@ impl Learner {
         self.grown.clone()
     }
 
-    /// Learns on threads of its own until the server ends.
-    ///
-    /// # Errors
-    /// - the system gives no threads
+    /// Learns on threads of its own until the server ends. It fails where the system gives no threads.
     pub(crate) fn start(
         self,
         models: &Arc<Models>,
@@ -258,10 +253,7 @@ fn age_of(arguments: &LearningArguments) -> Duration {
     Duration::from_secs(arguments.learn_days.saturating_mul(DAY))
 }
 
-/// Tells drafts apart: the sum of a file, or of the files of a folder.
-///
-/// # Errors
-/// - one cannot be read
+/// Tells drafts apart: the sum of a file, or of the files of a folder. It fails where one cannot be read.
 fn hash_of(place: &Path) -> Result<String> {
     let fail = |path: &Path, error: &std::io::Error| {
         Failure::file(format!("{}: {error}", path.display()), error)

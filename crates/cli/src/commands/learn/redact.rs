@@ -74,9 +74,7 @@ fn command(program: &Path) -> Command {
 }
 
 /// Refuses a program that the system does not start: this starts it without a text, and ends it.
-///
-/// # Errors
-/// - it is not there, or no program
+/// It fails where the file is not there, or is no program.
 pub(super) fn check(program: &Path) -> Result<()> {
     match command(program).stdin(Stdio::null()).stdout(Stdio::null()).spawn() {
         Ok(child) => {

@@ -112,9 +112,7 @@ impl Growing {
 
 impl Store {
     /// Opens the rows of a learner's folder, which is made if it is not there.
-    ///
-    /// # Errors
-    /// - the folder cannot be written
+    /// It fails where the folder cannot be written.
     pub(super) fn open(folder: &Path, limits: Limits) -> Result<Self> {
         let folder = folder.join(ROWS);
         private_folder(&folder)?;
@@ -132,9 +130,7 @@ impl Store {
     }
 
     /// Keeps a row, and lets go of what is too much or too old.
-    ///
-    /// # Errors
-    /// - it cannot be written; what was kept before stays
+    /// It fails where it cannot be written; what was kept before stays.
     pub(super) fn add(&mut self, row: &Row) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(row)?;
         line.push(b'\n');
@@ -209,10 +205,7 @@ pub(super) fn newest(folder: &Path) -> impl Iterator<Item = Row> + use<> {
     })
 }
 
-/// Removes all rows; their number.
-///
-/// # Errors
-/// - one cannot be removed
+/// Removes all rows; their number. It fails where one cannot be removed.
 pub(super) fn remove(folder: &Path) -> Result<usize> {
     let folder = folder.join(ROWS);
     let rows = numbers(&folder).into_iter().map(|number| lines(&path(&folder, number))).sum();

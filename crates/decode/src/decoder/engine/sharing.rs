@@ -66,10 +66,7 @@ impl BatchEngine<'_> {
     }
 
     /// Copies what another place holds of the prompt of a request that is to read it at place `to`, if that is more
-    /// than it has there.
-    ///
-    /// # Errors
-    /// - the device has no memory for the copies
+    /// than it has there. It fails where the device has no memory for the copies.
     pub(super) fn share(&mut self, to: usize, request: &mut Request) -> Result<()> {
         let Some((from, count)) = self.donor(to, request) else { return Ok(()) };
         let Ok([to, from]) = self.places.get_disjoint_mut([to, from]) else { return Ok(()) };

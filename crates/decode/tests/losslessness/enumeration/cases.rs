@@ -41,10 +41,6 @@ impl DraftModel for TableModel {
         self.map.as_ref()
     }
 
-    fn begin(&mut self, _: usize) -> Result<()> {
-        Ok(())
-    }
-
     fn read(&mut self, turn: Turn<'_>, _: &mut [Beside<'_>]) -> Result<Vec<Vec<Forecast>>> {
         let Asked::After { readings, .. } = turn.asked else {
             self.text = turn.context.tokens.iter().map(|token| token.0).collect();
@@ -94,16 +90,10 @@ impl Case {
             let confidence = self.confidence.is_some();
             let model = TableModel { table, confidence, map, text, read };
             let mut plan = Plan {
-                shape: &self.shape,
                 drawn: self.rule == VerifyRule::Ratio,
-                sampling: &self.of_draft,
-                position: 1,
-                draws,
                 worth: self.confidence.and_then(|(_, worth)| worth),
                 confidence_threshold: self.confidence.map_or(0.0, |(threshold, _)| threshold),
-                paid: true,
-                drafted: Drafted::Nothing,
-                looked_up: Vec::new(),
+                ..Plan::filling(&self.shape, &self.of_draft, draws)
             };
             let mut tree = ModelDrafter::new(model).propose(context, &mut plan).expect("tree");
             if let Some(lookup) = &self.lookup {

@@ -6,7 +6,7 @@ mod cases;
 use std::collections::BTreeMap;
 
 use longdraft_decode::distribution::normalise;
-use longdraft_decode::drafter::{Drafted, Plan, grow};
+use longdraft_decode::drafter::{Plan, grow};
 use longdraft_decode::draws::{Draws, Place};
 use longdraft_decode::tree::Distribution;
 use longdraft_decode::verifier::test_children;
@@ -155,18 +155,7 @@ pub(crate) fn drawn_children(count: usize, draws: &mut dyn Draws) -> Tree {
     tree.set_distribution(0, std::sync::Arc::new(Distribution::of(&Q)));
     let sampling = Sampling::at(1.0);
     let shape = DraftShape::Sampled { children: vec![count] };
-    let mut plan = Plan {
-        shape: &shape,
-        drawn: true,
-        sampling: &sampling,
-        position: 0,
-        draws,
-        worth: None,
-        confidence_threshold: 0.0,
-        paid: true,
-        drafted: Drafted::Nothing,
-        looked_up: Vec::new(),
-    };
+    let mut plan = Plan { drawn: true, position: 0, ..Plan::filling(&shape, &sampling, draws) };
     for token in grow::draw_children(&Q, count, 0, &mut plan) {
         tree.push_drawn(0, token, 0.0);
     }

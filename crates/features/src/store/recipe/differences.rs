@@ -23,7 +23,7 @@ impl Recipe {
         self.compare_form(new, &mut differences);
         for part in Part::ALL {
             let (old, new, name) = (self.part(part), new.part(part), part.name());
-            let contents = |of: &PartRecipe| format!("{:?}", of.contents);
+            let contents = |of: &PartRecipe| of.contents.to_string();
             differences.compare(&format!("{name} features"), contents(old), contents(new));
             let what = format!("{name} teacher tokens");
             differences.compare(&what, &old.teacher_tokens, &new.teacher_tokens);
@@ -43,7 +43,7 @@ impl Recipe {
             let (old, new) = (&self.part(part).contents, &new.part(part).contents);
             if old.read_for(new).is_none() {
                 let name = part.name();
-                told.push(format!("{name} features are {old:?}, {new:?} are needed"));
+                told.push(format!("{name} features are {old}; needed are {new}"));
             }
         }
         told
@@ -75,7 +75,7 @@ impl Recipe {
 
     /// How features are made and held.
     fn compare_form(&self, other: &Self, differences: &mut Differences) {
-        let dtype = |of: &Self| format!("{:?}", of.dtype);
+        let dtype = |of: &Self| written(&of.dtype);
         differences.compare("capture.dtype", dtype(self), dtype(other));
         if let (Some(own), Some(other)) = (&self.precision, &other.precision) {
             differences.compare("precision", own, other);
@@ -83,7 +83,7 @@ impl Recipe {
         if let (Some(own), Some(other)) = (&self.products, &other.products) {
             differences.compare("products", own, other);
         }
-        let compression = |of: &Self| format!("{:?}", of.compression);
+        let compression = |of: &Self| written(&of.compression);
         differences.compare("capture.compression", compression(self), compression(other));
         differences.compare("train.seed", self.seed.to_string(), other.seed.to_string());
         let source = |of: &Self| match &of.records {
@@ -91,9 +91,14 @@ impl Recipe {
             None => "the target".to_owned(),
         };
         differences.compare("source", source(self), source(other));
-        let anchor = |of: &Self| format!("{:?}", of.anchor);
+        let anchor = |of: &Self| written(&of.anchor);
         differences.compare("data.anchor", anchor(self), anchor(other));
     }
+}
+
+/// A value as configurations have it.
+fn written(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default().replace('"', "")
 }
 
 /// What is not the same in two recipes: its name, and how each has it.

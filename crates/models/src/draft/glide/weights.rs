@@ -217,10 +217,7 @@ pub(super) fn read_saved(config: &Value) -> Result<GlideConfig> {
         .map_err(|error| ModelError::invalid(Path::new("draft configuration"), error))
 }
 
-/// Writes a layer's tensors with its `config.json`.
-///
-/// # Errors
-/// - the folder cannot be written
+/// Writes a layer's tensors with its `config.json`. It fails where the folder cannot be written.
 pub(super) fn save_tensors(
     folder: &Path,
     config: &GlideConfig,

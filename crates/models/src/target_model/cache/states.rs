@@ -26,9 +26,7 @@ impl KvCache {
     }
 
     /// Whether a pass can begin.
-    ///
-    /// # Errors
-    /// - the last pass ended with an error, or left a tree of which no path was kept
+    /// It fails where the last pass ended with an error, or left a tree of which no path was kept.
     pub(in crate::target_model) fn check_open(&self) -> Result<()> {
         let Some(states) = &self.states else { return Ok(()) };
         if states.broken {
@@ -55,9 +53,7 @@ impl KvCache {
     }
 
     /// A layer's outputs of the rows of the pass that began.
-    ///
-    /// # Errors
-    /// - the layer has no state, or the rows do not fit
+    /// It fails where the layer has no state, or the rows do not fit.
     pub(in crate::target_model) fn step(
         &mut self,
         layer: usize,

@@ -51,9 +51,7 @@ impl Table {
     }
 
     /// Puts a spread table together unless somebody holds it; all ranks call it.
-    ///
-    /// # Errors
-    /// - it cannot be put together
+    /// It fails where it cannot be put together.
     pub(in crate::target_model) fn hold(&self) -> Result<Held<'_>> {
         match self {
             Self::Whole { matrix, widened } => Ok(Held::Whole { matrix, widened }),
@@ -83,10 +81,7 @@ impl Held<'_> {
         }
     }
 
-    /// The whole as a tensor.
-    ///
-    /// # Errors
-    /// - it is quantised and there is no memory for its values
+    /// The whole as a tensor. It fails where it is quantised and there is no memory for its values.
     pub(in crate::target_model) fn tensor(&self) -> Result<Tensor> {
         let (matrix, widened) = match self {
             Self::Whole { matrix, widened } => (*matrix, widened),

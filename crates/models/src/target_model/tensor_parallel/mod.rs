@@ -38,9 +38,7 @@ pub(super) struct LayerShare {
 
 impl LayerShare {
     /// This rank's share of the layers of a target.
-    ///
-    /// # Errors
-    /// - heads or inner width cannot be divided by the number of ranks
+    /// It fails where heads or inner width cannot be divided by the number of ranks.
     pub(super) fn of(config: &TargetConfig, ranks: Option<&Arc<dyn Ranks>>) -> Result<Self> {
         let ranks = ranks.filter(|ranks| ranks.size() > 1).cloned();
         let problems = ranks.as_ref().map(|ranks| config.sharing_problems(ranks.size()));
@@ -75,10 +73,7 @@ impl LayerShare {
         Ok(matrix.select(&rows)?)
     }
 
-    /// This rank's inputs of `[O, I]`; `name` is for the error.
-    ///
-    /// # Errors
-    /// - quantised blocks would be cut
+    /// This rank's inputs of `[O, I]`; `name` is for the error. It fails where quantised blocks would be cut.
     pub(super) fn inputs(&self, name: &str, matrix: Matrix) -> Result<Matrix> {
         let Some(ranks) = &self.ranks else { return Ok(matrix) };
         let (_, inputs) = matrix.dims()?;

@@ -411,13 +411,7 @@ mod tests {
         let config = BlockConfig::for_target(&target, 1, 4, 99);
         // Supervised after the first token of the block: yes, yes, no, yes.
         let loss_mask = [1, 1, 1, 0, 1].map(|bit| bit == 1).to_vec();
-        let batch = Batch {
-            ids: (10..15).collect(),
-            position_ids: (0..5).collect(),
-            document_ids: vec![0; 5],
-            loss_mask,
-            ..Batch::default()
-        };
+        let batch = Batch { loss_mask, ..Batch::of_document(10..15) };
         let chain = Slots::from_anchors(&batch, &[0], &config);
         assert_eq!((chain.learned, chain.labels), (vec![0, 1], vec![11, 12]));
         let plain = Slots::new(&batch, &[0], &config);

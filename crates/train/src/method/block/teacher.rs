@@ -147,13 +147,7 @@ mod tests {
     fn a_draft_that_repeats_the_states_of_its_teachers_is_always_accepted() {
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
         let config = BlockConfig::for_target(&target, 1, 4, 99);
-        let batch = Batch {
-            ids: (0..12).map(|t| 5 * t % 9).collect(),
-            position_ids: (0..12).collect(),
-            document_ids: vec![0; 12],
-            loss_mask: vec![true; 12],
-            ..Batch::default()
-        };
+        let batch = Batch::of_document((0..12).map(|t| 5 * t % 9));
         let (hidden, head) = (noise(&[12, 4], 1), noise(&[9, 4], 2));
         let starts = [2, 6];
         for (slots, teachers) in [

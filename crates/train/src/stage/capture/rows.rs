@@ -112,10 +112,7 @@ impl Rows {
         batch(part, row, (&self.train, &self.held_out), &self.draws)
     }
 
-    /// What the store takes.
-    ///
-    /// # Errors
-    /// - the store cannot be read
+    /// What the store takes. It fails where the store cannot be read.
     pub(super) fn estimate(
         &self,
         recipe: &Recipe,

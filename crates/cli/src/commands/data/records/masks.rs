@@ -56,10 +56,7 @@ impl Masks {
         Ok(Self::Rows { path, by_tokens })
     }
 
-    /// The mask of a document.
-    ///
-    /// # Errors
-    /// - neither the record nor the data set has one
+    /// The mask of a document. It fails where neither the record nor the data set has one.
     pub(super) fn of_document<'a>(
         &'a self,
         document: &'a RecordDocument,
