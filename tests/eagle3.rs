@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::files::{demonstration, read_json};
+use crate::support::files::{change_tensors, demonstration, read_json};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
 use serde_json::{Value, json};
@@ -23,8 +23,7 @@ fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn train_evaluate_extract_and_report() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let more = ["train.evaluate_every=20", "train.epochs=6", "--json"];
     let output = run(&arguments(&config, &more));
     let said = stderr(&output);
@@ -67,8 +66,7 @@ fn succeed_report(shop: &Workshop) -> String {
 
 #[test]
 fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let whole = shop.path("whole");
     let more = ["train.evaluate_every=7", "train.epochs=2"];
     let output = format!("output={whole}");
@@ -83,8 +81,7 @@ fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
 
 #[test]
 fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     succeed(&arguments(&config, &["train.steps=3"]));
     let from = format!("draft.from={}", shop.path("run"));
     let output = format!("output={}", shop.path("next"));
@@ -108,9 +105,35 @@ fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
 }
 
 #[test]
+fn a_draft_without_a_head_of_its_own_decodes_and_trains() {
+    let (shop, config) = Workshop::with_four_layers().with_config();
+    let whole = ["draft.draft_vocab_size=258", "train.steps=3"];
+    succeed(&arguments(&config, &whole));
+    succeed(&["extract", &shop.path("run")]);
+    let draft = shop.path("run/draft");
+    change_tensors(format!("{draft}/draft_model_weights.safetensors"), |tensors| {
+        let before = tensors.len();
+        tensors.retain(|(name, _)| name != "lm_head.weight");
+        assert_eq!(tensors.len() + 1, before);
+    });
+    // Output is that of plain decoding, whoever has the head.
+    let target = shop.target();
+    let common = ["generate", "--target", &target, "--prompt", "the cat", "--max-tokens", "24"];
+    let tokens = |how: &[&str]| {
+        let told = last_json(&succeed(&[&common[..], &["--ignore-eos", "--json"], how].concat()));
+        told["tokens"].clone()
+    };
+    assert_eq!(tokens(&["--draft", &draft]), tokens(&["--no-draft"]));
+    // What trains is a copy, which is saved.
+    let (from, output) = (format!("draft.from={draft}"), format!("output={}", shop.path("next")));
+    succeed(&arguments(&config, &[&whole[..], &[&from, &output]].concat()));
+    let extracted = last_json(&succeed(&["extract", &shop.path("next"), "--json"]));
+    assert_eq!(extracted["tensors"], 13, "the head among them");
+}
+
+#[test]
 fn every_objective_and_draft_option_trains() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::with_four_layers().with_config();
     let options: [&[&str]; 6] = [
         &["draft.loss=lk_alpha"],
         &["draft.loss=lk_lambda", "draft.kl_decay=3"],
@@ -135,8 +158,7 @@ fn every_objective_and_draft_option_trains() {
 
 #[test]
 fn keys_of_another_method_and_unfit_targets_are_refused() {
-    let shop = Workshop::with_four_layers();
-    let config = shop.config();
+    let (_shop, config) = Workshop::with_four_layers().with_config();
     let more = ["draft.gamma=4", "draft.soft_weight=0.5", "draft.ttt_steps=0"];
     let text = fail(&arguments(&config, &more), 2);
     for part in
@@ -179,8 +201,7 @@ fn a_real_target_trains() {
         eprintln!("skipped: no stories260K beside the project");
         return;
     }
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let target = format!("target={}", target.display());
     let more = [
         &target,

@@ -7,7 +7,7 @@ mod memory;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{self, fail, last_json, longdraft, stderr, stdout, succeed};
+use crate::support::{self, fail, last_json, longdraft, stderr, stdout, succeed, succeeded};
 use serde_json::{Value, json};
 
 /// Largest share by which a prediction may differ from what was measured.
@@ -76,8 +76,7 @@ impl Shop {
         let plan = plan(&arguments, 1);
         assert!(!Path::new(&self.path("run")).exists(), "a plan writes nothing");
         let mut command = longdraft(&arguments);
-        let output = exact_allocator(&mut command).output().expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(exact_allocator(&mut command).output().expect("the binary starts"));
         let shown = stderr(&output);
         assert!(
             shown.contains(" of memory at most of ") && !shown.contains("may not fit"),
@@ -183,11 +182,46 @@ fn a_plan_tells_the_cache_that_decoding_has() {
         let (_, planned) = planned.split_once("decoding later caches ").expect("a cache");
         let (bytes, _) = planned.split_once(" of a sequence of ").expect("a sequence");
         let decode = ["generate", "--target", &target, "--prompt", "a", "--max-tokens", "1"];
-        let told = support::run(&[&decode[..], &["--device", "cpu"]].concat());
-        assert!(told.status.success(), "{}", stderr(&told));
+        let told = succeeded(support::run(&[&decode[..], &["--device", "cpu"]].concat()));
         let told = stderr(&told);
         assert!(told.contains("; cache: ") && told.contains(&format!(", {bytes} for ")), "{told}");
     }
+}
+
+/// Blocks of the carried target take less than a byte a value, and a file of f32 four.
+#[test]
+fn a_stored_target_is_planned_by_the_types_of_its_file() {
+    let shop = Shop::new();
+    let config = shop.path("train.yaml");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
+    let (shipped, own) = (shipped.display().to_string(), shop.path("target"));
+    let weights = |target: &str, precision: &str, more: &[&str]| {
+        let target = format!("target={target}");
+        let of = ["train", &config, &target, precision, "data.row_tokens=64", "device=cpu"];
+        let told = plan(&[&of[..], &["--json"], more].concat(), 1);
+        let items = told["phases"][0]["items"].as_array().expect("items").clone();
+        let item = items.iter().find(|item| item["name"] == "target weights").cloned();
+        item.expect("a target")["bytes"].as_u64().expect("bytes")
+    };
+    let [blocks, single] =
+        ["precision=stored", "precision=f32"].map(|precision| weights(&shipped, precision, &[]));
+    assert!(blocks < single / 3, "{blocks} {single}");
+    let size = std::fs::metadata(&shipped).expect("a file").len();
+    assert!(blocks.abs_diff(size) < size / 4, "{blocks} of {size}");
+    let [stored, single] =
+        ["precision=stored", "precision=f32"].map(|precision| weights(&own, precision, &[]));
+    assert_eq!(stored, single);
+    // What is given counts.
+    assert!(weights(&own, "precision=stored", &["--target-bytes", "1"]) < single / 3);
+    // A target that is not here has no types.
+    let base = ["train", &config, "--plan", "--gflops", "10", "device=cpu", "precision=stored"];
+    let assumed = "the target is counted with one byte a value";
+    let here = format!("target={shipped}");
+    let given = ["target=Qwen/Qwen3-8B", "--memory", "1000"];
+    let text = succeed(&[&base[..], &given].concat());
+    assert!(text.contains(assumed), "{text}");
+    let text = succeed(&[&base[..], &[here.as_str(), "data.row_tokens=64"]].concat());
+    assert!(!text.contains(assumed), "{text}");
 }
 
 #[test]

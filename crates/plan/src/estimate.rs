@@ -14,7 +14,7 @@ use crate::place::{
     PAGE_LOCKED, PROGRAM, Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
 };
 use crate::target::{self, ForwardPass, States};
-use crate::workload::Workload;
+use crate::workload::{EMBEDDING, Workload};
 
 /// Bytes of the program itself: code, runtime, thread stacks.
 pub(crate) const PROCESS: u64 = 24 << 20;
@@ -242,8 +242,7 @@ impl Workload {
 
     /// Bytes of some of the target's layers with embedding and head.
     fn layers_bytes(&self, layers: Layers) -> u64 {
-        let bytes = self.layout.target_value_bytes as u64;
-        target::weight_bytes(&self.target, layers, bytes, self.tensor())
+        target::weight_bytes(&self.target, layers, &self.held(), self.tensor())
     }
 
     /// Whether a rank holds a part of the target's weights only.
@@ -280,7 +279,7 @@ impl Workload {
 
     fn embedding_bytes(&self) -> u64 {
         let values = self.target.vocab_size * self.target.hidden_size;
-        (self.layout.target_value_bytes * values) as u64
+        self.held().bytes(EMBEDDING, values as u64)
     }
 
     /// Bytes of the target that ZeRO-3 gathers for a row: every layer once; and of its ends the embedding for its
@@ -299,8 +298,8 @@ impl Workload {
 
     /// Bytes of the rows of the target's head that the draft keeps, for its loss and as a head of its own.
     fn kept_head_bytes(&self) -> u64 {
-        let kept = self.layout.target_value_bytes * self.draft.kept_head_values();
-        (kept + size_of::<f32>() * self.draft.own_head_values()) as u64
+        let kept = self.held().bytes(self.head_name(), self.draft.kept_head_values() as u64);
+        kept + F32 * self.draft.own_head_values() as u64
     }
 
     pub(crate) fn forward_pass(&self) -> ForwardPass {

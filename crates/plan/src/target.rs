@@ -1,23 +1,53 @@
 //! Memory of the frozen target: its weights and what a forward pass needs.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use longdraft_kernels::linear::{Pass, kept_bytes};
+use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::Layers;
 use longdraft_models::weights::TensorSpec;
 use longdraft_train::footprint::F32;
 
-/// Bytes of the loaded weights: matrices of `bytes` a value (2 as bf16, 4 as f32), vectors and routers
-/// in f32. `tensor` ranks share every matrix of a layer; their parts of biases, small numbers, count as whole.
-pub(crate) fn weight_bytes(config: &TargetConfig, layers: Layers, bytes: u64, tensor: u64) -> u64 {
-    layers.tensor_specs(config).iter().map(|spec| held(spec, bytes, tensor)).sum()
+/// How the target's matrices are held.
+#[derive(Debug, Clone)]
+pub(crate) enum Held {
+    /// All of them in so many bytes a value: 2 as bf16, 4 as f32.
+    Alike(u64),
+    /// In main memory as its files hold them, whose types stand here by the matrices' names: quantised blocks and floats
+    /// of 16 bits as such, all else in f32.
+    AsStored(Arc<BTreeMap<String, &'static str>>),
 }
 
-fn held(spec: &TensorSpec, bytes: u64, tensor: u64) -> u64 {
+impl Held {
+    /// Bytes of so many values of a matrix. Blocks count as in files; in memory some take a few bytes more.
+    pub(crate) fn bytes(&self, name: &str, values: u64) -> u64 {
+        let types = match self {
+            Self::Alike(bytes) => return bytes * values,
+            Self::AsStored(types) => types,
+        };
+        match types.get(name).copied() {
+            Some("BF16" | "F16") => 2 * values,
+            stored => stored.and_then(BlockFormat::named).map_or(F32 * values, |format| {
+                (values * format.bytes() as u64).div_ceil(format.values() as u64)
+            }),
+        }
+    }
+}
+
+/// Bytes of the loaded weights: matrices as they are `held`, vectors and routers in f32. `tensor` ranks share every
+/// matrix of a layer; their parts of biases, small numbers, count as whole.
+pub(crate) fn weight_bytes(config: &TargetConfig, layers: Layers, held: &Held, tensor: u64) -> u64 {
+    layers.tensor_specs(config).iter().map(|spec| bytes_of(spec, held, tensor)).sum()
+}
+
+fn bytes_of(spec: &TensorSpec, held: &Held, tensor: u64) -> u64 {
     let values: u64 = spec.shape.iter().map(|size| *size as u64).product();
     let router = spec.name.ends_with("_gate.weight") || spec.name.ends_with(".gate.weight");
     let vector = spec.shape.len() == 1 || router;
     let ranks = if spec.name.starts_with("model.layers.") { tensor } else { 1 };
-    if vector { F32 * values } else { bytes * values.div_ceil(ranks) }
+    if vector { F32 * values } else { held.bytes(&spec.name, values.div_ceil(ranks)) }
 }
 
 /// Where the states of a forward pass lie, and as what.
@@ -143,7 +173,7 @@ mod tests {
     fn published_targets_have_their_published_sizes() {
         let billions = |name: &str, bytes: u64, tensor: u64| {
             let config = published_config(name).expect("a published target");
-            weight_bytes(&config, Layers::All, bytes, tensor) as f64 / 1e9
+            weight_bytes(&config, Layers::All, &Held::Alike(bytes), tensor) as f64 / 1e9
         };
         // 8.03, 70.55, 32.76, 30.53 and 235.09 billion parameters.
         for (name, parameters) in [
@@ -158,7 +188,7 @@ mod tests {
             assert!((billions(name, 2, 1) / 2.0 - parameters).abs() < 1e-3 * parameters, "{name}");
             // A quarter of the layers and both ends.
             let config = published_config(name).expect("a published target");
-            let ends = weight_bytes(&config, Layers::None, 4, 4) as f64 / 1e9;
+            let ends = weight_bytes(&config, Layers::None, &Held::Alike(4), 4) as f64 / 1e9;
             let shared = billions(name, 4, 4) - ends;
             assert!((shared + ends / 4.0 - parameters).abs() < 2e-3 * parameters, "{name}");
         }

@@ -1,9 +1,11 @@
 //! What the terms of an estimate are functions of.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use longdraft_features::store::StoreDtype;
 use longdraft_features::{FeatureMode, TeacherKind};
+use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::target_model::{Layers, Tap};
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{StepProducts, TargetConfig};
@@ -16,6 +18,11 @@ use longdraft_train::optim::MatrixUpdate;
 use crate::layout::Layout;
 use crate::optimizer::Parameters;
 use crate::place::{Places, Updates};
+use crate::target::Held;
+
+/// Names of the target's ends.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// A stage, as far as its costs depend on it.
 #[derive(Debug, Clone)]
@@ -36,6 +43,8 @@ pub struct Workload {
     pub(crate) whole_tensors: bool,
     pub(crate) state_in_file: bool,
     pub(crate) layout: Layout,
+    /// Types of the target's matrices by their names, where it is held as its files hold it and these are known.
+    pub(crate) stored: Option<Arc<BTreeMap<String, &'static str>>>,
     /// Rows that `train.features: memory` keeps, where they are known.
     pub(crate) training_rows: Option<u64>,
     pub(crate) extent: Extent,
@@ -85,8 +94,36 @@ impl Workload {
             target,
             draft,
             layout,
+            stored: None,
             training_rows: None,
         })
+    }
+
+    /// The same with a target that main memory holds as its files do: types of its matrices as files write them (`Q4_K`,
+    /// `BF16`), by published names. Without them every matrix takes [`Layout::target_value_bytes`].
+    #[must_use]
+    pub fn with_stored(self, types: BTreeMap<String, &'static str>) -> Self {
+        Self { stored: Some(Arc::new(types)), ..self }
+    }
+
+    /// How the target's matrices are held.
+    pub(crate) fn held(&self) -> Held {
+        match &self.stored {
+            Some(types) => Held::AsStored(Arc::clone(types)),
+            None => Held::Alike(self.layout.target_value_bytes as u64),
+        }
+    }
+
+    /// The matrix that is the target's head.
+    pub(crate) fn head_name(&self) -> &'static str {
+        if self.target.tie_word_embeddings { EMBEDDING } else { HEAD }
+    }
+
+    /// Whether losses read the target's head as quantised blocks.
+    fn has_stored_head(&self) -> bool {
+        let Some(types) = &self.stored else { return self.layout.has_stored_head() };
+        let stored = types.get(self.head_name()).copied();
+        !self.layout.is_accelerator() && stored.and_then(BlockFormat::named).is_some()
     }
 
     /// The same, now that the text is read: it makes so many training rows.
@@ -140,7 +177,7 @@ impl Workload {
             ),
             threads: self.layout.threads,
             half_products: self.layout.has_half_products(),
-            stored_head: self.layout.has_stored_head(),
+            stored_head: self.has_stored_head(),
         }
     }
 

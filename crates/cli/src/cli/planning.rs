@@ -25,7 +25,8 @@ pub(crate) struct PlanArguments {
     /// N-th of its free memory, its cores and their speed).
     #[arg(long, requires = "plan", value_name = "RANKS", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub(crate) machine_ranks: Option<u64>,
-    /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2).
+    /// Bytes of a value of the target's matrices (default: as `device` and `precision` hold them, 4 or 2; with `stored`
+    /// what its file holds).
     #[arg(long, requires = "plan", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub(crate) target_bytes: Option<u8>,
     /// Of `train` only: a Markdown table of GPUs over ZeRO 1 and 3, 1, 4 and 8 ranks a row or a layer,

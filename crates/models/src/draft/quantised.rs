@@ -59,7 +59,9 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
+    use candle_core::DType;
     use longdraft_kernels::attention::{Delays, KeyRanges};
+    use longdraft_kernels::linear::linear;
     use longdraft_kernels::rows::select_rows;
     use serde_json::json;
 
@@ -68,10 +70,12 @@ mod tests {
     use crate::draft::Init;
     use crate::draft::block::{Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, Visible};
     use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
+    use crate::draft::files::{DRAFT_FILE, SavedDraft};
     use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft};
     use crate::draft::{Draft, VocabularyMap};
     use crate::ids::{LayerId, TargetTokenId};
     use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    use crate::weights::safetensors;
 
     fn target() -> Target {
         let config = json!({
@@ -94,13 +98,28 @@ mod tests {
 
     /// Rounding is there, and small.
     fn assert_rounded(exact: &Tensor, rounded: &Tensor) {
+        let (size, error) = squares(exact, rounded);
+        assert!(error > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
+    }
+
+    /// Sums of the squares of values, and of what rounding changed of them.
+    fn squares(exact: &Tensor, rounded: &Tensor) -> (f32, f32) {
         let values = |tensor: &Tensor| {
             tensor.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
         };
         let (exact, rounded) = (values(exact), values(rounded));
         let size = exact.iter().map(|x| x * x).sum::<f32>();
-        let error = exact.iter().zip(&rounded).map(|(x, y)| (x - y) * (x - y)).sum::<f32>();
-        assert!(error > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
+        (size, exact.iter().zip(&rounded).map(|(x, y)| (x - y) * (x - y)).sum())
+    }
+
+    /// Whether two matrices are the same bytes.
+    fn is_shared(own: &Matrix, whole: &Matrix) -> bool {
+        match (own, whole) {
+            (Matrix::Dense(own), Matrix::Dense(whole)) => own.id() == whole.id(),
+            (Matrix::Quantised(own), Matrix::Quantised(whole)) => Arc::ptr_eq(own, whole),
+            (Matrix::OnGpu(own), Matrix::OnGpu(whole)) => Arc::ptr_eq(own, whole),
+            _ => false,
+        }
     }
 
     fn bits(parameters: &[Parameter]) -> Vec<u32> {
@@ -111,10 +130,13 @@ mod tests {
 
     /// The small target that the program carries, held as its file holds it.
     fn stored() -> Target {
+        demonstration(&TargetOptions { as_stored: true, ..TargetOptions::default() })
+    }
+
+    fn demonstration(options: &TargetOptions) -> Target {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
-        let options = TargetOptions { as_stored: true, ..TargetOptions::default() };
-        Target::open(path.to_str().expect("path"), &options).expect("target")
+        Target::open(path.to_str().expect("path"), options).expect("target")
     }
 
     #[test]
@@ -144,13 +166,44 @@ mod tests {
         };
         let expanded = values(&select_rows(&ends.embedding()?, &ids)?)?;
         for (rows, table) in read {
-            let is_shared = match (&table, ends.embedding_matrix()) {
-                (Matrix::Quantised(own), Matrix::Quantised(whole)) => Arc::ptr_eq(own, whole),
-                (Matrix::OnGpu(own), Matrix::OnGpu(whole)) => Arc::ptr_eq(own, whole),
-                _ => false,
-            };
-            assert!(is_shared, "a table beside the target's");
+            assert!(is_shared(&table, ends.embedding_matrix()), "a table beside the target's");
             assert_eq!(values(&rows)?, expanded);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn eagle3_without_a_head_proposes_through_the_one_that_the_target_holds() -> Result<()> {
+        let halves = TargetOptions { dtype: DType::BF16, ..TargetOptions::default() };
+        for (target, has_blocks) in [(stored(), true), (demonstration(&halves), false)] {
+            let ends = target.hold_ends()?;
+            assert_eq!(ends.head_matrix().dense().is_none(), has_blocks);
+            let sizes = Eagle3Config::for_target(target.config(), 2048).expect("layers");
+            let map = VocabularyMap::identity(2048);
+            let whole = Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), 3)?;
+            let folder = tempfile::tempdir().expect("folder");
+            whole.save(folder.path(), target.fingerprint())?;
+            let mut tensors = whole.stored_tensors()?;
+            tensors.retain(|(name, _)| name != "lm_head.weight");
+            safetensors::save(&folder.path().join(DRAFT_FILE), &tensors, HashMap::new())?;
+            let mut draft = Eagle3Draft::open(folder.path(), &target)?;
+            draft.hold_as_blocks()?;
+            let held = draft.head_matrix()?;
+            assert!(is_shared(&held, ends.head_matrix()), "a head beside the target's");
+            let count = |draft: &Eagle3Draft| -> usize {
+                draft.parameters().iter().map(|parameter| parameter.var.elem_count()).sum()
+            };
+            assert_eq!(count(&whole) - count(&draft), 2048 * sizes.hidden_size);
+            let stored = draft.stored_tensors()?;
+            assert!(stored.iter().all(|(name, _)| name != "lm_head.weight"), "the target's");
+            // What trains has its own values, which are the target's.
+            let saved = SavedDraft { path: folder.path().to_path_buf(), config: None };
+            let copied = Eagle3Draft::load(&saved, &sizes, &target)?;
+            assert_eq!(count(&copied), count(&whole));
+            let input = draft.embed(&[2047, 0, 7, 1200])?;
+            let exact = linear(&input, copied.head()?, None)?;
+            let (size, error) = squares(&exact, &held.linear(&input, None)?);
+            assert!(size > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
         }
         Ok(())
     }

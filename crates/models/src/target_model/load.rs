@@ -165,6 +165,20 @@ pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
     Ok(types)
 }
 
+/// Types of a local target's matrices by their published names, from the headers of its files.
+pub(super) fn stored_matrices(path: &Path) -> Result<BTreeMap<String, &'static str>> {
+    let files = files(path)?;
+    let (config, source) = files.parts();
+    check_tensor_count(source, config, 0..config.num_hidden_layers)?;
+    let matrices =
+        Layers::All.tensor_specs(config).into_iter().filter(|spec| spec.shape.len() == 2);
+    let typed = |spec: TensorSpec| {
+        let stored = source.stored_type(&spec.name)?;
+        Some((spec.name, stored))
+    };
+    Ok(matrices.filter_map(typed).collect())
+}
+
 /// Builds a target from any source that holds its tensors under their published names.
 pub(crate) fn from_source(
     config: TargetConfig,

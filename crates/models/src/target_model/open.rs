@@ -1,5 +1,6 @@
 //! Targets by name, by path, of any source, and what is told of them before they are loaded.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::files::{Files, files, open_config, open_tokenizer};
@@ -122,5 +123,14 @@ impl Target {
     /// - there are no weights, or the configuration is unusable
     pub fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
         load::stored_types(path)
+    }
+
+    /// The type of each of a local target's matrices as the format writes it (`Q4_K`, `BF16`), by published names, from
+    /// the headers of its files.
+    ///
+    /// # Errors
+    /// - as [`Self::stored_types`]
+    pub fn stored_matrices(path: &Path) -> Result<BTreeMap<String, &'static str>> {
+        load::stored_matrices(path)
     }
 }

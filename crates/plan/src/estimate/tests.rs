@@ -1,5 +1,6 @@
 //! Terms and times of a step, on workloads whose figures are known.
 
+use longdraft_models::target_model::Layers;
 use longdraft_parallel::Reduction;
 use serde_json::json;
 
@@ -111,6 +112,34 @@ fn an_accelerator_adds_gradients_where_they_are() {
     assert_eq!((gradients(1, 1), gradients(2, 1), gradients(1, 0)), (0, 0, 0));
     // The sum of the largest matrix, beside both of its terms.
     assert_eq!(gradients(2, 0), 4 * 4096 * 12288);
+}
+
+#[test]
+fn a_stored_target_takes_what_the_types_of_its_files_take() {
+    let of = |layers: &'static str, ends: &'static str, name: &str| {
+        let layout = Layout { target_value_bytes: 1, ..Layout::of(1, 1) };
+        let workload = workload("glide", &json!({}), layout);
+        let specs = Layers::All.tensor_specs(&workload.target).into_iter();
+        let types = specs.filter(|spec| spec.shape.len() == 2).map(|spec| {
+            let is_layer = spec.name.starts_with("model.layers.");
+            (spec.name, if is_layer { layers } else { ends })
+        });
+        let phases = workload.with_stored(types.collect()).estimate().phases;
+        let phase = phases.iter().find(|phase| phase.name == "forward").expect("a phase");
+        let items = phase.items.iter().filter(|item| item.name == name);
+        items.map(|item| item.bytes).sum::<u64>()
+    };
+    // Of GLIDE's target all layers run. 8.19 billion values, 1.245 billion of them in both ends.
+    let close = |bytes: u64, billions: f64| (bytes as f64 / 1e9 - billions).abs() < 0.02;
+    let weights = |layers, ends| of(layers, ends, "target weights");
+    assert!(close(weights("BF16", "BF16"), 16.38) && close(weights("F16", "F16"), 16.38));
+    assert!(close(weights("F32", "F32"), 32.76) && close(weights("Q2_0", "Q2_0"), 32.76));
+    // 4.5 and 6.5625 bits a value.
+    let mixed = 6.946 * 4.5 / 8.0 + 1.245 * 6.5625 / 8.0;
+    assert!(close(weights("Q4_K", "Q6_K"), mixed), "{}", weights("Q4_K", "Q6_K"));
+    // Only a head of blocks is widened slab by slab.
+    let [blocks, halves] = ["Q6_K", "BF16"].map(|ends| of("Q4_K", ends, "chunks of the loss"));
+    assert_eq!(blocks - halves, 1024 * 4096 * 4);
 }
 
 #[test]

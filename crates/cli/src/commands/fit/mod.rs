@@ -73,12 +73,14 @@ struct Fit<'a> {
 pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let engines = checked(arguments)?;
     let (config, tokenizer) = Target::open_description(&arguments.target)?;
-    if tokenizer.chat_template().is_none() {
+    let has_chat_template = tokenizer.chat_template().is_some();
+    if !has_chat_template {
         errln!(
             "note: the target has no chat template: prompts are given as plain text and continued as they are"
         );
     }
-    let parts = prompts::read(arguments.prompts.as_deref(), arguments.field.as_deref())?;
+    let (prompts, field) = (arguments.prompts.as_deref(), arguments.field.as_deref());
+    let parts = prompts::read(prompts, field, has_chat_template)?;
     let output = arguments.output.clone().unwrap_or_else(|| default_output(&arguments.target));
     let settings = Settings {
         target: arguments.target.clone(),

@@ -98,16 +98,21 @@ pub(super) fn files(folder: &Path) -> (PathBuf, PathBuf) {
     (folder.join("data/prompts.jsonl"), folder.join("data/held-out.jsonl"))
 }
 
-/// Reads and parts the prompts.
-///
-/// # Errors
-/// - there is none that can be asked
-pub(super) fn read(path: Option<&Path>, field: Option<&str>) -> Result<Parts> {
+/// Reads and parts the prompts. Without a chat template nothing tells the target of tools: prompts have none then.
+/// It fails where there is none that can be asked.
+pub(super) fn read(
+    path: Option<&Path>,
+    field: Option<&str>,
+    has_chat_template: bool,
+) -> Result<Parts> {
     let mut unusable = 0;
-    let own = match path {
+    let mut own = match path {
         Some(path) => own_prompts(path, field, &mut unusable)?,
         None => Vec::new(),
     };
+    if !has_chat_template {
+        own.iter_mut().for_each(|asked| asked.turns.tools = None);
+    }
     let source = path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
     let mut seen = HashSet::new();
     let mut fresh = |asked: &Asked| seen.insert((normalised(&asked.text()), asked.tools()));
@@ -223,9 +228,7 @@ fn first_question(turns: &Conversation) -> &str {
 
 impl Parts {
     /// Refuses files of something else where a fit would begin.
-    ///
-    /// # Errors
-    /// - there are such files, and no earlier call wrote them
+    /// It fails where there are such files, and no earlier call wrote them.
     pub(super) fn require_own(folder: &Path) -> Result<()> {
         let (training, held_out) = files(folder);
         let other = [training, held_out].into_iter().find(|path| path.exists());
@@ -290,7 +293,7 @@ mod tests {
         let path = folder.path().join("mine.jsonl");
         let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
         std::fs::write(&path, lines).expect("rows");
-        read(Some(&path), None).expect("prompts").split
+        read(Some(&path), None, true).expect("prompts").split
     }
 
     #[test]
@@ -333,7 +336,7 @@ mod tests {
 
     #[test]
     fn the_shipped_prompts_share_no_subject_with_those_set_aside() {
-        let parts = read(None, None).expect("shipped");
+        let parts = read(None, None, true).expect("shipped");
         assert!(parts.training.len() > 2000 && parts.held_out.len() == MOST_HELD_OUT);
         let aside: HashSet<&String> = parts.held_out.iter().map(|asked| &asked.group).collect();
         assert!(parts.training.iter().all(|asked| !aside.contains(&asked.group)));
@@ -361,7 +364,7 @@ mod tests {
         let rows = "{\"prompt\": \"¿Qué hora es?\"}\n{\"prompt\": \"¿qué  hora es?\"}\n{\"prompt\": \"\"}\n\
                     {\"x\": 1}\n{\"question\": \"Wie spät ist es?\"}\n";
         std::fs::write(&path, rows).expect("rows");
-        let parts = read(Some(&path), None).expect("prompts");
+        let parts = read(Some(&path), None, true).expect("prompts");
         let Split { training, held_out, general, duplicates, unusable, .. } = parts.split;
         assert_eq!((training, held_out, duplicates, unusable), (1, 1, 1, 2));
         let categories: Vec<_> = parts.held_out.iter().map(|asked| asked.category).collect();
@@ -370,6 +373,6 @@ mod tests {
         assert!(parts.training.len() > 2000);
         assert!(parts.training.iter().all(|asked| asked.group != *general));
         std::fs::write(&path, "{\"prompt\": \" \"}\n").expect("rows");
-        assert!(read(Some(&path), None).is_err());
+        assert!(read(Some(&path), None, true).is_err());
     }
 }

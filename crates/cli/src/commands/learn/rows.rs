@@ -29,7 +29,6 @@ pub(super) struct Text {
     pub(super) input_ids: Vec<u32>,
     pub(super) loss_mask: Vec<u8>,
     /// When the answer was written, in seconds since 1970.
-    #[serde(default)]
     pub(super) at: u64,
 }
 

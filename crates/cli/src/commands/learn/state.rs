@@ -79,10 +79,7 @@ impl State {
         read_json(&folder.join(STATE_FILE))
     }
 
-    /// What a folder holds for this target and draft.
-    ///
-    /// # Errors
-    /// - it belongs to another target, or cannot be read
+    /// What a folder holds for this target and draft. It fails where it belongs to another target, or cannot be read.
     pub(super) fn open(folder: &Path, target: &str, base: &str) -> Result<Self> {
         let path = folder.join(STATE_FILE);
         let wrong = |problem: String| {
@@ -160,10 +157,7 @@ impl State {
             || taken.take(2).any(|draft| draft == number)
     }
 
-    /// Writes it, whole or not at all.
-    ///
-    /// # Errors
-    /// - there is no room
+    /// Writes it, whole or not at all. It fails where there is no room.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         write_json(&folder.join(STATE_FILE), self)
     }
@@ -236,7 +230,6 @@ pub(super) struct Job {
     /// Processes that were started for it.
     pub(super) attempts: u32,
     /// The draft that rests: nothing is trained, this one is compared.
-    #[serde(default)]
     pub(super) check: Option<Resting>,
 }
 
@@ -265,10 +258,7 @@ impl Job {
         now().saturating_sub(self.began) > age.as_secs()
     }
 
-    /// Begins it.
-    ///
-    /// # Errors
-    /// - there is no room
+    /// Begins it. It fails where there is no room.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         super::folder::private_folder(&folder.join(TRAINING))?;
         write_json(&folder.join(TRAINING).join(JOB_FILE), self)
@@ -295,7 +285,7 @@ pub(super) struct Outcome {
     /// The candidate's number, if it is better.
     pub(super) draft: Option<u32>,
     /// Of a check: which draft rested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) rested: Option<Origin>,
 }
 
@@ -305,10 +295,7 @@ impl Outcome {
         read_json(&folder.join(TRAINING).join(OUTCOME_FILE))
     }
 
-    /// Ends the training or the check.
-    ///
-    /// # Errors
-    /// - there is no room
+    /// Ends the training or the check. It fails where there is no room.
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         write_json(&folder.join(TRAINING).join(OUTCOME_FILE), self)
     }

@@ -5,6 +5,7 @@ mod machine;
 mod sizing;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
@@ -14,11 +15,11 @@ use longdraft_configuration::{
 use longdraft_decode::READ_ALONE;
 use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::BlockFormat;
-use longdraft_models::TargetConfig;
 use longdraft_models::device::free_memory;
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target_model::Target;
+use longdraft_models::{Precision, TargetConfig};
 use longdraft_parallel::World;
 use longdraft_plan::{
     Estimate, Layout, Place, Verdict, Workload, of_pretraining, pretraining_remedies,
@@ -43,6 +44,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
     let composed = composed(arguments)?;
     let (device, wanted) = (arguments.device, arguments.ranks.wanted());
     let arguments = &arguments.planning;
+    let says_bytes = arguments.target_bytes.is_some();
     if !world.is_first() {
         return Ok(());
     }
@@ -61,6 +63,9 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let layout = machine.layout_of(&config, &target)?;
         let cache = Cache::of(&config.target, &target, &machine);
         let workload = Workload::new(&config, target, layout)?;
+        let types = if says_bytes { None } else { stored_matrices(&config, layout.threads > 0) };
+        let is_assumed = config.precision == Precision::Stored && types.is_none() && !says_bytes;
+        let workload = types.into_iter().fold(workload, Workload::with_stored);
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         if arguments.collectives {
@@ -81,20 +86,38 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         }
         out!("{}", table::text(&estimate, &verdict, &machine));
         outln!("{cache}");
-        let idle = workload.idle_ranks();
-        if idle > 0 {
-            let (rows, ranks) = (config.train.rows_of_a_step(config.data.row_tokens), layout.ranks);
-            outln!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
+        if is_assumed {
+            outln!("{ASSUMED}");
         }
-        if workload.lacks_rows() {
-            let row = readable_bytes(estimate.features_of_row);
-            outln!("and {row} for every further training row: `train.features: memory` keeps all");
-        }
+        tell_rows(&config, (&workload, &estimate), layout.ranks);
     }
     if json {
         outjson!({ "stages": all });
     }
     require_fit(too_large)
+}
+
+/// What a plan takes for granted where the types of a target's matrices are not known.
+const ASSUMED: &str = "the target is counted with one byte a value: `precision: stored` holds what its file holds, \
+                       and no file of it was read (--target-bytes gives another number)";
+
+/// Types of the target's matrices where it is held as its file holds it, in main memory, and the file is here.
+fn stored_matrices(config: &TrainConfig, on_cpu: bool) -> Option<BTreeMap<String, &'static str>> {
+    let is_read = on_cpu && config.precision == Precision::Stored;
+    is_read.then(|| Target::stored_matrices(Path::new(&config.target)).ok()).flatten()
+}
+
+/// Says which ranks have no row, and what further rows take.
+fn tell_rows(config: &TrainConfig, (workload, estimate): (&Workload, &Estimate), ranks: usize) {
+    let idle = workload.idle_ranks();
+    if idle > 0 {
+        let rows = config.train.rows_of_a_step(config.data.row_tokens);
+        outln!("{rows} rows a step for {ranks} ranks: {idle} of them idle");
+    }
+    if workload.lacks_rows() {
+        let row = readable_bytes(estimate.features_of_row);
+        outln!("and {row} for every further training row: `train.features: memory` keeps all");
+    }
 }
 
 /// What a sequence takes of a target's cache when it is decoded: keys and values in f16 where a CPU multiplies quantised
@@ -312,6 +335,8 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
     };
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(&config, target.config().clone(), layout).ok()?;
+    let types = stored_matrices(&config, target.device().is_cpu());
+    let workload = types.into_iter().fold(workload, Workload::with_stored);
     Some(workload.with_training_rows(stage.data_sizes().0))
 }
 

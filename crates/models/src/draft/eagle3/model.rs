@@ -8,6 +8,7 @@ use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
 use longdraft_kernels::rows::beside;
 
 use super::config::Eagle3Config;
+use super::weights::HEAD;
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::Result;
@@ -23,6 +24,8 @@ pub struct Eagle3Draft {
     pub(in crate::draft) embedding: Matrix,
     /// Whether `embedding` is the draft's own, so that it has to be saved with it.
     pub(super) own_embedding: bool,
+    /// The target's head `[V, H]` as the target holds it, where the draft has none of its own.
+    pub(super) shared_head: Option<Matrix>,
     pub(super) rope: Rope,
 }
 
@@ -72,20 +75,23 @@ impl Eagle3Draft {
         &self.vocabulary
     }
 
-    /// Output head over the draft's vocabulary, `[Vd, H]`.
+    /// Its own output head over the draft's vocabulary, `[Vd, H]` in f32, which trains.
     ///
     /// # Errors
-    /// - never for a draft that was built
+    /// - it was opened without one: [`Self::head_matrix`]
     pub fn head(&self) -> Result<&Tensor> {
-        self.weights.tensor("lm_head.weight")
+        self.weights.tensor(HEAD)
     }
 
-    /// The head as it is held: f32, or blocks.
+    /// The head that it proposes through, `[Vd, H]`, as it is held: f32, or blocks, or the target's.
     ///
     /// # Errors
     /// - never for a draft that was built
     pub fn head_matrix(&self) -> Result<Matrix> {
-        self.weights.matrix("lm_head")
+        match &self.shared_head {
+            Some(head) => Ok(head.clone()),
+            None => self.weights.matrix("lm_head"),
+        }
     }
 
     fn heads(&self, x: &Tensor, module: &str, count: usize) -> Result<Tensor> {

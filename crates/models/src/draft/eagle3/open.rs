@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::matrix::Matrix;
 use serde_json::Value;
 
 use super::config::Eagle3Config;
@@ -10,17 +11,16 @@ use super::config_file::{self, ARCHITECTURES};
 use super::gguf_file::GgufDraftSource;
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
-use super::weights::{EMBEDDING, published_names};
+use super::weights::{EMBEDDING, HEAD, OfTarget, published_names};
 use crate::config::TargetConfig;
 use crate::draft::files::{
     SavedDraft, config_beside, folder_beside, gguf_of, open_weights, read_json,
 };
 use crate::draft::vocabulary::MAP;
 use crate::error::{ModelError, Problems, Result};
-use crate::target_model::Target;
+use crate::target_model::{Ends, Target};
 use crate::weights::WeightSource;
 
-const HEAD: &str = "lm_head.weight";
 /// Layers of a target that a draft without ids could have: its other keys do not depend on it.
 const STAND_IN: usize = 32;
 /// Rows of two tables of embeddings that are compared.
@@ -31,7 +31,8 @@ const ROUNDING: f32 = 0.5;
 
 impl Eagle3Draft {
     /// Opens a draft folder, a weight file with its `config.json` beside it, or a GGUF file. A draft
-    /// without a head of its own takes the target's, if it proposes every token.
+    /// without a head of its own proposes through the target's, held as the target holds it, if it proposes every
+    /// token.
     ///
     /// # Errors
     /// - as [`Self::from_source`]; the configuration is missing, unusable, another model's, or does
@@ -41,22 +42,23 @@ impl Eagle3Draft {
             let source = GgufDraftSource::open(&file)?;
             let config = source.config(Some(target.config())).map_err(ModelError::all_in(&file))?;
             config.problems_with(target.config()).into_result(&file)?;
-            return Self::from_source(
-                &with_head(&source, &config, target)?,
-                &config,
-                target.hold_ends()?.embedding_matrix(),
-            );
+            return Self::shared(&source, &config, target);
         }
         let file = folder_beside(path).join("config.json");
         let config = read_config(&file, Some(target.config().num_hidden_layers))?;
         config.problems_with(target.config()).into_result(&file)?;
-        let (source, ends) = (open_weights(path)?, target.hold_ends()?);
-        let source = with_head(source.as_ref(), &config, target)?;
-        Self::from_source(&source, &config, ends.embedding_matrix())
+        Self::shared(open_weights(path)?.as_ref(), &config, target)
+    }
+
+    /// Reads a draft that shares the target's table, and its head where it has none.
+    fn shared(source: &dyn WeightSource, config: &Eagle3Config, target: &Target) -> Result<Self> {
+        let ends = target.hold_ends()?;
+        let head = head_of(&ends, source, config)?.map(OfTarget::Shared);
+        Self::with_head(source, config, ends.embedding_matrix().clone(), head)
     }
 
     /// Reads the weights of a draft whose sizes are known but for its vocabulary, which is the
-    /// file's own. A head that it lacks is the target's, as in [`Self::open`].
+    /// file's own. A head that it lacks is a copy of the target's in f32, which trains.
     ///
     /// # Errors
     /// - as [`Self::from_source`]; the file has no head and does not propose every token; what is said of it
@@ -64,9 +66,9 @@ impl Eagle3Draft {
     pub fn load(saved: &SavedDraft, config: &Eagle3Config, target: &Target) -> Result<Self> {
         let (source, rows) = with_rows(saved, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
-        let ends = target.hold_ends()?;
-        let source = with_head(source.as_ref(), &config, target)?;
-        Self::from_source(&source, &config, ends.embedding_matrix())
+        let (source, ends) = (source.as_ref(), target.hold_ends()?);
+        let head = head_of(&ends, source, &config)?.map(OfTarget::Copied);
+        Self::with_head(source, &config, ends.embedding_matrix().clone(), head)
     }
 
     /// Checks that [`Self::load`] finds this network; no tensor is read.
@@ -83,7 +85,7 @@ fn with_rows(saved: &SavedDraft, config: &Eagle3Config) -> Result<(Box<dyn Weigh
     check_same_network(saved, config)?;
     let source = open_weights(&saved.path)?;
     let names = published_names(source.as_ref())?;
-    let head = names.get("lm_head.weight").and_then(|stored| source.shape(stored));
+    let head = names.get(HEAD).and_then(|stored| source.shape(stored));
     let rows = head.and_then(|shape| shape.first().copied());
     // Without a map it proposes every token: the target's head serves it.
     let borrows = !names.contains_key(MAP[0]) && config.hidden_size == config.target_hidden_size;
@@ -185,56 +187,14 @@ fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
     problems.into_result(&saved.path)
 }
 
-/// A source that lends the target's head where the draft has none and proposes every token.
-struct WithHead<'a> {
-    source: &'a dyn WeightSource,
-    head: Option<Tensor>,
-}
-
-fn with_head<'a>(
-    source: &'a dyn WeightSource,
+/// The target's head, for a draft whose files have none and that proposes every token.
+fn head_of(
+    ends: &Ends<'_>,
+    source: &dyn WeightSource,
     config: &Eagle3Config,
-    target: &Target,
-) -> Result<WithHead<'a>> {
-    let lacks = !source.names().iter().any(|name| name.ends_with(HEAD));
+) -> Result<Option<Matrix>> {
+    let lacks = !published_names(source)?.contains_key(HEAD);
     let fits = config.draft_vocab_size == config.vocab_size
         && config.hidden_size == config.target_hidden_size;
-    // The draft has a copy of its own, beside which the target keeps no widened one.
-    let lent = || -> Result<Tensor> { Ok(target.hold_ends()?.head_matrix().to_dense()?) };
-    let head = (lacks && fits).then(lent).transpose()?;
-    Ok(WithHead { source, head })
-}
-
-impl WeightSource for WithHead<'_> {
-    fn path(&self) -> &Path {
-        self.source.path()
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names = self.source.names();
-        if self.head.is_some() {
-            // Under the prefix of the others.
-            let prefix = names.iter().find_map(|name| name.strip_suffix("fc.weight"));
-            names.push(format!("{}{HEAD}", prefix.unwrap_or_default()));
-        }
-        names
-    }
-
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        match &self.head {
-            Some(head) if name.ends_with(HEAD) => Some(head.dims().to_vec()),
-            _ => self.source.shape(name),
-        }
-    }
-
-    fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        match &self.head {
-            Some(head) if name.ends_with(HEAD) => Ok(head.to_dtype(dtype)?),
-            _ => self.source.load(name, dtype),
-        }
-    }
-
-    fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        self.source.load_integers(name)
-    }
+    Ok((lacks && fits).then(|| ends.head_matrix().clone()))
 }

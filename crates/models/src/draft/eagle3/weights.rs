@@ -23,6 +23,16 @@ const LAYER: [&str; 2] = ["midlayer.", "layers.0."];
 
 pub(super) const EMBEDDING: &str = "embed_tokens.weight";
 
+pub(super) const HEAD: &str = "lm_head.weight";
+
+/// The target's head `[V, H]`, for a draft whose files have none.
+pub(super) enum OfTarget {
+    /// Held as the target holds it; it is not trained.
+    Shared(Matrix),
+    /// Copied in f32: the draft's own from here on.
+    Copied(Matrix),
+}
+
 /// Every trained tensor, in the order of the published table.
 pub fn tensor_specs(config: &Eagle3Config) -> Vec<TensorSpec> {
     let (hidden, target, width) =
@@ -51,23 +61,25 @@ pub fn tensor_specs(config: &Eagle3Config) -> Vec<TensorSpec> {
     add("mlp.up_proj", &[width, hidden]);
     add("mlp.down_proj", &[hidden, width]);
     all.push(TensorSpec::new("norm.weight", &[hidden]));
-    all.push(TensorSpec::head("lm_head.weight", &[config.draft_vocab_size, hidden]));
+    all.push(TensorSpec::head(HEAD, &[config.draft_vocab_size, hidden]));
     all
 }
 
 impl Eagle3Draft {
-    /// Builds the draft with `value(spec)` for every trained tensor.
+    /// Builds the draft with `value(spec)` for every trained tensor: all but a head that is shared.
     fn build(
         config: &Eagle3Config,
         vocabulary: VocabularyMap,
         (embedding, own_embedding): (Matrix, bool),
+        shared_head: Option<Matrix>,
         mut value: impl FnMut(&TensorSpec) -> Result<Tensor>,
     ) -> Result<Self> {
-        let specs = tensor_specs(config);
+        let mut specs = tensor_specs(config);
+        specs.retain(|spec| shared_head.is_none() || spec.name != HEAD);
         let parameters = specs.iter().map(|spec| parameter(spec, &value(spec)?));
         let weights = DraftWeights::new(parameters.collect::<Result<_>>()?, config.rms_norm_eps);
         let (rope, config) = (config.rope.build(config.head_dim)?, config.clone());
-        Ok(Self { config, weights, vocabulary, embedding, own_embedding, rope })
+        Ok(Self { config, weights, vocabulary, embedding, own_embedding, shared_head, rope })
     }
 
     /// Fresh weights, N(0, `initializer_range`) and norms of 1, beside the target's frozen
@@ -87,7 +99,7 @@ impl Eagle3Draft {
         check_embedding(config, &embedding, &mut problems);
         problems.into_result(Path::new("draft configuration"))?;
         let device = embedding.device().clone();
-        Self::build(config, vocabulary, (embedding, false), |spec| {
+        Self::build(config, vocabulary, (embedding, false), None, |spec| {
             initial_value(spec, config.initializer_range, seed, &device)
         })
     }
@@ -102,12 +114,23 @@ impl Eagle3Draft {
         config: &Eagle3Config,
         embedding: impl Into<Matrix>,
     ) -> Result<Self> {
+        Self::with_head(source, config, embedding.into(), None)
+    }
+
+    /// The same, with the target's head where the source has none.
+    pub(super) fn with_head(
+        source: &dyn WeightSource,
+        config: &Eagle3Config,
+        embedding: Matrix,
+        head: Option<OfTarget>,
+    ) -> Result<Self> {
         config.problems().into_result(Path::new("draft configuration"))?;
         let names = published_names(source)?;
         let own = [config.vocab_size, config.hidden_size];
         let reads_own = !config.embed_proj && config.hidden_size != config.target_hidden_size;
-        check_names(source, &names, config, reads_own.then_some(own))?;
-        let embedding = embedding.into();
+        let mut expected = tensor_specs(config);
+        expected.retain(|spec| head.is_none() || spec.name != HEAD);
+        check_names(source, &names, config, (expected, reads_own.then_some(own)))?;
         let device = embedding.device().clone();
         let embedding = if reads_own {
             let own = source.load(&names[EMBEDDING], DType::F32)?.to_device(&device)?;
@@ -119,8 +142,17 @@ impl Eagle3Draft {
             (embedding, false)
         };
         let vocabulary = read_vocabulary(source, &names, config)?;
-        Self::build(config, vocabulary, embedding, |spec| {
-            Ok(source.load(&names[&spec.name], DType::F32)?.to_device(&device)?)
+        let (shared, copied) = match head {
+            Some(OfTarget::Shared(head)) => (Some(head), None),
+            Some(OfTarget::Copied(head)) => (None, Some(head)),
+            None => (None, None),
+        };
+        Self::build(config, vocabulary, embedding, shared, |spec| {
+            let value = match &copied {
+                Some(head) if spec.name == HEAD => head.to_dense()?.to_dtype(DType::F32)?,
+                _ => source.load(&names[&spec.name], DType::F32)?,
+            };
+            Ok(value.to_device(&device)?)
         })
     }
 
@@ -130,7 +162,7 @@ impl Eagle3Draft {
     }
 
     /// What a draft's files hold: trained tensors, the vocabulary map unless every token is kept,
-    /// embeddings if they are the draft's own.
+    /// embeddings if they are the draft's own. A head that is the target's is not written.
     ///
     /// # Errors
     /// - a tensor cannot be made
@@ -170,9 +202,12 @@ impl Eagle3Draft {
         vocabulary.problems(sizes(&config)).into_result(Path::new("vocabulary map"))?;
         let kept = vocabulary.kept().to_vec();
         let embedding = (self.embedding.clone(), self.own_embedding);
-        Self::build(&config, vocabulary, embedding, |spec| {
-            match self.weights.get(&spec.name) {
-                Some(old) if spec.name != "lm_head.weight" => Ok(old.force_contiguous()?),
+        let values = |head: &Matrix| head.to_dense()?.to_dtype(DType::F32);
+        let shared = self.shared_head.as_ref().map(values).transpose()?;
+        Self::build(&config, vocabulary, embedding, None, |spec| {
+            let shared = shared.as_ref().filter(|_| spec.name == HEAD);
+            match self.weights.get(&spec.name).or(shared) {
+                Some(old) if spec.name != HEAD => Ok(old.force_contiguous()?),
                 Some(old) => {
                     let range = config.initializer_range;
                     let drawn = initial_value(spec, range, seed, old.device())?;
@@ -195,10 +230,7 @@ impl Eagle3Draft {
     }
 }
 
-/// Writes a draft's tensors with its `config.json`.
-///
-/// # Errors
-/// - the folder cannot be written
+/// Writes a draft's tensors with its `config.json`. It fails where the folder cannot be written.
 pub(super) fn save_tensors(
     folder: &Path,
     config: &Eagle3Config,
@@ -247,14 +279,13 @@ pub(super) fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<Stri
     Ok(names)
 }
 
-/// Lists what is missing, misshapen or left over.
+/// Lists what of the `expected` tensors, and of those that are fixed, is missing, misshapen or left over.
 fn check_names(
     source: &dyn WeightSource,
     names: &BTreeMap<String, String>,
     config: &Eagle3Config,
-    own_embedding: Option<[usize; 2]>,
+    (mut expected, own_embedding): (Vec<TensorSpec>, Option<[usize; 2]>),
 ) -> Result<()> {
-    let mut expected = tensor_specs(config);
     if let Some(shape) = own_embedding {
         expected.push(TensorSpec::embedding(EMBEDDING, &shape));
     }

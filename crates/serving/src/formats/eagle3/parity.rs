@@ -1,7 +1,6 @@
 //! What an EAGLE-3 draft computes on the fixed input.
 
 use candle_core::Tensor;
-use longdraft_kernels::linear::linear;
 use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
 use longdraft_models::target_model::PackedSequence;
 
@@ -24,7 +23,7 @@ pub(super) fn logits_of_steps(
     (0..STEPS)
         .map(|_| {
             let hidden = steps.step(&rows)?;
-            Ok(linear(&draft.head_input(&hidden)?, draft.head()?, None)?)
+            Ok(draft.head_matrix()?.linear(&draft.head_input(&hidden)?, None)?)
         })
         .collect()
 }

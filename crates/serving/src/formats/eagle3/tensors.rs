@@ -40,6 +40,12 @@ pub(super) fn tensors(
             _ => all.push((name.clone(), narrowed(&name, &tensor, dtype, &mut problems)?)),
         }
     }
+    // A head that is the target's becomes one of the draft's own.
+    if all.iter().all(|(name, _)| name != "lm_head.weight") {
+        let head = draft.head_matrix()?.to_dense()?;
+        let head = narrowed("lm_head.weight", &head, dtype, &mut problems)?;
+        all.push(("lm_head.weight".into(), head));
+    }
     match embedding {
         Some(own) => {
             let own = narrowed("embed_tokens.weight", &own, dtype, &mut problems)?;

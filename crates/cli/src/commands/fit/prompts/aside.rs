@@ -73,11 +73,11 @@ fn groups_aside(prompts: &mut [Hashed], most: usize, wanted: usize) -> HashSet<S
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::{Parts, read};
+    use super::super::{Parts, Split, read};
     use super::*;
 
     /// What is read of five questions, each without tools and with one of this name.
-    fn asked_with(tool: &str) -> Parts {
+    fn asked_with(tool: &str, has_chat_template: bool) -> Parts {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("mine.jsonl");
         let row = |question: &str, tools: Value| {
@@ -89,12 +89,12 @@ mod tests {
             .map(|question| row(question, json!([])) + &row(question, json!([{ "name": tool }])))
             .collect();
         std::fs::write(&path, lines).expect("rows");
-        read(Some(&path), None).expect("prompts")
+        read(Some(&path), None, has_chat_template).expect("prompts")
     }
 
     #[test]
     fn tools_make_another_prompt_about_the_same_thing() {
-        let parts = asked_with("f");
+        let parts = asked_with("f", true);
         let (split, tools) = (&parts.split, json!([{ "name": "f" }]));
         assert_eq!((split.training, split.held_out, split.alike), (8, 1, 1));
         assert_eq!(split.duplicates, 0);
@@ -102,7 +102,17 @@ mod tests {
         let rows: Vec<Value> = parts.training.iter().map(Asked::to_json).collect();
         assert_eq!(rows.iter().filter(|row| row["tools"] == tools).count(), 4);
         assert!(rows.iter().all(|row| row.get("tools").is_none_or(|own| *own == tools)));
-        assert_eq!(parts.digest, asked_with("f").digest);
-        assert_ne!(parts.digest, asked_with("g").digest);
+        assert_eq!(parts.digest, asked_with("f", true).digest);
+        assert_ne!(parts.digest, asked_with("g", true).digest);
+    }
+
+    #[test]
+    fn without_a_chat_template_tools_make_no_other_prompt() {
+        let parts = asked_with("f", false);
+        let Split { training, held_out, duplicates, .. } = parts.split;
+        assert_eq!((training, held_out, duplicates), (4, 1, 5));
+        let rows: Vec<Value> = parts.training.iter().map(Asked::to_json).collect();
+        assert!(rows.iter().all(|row| row.get("tools").is_none()), "{rows:?}");
+        assert_eq!(parts.digest, asked_with("g", false).digest);
     }
 }
