@@ -10,9 +10,11 @@ mod json_filter;
 mod marks;
 mod methods;
 mod opened;
+mod operators;
 mod python;
 mod repr;
 mod rewritten;
+mod tuples;
 
 use std::io::Write;
 use std::ops::Range;

@@ -3,6 +3,7 @@
 use minijinja::{Error, ErrorKind, Value};
 
 use super::arguments::Arguments;
+use super::tuples::tuple;
 
 /// Most characters that a text is filled up to, or that stand before its lines.
 const WIDEST: i64 = 1 << 20;
@@ -121,6 +122,7 @@ fn part(text: &str, start: i64, end: i64) -> (usize, &str) {
 /// Methods that cut a text into parts.
 fn parted(text: &str, name: &str, given: &[Value]) -> Result<Option<Value>, Error> {
     let list = |parts: Vec<&str>| parts.into_iter().map(Value::from).collect::<Value>();
+    let three = |parts: [&str; 3]| tuple(parts.map(Value::from));
     if name == "splitlines" {
         let arguments = Arguments::of(given, &["keepends"])?;
         return Ok(Some(list(lines(text, arguments.is_true(0)))));
@@ -144,12 +146,12 @@ fn parted(text: &str, name: &str, given: &[Value]) -> Result<Option<Value>, Erro
             list(parts)
         }
         ("partition", Some(by)) => match text.split_once(by) {
-            Some((before, after)) => list(vec![before, by, after]),
-            None => list(vec![text, "", ""]),
+            Some((before, after)) => three([before, by, after]),
+            None => three([text, "", ""]),
         },
         ("rpartition", Some(by)) => match text.rsplit_once(by) {
-            Some((before, after)) => list(vec![before, by, after]),
-            None => list(vec!["", "", text]),
+            Some((before, after)) => three([before, by, after]),
+            None => three(["", "", text]),
         },
         _ => return Ok(None),
     }))

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::tuples::tuple;
+
 /// Name of the function [`opened`].
 pub(super) const OPENED: &str = "opened_macro";
 
@@ -58,7 +60,7 @@ impl Object for Opened {
             list.push((name, named.get::<Value>(name)?));
         }
         if gathers_more {
-            known.push(("varargs", Value::from(more.to_vec())));
+            known.push(("varargs", tuple(more.iter().cloned())));
         }
         if gathers_named {
             known.push(("kwargs", other.into_iter().collect::<Value>()));

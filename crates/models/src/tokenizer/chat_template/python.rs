@@ -1,16 +1,17 @@
 //! What templates take from Python and from Jinja2 where the library does otherwise.
 
 use minijinja::value::{Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, State, Value};
 use minijinja_contrib::globals;
 use time::OffsetDateTime;
 
-use super::{filters, methods, repr, rewritten};
+use super::{filters, methods, operators, tuples};
 
 /// Name of the function that tells the date.
 pub(super) const DATE: &str = "strftime_now";
 
-/// Teaches an environment methods, tests, `%`, what takes turns, and the date, which is today's unless one is given.
+/// Teaches an environment methods, tests, operators, tuples, what takes turns, and the date, which is today's unless one
+/// is given.
 pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTime>) {
     environment.set_unknown_method_callback(method);
     filters::teach(environment);
@@ -18,7 +19,8 @@ pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTim
     environment.add_test("sequence", is_sequence);
     environment.add_test("callable", is_callable);
     environment.add_test("number", is_number);
-    environment.add_filter(rewritten::MODULO, modulo);
+    operators::teach(environment);
+    tuples::teach(environment);
     environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     environment.add_function("joiner", globals::joiner);
     // A function of the library alone: in Jinja2 the name is free.
@@ -26,44 +28,6 @@ pub(super) fn teach(environment: &mut Environment<'_>, day: Option<OffsetDateTim
     environment.add_function(DATE, move |format: String| {
         written(&format, day.unwrap_or_else(OffsetDateTime::now_utc))
     });
-}
-
-/// Python's `%`: it formats a text, and of numbers it gives what division leaves, with the divisor's sign.
-fn modulo(value: &Value, arguments: Rest<Value>) -> Result<Value, Error> {
-    if value.as_str().is_some() {
-        return repr::format(value, arguments).map(Value::from);
-    }
-    let wrong = |problem: &'static str| Error::new(ErrorKind::InvalidOperation, problem);
-    let [divisor] = arguments.as_slice() else {
-        return Err(wrong("only a text takes several values after `%`"));
-    };
-    if let (Some(whole), Some(by)) = (integer(value), integer(divisor)) {
-        let left = whole.checked_rem(by).ok_or_else(|| wrong("`%` by zero"))?;
-        let has_sign = left == 0 || (left < 0) == (by < 0);
-        let left = if has_sign { left } else { left + by };
-        return Ok(left.into());
-    }
-    let (Some(whole), Some(by)) = (number(value), number(divisor)) else {
-        return Err(wrong("`%` takes a text and values, or two numbers"));
-    };
-    let left = whole % by;
-    if by == 0.0 {
-        return Err(wrong("`%` by zero"));
-    }
-    let has_sign = left == 0.0 || (left < 0.0) == (by < 0.0);
-    let left = if has_sign { left.abs().copysign(by) } else { left + by };
-    Ok(left.into())
-}
-
-/// A number without a fraction; to Python truth values are such.
-fn integer(value: &Value) -> Option<i128> {
-    let is_integer = value.is_integer() || value.kind() == ValueKind::Bool;
-    is_integer.then(|| i128::try_from(value.clone()).ok()).flatten()
-}
-
-/// Any number.
-fn number(value: &Value) -> Option<f64> {
-    f64::try_from(value.clone()).ok().or_else(|| integer(value).map(|whole| whole as f64))
 }
 
 /// Python's methods.
@@ -76,6 +40,9 @@ fn method(
     let found = match value.as_str() {
         Some(text) => methods::of_text(text, method, arguments)?,
         None if value.kind() == ValueKind::Seq => methods::of_list(value, method, arguments)?,
+        None if value.kind() == ValueKind::Map && method == "items" && arguments.is_empty() => {
+            Some(tuples::items(value)?)
+        }
         None => None,
     };
     if let Some(found) = found {

@@ -9,6 +9,8 @@ use minijinja::{
 };
 use regex::Regex;
 
+use super::tuples::is_tuple;
+
 /// Nesting that is written.
 const DEEPEST: usize = 100;
 /// Entries that are written of what is made as it is read, such as a part of a list.
@@ -51,7 +53,6 @@ pub(super) fn format(text: &Value, Rest(arguments): Rest<Value>) -> Result<Strin
     let own = conversions().filter(|one| one.get(1).is_none() && &one[3] != "%");
     let places: usize = own.map(|one| 1 + one[2].matches('*').count()).sum();
     let arguments: Vec<Value> = match arguments.as_slice() {
-        // A pair of `items()` is a list here, and a tuple in Python.
         [list] if is_list(list) && places != 1 => list.try_iter()?.collect(),
         _ => arguments,
     };
@@ -142,12 +143,17 @@ fn put(out: &mut impl Write, value: &Value, depth: usize) -> Result<(), Error> {
             out.write_char('}')?;
         }
         _ if is_list(value) => {
-            out.write_char('[')?;
+            let (open, close) = match value.len() {
+                Some(1) if is_tuple(value) => ("(", ",)"),
+                _ if is_tuple(value) => ("(", ")"),
+                _ => ("[", "]"),
+            };
+            out.write_str(open)?;
             for (at, entry) in value.try_iter()?.enumerate() {
                 out.write_str(if at > 0 { ", " } else { "" })?;
                 put(out, &entry, depth + 1)?;
             }
-            out.write_char(']')?;
+            out.write_str(close)?;
         }
         _ => write!(out, "{value}")?,
     }

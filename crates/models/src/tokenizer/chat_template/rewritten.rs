@@ -1,8 +1,10 @@
 //! Templates in which operators and macros mean what they mean to Jinja2.
 //!
 //! The library's operators cannot be changed. So filters take their place: `a ~ b` becomes `(a)|string ~ (b)|string`,
-//! and `a % b` becomes `(a)|modulo(b)`. A macro that names `varargs` or `kwargs` gets them as parameters, and
-//! [`OPENED`] gathers what its calls give beyond the others. Lines keep their numbers.
+//! `a % b` becomes `(a)|modulo(b)`, and `(a, b)` becomes `([a, b]|as_tuple)`. A macro that names `varargs` or `kwargs`
+//! gets them as parameters, and [`OPENED`] gathers what its calls give beyond the others. Lines keep their numbers.
+
+mod put;
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -10,12 +12,10 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::opened::{GATHERED, OPENED};
+use put::{put, put_assignments, put_expressions, put_loop, runs};
 
 /// Nesting of brackets that is followed; the library refuses as much.
 const DEEPEST: usize = 150;
-
-/// Name of the filter that takes the place of `%`.
-pub(super) const MODULO: &str = "modulo";
 
 /// The same template for the library. One whose tags do not end stays as it is: the library tells what is wrong.
 pub(super) fn rewritten(source: &str) -> String {
@@ -133,6 +133,13 @@ impl<'a> Rewriter<'a> {
                         put_expressions(&mut self.out, rest);
                         assignments.extend(self.end_macro());
                     }
+                    "for" => put_loop(&mut self.out, rest),
+                    "set" | "with" => put_assignments(&mut self.out, rest),
+                    // Names in brackets are no values.
+                    "call" if matches!(rest, [Part::Group(..), ..]) => {
+                        put(&mut self.out, &rest[0]);
+                        put_expressions(&mut self.out, &rest[1..]);
+                    }
                     _ => put_expressions(&mut self.out, rest),
                 }
             }
@@ -151,7 +158,7 @@ impl<'a> Rewriter<'a> {
         static WORD: LazyLock<Regex> = LazyLock::new(|| {
             let text = r#"'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*""#;
             let number = r"\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?";
-            expression(&format!(r"(?s)^\s*(?:{text}|{number}|[A-Za-z_]\w*|[=!<>]=|//|\*\*|.)"))
+            expression(&format!(r"(?s)^\s*(?:{text}|{number}|[^\W\d]\w*|[=!<>]=|//|\*\*|.)"))
         });
         let mut parts: Vec<Part<'a>> = Vec::new();
         loop {
@@ -269,130 +276,4 @@ fn mentions(parts: &[Part<'_>], names: &BTreeSet<&str>) -> bool {
         Part::Word(_) => names.contains(part.word()),
         Part::Group(_, inner, _) => mentions(inner, names),
     })
-}
-
-/// Parts between borders, each with the border that follows it.
-fn runs<'p, 'a>(
-    parts: &'p [Part<'a>],
-    is_border: impl Fn(usize) -> bool,
-) -> Vec<(&'p [Part<'a>], Option<&'p Part<'a>>)> {
-    let (mut runs, mut start) = (Vec::new(), 0);
-    for at in (0..parts.len()).filter(|at| is_border(*at)) {
-        runs.push((&parts[start..at], parts.get(at)));
-        start = at + 1;
-    }
-    runs.push((&parts[start..], None));
-    runs
-}
-
-/// Whether what binds less than `~` stands here.
-fn is_border(parts: &[Part<'_>], at: usize) -> bool {
-    let before = |back: usize| at.checked_sub(back).map(|at| parts[at].word());
-    match parts[at].word() {
-        "," | ":" | "=" | "==" | "!=" | "<" | ">" | "<=" | ">=" => true,
-        // An attribute may have a keyword's name.
-        "+" | "-" => at > 0 && (parts[at - 1].ends_value() || before(2) == Some(".")),
-        // Names of attributes, filters and tests are none.
-        word if is_keyword(word) && word != "is" => match before(1) {
-            Some("." | "|" | "is") => false,
-            Some("not") => before(2) != Some("is"),
-            _ => true,
-        },
-        _ => false,
-    }
-}
-
-fn put_expressions(out: &mut String, parts: &[Part<'_>]) {
-    for (run, border) in runs(parts, |at| is_border(parts, at)) {
-        put_joined(out, run);
-        if let Some(border) = border {
-            put(out, border);
-        }
-    }
-}
-
-/// Operands of `~`.
-fn put_joined(out: &mut String, parts: &[Part<'_>]) {
-    let operands = runs(parts, |at| parts[at].word() == "~");
-    let is_one = operands.len() == 1;
-    for (operand, tilde) in operands {
-        match operand {
-            [] => {}
-            [text] if text.is_text() => put(out, text),
-            _ if is_one => put_product(out, operand),
-            _ => {
-                out.push('(');
-                put_product(out, operand);
-                out.push_str(")|string");
-            }
-        }
-        if let Some(tilde) = tilde {
-            put(out, tilde);
-        }
-    }
-}
-
-/// Operands of `*`, `/`, `//` and `%`, which bind as much. [`MODULO`] takes all that is before a `%`.
-fn put_product(out: &mut String, parts: &[Part<'_>]) {
-    let operands = runs(parts, |at| matches!(parts[at].word(), "*" | "/" | "//" | "%"));
-    let is_whole = operands.iter().all(|(operand, _)| !operand.is_empty());
-    let is_modulo = |at: usize| {
-        let (operand, sign) = operands[at];
-        let is_kept = at == 0 && operands.get(1).is_some_and(|(by, _)| is_place(operand, by));
-        is_whole && sign.is_some_and(|sign| sign.word() == "%") && !is_kept
-    };
-    // A filter that follows a filter needs no brackets.
-    let begins = |at: usize| is_modulo(at) && !(at > 0 && is_modulo(at - 1));
-    let brackets = (0..operands.len()).filter(|at| begins(*at)).count();
-    out.extend(std::iter::repeat_n('(', brackets));
-    for (at, &(operand, sign)) in operands.iter().enumerate() {
-        if at > 0 && is_modulo(at - 1) {
-            put_arguments(out, operand);
-        } else {
-            operand.iter().for_each(|part| put(out, part));
-        }
-        match sign {
-            Some(Part::Word(sign)) if is_modulo(at) => {
-                let bracket = if begins(at) { ")" } else { "" };
-                out.extend([bracket, sign.trim_end_matches('%'), "|", MODULO]);
-            }
-            Some(sign) => put(out, sign),
-            None => {}
-        }
-    }
-}
-
-/// Whether the library's own `%`, which takes less time, does: of a place in a loop, by a number.
-fn is_place(operand: &[Part<'_>], by: &[Part<'_>]) -> bool {
-    let ([name, dot, place], [by]) = (operand, by) else { return false };
-    let words = [name.word(), dot.word(), place.word()];
-    let is_index = matches!(words, ["loop", ".", "index" | "index0"]);
-    is_index && by.word().starts_with(|c: char| c.is_ascii_digit())
-}
-
-/// What [`MODULO`] is given: what a tuple holds, or one value.
-fn put_arguments(out: &mut String, operand: &[Part<'_>]) {
-    let is_tuple =
-        |inner: &[Part<'_>]| inner.is_empty() || inner.iter().any(|part| part.word() == ",");
-    match operand {
-        [Part::Group(open, inner, _)] if open.ends_with('(') && is_tuple(inner) => {
-            put(out, &operand[0]);
-        }
-        _ => {
-            out.push('(');
-            operand.iter().for_each(|part| put(out, part));
-            out.push(')');
-        }
-    }
-}
-
-fn put(out: &mut String, part: &Part<'_>) {
-    match part {
-        Part::Word(word) => out.push_str(word),
-        Part::Group(open, inner, close) => {
-            out.push_str(open);
-            put_expressions(out, inner);
-            out.push_str(close);
-        }
-    }
 }

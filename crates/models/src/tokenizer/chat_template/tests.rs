@@ -1,5 +1,6 @@
 mod filters;
 mod jinja;
+mod values;
 
 use super::*;
 
@@ -202,10 +203,10 @@ fn methods_of_texts_count_characters() -> Result<()> {
         ("{{ '日本</think>x'.find('</think>') }} {{ 'ab'.find('c') }}", "2 -1"),
         ("{% set s = '日本</a>日' %}{{ s[:s.find('</a>')] }} {{ s.rfind('日') }}", "日本 6"),
         ("{{ 'a,b,c'.rsplit(',', 1) }} {{ 'a,b'.rsplit(',') }}", "['a,b', 'c'] ['a', 'b']"),
-        ("{{ 'a=b=c'.partition('=') }}", "['a', '=', 'b=c']"),
+        ("{{ 'a=b=c'.partition('=') }}", "('a', '=', 'b=c')"),
         (
             "{{ 'a=b=c'.rpartition('=') }} {{ 'a'.rpartition('=') }}",
-            "['a=b', '=', 'c'] ['', '', 'a']",
+            "('a=b', '=', 'c') ('', '', 'a')",
         ),
         ("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('x') }}", "bc abc"),
         ("{{ ''.isdigit() }} {{ '12'.isdigit() }}", "False True"),

@@ -109,7 +109,7 @@ fn macros_take_more_arguments_and_call_back_as_in_jinja() -> Result<()> {
         (
             "{% macro m(a, b=2) %}{{ a }},{{ b }},{{ varargs }},{{ kwargs }};{% endmacro %}\n\
              {{ m(1) }}{{ m(1, 3, 4, [5]) }}{{ m(b=0, a=1, c='x') }}",
-            "1,2,[],{};1,3,[4, [5]],{};1,0,[],{'c': 'x'};",
+            "1,2,(),{};1,3,(4, [5]),{};1,0,(),{'c': 'x'};",
         ),
         (
             "{% macro m() %}{{ varargs | length }}{% if kwargs.deep %}{{ m(*varargs) }}{% endif %}\
