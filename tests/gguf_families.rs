@@ -264,7 +264,11 @@ fn hostile_headers_of_deepseek2_are_named_by_key() {
         ("attention.q_lora_rank", number(u32::MAX), "q_lora_rank"),
         ("attention.key_length_mla", number(8), "leaves nothing of a head"),
         ("attention.key_length_mla", number(u32::MAX), "head_dim"),
-        ("attention.key_length_mla", Some(Gguf::String("wide".into())), "attn_k_b"),
+        (
+            "attention.key_length_mla",
+            Some(Gguf::String("wide".into())),
+            "attention.key_length_mla` is not a number",
+        ),
         ("attention.value_length_mla", number(0), "v_head_dim"),
         ("attention.value_length_mla", number(11), "`blk.0.attn_v_b.weight` has shape"),
         ("attention.value_length_mla", number(u32::MAX), "v_head_dim"),

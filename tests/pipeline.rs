@@ -179,6 +179,14 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&path, bytes).expect("write");
+    // Nothing is made of it, either.
+    let run = shop.path("run");
+    for command in [&["extract", &run][..], &["export", &run, "--to", "hf", "-o", &shop.path("hf")]]
+    {
+        let text = fail(command, 1);
+        assert!(text.contains("draft.safetensors: damaged"), "{text}");
+    }
+    assert!(!std::path::Path::new(&shop.path("run/draft")).exists());
     let output = support::run(&["train", &shop.config()]);
     let text = support::stderr(&output);
     assert!(output.status.success(), "{text}");

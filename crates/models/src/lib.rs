@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
+#![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
 pub mod bits_per_byte;
 mod bounded;
@@ -19,14 +20,10 @@ pub mod language_model;
 pub mod paths;
 pub mod published;
 pub mod sha256;
+mod side_files;
 pub mod target_model;
 pub mod tokenizer;
 pub mod weights;
-
-/// The example of the README is compiled with the others.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 pub use config::TargetConfig;
 pub use device::{DeviceChoice, Precision, StepProducts};

@@ -3,7 +3,6 @@
 //! A Hugging Face folder names them in `generation_config.json`, and a model that also sees in its outer
 //! configuration; in a GGUF header they are known by how they are written.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::Value;
@@ -11,6 +10,7 @@ use serde_json::Value;
 use super::json_keys::Keys;
 use super::{Architecture, TargetConfig};
 use crate::error::{ModelError, Result};
+use crate::side_files;
 use crate::weights::gguf::header::Header;
 
 /// How tokens are written that end a turn, a text or a call of a tool; the list of the format's own reader.
@@ -59,10 +59,7 @@ impl TargetConfig {
 /// Ends that the `generation_config.json` beside a `config.json` names; none without such a file.
 pub(super) fn beside(config: &Path) -> Result<Vec<u32>> {
     let path = config.with_file_name("generation_config.json");
-    let text = match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        read => read.map_err(ModelError::io(&path))?,
-    };
+    let Some(text) = side_files::read_text_if_there(&path)? else { return Ok(Vec::new()) };
     let value: Value = serde_json::from_str(&text)
         .map_err(|error| ModelError::invalid(&path, format!("not JSON: {error}")))?;
     Ok(named(&value))

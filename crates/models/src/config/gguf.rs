@@ -3,6 +3,9 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use longdraft_kernels::rope::RopeScaling;
 
 use super::families::{self, Sizes};
@@ -16,11 +19,30 @@ pub(super) struct Keys<'a> {
     header: &'a Header,
     prefix: &'a str,
     pub(super) problems: Problems,
+    /// Keys that hold another kind of value than theirs, each once however often it is read.
+    misread: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
+    /// A number, if there is one; a value of another kind is told.
     pub(super) fn number(&self, key: &str) -> Option<f64> {
+        let number = self.number_or_list(key);
+        if number.is_none() {
+            self.tell_if_there(key, "is not a number");
+        }
+        number
+    }
+
+    /// A number, where a list is read elsewhere.
+    fn number_or_list(&self, key: &str) -> Option<f64> {
         self.header.number(&format!("{}.{key}", self.prefix))
+    }
+
+    fn tell_if_there(&self, key: &str, wrong: &str) {
+        if self.is_there(key) {
+            let problem = format!("`{}.{key}` {wrong}", self.prefix);
+            self.misread.borrow_mut().insert(problem);
+        }
     }
 
     /// A number, if there is one; one that is not finite is told.
@@ -66,9 +88,13 @@ impl<'a> Keys<'a> {
         Some(number)
     }
 
-    /// A flag, if there is one.
+    /// A flag, if there is one; a value of another kind is told.
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
-        self.header.flag(&format!("{}.{key}", self.prefix))
+        let flag = self.header.flag(&format!("{}.{key}", self.prefix));
+        if flag.is_none() {
+            self.tell_if_there(key, "is not a flag");
+        }
+        flag
     }
 
     /// A list of flags, or of numbers of which 0 is none, if there is one.
@@ -104,12 +130,26 @@ impl<'a> Keys<'a> {
     /// One number, or the largest of those of all layers.
     fn largest(&self, key: &str) -> Option<f64> {
         let listed = || self.integers(key)?.into_iter().max().map(|largest| largest as f64);
-        self.number(key).or_else(listed)
+        self.number_or_list(key).or_else(listed)
+    }
+
+    /// Names the last block of the file if the header counts fewer: the model would stop in its middle.
+    fn check_blocks(&mut self, blocks: usize) {
+        let number =
+            |name: &String| name.strip_prefix("blk.")?.split_once('.')?.0.parse::<usize>().ok();
+        let last = self.header.tensors.keys().filter_map(number).max();
+        if let Some(last) = last.filter(|last| *last >= blocks) {
+            let prefix = self.prefix;
+            self.problems.push(format!(
+                "`{prefix}.block_count` = {blocks}, but tensors of `blk.{last}` are there"
+            ));
+        }
     }
 
     /// Decoder layers; blocks that predict further tokens come after them.
     fn layers(&mut self) -> usize {
         let blocks = self.size("block_count");
+        self.check_blocks(blocks);
         let further = self.number("nextn_predict_layers").unwrap_or(0.0);
         if !(further >= 0.0 && further < blocks.max(1) as f64) {
             let prefix = self.prefix;
@@ -150,7 +190,7 @@ impl<'a> Keys<'a> {
     }
 
     pub(super) fn size(&mut self, key: &str) -> usize {
-        self.number(key).filter(|x| *x >= 0.0).map_or_else(
+        self.number_or_list(key).filter(|x| *x >= 0.0).map_or_else(
             || {
                 self.problems.push(format!("`{}.{key}` is missing or not a number", self.prefix));
                 1
@@ -172,7 +212,7 @@ impl<'a> Keys<'a> {
         let listed = layers.min(self.header.tensors.len());
         let mlp_only_layers = (0..listed).filter(|layer| !routed(layer)).collect();
         let width = self.largest("expert_feed_forward_length");
-        let width = width.or_else(|| self.number("feed_forward_length"));
+        let width = width.or_else(|| self.largest("feed_forward_length"));
         let shared = self.header.tensors.iter().find_map(|(name, tensor)| {
             name.ends_with(".ffn_up_shexp.weight").then(|| tensor.shape[0])
         });
@@ -228,7 +268,12 @@ impl<'a> Keys<'a> {
     }
 
     fn rope_scaling(&self) -> Option<&'a str> {
-        self.header.text(&format!("{}.rope.scaling.type", self.prefix))
+        const KEY: &str = "rope.scaling.type";
+        let rule = self.header.text(&format!("{}.{KEY}", self.prefix));
+        if rule.is_none() {
+            self.tell_if_there(KEY, "is not a text");
+        }
+        rule
     }
 
     fn rope(&mut self, context: usize) -> RopeParameters {
@@ -262,7 +307,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
         return Err(problems);
     };
     let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut problems);
-    let mut keys = Keys { header, prefix: name, problems };
+    let mut keys = Keys { header, prefix: name, problems, misread: RefCell::default() };
     if keys.flag("attention.causal") == Some(false) {
         let message = format!("`{name}.attention.causal` = false is not supported");
         keys.problems.push(message);
@@ -337,7 +382,8 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     keys.check_turning(&config);
     config.add_ends(end_tokens::of_header(header));
     config.add_ends(keys.token("eom_token_id").into_iter().collect());
-    let mut problems = keys.problems;
+    let Keys { mut problems, misread, .. } = keys;
+    problems.0.extend(misread.into_inner());
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }

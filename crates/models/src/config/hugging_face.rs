@@ -88,7 +88,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
     };
     let defaults = Defaults::of(architecture);
     let (activation, known) = defaults.activation;
-    if let Some(act) = keys.present(activation).and_then(Value::as_str)
+    if let Some(act) = keys.text(activation)
         && act != known
     {
         let message = format!("`{activation}` = \"{act}\" is not supported ({known} is)");
@@ -116,6 +116,8 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
             .size("max_position_embeddings")
             .unwrap_or(defaults.max_position_embeddings),
     };
+    keys.check_rotary_kinds();
+    keys.check_token_kinds();
     families::check_quantisation(&mut keys, architecture);
     families::check_layers(&mut keys, architecture);
     families::check_turning(&mut keys, architecture);
@@ -148,7 +150,7 @@ fn read_text(value: &Value) -> Result<TargetConfig, Problems> {
         parts,
         further_end_ids: Vec::new(),
     };
-    let mut problems = keys.problems;
+    let mut problems = keys.into_problems();
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }

@@ -1,5 +1,8 @@
 //! Keys of a `config.json`, as numbers, flags and lists.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::families::{Defaults, Sizes};
@@ -11,11 +14,35 @@ use crate::error::Problems;
 pub(super) struct Keys<'a> {
     pub(super) value: &'a Value,
     pub(super) problems: Problems,
+    /// Keys that hold another kind of value than theirs, each once however often it is read.
+    misread: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
     pub(super) fn of(value: &'a Value) -> Self {
-        Self { value, problems: Problems::default() }
+        Self { value, problems: Problems::default(), misread: RefCell::default() }
+    }
+
+    /// All that was found to be wrong.
+    pub(super) fn into_problems(self) -> Problems {
+        let Self { mut problems, misread, .. } = self;
+        problems.0.extend(misread.into_inner());
+        problems
+    }
+
+    /// What `read` makes of a key's value; a value of another kind is told.
+    fn of_kind<T>(
+        &self,
+        key: &str,
+        kind: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Option<T> {
+        let value = self.present(key)?;
+        let found = read(value);
+        if found.is_none() {
+            self.misread.borrow_mut().insert(format!("`{key}` = {value} is not {kind}"));
+        }
+        found
     }
 
     pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
@@ -24,12 +51,43 @@ impl<'a> Keys<'a> {
 
     /// A key's object.
     pub(super) fn object(&self, key: &str) -> Option<&'a Value> {
-        self.value.get(key).filter(|value| value.is_object())
+        self.of_kind(key, "an object", |value| value.is_object().then_some(value))
     }
 
     /// The object of rotary parameters, if there is one.
     pub(super) fn rotary_keys(&self) -> Option<&'a Value> {
         rope::rotary_keys(self.value)
+    }
+
+    /// Names rotary parameters that are of another kind than theirs, wherever they may stand.
+    pub(super) fn check_rotary_kinds(&mut self) {
+        for key in ["rope_scaling", "rope_parameters"] {
+            let Some(all) = self.object(key).map(Self::of) else { continue };
+            let by_kind = rope::LAYER_KINDS.map(|kind| all.object(kind).map(Self::of));
+            for keys in by_kind.into_iter().flatten().chain([all]) {
+                keys.read_rotary_kinds();
+                self.problems.0.append(&mut keys.into_problems().0);
+            }
+        }
+    }
+
+    fn read_rotary_kinds(&self) {
+        for key in ["rope_type", "type"] {
+            self.text(key);
+        }
+        for key in ["beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"] {
+            self.of_kind(key, "a number", Value::as_f64);
+        }
+        self.of_kind("truncate", "true or false", Value::as_bool);
+    }
+
+    /// Names ids of tokens that are of another kind than theirs.
+    pub(super) fn check_token_kinds(&self) {
+        self.of_kind("bos_token_id", "a whole number", Value::as_i64);
+        self.of_kind("eos_token_id", "a whole number or a list of them", |ids| match ids {
+            Value::Array(ids) => ids.iter().all(Value::is_i64).then_some(()),
+            id => id.is_i64().then_some(()),
+        });
     }
 
     /// Base and scaling of the rotary embedding of all layers.
@@ -56,9 +114,14 @@ impl<'a> Keys<'a> {
         keys.map(Value::Object)
     }
 
+    /// A text, if there is one.
+    pub(super) fn text(&self, key: &str) -> Option<&'a str> {
+        self.of_kind(key, "a text", Value::as_str)
+    }
+
     /// A finite number, if there is one.
     pub(super) fn finite(&self, key: &str) -> Option<f64> {
-        self.present(key).and_then(Value::as_f64).filter(|number| number.is_finite())
+        self.of_kind(key, "a number", Value::as_f64).filter(|number| number.is_finite())
     }
 
     /// A positive number; null is none of it, and a key that is left out is `absent`.
@@ -224,7 +287,7 @@ impl<'a> Keys<'a> {
     pub(super) fn flag(&self, key: &str, default: bool) -> bool {
         let as_flag =
             |value: &Value| value.as_bool().or(value.as_f64().map(|number| number != 0.0));
-        self.present(key).and_then(as_flag).unwrap_or(default)
+        self.of_kind(key, "a flag", as_flag).unwrap_or(default)
     }
 
     pub(super) fn token(&self, key: &str) -> Option<u32> {

@@ -22,6 +22,7 @@ use longdraft_kernels::bend::Bend;
 use serde_json::Value;
 
 use crate::error::{ModelError, Problems, Result};
+use crate::side_files;
 
 pub use experts::ExpertsConfig;
 pub use latent::LatentConfig;
@@ -230,7 +231,7 @@ impl TargetConfig {
     /// # Errors
     /// - a file is unreadable or no JSON, or a list of every missing or unusable key
     pub fn from_file(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
+        let text = side_files::read_text(path)?;
         let value: Value = serde_json::from_str(&text)
             .map_err(|error| ModelError::invalid(path, format!("not JSON: {error}")))?;
         let mut config = Self::from_json(&value).map_err(ModelError::all_in(path))?;

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::kinds;
 use crate::error::{ModelError, Result};
+use crate::side_files;
 use crate::weights::atomic::write_atomically;
 use crate::weights::gguf::gguf_files;
 use crate::weights::pth::PthSource;
@@ -110,7 +111,7 @@ pub(super) fn prefix_before(
 
 /// Reads a file of JSON.
 pub(crate) fn read_json(file: &Path) -> Result<Value> {
-    let text = std::fs::read_to_string(file).map_err(ModelError::io(file))?;
+    let text = side_files::read_text(file)?;
     serde_json::from_str(&text).map_err(|error| ModelError::invalid(file, error))
 }
 

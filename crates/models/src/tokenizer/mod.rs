@@ -11,17 +11,19 @@ mod tests;
 mod token_bytes;
 mod train;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
 use crate::bounded::caught;
 use crate::error::{ModelError, Result};
+use crate::side_files;
 use crate::weights::gguf::header::Header;
 use chat_template::written_token;
 
@@ -35,6 +37,8 @@ pub use train::{SMALLEST_VOCABULARY, train_bpe};
 #[derive(Clone)]
 pub struct TextTokenizer {
     inner: Tokenizer,
+    /// The steps that its files have, where `inner` splits texts by other expressions into the same pieces.
+    own_steps: Option<PreTokenizerWrapper>,
     chat_template: Option<ChatTemplate>,
     adds_bos: bool,
     /// The start token, where the files name one.
@@ -74,24 +78,15 @@ fn is_byte_level(inner: &Tokenizer) -> bool {
 
 /// A JSON file, or null without it.
 fn optional_json(path: &Path) -> Result<Value> {
-    match optional_text(path)? {
+    match side_files::read_text_if_there(path)? {
         Some(text) => serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error)),
         None => Ok(Value::Null),
     }
 }
 
-/// A text file, if there is one.
-fn optional_text(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ModelError::io(path)(error)),
-    }
-}
-
 /// The chat template of a folder, or several by name; null without any.
 fn templates(folder: &Path, config: &Value) -> Result<Value> {
-    let read = |name: &str| optional_text(&folder.join(name));
+    let read = |name: &str| side_files::read_text_if_there(&folder.join(name));
     if let Some(text) = read("chat_template.jinja")? {
         let mut named = vec![json!({ "name": "default", "template": text })];
         let for_tools = read("additional_chat_templates/tool_use.jinja")?;
@@ -113,7 +108,7 @@ impl TextTokenizer {
     /// - `tokenizer.json` is missing or unusable, another file is no JSON, or the template does not parse
     pub fn from_folder(folder: &Path) -> Result<Self> {
         let path = folder.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(ModelError::io(&path))?;
+        let bytes = side_files::read(&path)?;
         let inner = checked::from_json(bytes)
             .map_err(|problem| ModelError::invalid(&path, format!("not a tokenizer: {problem}")))?;
         let config = optional_json(&folder.join("tokenizer_config.json"))?;
@@ -138,12 +133,14 @@ impl TextTokenizer {
             .map_err(|problem| ModelError::invalid(path, format!("not a tokenizer: {problem}")))
     }
 
-    fn new(inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
+    fn new(mut inner: Tokenizer, chat_template: Option<ChatTemplate>, adds_bos: bool) -> Self {
+        let own_steps = pre_tokenizers::split_in_linear_time(&mut inner);
         let is_byte_level = is_byte_level(&inner);
         let (fingerprint, longest) = (OnceLock::new(), OnceLock::new());
         let (bos, path, twins) = (None, None, HashMap::new());
         Self {
             inner,
+            own_steps,
             chat_template,
             adds_bos,
             bos,
@@ -263,6 +260,15 @@ impl TextTokenizer {
         self.token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
+    /// The tokenizer as its files have it.
+    fn described(&self) -> Cow<'_, Tokenizer> {
+        let mut described = Cow::Borrowed(&self.inner);
+        if let Some(steps) = &self.own_steps {
+            described.to_mut().with_pre_tokenizer(Some(steps.clone()));
+        }
+        described
+    }
+
     /// Tells tokenizers apart: equal for the same vocabulary, merges and normalisation.
     ///
     /// # Errors
@@ -271,7 +277,7 @@ impl TextTokenizer {
         if let Some(known) = self.fingerprint.get() {
             return Ok(known.clone());
         }
-        let text = self.attempt(|| self.inner.to_string(false))?;
+        let text = self.attempt(|| self.described().to_string(false))?;
         let fingerprint = blake3::hash(text.as_bytes()).to_hex()[..16].to_owned();
         Ok(self.fingerprint.get_or_init(|| fingerprint).clone())
     }
@@ -300,7 +306,7 @@ impl TextTokenizer {
     /// - the files cannot be written
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("tokenizer.json");
-        self.inner.save(&path, false).map_err(|error| ModelError::invalid(&path, error))?;
+        self.described().save(&path, false).map_err(|error| ModelError::invalid(&path, error))?;
         if let Some(template) = &self.chat_template {
             let path = folder.join("tokenizer_config.json");
             let text = format!("{:#}\n", template.to_config());

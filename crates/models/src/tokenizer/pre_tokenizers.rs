@@ -2,10 +2,13 @@
 //! the models' own `tokenizer.json`.
 
 mod letters;
+mod linear;
 
 use serde_json::{Value, json};
 
 use letters::cased_letters;
+pub(super) use linear::split_in_linear_time;
+use linear::{BEFORE_THREES, THREES_OF_WORDS};
 
 /// What comes with a name.
 pub(super) struct Splitting {
@@ -235,7 +238,7 @@ impl Way {
             }
             Self::Bloom => splits(&[BETWEEN_MARKS], None),
             Self::Viking => splits(&[BETWEEN_MARKS, r"\p{N}"], None),
-            Self::SuperBpe => splits(&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], None),
+            Self::SuperBpe => splits(&[r"\p{N}+", BEFORE_THREES], None),
             Self::Chameleon => {
                 let marks = json!({"type": "Punctuation", "behavior": "Isolated"});
                 sequence(&[&CHAMELEON.map(split)[..], &[digits, marks, byte_level(true)]].concat())
@@ -258,7 +261,7 @@ impl Way {
             Self::TinyAya => {
                 let after_word = format!("{CONTRACTIONS}?");
                 let words = cased("", &after_word, r"\p{N}{1,3}", r"[\r\n/]*");
-                splits(&[r"\d{1,3}(?=(?:\d{3})*\b)", &words], None)
+                splits(&[THREES_OF_WORDS, &words], None)
             }
             Self::ExaoneMoe => splits(&[EXAONE_MOE], None),
             Self::Laguna => splits(&[r"[^\n]+|[\n]+", &words(r"\p{L}", r"\p{N}")], None),

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::TextTokenizer;
 use super::checked::{self, LONGEST_PIECE};
 use crate::error::{ModelError, Result};
+use crate::side_files;
 
 /// What a piece is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +98,7 @@ impl SentencePieces {
     /// # Errors
     /// - unreadable, no such protobuf, no pieces, or a type that does not exist
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(ModelError::io(path))?;
+        let bytes = side_files::read(path)?;
         let pieces = Self::parse(&bytes).map_err(|problem| ModelError::invalid(path, problem))?;
         Ok(Self { path: Some(path.to_path_buf()), ..pieces })
     }

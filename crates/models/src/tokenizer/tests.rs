@@ -118,3 +118,45 @@ fn a_prompt_begins_with_the_start_token_that_the_files_name() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_tokenizer_is_written_with_the_expressions_of_its_files() -> Result<()> {
+    let read = folder(&Value::Null, &[]);
+    let path = read.path().join("tokenizer.json");
+    let mut document = optional_json(&path)?;
+    document["pre_tokenizer"] = json!({
+        "type": "Split", "pattern": {"Regex": r"(?=(\d{3})+(?!\d))"}, "behavior": "Isolated",
+        "invert": false
+    });
+    std::fs::write(&path, document.to_string()).expect("written");
+    let tokenizer = TextTokenizer::from_folder(read.path())?;
+    let used = serde_json::to_value(tokenizer.inner.get_pre_tokenizer()).expect("steps");
+    assert_ne!(used, document["pre_tokenizer"]);
+    let own = Tokenizer::from_file(&path).and_then(|own| own.to_string(false)).expect("written");
+    assert_eq!(tokenizer.fingerprint()?, blake3::hash(own.as_bytes()).to_hex()[..16].to_owned());
+    let saved = tempfile::tempdir().expect("folder");
+    tokenizer.save(saved.path())?;
+    assert_eq!(side_files::read_text_if_there(&saved.path().join("tokenizer.json"))?, Some(own));
+    Ok(())
+}
+
+#[cfg(unix)]
+#[test]
+fn what_never_ends_is_refused_wherever_a_folder_holds_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let link = |name: &str| {
+        std::os::unix::fs::symlink("/dev/zero", folder.path().join(name)).expect("a link");
+    };
+    link("tokenizer.json");
+    let Err(error) = TextTokenizer::from_folder(folder.path()) else { panic!("accepted") };
+    let text = error.to_string();
+    assert!(text.ends_with("tokenizer.json: not a regular file"), "{text}");
+    let config = folder.path().join("config.json");
+    let keys = r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}"#;
+    std::fs::write(&config, keys).expect("written");
+    assert!(crate::config::TargetConfig::from_file(&config).is_ok());
+    link("generation_config.json");
+    let text = crate::config::TargetConfig::from_file(&config).expect_err("refused").to_string();
+    assert!(text.ends_with("generation_config.json: not a regular file"), "{text}");
+}

@@ -13,6 +13,7 @@ use longdraft_parallel::DataParallel;
 use serde::de::DeserializeOwned;
 
 use super::locate::draft_file;
+use super::manifest::Manifest;
 use super::optimizer_shards::{self, Moment, Moments};
 use super::state::CheckpointState;
 use crate::error::{Result, TrainError};
@@ -116,7 +117,7 @@ impl Contents<'_> {
 /// # Errors
 /// - a file is missing or unusable
 pub fn load(path: &Path) -> Result<Loaded> {
-    let (state, draft) = (read_state(path)?, read_draft(path)?);
+    let (state, draft) = (read_state(path)?, draft_tensors(path)?);
     let moments = Moments::read(path)?;
     Ok(Loaded { path: path.to_path_buf(), state, draft, moments })
 }
@@ -157,8 +158,20 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 /// A checkpoint's draft tensors by name.
 ///
 /// # Errors
-/// - the file is missing or unusable
+/// - the file is missing or unusable, or not the one that the manifest describes
 pub fn read_draft(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
+    verify_draft(checkpoint)?;
+    draft_tensors(checkpoint)
+}
+
+/// Checks a checkpoint's draft against the manifest, if there is one.
+pub(super) fn verify_draft(checkpoint: &Path) -> Result<()> {
+    // A run that goes on may put a newer checkpoint here while it is read: the second look finds that one whole.
+    let verify = || Manifest::verify_file(checkpoint, DRAFT);
+    verify().or_else(|_| verify())
+}
+
+fn draft_tensors(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
     let source = SafetensorsSource::open_file(&checkpoint.join(DRAFT))?;
     let named = |name: String| {
         let tensor = source.load_as_stored(&name)?;

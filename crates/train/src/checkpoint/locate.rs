@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use longdraft_models::draft::files::SavedDraft;
 
-use super::contents::{DRAFT, STATE, read_state};
+use super::contents::{DRAFT, STATE, read_state, verify_draft};
 use super::curriculum::{CURRICULUM_FILE, CurriculumFile};
 use super::store::{BEST, LAST, PREVIOUS};
 use crate::error::Result;
@@ -94,11 +94,12 @@ pub fn draft_file(path: &Path) -> PathBuf {
 /// The draft that a path means, as [`draft_file`], with what is said of its network.
 ///
 /// # Errors
-/// - it is that of a checkpoint whose state is unusable
+/// - it is that of a checkpoint whose state is unusable, or whose draft is damaged
 pub fn saved_draft(path: &Path) -> Result<SavedDraft> {
     let Some(located) = Located::at(path, Wanted::Newest) else {
         return Ok(SavedDraft::at(&draft_file(path)));
     };
+    verify_draft(&located.checkpoint)?;
     let config = Some(read_state(&located.checkpoint)?.draft);
     Ok(SavedDraft { path: located.checkpoint.join(DRAFT), config })
 }

@@ -72,25 +72,44 @@ impl Manifest {
         Ok(())
     }
 
-    /// Reads a folder's manifest and checks every file against it.
-    pub(super) fn verify(folder: &Path) -> Result<()> {
+    fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text =
             std::fs::read_to_string(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
-        let manifest: Self =
-            serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))?;
-        for (name, entry) in &manifest.files {
-            let path = folder.join(name);
-            let found = describe(&path).map_err(|error| TrainError::checkpoint(&path, error))?;
-            if found != *entry {
-                let problem = format!(
-                    "damaged: {} bytes with blake3 {}, the manifest says {} bytes with {}",
-                    found.bytes, found.blake3, entry.bytes, entry.blake3
-                );
-                return Err(TrainError::checkpoint(path, problem));
-            }
+        serde_json::from_str(&text).map_err(|error| TrainError::checkpoint(&path, error))
+    }
+
+    /// Reads a folder's manifest and checks every file against it.
+    pub(super) fn verify(folder: &Path) -> Result<()> {
+        let manifest = Self::read(folder)?;
+        manifest.files.iter().try_for_each(|(name, entry)| entry.check(&folder.join(name)))
+    }
+
+    /// As [`Self::verify`] for one file; nothing is checked in a folder without a manifest.
+    pub(super) fn verify_file(folder: &Path, name: &str) -> Result<()> {
+        if !folder.join(MANIFEST).exists() {
+            return Ok(());
         }
-        Ok(())
+        let path = folder.join(name);
+        match Self::read(folder)?.files.get(name) {
+            Some(entry) => entry.check(&path),
+            None => Err(TrainError::checkpoint(path, "the manifest does not list it")),
+        }
+    }
+}
+
+impl FileEntry {
+    /// Checks a file against what was written down of it.
+    fn check(&self, path: &Path) -> Result<()> {
+        let found = describe(path).map_err(|error| TrainError::checkpoint(path, error))?;
+        if found == *self {
+            return Ok(());
+        }
+        let problem = format!(
+            "damaged: {} bytes with blake3 {}, the manifest says {} bytes with {}",
+            found.bytes, found.blake3, self.bytes, self.blake3
+        );
+        Err(TrainError::checkpoint(path, problem))
     }
 }
 

@@ -86,7 +86,7 @@ fn growth(keys: &mut JsonKeys<'_>, rope: &Value) -> Option<QueryGrowth> {
     if growth.is_none() && rope.get(beta).is_some_and(|value| !value.is_null()) {
         inner.problems.push(format!("`{beta}` needs a number, and a positive `{original}`"));
     }
-    keys.problems.0.append(&mut inner.problems.0);
+    keys.problems.0.append(&mut inner.into_problems().0);
     growth.filter(|growth| growth.beta != 0.0)
 }
 

@@ -75,7 +75,7 @@ fn by_length(keys: &mut JsonKeys<'_>, scaling: &Value, sizes: Sizes, turning: us
         listed
     };
     let (short, long) = (divisors("short_factor"), divisors("long_factor"));
-    keys.problems.0.append(&mut inner.problems.0);
+    keys.problems.0.append(&mut inner.into_problems().0);
     let attention_factor = given.unwrap_or(computed);
     LongRope { short, long, original_context: original, attention_factor }
 }

@@ -287,6 +287,33 @@ fn senseless_keys_are_named() {
 }
 
 #[test]
+fn values_of_another_kind_are_named_and_not_taken_for_left_out_ones() {
+    let list = || Value::Array(vec![Value::F32(1.0)]);
+    for (key, value, wrong) in [
+        ("rope.freq_base", list(), "is not a number"),
+        ("rope.freq_base", Value::String("1e6".into()), "is not a number"),
+        ("attention.key_length", Value::Bool(true), "is not a number"),
+        ("attention.layer_norm_rms_epsilon", list(), "is not a number"),
+        ("rope.scaling.factor", list(), "is not a number"),
+        ("rope.scaling.type", Value::U32(1), "is not a text"),
+        ("attention.causal", Value::U32(0), "is not a flag"),
+    ] {
+        let text = config("llama", &[(key, value)]).expect_err("invalid").to_string();
+        assert!(text.contains(&format!("`llama.{key}` {wrong}")), "{key}: {text}");
+    }
+    let listed = Value::Array(vec![Value::U32(2); 4]);
+    assert!(config("llama", &[("attention.head_count_kv", listed)]).is_ok());
+}
+
+#[test]
+fn a_file_of_more_blocks_than_its_header_counts_is_refused() {
+    let read = |tensor: &str| config_with("llama", &[], &[tensor]);
+    assert!(read("blk.3.attn_norm.weight").is_ok());
+    let text = read("blk.4.attn_norm.weight").expect_err("a fifth block").to_string();
+    assert!(text.contains("`llama.block_count` = 4, but tensors of `blk.4` are there"), "{text}");
+}
+
+#[test]
 fn a_chatglm_is_a_glm_of_which_half_of_each_head_turns() {
     let glm = config("chatglm", &[("rope.dimension_count", Value::U32(8))]).expect("valid");
     assert_eq!(glm.architecture, Architecture::Glm);

@@ -427,6 +427,41 @@ fn scaling_is_read_from_both_spellings() {
 }
 
 #[test]
+fn values_of_another_kind_are_named_and_not_taken_for_left_out_ones() {
+    let yarn = |key: &str, wrong: Value| {
+        let mut keys = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64
+        });
+        keys[key] = wrong;
+        keys
+    };
+    for (key, wrong, part) in [
+        ("hidden_act", json!(["gelu"]), "`hidden_act` = [\"gelu\"] is not a text"),
+        ("attention_bias", json!("true"), "`attention_bias` = \"true\" is not a flag"),
+        ("tie_word_embeddings", json!([true]), "`tie_word_embeddings` = [true] is not a flag"),
+        ("rope_parameters", json!("yarn"), "`rope_parameters` = \"yarn\" is not an object"),
+        ("rope_scaling", json!(8.0), "`rope_scaling` = 8.0 is not an object"),
+        ("rope_scaling", json!({"rope_type": 1}), "`rope_type` = 1 is not a text"),
+        ("rope_scaling", yarn("beta_fast", json!("32")), "`beta_fast` = \"32\" is not a number"),
+        ("rope_scaling", yarn("truncate", json!(0)), "`truncate` = 0 is not true or false"),
+        ("rope_parameters", json!({"full_attention": 3}), "`full_attention` = 3 is not an object"),
+        ("eos_token_id", json!("</s>"), "`eos_token_id` = \"</s>\" is not a whole number"),
+        ("eos_token_id", json!([1, 0.5]), "`eos_token_id` = [1,0.5] is not a whole number"),
+        ("quantization_config", json!("fp8"), "`quantization_config` = \"fp8\" is not an object"),
+    ] {
+        let mut value = llama();
+        value[key] = wrong;
+        let text = problem(&value);
+        assert!(text.contains(part), "{part} not in {text}");
+        value[key] = Value::Null;
+        assert!(read(&value).is_ok(), "{key}");
+    }
+    let mut value = llama();
+    value["bos_token_id"] = json!(-1);
+    assert_eq!(read(&value).expect("-1 is none").bos_token_id, None);
+}
+
+#[test]
 fn every_problem_is_named_at_once() {
     let value = json!({
         "model_type": "gpt9", "hidden_size": "big", "num_attention_heads": 3,

@@ -18,6 +18,7 @@ use serde::Deserialize;
 use super::file::WeightFile;
 use super::{Collector, WeightSource, integers, other_type};
 use crate::error::{ModelError, Problems, Result};
+use crate::side_files;
 
 pub use write::{save, tensor_bytes};
 
@@ -52,7 +53,7 @@ struct Index {
 
 impl Index {
     fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(ModelError::io(path))?;
+        let text = side_files::read_text(path)?;
         serde_json::from_str(&text).map_err(|error| ModelError::invalid(path, error))
     }
 
@@ -63,9 +64,7 @@ impl Index {
 }
 
 /// Names of the shards that an index lists, as they stand there: not to be trusted.
-///
-/// # Errors
-/// - it is unreadable or no index
+/// It fails where it is unreadable or no index.
 pub(crate) fn shards_of(index: &Path) -> Result<BTreeSet<String>> {
     Ok(Index::read(index)?.shards())
 }
