@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Server;
 use crate::decoding::Shelf;
-use crate::support::{fail, longdraft, stderr};
+use crate::support::{fail, longdraft, stderr, with};
 
 #[test]
 fn wrong_requests_are_told_what_is_wrong() {
@@ -18,92 +18,8 @@ fn wrong_requests_are_told_what_is_wrong() {
     let long = "a".repeat(600);
     let deep = "[".repeat(5000);
     let stops = vec!["a"; 17];
-    for (path, body, status, param) in [
-        (chat, "{\"messages\": [".to_owned(), 400, None),
-        (chat, deep, 400, None),
-        (chat, "\u{FFFD}".to_owned(), 400, None),
-        (chat, "[]".to_owned(), 400, None),
-        (chat, json!({}).to_string(), 400, None),
-        (chat, json!({ "messages": 7 }).to_string(), 400, Some("messages")),
-        (chat, json!({ "messages": [] }).to_string(), 400, Some("messages")),
-        (chat, json!({ "messages": ["a"] }).to_string(), 400, Some("messages[0]")),
-        (chat, json!({ "messages": [{ "role": "x" }] }).to_string(), 400, Some("messages[0].role")),
-        (chat, json!({ "messages": user, "n": 0 }).to_string(), 400, Some("n")),
-        (chat, json!({ "messages": user, "n": 10_000 }).to_string(), 400, Some("n")),
-        (chat, json!({ "messages": user, "n": -1 }).to_string(), 400, Some("n")),
-        (
-            chat,
-            json!({ "messages": user, "temperature": "hot" }).to_string(),
-            400,
-            Some("temperature"),
-        ),
-        (chat, json!({ "messages": user, "temperature": 9 }).to_string(), 400, Some("temperature")),
-        (chat, json!({ "messages": user, "top_p": 1.5 }).to_string(), 400, Some("top_p")),
-        (chat, json!({ "messages": user, "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
-        (
-            chat,
-            json!({ "messages": user, "max_completion_tokens": 0, "max_tokens": 1 }).to_string(),
-            400,
-            Some("max_completion_tokens"),
-        ),
-        (chat, json!({ "messages": user, "stop": stops }).to_string(), 400, Some("stop")),
-        (
-            chat,
-            json!({ "messages": user, "top_logprobs": 3 }).to_string(),
-            400,
-            Some("top_logprobs"),
-        ),
-        (
-            chat,
-            json!({ "messages": user, "logit_bias": { "x": 1 } }).to_string(),
-            400,
-            Some("logit_bias"),
-        ),
-        (
-            chat,
-            json!({ "messages": user, "logit_bias": { "258": 1 } }).to_string(),
-            400,
-            Some("logit_bias"),
-        ),
-        (
-            chat,
-            json!({ "messages": user, "presence_penalty": 3 }).to_string(),
-            400,
-            Some("presence_penalty"),
-        ),
-        (
-            chat,
-            json!({ "messages": user, "stream_options": {} }).to_string(),
-            400,
-            Some("stream_options"),
-        ),
-        (
-            chat,
-            json!({ "messages": user, "response_format": { "type": "xml" } }).to_string(),
-            400,
-            Some("response_format.type"),
-        ),
-        (chat, json!({ "messages": user, "model": "other" }).to_string(), 404, None),
-        (text, json!({}).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": [] }).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": [999] }).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": "" }).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": ["a", ""] }).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": [[]] }).to_string(), 400, Some("prompt")),
-        (text, json!({ "prompt": "a", "max_tokens": 0 }).to_string(), 400, Some("max_tokens")),
-        (text, json!({ "prompt": "a", "echo": true }).to_string(), 400, Some("echo")),
-        (text, json!({ "prompt": "a", "best_of": 3 }).to_string(), 400, Some("best_of")),
-        (text, json!({ "prompt": long }).to_string(), 400, None),
-        // Refused before it is cut into tokens.
-        (text, json!({ "prompt": "a".repeat(10_000) }).to_string(), 400, None),
-        (chat, json!({ "messages": user, "tools": vec![1; 200] }).to_string(), 400, Some("tools")),
-        (text, json!({ "prompt": "a".repeat(70_000) }).to_string(), 413, None),
-        ("/tokenize", json!({}).to_string(), 400, Some("prompt")),
-        ("/detokenize", json!({ "tokens": "a" }).to_string(), 400, Some("tokens")),
-        ("/detokenize", json!({ "tokens": [999] }).to_string(), 400, Some("tokens")),
-        ("/v1/embeddings", json!({}).to_string(), 404, None),
-        ("/health", json!({}).to_string(), 405, None),
-    ] {
+    let templated = json!({ "messages": user, "add_generation_prompt": false });
+    let refused = |path: &str, body: &str, status: u16, param: Option<&str>| {
         let reply = server.send(path, "application/json", body.as_bytes());
         let shown = &body[..body.len().min(100)];
         assert_eq!(reply.status, status, "{path} {shown}: {}", reply.body);
@@ -112,6 +28,67 @@ fn wrong_requests_are_told_what_is_wrong() {
             Some(param) => assert_eq!(error["param"], param, "{path} {shown}: {}", reply.body),
             None => assert!(error["param"].is_null(), "{path} {shown}: {}", reply.body),
         }
+    };
+    for body in ["{\"messages\": [", &deep, "\u{FFFD}", "[]", "{}"] {
+        refused(chat, body, 400, None);
+    }
+    for (messages, param) in [
+        (json!(7), "messages"),
+        (json!([]), "messages"),
+        (json!(["a"]), "messages[0]"),
+        (json!([{ "role": "x" }]), "messages[0].role"),
+    ] {
+        refused(chat, &json!({ "messages": messages }).to_string(), 400, Some(param));
+    }
+    // Beside messages that are right.
+    for (keys, status, param) in [
+        (json!({ "n": 0 }), 400, Some("n")),
+        (json!({ "n": 10_000 }), 400, Some("n")),
+        (json!({ "n": -1 }), 400, Some("n")),
+        (json!({ "temperature": "hot" }), 400, Some("temperature")),
+        (json!({ "temperature": 9 }), 400, Some("temperature")),
+        (json!({ "top_p": 1.5 }), 400, Some("top_p")),
+        (json!({ "max_tokens": 0 }), 400, Some("max_tokens")),
+        (
+            json!({ "max_completion_tokens": 0, "max_tokens": 1 }),
+            400,
+            Some("max_completion_tokens"),
+        ),
+        (json!({ "stop": stops }), 400, Some("stop")),
+        (json!({ "top_logprobs": 3 }), 400, Some("top_logprobs")),
+        (json!({ "logit_bias": { "x": 1 } }), 400, Some("logit_bias")),
+        (json!({ "logit_bias": { "258": 1 } }), 400, Some("logit_bias")),
+        (json!({ "presence_penalty": 3 }), 400, Some("presence_penalty")),
+        (json!({ "stream_options": {} }), 400, Some("stream_options")),
+        (json!({ "response_format": { "type": "xml" } }), 400, Some("response_format.type")),
+        (json!({ "model": "other" }), 404, None),
+        (json!({ "tools": vec![1; 200] }), 400, Some("tools")),
+    ] {
+        let body = with(keys, json!({ "messages": user }));
+        refused(chat, &body.to_string(), status, param);
+    }
+    for (path, body, status, param) in [
+        (text, json!({}), 400, Some("prompt")),
+        (text, json!({ "prompt": [] }), 400, Some("prompt")),
+        (text, json!({ "prompt": [999] }), 400, Some("prompt")),
+        (text, json!({ "prompt": "" }), 400, Some("prompt")),
+        (text, json!({ "prompt": ["a", ""] }), 400, Some("prompt")),
+        (text, json!({ "prompt": [[]] }), 400, Some("prompt")),
+        (text, json!({ "prompt": "a", "max_tokens": 0 }), 400, Some("max_tokens")),
+        (text, json!({ "prompt": "a", "echo": true }), 400, Some("echo")),
+        (text, json!({ "prompt": "a", "best_of": 3 }), 400, Some("best_of")),
+        (text, json!({ "prompt": long }), 400, None),
+        // Refused before it is cut into tokens.
+        (text, json!({ "prompt": "a".repeat(10_000) }), 400, None),
+        (text, json!({ "prompt": "a".repeat(70_000) }), 413, None),
+        ("/tokenize", json!({}), 400, Some("prompt")),
+        ("/tokenize", templated, 400, Some("add_generation_prompt")),
+        ("/detokenize", json!({ "tokens": "a" }), 400, Some("tokens")),
+        ("/detokenize", json!({ "tokens": [999] }), 400, Some("tokens")),
+        ("/v1/embeddings", json!({}), 404, None),
+        ("/health", json!({}), 405, None),
+    ] {
+        refused(path, &body.to_string(), status, param);
     }
     let too_long = server.post(text, &json!({ "prompt": "a".repeat(600) }));
     assert_eq!(too_long.error()["code"], "context_length_exceeded");
@@ -223,6 +200,12 @@ fn a_server_that_cannot_begin_says_why() {
     // An address for documentation, which no machine has.
     let other = fail(&["serve", &target, "--port", "0", "--host", "192.0.2.1"], 2);
     assert!(other.contains("hint: this machine has no such address"), "{other}");
+    let page = fail(&["serve", &target, "--port", "0", "--allow-origin", "http://a.example/"], 2);
+    assert!(page.contains("is not an origin"), "{page}");
+    let unnamed = fail(&["serve", &target, "--port", "0", "--name", ""], 2);
+    assert!(unnamed.contains("--name is empty"), "{unnamed}");
+    let closed = fail(&["serve", &target, "--port", "0", "--max-body", "0"], 2);
+    assert!(closed.contains("--max-body must be at least 1"), "{closed}");
     // Of a variable that is not set: without a key everybody would be let in.
     for key in ["", "  "] {
         let empty = fail(&["serve", &target, "--port", "0", "--api-key", key], 2);

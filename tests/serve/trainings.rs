@@ -169,7 +169,7 @@ fn a_row_without_labels_is_passed_over() {
         let line = |(prompt, answer): (Vec<u32>, Vec<u32>)| {
             let mask = [vec![0; prompt.len()], vec![1; answer.len()]].concat();
             let ids = [prompt, answer].concat();
-            json!({ "input_ids": ids, "loss_mask": mask }).to_string() + "\n"
+            json!({ "input_ids": ids, "loss_mask": mask, "at": 0 }).to_string() + "\n"
         };
         texts.into_iter().map(line).collect()
     };

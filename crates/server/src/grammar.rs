@@ -21,9 +21,16 @@ pub(crate) const LARGEST: usize = 1 << 16;
 /// Tokens that may come next among which it is looked for a single way on; the beginnings of a token are
 /// fewer.
 const FEW: usize = 64;
-/// Fields that ask for a form; a request has one of them.
-const FIELDS: [&str; 5] =
-    ["response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"];
+/// Fields that ask for a form; a request has one of them. `json_schema` is llama.cpp's, the next ones are vLLM's.
+const FIELDS: [&str; 7] = [
+    "response_format",
+    "json_schema",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+];
 
 /// The form that a request asks its answers to have.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,26 +60,39 @@ impl Form {
         if asked.to_string().len() > LARGEST {
             return Err(wrong(&format!("at most {LARGEST} bytes are read")));
         }
-        let text = || asked.as_str().map(str::to_owned).ok_or_else(|| wrong("a text is needed"));
         let form = match field {
-            "response_format" => return Ok(response_format(asked)?.map(|form| (field, form))),
-            "guided_json" => Self::Schema(match asked {
+            "response_format" => response_format(asked)?,
+            "structured_outputs" => structured(asked)?,
+            "json_schema" => Some(Self::of_kind("json", asked).map_err(|said| wrong(&said))?),
+            guided => {
+                let kind = guided.trim_start_matches("guided_");
+                Some(Self::of_kind(kind, asked).map_err(|said| wrong(&said))?)
+            }
+        };
+        Ok(form.map(|form| (field, form)))
+    }
+
+    /// A form as vLLM has it: `json`, `regex`, `choice` or `grammar`, or what is wrong with it.
+    fn of_kind(kind: &str, asked: &Value) -> std::result::Result<Self, String> {
+        let text = || asked.as_str().map(str::to_owned).ok_or("a text is needed");
+        Ok(match kind {
+            "json" => Self::Schema(match asked {
                 Value::String(text) => {
-                    serde_json::from_str(text).map_err(|error| wrong(&error.to_string()))?
+                    serde_json::from_str(text).map_err(|error| error.to_string())?
                 }
                 schema => schema.clone(),
             }),
-            "guided_regex" => Self::Regex(text()?),
-            "guided_choice" => {
+            "regex" => Self::Regex(text()?),
+            "choice" => {
                 let texts = asked.as_array().into_iter().flatten();
                 let texts: Option<Vec<String>> =
                     texts.map(|text| text.as_str().map(str::to_owned)).collect();
                 let texts = texts.filter(|texts| !texts.is_empty());
-                Self::Choice(texts.ok_or_else(|| wrong("a list of texts is needed"))?)
+                Self::Choice(texts.ok_or("a list of texts is needed")?)
             }
-            _ => Self::Lark(text()?),
-        };
-        Ok(Some((field, form)))
+            "grammar" => Self::Lark(text()?),
+            _ => return Err("json, regex, choice, grammar or json_object is needed".to_owned()),
+        })
     }
 
     fn compiled(&self) -> TopLevelGrammar {
@@ -108,13 +128,49 @@ fn response_format(format: &Value) -> Result<Option<Form>> {
         |param: &str, problem: &str| Err(ApiError::field(param, format!("{param}: {problem}")));
     match format["type"].as_str() {
         Some("text") => Ok(None),
-        Some("json_object") => Ok(Some(Form::Schema(json!({ "type": "object" })))),
-        Some("json_schema") => match &format["json_schema"]["schema"] {
+        Some("json_object") => match &format["schema"] {
+            Value::Null => Ok(Some(any_object())),
             schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Form::Schema(schema.clone()))),
+            _ => wrong("response_format.schema", "a JSON schema is needed"),
+        },
+        // llama.cpp has the schema in either place.
+        Some("json_schema") => match (&format["json_schema"]["schema"], &format["schema"]) {
+            (schema @ (Value::Object(_) | Value::Bool(_)), _)
+            | (Value::Null, schema @ (Value::Object(_) | Value::Bool(_))) => {
+                Ok(Some(Form::Schema(schema.clone())))
+            }
             _ => wrong("response_format.json_schema.schema", "a JSON schema is needed"),
         },
         _ => wrong("response_format.type", "text, json_object or json_schema is needed"),
     }
+}
+
+/// JSON that is an object.
+fn any_object() -> Form {
+    Form::Schema(json!({ "type": "object" }))
+}
+
+/// Keys of vLLM's `structured_outputs` that change nothing here: JSON is on one line anyway.
+const HARMLESS: [&str; 2] = ["disable_any_whitespace", "disable_fallback"];
+
+/// The form in an object that has at most one, as vLLM has them since it dropped `guided_*`.
+fn structured(asked: &Value) -> Result<Option<Form>> {
+    let wrong = |param: &str, problem: &str| ApiError::field(param, format!("{param}: {problem}"));
+    let field = "structured_outputs";
+    let Value::Object(fields) = asked else { return Err(wrong(field, "an object is needed")) };
+    let asks = |(key, asked): &(&String, &Value)| {
+        !HARMLESS.contains(&key.as_str()) && !matches!(asked, Value::Null | Value::Bool(false))
+    };
+    let mut kinds = fields.iter().filter(asks);
+    let Some((kind, asked)) = kinds.next() else { return Ok(None) };
+    if let Some((second, _)) = kinds.next() {
+        return Err(wrong(field, &format!("{second} and {kind}: an answer has one form")));
+    }
+    if kind == "json_object" {
+        return Ok(Some(any_object()));
+    }
+    let form = Form::of_kind(kind, asked);
+    form.map(Some).map_err(|problem| wrong(&format!("{field}.{kind}"), &problem))
 }
 
 /// The vocabulary as grammars see it; made when the first request needs it.

@@ -11,6 +11,7 @@
 
 mod answer;
 mod app;
+mod connections;
 mod drafts;
 mod entry;
 mod error;
@@ -35,7 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::serve::ListenerExt;
-use futures_util::future::{Either, select};
+use futures_util::future::select;
 use longdraft_decode::{BatchEngine, DecodeOptions};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -128,6 +129,14 @@ pub enum ServeError {
     Origin(String),
 }
 
+/// Checks pages' origins that may ask, before anything large is read for them.
+///
+/// # Errors
+/// - one is no origin, as browsers send them
+pub fn check_origins(origins: &[String]) -> Result<(), ServeError> {
+    routes::read_origins(origins).map(|_| ())
+}
+
 /// Serves at `listener` until `asked` says true; what runs then has [`Limits::grace`] to finish. The
 /// decoder works on this thread, HTTP on others.
 ///
@@ -183,11 +192,7 @@ async fn listen(
         let _ = connection.set_nodelay(true);
     });
     let (tell, told) = tokio::sync::watch::channel(false);
-    let ending = |mut told: tokio::sync::watch::Receiver<bool>| async move {
-        // An error means that nobody can ask any more.
-        let _ = told.wait_for(|asked| *asked).await;
-    };
-    let server = axum::serve(listener, router).with_graceful_shutdown(ending(told.clone()));
+    let server = connections::serve(listener, router, told, connections::HEAD_WITHIN);
     let deadline = async {
         while !asked() {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -197,9 +202,7 @@ async fn listen(
         cut.store(true, Ordering::Relaxed);
         tokio::time::sleep(LAST_WORDS).await;
     };
-    let (server, deadline) = (std::pin::pin!(server.into_future()), std::pin::pin!(deadline));
-    match select(server, deadline).await {
-        Either::Left((served, _)) => served,
-        Either::Right(_) => Ok(()),
-    }
+    let (server, deadline) = (std::pin::pin!(server), std::pin::pin!(deadline));
+    select(server, deadline).await;
+    Ok(())
 }

@@ -19,7 +19,9 @@ use crate::answer::{Chunks, Head, stream, whole};
 use crate::app::{App, seconds_since_1970};
 use crate::entry::Entry;
 use crate::error::{ApiError, Result};
-use crate::request::{Asked, ChatRequest, CompletionRequest, Prompt, fields, json_of, require_ids};
+use crate::request::{
+    Asked, ChatRequest, CompletionRequest, Prompt, fields, json_of, refuse_unsupported, require_ids,
+};
 use crate::{Access, ServeError, Settings};
 
 type Shared = State<Arc<App>>;
@@ -64,11 +66,7 @@ pub(crate) fn router(app: Arc<App>) -> std::result::Result<Router, ServeError> {
 
 /// What lets pages of other origins ask, if any may.
 fn cors(access: &Access) -> std::result::Result<Option<CorsLayer>, ServeError> {
-    let origin = |origin: &String| {
-        origin.parse::<HeaderValue>().map_err(|_| ServeError::Origin(origin.clone()))
-    };
-    let origins = access.origins.iter().map(origin);
-    let origins = origins.collect::<std::result::Result<Vec<_>, _>>()?;
+    let origins = read_origins(&access.origins)?;
     if origins.is_empty() {
         return Ok(None);
     }
@@ -84,6 +82,29 @@ fn cors(access: &Access) -> std::result::Result<Option<CorsLayer>, ServeError> {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([header::RETRY_AFTER]);
     Ok(Some(layer))
+}
+
+/// Origins as browsers send them: a scheme, a host and perhaps a port, in small letters; `null` stands for files, and
+/// `*` for all.
+///
+/// # Errors
+/// - a text is no origin, such as a page's whole address: nothing would ever equal it
+pub(crate) fn read_origins(
+    origins: &[String],
+) -> std::result::Result<Vec<HeaderValue>, ServeError> {
+    let read = |origin: &String| {
+        let parts = origin.split_once("://");
+        let has_host = parts.is_some_and(|(scheme, host)| {
+            !scheme.is_empty() && !host.is_empty() && !host.contains(['/', '?', '#', '@', '*', ' '])
+        });
+        let value = if has_host || origin == "*" || origin == "null" {
+            origin.to_ascii_lowercase().parse::<HeaderValue>().ok()
+        } else {
+            None
+        };
+        value.ok_or_else(|| ServeError::Origin(origin.clone()))
+    };
+    origins.iter().map(read).collect()
 }
 
 /// Lets those in who may ask, and counts what they are answered.
@@ -219,16 +240,20 @@ async fn tokenize(State(app): Shared, Entry { body, place }: Entry) -> Result<Re
     struct Text {
         #[serde(alias = "content")]
         prompt: Option<String>,
+        add_special_tokens: Option<bool>,
     }
     let read = move |app: &App| {
         let value = json_of(&body)?;
+        refuse_unsupported(&value)?;
         if value.get("messages").is_some() {
             return fields::<ChatRequest>(&value)?.prompt(&app.tokenizer);
         }
-        let Text { prompt } = fields(&value)?;
+        let Text { prompt, add_special_tokens } = fields(&value)?;
         let problem = || ApiError::field("prompt", "prompt or messages: a text is needed");
         let prompt = Prompt::Text(prompt.ok_or_else(problem)?);
-        Ok(prompt.tokens(&app.settings.model, &app.tokenizer)?.pop().unwrap_or_default())
+        let (cutter, starts) =
+            ((&app.settings.model, &app.tokenizer), add_special_tokens.unwrap_or(true));
+        Ok(prompt.tokens(cutter, starts)?.pop().unwrap_or_default())
     };
     let tokens = app.aside(place, read).await?;
     let ids: Vec<u32> = tokens.iter().map(|token| token.0).collect();

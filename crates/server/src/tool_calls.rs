@@ -73,6 +73,11 @@ impl Function {
     }
 }
 
+/// Whether a tool is a function with a name, which answers may call.
+pub(crate) fn is_function(tool: &Value) -> bool {
+    Function::of(tool).is_some()
+}
+
 /// A call that an answer makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Call {

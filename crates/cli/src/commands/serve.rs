@@ -9,7 +9,7 @@ use std::time::Duration;
 use longdraft_decode::BatchEngine;
 use longdraft_decode::drafter::Proposer;
 use longdraft_server::{
-    Access, Drafts, Lessons, Limits, Model, OpenDraft, ServeError, Settings, serve,
+    Access, Drafts, Lessons, Limits, Model, OpenDraft, ServeError, Settings, check_origins, serve,
 };
 
 use crate::cli::{PaceChoice, ServeArguments};
@@ -31,6 +31,7 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     if arguments.parallel == 0 || limits.contains(&Some(0)) {
         return Err(Failure::usage("--parallel and limits of tokens must be at least 1"));
     }
+    check_named(arguments)?;
     let defaults = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     let key = key(arguments)?;
     learn::check(arguments)?;
@@ -91,6 +92,17 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     Err(interrupts.failure())
 }
 
+/// Refuses what no request could ever have or name: an empty name of the model, bodies of no bytes, and origins that are none.
+fn check_named(arguments: &ServeArguments) -> Result<()> {
+    if arguments.name.as_ref().is_some_and(|name| name.trim().is_empty()) {
+        return Err(Failure::usage("--name is empty").hint("leave it out, or give a name"));
+    }
+    if arguments.max_body == 0 {
+        return Err(Failure::usage("--max-body must be at least 1"));
+    }
+    Ok(check_origins(&arguments.allow_origin)?)
+}
+
 /// How the server comes by another draft: the one that was learned last, or what `--draft` leads to then.
 fn drafts<'a>(arguments: &'a ServeArguments, models: &'a Arc<Models>) -> Drafts<'a> {
     let decoding = &arguments.decoding;
@@ -133,9 +145,7 @@ fn key(arguments: &ServeArguments) -> Result<Option<String>> {
 }
 
 /// What an address or a name stands for, IPv4 first: most clients are given that of this machine.
-///
-/// # Errors
-/// - nothing has that name
+/// It fails where nothing has that name.
 fn addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs().map(Iterator::collect::<Vec<SocketAddr>>);
     let problem = match found {

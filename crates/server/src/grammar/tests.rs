@@ -106,6 +106,10 @@ fn random_answers_have_the_form() {
         json!({ "response_format": named }),
         json!({ "guided_json": schema }),
         json!({ "guided_json": schema.to_string() }),
+        json!({ "json_schema": schema }),
+        json!({ "structured_outputs": { "json": schema, "regex": null, "json_object": false } }),
+        json!({ "response_format": { "type": "json_object", "schema": schema } }),
+        json!({ "response_format": { "type": "json_schema", "schema": schema } }),
     ] {
         let first = start(&request).expect("compiled");
         let mut ended = 0;
@@ -229,13 +233,29 @@ fn forms_that_cannot_be_are_refused_by_name() {
         (json!({ "guided_grammar": "start" }), "guided_grammar"),
         (json!({ "guided_grammar": "other: \"a\"" }), "guided_grammar"),
         (json!({ "guided_json": {}, "guided_regex": "a" }), "guided_regex"),
+        (
+            json!({ "response_format": { "type": "json_object", "schema": 3 } }),
+            "response_format.schema",
+        ),
+        (json!({ "json_schema": { "type": "nothing" } }), "json_schema"),
+        (json!({ "structured_outputs": "a" }), "structured_outputs"),
+        (json!({ "structured_outputs": { "json": {}, "regex": "a" } }), "structured_outputs"),
+        (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs.choice"),
+        (
+            json!({ "structured_outputs": { "structural_tag": "{}" } }),
+            "structured_outputs.structural_tag",
+        ),
     ] {
         let error = start(&request).err().unwrap_or_else(|| panic!("{request} is compiled"));
         assert_eq!(error.to_json()["error"]["param"], param, "{request}");
     }
     assert!(start(&json!({ "guided_json": deep })).is_ok());
-    let text = json!({ "response_format": { "type": "text" }, "guided_json": null });
-    assert_eq!(Form::of(&text).expect("read"), None);
+    for nothing in [
+        json!({ "response_format": { "type": "text" }, "guided_json": null }),
+        json!({ "structured_outputs": { "json": null, "disable_any_whitespace": true } }),
+    ] {
+        assert_eq!(Form::of(&nothing).expect("read"), None);
+    }
     let endless = Model { stop_tokens: Vec::new(), ..model() };
     let form = Form::Regex("a".into());
     assert!(Vocabulary::default().start(("guided_regex", &form), &endless, &TOKENIZER).is_err());

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{Asked, SamplingRequest, fields, refuse_unsupported, require_short};
 use crate::Settings;
 use crate::error::{ApiError, Result};
-use crate::tool_calls::{Calls, Choice};
+use crate::tool_calls::{Calls, Choice, is_function};
 
 /// Most turns of a conversation, and calls of tools in it, which each have an answer among the turns: templates of
 /// others run over them.
@@ -84,6 +84,7 @@ impl ChatRequest {
             return Err(ApiError::new(axum::http::StatusCode::BAD_REQUEST, message));
         };
         self.check_sizes()?;
+        self.check_tools()?;
         let variables = self.chat_template_kwargs.as_ref();
         let own = variables.map(|given| with_variables(template, given)).transpose()?;
         let template = own.as_ref().unwrap_or(template);
@@ -107,6 +108,14 @@ impl ChatRequest {
     fn tools(&self) -> Option<&Vec<Value>> {
         let may_call = self.tool_choice.as_ref().is_none_or(|choice| choice != "none");
         self.tools.as_ref().filter(|_| may_call)
+    }
+
+    /// Refuses tools that are no functions, before a template reads them.
+    fn check_tools(&self) -> Result<()> {
+        let mut tools = self.tools().into_iter().flatten();
+        let Some(place) = tools.position(|tool| !is_function(tool)) else { return Ok(()) };
+        let param = format!("tools[{place}].function.name");
+        Err(ApiError::field(&param, format!("{param}: a text is needed")))
     }
 
     /// Refuses what keeps a template at work for long.
@@ -255,6 +264,10 @@ mod tests {
         json!({ "type": "function", "function": { "name": "f", "arguments": arguments } })
     }
 
+    fn tool() -> Value {
+        json!({ "type": "function", "function": { "name": "f" } })
+    }
+
     #[test]
     fn arguments_of_calls_are_the_objects_that_their_texts_tell() {
         let calls = |shown: &str| {
@@ -279,7 +292,8 @@ mod tests {
         let template = "{% if tools %}{{ tools | length }}{% else %}none{% endif %}";
         for (choice, wanted) in [("auto", "2"), ("none", "none")] {
             let messages = json!([{ "role": "user", "content": "a" }]);
-            let request = json!({ "messages": messages, "tools": [1, 2], "tool_choice": choice });
+            let tools = [tool(), tool()];
+            let request = json!({ "messages": messages, "tools": tools, "tool_choice": choice });
             assert_eq!(text(template, &request), Ok(wanted.to_owned()));
         }
     }
@@ -295,11 +309,11 @@ mod tests {
         for (tools, calls, param) in [
             (json!(vec![1; MOST_TOOLS + 1]), 1, "tools"),
             (large, 1, "tools"),
-            (json!([1]), MOST_MESSAGES + 1, "messages"),
+            (json!([tool()]), MOST_MESSAGES + 1, "messages"),
         ] {
             let refused = request(tools, calls).expect_err("refused");
             assert_eq!(refused.to_json()["error"]["param"], param);
         }
-        assert_eq!(request(json!(vec![1; MOST_TOOLS]), MOST_MESSAGES), Ok("128".to_owned()));
+        assert_eq!(request(json!(vec![tool(); MOST_TOOLS]), MOST_MESSAGES), Ok("128".to_owned()));
     }
 }

@@ -35,13 +35,18 @@ impl Prompt {
         }
     }
 
+    /// Tokens of each text; those that are cut here get the model's start token, unless `starts` is false.
     pub(crate) fn tokens(
         &self,
-        model: &Model,
-        tokenizer: &TextTokenizer,
+        (model, tokenizer): (&Model, &TextTokenizer),
+        starts: bool,
     ) -> Result<Vec<Vec<TargetTokenId>>> {
         let of_text = |text: &String| {
-            let ids = tokenizer.encode_prompt(text, model.bos)?;
+            let ids = if starts {
+                tokenizer.encode_prompt(text, model.bos)?
+            } else {
+                tokenizer.encode(text)?.ids
+            };
             Ok(ids.into_iter().map(TargetTokenId).collect())
         };
         let of_ids = |ids: &Vec<u32>| {
@@ -79,6 +84,8 @@ pub(crate) fn require_ids(field: &str, ids: &[u32], model: &Model) -> Result<()>
 pub(crate) struct CompletionRequest {
     logprobs: Option<usize>,
     best_of: Option<usize>,
+    /// Not OpenAI's, but of vLLM and SGLang.
+    add_special_tokens: Option<bool>,
 }
 
 impl CompletionRequest {
@@ -104,7 +111,8 @@ impl CompletionRequest {
         for text in prompt.texts() {
             require_short(text, &settings.model, tokenizer)?;
         }
-        let prompts = prompt.tokens(&settings.model, tokenizer)?;
+        let starts = own.add_special_tokens.unwrap_or(true);
+        let prompts = prompt.tokens((&settings.model, tokenizer), starts)?;
         common.asked(settings, (prompts, false), (TOKENS, own.logprobs))
     }
 }

@@ -9,7 +9,7 @@ mod sampling;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use longdraft_decode::DecodeOptions;
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
@@ -95,6 +95,11 @@ pub(crate) fn body_of(
         let message = "the content type must be application/json";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
+    let is_packed = |coding: &HeaderValue| !coding.as_bytes().eq_ignore_ascii_case(b"identity");
+    if headers.get_all(header::CONTENT_ENCODING).iter().any(is_packed) {
+        let message = "a compressed body is not read: send it without Content-Encoding";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
     body.map_err(|rejection| match rejection.status() {
         status @ StatusCode::PAYLOAD_TOO_LARGE => {
             ApiError::new(status, "the body is larger than --max-body of the server allows")
@@ -103,8 +108,12 @@ pub(crate) fn body_of(
     })
 }
 
+/// What some editors and shells put before a text in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The JSON of a body. It may take many times the room of the bytes.
 pub(crate) fn json_of(body: &[u8]) -> Result<Value> {
+    let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
     serde_json::from_slice(body).map_err(|error| {
         let message = format!("the body is no JSON: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, message)
@@ -174,13 +183,13 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("prompt_logprobs", &[]),
     ("repetition_penalty", &["1", "1.0"]),
     ("skip_special_tokens", &["true"]),
-    ("structured_outputs", &[]),
     ("suffix", &["\"\""]),
+    ("truncate_prompt_tokens", &[]),
     ("use_beam_search", &["false"]),
 ];
 
 /// Refuses fields that would change the answer, where they ask for something.
-fn refuse_unsupported(value: &Value) -> Result<()> {
+pub(crate) fn refuse_unsupported(value: &Value) -> Result<()> {
     let asks = |(field, harmless): &&(&str, &[&str])| {
         let asked = value.get(*field).filter(|asked| !asked.is_null());
         asked.is_some_and(|asked| !harmless.contains(&asked.to_string().as_str()))

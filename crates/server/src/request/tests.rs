@@ -139,6 +139,23 @@ proptest! {
 }
 
 #[test]
+fn a_mark_before_the_json_is_left_out_and_a_compressed_body_is_refused() {
+    assert_eq!(json_of(b"\xef\xbb\xbf{\"n\": 1}"), Ok(json!({ "n": 1 })));
+    assert!(json_of(b"\xef\xbb\xbf").is_err() && json_of(b"\xef\xbb{}").is_err());
+    let read = |coding: &'static str| {
+        let headers =
+            [(header::CONTENT_TYPE, "application/json"), (header::CONTENT_ENCODING, coding)];
+        let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+        body_of(&HeaderMap::from_iter(headers), Ok("{}".into()))
+    };
+    assert!(read("identity").is_ok());
+    for coding in ["gzip", "br", "identity, gzip"] {
+        let told = read(coding).expect_err("refused").to_json()["error"]["message"].to_string();
+        assert!(told.contains("Content-Encoding"), "{told}");
+    }
+}
+
+#[test]
 fn what_is_asked_for_reaches_the_decoder() {
     let request = json!({
         "messages": [{ "role": "user", "content": "a" }], "max_completion_tokens": 7, "seed": -1,
@@ -189,6 +206,7 @@ fn what_would_change_an_answer_and_cannot_be_followed_is_refused() {
         ("modalities", json!(["text", "audio"])),
         ("echo", json!(true)),
         ("function_call", json!({ "name": "f" })),
+        ("truncate_prompt_tokens", json!(5)),
     ] {
         for error in asked(field, value) {
             assert_eq!(error.expect("refused")["param"], field);
@@ -260,6 +278,49 @@ fn variables_reach_the_template_unless_it_has_them_itself() {
     ] {
         assert_eq!(prompt(wrong).expect_err("refused")["param"], "chat_template_kwargs");
     }
+}
+
+#[test]
+fn a_text_gets_no_start_token_where_the_request_wants_none() {
+    let tokenizer = Target::open_tokenizer(answer::TARGET).expect("tokenizer");
+    let settings = settings();
+    let prompt = |asked: Value| {
+        let asked = CompletionRequest::asked(&asked, &settings, &tokenizer).expect("asked");
+        asked.prompts.into_iter().flatten().map(|token| token.0).collect::<Vec<_>>()
+    };
+    let start = tokenizer.start_token(settings.model.bos).expect("a start token");
+    let bare = tokenizer.encode("Once").expect("tokens").ids;
+    let whole = [vec![start], bare.clone()].concat();
+    assert_eq!(prompt(json!({ "prompt": "Once" })), whole);
+    assert_eq!(prompt(json!({ "prompt": "Once", "add_special_tokens": true })), whole);
+    assert_eq!(prompt(json!({ "prompt": "Once", "add_special_tokens": false })), bare);
+}
+
+#[test]
+fn a_tool_that_is_no_function_is_refused() {
+    // A template that reads it would fail. One without tools would write no text.
+    let template = "a{% for tool in tools %}{{ tool.function.name }}{% endfor %}";
+    let tokenizer = tokenizer_with(template);
+    let asked = |tool: Value| {
+        let good = json!({ "type": "function", "function": { "name": "now" } });
+        let messages = json!([{ "role": "user", "content": "a" }]);
+        let request = json!({ "messages": messages, "tools": [good, tool] });
+        ChatRequest::asked(&request, &settings(), &tokenizer)
+    };
+    assert!(asked(json!({ "type": "function", "function": { "name": "later" } })).is_ok());
+    for wrong in [
+        json!(1),
+        json!({ "type": "web_search" }),
+        // The shape of another interface.
+        json!({ "type": "function", "name": "now" }),
+        json!({ "type": "function", "function": { "name": "" } }),
+    ] {
+        let error = asked(wrong).err().expect("refused").to_json();
+        assert_eq!(error["error"]["param"], "tools[1].function.name", "{error}");
+    }
+    let messages = json!([{ "role": "user", "content": "a" }]);
+    let unused = json!({ "messages": messages, "tools": [1], "tool_choice": "none" });
+    assert!(ChatRequest::asked(&unused, &settings(), &tokenizer).is_ok());
 }
 
 #[test]

@@ -175,6 +175,24 @@ fn a_conversation_goes_on_after_a_call() {
 }
 
 #[test]
+fn an_origin_is_what_browsers_send() {
+    let read = |origin: &str| read_origins(&[origin.to_owned()]);
+    for (origin, sent) in [
+        ("http://localhost:3000", "http://localhost:3000"),
+        ("HTTPS://Page.Example", "https://page.example"),
+        ("chrome-extension://abc", "chrome-extension://abc"),
+        ("null", "null"),
+        ("*", "*"),
+    ] {
+        assert_eq!(read(origin).expect("an origin"), [sent], "{origin}");
+    }
+    for wrong in ["", "page.example", "http://", "http://page.example/", "https://*.example"] {
+        let told = read(wrong).expect_err("no origin").to_string();
+        assert!(told.contains("http://localhost:3000"), "{told}");
+    }
+}
+
+#[test]
 fn the_name_that_a_server_was_told_to_listen_at_is_a_host_too() {
     let named = |host: &'static str, given| {
         let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_static(host))]);
