@@ -1,6 +1,6 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed, told_by};
 use serde_json::Value;
 
 /// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
@@ -80,6 +80,18 @@ fn a_file_that_is_not_there_or_of_no_known_kind_is_wrong_use() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+#[cfg(unix)]
+#[test]
+fn prompts_that_can_be_read_only_once_are_refused_for_that() {
+    let shop = Workshop::new();
+    let (target, pipe) = (shop.target(), shop.path("pipe.jsonl"));
+    let _socket = std::os::unix::net::UnixListener::bind(&pipe).expect("a socket");
+    let eval = ["eval", "decode", "--target", &target, "--lookup", "--prompts", &pipe];
+    let output = longdraft(&eval).output().expect("the binary starts");
+    let text = stderr(&output);
+    assert!(!output.status.success() && text.contains("could be read only once"), "{text}");
+}
+
 #[test]
 fn a_configuration_that_is_not_there_comes_with_a_way_out() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -95,8 +107,7 @@ fn a_configuration_that_is_not_there_comes_with_a_way_out() {
         ),
     ] {
         let output = longdraft(arguments).current_dir(root).output().expect("the binary starts");
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
+        let text = told_by(&output, 2);
         let file = arguments.last().expect("a file");
         assert!(text.contains(&format!("error: {file}: no such file{meant}\n")), "{text}");
         assert!(text.contains("hint: `longdraft init` writes a configuration; recipes"), "{text}");
@@ -149,8 +160,7 @@ fn where_nothing_can_be_written_another_place_is_named() {
 
 #[test]
 fn a_draft_that_does_not_fit_says_what_it_is() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     succeed(&["train", &config, "train.steps=2"]);
     let (run, draft) = (shop.path("run"), shop.path("draft"));
     succeed(&["extract", &run, "--output", &draft]);
@@ -191,8 +201,7 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
 
 #[test]
 fn errors_are_told_to_programs_too() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     // Arguments that cannot be read.
     let error = error_of(&["train", &config, "--no-such-flag"], 2);
     assert!(error["message"].as_str().is_some_and(|text| text.contains("--no-such-flag")));

@@ -12,7 +12,9 @@ use longdraft_parallel::World;
 use crate::support::files::{Changes, change_tensors};
 use crate::support::processes::wait_until;
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
+use crate::support::{
+    self, Workshop, fail, last_json, longdraft, run, stderr, succeed, succeeded, told_by,
+};
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::observer::Unheard;
@@ -124,8 +126,7 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
         ("eagle3 top-k alone", [&EAGLE3[..], &distributions, &top_k].concat()),
         ("eagle3 compat", [&EAGLE3[..], &specforge].concat()),
     ];
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     // Three epochs at the positions of the first one.
     let fixed = ["data.anchor.redraw=false", "train.evaluate_every=20", "capture.dtype=f32"];
     let run_of = |index: usize, name: &str| shop.path(&format!("{name}{index}"));
@@ -158,8 +159,7 @@ fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the
     for (method, options, dtype) in
         [("glide", &GLIDE[..], "bf16"), ("eagle3", &EAGLE3, "bf16"), ("eagle3", &EAGLE3, "int8")]
     {
-        let shop = Workshop::of_four_layers();
-        let config = shop.config();
+        let (shop, config) = Workshop::of_four_layers().with_config();
         let common = ["data.anchor.redraw=false", "train.epochs=1"];
         let common = [options, &common].concat();
         let output = format!("output={}", shop.path(&format!("{method}-online")));
@@ -191,8 +191,7 @@ fn rounded_and_compressed_features_train_nearly_the_same_and_other_seeds_use_the
 
 #[test]
 fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     // A row a shard.
     let common = [&EAGLE3[..], &["capture.shard_mib=1", "data.row_tokens=512"]].concat();
     let capture = |store: &str| {
@@ -274,8 +273,7 @@ fn claims_of_complete_shards_go_when_the_capture_ends() {
 
 #[test]
 fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let store = shop.path("features");
     let features = format!("train.features={store}");
     let train = ["train", &config, &features, "train.steps=6", "train.rows_per_step=8"];
@@ -305,8 +303,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         let untouched = shard(&store, 0).with_file_name("held_out-00000.safetensors");
         let time = |path: &Path| path.metadata().and_then(|data| data.modified()).expect("time");
         let held_out = time(&untouched);
-        let output = run(&["capture", &config, &features]);
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(run(&["capture", &config, &features]));
         assert!(stderr(&output).contains("captured again"), "{}", stderr(&output));
         assert_eq!(held_out, time(&untouched), "a whole shard was captured again");
         assert!(support::files(&store) == before, "another content");
@@ -335,8 +332,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
 
 #[test]
 fn drafts_are_judged_from_a_store_as_they_are_online() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let (features, run) = (shop.path("features"), shop.path("run"));
     let stored = format!("train.features={features}");
     let common = [
@@ -371,8 +367,7 @@ fn drafts_are_judged_from_a_store_as_they_are_online() {
 
 #[test]
 fn stores_of_another_target_text_or_objective_are_refused() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let features = format!("train.features={}", shop.path("features"));
     let common = [&EAGLE3[..], &[&features]].concat();
     let capture = [&["capture", &config], &common[..]].concat();
@@ -380,14 +375,15 @@ fn stores_of_another_target_text_or_objective_are_refused() {
     succeed(&capture);
     for (option, part) in [
         ("data.row_tokens=64", "training text was"),
-        ("draft.target_layers=[0,1,3]", "train features are"),
+        ("draft.target_layers=[0,1,3]", "; needed are layers 0, 1, 3 + "),
+        ("draft.target_layers=[0,1,3]", "train features are layers "),
         ("draft.mask_rule=input", "the teacher of token"),
     ] {
         let text = fail(&[&train[..], &[option]].concat(), 1);
         assert!(text.contains(part), "{part} not in {text}");
     }
     let text = fail(&[&capture[..], &["capture.dtype=f32", "train.seed=3"]].concat(), 1);
-    assert!(text.contains("dtype was Bf16, now F32"), "{text}");
+    assert!(text.contains("dtype was bf16, now f32"), "{text}");
     assert!(text.contains("train.seed was 0, now 3"), "{text}");
     let text = fail(&["capture", &config], 2);
     assert!(text.contains("train.features"), "{text}");
@@ -405,8 +401,7 @@ fn stores_of_another_target_text_or_objective_are_refused() {
 
 #[test]
 fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
-    let shop = Workshop::of_four_layers();
-    let config = shop.config();
+    let (shop, config) = Workshop::of_four_layers().with_config();
     let store = shop.path("features");
     let features = format!("train.features={store}");
     let output = run(&["capture", &config, &features, "--dry-run"]);
@@ -418,9 +413,7 @@ fn sizes_are_told_before_and_a_full_disk_leaves_nothing_half_written() {
     let script = format!(
         "trap '' XFSZ; ulimit -f 64; exec {binary} capture {config} {features} --threads 1"
     );
-    let output = Command::new("bash").args(["-c", &script]).output().expect("bash");
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    let text = told_by(&Command::new("bash").args(["-c", &script]).output().expect("bash"), 1);
     assert!(text.contains("train-00000.safetensors") && !text.contains("panicked"), "{text}");
     assert!(
         support::files(&store).keys().all(|name| name == "recipe.json"),

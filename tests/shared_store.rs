@@ -134,7 +134,7 @@ fn configurations_that_cannot_share_are_refused_with_what_differs() {
             &["training text: ", "first.yaml and ", "other.yaml: "][..],
         ),
         ("train: {seed: 7}\n", 1, &["train.seed: 0 and 7"]),
-        ("capture: {dtype: bf16}\n", 1, &["capture.dtype: F32 and Bf16"]),
+        ("capture: {dtype: bf16}\n", 1, &["capture.dtype: f32 and bf16"]),
         ("data: {held_out_rows: 1}\n", 1, &["held-out text: "]),
         ("precision: bf16\n", 2, &["`precision` is \"auto\" and \"bf16\"", "other.yaml"]),
         ("capture: {record_layers: [0, 2]}\n", 2, &["`capture.record_layers` is null and [0,2]"]),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
+use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, succeed, succeeded};
 use serde_json::Value;
 
 const STAGES: [&str; 3] = ["base", "long", "answers"];
@@ -22,6 +22,23 @@ fn curriculum(shop: &Workshop) -> String {
     let text = text.replace("epochs: 3", "epochs: 2\n  evaluate_every: 6");
     std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
     path
+}
+
+/// A figure over no rows is none, and what was not measured is not compared.
+#[test]
+fn drafts_are_not_compared_on_a_stage_without_held_out_rows() {
+    let shop = Workshop::new();
+    let config = curriculum(&shop);
+    let changes = ["stages.long.data.held_out_rows=0", "stages.answers.start_from=last"];
+    let args = [&["train", &config, "train.epochs=1"][..], &changes[..]].concat();
+    let told = succeed(&args);
+    let table = read_json(shop.path("run/held_out.json"));
+    for row in table["by_draft"].as_array().expect("table") {
+        assert!(row[0]["interval"].is_array() && row[1].is_null(), "{row}");
+    }
+    let gains = table["gains_on_own_text"].as_array().expect("gains");
+    assert_eq!(gains.iter().map(|gain| &gain["stage"]).collect::<Vec<_>>(), ["answers"]);
+    assert!(told.contains("no rows"), "{told}");
 }
 
 /// Every file that must be equal after a kill: drafts, optimizers, metrics without clocks.
@@ -179,8 +196,7 @@ fn a_curve_over_the_context(config: &str, base: &str, long: &str) {
 
 #[test]
 fn changed_settings_are_refused_and_can_be_forced() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     succeed(&["train", &config, "train.steps=4"]);
     let text = fail(&["train", &config, "train.steps=8", "draft.soft_weight=0.5"], 1);
     assert!(text.contains("train.steps was 4, now 8") && text.contains("soft_weight"), "{text}");
@@ -194,8 +210,7 @@ fn changed_settings_are_refused_and_can_be_forced() {
 
 #[test]
 fn patience_ends_a_run_and_the_best_draft_is_kept() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     // A rate of next to nothing: no evaluation is better than the first.
     let patience = ["train.epochs=50", "train.evaluate_every=2", "train.patience=3"];
     let train = ["train", &config, "schedule.learning_rate=1e-12", "--json"];
@@ -223,8 +238,7 @@ fn a_best_draft_of_other_held_out_rows_is_chosen_anew() {
     let rate = "schedule.learning_rate=1e-12";
     let arguments = ["train", &config, &source, rate, "train.evaluate_every=2", "--json"];
     let train = |more: &[&str]| {
-        let output = run(&[&arguments[..], more].concat());
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = succeeded(run(&[&arguments[..], more].concat()));
         let state = read_json(shop.path("run/checkpoints/best/state.json"));
         (state["step"].as_u64(), stderr(&output).contains("the best draft is chosen anew"))
     };
@@ -241,8 +255,7 @@ fn rows_that_a_run_trained_on_are_warned_about_when_they_are_held_out() {
     let (config, output) = (shop.config(), shop.path("run"));
     succeed(&["train", &config, "train.steps=2"]);
     let told = |rows: &str| {
-        let measured = run(&["eval", "held-out", &config, "--draft", &output, rows]);
-        assert!(measured.status.success(), "{}", stderr(&measured));
+        let measured = succeeded(run(&["eval", "held-out", &config, "--draft", &output, rows]));
         stderr(&measured).contains("may have been trained on some of these")
     };
     assert!(!told("data.row_tokens=128") && !told("data.row_tokens=64"));
@@ -251,8 +264,7 @@ fn rows_that_a_run_trained_on_are_warned_about_when_they_are_held_out() {
 
 #[test]
 fn budgets_in_tokens_and_minutes() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     let steps = |arguments: &[&str], output: &str| {
         let output = format!("output={}", shop.path(output));
         let all = [&["train", &config, &output, "--json"], arguments].concat();
@@ -266,8 +278,7 @@ fn budgets_in_tokens_and_minutes() {
 
 #[test]
 fn a_stage_starts_from_any_kind_of_draft() {
-    let shop = Workshop::new();
-    let config = shop.config();
+    let (shop, config) = Workshop::new().with_config();
     succeed(&["train", &config, "train.steps=6"]);
     succeed(&["extract", &shop.path("run")]);
     let mut drafts = Vec::new();

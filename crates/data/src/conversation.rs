@@ -37,6 +37,12 @@ impl Conversation {
         self.messages.get(message).and_then(|m| m.get("role")).and_then(Value::as_str).unwrap_or("")
     }
 
+    /// Whether a message says `weight: 0`, as rows of OpenAI's fine-tuning do of answers that are not learned.
+    pub(crate) fn has_no_weight(&self, message: usize) -> bool {
+        let weight = self.messages.get(message).and_then(|m| m.get("weight"));
+        weight.and_then(Value::as_f64).is_some_and(|weight| weight == 0.0)
+    }
+
     /// Puts a system turn first unless there is one.
     #[must_use]
     pub fn with_system(mut self, system: Option<&str>) -> Self {

@@ -37,7 +37,8 @@ impl Row {
     /// - it is missing or null; the message names the fields that exist
     pub fn value(&self, field: &str) -> Result<&Value> {
         match self.fields.get(field) {
-            Some(Value::Null) | None => {
+            Some(Value::Null) => Err(self.problem(format!("field `{field}` is null"))),
+            None => {
                 let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
                 let names = names.join("`, `");
                 Err(self.problem(format!("field `{field}` is missing (there are `{names}`)")))

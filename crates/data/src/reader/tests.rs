@@ -109,6 +109,46 @@ fn every_format_becomes_text_with_its_answer() {
     );
 }
 
+/// Tokens as `datasets` of other trainers hold them.
+#[test]
+fn masks_of_other_trainers_are_kept_and_padding_is_left_out() {
+    let auto = || json!({"path": ""});
+    shows(auto(), r#"{"input_ids": [97, 98, 99], "labels": [-100, 98, 99]}"#, "a[bc]");
+    shows(auto(), r#"{"input_ids": [97, 98, 99], "assistant_masks": [0, 0, 1]}"#, "ab[c]");
+    shows(auto(), r#"{"input_ids": [97, 98, 99], "completion_mask": [0, 1, 0]}"#, "a[b]c");
+    let padded = r#"{"input_ids": [0, 97, 98, 99, 0], "attention_mask": [0, 1, 1, 1, 0], "labels": [-100, -100, 98, 99, -100]}"#;
+    shows(auto(), padded, "a[bc]");
+    let own = r#"{"input_ids": [97, 98, 99], "loss_mask": [0, 0, 1], "labels": [97, 98, 99]}"#;
+    shows(auto(), own, "ab[c]");
+    let problem = |row: &str| {
+        let (.., bad) = read(auto(), &[own, row]).expect("a bad row is left out");
+        bad[0].problem.clone()
+    };
+    let shifted = problem(r#"{"input_ids": [97, 98, 99], "labels": [98, 99, -100]}"#);
+    assert!(shifted.contains("`labels` holds 98 at place 1"), "{shifted}");
+    let short = problem(r#"{"input_ids": [97, 98, 99], "attention_mask": [1]}"#);
+    assert!(short.contains("3 ids but 1 values of `attention_mask`"), "{short}");
+}
+
+/// Rows of OpenAI's fine-tuning say which answers are learned.
+#[test]
+fn answers_of_no_weight_are_not_learned() {
+    let learn = |learn: &str| json!({"path": "", "learn": learn});
+    let row = |first: &str, second: &str| {
+        let turn = |weight: &str| {
+            format!(
+                r#"{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": "b", "weight": {weight}}}"#
+            )
+        };
+        format!(r#"{{"messages": [{}, {}]}}"#, turn(first), turn(second))
+    };
+    let (second, both) = (row("0", "1"), row("1", "1"));
+    shows(learn("assistant"), &second, "<user>a|<assistant>b|<user>a|<assistant>[b|]");
+    shows(learn("assistant"), &both, "<user>a|<assistant>[b|]<user>a|<assistant>[b|]");
+    shows(learn("all"), &second, "[<user>a|<assistant>b|<user>a|<assistant>b|]");
+    shows(learn("assistant"), &row("1", "0.0"), "<user>a|<assistant>[b|]<user>a|<assistant>b|");
+}
+
 /// The model did not end an answer that was cut off.
 #[test]
 fn the_end_of_an_answer_that_was_cut_off_is_not_learned() {
@@ -164,6 +204,9 @@ fn most_of_the_first_rows_decide_the_format_and_others_are_malformed() {
         assert_eq!((documents.len(), bad[0].origin.as_str()), (2, "rows.jsonl:1"));
         assert_eq!(shown(&documents[0]), "<user>a|<assistant>[b|]");
     }
+    let (.., bad) = read(json!({"path": ""}), &[r#"{"text": "ab"}"#, r#"{"text": null}"#])
+        .expect("a bad row is left out");
+    assert!(bad[0].problem.contains("field `text` is null"), "{}", bad[0].problem);
     let error = read(json!({"path": ""}), &[r#"{"text": 3}"#]).expect_err("no format");
     assert!(error.to_string().contains("field `text` is not a string but 3"), "{error}");
 }

@@ -1,4 +1,6 @@
-//! Answers that were cut off: the model did not end them, so their end-of-turn marks are not learned.
+//! Parts of answers that are not learned although `learn` names them.
+//!
+//! The model did not end answers that were cut off, so their end-of-turn marks are not learned.
 //!
 //! Rows of the target's own answers say so: `finish` is `length` where an answer of the row was cut, and
 //! `finishes` says it of each answer, in their order. Where `finishes` is missing, every answer may be the cut one.
@@ -8,6 +10,7 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use super::chat::{ChatLayout, Turns};
+use crate::conversation::Conversation;
 
 /// Which answers of a row were cut off.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +52,18 @@ impl Cut {
             }
         }
     }
+}
+
+/// Turns of the assistant that the row says not to learn.
+pub(super) fn without_weight(conversation: &Conversation, turns: &Turns) -> Vec<Range<usize>> {
+    let answers: Vec<usize> = (0..conversation.messages.len())
+        .filter(|index| conversation.role(*index) == "assistant")
+        .collect();
+    let is_out = |answer: &usize| {
+        answers.get(*answer).is_some_and(|index| conversation.has_no_weight(*index))
+    };
+    let each = turns.assistant.iter().zip(&turns.answers);
+    each.filter(|(_, answer)| is_out(answer)).map(|(turn, _)| turn.clone()).collect()
 }
 
 /// Ranges without the holes in them; both lists ascend.

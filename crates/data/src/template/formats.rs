@@ -166,32 +166,70 @@ fn pairs<'a>(row: &'a Row, texts: &str, summaries: &str) -> Result<Vec<(&'a str,
     Ok(left.into_iter().zip(right).collect())
 }
 
+/// Label of tokens that other trainers do not learn.
+const NOT_LEARNED: i64 = -100;
+
+/// Ids without padding, and which of them are learned.
 fn tokens(row: &Row, ids: &str, loss_mask: &str) -> Result<Example> {
-    let list = |field: &str| match row.value(field)? {
-        Value::Array(list) => Ok(list),
-        other => Err(row.problem(format!("field `{field}` is not a list but {}", short(other)))),
-    };
-    let ids = list(ids)?
+    let mut ids = list(row, ids)?
         .iter()
         .map(|value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
             id.ok_or_else(|| row.problem(format!("{} is not a token id", short(value))))
         })
         .collect::<Result<Vec<u32>>>()?;
-    let loss_mask = match row.fields.get(loss_mask) {
-        None | Some(Value::Null) => vec![true; ids.len()],
-        Some(_) => list(loss_mask)?
-            .iter()
-            .map(|value| match (value.as_bool(), value.as_u64()) {
-                (Some(learned), _) => Ok(learned),
-                (_, Some(number @ 0..=1)) => Ok(number == 1),
-                _ => Err(row.problem(format!("{} is not a mask value (0 or 1)", short(value)))),
-            })
-            .collect::<Result<_>>()?,
-    };
+    let mut loss_mask = learned(row, &ids, loss_mask)?;
     if ids.len() != loss_mask.len() {
         let (ids, mask) = (ids.len(), loss_mask.len());
         return Err(row.problem(format!("{ids} ids but {mask} mask values")));
     }
+    if let Some(Value::Array(_)) = row.fields.get("attention_mask") {
+        let seen = bits(row, "attention_mask")?;
+        if seen.len() != ids.len() {
+            let (ids, seen) = (ids.len(), seen.len());
+            return Err(row.problem(format!("{ids} ids but {seen} values of `attention_mask`")));
+        }
+        let (mut of_ids, mut of_mask) = (seen.iter(), seen.iter());
+        ids.retain(|_| of_ids.next() == Some(&true));
+        loss_mask.retain(|_| of_mask.next() == Some(&true));
+    }
     Ok(Example::Tokens { ids, loss_mask })
+}
+
+/// Which tokens are learned: by the field that is named, else by one in which other trainers say it, else all.
+fn learned(row: &Row, ids: &[u32], loss_mask: &str) -> Result<Vec<bool>> {
+    let is_there = |name: &&str| row.fields.get(*name).is_some_and(|value| !value.is_null());
+    if let Some(name) = [loss_mask, "assistant_masks", "completion_mask"].into_iter().find(is_there)
+    {
+        return bits(row, name);
+    }
+    let Some(Value::Array(labels)) = row.fields.get("labels") else {
+        return Ok(vec![true; ids.len()]);
+    };
+    let label = |(place, label): (usize, &Value)| match label.as_i64() {
+        Some(NOT_LEARNED) => Ok(false),
+        Some(id) if ids.get(place).is_none_or(|own| i64::from(*own) == id) => Ok(true),
+        _ => Err(row.problem(format!(
+            "field `labels` holds {} at place {}, which is neither the id there nor {NOT_LEARNED}",
+            short(label),
+            place + 1
+        ))),
+    };
+    labels.iter().enumerate().map(label).collect()
+}
+
+fn bits(row: &Row, field: &str) -> Result<Vec<bool>> {
+    let bit = |value: &Value| match (value.as_bool(), value.as_u64()) {
+        (Some(bit), _) => Ok(bit),
+        (_, Some(number @ 0..=1)) => Ok(number == 1),
+        _ => Err(row.problem(format!("{} is not a mask value (0 or 1)", short(value)))),
+    };
+    list(row, field)?.iter().map(bit).collect()
+}
+
+fn list<'a>(row: &'a Row, field: &str) -> Result<&'a Vec<Value>> {
+    match row.value(field)? {
+        Value::Array(list) => Ok(list),
+        other => Err(row.problem(format!("field `{field}` is not a list but {}", short(other)))),
+    }
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::conversation::Conversation;
 use crate::encoder::TextEncoder;
 use chat::ChatLayout;
-use cut::without;
+use cut::{without, without_weight};
 
 pub(crate) use cut::Cut;
 pub use formats::Example;
@@ -28,7 +28,7 @@ pub use verbatim::{Verbatim, form};
 
 /// Version of how rows become text and masks: raised by every change that gives other tokens or another mask for
 /// the same row, so that shards of older rules are not taken for new ones.
-pub const RULES: u32 = 3;
+pub const RULES: u32 = 4;
 
 /// Which tokens are learned as labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -191,12 +191,13 @@ pub enum Template {
         #[serde(default)]
         system: Option<String>,
     },
-    /// Token ids, made elsewhere with this tokenizer.
+    /// Token ids, made elsewhere with this tokenizer. Those with `attention_mask` 0 are padding and left out.
     Tokens {
         /// Field of the ids.
         #[serde(default = "field::input_ids")]
         ids: String,
-        /// Field of the mask (0/1 or booleans, one per id), which may be missing.
+        /// Field of the mask (0/1 or booleans, one per id). Where it is missing, `assistant_masks`, `completion_mask`
+        /// or `labels` (-100: not learned) say it, else all are learned.
         #[serde(default = "field::loss_mask")]
         loss_mask: String,
     },
@@ -367,6 +368,7 @@ pub(crate) fn render_conversation(
         return Ok(rendered(text, learned));
     }
     if learn != Learn::NoSystem
+        && !(0..conversation.messages.len()).any(|index| conversation.has_no_weight(index))
         && let Some((text, mut turns)) = encoder.render_generated(conversation)?
     {
         if learn != Learn::Assistant {
@@ -386,12 +388,16 @@ pub(crate) fn render_conversation(
     let layout = layout.ok_or("the chat template's turns are not known")?;
     let turns = layout.locate(conversation, encoder)?;
     let ends = cut.ends_of(layout, &turns);
+    let left_out = match learn {
+        Learn::NoSystem => Vec::new(),
+        _ => without_weight(conversation, &turns),
+    };
     let learned: Vec<Range<usize>> = match learn {
         Learn::NoSystem => turns.without_system(),
         Learn::Assistant => turns.assistant,
         Learn::All | Learn::Last | Learn::Answer => turns.last_assistant.into_iter().collect(),
     };
-    Ok(rendered(turns.text, without(&learned, &ends)))
+    Ok(rendered(turns.text, without(&without(&learned, &ends), &left_out)))
 }
 
 #[cfg(test)]

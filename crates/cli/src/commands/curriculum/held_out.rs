@@ -12,8 +12,8 @@ use crate::failure::Result;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct HeldOutTable {
     stages: Vec<String>,
-    /// By draft, then by text.
-    by_draft: Vec<Vec<Cell>>,
+    /// By draft, then by text; nothing where a stage has no held-out rows.
+    by_draft: Vec<Vec<Option<Cell>>>,
     gains_on_own_text: Vec<Gain>,
 }
 
@@ -33,6 +33,13 @@ struct Gain {
     length: f64,
     /// 95 %
     interval: (f64, f64),
+}
+
+impl Cell {
+    fn shown(&self) -> String {
+        let (low, high) = self.interval;
+        format!("{:.3} [{low:.3}, {high:.3}]", self.simulated_length)
+    }
 }
 
 impl HeldOutTable {
@@ -55,9 +62,12 @@ impl HeldOutTable {
     }
 
     fn of(stages: Vec<String>, by_text: &[Vec<RowMetrics>]) -> Self {
-        let cell = |text: &Vec<RowMetrics>, draft: usize| Cell {
-            simulated_length: text[draft].simulated_length(),
-            interval: text[draft].interval(),
+        let has_rows = |text: &[RowMetrics]| text.iter().any(|of_draft| of_draft.rows() > 0);
+        let cell = |text: &Vec<RowMetrics>, draft: usize| {
+            has_rows(text).then(|| Cell {
+                simulated_length: text[draft].simulated_length(),
+                interval: text[draft].interval(),
+            })
         };
         let row = |draft| by_text.iter().map(|text| cell(text, draft)).collect();
         let gain = |stage: usize| {
@@ -67,7 +77,10 @@ impl HeldOutTable {
         };
         Self {
             by_draft: (0..stages.len()).map(row).collect(),
-            gains_on_own_text: (1..stages.len()).map(gain).collect(),
+            gains_on_own_text: (1..stages.len())
+                .filter(|stage| has_rows(&by_text[*stage]))
+                .map(gain)
+                .collect(),
             stages,
         }
     }
@@ -80,8 +93,8 @@ impl HeldOutTable {
         outln!();
         for (name, row) in self.stages.iter().zip(&self.by_draft) {
             out!("{name:>16}");
-            for Cell { simulated_length, interval: (low, high) } in row {
-                let cell = format!("{simulated_length:.3} [{low:.3}, {high:.3}]");
+            for cell in row {
+                let cell = cell.as_ref().map_or_else(|| "no rows".to_owned(), Cell::shown);
                 out!("  {cell:>22}");
             }
             outln!();

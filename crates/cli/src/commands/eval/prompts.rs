@@ -209,7 +209,7 @@ impl<R: Reader> Encoder<'_, R> {
 
     fn file(&self) -> Result<Vec<R::Prompt>> {
         let path = PathBuf::from(self.set.name);
-        if !path.is_file() {
+        if !path.exists() {
             let names = NAMED.map(|(name, ..)| name).join(", ");
             return Err(Failure::usage(format!("{}: no such file", self.set.name))
                 .hint(format!("give a JSONL file, or one of {names}")));
