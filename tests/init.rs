@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{last_json, longdraft, stderr, stdout};
+use crate::support::{last_json, longdraft, stderr, stdout, succeeded, told_by};
 
 fn init(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = longdraft(&[&["init"], arguments].concat());
@@ -28,8 +28,7 @@ fn run_printed(folder: &Path, command: &str) -> Output {
 
 #[track_caller]
 fn refusal(output: &Output) -> String {
-    let text = stderr(output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = told_by(output, 2);
     assert!(text.contains("error: ") && !text.contains("panicked"), "{text}");
     text
 }
@@ -49,8 +48,7 @@ fn require_comments(text: &str) {
 #[test]
 fn without_any_answer_it_writes_what_runs() {
     let dir = tempfile::tempdir().expect("tempdir");
-    let output = init(dir.path(), &["--yes"]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let output = succeeded(init(dir.path(), &["--yes"]));
     let file = dir.path().join("longdraft.yaml");
     let text = std::fs::read_to_string(&file).expect("a file");
     require_comments(&text);
@@ -124,7 +122,10 @@ fn pretraining_begins_with_the_commands_that_make_its_data() {
     let dir = tempfile::tempdir().expect("tempdir");
     let output = init(dir.path(), &["small.yaml", "--for", "pretrain", "--yes", "--json"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    require_comments(&std::fs::read_to_string(dir.path().join("small.yaml")).expect("a file"));
+    let text = std::fs::read_to_string(dir.path().join("small.yaml")).expect("a file");
+    require_comments(&text);
+    // Long text has several shards.
+    assert!(text.contains("train_*.bin") && text.contains("val_*.bin"), "{text}");
     run(dir.path(), &["config", "check", "--keys", "small.yaml"]);
     let told = last_json(&stdout(&output));
     let next: Vec<&str> =
@@ -143,8 +144,7 @@ fn pretraining_begins_with_the_commands_that_make_its_data() {
     let text = refusal(&init(dir.path(), &[&["a.yaml"], &shards[..]].concat()));
     assert!(text.contains("--tokenizer"), "{text}");
     let more = ["--tokenizer", "runs/small/data", "--output", "runs/b"];
-    let output = init(dir.path(), &[&["b.yaml"], &shards[..], &more].concat());
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeeded(init(dir.path(), &[&["b.yaml"], &shards[..], &more].concat()));
     run(dir.path(), &["config", "check", "b.yaml"]);
     // A configuration is text, and so is the name of what it names.
     #[cfg(target_os = "linux")]

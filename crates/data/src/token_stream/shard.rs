@@ -182,6 +182,38 @@ fn is_sidecar(path: &Path) -> bool {
     path.to_string_lossy().ends_with(".bytes.bin")
 }
 
+/// The files that a path means: itself, every `.bin` of a folder, or those with the beginning and the end of a name
+/// with a `*` (`data/train_*.bin`).
+fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    let (folder, (beginning, end)) = if path.is_dir() {
+        (path, ("", ""))
+    } else {
+        let ends = path.file_name().and_then(|name| name.to_str()?.split_once('*'));
+        let Some(ends) = ends.filter(|_| !path.exists()) else {
+            return Ok(vec![path.to_path_buf()]);
+        };
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        (folder.unwrap_or(Path::new(".")), ends)
+    };
+    let wanted = |file: &Path| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        let rest = name.strip_prefix(beginning);
+        let named = rest.is_some_and(|rest| rest.ends_with(end));
+        named && file.extension().is_some_and(|e| e == "bin") && !is_sidecar(file)
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(DataError::io(folder))? {
+        let file = entry.map_err(DataError::io(folder))?.path();
+        if wanted(&file) {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        return Err(DataError::shards(path, "no .bin file is there"));
+    }
+    Ok(files)
+}
+
 /// Shards laid end to end.
 #[derive(Debug)]
 pub struct TokenStream {
@@ -191,27 +223,14 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// Opens files, and every `.bin` of folders, in the order of their paths.
+    /// Opens files, every `.bin` of folders, and those that a name with a `*` means, in the order of their paths.
     ///
     /// # Errors
     /// - there is none, or one is no shard
     pub fn open(paths: &[PathBuf]) -> Result<Self> {
         let mut files = Vec::new();
         for path in paths {
-            if !path.is_dir() {
-                files.push(path.clone());
-                continue;
-            }
-            let before = files.len();
-            for entry in std::fs::read_dir(path).map_err(DataError::io(path))? {
-                let path = entry.map_err(DataError::io(path))?.path();
-                if path.extension().is_some_and(|e| e == "bin") && !is_sidecar(&path) {
-                    files.push(path);
-                }
-            }
-            if files.len() == before {
-                return Err(DataError::shards(path, "no .bin file is there"));
-            }
+            files.extend(files_of(path)?);
         }
         files.sort();
         let shards = files.iter().map(|path| Shard::open(path)).collect::<Result<Vec<_>>>()?;
@@ -328,6 +347,21 @@ mod tests {
         assert!(stream.read(4..9).is_err() && stream.check(7).is_ok());
         let message = stream.check(6).expect_err("beyond").to_string();
         assert!(message.contains("b.bin: token 2 is 6, beyond the vocabulary of 6"), "{message}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_star_names_the_shards_of_one_kind() -> Result<()> {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let shards = [("train_000001.bin", 3), ("train_000000.bin", 2), ("val_000000.bin", 4)];
+        for (name, token) in shards {
+            write_shard(&dir.path().join(name), &[1, token])?;
+        }
+        write_shard(&sidecar_path(&dir.path().join("train_000001.bin")), &[0, 1])?;
+        let stream = TokenStream::open(&[dir.path().join("train_*.bin")])?;
+        assert_eq!(stream.read(0..stream.len())?, [1, 2, 1, 3]);
+        let none = TokenStream::open(&[dir.path().join("test_*.bin")]).expect_err("none");
+        assert!(none.to_string().contains("no .bin file is there"), "{none}");
         Ok(())
     }
 

@@ -68,9 +68,9 @@ pub struct PretrainConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PretrainData {
-    /// `.bin` files or folders of them.
+    /// `.bin` files, names of several (`data/train_*.bin`) or folders of them.
     pub train: Vec<PathBuf>,
-    /// Held-out `.bin` files or folders of them.
+    /// Held-out `.bin` files, names of several or folders of them.
     #[serde(default)]
     pub held_out: Vec<PathBuf>,
     /// Tokens of a row, the sequence that the model reads; decides RoPE's base.

@@ -26,7 +26,7 @@ const EPOCHS: usize = 4;
 const VOCABULARY: usize = 2048;
 const ROW_TOKENS: usize = 512;
 /// Shards that `data pack` writes.
-const SHARDS: [&str; 2] = ["train_000000.bin", "val_000000.bin"];
+const SHARDS: [&str; 2] = ["train_*.bin", "val_*.bin"];
 /// Of `data pack`: every so many documents one is held out; of the shipped text that is several rows.
 const VALIDATION_EVERY: usize = 12;
 
