@@ -6,6 +6,16 @@ use super::*;
 
 const CHATML: &str = "{% for message in messages %}\n    {{- '<|im_start|>' + message['role'] + '\\n' + message.content.strip() + '<|im_end|>' }}\n{% endfor %}\n{%- if add_generation_prompt %}{{ bos_token }}go{% endif %}";
 
+/// Templates without messages print what is wanted.
+#[track_caller]
+fn assert_printed(cases: &[(&str, &str)]) -> Result<()> {
+    for (source, wanted) in cases {
+        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
+        assert_eq!(text, *wanted, "{source}");
+    }
+    Ok(())
+}
+
 #[test]
 fn python_methods_and_special_tokens_work() -> Result<()> {
     let mut tokens = Map::new();

@@ -2,15 +2,6 @@
 
 use super::*;
 
-#[track_caller]
-fn assert_printed(cases: &[(&str, &str)]) -> Result<()> {
-    for (source, wanted) in cases {
-        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
-        assert_eq!(text, *wanted, "{source}");
-    }
-    Ok(())
-}
-
 #[test]
 fn slices_go_backwards_as_in_python() -> Result<()> {
     assert_printed(&[
