@@ -102,8 +102,8 @@ impl Workload {
     /// The same with a target that main memory holds as its files do: types of its matrices as files write them (`Q4_K`,
     /// `BF16`), by published names. Without them every matrix takes [`Layout::target_value_bytes`].
     #[must_use]
-    pub fn with_stored(self, types: BTreeMap<String, &'static str>) -> Self {
-        Self { stored: Some(Arc::new(types)), ..self }
+    pub fn with_stored(self, types: Option<BTreeMap<String, &'static str>>) -> Self {
+        Self { stored: types.map(Arc::new), ..self }
     }
 
     /// How the target's matrices are held.

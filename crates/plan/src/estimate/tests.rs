@@ -124,7 +124,7 @@ fn a_stored_target_takes_what_the_types_of_its_files_take() {
             let is_layer = spec.name.starts_with("model.layers.");
             (spec.name, if is_layer { layers } else { ends })
         });
-        let phases = workload.with_stored(types.collect()).estimate().phases;
+        let phases = workload.with_stored(Some(types.collect())).estimate().phases;
         let phase = phases.iter().find(|phase| phase.name == "forward").expect("a phase");
         let items = phase.items.iter().filter(|item| item.name == name);
         items.map(|item| item.bytes).sum::<u64>()

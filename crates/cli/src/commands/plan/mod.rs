@@ -65,7 +65,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let workload = Workload::new(&config, target, layout)?;
         let types = if says_bytes { None } else { stored_matrices(&config, layout.threads > 0) };
         let is_assumed = config.precision == Precision::Stored && types.is_none() && !says_bytes;
-        let workload = types.into_iter().fold(workload, Workload::with_stored);
+        let workload = workload.with_stored(types);
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         if arguments.collectives {
@@ -336,7 +336,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(&config, target.config().clone(), layout).ok()?;
     let types = stored_matrices(&config, target.device().is_cpu());
-    let workload = types.into_iter().fold(workload, Workload::with_stored);
+    let workload = workload.with_stored(types);
     Some(workload.with_training_rows(stage.data_sizes().0))
 }
 
