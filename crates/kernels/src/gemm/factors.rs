@@ -52,6 +52,9 @@ impl Factors {
             return pack::left(a, order, self.widths(), out);
         }
         let (out, scales) = out.split_at_mut(self.left_values(order, a.rows, a.cols));
+        if order == LeftOrder::Rows {
+            return rounded::write_rows(a, scales, out, ROW_STRIDE);
+        }
         rounded::with_words(a, scales, |words| pack::left(words, order, self.widths(), out));
     }
 

@@ -49,12 +49,14 @@ pub(super) fn with_words<T: Element, R>(
     f: impl FnOnce(Mat<'_>) -> R,
 ) -> R {
     WORDS.with_borrow_mut(|words| {
-        let code = largest_code(block.cols) as f32;
         if block.col_stride == 1 {
-            words.round_rows(block, code, scales);
             let count = words_of(block.cols);
-            f(Mat::rows(&words.values, block.rows, count, count))
+            let Words { values, wide, .. } = words;
+            grow(values, block.rows * count);
+            round_rows(block, scales, wide, values, count);
+            f(Mat::rows(values, block.rows, count, count))
         } else {
+            let code = largest_code(block.cols) as f32;
             assert_eq!(block.row_stride, 1, "an operand has gaps in both directions");
             words.round_steps(block, code, scales);
             f(Mat::rows(&words.values, words_of(block.cols), block.rows, block.rows).t())
@@ -62,23 +64,33 @@ pub(super) fn with_words<T: Element, R>(
     })
 }
 
-impl Words {
-    /// Of a block whose rows lie one by one.
-    fn round_rows<T: Element>(&mut self, block: Mat<'_, T>, code: f32, scales: &mut [f32]) {
-        let count = words_of(block.cols);
-        grow(&mut self.values, block.rows * count);
-        grow(&mut self.wide, block.cols);
-        let words = self.values.chunks_mut(count.max(1));
-        for (row, (words, scale)) in words.zip(scales).take(block.rows).enumerate() {
-            let line = &block.data[row * block.row_stride..][..block.cols];
-            fetch_ahead(line, block.row_stride);
-            let line = widened(line, &mut self.wide);
-            let inverse;
-            (*scale, inverse) = scale_of(largest_of(line), code);
-            round_line(line, inverse, words);
-        }
-    }
+/// As [`with_words`] of a block whose rows lie one by one: writes the words of each row, `stride` apart.
+pub(super) fn write_rows(block: Mat<'_>, scales: &mut [f32], out: &mut [f32], stride: usize) {
+    // Values in f32 are not widened.
+    round_rows(block, scales, &mut Vec::new(), out, stride);
+}
 
+fn round_rows<T: Element>(
+    block: Mat<'_, T>,
+    scales: &mut [f32],
+    wide: &mut Vec<f32>,
+    out: &mut [f32],
+    stride: usize,
+) {
+    let (count, code) = (words_of(block.cols), largest_code(block.cols) as f32);
+    grow(wide, if T::as_f32(&[]).is_some() { 0 } else { block.cols });
+    let rows = out.chunks_mut(stride.max(1)).zip(scales).take(block.rows);
+    for (row, (out, scale)) in rows.enumerate() {
+        let line = &block.data[row * block.row_stride..][..block.cols];
+        fetch_ahead(line, block.row_stride);
+        let line = widened(line, wide);
+        let inverse;
+        (*scale, inverse) = scale_of(largest_of(line), code);
+        round_line(line, inverse, &mut out[..count]);
+    }
+}
+
+impl Words {
     /// Of a block whose steps lie one by one.
     fn round_steps<T: Element>(&mut self, block: Mat<'_, T>, code: f32, scales: &mut [f32]) {
         let Self { values, largest, inverses, wide } = self;
@@ -147,19 +159,9 @@ const ROUND: f32 = 12_582_912.0;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
 vectorised! {
-    /// Bits of the largest magnitude.
+    /// Bits of the largest magnitude. Lanes kept in an array were loaded value by value; of a fold the compiler makes vectors.
     fn largest_of(line: &[f32]) -> u32 {
-        let mut lanes = [0_u32; 32];
-        let (chunks, rest) = line.as_chunks::<32>();
-        for chunk in chunks {
-            for (lane, value) in lanes.iter_mut().zip(chunk) {
-                *lane = (*lane).max(value.to_bits() & MAGNITUDE);
-            }
-        }
-        for (lane, value) in lanes.iter_mut().zip(rest) {
-            *lane = (*lane).max(value.to_bits() & MAGNITUDE);
-        }
-        lanes.into_iter().fold(0, u32::max)
+        line.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE))
     }
 
     /// The same of each column of several lines.
