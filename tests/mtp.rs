@@ -138,7 +138,7 @@ fn a_gguf_file_gives_the_block_of_its_folder() {
         };
         let mut cache = block.new_cache(&target).expect("cache");
         let ranges = longdraft_kernels::attention::KeyRanges::appended(0, 20);
-        let stepped = block.step(&target, pairs, ranges, &mut cache).expect("a step");
+        let stepped = block.step_each(&target, pairs, &mut [(ranges, &mut cache)]).expect("a step");
         stepped.head_input.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
     });
     assert!(crate::support::relative_error(&rows[1], &rows[0]) < 1e-5);

@@ -69,10 +69,7 @@ fn composed(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 }
 
 /// [`add_scaled`] from plain tensor ops, for any device and float type.
-///
-/// # Errors
-/// - as [`add_scaled`]
-pub fn reference(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+pub(crate) fn reference(residual: &Tensor, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     residual + x.broadcast_mul(weight)?
 }
 

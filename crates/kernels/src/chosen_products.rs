@@ -77,10 +77,7 @@ fn of_tensor(choice: Choice, x: &Tensor, table: &Tensor) -> Result<Tensor> {
 
 /// [`chosen_products`] from plain tensor ops, for any device and float type: the table's rows are
 /// gathered whole.
-///
-/// # Errors
-/// - as [`chosen_products`]
-pub fn reference(x: &Tensor, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
+fn reference(x: &Tensor, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
     let Choice { rows, each, width, .. } = Choice::new(x, table, ids)?;
     let chosen = select_rows(table, ids)?.to_dtype(x.dtype())?.reshape((rows, each, width))?;
     chosen.broadcast_mul(&x.reshape((rows, 1, width))?)?.sum(2)

@@ -48,14 +48,8 @@ pub fn inner_type(x: &Tensor) -> DType {
 /// What `f` computes with [`Products::Half`] on the calling thread.
 #[cfg(test)]
 pub(crate) fn with_half_products<R>(f: impl FnOnce() -> R) -> R {
-    struct Off;
-    impl Drop for Off {
-        fn drop(&mut self) {
-            set_products(Products::Single);
-        }
-    }
     set_products(Products::Half);
-    let _off = Off;
+    let _single = crate::at_end::AtEnd(|| set_products(Products::Single));
     f()
 }
 

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 
+use crate::at_end::AtEnd;
 use crate::cuda::rows::to_halves;
 use crate::cuda::takes;
 
@@ -48,17 +49,11 @@ pub fn with_factors<R>(f: impl FnOnce() -> R) -> R {
 }
 
 fn with_known<R>(known: Factors, f: impl FnOnce() -> R) -> R {
-    struct Forget;
-    impl Drop for Forget {
-        fn drop(&mut self) {
-            KEPT.set(None);
-        }
-    }
     if KEPT.with_borrow(Option::is_some) {
         return f();
     }
     KEPT.set(Some(known));
-    let _forget = Forget;
+    let _forget = AtEnd(|| KEPT.set(None));
     f()
 }
 

@@ -108,10 +108,7 @@ fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
 }
 
 /// The same from plain tensor ops, for any device and float type.
-///
-/// # Errors
-/// - as [`gated_mlp_onto`]
-pub fn reference(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Tensor> {
+pub(crate) fn reference(residual: &Tensor, x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Tensor> {
     mlp.check(residual, x)?;
     let [gate, up] = [mlp.gate, mlp.up].map(|weight| linear_reference(x, weight, None));
     residual + linear_reference(&swiglu::reference(&gate?, &up?)?, mlp.down, None)?

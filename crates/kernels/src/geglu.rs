@@ -40,10 +40,7 @@ fn share(gate: &Tensor) -> Result<Tensor> {
 }
 
 /// The same on any device, without the intermediate values that a graph would keep.
-///
-/// # Errors
-/// - as [`geglu`]
-pub fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (z, up_values) = (gate.detach(), up.detach());
     let out = reference(&z, &up_values)?;
     differentiable("geglu", [gate, up, up], out, move |g| {
@@ -56,10 +53,7 @@ pub fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 }
 
 /// The same from plain tensor ops, for any device and float type.
-///
-/// # Errors
-/// - as [`geglu`]
-pub fn reference(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+pub(crate) fn reference(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     (gate * share(gate)?)?.mul(up)
 }
 

@@ -45,6 +45,7 @@ pub mod threads;
 pub mod token_ranges;
 pub mod top_k;
 
+mod at_end;
 mod composed;
 mod cuda;
 mod fused_op;

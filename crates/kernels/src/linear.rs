@@ -13,6 +13,7 @@ use std::cell::RefCell;
 use candle_core::{DType, Result, Shape, Tensor, TensorId, bail};
 use rayon::prelude::*;
 
+use crate::at_end::AtEnd;
 use crate::composed::FULL_ROWS;
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
 use crate::cuda::product::{add_product, add_product_to, product_as};
@@ -207,10 +208,7 @@ pub fn reference(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<T
 
 /// The same on any device: gradients only of what trains, and with [`Products::Half`] 16-bit
 /// factors, whose products are summed and kept in f32. The result has the type of `x`.
-///
-/// # Errors
-/// - as [`linear`]
-pub fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn composed(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     product_in(factor_type(x, weight.dtype()), x, weight, bias)
 }
 
@@ -231,14 +229,8 @@ thread_local! {
 /// Runs `f`, whose products take `factor` for `weight`: a weight that trains in f32 is turned into 16 bits
 /// once for all chunks of rows.
 pub(crate) fn with_factor<R>(weight: &Tensor, factor: &Tensor, f: impl FnOnce() -> R) -> R {
-    struct Forget;
-    impl Drop for Forget {
-        fn drop(&mut self) {
-            KNOWN_FACTOR.set(None);
-        }
-    }
     KNOWN_FACTOR.set(Some((weight.id(), factor.clone())));
-    let _forget = Forget;
+    let _forget = AtEnd(|| KNOWN_FACTOR.set(None));
     f()
 }
 

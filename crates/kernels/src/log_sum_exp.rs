@@ -57,7 +57,7 @@ pub fn bent_log_sum_exp<'a>(
     let head: Head<'_> = head.into();
     let (rows, (vocabulary, _)) = (hidden.dim(0)?, head.dims()?);
     if !fused(&[hidden]) || vocabulary == 0 {
-        return composed_bent(hidden, &head.to_tensor()?, bend);
+        return composed(hidden, &head.to_tensor()?, bend);
     }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(CHUNK_ROWS) {
@@ -89,14 +89,7 @@ impl HeadSummary {
 }
 
 /// The same on any device, [`reference()`] of some rows at a time.
-///
-/// # Errors
-/// - as [`linear_log_sum_exp`]
-pub fn composed(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
-    composed_bent(hidden, head, Bend::default())
-}
-
-fn composed_bent(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
+fn composed(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
     let rows = hidden.dim(0)?;
     let chunk_rows = (CHUNK_VALUES / head.dim(0)?.max(1)).max(1);
     let whole = matches!(head.dtype(), DType::F32 | DType::BF16) && head.dim(0)? > 0;
@@ -131,10 +124,7 @@ fn on_gpu(hidden: &Tensor, head: &Tensor, bend: Bend, chunk_rows: usize) -> Resu
 }
 
 /// The same from plain tensor ops, for any device and float type; `[R, V]` is materialised.
-///
-/// # Errors
-/// - as [`linear_log_sum_exp`]
-pub fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
+pub(crate) fn reference(hidden: &Tensor, head: &Tensor) -> Result<HeadSummary> {
     reference_bent(hidden, head, Bend::default())
 }
 
@@ -191,7 +181,7 @@ mod tests {
                 assert!((a - b).abs() < 1e-5 * (1.0 + b.abs()), "{a} {b}");
             }
             assert_eq!(fused.log_sum_exp.len(), rows);
-            assert_eq!(composed(&hidden, &head)?, plain);
+            assert_eq!(composed(&hidden, &head, Bend::default())?, plain);
         }
         Ok(())
     }
@@ -225,7 +215,9 @@ mod tests {
         // 1.001 rounds to 1 in bf16: a tie.
         let hidden = Tensor::new(&[[1.0_f32, 0.001]], &Device::Cpu)?;
         let head = Tensor::new(&[[1.0_f32, 0.0], [1.0, 1.0]], &Device::Cpu)?;
-        for summary in [linear_log_sum_exp, reference, composed] {
+        let ways: [fn(&Tensor, &Tensor) -> Result<HeadSummary>; 3] =
+            [linear_log_sum_exp, reference, |hidden, head| composed(hidden, head, Bend::default())];
+        for summary in ways {
             assert_eq!(summary(&hidden, &head)?.argmax, [1]);
             assert_eq!(summary(&hidden, &head.to_dtype(DType::BF16)?)?.argmax, [0]);
         }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
 use std::time::Duration;
 
+use crate::at_end::AtEnd;
+
 /// Exit code of a process that has no memory left.
 const FAILED: i32 = 1;
 
@@ -158,16 +160,11 @@ impl Budget {
     /// allocator, with all that it holds: give it nothing that others wait for, and never wait for it
     /// itself, but for its answer or [`Self::is_exceeded`].
     pub fn within<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
-        struct Restore(*const Budget);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0);
-            }
-        }
         let held = Arc::clone(self);
-        let before = Restore(CURRENT.replace(Arc::as_ptr(&held)));
+        let before = CURRENT.replace(Arc::as_ptr(&held));
+        let restored = AtEnd(|| CURRENT.set(before));
         let result = work();
-        drop(before);
+        drop(restored);
         drop(held);
         result
     }

@@ -41,10 +41,7 @@ fn composed(x: &Tensor, slope: f64) -> Result<Tensor> {
 }
 
 /// The same from plain tensor ops, for any device and float type.
-///
-/// # Errors
-/// - a tensor op fails
-pub fn reference(x: &Tensor, slope: f64) -> Result<Tensor> {
+pub(crate) fn reference(x: &Tensor, slope: f64) -> Result<Tensor> {
     ((x.relu()? * (1.0 - slope))? + (x * slope)?)?.sqr()
 }
 

@@ -129,10 +129,7 @@ pub fn beside(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// [`scatter_rows`] from plain tensor ops, for any device and type.
-///
-/// # Errors
-/// - as [`scatter_rows`]
-pub fn reference(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
+fn reference(x: &Tensor, ids: &[u32], rows: usize) -> Result<Tensor> {
     let mut shape = x.dims().to_vec();
     shape[0] = rows;
     let zeros = Tensor::zeros(shape, x.dtype(), x.device())?;

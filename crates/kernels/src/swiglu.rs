@@ -36,10 +36,7 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 }
 
 /// The same on any device, without the intermediate values that a graph would keep.
-///
-/// # Errors
-/// - as [`swiglu`]
-pub fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+fn composed(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     let (z, u) = (gate.detach(), up.detach());
     let out = reference(&z, &u)?;
     differentiable("swiglu", [gate, up, up], out, move |g| {

@@ -52,6 +52,13 @@ pub(crate) fn relative_error(a: &Tensor, b: &Tensor) -> f64 {
     worst / scale.max(0.01)
 }
 
+/// The bits of f32 values.
+#[track_caller]
+pub(crate) fn bits(tensor: &Tensor) -> Vec<u32> {
+    let values = tensor.flatten_all().and_then(|flat| flat.to_vec1::<f32>()).expect("f32 values");
+    values.into_iter().map(f32::to_bits).collect()
+}
+
 #[track_caller]
 pub(crate) fn assert_close(name: &str, a: &Tensor, b: &Tensor, tolerance: f64) {
     let error = relative_error(a, b);

@@ -31,5 +31,8 @@ pub use error::{ModelError, Result};
 pub use ids::{DraftTokenId, EnteredLayerId, LayerId, TargetTokenId};
 
 #[cfg(test)]
+mod test_support;
+
+#[cfg(test)]
 #[global_allocator]
 static MEMORY: longdraft_kernels::memory::Allocator = longdraft_kernels::memory::Allocator::new();

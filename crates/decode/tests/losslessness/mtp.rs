@@ -90,7 +90,7 @@ impl Case {
         let ids = &self.ids[first..first + count];
         let pairs = Pairs { ids, states: &states, position_ids: &position_ids };
         let ranges = KeyRanges::appended(first, count);
-        self.block.step(&self.target, pairs, ranges, cache).expect("step").head_input
+        self.block.step_each(&self.target, pairs, &mut [(ranges, cache)]).expect("step").head_input
     }
 }
 
@@ -162,7 +162,7 @@ fn pairs_have_the_same_bits_however_they_come() {
         cache.truncate(0);
         let (states, position_ids) = case.rows(0, 10);
         let pairs = Pairs { ids: &case.ids[..10], states: &states, position_ids: &position_ids };
-        case.block.read(&case.target, pairs, &mut cache).expect("read");
+        case.block.read_each(&case.target, pairs, &mut [(10, &mut cache)]).expect("read");
         for row in 10..20 {
             let alone = case.chain(&mut cache, row, 1);
             assert_eq!(bits(&alone), bits(&whole.narrow(0, row, 1).expect("row")), "{family}");
@@ -176,7 +176,8 @@ fn pairs_have_the_same_bits_however_they_come() {
         let pairs = Pairs { ids: &ids, states: &states, position_ids: &[20, 20, 21, 21, 22, 22] };
         let parents = [None, None, Some(0), Some(1), Some(3), Some(3)];
         let ranges = KeyRanges::tree(20, &parents);
-        let tree = case.block.step(&case.target, pairs, ranges, &mut cache).expect("tree");
+        let tree = case.block.step_each(&case.target, pairs, &mut [(ranges, &mut cache)]);
+        let tree = tree.expect("tree");
         for (row, pair) in [(1, 20), (3, 21), (5, 22)] {
             let node = tree.head_input.narrow(0, row, 1).expect("row");
             assert_eq!(bits(&node), bits(&whole.narrow(0, pair, 1).expect("row")), "{family}");
@@ -185,7 +186,7 @@ fn pairs_have_the_same_bits_however_they_come() {
         let is_normed = bits(&tree.handed_on) == bits(&tree.head_input);
         assert_eq!(is_normed, family.starts_with("qwen"), "{family}");
         let few = Pairs { ids: &ids[..5], states: &states, position_ids: &[0; 6] };
-        assert!(case.block.read(&case.target, few, &mut cache).is_err());
+        assert!(case.block.read_each(&case.target, few, &mut [(5, &mut cache)]).is_err());
     }
 }
 

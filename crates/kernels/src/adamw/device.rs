@@ -134,6 +134,7 @@ pub fn square_sum_on_device(g: &Tensor) -> Result<f64> {
 mod tests {
     use super::super::{adamw, square_sum};
     use super::*;
+    use crate::check::optimizer::STEP;
     use crate::cuda::emulator::emulated;
     use crate::test_support::{Noise, assert_close};
 
@@ -147,14 +148,7 @@ mod tests {
             let state = AdamWState { theta: start, first: zeros.clone(), second: zeros };
             let (mut of_kernel, mut of_ops) = (state.clone(), state);
             for n in 1..4 {
-                let step = AdamWStep {
-                    learning_rate: 0.05,
-                    betas: (0.9, 0.95),
-                    eps: 1e-6,
-                    weight_decay: 0.1,
-                    step: n,
-                    grad_scale: 0.5,
-                };
+                let step = AdamWStep { step: n, ..STEP };
                 let g = noise.tensor(&shape);
                 let [theta, first, second] = &mut on_cpu;
                 adamw(&step, theta, first, second, &flat(&g)?);
@@ -199,14 +193,6 @@ mod tests {
         let mut noise = Noise::new(1);
         let theta = noise.tensor(&[2, 3]);
         let state = AdamWState { first: theta.clone(), second: theta.clone(), theta };
-        let step = AdamWStep {
-            learning_rate: 0.1,
-            betas: (0.9, 0.95),
-            eps: 1e-6,
-            weight_decay: 0.0,
-            step: 1,
-            grad_scale: 1.0,
-        };
-        assert!(adamw_on_device(&step, &state, &noise.tensor(&[3, 2])).is_err());
+        assert!(adamw_on_device(&STEP, &state, &noise.tensor(&[3, 2])).is_err());
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Result, Tensor};
 
 use super::{KeyRanges, Scores};
-use crate::composed::{CHUNK_VALUES, FULL_ROWS};
+use crate::composed::FULL_ROWS;
 use crate::graph::differentiable;
 use singles::{Singles, by_query, by_query_back, scattered};
 
@@ -21,15 +21,8 @@ const BLOCK_QUERIES: usize = 1024;
 /// Fewest, however many keys they see.
 const SMALLEST_BLOCK: usize = 16;
 
-/// As [`super::attention`], on any device.
-///
-/// # Errors
-/// - as [`super::attention`]
-pub fn composed(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &Arc<KeyRanges>) -> Result<Tensor> {
-    within(CHUNK_VALUES, [q, k, v], ranges, Scores::default())
-}
-
-/// The same with at most so many scores at a time. Where these are bent or sinks take part, there are no gradients.
+/// As [`super::attention`], on any device, with at most so many scores at a time. Where these are bent or sinks take
+/// part, there are no gradients.
 pub(super) fn within(
     room: usize,
     [q, k, v]: [&Tensor; 3],

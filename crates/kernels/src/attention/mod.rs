@@ -32,12 +32,12 @@ use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::Gradients;
 use crate::storage::{values_like, with_each_f32};
 
-pub use composed::composed;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use gpu::{Way, programs};
+pub(crate) use reference::reference;
+
 pub use keys::{half_keys, is_quantisable, quantised_keys};
 pub use ranges::{Delays, KeyRanges, Reach};
-pub use reference::reference;
 
 /// Attention of `q` over `k`, `v` within `ranges`.
 ///

@@ -5,10 +5,7 @@ use candle_core::{D, DType, Result, Tensor};
 use super::{KeyRanges, check_shapes};
 
 /// As [`super::attention`], for any device and float type, differentiable in `q`, `k` and `v`.
-///
-/// # Errors
-/// - as [`super::attention`]
-pub fn reference(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<Tensor> {
+pub(crate) fn reference(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<Tensor> {
     check_shapes(q, k, v, ranges)?;
     let (queries, heads, head_dim) = q.dims3()?;
     if queries == 0 {

@@ -10,10 +10,11 @@ use candle_core::{DType, Device, Result, Tensor, Var};
 
 use super::composed::within;
 use super::{
-    Delays, KeyRanges, Reach, Scores, TILE_KEYS, attention, composed, frozen_attention,
-    quantised_keys, reference,
+    Delays, KeyRanges, Reach, Scores, TILE_KEYS, attention, frozen_attention, quantised_keys,
+    reference,
 };
-use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
+use crate::composed::CHUNK_VALUES;
+use crate::test_support::{Noise, assert_alike, assert_close, bits, gradcheck};
 
 /// Random runs of documents, some of them padding, some of one token.
 fn random_documents(noise: &mut Noise, tokens: usize) -> Vec<i32> {
@@ -49,6 +50,26 @@ fn ranges_with_singles(noise: &mut Noise, seed: u64, tokens: usize) -> KeyRanges
     }
 }
 
+/// Queries `[tokens, heads, head_dim]`, and keys and values `[keys, kv_heads, head_dim]`.
+fn variables(
+    noise: &mut Noise,
+    [tokens, heads]: [usize; 2],
+    [keys, kv_heads]: [usize; 2],
+    head_dim: usize,
+) -> [Var; 3] {
+    let of_keys = [keys, kv_heads, head_dim];
+    [[tokens, heads, head_dim], of_keys, of_keys].map(|shape| noise.var(&shape))
+}
+
+/// From tensor ops.
+fn composed(
+    arguments: [&Tensor; 3],
+    ranges: &Arc<KeyRanges>,
+    scores: Scores<'_>,
+) -> Result<Tensor> {
+    within(CHUNK_VALUES, arguments, ranges, scores)
+}
+
 /// Forward and backward against the composed version, along a random direction.
 fn assert_matches_reference(
     noise: &mut Noise,
@@ -57,10 +78,11 @@ fn assert_matches_reference(
 ) -> Result<()> {
     let direction = noise.tensor(q.dims());
     let (fused, plain) = (attention(q, k, v, ranges)?, reference(q, k, v, ranges)?);
-    for own in [&fused, &composed(q, k, v, ranges)?] {
+    for own in [&fused, &composed([q, k, v], ranges, Scores::default())?] {
         assert_alike(&[("q", q), ("k", k), ("v", v)], &direction, [own, &plain], (1e-5, 3e-5));
     }
-    let frozen = composed(&q.detach(), &k.detach(), &v.detach(), ranges)?;
+    let [q, k, v] = [q, k, v].map(|t| t.detach());
+    let frozen = composed([&q, &k, &v], ranges, Scores::default())?;
     assert_close("without gradients", &frozen, &fused, 1e-5);
     Ok(())
 }
@@ -72,13 +94,12 @@ fn composed_blocks_meet_at_their_borders() -> Result<()> {
     for window in [None, Some(20)] {
         let ranges = KeyRanges::packed(&vec![0; tokens], window, Delays::Same(0));
         let ranges = Arc::new(ranges.with_own_columns(1));
-        let q = noise.var(&[tokens, heads, 8]);
-        let (k, v) = (noise.var(&[2 * tokens, 2, 8]), noise.var(&[2 * tokens, 2, 8]));
+        let [q, k, v] = variables(&mut noise, [tokens, heads], [2 * tokens, 2], 8);
         let direction = noise.tensor(q.dims());
         let own = within(4 * 20 * 50, [&q, &k, &v], &ranges, Scores::default())?;
         let fused = attention(&q, &k, &v, &ranges)?;
-        let variables = [("q", &q), ("k", &k), ("v", &v)];
-        assert_alike(&variables, &direction, [&own, &fused], (1e-5, 3e-5));
+        let named = [("q", &q), ("k", &k), ("v", &v)];
+        assert_alike(&named, &direction, [&own, &fused], (1e-5, 3e-5));
     }
     Ok(())
 }
@@ -91,9 +112,8 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let (kv_heads, group) = (1 + noise.below(3), 1 + noise.below(4));
         let head_dim = [2, 8, 16, 20, 64][noise.below(5)];
         let ranges = random_ranges(&mut noise, tokens);
-        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
-        let k = noise.var(&[tokens, kv_heads, head_dim]);
-        let v = noise.var(&[tokens, kv_heads, head_dim]);
+        let heads = [tokens, kv_heads * group];
+        let [q, k, v] = variables(&mut noise, heads, [tokens, kv_heads], head_dim);
         assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
     }
     Ok(())
@@ -108,9 +128,8 @@ fn test_time_steps_and_trees_match_reference_forward_and_backward() -> Result<()
         let ranges = ranges_with_singles(&mut noise, seed, tokens);
         let keys = ranges.max_end() + noise.below(3);
         let ranges = Arc::new(ranges);
-        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
-        let k = noise.var(&[keys, kv_heads, head_dim]);
-        let v = noise.var(&[keys, kv_heads, head_dim]);
+        let heads = [tokens, kv_heads * group];
+        let [q, k, v] = variables(&mut noise, heads, [keys, kv_heads], head_dim);
         assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
     }
     Ok(())
@@ -218,10 +237,6 @@ fn chunks_are_cut_at_multiples_of_positions_in_packed_cached_and_tree_tokens() {
 
 #[track_caller]
 fn assert_same_bits(a: &Tensor, b: &Tensor) {
-    let bits = |t: &Tensor| -> Vec<u32> {
-        let values = t.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
-        values.into_iter().map(f32::to_bits).collect()
-    };
     assert_eq!(bits(a), bits(b));
 }
 
@@ -239,8 +254,7 @@ fn row_without_keys_is_exactly_zero_and_passes_no_gradient() -> Result<()> {
     for tokens in [4, 40] {
         let documents = vec![0; tokens];
         let ranges = Arc::new(KeyRanges::packed(&documents, None, Delays::Same(3)));
-        let (q, k, v) =
-            (noise.var(&[tokens, 2, 8]), noise.var(&[tokens, 1, 8]), noise.var(&[tokens, 1, 8]));
+        let [q, k, v] = variables(&mut noise, [tokens, 2], [tokens, 1], 8);
         let out = attention(&q, &k, &v, &ranges)?;
         assert!(out.narrow(0, 0, 3)?.flatten_all()?.to_vec1::<f32>()?.iter().all(|&x| x == 0.0));
         let grads = out.sqr()?.sum_all()?.gradients()?;
@@ -304,8 +318,7 @@ fn gradients_over_several_blocks_of_queries_and_keys_match_and_keep_those_of_que
     for documents in [vec![0; tokens], random_documents(&mut noise, tokens)] {
         let ranges = KeyRanges::packed(&documents, None, Delays::Same(0)).with_own_columns(1);
         let ranges = Arc::new(ranges);
-        let q = noise.var(&[tokens, 6, 8]);
-        let (k, v) = (noise.var(&[2 * tokens, 2, 8]), noise.var(&[2 * tokens, 2, 8]));
+        let [q, k, v] = variables(&mut noise, [tokens, 6], [2 * tokens, 2], 8);
         assert_matches_reference(&mut noise, [&q, &k, &v], &ranges)?;
         let direction = noise.tensor(q.dims());
         let of_queries = |k: &Tensor, v: &Tensor| -> Result<Tensor> {
@@ -348,8 +361,7 @@ fn result_does_not_depend_on_the_number_of_threads() {
     let (tokens, keys) = (6 * TILE_KEYS, 18 * TILE_KEYS);
     let context = KeyRanges::packed(&vec![0; tokens], None, Delays::Same(0));
     let ranges = Arc::new(context.with_own_columns(2));
-    let q = noise.var(&[tokens, 4, 16]);
-    let (k, v) = (noise.var(&[keys, 2, 16]), noise.var(&[keys, 2, 16]));
+    let [q, k, v] = variables(&mut noise, [tokens, 4], [keys, 2], 16);
     let run = |threads: usize| -> Vec<f32> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("pool");
         pool.install(|| {

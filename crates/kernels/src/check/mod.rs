@@ -18,7 +18,7 @@ mod compare;
 mod halves;
 mod losses;
 mod memory;
-mod optimizer;
+pub(crate) mod optimizer;
 mod products;
 mod recurrence;
 mod rows;

@@ -10,7 +10,8 @@ use crate::adamw::{
 };
 use crate::orthogonalise::{self, Rule, orthogonalise_on};
 
-pub(super) const STEP: AdamWStep = AdamWStep {
+/// A step of tests.
+pub(crate) const STEP: AdamWStep = AdamWStep {
     learning_rate: 0.05,
     betas: (0.9, 0.95),
     eps: 1e-6,

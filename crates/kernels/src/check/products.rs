@@ -4,7 +4,7 @@ use candle_core::{DType, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, Input, Output, frozen, only, trained, up_to};
-use crate::experts::{self, Expert, Routes, experts_onto};
+use crate::experts::{self, Expert, Routes, Unit, experts_onto};
 use crate::gated_mlp::{self, GatedMlp, gated_mlp_onto};
 use crate::linear::{self, linear, linear_exact, linear_onto};
 use crate::matrix::{Matrix, linear_each};
@@ -33,17 +33,27 @@ fn weight(input: Input, inputs: usize) -> Input {
     input.times((3.0 / inputs.max(1) as f64).sqrt())
 }
 
+/// A map's arguments, which all train.
+fn all_trained([rows, inputs, outputs]: Map) -> [Input; 3] {
+    [
+        trained("x", [rows, inputs]),
+        weight(trained("weight", [outputs, inputs]), inputs),
+        trained("bias", [outputs]),
+    ]
+}
+
+/// What a map makes of its arguments, of which the last, the bias, may be missing.
+fn mapped(t: &[Tensor]) -> Result<Vec<Output>> {
+    only(linear(&t[0], &t[1], t.get(2)))
+}
+
+fn reference(t: &[Tensor]) -> Result<Vec<Output>> {
+    only(linear::reference(&t[0], &t[1], t.get(2)))
+}
+
 pub(super) fn linear_training(size: Size) -> Vec<Case> {
-    let all_train = |map @ [rows, inputs, outputs]: Map| {
-        let arguments = [
-            trained("x", [rows, inputs]),
-            weight(trained("weight", [outputs, inputs]), inputs),
-            trained("bias", [outputs]),
-        ];
-        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], Some(&t[2])));
-        Case::new(format!("{}, all train", shape_of(map)), arguments, op, |t| {
-            only(linear::reference(&t[0], &t[1], Some(&t[2])))
-        })
+    let all_train = |map: Map| {
+        Case::new(format!("{}, all train", shape_of(map)), all_trained(map), mapped, reference)
     };
     let frozen_weight = |(map, dtype): (Map, DType)| {
         let [rows, inputs, outputs] = map;
@@ -51,9 +61,8 @@ pub(super) fn linear_training(size: Size) -> Vec<Case> {
             trained("x", [rows, inputs]),
             weight(frozen("weight", [outputs, inputs]), inputs).of(dtype),
         ];
-        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], None));
         let label = format!("{}, frozen {dtype:?}", shape_of(map));
-        Case::new(label, arguments, op, |t| only(linear::reference(&t[0], &t[1], None)))
+        Case::new(label, arguments, mapped, reference)
     };
     let types = [DType::BF16, DType::F16, DType::F32].into_iter().cycle();
     let frozen = up_to(size, &MAPS).zip(types).map(frozen_weight);
@@ -77,17 +86,9 @@ pub(super) fn onto(size: Size) -> Vec<Case> {
 
 /// Factors that stay in f32 whatever the products are: the tolerance is that of f32 either way.
 pub(super) fn exact(size: Size) -> Vec<Case> {
-    let case = |map @ [rows, inputs, outputs]: Map| {
-        let arguments = [
-            trained("x", [rows, inputs]),
-            weight(trained("weight", [outputs, inputs]), inputs),
-            trained("bias", [outputs]),
-        ];
+    let case = |map: Map| {
         let op = |t: &[Tensor]| only(linear_exact(&t[0], &t[1], Some(&t[2])));
-        let case = Case::new(shape_of(map), arguments, op, |t| {
-            only(linear::reference(&t[0], &t[1], Some(&t[2])))
-        });
-        case.within(1e-5, 1e-5)
+        Case::new(shape_of(map), all_trained(map), op, reference).within(1e-5, 1e-5)
     };
     up_to(size, &MAPS).map(case).collect()
 }
@@ -115,10 +116,7 @@ pub(super) fn few_rows(size: Size) -> Vec<Case> {
             weight(frozen("weight", [outputs, inputs]), inputs).of(dtype),
             frozen("bias", [outputs]),
         ];
-        let op = |t: &[Tensor]| only(linear(&t[0], &t[1], Some(&t[2])));
-        Case::new(format!("{}, {dtype:?}", shape_of(map)), arguments, op, |t| {
-            only(linear::reference(&t[0], &t[1], Some(&t[2])))
-        })
+        Case::new(format!("{}, {dtype:?}", shape_of(map)), arguments, mapped, reference)
     };
     up_to(size, &FEW).map(case).collect()
 }
@@ -198,7 +196,7 @@ pub(super) fn mixtures(size: Size) -> Vec<Case> {
         };
         let expert = |e| -> Result<Expert> {
             let (gate, up, down) = (part(&t[3], e)?, part(&t[4], e)?, part(&t[5], e)?);
-            Ok(Expert { gate, up, down, biases: None, clamped: None })
+            Ok(Expert { gate, up, down, biases: None, unit: Unit::Silu })
         };
         (0..count).map(expert).collect()
     }

@@ -28,14 +28,8 @@ pub(super) fn is_on() -> bool {
 /// What `f` computes with the GPU's kernels in place of the CPU's.
 #[cfg(test)]
 pub(crate) fn emulated<R>(f: impl FnOnce() -> R) -> R {
-    struct Off;
-    impl Drop for Off {
-        fn drop(&mut self) {
-            ON.set(false);
-        }
-    }
     ON.set(true);
-    let _off = Off;
+    let _off = crate::at_end::AtEnd(|| ON.set(false));
     f()
 }
 

@@ -17,6 +17,7 @@ mod tests;
 use candle_core::{D, Result, Tensor, bail};
 
 use crate::dispatch::fused;
+use crate::geglu::geglu;
 use crate::matrix::{Matrix, linear_each};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
@@ -34,23 +35,33 @@ pub struct Expert {
     pub down: Matrix,
     /// Biases of the three, `[I]`, `[I]`, `[H]`; they lie inside of what a router weighs.
     pub biases: Option<[Tensor; 3]>,
-    /// Bounds of the gate, if it has any.
-    pub clamped: Option<Clamped>,
+    /// What gate and up become before `Down`.
+    pub unit: Unit,
 }
 
-/// What gate and up of an expert become before `Down`.
-pub type Gated = fn(&Tensor, &Tensor) -> Result<Tensor>;
+/// The gated unit of an expert.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Unit {
+    /// [`swiglu`]
+    #[default]
+    Silu,
+    /// [`geglu`]
+    GeluTanh,
+    /// [`clamped_swiglu`]
+    Clamped(Clamped),
+}
 
 impl Expert {
-    fn apply(&self, x: &Tensor, gated: Gated) -> Result<Tensor> {
+    fn apply(&self, x: &Tensor) -> Result<Tensor> {
         let [of_gate, of_up, of_down] = match &self.biases {
             Some([gate, up, down]) => [Some(gate), Some(up), Some(down)],
             None => [None; 3],
         };
         let [gate, up] = linear_each(x, [(&self.gate, of_gate), (&self.up, of_up)])?;
-        let gated = match self.clamped {
-            Some(bounds) => clamped_swiglu(&gate, &up, bounds)?,
-            None => gated(&gate, &up)?,
+        let gated = match self.unit {
+            Unit::Silu => swiglu(&gate, &up)?,
+            Unit::GeluTanh => geglu(&gate, &up)?,
+            Unit::Clamped(bounds) => clamped_swiglu(&gate, &up, bounds)?,
         };
         self.down.linear(&gated, of_down)
     }
@@ -69,26 +80,9 @@ pub fn experts_onto(
     experts: &[Expert],
     routes: &Routes,
 ) -> Result<Tensor> {
-    gated_experts_onto(residual, x, experts, routes, swiglu)
-}
-
-/// The same with another gated unit than SiLU's, such as [`crate::geglu::geglu`].
-///
-/// # Shapes
-/// - as [`experts_onto`]
-///
-/// # Errors
-/// - as [`experts_onto`]
-pub fn gated_experts_onto(
-    residual: &Tensor,
-    x: &Tensor,
-    experts: &[Expert],
-    routes: &Routes,
-    gated: Gated,
-) -> Result<Tensor> {
     routes.check(residual, x, experts)?;
     if !fused(&[residual, x]) {
-        return gathered(residual, x, (experts, gated), routes);
+        return gathered(residual, x, experts, routes);
     }
     let (rows, width) = x.dims2()?;
     let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;
@@ -99,7 +93,7 @@ pub fn gated_experts_onto(
         let (visitors, weights) =
             (&routes.visitors[visits.clone()], &routes.weights[visits.clone()]);
         let inputs = routes.weigh(rows_of(x, visitors)?, &visits)?;
-        let out = outputs_of((expert, gated), &inputs, width)?;
+        let out = outputs_of(expert, &inputs, width)?;
         with_f32(&out, |out| {
             for ((row, weight), out) in visitors.iter().zip(weights).zip(out.chunks_exact(width)) {
                 let sum = &mut sums[*row as usize * width..][..width];
@@ -119,8 +113,8 @@ fn rows_of(x: &Tensor, rows: &[u32]) -> Result<Tensor> {
     select_rows(x, rows)
 }
 
-fn outputs_of((expert, gated): (&Expert, Gated), x: &Tensor, width: usize) -> Result<Tensor> {
-    let out = expert.apply(x, gated)?;
+fn outputs_of(expert: &Expert, x: &Tensor, width: usize) -> Result<Tensor> {
+    let out = expert.apply(x)?;
     if out.dims() != [x.dim(0)?, width] {
         bail!("experts: output {:?} for rows of {width}", out.shape());
     }
@@ -128,12 +122,7 @@ fn outputs_of((expert, gated): (&Expert, Gated), x: &Tensor, width: usize) -> Re
 }
 
 /// The same grouping on a device: the outputs of all experts, `[R·k, H]`, then each row's sum of them.
-fn gathered(
-    residual: &Tensor,
-    x: &Tensor,
-    (experts, gated): (&[Expert], Gated),
-    routes: &Routes,
-) -> Result<Tensor> {
+fn gathered(residual: &Tensor, x: &Tensor, experts: &[Expert], routes: &Routes) -> Result<Tensor> {
     let (_, width) = x.dims2()?;
     let visitors = &routes.visitors;
     if visitors.is_empty() {
@@ -147,7 +136,7 @@ fn gathered(
         }
         let own = x.index_select(&at.narrow(0, visits.start, visits.len())?, 0)?;
         let own = routes.weigh(own, &visits)?;
-        let out = outputs_of((expert, gated), &own, width)?;
+        let out = outputs_of(expert, &own, width)?;
         outputs.slice_set(&out.contiguous()?, 0, visits.start)?;
     }
     routes.sums().of(&outputs, residual)
@@ -155,10 +144,7 @@ fn gathered(
 
 /// The same with every expert applied to every row, from router logits `[R, E]`, for any device
 /// and float type.
-///
-/// # Errors
-/// - as [`experts_onto`]
-pub fn reference(
+pub(crate) fn reference(
     residual: &Tensor,
     x: &Tensor,
     experts: &[Expert],

@@ -18,7 +18,7 @@ fn experts(count: usize, width: usize, dtype: DType, noise: &mut Noise) -> Resul
                 up: matrix(width, HIDDEN)?,
                 down: matrix(HIDDEN, width)?,
                 biases: None,
-                clamped: None,
+                unit: Unit::Silu,
             })
         })
         .collect()
@@ -40,12 +40,7 @@ fn grouping_by_expert_equals_every_expert_on_every_row() -> Result<()> {
         let routes = Routes::choose(&logits, per_row, normalise)?;
         let want = reference(&residual, &x, &experts, &logits, per_row, normalise)?;
         assert_close("fused", &experts_onto(&residual, &x, &experts, &routes)?, &want, 1e-5);
-        assert_close(
-            "gathered",
-            &gathered(&residual, &x, (&experts, swiglu), &routes)?,
-            &want,
-            1e-5,
-        );
+        assert_close("gathered", &gathered(&residual, &x, &experts, &routes)?, &want, 1e-5);
         let on_gpu = emulated(|| {
             let routes = Routes::choose(&logits, per_row, normalise)?;
             experts_onto(&residual, &x, &experts, &routes)
@@ -121,7 +116,7 @@ fn by_hand(x: &Tensor, experts: &[Expert], of_rows: &[Vec<(usize, f32)>]) -> Res
         let own = x.narrow(0, row, 1)?;
         let mut sum = own.zeros_like()?;
         for (expert, weight) in chosen {
-            sum = (sum + (experts[*expert].apply(&own, swiglu)? * f64::from(*weight))?)?;
+            sum = (sum + (experts[*expert].apply(&own)? * f64::from(*weight))?)?;
         }
         Ok(sum)
     });
@@ -165,7 +160,8 @@ fn experts_with_biases_bounds_and_weighed_inputs_equal_each_alone() -> Result<()
     let mut experts = experts(5, 12, DType::F32, &mut noise)?;
     for expert in &mut experts {
         let biases = [12, 12, HIDDEN].map(|width| noise.tensor(&[width]));
-        (expert.biases, expert.clamped) = (Some(biases), Some(Clamped { alpha: 1.7, limit: 0.4 }));
+        let bounds = Clamped { alpha: 1.7, limit: 0.4 };
+        (expert.biases, expert.unit) = (Some(biases), Unit::Clamped(bounds));
     }
     let (x, logits) = (noise.tensor(&[9, HIDDEN]), noise.tensor(&[9, 5]));
     let routes = Routes::choose(&logits, 2, true)?;
@@ -177,15 +173,15 @@ fn experts_with_biases_bounds_and_weighed_inputs_equal_each_alone() -> Result<()
     let want = Tensor::cat(&by_hand(&x, &experts, &of_rows.collect::<Vec<_>>())?, 0)?;
     let zeros = x.zeros_like()?;
     assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
-    assert_close("gathered", &gathered(&zeros, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
+    assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
     let routes = Routes::choose_by(&logits, 1, false, Choice::SigmoidOnInput)?;
     let rows = logits.to_vec2::<f32>()?.into_iter().enumerate().map(|(row, logits)| {
         let expert = best(&logits, 1)[0];
-        experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?, swiglu)
+        experts[expert].apply(&(x.narrow(0, row, 1)? * f64::from(sigma(logits[expert])))?)
     });
     let want = Tensor::cat(&rows.collect::<Result<Vec<_>>>()?, 0)?;
     assert_close("fused", &experts_onto(&zeros, &x, &experts, &routes)?, &want, 1e-5);
-    assert_close("gathered", &gathered(&zeros, &x, (&experts, swiglu), &routes)?, &want, 1e-5);
+    assert_close("gathered", &gathered(&zeros, &x, &experts, &routes)?, &want, 1e-5);
     Ok(())
 }
 

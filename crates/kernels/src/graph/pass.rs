@@ -13,6 +13,7 @@ use candle_core::{
 use rayon::prelude::*;
 
 use super::node::{self, Argument, Node, Source, Way};
+use crate::at_end::AtEnd;
 use crate::storage::{change_f32, values_like, with_each_f32, with_f32};
 
 /// Values that a thread adds at a time.
@@ -30,7 +31,9 @@ pub trait Backward {
 
 impl Backward for Tensor {
     fn gradients(&self) -> Result<GradStore> {
-        let outer = Outer(PASS.replace(Some(Pass::default())));
+        // The pass that the thread was in before, which it is in again after this one, even after an error.
+        let mut before = PASS.replace(Some(Pass::default()));
+        let outer = AtEnd(|| PASS.set(before.take()));
         let mut store = self.backward()?;
         while let Some((node, gradient)) = next() {
             match &node.way {
@@ -77,15 +80,6 @@ pub fn into_values(gradient: Tensor) -> Result<Vec<f32>> {
         }
     }
     flat.to_vec1()
-}
-
-/// The pass that a thread was in before, which it is in again after this one, even after an error.
-struct Outer(Option<Pass>);
-
-impl Drop for Outer {
-    fn drop(&mut self) {
-        PASS.set(self.0.take());
-    }
 }
 
 /// What a pass has so far.

@@ -22,10 +22,7 @@ use crate::storage::{from_f64, host_f64};
 use product::{Leaf, Product};
 
 /// As [`super::linear_cross_entropy`], on any device; `[R, V]` is never materialised.
-///
-/// # Errors
-/// - as [`super::linear_cross_entropy`]
-pub fn composed(inputs: &Inputs<'_>) -> Result<Output> {
+pub(super) fn composed(inputs: &Inputs<'_>) -> Result<Output> {
     composed_within(CHUNK_VALUES, inputs)
 }
 

@@ -30,7 +30,7 @@ const STATISTICS: usize = 7;
 const SCALED: usize = 4;
 
 /// As [`super::reference()`]; all rows' logits exist at the same time. The loss has to be what a
-/// backward pass begins at, as [`super::composed()`] has it: the gradient of the logits is handed
+/// backward pass begins at, as [`super::composed`] has it: the gradient of the logits is handed
 /// on as it is, without a pass over `[R, V]` to multiply it by 1. It fails as [`super::linear_cross_entropy`] does.
 pub(super) fn output(inputs: &Inputs<'_>) -> Result<Output> {
     let logits = logits(inputs)?.contiguous()?;

@@ -46,10 +46,11 @@ use crate::graph::{add_to, differentiable};
 use crate::matrix::Head;
 
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
+pub(crate) use reference::reference;
 
-pub use composed::{composed, in_chunks};
+pub use composed::in_chunks;
 pub use fused::chunk_rows;
-pub use reference::{log_softmax, reference};
+pub use reference::log_softmax;
 pub use sparse::SparseDistributions;
 
 /// Smallest tail probability that the tail bucket takes the logarithm of.
@@ -244,7 +245,7 @@ pub struct Output {
     pub rows: RowStatistics,
 }
 
-/// The loss: fused for f32 hidden states on the CPU, otherwise [`composed()`].
+/// The loss: fused for f32 hidden states on the CPU, otherwise composed of tensor ops.
 ///
 /// # Errors
 /// - shapes do not fit, a label or id lies outside the vocabulary
@@ -253,7 +254,7 @@ pub struct Output {
 pub fn linear_cross_entropy(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     if !crate::dispatch::fused(&[inputs.hidden]) {
-        return composed(inputs);
+        return composed::composed(inputs);
     }
     let (loss, rows, gradients) = fused::forward(inputs)?;
     let loss_sum = with_gradients(loss, gradients, inputs.trained())?;

@@ -12,10 +12,7 @@ use super::{
 };
 
 /// As [`super::linear_cross_entropy`], for any device and float type.
-///
-/// # Errors
-/// - as [`super::linear_cross_entropy`]
-pub fn reference(inputs: &Inputs<'_>) -> Result<Output> {
+pub(crate) fn reference(inputs: &Inputs<'_>) -> Result<Output> {
     check(inputs)?;
     inputs.with_tensors(of_tensors)
 }

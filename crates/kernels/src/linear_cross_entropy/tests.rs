@@ -8,10 +8,10 @@ use crate::graph::Backward;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::composed::composed_within;
+use super::composed::{composed, composed_within};
 use super::{
-    Bend, Inputs, Output, Rejection, SoftTargets, Tail, Teacher, Weighted, composed,
-    linear_cross_entropy, reference,
+    Bend, Inputs, Output, Rejection, SoftTargets, Tail, Teacher, Weighted, linear_cross_entropy,
+    reference,
 };
 use crate::test_support::{Noise, assert_close, gradcheck};
 

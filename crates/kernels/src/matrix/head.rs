@@ -77,10 +77,7 @@ impl<'a> Head<'a> {
     }
 
     /// All values as a tensor; blocks are widened, for ops that know none.
-    ///
-    /// # Errors
-    /// - there is no memory for them
-    pub fn to_tensor(self) -> Result<Tensor> {
+    pub(crate) fn to_tensor(self) -> Result<Tensor> {
         match self {
             Self::Tensor(head) => Ok(head.clone()),
             Self::Stored(head) => head.to_dense(),

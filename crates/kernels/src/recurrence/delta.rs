@@ -145,10 +145,7 @@ fn check(sizes: DeltaSizes, rows: DeltaRows<'_>, count: usize) -> Result<()> {
 ///
 /// # Shapes
 /// - `mixed`: `[T, C]`, `decay`, `rate`: `[T, Nv]`, `state`: `[Nv, Dk, Dv]`
-///
-/// # Errors
-/// - shapes do not fit
-pub fn reference(
+pub(crate) fn reference(
     sizes: DeltaSizes,
     mixed: &Tensor,
     (decay, rate): (&Tensor, &Tensor),

@@ -18,7 +18,8 @@ mod walk;
 
 pub use chunk::DeltaState;
 pub use convolution::{Convolution, causal_convolution};
-pub use delta::{DeltaRows, DeltaSizes, gated_delta_rule, reference};
+pub(crate) use delta::reference;
+pub use delta::{DeltaRows, DeltaSizes, gated_delta_rule};
 pub use walk::Walk;
 
 #[cfg(test)]

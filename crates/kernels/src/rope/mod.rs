@@ -114,10 +114,7 @@ pub fn rope(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
 }
 
 /// The same on any device; the gradient is turned back, nothing is kept.
-///
-/// # Errors
-/// - as [`rope`]
-pub fn composed(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
+fn composed(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     let back = table.reversed()?;
     let out = reference(&x.detach(), table)?;
     differentiable("rope", [x; 3], out, move |g| Ok([Some(reference(g, &back)?), None, None]))

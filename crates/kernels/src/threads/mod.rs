@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::Yield;
 use rayon::prelude::*;
 
+use crate::at_end::AtEnd;
 use team::{Member, Team};
 
 /// Rounds without work after which a thread goes back to sleep: some milliseconds.
@@ -41,7 +42,10 @@ pub fn awake<R>(f: impl FnOnce() -> R) -> R {
     let home = rayon::current_thread_index().unwrap_or(0);
     rayon::in_place_scope(|scope| {
         // Also when `f` panics, or the scope would wait for ever.
-        let _released = Release(done);
+        let _released = AtEnd(|| {
+            done.store(true, Ordering::Release);
+            HELD.store(false, Ordering::Release);
+        });
         scope.spawn_broadcast(move |_, thread| {
             if thread.index() != home
                 && let Some(member) = team.join()
@@ -49,7 +53,10 @@ pub fn awake<R>(f: impl FnOnce() -> R) -> R {
                 look_for_work(team, member, done);
             }
         });
-        let _leading = Leading::of(Arc::clone(team));
+        LEADING.set(Some(Arc::clone(team)));
+        let _leading = AtEnd(|| {
+            LEADING.take();
+        });
         f()
     })
 }
@@ -69,22 +76,6 @@ pub(crate) fn split(tasks: usize, f: impl Fn(usize) + Sync) {
     }
 }
 
-/// While it lives, its thread leads a team.
-struct Leading;
-
-impl Leading {
-    fn of(team: Arc<Team>) -> Self {
-        LEADING.set(Some(team));
-        Self
-    }
-}
-
-impl Drop for Leading {
-    fn drop(&mut self) {
-        LEADING.take();
-    }
-}
-
 /// A team at work; it is led again after that.
 struct Lent(Option<Arc<Team>>);
 
@@ -99,15 +90,6 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         LEADING.set(self.0.take());
-    }
-}
-
-struct Release<'a>(&'a AtomicBool);
-
-impl Drop for Release<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-        HELD.store(false, Ordering::Release);
     }
 }
 

@@ -133,18 +133,12 @@ pub fn evaluate(
 mod tests {
     use super::super::{Tail, plain_windows, sliding_windows};
     use super::*;
-    use crate::language_model::{LanguageModelConfig, tensor_specs};
+    use crate::language_model::tensor_specs;
+    use crate::test_support::small_language_model;
     use crate::weights::memory::MemorySource;
 
     fn model() -> LanguageModel {
-        let config = LanguageModelConfig {
-            vocab_size: 19,
-            num_hidden_layers: 2,
-            hidden_size: 16,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            ..LanguageModelConfig::default()
-        };
+        let config = small_language_model();
         let source = MemorySource::random(&tensor_specs(&config), 0.4, 2).expect("tensors");
         LanguageModel::from_source(&config, &source).expect("model").frozen().expect("frozen")
     }

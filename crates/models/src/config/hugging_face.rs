@@ -164,12 +164,11 @@ impl Keys<'_> {
         }
         match architecture {
             Architecture::DeepseekV3 => return Some(families::deepseek::experts(self)),
+            Architecture::Glm4Moe => return Some(families::glm::experts(self)),
+            Architecture::GptOss => return Some(families::gpt_oss::experts(self)),
             Architecture::Gemma4 => return families::gemma4::experts(self),
             Architecture::Llama4 => return families::llama4::experts(self),
             _ => {}
-        }
-        if let Some(experts) = families::experts_of_json(self, architecture) {
-            return Some(experts);
         }
         let mixtral = architecture == Architecture::Mixtral;
         let always = mixtral || architecture == Architecture::Qwen35Moe;

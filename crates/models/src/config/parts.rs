@@ -258,10 +258,7 @@ impl Parts {
     }
 
     /// Frequencies of heads of `head_dim`, of which some dimensions turn.
-    ///
-    /// # Errors
-    /// - as [`RopeParameters::build`]
-    pub fn build_rope(&self, rope: &RopeParameters, head_dim: usize) -> Result<Rope> {
+    pub(crate) fn build_rope(&self, rope: &RopeParameters, head_dim: usize) -> Result<Rope> {
         // Unweighted norms stand after the embedding and take a factor on cos and sin away.
         let rope = match self.qk_norm {
             QkNorm::Unweighted => &rope.of_unit_length(),
@@ -272,10 +269,7 @@ impl Parts {
     }
 
     /// Those of short and of long sequences, where they differ.
-    ///
-    /// # Errors
-    /// - there is not one positive divisor a frequency
-    pub fn build_by_length(
+    pub(crate) fn build_by_length(
         &self,
         rope: &RopeParameters,
         head_dim: usize,
@@ -298,10 +292,7 @@ impl Parts {
     }
 
     /// Rotary embedding of sliding layers, where it is another one.
-    ///
-    /// # Errors
-    /// - as [`RopeParameters::build`]
-    pub fn build_sliding_rope(&self, head_dim: usize) -> Result<Option<Rope>> {
+    pub(crate) fn build_sliding_rope(&self, head_dim: usize) -> Result<Option<Rope>> {
         self.sliding_rope.as_ref().map(|rope| self.build_rope(rope, head_dim)).transpose()
     }
 

@@ -93,12 +93,15 @@ impl RopeParameters {
     }
 
     /// Reads the rotation of a draft: all its layers have the same one, which turns whole heads. `rope_parameters` may be
-    /// a map by the kinds of layers, of which the draft has `kinds`.
+    /// a map by the kinds of layers, of which the draft has `kinds`. Divisors have a key of ours.
     pub(crate) fn of_draft(
         config: &Value,
         (context, kinds): (usize, &[&str]),
         problems: &mut Problems,
     ) -> Self {
+        let mut config = config.clone();
+        read_attn_factor(&mut config);
+        let config = &config;
         let of_kind =
             |kind: &&str| config.get("rope_parameters")?.get(*kind).filter(|of| of.is_object());
         let own: Vec<&Value> = kinds.iter().filter_map(of_kind).collect();
@@ -129,7 +132,23 @@ impl RopeParameters {
             None => Self::from_json(config, context, problems),
         };
         rope.check(problems);
-        rope
+        let listed = config.get(DIVISORS).and_then(Value::as_array);
+        let divisors = listed.map(|listed| {
+            listed.iter().filter_map(Value::as_f64).map(|divisor| divisor as f32).collect()
+        });
+        Self { divisors, ..rope }
+    }
+
+    /// What a draft's `config.json` says beside `rope_parameters`, which `config` has: the older spelling, and divisors.
+    /// Readers take an absent key for none; some refuse null.
+    pub(crate) fn write_beside(&self, config: &mut Value) {
+        let rope = config["rope_parameters"].clone();
+        if rope["rope_type"] != "default" {
+            config["rope_scaling"] = rope;
+        }
+        if let Some(divisors) = &self.divisors {
+            config[DIVISORS] = json!(divisors);
+        }
     }
 
     /// The same with another base where a file says none.
@@ -190,6 +209,8 @@ pub(crate) const LAYER_KINDS: [&str; 2] = ["full_attention", "sliding_attention"
 
 /// The kind of scaling that begins beyond `max_position_embeddings` and grows with the sequence (NTK).
 const DYNAMIC: &str = "dynamic";
+/// The key of a draft's divisors, which other engines do not read.
+const DIVISORS: &str = "rope_divisors";
 /// The key of the longest sequence before stretching.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
@@ -302,6 +323,21 @@ pub(crate) fn yarn_of_gguf(
         original_context: number("original_context_length").unwrap_or(context as f64),
         attention_factor: number("attn_factor").unwrap_or(1.0) * own,
         truncate,
+    }
+}
+
+/// YaRN's factor on cos and sin where a draft's file says it as engines do: `attn_factor` multiplies the usual one. The
+/// whole factor wins.
+fn read_attn_factor(config: &mut Value) {
+    for key in ["rope_parameters", "rope_scaling"] {
+        let number = |name: &str| config.get(key)?.get(name)?.as_f64();
+        let (Some(share), Some(factor), None) =
+            (number("attn_factor"), number("factor"), number("attention_factor"))
+        else {
+            continue;
+        };
+        let usual = yarn_attention_factor(factor, None, None, None);
+        config[key]["attention_factor"] = (share * usual).into();
     }
 }
 

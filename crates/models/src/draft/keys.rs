@@ -2,23 +2,7 @@
 
 use serde_json::Value;
 
-use crate::config::rope::yarn_attention_factor;
 use crate::error::Problems;
-
-/// Yarn's factor on cos and sin where a draft's file says it as engines do: `attn_factor` multiplies the usual one. The
-/// whole factor wins.
-pub(super) fn read_attn_factor(config: &mut Value) {
-    for key in ["rope_parameters", "rope_scaling"] {
-        let number = |name: &str| config.get(key)?.get(name)?.as_f64();
-        let (Some(share), Some(factor), None) =
-            (number("attn_factor"), number("factor"), number("attention_factor"))
-        else {
-            continue;
-        };
-        let usual = yarn_attention_factor(factor, None, None, None);
-        config[key]["attention_factor"] = (share * usual).into();
-    }
-}
 
 /// Reads keys, collecting what is wrong.
 pub(super) struct Keys<'a> {

@@ -75,6 +75,7 @@ mod tests {
     use crate::draft::{Draft, VocabularyMap};
     use crate::ids::{LayerId, TargetTokenId};
     use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
+    use crate::test_support::{bits, values};
     use crate::weights::safetensors;
 
     fn target() -> Target {
@@ -104,9 +105,6 @@ mod tests {
 
     /// Sums of the squares of values, and of what rounding changed of them.
     fn squares(exact: &Tensor, rounded: &Tensor) -> (f32, f32) {
-        let values = |tensor: &Tensor| {
-            tensor.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values")
-        };
         let (exact, rounded) = (values(exact), values(rounded));
         let size = exact.iter().map(|x| x * x).sum::<f32>();
         (size, exact.iter().zip(&rounded).map(|(x, y)| (x - y) * (x - y)).sum())
@@ -122,10 +120,8 @@ mod tests {
         }
     }
 
-    fn bits(parameters: &[Parameter]) -> Vec<u32> {
-        let values =
-            |p: &Parameter| p.var.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
-        parameters.iter().flat_map(values).map(f32::to_bits).collect()
+    fn bits_of(parameters: &[Parameter]) -> Vec<u32> {
+        parameters.iter().flat_map(|parameter| bits(&parameter.var)).collect()
     }
 
     /// The small target that the program carries, held as its file holds it.
@@ -161,13 +157,10 @@ mod tests {
         for draft in [eagle3, Eagle3Draft::open(of_eagle3, &target)?] {
             read.push((draft.embed(&ids)?, draft.embedding));
         }
-        let values = |rows: &Tensor| -> Result<Vec<u32>> {
-            Ok(rows.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
-        };
-        let expanded = values(&select_rows(&ends.embedding()?, &ids)?)?;
+        let expanded = bits(&select_rows(&ends.embedding()?, &ids)?);
         for (rows, table) in read {
             assert!(is_shared(&table, ends.embedding_matrix()), "a table beside the target's");
-            assert_eq!(values(&rows)?, expanded);
+            assert_eq!(bits(&rows), expanded);
         }
         Ok(())
     }
@@ -225,10 +218,10 @@ mod tests {
             let output = draft.forward(&embeddings, &table, &ranges(0), &cross, &mut Vec::new());
             output.expect("output")
         };
-        let (before, exact) = (bits(draft.parameters()), forward(&draft));
+        let (before, exact) = (bits_of(draft.parameters()), forward(&draft));
         draft.hold_as_blocks().expect("blocks");
         assert_rounded(&exact, &forward(&draft));
-        assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+        assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
     }
 
     #[test]
@@ -257,10 +250,9 @@ mod tests {
             let step = chain.step(None, &states, embedded.as_ref().expect("a rank"));
             let logits = chain.logits(&step.expect("step").mixed).expect("logits");
             let confidence = chain.confidence(&states, embedded.as_ref()).expect("confidence");
-            let confidence = confidence.expect("a head").detach().to_vec1::<f32>();
-            ([states, logits], confidence.expect("values"))
+            ([states, logits], values(&confidence.expect("a head")))
         };
-        let (before, exact) = (bits(draft.parameters()), run(&draft));
+        let (before, exact) = (bits_of(draft.parameters()), run(&draft));
         draft.hold_as_blocks().expect("blocks");
         let rounded = run(&draft);
         for (exact, rounded) in exact.0.iter().zip(&rounded.0) {
@@ -271,7 +263,7 @@ mod tests {
         let near =
             |(exact, rounded): (&f32, &f32)| (exact - rounded).abs() < 0.06 * 0.2 * 96_f32.sqrt();
         assert!(exact.1.iter().zip(&rounded.1).all(near), "{:?} {:?}", exact.1, rounded.1);
-        assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+        assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
     }
 
     #[test]
@@ -300,13 +292,13 @@ mod tests {
                 let head = draft.head_matrix().expect("head");
                 (hidden, head.linear(&input, None).expect("logits"))
             };
-            let (before, exact) = (bits(draft.parameters()), run(&draft));
+            let (before, exact) = (bits_of(draft.parameters()), run(&draft));
             draft.hold_as_blocks().expect("blocks");
             let rounded = run(&draft);
             assert_rounded(&exact.0, &rounded.0);
             assert_rounded(&exact.1, &rounded.1);
             assert!(draft.head_matrix().expect("head").dense().is_none(), "held as blocks");
-            assert_eq!(before, bits(draft.parameters()), "what is saved stays");
+            assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
         }
     }
 }

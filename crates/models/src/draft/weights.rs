@@ -67,7 +67,7 @@ impl DraftWeights {
     }
 
     /// Whether a module's matrix is held as blocks.
-    pub fn is_blocks(&self, module: &str) -> bool {
+    pub(super) fn is_blocks(&self, module: &str) -> bool {
         self.blocks.get(&format!("{module}.weight")).is_some()
     }
 
@@ -118,10 +118,7 @@ impl DraftWeights {
     }
 
     /// `residual` plus [`Self::mlp`], in one op unless its matrices are blocks.
-    ///
-    /// # Errors
-    /// - there is no such module, or shapes do not fit
-    pub fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
+    pub(super) fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
         if self.is_blocks(&format!("{module}.gate_proj")) {
             return Ok(add(residual, &self.mlp(x, module)?)?);
         }

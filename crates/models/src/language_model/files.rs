@@ -119,18 +119,8 @@ mod tests {
     use super::super::{DecoderArchitecture, RopeConfig, RopeRule};
     use super::*;
     use crate::draft::Parameter;
+    use crate::test_support::{small_language_model, values};
     use crate::weights::artifact::{Artifact, Compression, QuantiseConfig, quantise};
-
-    fn small() -> LanguageModelConfig {
-        LanguageModelConfig {
-            vocab_size: 11,
-            num_hidden_layers: 2,
-            hidden_size: 8,
-            num_attention_heads: 2,
-            num_key_value_heads: 1,
-            ..LanguageModelConfig::default()
-        }
-    }
 
     fn tensors(model: &LanguageModel) -> Vec<(String, Tensor)> {
         let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
@@ -162,7 +152,7 @@ mod tests {
     #[test]
     fn folders_and_artifacts_under_other_names_are_read() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
-        let small = small();
+        let small = small_language_model();
         let rope = RopeConfig { rule: RopeRule::None, rope_theta: 5e4, ..RopeConfig::default() };
         let architecture = DecoderArchitecture::Llama;
         let llama = LanguageModelConfig { architecture, rope, ..small.clone() };
@@ -192,16 +182,13 @@ mod tests {
     fn a_folder_is_read_back_and_other_folders_are_not_models() -> Result<()> {
         let dir = tempfile::tempdir().expect("tempdir");
         assert!(locate(dir.path()).is_none() && open(dir.path()).is_err());
-        let config = small();
+        let config = small_language_model();
         let model = LanguageModel::initialise(&config, 4)?;
         save(&dir.path().join("checkpoints/last"), &config, "abc", &tensors(&model))?;
         let (read, hash) = open(dir.path())?;
         assert_eq!((read.config(), hash.as_str()), (&config, "abc"));
         for (a, b) in model.parameters().iter().zip(read.parameters()) {
-            assert_eq!(
-                a.var.flatten_all()?.to_vec1::<f32>()?,
-                b.var.flatten_all()?.to_vec1::<f32>()?
-            );
+            assert_eq!(values(&a.var), values(&b.var));
         }
         Ok(())
     }

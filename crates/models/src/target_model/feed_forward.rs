@@ -2,9 +2,7 @@
 
 use candle_core::{DType, Tensor};
 use longdraft_kernels::dispatch::inner_type;
-use longdraft_kernels::experts::{
-    Choice, Expert, Routes, SigmoidChoice, experts_onto, gated_experts_onto,
-};
+use longdraft_kernels::experts::{Choice, Expert, Routes, SigmoidChoice, experts_onto};
 use longdraft_kernels::geglu::geglu;
 use longdraft_kernels::linear::{add_linear, linear_exact};
 use longdraft_kernels::matrix::{Matrix, linear_each};
@@ -154,7 +152,7 @@ impl Beside {
         let routes = Routes::choose(&logits, *experts_per_token, *normalise)?;
         let routes = routes.scaled_by(&self.expert_scales)?;
         let normed = rms_norm(hidden, before_experts, self.eps)?;
-        let sum = gated_experts_onto(&normed.zeros_like()?, &normed, experts, &routes, geglu)?;
+        let sum = experts_onto(&normed.zeros_like()?, &normed, experts, &routes)?;
         Ok(((residual + mlp)? + rms_norm(&sum, after_experts, self.eps)?)?)
     }
 }

@@ -1,8 +1,6 @@
 //! Building a target from its files: every tensor checked before the first one is read.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -14,7 +12,6 @@ use longdraft_kernels::matrix::{Matrix, multiplies_by_kernels};
 use super::Target;
 use super::build::{self, FileWeights, Weights};
 use super::cache::CacheType;
-use super::files::files;
 use super::fingerprint::fingerprint;
 use super::gguf::{GgufSource, unread};
 use super::layers::{LayerSource, ResidentLayers};
@@ -25,7 +22,7 @@ use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor_parallel::LayerShare;
 use crate::config::TargetConfig;
 use crate::error::{ModelError, Result, refused};
-use crate::weights::{TensorRole, TensorSpec, WeightSource, check_specs};
+use crate::weights::{TensorSpec, WeightSource, check_specs};
 
 /// How to hold a target.
 #[derive(Debug, Clone)]
@@ -135,124 +132,86 @@ pub struct StoredType {
     pub values_of_a_token: u64,
 }
 
-/// Types of a local target's matrices, from the headers of its files; the largest first.
-pub(super) fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
-    let files = files(path)?;
-    let (config, source) = files.parts();
-    check_tensor_count(source, config, 0..config.num_hidden_layers)?;
-    let mut types = BTreeMap::<&'static str, StoredType>::new();
-    for spec in Layers::All.tensor_specs(config) {
-        let (Some(name), &[outputs, inputs]) =
-            (source.stored_type(&spec.name), spec.shape.as_slice())
-        else {
-            continue;
+impl Target {
+    /// Builds a target from any source that holds its tensors under their published names.
+    ///
+    /// # Errors
+    /// - a list of every missing and misshapen tensor
+    pub fn from_source(
+        config: TargetConfig,
+        source: &dyn WeightSource,
+        options: &TargetOptions,
+    ) -> Result<Self> {
+        let loaded = options.layers.of(&config);
+        check_tensor_count(source, &config, loaded.clone())?;
+        check_specs(source, &specs_of(&config, loaded)).into_result(source.path())?;
+        options.check_cache(&config)?;
+        let ropes =
+            Ropes::of(&config).map_err(|error| ModelError::invalid(source.path(), error))?;
+        let share = LayerShare::of(&config, options.tensor.as_ref())?;
+        let weights = FileWeights::new(source, options);
+        let table = |matrix: Matrix| match &options.spread {
+            None => Ok(Table::whole(matrix)),
+            Some(ranks) => Table::spread(&matrix, ranks),
         };
-        let values = (outputs * inputs) as u64;
-        let values_of_a_token = match &config.experts {
-            _ if spec.role == TensorRole::Embedding => inputs as u64,
-            Some(experts) if spec.name.contains(".experts.") => {
-                values * experts.num_experts_per_tok as u64 / experts.num_experts.max(1) as u64
+        let final_norm = build::norm(&config, &weights, FINAL_NORM)?;
+        let embedding = table(weights.matrix(EMBEDDING)?)?;
+        let head = if config.tie_word_embeddings {
+            None
+        } else {
+            Some(table(weights.matrix("lm_head.weight")?)?)
+        };
+        let loaded = options.layers.of(&config);
+        let layers: Box<dyn LayerSource> = match &options.spread {
+            None => {
+                let layers = loaded.map(|index| build::layer(&config, &weights, index, &share));
+                Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
             }
-            _ => values,
+            Some(_) if share.size() > 1 => {
+                let problem = "a target's layers are spread over ranks or shared by them, not both";
+                return Err(refused(problem));
+            }
+            Some(ranks) => {
+                let ranks = (ranks, options.gather_ahead);
+                Box::new(SpreadLayers::read(&config, &weights, loaded, ranks)?)
+            }
         };
-        let start = StoredType { name, values: 0, values_of_a_token: 0 };
-        let sum = types.entry(name).or_insert(start);
-        sum.values += values;
-        sum.values_of_a_token += values_of_a_token;
+        let rules = match options.layers {
+            Layers::All => (0..config.num_hidden_layers)
+                .map(|index| build::rule(&config, &weights, index))
+                .collect::<Result<_>>()?,
+            _ => Vec::new(),
+        };
+        let per_layer = match options.layers {
+            Layers::All => build::per_layer_inputs(&config, &weights)?,
+            _ => None,
+        };
+        let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
+        let blocks_on_gpu = has_blocks && multiplies_by_kernels(&options.device);
+        let reads_bf16 =
+            config.reads_half_keys() && (blocks_on_gpu || multiplies_halves(&options.device));
+        let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut held: Vec<_> = held.into_iter().collect();
+        held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        Ok(Self {
+            fingerprint: fingerprint(&config, source)?,
+            widened: widened.into_iter().collect(),
+            held,
+            cache_dtype: options.cache.dtype(has_blocks && !blocks_on_gpu, reads_bf16),
+            has_blocks,
+            ropes,
+            embedding,
+            per_layer,
+            layers,
+            rules,
+            final_norm,
+            head,
+            device: options.device.clone(),
+            share,
+            config,
+        })
     }
-    let mut types: Vec<_> = types.into_values().collect();
-    types.sort_by_key(|of_type| std::cmp::Reverse(of_type.values));
-    Ok(types)
-}
-
-/// Types of a local target's matrices by their published names, from the headers of its files.
-pub(super) fn stored_matrices(path: &Path) -> Result<BTreeMap<String, &'static str>> {
-    let files = files(path)?;
-    let (config, source) = files.parts();
-    check_tensor_count(source, config, 0..config.num_hidden_layers)?;
-    let matrices =
-        Layers::All.tensor_specs(config).into_iter().filter(|spec| spec.shape.len() == 2);
-    let typed = |spec: TensorSpec| {
-        let stored = source.stored_type(&spec.name)?;
-        Some((spec.name, stored))
-    };
-    Ok(matrices.filter_map(typed).collect())
-}
-
-/// Builds a target from any source that holds its tensors under their published names.
-pub(crate) fn from_source(
-    config: TargetConfig,
-    source: &dyn WeightSource,
-    options: &TargetOptions,
-) -> Result<Target> {
-    let loaded = options.layers.of(&config);
-    check_tensor_count(source, &config, loaded.clone())?;
-    check_specs(source, &specs_of(&config, loaded)).into_result(source.path())?;
-    options.check_cache(&config)?;
-    let ropes = Ropes::of(&config).map_err(|error| ModelError::invalid(source.path(), error))?;
-    let share = LayerShare::of(&config, options.tensor.as_ref())?;
-    let weights = FileWeights::new(source, options);
-    let table = |matrix: Matrix| match &options.spread {
-        None => Ok(Table::whole(matrix)),
-        Some(ranks) => Table::spread(&matrix, ranks),
-    };
-    let final_norm = build::norm(&config, &weights, FINAL_NORM)?;
-    let embedding = table(weights.matrix(EMBEDDING)?)?;
-    let head = if config.tie_word_embeddings {
-        None
-    } else {
-        Some(table(weights.matrix("lm_head.weight")?)?)
-    };
-    let loaded = options.layers.of(&config);
-    let layers: Box<dyn LayerSource> = match &options.spread {
-        None => {
-            let layers = loaded.map(|index| build::layer(&config, &weights, index, &share));
-            Box::new(ResidentLayers(layers.collect::<Result<_>>()?))
-        }
-        Some(_) if share.size() > 1 => {
-            let problem = "a target's layers are spread over ranks or shared by them, not both";
-            return Err(refused(problem));
-        }
-        Some(ranks) => {
-            let ranks = (ranks, options.gather_ahead);
-            Box::new(SpreadLayers::read(&config, &weights, loaded, ranks)?)
-        }
-    };
-    let rules = match options.layers {
-        Layers::All => (0..config.num_hidden_layers)
-            .map(|index| build::rule(&config, &weights, index))
-            .collect::<Result<_>>()?,
-        _ => Vec::new(),
-    };
-    let per_layer = match options.layers {
-        Layers::All => build::per_layer_inputs(&config, &weights)?,
-        _ => None,
-    };
-    let has_blocks = weights.has_blocks.load(Ordering::Relaxed);
-    let blocks_on_gpu = has_blocks && multiplies_by_kernels(&options.device);
-    let reads_bf16 =
-        config.reads_half_keys() && (blocks_on_gpu || multiplies_halves(&options.device));
-    let widened = weights.widened.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let held = weights.held.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut held: Vec<_> = held.into_iter().collect();
-    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-    Ok(Target {
-        fingerprint: fingerprint(&config, source)?,
-        widened: widened.into_iter().collect(),
-        held,
-        cache_dtype: options.cache.dtype(has_blocks && !blocks_on_gpu, reads_bf16),
-        has_blocks,
-        ropes,
-        embedding,
-        per_layer,
-        layers,
-        rules,
-        final_norm,
-        head,
-        device: options.device.clone(),
-        share,
-        config,
-    })
 }
 
 /// Refuses layers and experts that the files cannot hold, before their tensors are listed.

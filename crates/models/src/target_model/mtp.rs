@@ -200,19 +200,11 @@ impl MtpBlock {
         KvCache::of(std::iter::once(layout), Reach::All, target.cache_dtype, &target.device)
     }
 
-    /// Appends pairs of committed tokens to the block's cache; what they predict is not computed.
+    /// Appends pairs of committed tokens of some sequences, one after the other: so many of each, and its cache. What
+    /// they predict is not computed. Their bits do not depend on the sequences beside their own.
     ///
     /// # Errors
-    /// - a token lies outside of the vocabulary, or lengths differ
-    pub fn read(&self, target: &Target, pairs: Pairs<'_>, cache: &mut KvCache) -> Result<()> {
-        self.read_each(target, pairs, &mut [(pairs.ids.len(), cache)])
-    }
-
-    /// The same of pairs of several sequences, one after the other: so many of each, and its cache. Their bits do
-    /// not depend on the sequences beside their own.
-    ///
-    /// # Errors
-    /// - as [`Self::read`], or there are fewer pairs
+    /// - a token lies outside of the vocabulary, lengths differ, or there are fewer pairs
     pub fn read_each(
         &self,
         target: &Target,
@@ -231,25 +223,11 @@ impl MtpBlock {
         Ok(())
     }
 
-    /// Appends pairs, each of which sees the keys of `ranges`, and tells what follows them.
+    /// Appends pairs of some sequences, one after the other, and tells what follows them: the keys that the pairs of each
+    /// see, and its cache. Their bits do not depend on the sequences beside their own.
     ///
     /// # Errors
-    /// - as [`Self::read`]
-    pub fn step(
-        &self,
-        target: &Target,
-        pairs: Pairs<'_>,
-        ranges: KeyRanges,
-        cache: &mut KvCache,
-    ) -> Result<Stepped> {
-        self.step_each(target, pairs, &mut [(ranges, cache)])
-    }
-
-    /// The same of pairs of several sequences, one after the other: the keys that those of each see, and its cache.
-    /// Their bits do not depend on the sequences beside their own.
-    ///
-    /// # Errors
-    /// - as [`Self::read`], or there is not a query for every pair
+    /// - as [`Self::read_each`], or there is not a query for every pair
     pub fn step_each(
         &self,
         target: &Target,

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::files::{Files, files, open_config, open_tokenizer};
 use super::fingerprint::fingerprint;
-use super::load::{self, check_gguf, from_source};
+use super::load::{check_gguf, check_tensor_count};
 use super::{Layers, MtpBlock, StoredType, Target, TargetOptions, locate, tensor_specs};
 use crate::config::TargetConfig;
 use crate::error::Result;
 use crate::tokenizer::TextTokenizer;
 use crate::weights::memory::MemorySource;
-use crate::weights::{WeightSource, check_specs};
+use crate::weights::{TensorRole, TensorSpec, check_specs};
 
 impl Target {
     /// Loads a Hugging Face folder, a GGUF file, or a hub model `org/name` or `org/name:QUANTISATION`.
@@ -32,19 +32,7 @@ impl Target {
             check_gguf(source, options.layers)?;
         }
         let (config, source) = files.parts();
-        from_source(config.clone(), source, options)
-    }
-
-    /// Builds a target from any source that holds its tensors under their published names.
-    ///
-    /// # Errors
-    /// - a list of every missing and misshapen tensor
-    pub fn from_source(
-        config: TargetConfig,
-        source: &dyn WeightSource,
-        options: &TargetOptions,
-    ) -> Result<Self> {
-        from_source(config, source, options)
+        Self::from_source(config.clone(), source, options)
     }
 
     /// A target with random weights of the configuration's deviation, for tests and benchmarks.
@@ -54,7 +42,7 @@ impl Target {
     pub fn random(config: TargetConfig, seed: u64, options: &TargetOptions) -> Result<Self> {
         let specs = tensor_specs(&config);
         let source = MemorySource::random(&specs, config.initializer_range, seed)?;
-        from_source(config, &source, options)
+        Self::from_source(config, &source, options)
     }
 
     /// Loads the block for prediction of several tokens that lies in a target's files, held as the target is.
@@ -122,7 +110,32 @@ impl Target {
     /// # Errors
     /// - there are no weights, or the configuration is unusable
     pub fn stored_types(path: &Path) -> Result<Vec<StoredType>> {
-        load::stored_types(path)
+        let files = files(path)?;
+        let (config, source) = files.parts();
+        check_tensor_count(source, config, 0..config.num_hidden_layers)?;
+        let mut types = BTreeMap::<&'static str, StoredType>::new();
+        for spec in Layers::All.tensor_specs(config) {
+            let (Some(name), &[outputs, inputs]) =
+                (source.stored_type(&spec.name), spec.shape.as_slice())
+            else {
+                continue;
+            };
+            let values = (outputs * inputs) as u64;
+            let values_of_a_token = match &config.experts {
+                _ if spec.role == TensorRole::Embedding => inputs as u64,
+                Some(experts) if spec.name.contains(".experts.") => {
+                    values * experts.num_experts_per_tok as u64 / experts.num_experts.max(1) as u64
+                }
+                _ => values,
+            };
+            let start = StoredType { name, values: 0, values_of_a_token: 0 };
+            let sum = types.entry(name).or_insert(start);
+            sum.values += values;
+            sum.values_of_a_token += values_of_a_token;
+        }
+        let mut types: Vec<_> = types.into_values().collect();
+        types.sort_by_key(|of_type| std::cmp::Reverse(of_type.values));
+        Ok(types)
     }
 
     /// The type of each of a local target's matrices as the format writes it (`Q4_K`, `BF16`), by published names, from
@@ -131,6 +144,15 @@ impl Target {
     /// # Errors
     /// - as [`Self::stored_types`]
     pub fn stored_matrices(path: &Path) -> Result<BTreeMap<String, &'static str>> {
-        load::stored_matrices(path)
+        let files = files(path)?;
+        let (config, source) = files.parts();
+        check_tensor_count(source, config, 0..config.num_hidden_layers)?;
+        let matrices =
+            Layers::All.tensor_specs(config).into_iter().filter(|spec| spec.shape.len() == 2);
+        let typed = |spec: TensorSpec| {
+            let stored = source.stored_type(&spec.name)?;
+            Some((spec.name, stored))
+        };
+        Ok(matrices.filter_map(typed).collect())
     }
 }

@@ -8,9 +8,9 @@ use candle_core::{Result, Tensor, Var};
 use super::super::gpu::tables::{NOWHERE, OfKeys};
 use super::super::gpu::{self, Way};
 use super::super::{Delays, KeyRanges, Reach, TILE_KEYS, attention};
-use super::{random_ranges, ranges_with_singles};
+use super::{random_ranges, ranges_with_singles, variables};
 use crate::cuda::emulator::emulated;
-use crate::test_support::{Noise, assert_alike, assert_close, relative_error};
+use crate::test_support::{Noise, assert_alike, assert_close, bits, relative_error};
 
 /// Largest errors of results and gradients with bf16 factors.
 const HALF: (f64, f64) = (2e-2, 3e-2);
@@ -39,9 +39,8 @@ fn documents_windows_and_delays_match_the_cpu() -> Result<()> {
         let (kv_heads, group) = (1 + noise.below(3), 1 + noise.below(4));
         let head_dim = [2, 8, 20, 64, 9][noise.below(5)];
         let ranges = random_ranges(&mut noise, tokens);
-        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
-        let k = noise.var(&[tokens, kv_heads, head_dim]);
-        let v = noise.var(&[tokens, kv_heads, head_dim]);
+        let heads = [tokens, kv_heads * group];
+        let [q, k, v] = variables(&mut noise, heads, [tokens, kv_heads], head_dim);
         assert_near(Way::Terms(3), [&q, &k, &v], &ranges, (2e-6, 3e-5))?;
         // Where few keys are seen a query's gradient is all cancellation, of rounded products.
         if tokens > 60 {
@@ -60,9 +59,8 @@ fn test_time_steps_and_trees_match_the_cpu() -> Result<()> {
         let ranges = ranges_with_singles(&mut noise, seed, tokens);
         let keys = ranges.max_end() + noise.below(3);
         let ranges = Arc::new(ranges);
-        let q = noise.var(&[tokens, kv_heads * group, head_dim]);
-        let k = noise.var(&[keys, kv_heads, head_dim]);
-        let v = noise.var(&[keys, kv_heads, head_dim]);
+        let heads = [tokens, kv_heads * group];
+        let [q, k, v] = variables(&mut noise, heads, [keys, kv_heads], head_dim);
         assert_near(Way::Terms(3), [&q, &k, &v], &ranges, (2e-6, 3e-5))?;
         // Without gradients single keys are taken in order.
         let [q, k, v] = [q, k, v].map(|t| t.detach());
@@ -89,9 +87,8 @@ fn bf16_tiles_that_are_copied_ahead_match_the_cpu() -> Result<()> {
             (Way::Pipelined, [16, 80, 64, 32, 128][seed as usize]),
             (Way::Groups, [64, 64, 128, 64, 64][seed as usize]),
         ] {
-            let q = noise.var(&[tokens, kv_heads * group, head_dim]);
-            let k = noise.var(&[keys, kv_heads, head_dim]);
-            let v = noise.var(&[keys, kv_heads, head_dim]);
+            let heads = [tokens, kv_heads * group];
+            let [q, k, v] = variables(&mut noise, heads, [keys, kv_heads], head_dim);
             // Where few keys are seen a query's gradient is all cancellation, of rounded products.
             let allowed = if tokens > 60 { HALF } else { (2e-2, 2e-1) };
             assert_near(way, [&q, &k, &v], &ranges, allowed)?;
@@ -121,7 +118,7 @@ fn a_document_has_the_bits_that_it_has_alone_with_bf16_tiles() -> Result<()> {
             Ok((packed, gpu::attention_of(way, &q, &k, &v, &own)?.expect("narrow heads")))
         })?;
         let of_document = packed.narrow(0, first as usize, (last - first) as usize)?;
-        assert_eq!(bits(&of_document)?, bits(&alone)?, "{way:?}");
+        assert_eq!(bits(&of_document), bits(&alone), "{way:?}");
     }
     Ok(())
 }
@@ -219,7 +216,7 @@ fn a_row_of_a_pass_has_the_bits_that_it_has_alone() -> Result<()> {
             let (k, v) = (k.narrow(0, 0, keys)?, v.narrow(0, 0, keys)?);
             let one = Arc::new(KeyRanges::appended(cached + row, 1));
             let alone = emulated(|| attention(&q.narrow(0, row, 1)?, &k, &v, &one))?;
-            assert_eq!(bits(&together.narrow(0, row, 1)?)?, bits(&alone)?, "row {row} of {cached}");
+            assert_eq!(bits(&together.narrow(0, row, 1)?), bits(&alone), "row {row} of {cached}");
         }
     }
     Ok(())
@@ -253,7 +250,7 @@ fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
         let held = Arc::new(tree.as_ref().clone().without_first(dropped).expect("unseen"));
         let rest = |t: &Tensor| t.narrow(0, dropped, keys - dropped)?.force_contiguous();
         let rest = emulated(|| attention(&q, &rest(&k)?, &rest(&v)?, &held))?;
-        assert_eq!(bits(&rest)?, bits(&together)?, "{dropped} of {cached} dropped");
+        assert_eq!(bits(&rest), bits(&together), "{dropped} of {cached} dropped");
         for node in 0..nodes {
             let path = whole.singles_of(node).iter().copied();
             let seen: Vec<u32> = (0..cached as u32).chain(path).collect();
@@ -262,32 +259,25 @@ fn a_node_of_a_tree_has_the_bits_that_it_has_in_a_chain() -> Result<()> {
             let seen = Tensor::new(seen, q.device())?;
             let [k, v] = [k.index_select(&seen, 0)?, v.index_select(&seen, 0)?];
             let alone = emulated(|| attention(&q.narrow(0, node, 1)?, &k, &v, &chain))?;
-            let of_tree = bits(&together.narrow(0, node, 1)?)?;
-            assert_eq!(of_tree, bits(&alone)?, "node {node} after {cached}");
+            let of_tree = bits(&together.narrow(0, node, 1)?);
+            assert_eq!(of_tree, bits(&alone), "node {node} after {cached}");
         }
     }
     Ok(())
 }
 
-fn bits(values: &Tensor) -> Result<Vec<u32>> {
-    Ok(values.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| x.to_bits()).collect())
-}
-
 #[test]
 fn queries_that_see_nothing_get_zeros() -> Result<()> {
     let mut noise = Noise::new(3);
-    let q = noise.var(&[70, 2, 8]);
-    let (k, v) = (noise.var(&[70, 2, 8]), noise.var(&[70, 2, 8]));
+    let [q, k, v] = variables(&mut noise, [70, 2], [70, 2], 8);
     let ranges = Arc::new(KeyRanges::packed(&[-1; 70], None, Delays::Same(0)));
     let out = emulated(|| attention(&q, &k, &v, &ranges))?;
-    let zeros = |t: &Tensor| -> Result<bool> {
-        Ok(t.flatten_all()?.to_vec1::<f32>()?.iter().all(|x| x.to_bits() == 0))
-    };
-    assert!(zeros(&out)?);
+    let zeros = |t: &Tensor| bits(t).iter().all(|bits| *bits == 0);
+    assert!(zeros(&out));
     let gradients = emulated(|| out.sum_all()?.gradients())?;
     for variable in [&q, &k, &v] {
         let gradient = gradients.get(variable).expect("a gradient");
-        assert!(zeros(&gradient.abs()?)?);
+        assert!(zeros(&gradient.abs()?));
     }
     Ok(())
 }
@@ -357,8 +347,7 @@ fn tables_in_linear_time_are_those_of_every_tile_of_every_query() {
 fn tables_that_are_kept_serve_frozen_and_trained_keys() -> Result<()> {
     let mut noise = Noise::new(77);
     let ranges = Arc::new(KeyRanges::packed(&[0; 70], None, Delays::Same(0)).with_own_columns(1));
-    let q = noise.var(&[70, 2, 8]);
-    let (k, v) = (noise.var(&[140, 1, 8]), noise.var(&[140, 1, 8]));
+    let [q, k, v] = variables(&mut noise, [70, 2], [140, 1], 8);
     let loss = |k: &Tensor, v: &Tensor| attention(&q, k, v, &ranges)?.sqr()?.sum_all();
     let plain = loss(&k, &v)?.gradients()?;
     emulated(|| {

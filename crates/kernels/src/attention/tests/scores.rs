@@ -4,20 +4,9 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
-use super::super::composed::within;
 use super::super::{KeyRanges, Reach, Scores, attention, frozen_attention};
-use super::{capped, random_tree};
-use crate::composed::CHUNK_VALUES;
+use super::{capped, composed, random_tree};
 use crate::test_support::{Noise, assert_close};
-
-/// From tensor ops.
-fn composed(
-    arguments: [&Tensor; 3],
-    ranges: &Arc<KeyRanges>,
-    scores: Scores<'_>,
-) -> Result<Tensor> {
-    within(CHUNK_VALUES, arguments, ranges, scores)
-}
 
 #[test]
 fn soft_capped_scores_are_bent_before_the_softmax() -> Result<()> {

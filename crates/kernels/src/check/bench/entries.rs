@@ -10,8 +10,9 @@ use candle_core::{DType, Device, Result, Tensor};
 use super::super::Size::{self, Real, Small, Smoke};
 use super::super::blocks::Made;
 use super::super::case::{Input, frozen, trained};
+use super::super::optimizer::STEP;
 use super::{Entry, ROTATED, Work};
-use crate::adamw::{AdamWState, AdamWStep, adamw_on_device};
+use crate::adamw::{AdamWState, adamw_on_device};
 use crate::attention::{Delays, KeyRanges, attention};
 use crate::linear::linear;
 use crate::linear_cross_entropy::{Inputs, SoftTargets, Teacher, linear_cross_entropy};
@@ -270,16 +271,8 @@ fn step(size: Size) -> Entry {
         ["values", "first moment", "second moment", "gradient"].map(|name| frozen(name, [count]));
     let bytes = Work::Bytes(28.0 * count as f64);
     entry(("adamw", format!("{count} values")), false, inputs, bytes, |t| {
-        let step = AdamWStep {
-            learning_rate: 1e-3,
-            betas: (0.9, 0.95),
-            eps: 1e-8,
-            weight_decay: 0.0,
-            step: 1,
-            grad_scale: 1.0,
-        };
         let [theta, first, second] = [&t[0], &t[1], &t[2]].map(Tensor::clone);
-        adamw_on_device(&step, &AdamWState { theta, first, second }, &t[3]).map(drop)
+        adamw_on_device(&STEP, &AdamWState { theta, first, second }, &t[3]).map(drop)
     })
 }
 

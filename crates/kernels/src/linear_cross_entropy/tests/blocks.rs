@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_core::{Result, Tensor};
 use half::f16;
 
-use super::super::{Inputs, LowRank, Teacher, composed, linear_cross_entropy};
+use super::super::composed::composed;
+use super::super::{Inputs, LowRank, Teacher, linear_cross_entropy};
 use super::{Case, kinds_and_teachers};
 use crate::bend::Bend;
 use crate::chosen_products::chosen_products;

@@ -9,7 +9,7 @@ use super::super::gguf::LOG_MULTIPLIER;
 use super::super::latent::LatentConfig;
 use super::super::parts::{Rotary, Router};
 use super::super::rope::yarn_growth;
-use super::{Defaults, GgufKeys, JsonKeys, OwnSizes, Parts, Sizes, limits};
+use super::{Defaults, GgufKeys, JsonKeys, OwnSizes, Parts, Sizes, routed_experts};
 
 pub(super) fn defaults() -> Defaults {
     Defaults {
@@ -74,19 +74,7 @@ fn parts(latent: LatentConfig, router: Router, sizes: Sizes, stretch: Option<f64
 
 /// Experts in all layers but the first ones.
 pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
-    let layers = keys.size("num_hidden_layers").unwrap_or(1).min(limits::LAYERS);
-    let first = keys.size("first_k_dense_replace").unwrap_or(3).min(layers);
-    let width = keys.size("moe_intermediate_size").unwrap_or(2048);
-    let shared = keys.size("n_shared_experts").unwrap_or(1);
-    ExpertsConfig {
-        num_experts: keys.size("n_routed_experts").unwrap_or(256),
-        num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(8),
-        moe_intermediate_size: width,
-        shared_expert_intermediate_size: (shared > 0).then(|| width.saturating_mul(shared)),
-        norm_topk_prob: keys.flag("norm_topk_prob", true),
-        decoder_sparse_step: 1,
-        mlp_only_layers: (0..first).collect(),
-    }
+    routed_experts(keys, [256, 2048, 3])
 }
 
 /// What any stretching multiplies scores by, `(0.1 m ln(factor) + 1)²` with `m` = `mscale_all_dim`.

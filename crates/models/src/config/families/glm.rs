@@ -2,7 +2,9 @@
 //! GLM-4 neighbours turn together; GLM-4 has norms on both sides, GLM-4.5 experts chosen by corrected sigmoid scores.
 
 use super::super::parts::{NormPlaces, QkNorm, Rotary, Router};
-use super::{Architecture, Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, Sizes, limits};
+use super::{
+    Architecture, Defaults, ExpertsConfig, GgufKeys, JsonKeys, Parts, Sizes, routed_experts,
+};
 
 /// The share of a head that turns.
 const TURNING: f64 = 0.5;
@@ -54,20 +56,9 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> Parts {
     parts
 }
 
-/// The experts of GLM-4.5: from a layer on, with one or several as one that every token visits.
-pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
-    let layers = keys.size("num_hidden_layers").unwrap_or(0).min(limits::LAYERS);
-    let width = keys.size("moe_intermediate_size").unwrap_or(1408);
-    let shared = keys.size("n_shared_experts").unwrap_or(1);
-    ExpertsConfig {
-        num_experts: keys.size("n_routed_experts").unwrap_or(128),
-        num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(8),
-        moe_intermediate_size: width,
-        shared_expert_intermediate_size: (shared > 0).then(|| width.saturating_mul(shared)),
-        norm_topk_prob: keys.flag("norm_topk_prob", true),
-        decoder_sparse_step: 1,
-        mlp_only_layers: (0..keys.size("first_k_dense_replace").unwrap_or(1).min(layers)).collect(),
-    }
+/// The experts of GLM-4.5, under DeepSeek's keys.
+pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
+    routed_experts(keys, [128, 1408, 1])
 }
 
 pub(super) fn of_gguf(keys: &mut GgufKeys<'_>, sizes: Sizes) -> Parts {

@@ -65,7 +65,7 @@ pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters,
 }
 
 /// Experts are as wide as the key of the MLP says; every layer has them.
-pub(super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
+pub(in super::super) fn experts(keys: &mut JsonKeys<'_>) -> ExpertsConfig {
     let per_token = keys.size("num_experts_per_tok").or_else(|| keys.size("experts_per_token"));
     let count = keys.size("num_local_experts").or_else(|| keys.size("num_experts"));
     ExpertsConfig {

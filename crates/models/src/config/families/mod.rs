@@ -4,8 +4,8 @@
 pub(super) mod deepseek;
 mod gemma;
 pub(super) mod gemma4;
-mod glm;
-mod gpt_oss;
+pub(super) mod glm;
+pub(super) mod gpt_oss;
 mod granite;
 mod hybrid;
 pub(super) mod lfm;
@@ -226,15 +226,21 @@ pub(super) fn may_be_dense(architecture: Architecture) -> bool {
     matches!(architecture, Architecture::DeepseekV3 | Architecture::Gemma4)
 }
 
-/// The experts of a family whose keys have names of their own.
-pub(super) fn experts_of_json(
-    keys: &mut JsonKeys<'_>,
-    architecture: Architecture,
-) -> Option<ExpertsConfig> {
-    match architecture {
-        Architecture::Glm4Moe => Some(glm::experts(keys)),
-        Architecture::GptOss => Some(gpt_oss::experts(keys)),
-        _ => None,
+/// Experts of all layers but the first ones, with one or several as one that every token visits. What a file leaves
+/// out is the class's: how many there are, their width, and the number of layers without them.
+fn routed_experts(keys: &mut JsonKeys<'_>, [count, width, first]: [usize; 3]) -> ExpertsConfig {
+    let layers = keys.size("num_hidden_layers").unwrap_or(1).min(limits::LAYERS);
+    let first = keys.size("first_k_dense_replace").unwrap_or(first).min(layers);
+    let width = keys.size("moe_intermediate_size").unwrap_or(width);
+    let shared = keys.size("n_shared_experts").unwrap_or(1);
+    ExpertsConfig {
+        num_experts: keys.size("n_routed_experts").unwrap_or(count),
+        num_experts_per_tok: keys.size("num_experts_per_tok").unwrap_or(8),
+        moe_intermediate_size: width,
+        shared_expert_intermediate_size: (shared > 0).then(|| width.saturating_mul(shared)),
+        norm_topk_prob: keys.flag("norm_topk_prob", true),
+        decoder_sparse_step: 1,
+        mlp_only_layers: (0..first).collect(),
     }
 }
 

@@ -315,47 +315,35 @@ fn hostile_values_are_named() {
         let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
         assert!(text.contains(key), "{kind}: {key} = {value} not in {text}");
     }
-    for (scaling, part) in [
-        (
-            json!({"type": "longrope", "short_factor": [1], "long_factor": [1, 1, 1, 1]}),
-            "short_factor",
-        ),
-        (
-            json!({"type": "longrope", "short_factor": [1, 1, 1, 0], "long_factor": [1, 1, 1, 1]}),
-            "short_factor",
-        ),
-        (
-            json!({"type": "longrope", "short_factor": [1, 1, 1, 1], "long_factor": [1, 1, 1, 1e300]}),
-            "long_factor",
-        ),
-        (
-            json!({"type": "longrope", "short_factor": "x", "long_factor": [1, 1, 1, 1]}),
-            "short_factor",
-        ),
-    ] {
-        let mut config = of("phi3");
-        config["rope_scaling"] = scaling;
-        let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
-        assert!(text.contains(part), "{part} not in {text}");
-    }
-    let mut config = of("gemma3_text");
-    config["rope_local_base_freq"] = json!(1e-300);
-    let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
-    assert!(text.contains("`rope_theta` = 1e-300"), "{text}");
-    let mut config = of("ministral3");
-    config["rope_parameters"] = json!({
+}
+
+/// The same of rotary parameters, which are named by keys within them.
+#[test]
+fn hostile_rotary_parameters_are_named() {
+    let by_length = |short: Value, long: Value| json!({"type": "longrope", "short_factor": short, "long_factor": long});
+    let (ones, huge) = (json!([1, 1, 1, 1]), 1e300);
+    let growing = json!({
         "rope_type": "default", "llama_4_scaling_beta": huge, "original_max_position_embeddings": 16
     });
-    let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
-    assert!(text.contains("llama_4_scaling_beta"), "{text}");
-    let mut config = of("llama");
-    for scaling in [
-        json!({"rope_type": "linear", "factor": 1e-300}),
-        json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": huge}),
-        json!({"rope_type": "yarn", "factor": huge}),
+    for (kind, key, value, named) in [
+        ("phi3", "rope_scaling", by_length(json!([1]), ones.clone()), "short_factor"),
+        ("phi3", "rope_scaling", by_length(json!([1, 1, 1, 0]), ones.clone()), "short_factor"),
+        ("phi3", "rope_scaling", by_length(ones.clone(), json!([1, 1, 1, huge])), "long_factor"),
+        ("phi3", "rope_scaling", by_length(json!("x"), ones), "short_factor"),
+        ("gemma3_text", "rope_local_base_freq", json!(1e-300), "`rope_theta` = 1e-300"),
+        ("ministral3", "rope_parameters", growing, "llama_4_scaling_beta"),
+        ("llama", "rope_scaling", json!({"rope_type": "linear", "factor": 1e-300}), "factor"),
+        (
+            "llama",
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": huge}),
+            "factor",
+        ),
+        ("llama", "rope_scaling", json!({"rope_type": "yarn", "factor": huge}), "factor"),
     ] {
-        config["rope_scaling"] = scaling;
+        let mut config = of(kind);
+        config[key] = value;
         let text = TargetConfig::from_json(&config).expect_err("invalid").to_string();
-        assert!(text.contains("factor"), "{text}");
+        assert!(text.contains(named), "{kind}: {named} not in {text}");
     }
 }

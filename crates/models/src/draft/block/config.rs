@@ -3,7 +3,7 @@
 use longdraft_kernels::bend::Bend;
 
 use crate::config::{RopeParameters, TargetConfig, limits};
-use crate::error::Problems;
+use crate::error::{Problems, without_backtrace};
 use crate::ids::LayerId;
 
 /// Why a draft cannot read layer −1, as trainers that know it count.
@@ -175,6 +175,17 @@ impl BlockConfig {
     /// Whether a slot of a layer sees no slot after it.
     pub fn is_causal_in(&self, kind: LayerKind) -> bool {
         self.is_causal.unwrap_or(kind == LayerKind::Sliding)
+    }
+
+    /// These sizes as read, unless there are problems: those of reading, or else what does not fit together.
+    pub(super) fn checked(self, read: Problems) -> Result<Self, Problems> {
+        let mut problems = if read.0.is_empty() { self.problems() } else { read };
+        if problems.0.is_empty()
+            && let Err(error) = self.rope.build(self.head_dim)
+        {
+            problems.push(without_backtrace(error));
+        }
+        if problems.0.is_empty() { Ok(self) } else { Err(problems) }
     }
 
     /// What does not fit together.

@@ -17,8 +17,8 @@ use super::key_names::{
 };
 use super::speculators;
 use crate::config::{RopeParameters, limits};
-use crate::draft::keys::{Keys, read_attn_factor};
-use crate::error::{Problems, without_backtrace};
+use crate::draft::keys::Keys;
+use crate::error::Problems;
 use crate::ids::LayerId;
 
 const FULL: &str = "full_attention";
@@ -89,22 +89,8 @@ impl BlockConfig {
             .map(|kind| kind.0)
             .collect();
         let context = max_position_embeddings;
-        let mut rotary = value.clone();
-        read_attn_factor(&mut rotary);
-        config.rope = RopeParameters::of_draft(&rotary, (context, &kinds), &mut problems);
-        if let Some(divisors) = value["rope_divisors"].as_array() {
-            let numbers = divisors.iter().filter_map(Value::as_f64);
-            config.rope.divisors = Some(numbers.map(|divisor| divisor as f32).collect());
-        }
-        if problems.0.is_empty() {
-            problems = config.problems();
-        }
-        if problems.0.is_empty()
-            && let Err(error) = config.rope.build(config.head_dim)
-        {
-            problems.push(without_backtrace(error));
-        }
-        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+        config.rope = RopeParameters::of_draft(value, (context, &kinds), &mut problems);
+        config.checked(problems)
     }
 
     /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base, that
@@ -114,7 +100,6 @@ impl BlockConfig {
             LayerKind::Full => FULL,
             LayerKind::Sliding => SLIDING,
         };
-        let rope = self.rope.to_json();
         let mut own = json!({
             BLOCK_SIZE: self.block_size,
             MASK_TOKEN: self.mask_token_id,
@@ -162,7 +147,7 @@ impl BlockConfig {
             "max_position_embeddings": self.max_position_embeddings,
             "attention_bias": self.attention_bias,
             "rope_theta": self.rope.theta,
-            "rope_parameters": rope,
+            "rope_parameters": self.rope.to_json(),
             "layer_types": self.layers.iter().map(name).collect::<Vec<_>>(),
             "use_sliding_window": self.layers.contains(&LayerKind::Sliding),
             "max_window_layers": self.layers.iter().take_while(|k| **k == LayerKind::Full).count(),
@@ -193,13 +178,7 @@ impl BlockConfig {
                 value[key] = value[OWN][key].clone();
             }
         }
-        // Readers take an absent key for none; some refuse null.
-        if rope["rope_type"] != "default" {
-            value["rope_scaling"] = rope;
-        }
-        if let Some(divisors) = &self.rope.divisors {
-            value["rope_divisors"] = json!(divisors);
-        }
+        self.rope.write_beside(&mut value);
         value
     }
 

@@ -18,7 +18,7 @@ use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::draft::DraftKind;
 use crate::draft::gguf::{DraftGguf, Naming};
 use crate::draft::vocabulary::MAP;
-use crate::error::{Problems, without_backtrace};
+use crate::error::Problems;
 use crate::target_model::gguf::PLAIN_MODULES;
 
 /// `general.architecture` of such files.
@@ -179,15 +179,7 @@ impl GgufBlockSource {
             limits::scale(&mut problems, &Self::key(key), number)
         });
         config.bend = Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap };
-        if problems.0.is_empty() {
-            problems = config.problems();
-        }
-        if problems.0.is_empty()
-            && let Err(error) = config.rope.build(config.head_dim)
-        {
-            problems.push(without_backtrace(error));
-        }
-        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+        config.checked(problems)
     }
 
     /// Tokens that the file's own tensors or its tokenizer count.

@@ -12,6 +12,7 @@ use crate::draft::files::SavedDraft;
 use crate::draft::{Draft, VocabularyMap};
 use crate::ids::{LayerId, TargetTokenId};
 use crate::target_model::{KeyValues, Layers, PackedSequence, Tap, Taps, Target, TargetOptions};
+use crate::test_support::{assert_refused, values};
 use crate::weights::WeightSource;
 use crate::weights::memory::MemorySource;
 
@@ -53,13 +54,19 @@ fn noise(shape: &[usize], seed: u64) -> Tensor {
 
 fn worst(a: &Tensor, b: &Tensor) -> f64 {
     assert_eq!(a.dims(), b.dims());
-    let values =
-        |t: &Tensor| t.detach().flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
     let (a, b) = (values(a), values(b));
     let largest = b.iter().fold(0.0_f32, |most, value| most.max(value.abs()));
     let error = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max);
     assert!(a.iter().all(|value| value.is_finite()));
     f64::from(error / largest.max(f32::MIN_POSITIVE))
+}
+
+/// A draft's files, and the folder that has them while it lives.
+fn saved_draft(draft: &BlockDraft) -> (tempfile::TempDir, SavedDraft) {
+    let folder = tempfile::tempdir().expect("folder");
+    draft.save(folder.path(), "of the target").expect("saved");
+    let saved = SavedDraft::at(folder.path());
+    (folder, saved)
 }
 
 /// Inputs and positions of the blocks at `anchors` of one document.
@@ -157,11 +164,9 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
     let table = noise(&[40, 32], 1);
     let config = BlockConfig { is_causal: Some(false), ..toy() };
     let draft = BlockDraft::initialise(&config, &table, 3).expect("draft");
-    let folder = tempfile::tempdir().expect("folder");
-    draft.save(folder.path(), "of the target").expect("saved");
-    assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, draft.method());
-    assert_eq!(crate::draft::files::trained_for(folder.path()).as_deref(), Some("of the target"));
-    let saved = SavedDraft::at(folder.path());
+    let (_folder, saved) = saved_draft(&draft);
+    assert_eq!(crate::draft::DraftKind::at(&saved.path).expect("a kind").name, draft.method());
+    assert_eq!(crate::draft::files::trained_for(&saved.path).as_deref(), Some("of the target"));
     BlockDraft::check_file(&saved, &config).expect("the same network");
     let again = BlockDraft::load(&saved, &config, &table, (None, 3)).expect("opened");
     assert_eq!(again.config(), &config);
@@ -174,8 +179,7 @@ fn a_saved_draft_is_opened_again_and_another_network_is_refused() {
         (BlockConfig { is_causal: Some(true), ..config.clone() }, "causal"),
         (BlockConfig { layers: vec![LayerKind::Full], ..config.clone() }, "`layers` = 2, 1"),
     ] {
-        let error = BlockDraft::load(&saved, &other, &table, (None, 3)).err().expect("refused");
-        assert!(error.to_string().contains(key), "{error}");
+        assert_refused(BlockDraft::load(&saved, &other, &table, (None, 3)), &[key]);
     }
     // A window is given and taken.
     let windowed = BlockConfig {
@@ -197,9 +201,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
         ..plain.clone()
     };
     let draft = BlockDraft::initialise(&plain, &table, 3).expect("draft");
-    let folder = tempfile::tempdir().expect("folder");
-    draft.save(folder.path(), "of the target").expect("saved");
-    let saved = SavedDraft::at(folder.path());
+    let (_folder, saved) = saved_draft(&draft);
     BlockDraft::check_file(&saved, &wide).expect("one to extend");
     let extended = BlockDraft::load(&saved, &wide, &table, (None, 7)).expect("extended");
     let (ids, features) = ((0..12).collect::<Vec<u32>>(), noise(&[12, 64], 2));
@@ -208,14 +210,11 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
     let selector = extended.selector().expect("a selector");
     let projected = selector.project(&hidden).expect("projected");
     let preferences = selector.preferences(&projected, &[1; 8], &[4; 40]).expect("preferences");
-    let values = preferences.flatten_all().and_then(|t| t.to_vec1::<f32>()).expect("values");
-    assert_eq!(values, [0.0; 40], "a fresh selector prefers nothing");
+    assert_eq!(values(&preferences), [0.0; 40], "a fresh selector prefers nothing");
 
     // Its own files are of the other kind, and no plain draft starts from them.
-    let folder = tempfile::tempdir().expect("folder");
-    extended.save(folder.path(), "of the target").expect("saved");
-    assert_eq!(crate::draft::DraftKind::at(folder.path()).expect("a kind").name, "dflash2");
-    let saved = SavedDraft::at(folder.path());
+    let (_folder, saved) = saved_draft(&extended);
+    assert_eq!(crate::draft::DraftKind::at(&saved.path).expect("a kind").name, "dflash2");
     let again = BlockDraft::load(&saved, &wide, &table, (None, 9)).expect("opened");
     for (a, b) in extended.weights().named().iter().zip(again.weights().named()) {
         assert_eq!((&a.0, worst(&a.1, &b.1)), (&b.0, 0.0));
@@ -224,8 +223,7 @@ fn a_plain_draft_becomes_one_with_a_selector_that_computes_the_same() {
         (plain, "`conv_group_size` = 8, none is configured"),
         (BlockConfig { selector: Some(SelectorSizes { rank: 4, top_k: 6 }), ..wide }, "top_k"),
     ] {
-        let error = BlockDraft::load(&saved, &other, &table, (None, 3)).err().expect("refused");
-        assert!(error.to_string().contains(key), "{error}");
+        assert_refused(BlockDraft::load(&saved, &other, &table, (None, 3)), &[key]);
     }
 }
 
@@ -234,9 +232,7 @@ fn heads_of_other_sizes_are_told_by_their_keys() {
     let sizes = ChainSizes { rank: 4, kind: ChainKind::Gated, confidence: Some(true) };
     let config = BlockConfig { is_causal: Some(false), chain: Some(sizes), ..toy() };
     let draft = BlockDraft::initialise(&config, &noise(&[40, 32], 1), 3).expect("draft");
-    let folder = tempfile::tempdir().expect("folder");
-    draft.save(folder.path(), "of the target").expect("saved");
-    let saved = SavedDraft::at(folder.path());
+    let (_folder, saved) = saved_draft(&draft);
     BlockDraft::check_file(&saved, &config).expect("the same network");
     for (chain, told) in [
         (Some(ChainSizes { rank: 5, ..sizes }), "`markov_rank` = 4, 5 is configured"),
@@ -255,8 +251,7 @@ fn heads_of_other_sizes_are_told_by_their_keys() {
         (None, "`markov_rank` = 4, none is configured"),
     ] {
         let other = BlockConfig { chain, ..config.clone() };
-        let error = BlockDraft::check_file(&saved, &other).expect_err("refused").to_string();
-        assert!(error.contains(told), "{told} not in {error}");
+        assert_refused(BlockDraft::check_file(&saved, &other), &[told]);
     }
 }
 
@@ -271,8 +266,7 @@ fn tensors_that_the_network_does_not_know_are_refused_but_for_the_target_s() {
     };
     let open = |extra| BlockDraft::from_source(&named(extra), &config, &noise(&[40, 32], 1));
     assert!(open("lm_head.weight").is_ok());
-    let error = open("mask_embedding").err().expect("refused").to_string();
-    assert!(error.contains("unexpected tensor `mask_embedding`"), "{error}");
+    assert_refused(open("mask_embedding"), &["unexpected tensor `mask_embedding`"]);
 }
 
 /// What the files of a draft hold that proposes every other token through a head of its own.
@@ -299,9 +293,7 @@ fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
         };
         let draft = open(tensors.clone()).expect("a draft");
         assert_eq!(draft.vocabulary().map(|map| map.kept()[3].0), Some(6));
-        let folder = tempfile::tempdir().expect("folder");
-        draft.save(folder.path(), "of a target").expect("saved");
-        let saved = SavedDraft::at(folder.path());
+        let (_folder, saved) = saved_draft(&draft);
         let again = BlockDraft::load(&saved, &config, &table, (None, 3)).expect("opened");
         assert_eq!(again.vocabulary(), draft.vocabulary());
         let head = |draft: &BlockDraft| draft.own_head().expect("a head").rows().expect("rows");
@@ -310,20 +302,19 @@ fn a_head_of_the_draft_s_own_is_read_with_its_map_and_saved() {
         assert!(draft.parameters().iter().all(|parameter| parameter.name != "lm_head.weight"));
         // Fewer rows are another network, and all of them are those of the target's head.
         let whole = BlockConfig { draft_vocab_size: 40, ..config.clone() };
-        let error = BlockDraft::check_file(&saved, &whole).expect_err("refused").to_string();
-        assert!(error.contains("a head of its own over 20 tokens"), "{error}");
+        assert_refused(
+            BlockDraft::check_file(&saved, &whole),
+            &["a head of its own over 20 tokens"],
+        );
         for name in ["d2t", "lm_head.weight"] {
             let without = tensors.iter().filter(|(known, _)| known != name).cloned().collect();
-            let error = open(without).err().expect("refused").to_string();
-            assert!(error.contains(&format!("`{name}`")), "{error}");
+            assert_refused(open(without), &[&format!("`{name}`")]);
         }
         let ids = Tensor::new((0..20_i64).map(|i| 2 * i).collect::<Vec<_>>(), &Device::Cpu);
         let mut absolute = tensors.clone();
         absolute.push(("d2t".to_owned(), ids.expect("ids")));
-        let error = open(absolute).err().expect("refused").to_string();
-        assert!(error.contains("absolute ids"), "{error}");
-        let error = BlockDraft::initialise(&config, &table, 3).err().expect("refused").to_string();
-        assert!(error.contains("which 20 tokens"), "{error}");
+        assert_refused(open(absolute), &["absolute ids"]);
+        assert_refused(BlockDraft::initialise(&config, &table, 3), &["which 20 tokens"]);
     }
 }
 
@@ -336,32 +327,26 @@ fn a_draft_gets_a_head_of_its_own_once() {
         OwnHead::new(VocabularyMap::new(kept, 40).expect("a map"), &rows).expect("a head")
     };
     let plain = BlockDraft::initialise(&toy(), &table, 3).expect("a draft");
-    let folder = tempfile::tempdir().expect("folder");
-    plain.save(folder.path(), "of a target").expect("saved");
-    let saved = SavedDraft::at(folder.path());
+    let (_folder, saved) = saved_draft(&plain);
     let chain = ChainSizes { rank: 4, kind: ChainKind::Vanilla, confidence: None };
     for chain in [None, Some(chain)] {
         let config = BlockConfig { draft_vocab_size: 20, chain, ..toy() };
         BlockDraft::check_file(&saved, &config).expect("a draft to go on with");
         let load = |saved: &SavedDraft, own| BlockDraft::load(saved, &config, &table, (own, 3));
-        let error = load(&saved, None).err().expect("refused").to_string();
-        assert!(error.contains("which 20 tokens"), "{error}");
+        assert_refused(load(&saved, None), &["which 20 tokens"]);
         let begun = load(&saved, Some(own(1))).expect("begun");
         assert_eq!(begun.vocabulary().map(|map| map.kept()[3].0), Some(7));
         let of = |draft: &BlockDraft| draft.weights().tensor("fc.weight").cloned().expect("one");
         assert!(worst(&of(&begun), &of(&plain)) <= 0.0);
-        let folder = tempfile::tempdir().expect("folder");
-        begun.save(folder.path(), "of a target").expect("saved");
-        let again = load(&SavedDraft::at(folder.path()), Some(own(0))).expect("opened");
+        let (_folder, saved) = saved_draft(&begun);
+        let again = load(&saved, Some(own(0))).expect("opened");
         assert_eq!(again.vocabulary(), begun.vocabulary());
     }
     // The output of a chain has a row for every token that is proposed.
     let config = BlockConfig { chain: Some(chain), ..toy() };
     let chained = BlockDraft::initialise(&config, &table, 3).expect("a draft");
-    let folder = tempfile::tempdir().expect("folder");
-    chained.save(folder.path(), "of a target").expect("saved");
+    let (_folder, saved) = saved_draft(&chained);
     let narrow = BlockConfig { draft_vocab_size: 20, ..config };
-    let saved = SavedDraft::at(folder.path());
     BlockDraft::check_file(&saved, &narrow).expect("a draft to go on with");
     let begun = BlockDraft::load(&saved, &narrow, &table, (Some(own(1)), 3)).expect("begun");
     let output = |draft: &BlockDraft| draft.chain().expect("one").output().cloned().expect("rows");
@@ -449,9 +434,5 @@ fn a_target_without_its_last_layer_is_named() {
     let target = target("llama", Layers::None);
     let config = BlockConfig::for_target(target.config(), 1, 4, 39);
     let error = BlockDraft::initialise_from(&config, &target, None, 3);
-    let error = error.err().expect("no layer");
-    assert!(
-        error.to_string().contains("`init: last_layer` needs the target's last layer"),
-        "{error}"
-    );
+    assert_refused(error, &["`init: last_layer` needs the target's last layer"]);
 }

@@ -125,6 +125,12 @@ impl Eagle3Config {
         self.num_key_value_heads * self.head_dim
     }
 
+    /// These sizes as read, unless there are problems: those of reading, or else what does not fit together.
+    pub(super) fn checked(self, read: Problems) -> std::result::Result<Self, Problems> {
+        let problems = if read.0.is_empty() { self.problems() } else { read };
+        if problems.0.is_empty() { Ok(self) } else { Err(problems) }
+    }
+
     /// What does not fit together.
     pub fn problems(&self) -> Problems {
         let mut problems = Problems::default();

@@ -5,13 +5,12 @@
 
 use std::path::Path;
 
-use longdraft_kernels::rope::RopeScaling;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
 use crate::config::{LAYER_KINDS, RopeParameters};
 use crate::draft::files::config_beside;
-use crate::draft::keys::{Keys, read_attn_factor};
+use crate::draft::keys::Keys;
 use crate::draft::speculators::flattened;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
@@ -89,15 +88,11 @@ impl Eagle3Config {
             Err(problem) => problems.0.extend(problem.0),
         }
         config.read_rope(value, &mut problems);
-        if problems.0.is_empty() {
-            problems = config.problems();
-        }
-        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+        config.checked(problems)
     }
 
     fn read_rope(&mut self, value: &Value, problems: &mut Problems) {
         let mut value = value.clone();
-        read_attn_factor(&mut value);
         for key in ["rope_parameters", "rope_scaling"] {
             let kind = ["rope_type", "type"].iter().find_map(|name| value[key][*name].as_str());
             if kind != Some("dynamic") {
@@ -113,11 +108,6 @@ impl Eagle3Config {
         let context = self.max_position_embeddings;
         let kind = value["layer_types"][0].as_str().unwrap_or(LAYER_KINDS[0]);
         self.rope = RopeParameters::of_draft(&value, (context, &[kind]), problems);
-        if let Some(divisors) = value["rope_divisors"].as_array() {
-            let divisors: Vec<f32> =
-                divisors.iter().filter_map(Value::as_f64).map(|d| d as f32).collect();
-            self.rope.divisors = Some(divisors);
-        }
         if let Err(error) = self.rope.build(self.head_dim)
             && self.head_dim.is_multiple_of(2)
         {
@@ -132,7 +122,6 @@ impl Eagle3Config {
             rope["rope_type"] = "dynamic".into();
             rope["factor"] = factor.into();
         }
-        let scaled = self.rope.scaling != RopeScaling::None || self.dynamic_ntk.is_some();
         let mut value = json!({
             "architectures": [ARCHITECTURES[0]],
             "model_type": "llama",
@@ -165,13 +154,7 @@ impl Eagle3Config {
                 LAYER_IDS: self.target_layers.map(|layer| layer.0),
             }
         });
-        // Readers take an absent key for none; some refuse null.
-        if scaled {
-            value["rope_scaling"] = rope;
-        }
-        if let Some(divisors) = &self.rope.divisors {
-            value["rope_divisors"] = json!(divisors);
-        }
+        self.rope.write_beside(&mut value);
         if let Some(window) = self.attention_window {
             value["attention_window"] = window.into();
         }
@@ -258,7 +241,10 @@ fn layer_ids(
 
 #[cfg(test)]
 mod tests {
+    use longdraft_kernels::rope::RopeScaling;
+
     use super::*;
+    use crate::test_support::assert_refused;
 
     fn minimal() -> Value {
         json!({
@@ -319,13 +305,11 @@ mod tests {
         assert_eq!(window(&value), Ok(Some(7)), "our own key");
         value["attention_window"] = Value::Null;
         value["sliding_window"] = json!(1);
-        let text = window(&value).expect_err("refused").to_string();
-        assert!(text.contains("`attention_window` = 0 is not between 1"), "{text}");
+        assert_refused(window(&value), &["`attention_window` = 0 is not between 1"]);
         value["sliding_window"] = json!(u64::MAX);
         assert!(window(&value).is_err());
         value["sliding_window"] = Value::Null;
-        let text = window(&value).expect_err("refused").to_string();
-        assert!(text.contains("`sliding_window` is missing"), "{text}");
+        assert_refused(window(&value), &["`sliding_window` is missing"]);
     }
 
     #[test]
@@ -352,22 +336,21 @@ mod tests {
         value["num_hidden_layers"] = json!(2);
         value["fc_norm"] = json!("yes");
         value["rope_scaling"] = json!({"rope_type": "dynamic"});
-        let text = Eagle3Config::from_json(&value, None).expect_err("refused").to_string();
-        for part in [
-            "`hidden_size` = \"wide\"",
-            "`norm_before_fc` = true",
-            "more than one layer",
-            "`fc_norm` = \"yes\"",
-            "`dynamic` needs",
-            "is missing",
-        ] {
-            assert!(text.contains(part), "{part} not in {text}");
-        }
+        assert_refused(
+            Eagle3Config::from_json(&value, None),
+            &[
+                "`hidden_size` = \"wide\"",
+                "`norm_before_fc` = true",
+                "more than one layer",
+                "`fc_norm` = \"yes\"",
+                "`dynamic` needs",
+                "is missing",
+            ],
+        );
         let mut value = minimal();
         value["draft_vocab_size"] = json!(300);
         value["num_key_value_heads"] = json!(2);
-        let text = Eagle3Config::from_json(&value, Some(8)).expect_err("refused").to_string();
-        assert!(text.contains("exceeds") && text.contains("does not divide"), "{text}");
+        assert_refused(Eagle3Config::from_json(&value, Some(8)), &["exceeds", "does not divide"]);
     }
 
     #[test]
@@ -376,8 +359,7 @@ mod tests {
             for size in [1_u64 << 23, 1 << 32, u64::MAX - 1] {
                 let mut value = minimal();
                 value[key] = json!(size);
-                let text = Eagle3Config::from_json(&value, Some(32)).expect_err("refused");
-                assert!(text.to_string().contains(&size.to_string()), "{text}");
+                assert_refused(Eagle3Config::from_json(&value, Some(32)), &[&size.to_string()]);
             }
         }
     }

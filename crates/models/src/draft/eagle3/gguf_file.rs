@@ -104,10 +104,7 @@ impl GgufDraftSource {
             Ok(layers) => config.target_layers = layers,
             Err(problem) => problems.push(problem),
         }
-        if problems.0.is_empty() {
-            problems = config.problems();
-        }
-        if problems.0.is_empty() { Ok(config) } else { Err(problems) }
+        config.checked(problems)
     }
 
     fn tapped_layers(

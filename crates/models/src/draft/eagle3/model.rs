@@ -8,7 +8,7 @@ use longdraft_kernels::rope::{Rope, RopeScaling, RopeTable, rope};
 use longdraft_kernels::rows::beside;
 
 use super::config::Eagle3Config;
-use super::weights::HEAD;
+use super::weights::{EMBEDDING, HEAD};
 use crate::draft::seen::{Seen, attention_each};
 use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use crate::error::Result;
@@ -56,7 +56,14 @@ impl Draft for Eagle3Draft {
 
     /// The vocabulary map unless every token is kept, embeddings if they are the draft's own.
     fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {
-        self.fixed()
+        let mut all = Vec::new();
+        if !self.vocabulary.is_identity() {
+            all.extend(self.vocabulary.tensors()?);
+        }
+        if self.own_embedding {
+            all.push((EMBEDDING.into(), self.embedding.to_dense()?));
+        }
+        Ok(all)
     }
 
     fn config_json(&self) -> serde_json::Value {

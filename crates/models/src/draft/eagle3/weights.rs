@@ -11,7 +11,7 @@ use super::model::Eagle3Draft;
 use crate::draft::files::{prefix_before, save_draft};
 use crate::draft::vocabulary::MAP;
 use crate::draft::weights::{initial_value, parameter, table_problem};
-use crate::draft::{DraftWeights, VocabularyMap};
+use crate::draft::{Draft, DraftWeights, VocabularyMap};
 use crate::error::{Problems, Result};
 use crate::weights::{TensorSpec, WeightSource};
 
@@ -168,18 +168,7 @@ impl Eagle3Draft {
     /// - a tensor cannot be made
     pub fn stored_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         let mut all = self.named_tensors();
-        all.extend(self.fixed()?);
-        Ok(all)
-    }
-
-    pub(super) fn fixed(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut all = Vec::new();
-        if !self.vocabulary.is_identity() {
-            all.extend(self.vocabulary.tensors()?);
-        }
-        if self.own_embedding {
-            all.push((EMBEDDING.into(), self.embedding.to_dense()?));
-        }
+        all.extend(self.fixed_tensors()?);
         Ok(all)
     }
 

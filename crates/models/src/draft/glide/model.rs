@@ -26,12 +26,6 @@ pub struct CrossContext<'a> {
     pub ranges: Arc<KeyRanges>,
 }
 
-impl CrossContext<'_> {
-    fn seen(&self) -> [Seen; 1] {
-        [Seen { keys: self.last_kv.clone(), ranges: Arc::clone(&self.ranges) }]
-    }
-}
-
 /// The trainable layer.
 pub struct GlideDraft {
     pub(super) config: GlideConfig,
@@ -122,30 +116,12 @@ impl GlideDraft {
         trace.push(("input_layernorm", normed.clone()));
         let keys = self.kv_of(&normed, table)?;
         let own = [Seen { keys, ranges: Arc::clone(self_ranges) }];
-        self.finish((embeddings, &normed), table, (&own, &cross.seen()), trace)
+        let cross = [Seen { keys: cross.last_kv.clone(), ranges: Arc::clone(&cross.ranges) }];
+        self.finish((embeddings, &normed), table, (&own, &cross), trace)
     }
 
-    /// The layer for tokens whose self-attention keys are there already, their own among them.
-    ///
-    /// # Shapes
-    /// - `embeddings`: `[T, H]`, `keys`: `[S, K, D]`, ranges over `T` queries and `S` keys → `[T, H]`
-    ///
-    /// # Errors
-    /// - shapes do not fit
-    pub fn forward_cached(
-        &self,
-        embeddings: &Tensor,
-        table: &RopeTable,
-        keys: &KeyValues,
-        self_ranges: &Arc<KeyRanges>,
-        cross: &CrossContext<'_>,
-    ) -> Result<Tensor> {
-        let own = [Seen { keys: keys.clone(), ranges: Arc::clone(self_ranges) }];
-        self.forward_each(embeddings, table, (&own, &cross.seen()))
-    }
-
-    /// The same for tokens of several sequences, one after the other: the decoding step. A token's bits do not
-    /// depend on the sequences beside its own.
+    /// The layer for tokens whose self-attention keys are there already, their own among them, of several sequences,
+    /// one after the other: the decoding step. A token's bits do not depend on the sequences beside its own.
     ///
     /// # Shapes
     /// - `embeddings`: `[T, H]`, `T` tokens of all sequences; what each sequence sees of its own keys, and of the

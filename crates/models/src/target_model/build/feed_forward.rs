@@ -1,7 +1,7 @@
 //! The second half of a layer from named weights.
 
 use candle_core::Tensor;
-use longdraft_kernels::experts::Expert;
+use longdraft_kernels::experts::{Expert, Unit};
 
 use super::{Parts, norm};
 use crate::config::{Activation, Architecture, Router as Choice, TargetConfig};
@@ -52,6 +52,11 @@ impl Parts<'_> {
             }),
             None => None,
         };
+        let unit = match (config.parts.clamped, config.parts.activation) {
+            (Some(bounds), _) => Unit::Clamped(bounds),
+            (None, Activation::Silu) => Unit::Silu,
+            (None, Activation::GeluTanh) => Unit::GeluTanh,
+        };
         let expert = |expert: usize| -> Result<Expert> {
             let [gate, up, down] = names.of(expert);
             Ok(Expert {
@@ -63,7 +68,7 @@ impl Parts<'_> {
                     .expert_biases
                     .then(|| self.expert_biases(names.biases_of(expert)))
                     .transpose()?,
-                clamped: config.parts.clamped,
+                unit,
             })
         };
         let of_router = &config.parts.router;

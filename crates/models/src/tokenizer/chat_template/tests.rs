@@ -3,6 +3,7 @@ mod jinja;
 mod values;
 
 use super::*;
+use crate::test_support::assert_refused;
 
 const CHATML: &str = "{% for message in messages %}\n    {{- '<|im_start|>' + message['role'] + '\\n' + message.content.strip() + '<|im_end|>' }}\n{% endfor %}\n{%- if add_generation_prompt %}{{ bos_token }}go{% endif %}";
 
@@ -29,8 +30,7 @@ fn python_methods_and_special_tokens_work() -> Result<()> {
 #[test]
 fn a_template_can_refuse() -> Result<()> {
     let template = ChatTemplate::new("{{ raise_exception('no tools here') }}", Map::new())?;
-    let error = template.render(&[], false).expect_err("refused").to_string();
-    assert!(error.contains("no tools here"), "{error}");
+    assert_refused(template.render(&[], false), &["no tools here"]);
     Ok(())
 }
 
@@ -57,8 +57,7 @@ fn variables_of_others_take_no_function_away() -> Result<()> {
     assert!(functions.iter().all(|name| template.sets(name)) && !template.sets("debug"));
     let given = json!({"raise_exception": "said", "debug": "a"});
     let more = template.with_variables(given.as_object().expect("object"));
-    let error = more.render(&[], false).expect_err("refused").to_string();
-    assert!(error.contains("never"), "{error}");
+    assert_refused(more.render(&[], false), &["never"]);
     Ok(())
 }
 
@@ -78,7 +77,7 @@ fn messages_keep_their_fields_and_json_is_written_as_in_python() -> Result<()> {
 
 #[test]
 fn json_has_python_s_numbers_separators_and_lines() -> Result<()> {
-    for (source, wanted) in [
+    assert_printed(&[
         (
             "{{ {'a': [1e-5, 1e16, 1.0, [], {}]} | tojson }}",
             r#"{"a": [1e-05, 1e+16, 1.0, [], {}]}"#,
@@ -92,11 +91,11 @@ fn json_has_python_s_numbers_separators_and_lines() -> Result<()> {
             "{\n \"a\"=[\n  1;\n  2\n ]\n}",
         ),
         ("{{ [1, [2]] | tojson(indent=0) }}", "[\n1,\n[\n2\n]\n]"),
-    ] {
-        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
-        assert_eq!(text, wanted, "{source}");
-    }
-    Ok(())
+        (
+            "{{ {'b': [1, 2], 'a': {'d': 3, 'c': 4}} | tojson(separators=(',', ':'), sort_keys=true) }}",
+            r#"{"a":{"c":4,"d":3},"b":[1,2]}"#,
+        ),
+    ])
 }
 
 #[test]
@@ -184,12 +183,10 @@ fn a_rendering_that_is_given_up_leaves_others_until_there_are_too_many() -> Resu
     )?;
     for _ in 0..MOST_GIVEN_UP {
         assert_eq!(template.clone().render(&[], false)?, "");
-        let stopped = template.render(&[Message::new("user", "")], false).expect_err("stopped");
-        assert!(stopped.to_string().contains("more than 256 MiB"), "{stopped}");
+        assert_refused(template.render(&[Message::new("user", "")], false), &["more than 256 MiB"]);
     }
     // Their threads keep what they hold.
-    let refused = template.clone().render(&[], false).expect_err("refused").to_string();
-    assert!(refused.contains("4 renderings were given up"), "{refused}");
+    assert_refused(template.clone().render(&[], false), &["4 renderings were given up"]);
     Ok(())
 }
 
@@ -201,15 +198,8 @@ fn errors_of_templates_are_short_and_steer_no_terminal() {
 }
 
 #[test]
-fn empty_strings_are_counted_as_in_python() -> Result<()> {
-    let template = ChatTemplate::new("{{ 'aé'.count('') }} {{ 'aba'.count('a') }}", Map::new())?;
-    assert_eq!(template.render(&[], false)?, "3 2");
-    Ok(())
-}
-
-#[test]
 fn methods_of_texts_count_characters() -> Result<()> {
-    for (source, wanted) in [
+    assert_printed(&[
         ("{{ '日本</think>x'.find('</think>') }} {{ 'ab'.find('c') }}", "2 -1"),
         ("{% set s = '日本</a>日' %}{{ s[:s.find('</a>')] }} {{ s.rfind('日') }}", "日本 6"),
         ("{{ 'a,b,c'.rsplit(',', 1) }} {{ 'a,b'.rsplit(',') }}", "['a,b', 'c'] ['a', 'b']"),
@@ -222,11 +212,8 @@ fn methods_of_texts_count_characters() -> Result<()> {
         ("{{ ''.isdigit() }} {{ '12'.isdigit() }}", "False True"),
         ("{{ raise_exception is callable }} {{ 'a' is callable }}", "True False"),
         ("{{ documents is none }} {{ tools is none }}", "True True"),
-    ] {
-        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
-        assert_eq!(text, wanted, "{source}");
-    }
-    Ok(())
+        ("{{ 'aé'.count('') }} {{ 'aba'.count('a') }}", "3 2"),
+    ])
 }
 
 #[test]
@@ -270,23 +257,17 @@ fn errors_show_the_line_that_was_written() {
 
 #[test]
 fn kinds_are_those_of_jinja_and_the_date_is_known() -> Result<()> {
-    for (source, wanted) in [
+    assert_printed(&[
         ("{{ none is iterable }} {{ 'a' is iterable }} {{ 3 is iterable }}", "False True False"),
         ("{{ 'a' is sequence }} {{ {'a': 1} is sequence }}", "True True"),
         ("{{ [1] is sequence }} {{ none is sequence }}", "True False"),
         ("{% if tools is iterable and tools | length > 0 %}tools{% else %}none{% endif %}", "none"),
-    ] {
-        let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
-        assert_eq!(text, wanted, "{source}");
-    }
+    ])?;
     let date = ChatTemplate::new("{{ strftime_now('%Y-%m-%d') }}", Map::new())?;
     assert_eq!(date.undated()?.render(&[], false)?, "2025-01-01");
     assert_eq!(date.undated()?.fingerprint(), date.fingerprint());
     let date = date.render(&[], false)?;
     assert!(date.len() == 10 && date.starts_with("20") && &date[4..5] == "-", "{date}");
-    let source = "{{ {'b': [1, 2], 'a': {'d': 3, 'c': 4}} | tojson(separators=(',', ':'), sort_keys=true) }}";
-    let text = ChatTemplate::new(source, Map::new())?.render(&[], false)?;
-    assert_eq!(text, r#"{"a":{"c":4,"d":3},"b":[1,2]}"#);
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use longdraft_kernels::rope::RopeTable;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::token_ranges::TokenRanges;
 use longdraft_models::draft::glide::{CrossContext, GlideDraft, Trace};
-use longdraft_models::draft::{Draft, VocabularyMap};
+use longdraft_models::draft::{Draft, Seen, VocabularyMap};
 use longdraft_models::target_model::{Ends, Tap, Target};
 
 use super::config::Glide;
@@ -190,10 +190,11 @@ impl GlideObjective {
         let embed = |tokens: &TokenRanges| ends.embed(&tokens.select(&batch.ids));
         let keys = self.draft.self_kv(&embed(&seen)?, &self.table(batch, &seen)?)?;
         let queries: Vec<u32> = rows.iter().map(|row| row as u32).collect();
-        let ranges = Arc::new(target_keys.select(&queries));
-        let cross = CrossContext { last_kv: features.last_kv()?, ranges };
-        let (embeddings, table) = (embed(rows)?, self.table(batch, rows)?);
-        Ok(self.draft.forward_cached(&embeddings, &table, &keys, &Arc::new(own), &cross)?)
+        let of_target = Arc::new(target_keys.select(&queries));
+        let own = [Seen { keys, ranges: Arc::new(own) }];
+        let cross = [Seen { keys: features.last_kv()?.clone(), ranges: of_target }];
+        let table = self.table(batch, rows)?;
+        Ok(self.draft.forward_each(&embed(rows)?, &table, (&own, &cross))?)
     }
 
     /// The teacher as training rows have it, where held-out rows have more of it.
