@@ -151,10 +151,7 @@ impl Slot {
         let (p, q) = (self.log_p.exp()?, self.log_q.exp()?);
         let cross_entropy = || (&p * &self.log_q)?.sum_all()?.neg();
         let rejected = || 1.0 - self.accepted()?;
-        let mixed = |chance: f64| {
-            let mix = form.kl_scale * (-form.kl_decay * chance).exp();
-            (cross_entropy()? * mix)? + (rejected()? * (1.0 - mix))?
-        };
+        let mixed = |chance: f64| mixed(form, chance, (&cross_entropy()?, &rejected()?));
         match form.loss {
             SlotLoss::Ce => cross_entropy(),
             SlotLoss::Tv => rejected(),
@@ -198,10 +195,7 @@ impl Slot {
         let hard = self.hard()?;
         let own = f64::from(hard.neg()?.exp()?.detach().to_scalar::<f32>()?);
         let rejected = || 1.0 - hard.neg()?.exp()?;
-        let mixed = |chance: f64| {
-            let mix = form.kl_scale * (-form.kl_decay * chance).exp();
-            (&hard * mix)? + (rejected()? * (1.0 - mix))?
-        };
+        let mixed = |chance: f64| mixed(form, chance, (&hard, &rejected()?));
         match form.loss {
             SlotLoss::Tv => rejected(),
             SlotLoss::L1 => rejected()? * 2.0,
@@ -210,6 +204,12 @@ impl Slot {
             _ => Ok(hard.clone()),
         }
     }
+}
+
+/// Cross-entropy mixed with rejection at a chance of acceptance.
+fn mixed(form: SlotForm, chance: f64, (hard, rejected): (&Tensor, &Tensor)) -> Result<Tensor> {
+    let mix = form.kl_scale * (-form.kl_decay * chance).exp();
+    (hard * mix)? + (rejected * (1.0 - mix))?
 }
 
 /// `Σ_{j ≥ k} Π_{i ≤ j} ((1 − α) a_i + α)` of every slot, a block after the other.
@@ -229,6 +229,16 @@ fn decays(slots: &[Slot]) -> Vec<f64> {
 fn sum(losses: &[Tensor], weights: &[f64]) -> Result<Tensor> {
     let terms = losses.iter().zip(weights).map(|(loss, weight)| loss * *weight);
     Tensor::stack(&terms.collect::<Result<Vec<_>>>()?, 0)?.sum_all()
+}
+
+/// `Σ w ℓ / Σ w` of the losses of some slots.
+fn weighted<S>(
+    slots: &[S],
+    weights: &[f64],
+    loss: impl Fn(&S) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let losses = slots.iter().map(loss).collect::<Result<Vec<_>>>()?;
+    sum(&losses, weights)? / weights.iter().sum::<f64>()
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -321,9 +331,7 @@ fn slots_are_held_to_the_target_as_plain_ops_say() -> Result<()> {
                 let learned = slot.distance(form, mean(&chances))?;
                 (slot.hard()? * (1.0 - weight))? + (learned * weight)?
             };
-            let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-            let weights = decays(&all);
-            let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+            let want = weighted(&all, &decays(&all), of)?;
             assert_same(&format!("{loss:?} {weight}"), &objective, &row, &draft, &want);
         }
     }
@@ -349,9 +357,7 @@ fn parts_of_the_targets_distribution_are_learned_as_plain_ops_say() -> Result<()
             let learned = slot.cross_entropy(distribution)?;
             (slot.hard()? * (1.0 - weight))? + (learned * weight)?
         };
-        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-        let weights = decays(&all);
-        let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+        let want = weighted(&all, &decays(&all), of)?;
         // As the target gives it, and as a store keeps it.
         let mut given = vec![row.features()];
         if let TeacherDistribution::TopK { k, .. } = distribution {
@@ -388,9 +394,7 @@ fn slots_are_held_to_their_labels_as_plain_ops_say() -> Result<()> {
         };
         let chances = all.iter().map(chance).collect::<Result<Vec<_>>>()?;
         let of = |slot: &Slot| slot.distance_to_label(form, mean(&chances));
-        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-        let weights = decays(&all);
-        let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+        let want = weighted(&all, &decays(&all), of)?;
         assert_same(&format!("{loss:?} {labels:?}"), &objective, &row, &draft, &want);
     }
     Ok(())

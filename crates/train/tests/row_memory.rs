@@ -60,6 +60,23 @@ fn random(shape: (usize, usize), seed: u64) -> Tensor {
     source.load("noise.matrix", DType::F32).expect("there")
 }
 
+/// A table or a head of the target.
+fn table(seed: u64) -> Tensor {
+    random((target().vocab_size, target().hidden_size), seed)
+}
+
+/// What a draft reads of so many layers, and of the states that it learns if it has a teacher.
+fn features(layers: usize, has_teacher: bool) -> BatchFeatures {
+    let width = target().hidden_size;
+    let aux_hidden = Some(random((TOKENS, layers * width), 5));
+    let teacher = if has_teacher {
+        TeacherFeatures::EveryToken { hidden: random((TOKENS, width), 4) }
+    } else {
+        TeacherFeatures::None
+    };
+    BatchFeatures { last_kv: None, aux_hidden, teacher, part: None }
+}
+
 fn batch() -> Batch {
     let tokens = TOKENS as u32;
     Batch { learned: (0..tokens - 1).collect(), ..Batch::of_document(0..tokens) }
@@ -123,24 +140,28 @@ fn assert_planned(name: &str, memory: &RowMemory, measured: usize) {
     assert!((-0.03..0.1).contains(&off), "{name}: {planned} planned, {measured} held: {memory:?}");
 }
 
-#[test]
-fn a_row_of_an_eagle3_draft_holds_what_is_planned() {
+/// An EAGLE-3 draft that proposes 400 tokens, and how it is configured.
+fn eagle3(head: &Matrix) -> (Eagle3, Eagle3Objective) {
     const PROPOSED: usize = 400;
     let network = Eagle3DraftConfig { draft_vocab_size: Some(PROPOSED), ..Default::default() };
     let objective = Eagle3ObjectiveConfig { oov_rows: OovRows::Keep, ..Default::default() };
-    let method = Eagle3 { network, objective: objective.clone() };
-    let target = target();
-    let config = Eagle3Config::for_target(&target, PROPOSED).expect("sizes");
-    let kept = (0..PROPOSED as u32).map(TargetTokenId).collect();
-    let map = VocabularyMap::new(kept, target.vocab_size).expect("a map");
-    let embedding = random((target.vocab_size, target.hidden_size), 1);
-    let draft = Eagle3Draft::initialise(&config, map, &embedding, 2).expect("a draft");
-    let head = random((target.vocab_size, target.hidden_size), 3);
-    let objective = Eagle3Objective::new(draft, &head, objective).expect("an objective");
-    let teacher = TeacherFeatures::EveryToken { hidden: random((TOKENS, target.hidden_size), 4) };
-    let aux_hidden = Some(random((TOKENS, 3 * target.hidden_size), 5));
-    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-    assert_planned("EAGLE-3", &planned(&method, true), held_by(&objective, &features));
+    let config = Eagle3Config::for_target(&target(), PROPOSED).expect("sizes");
+    let map = vocabulary(PROPOSED);
+    let draft = Eagle3Draft::initialise(&config, map, &table(1), 2).expect("a draft");
+    let built = Eagle3Objective::new(draft, head, objective.clone()).expect("an objective");
+    (Eagle3 { network, objective }, built)
+}
+
+/// The first tokens.
+fn vocabulary(tokens: usize) -> VocabularyMap {
+    let kept = (0..tokens as u32).map(TargetTokenId).collect();
+    VocabularyMap::new(kept, target().vocab_size).expect("a map")
+}
+
+#[test]
+fn a_row_of_an_eagle3_draft_holds_what_is_planned() {
+    let (method, objective) = eagle3(&Matrix::Dense(table(3)));
+    assert_planned("EAGLE-3", &planned(&method, true), held_by(&objective, &features(3, true)));
 }
 
 #[test]
@@ -166,103 +187,85 @@ fn shared(draft_vocab_size: Option<usize>) -> BlockKeys {
     BlockKeys { blocks_per_row: Some(90), draft_vocab_size, ..BlockKeys::default() }
 }
 
+/// Drawn so.
+fn draws() -> BlockDraws {
+    BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) }
+}
+
+fn network(layers: usize, block_size: usize) -> BlockConfig {
+    BlockConfig::for_target(&target(), layers, block_size, 699)
+}
+
+/// A block draft, with a head of its own over the first tokens where it does not propose all.
+fn block_draft(config: &BlockConfig) -> BlockDraft {
+    let own_head = || {
+        let tokens = config.draft_vocab_size;
+        let rows = table(3).narrow(0, 0, tokens).expect("rows");
+        OwnHead::new(vocabulary(tokens), &rows).expect("a head")
+    };
+    let own = config.has_own_head().then(own_head);
+    BlockDraft::initialise_with(config, &table(1), own, 2).expect("a draft")
+}
+
+#[track_caller]
+fn assert_planned_of_blocks(name: &str, method: &Dflash, config: &BlockConfig) {
+    let objective =
+        BlockObjective::new(block_draft(config), &table(3), BlockLoss::default(), draws());
+    let features = features(config.target_layers.len(), false);
+    assert_planned(name, &planned(method, false), held_by(&objective, &features));
+}
+
+#[track_caller]
+fn assert_planned_of_a_chain(name: &str, method: &Dspark, config: &BlockConfig) {
+    let objective =
+        ChainObjective::new(block_draft(config), &table(3), ChainLoss::default(), draws());
+    let features = features(config.target_layers.len(), true);
+    assert_planned(name, &planned(method, true), held_by(&objective, &features));
+}
+
 #[test]
 fn a_row_of_a_block_draft_holds_what_is_planned() {
     for layers in [1, 2, 3] {
         let method = Dflash { layers, shared: shared(None), ..Dflash::default() };
-        let target = target();
-        let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
-        let embedding = random((target.vocab_size, target.hidden_size), 1);
-        let draft = BlockDraft::initialise(&config, &embedding, 2).expect("a draft");
-        let head = random((target.vocab_size, target.hidden_size), 3);
-        let draws = BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
-        let objective = BlockObjective::new(draft, &head, BlockLoss::default(), draws);
-        let width = config.target_layers.len() * target.hidden_size;
-        let aux_hidden = Some(random((TOKENS, width), 5));
-        let teacher = TeacherFeatures::None;
-        let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-        assert_planned("DFlash", &planned(&method, false), held_by(&objective, &features));
+        assert_planned_of_blocks("DFlash", &method, &network(layers, method.block_size));
     }
-}
-
-/// A head of a draft's own, over the first tokens.
-fn own_head(head: &Tensor, tokens: usize) -> OwnHead {
-    let kept = (0..tokens as u32).map(TargetTokenId).collect();
-    let map = VocabularyMap::new(kept, head.dim(0).expect("a matrix")).expect("a map");
-    OwnHead::new(map, &head.narrow(0, 0, tokens).expect("rows")).expect("a head")
 }
 
 #[test]
 fn a_row_of_a_block_draft_with_a_head_of_its_own_holds_what_is_planned() {
     const PROPOSED: usize = 300;
     let (layers, shared) = (2, shared(Some(PROPOSED)));
-    let (target, width) = (target(), 2 * target().hidden_size);
-    let embedding = random((target.vocab_size, target.hidden_size), 1);
-    let head = random((target.vocab_size, target.hidden_size), 3);
-    let draws = || BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
-    let aux_hidden = Some(random((TOKENS, width), 5));
-    let draft = |config: &BlockConfig| {
-        let own = Some(own_head(&head, PROPOSED));
-        BlockDraft::initialise_with(config, &embedding, own, 2).expect("a draft")
-    };
     let method = Dflash { layers, shared: shared.clone(), ..Dflash::default() };
-    let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
-    let config = BlockConfig { draft_vocab_size: PROPOSED, ..config };
-    let objective = BlockObjective::new(draft(&config), &head, BlockLoss::default(), draws());
-    let teacher = TeacherFeatures::None;
-    let features =
-        BatchFeatures { last_kv: None, aux_hidden: aux_hidden.clone(), teacher, part: None };
-    let measured = held_by(&objective, &features);
-    assert_planned("DFlash, a head of its own", &planned(&method, false), measured);
+    let config = BlockConfig { draft_vocab_size: PROPOSED, ..network(layers, method.block_size) };
+    assert_planned_of_blocks("DFlash, a head of its own", &method, &config);
 
     let method = Dspark { layers, shared, markov_rank: 24, confidence: false, ..Dspark::default() };
-    let chain = ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None };
-    let config = BlockConfig::for_target(&target, layers, method.block_size, 699);
-    let config = BlockConfig { draft_vocab_size: PROPOSED, chain: Some(chain), ..config };
-    let objective = ChainObjective::new(draft(&config), &head, ChainLoss::default(), draws());
-    let hidden = random((TOKENS, target.hidden_size), 6);
-    let teacher = TeacherFeatures::EveryToken { hidden };
-    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-    let measured = held_by(&objective, &features);
-    assert_planned("DSpark, a head of its own", &planned(&method, true), measured);
+    let chain = Some(ChainSizes { rank: 24, kind: ChainKind::Vanilla, confidence: None });
+    let config = network(layers, method.block_size);
+    let config = BlockConfig { draft_vocab_size: PROPOSED, chain, ..config };
+    assert_planned_of_a_chain("DSpark, a head of its own", &method, &config);
 }
 
 #[test]
 fn a_row_of_a_chained_block_draft_holds_what_is_planned() {
-    const RANK: usize = 24;
     for (kind, markov_head) in [
         (ChainKind::Vanilla, MarkovHead::Vanilla),
         (ChainKind::Gated, MarkovHead::Gated),
         (ChainKind::Rnn, MarkovHead::Rnn),
     ] {
-        let (layers, block_size) = (2, 6);
+        let (layers, block_size, rank) = (2, 6, 24);
         let method = Dspark {
             layers,
             block_size,
             shared: shared(None),
-            markov_rank: RANK,
+            markov_rank: rank,
             markov_head,
             confidence: false,
             ..Dspark::default()
         };
-        let target = target();
-        let chain = ChainSizes { rank: RANK, kind, confidence: None };
-        let config = BlockConfig {
-            chain: Some(chain),
-            ..BlockConfig::for_target(&target, layers, block_size, 699)
-        };
-        let embedding = random((target.vocab_size, target.hidden_size), 1);
-        let draft = BlockDraft::initialise(&config, &embedding, 2).expect("a draft");
-        let head = random((target.vocab_size, target.hidden_size), 3);
-        let draws = BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
-        let objective = ChainObjective::new(draft, &head, ChainLoss::default(), draws);
-        let width = config.target_layers.len() * target.hidden_size;
-        let aux_hidden = Some(random((TOKENS, width), 5));
-        let teacher =
-            TeacherFeatures::EveryToken { hidden: random((TOKENS, target.hidden_size), 6) };
-        let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-        let name = format!("DSpark, {kind:?}");
-        assert_planned(&name, &planned(&method, true), held_by(&objective, &features));
+        let chain = Some(ChainSizes { rank, kind, confidence: None });
+        let config = BlockConfig { chain, ..network(layers, block_size) };
+        assert_planned_of_a_chain(&format!("DSpark, {kind:?}"), &method, &config);
     }
 }
 
@@ -314,65 +317,30 @@ fn loss_of(objective: &dyn Objective, features: &BatchFeatures) -> f32 {
 }
 
 /// Holds an objective whose head is blocks to one with their values, and to what is planned for it.
-#[track_caller]
-fn assert_same(
-    (name, method): (&str, &dyn DraftMethod),
-    [own, plain]: [&dyn Objective; 2],
+fn assert_same<M: DraftMethod, O: Objective>(
+    name: &str,
+    of: impl Fn(&Matrix) -> (M, O),
     features: &BatchFeatures,
     teacher_logits: bool,
 ) {
-    assert_eq!(loss_of(own, features).to_bits(), loss_of(plain, features).to_bits());
+    let stored = stored_head(target().vocab_size, target().hidden_size);
+    let widened = Matrix::Dense(stored.to_dense().expect("values"));
+    let ((method, own), (_, plain)) = (of(&stored), of(&widened));
+    assert_eq!(loss_of(&own, features).to_bits(), loss_of(&plain, features).to_bits());
     let row = Row { stored_head: true, ..row(TOKENS as u64, teacher_logits) };
-    assert_planned(name, &planned_for(method, &row), held_by(own, features));
+    assert_planned(name, &planned_for(&method, &row), held_by(&own, features));
 }
 
 #[test]
-fn a_block_draft_learns_the_same_from_a_head_of_blocks() {
+fn a_draft_learns_the_same_from_a_head_of_blocks() {
     if EMULATED {
         return;
     }
-    let method = Dflash { layers: 1, shared: shared(None), ..Dflash::default() };
-    let target = target();
-    let stored = stored_head(target.vocab_size, target.hidden_size);
-    let widened = Matrix::Dense(stored.to_dense().expect("values"));
-    let embedding = random((target.vocab_size, target.hidden_size), 1);
-    let config = BlockConfig::for_target(&target, 1, method.block_size, 699);
-    let of = |head: &Matrix| {
-        let draft = BlockDraft::initialise(&config, &embedding, 2).expect("a draft");
-        let draws = BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) };
-        BlockObjective::new(draft, head, BlockLoss::default(), draws)
+    let of_blocks = |head: &Matrix| {
+        let method = Dflash { layers: 1, shared: shared(None), ..Dflash::default() };
+        let draft = block_draft(&network(1, method.block_size));
+        (method, BlockObjective::new(draft, head, BlockLoss::default(), draws()))
     };
-    let width = config.target_layers.len() * target.hidden_size;
-    let aux_hidden = Some(random((TOKENS, width), 5));
-    let teacher = TeacherFeatures::None;
-    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-    let (own, plain) = (of(&stored), of(&widened));
-    assert_same(("DFlash, blocks", &method), [&own, &plain], &features, false);
-}
-
-#[test]
-fn an_eagle3_draft_learns_the_same_from_a_head_of_blocks() {
-    const PROPOSED: usize = 400;
-    if EMULATED {
-        return;
-    }
-    let network = Eagle3DraftConfig { draft_vocab_size: Some(PROPOSED), ..Default::default() };
-    let objective = Eagle3ObjectiveConfig { oov_rows: OovRows::Keep, ..Default::default() };
-    let method = Eagle3 { network, objective: objective.clone() };
-    let target = target();
-    let stored = stored_head(target.vocab_size, target.hidden_size);
-    let widened = Matrix::Dense(stored.to_dense().expect("values"));
-    let embedding = random((target.vocab_size, target.hidden_size), 1);
-    let config = Eagle3Config::for_target(&target, PROPOSED).expect("sizes");
-    let of = |head: &Matrix| {
-        let kept = (0..PROPOSED as u32).map(TargetTokenId).collect();
-        let map = VocabularyMap::new(kept, target.vocab_size).expect("a map");
-        let draft = Eagle3Draft::initialise(&config, map, &embedding, 2).expect("a draft");
-        Eagle3Objective::new(draft, head, objective.clone()).expect("an objective")
-    };
-    let teacher = TeacherFeatures::EveryToken { hidden: random((TOKENS, target.hidden_size), 4) };
-    let aux_hidden = Some(random((TOKENS, 3 * target.hidden_size), 5));
-    let features = BatchFeatures { last_kv: None, aux_hidden, teacher, part: None };
-    let (own, plain) = (of(&stored), of(&widened));
-    assert_same(("EAGLE-3, blocks", &method), [&own, &plain], &features, true);
+    assert_same("DFlash, blocks", of_blocks, &features(1, false), false);
+    assert_same("EAGLE-3, blocks", eagle3, &features(3, true), true);
 }

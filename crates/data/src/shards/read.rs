@@ -115,7 +115,6 @@ fn index_for(folder: &Path, encoder: &dyn TextEncoder) -> Result<Index> {
 pub(crate) const OF_OTHER_RULES: &str =
     "prepared by another version of this program, whose text or masks of the same rows may differ";
 
-/// The index of a folder.
 pub(super) fn index(folder: &Path) -> Result<Index> {
     let path = folder.join(INDEX);
     if !path.is_file() {

@@ -105,7 +105,6 @@ impl Request {
         self.cache.len() == self.reused_tokens && self.unread() > 0
     }
 
-    /// Generated tokens.
     pub(super) fn generated(&self) -> &[TargetTokenId] {
         &self.tokens[self.prompt_len..]
     }

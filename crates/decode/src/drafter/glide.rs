@@ -234,7 +234,6 @@ impl Network<'_> {
     }
 }
 
-/// Some rows of keys and values.
 fn rows(keys: &KeyValues, rows: Range<usize>) -> Result<KeyValues> {
     let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
     Ok(KeyValues { k: of(&keys.k)?, v: of(&keys.v)? })

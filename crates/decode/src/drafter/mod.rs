@@ -44,7 +44,6 @@ pub use mtp::MtpModel;
 pub use reduced_head::ReducedHead;
 pub use state::{DraftRows, DraftState};
 pub use together::{Proposal, propose_each};
-pub use window::DraftWindow;
 
 /// Opens a method's drafts for decoding; `None` of a draft of another method. A reduced head limits
 /// drafts that propose through the target's head.
@@ -166,22 +165,22 @@ pub struct Worth {
     pub lookup: LookupChances,
 }
 
-/// Proposes tokens after the root.
+/// Proposes tokens after the root. What it does not say itself its model says for it, if it has one.
 pub trait Drafter {
     /// What it wants of every pass of the target.
     fn taps(&self) -> Vec<Tap> {
-        Vec::new()
+        self.reader().map(DraftModel::taps).unwrap_or_default()
     }
 
     /// Whether it reads the keys and values of the target's last layer ([`KvCache::last_layer`]), which then holds
     /// all of them although it may have a window.
     fn reads_last_layer(&self) -> bool {
-        false
+        self.reader().is_some_and(DraftModel::reads_last_layer)
     }
 
     /// Whether it tells how likely the target is to keep what it proposes.
     fn tells_confidence(&self) -> bool {
-        false
+        self.reader().is_some_and(DraftModel::tells_confidence)
     }
 
     /// A request starts; its first `kept` tokens are those of the request before, or of the text that was taken
@@ -190,13 +189,12 @@ pub trait Drafter {
     /// # Errors
     /// - the draft cannot run
     fn begin(&mut self, kept: usize) -> Result<()> {
-        let _ = kept;
-        Ok(())
+        self.model().map_or(Ok(()), |model| model.begin(kept))
     }
 
     /// What it holds of its text, from which another place may go on. By default that place reads its prompt itself.
     fn state(&self) -> DraftState<'_> {
-        DraftState::Private
+        self.reader().map_or(DraftState::Private, DraftModel::state)
     }
 
     /// Holds the first `tokens` tokens of another text as if it had observed them; [`Self::begin`] comes after it.
@@ -205,8 +203,7 @@ pub trait Drafter {
     /// # Errors
     /// - the device has no memory for them
     fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        let _ = (rows, tokens);
-        Ok(())
+        self.model().map_or(Ok(()), |model| model.take_over(rows, tokens))
     }
 
     /// The target ran the next tokens; `features` hold the rows of those that are committed, in
@@ -215,8 +212,7 @@ pub trait Drafter {
     /// # Errors
     /// - the draft cannot run
     fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        let _ = (tokens, features);
-        Ok(())
+        self.model().map_or(Ok(()), |model| model.observe(tokens, features))
     }
 
     /// Proposes a tree below the root.
@@ -236,6 +232,11 @@ pub trait Drafter {
 
     /// What reads for trees that [`Self::start`] began.
     fn model(&mut self) -> Option<&mut dyn DraftModel> {
+        None
+    }
+
+    /// The same to look at.
+    fn reader(&self) -> Option<&dyn DraftModel> {
         None
     }
 

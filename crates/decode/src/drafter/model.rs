@@ -242,34 +242,6 @@ impl<M: DraftModel> ModelDrafter<M> {
 }
 
 impl<M: DraftModel> Drafter for ModelDrafter<M> {
-    fn taps(&self) -> Vec<Tap> {
-        self.model.taps()
-    }
-
-    fn reads_last_layer(&self) -> bool {
-        self.model.reads_last_layer()
-    }
-
-    fn tells_confidence(&self) -> bool {
-        self.model.tells_confidence()
-    }
-
-    fn begin(&mut self, kept: usize) -> Result<()> {
-        self.model.begin(kept)
-    }
-
-    fn state(&self) -> DraftState<'_> {
-        self.model.state()
-    }
-
-    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        self.model.take_over(rows, tokens)
-    }
-
-    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        self.model.observe(tokens, features)
-    }
-
     fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
         propose_alone(self, context, plan)
     }
@@ -281,6 +253,10 @@ impl<M: DraftModel> Drafter for ModelDrafter<M> {
 
     fn model(&mut self) -> Option<&mut dyn DraftModel> {
         Some(&mut self.model)
+    }
+
+    fn reader(&self) -> Option<&dyn DraftModel> {
+        Some(&self.model)
     }
 }
 

@@ -11,7 +11,7 @@ use longdraft_models::target_model::KeyValues;
 use crate::error::Result;
 
 /// Keys and values of the newest tokens.
-pub struct DraftWindow {
+pub(super) struct DraftWindow {
     k: Tensor,
     v: Tensor,
     slots: usize,
@@ -23,35 +23,34 @@ pub struct DraftWindow {
 
 impl DraftWindow {
     /// An empty ring of `slots` tokens, `[slots, K, D]` for keys and for values.
-    ///
-    /// # Errors
-    /// - the device has no memory for it
-    pub fn new(slots: usize, kv_heads: usize, head_dim: usize, device: &Device) -> Result<Self> {
+    pub(super) fn new(
+        slots: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        device: &Device,
+    ) -> Result<Self> {
         let zeros = || Tensor::zeros((slots, kv_heads, head_dim), DType::F32, device);
         Ok(Self { k: zeros()?, v: zeros()?, slots, next: 0, first: 0 })
     }
 
     /// Tokens it can hold.
-    pub fn slots(&self) -> usize {
+    pub(super) fn slots(&self) -> usize {
         self.slots
     }
 
     /// Forgets everything; the next token pushed has index `next`.
-    pub fn restart_at(&mut self, next: usize) {
+    pub(super) fn restart_at(&mut self, next: usize) {
         self.next = next;
         self.first = next;
     }
 
     /// Indices of the tokens that are held.
-    pub fn held(&self) -> Range<usize> {
+    pub(super) fn held(&self) -> Range<usize> {
         self.first.max(self.next.saturating_sub(self.slots))..self.next
     }
 
     /// Appends keys and values of the next tokens, `[T, K, D]` each, `T ≤ slots`.
-    ///
-    /// # Errors
-    /// - the shapes do not fit
-    pub fn push(&mut self, new: &KeyValues) -> Result<()> {
+    pub(super) fn push(&mut self, new: &KeyValues) -> Result<()> {
         let tokens = new.k.dim(0)?;
         let mut done = 0;
         while done < tokens {
@@ -67,10 +66,7 @@ impl DraftWindow {
     }
 
     /// Copies what is held, oldest first, into the start of a buffer with room for `extra` more.
-    ///
-    /// # Errors
-    /// - the device has no memory for it
-    pub fn unrolled(&self, extra: usize) -> Result<KeyValues> {
+    pub(super) fn unrolled(&self, extra: usize) -> Result<KeyValues> {
         let held = self.held();
         let (_, heads, head_dim) = self.k.dims3()?;
         let shape = (held.len() + extra, heads, head_dim);

@@ -177,12 +177,6 @@ impl Comparison {
         checked.fold((0, 0), |(all, equal), ok| (all + 1, equal + usize::from(ok)))
     }
 
-    /// Whether every output that had to be equal was.
-    pub fn lossless(&self) -> bool {
-        let (checked, equal) = self.equal();
-        checked == equal
-    }
-
     /// The parts by a key of the prompts, in the key's order.
     pub fn groups<K: Ord>(&self, key: impl Fn(&PromptFigures) -> K) -> Vec<(K, Self)> {
         let mut groups = BTreeMap::new();
@@ -239,7 +233,7 @@ pub(super) mod tests {
         assert_eq!(comparison.speed_up_interval(), (2.0, 6.0));
         assert!((comparison.plain().decode_tokens_per_second() - 2.5).abs() < 1e-9);
         assert!((comparison.plain().tokens_per_second() - 2.2).abs() < 1e-9);
-        assert_eq!((comparison.equal(), comparison.lossless()), ((2, 1), false));
+        assert_eq!(comparison.equal(), (2, 1));
         let groups = comparison.groups(|prompt| prompt.category.clone());
         assert!((groups[1].1.speed_up() - 6.0).abs() < 1e-9);
         assert!((comparison.acceptance_length_per_prompt() - 2.0).abs() < 1e-12);

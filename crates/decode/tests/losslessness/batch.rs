@@ -78,6 +78,20 @@ pub(crate) fn places<'a>(
     (0..count).map(|_| kind.map(|kind| drafter(kind, target, drafts))).collect()
 }
 
+/// What comes of each job where nobody is beside it.
+pub(crate) fn alone(
+    kind: Option<Kind>,
+    target: &Target,
+    drafts: &Drafts,
+    jobs: &[Job],
+) -> Vec<Generation> {
+    let of = |job: &Job| {
+        let drafter = kind.map(|kind| drafter(kind, target, drafts));
+        generate(target, drafter, &job.prompt, &job.options)
+    };
+    jobs.iter().map(of).collect()
+}
+
 #[test]
 fn requests_of_a_batch_are_as_alone() {
     let jobs = jobs();
@@ -102,13 +116,7 @@ fn requests_of_a_batch_are_as_alone() {
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (kind, (architecture, kv)) in kinds.zip(targets.into_iter().cycle()) {
         let (target, drafts) = with_drafts(architecture, 16, kv, 1);
-        let alone: Vec<_> = jobs
-            .iter()
-            .map(|job| {
-                let drafter = kind.map(|kind| drafter(kind, &target, &drafts));
-                generate(&target, drafter, &job.prompt, &job.options)
-            })
-            .collect();
+        let alone = alone(kind, &target, &drafts, &jobs);
         for count in [3, 16] {
             let mut engine = BatchEngine::new(&target, places(kind, count, &target, &drafts));
             let mut streamed = vec![Vec::new(); jobs.len()];

@@ -1,6 +1,5 @@
 //! What a block draft computes while decoding is what it computes in training.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use candle_core::{D, Device, Tensor};
@@ -126,13 +125,13 @@ fn every_round_proposes_the_block_that_training_predicts() {
                 if kept.len() == few.len() && own.is_none() {
                     model = model.with_head(Arc::clone(&head)).expect("head");
                 }
-                let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
+                let noted = Noted::new(Box::new(ModelDrafter::new(model)), &notes);
                 let mut options = options(16);
                 options.shape = shapes()[shape].clone();
                 generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
                 let notes = notes.borrow();
-                assert!(notes.len() > 3);
-                for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
+                assert!(notes.proposed.len() > 3);
+                for (tokens, tree) in notes.proposed.iter().filter(|(_, tree)| !tree.is_empty()) {
                     let path = first_path(tree);
                     let block = block(&target, &draft, tokens, kept);
                     for ((token, found), (wanted, chance)) in path.iter().zip(&block) {
@@ -161,13 +160,14 @@ fn a_fresh_selector_proposes_what_the_plain_draft_does() {
     let [of_plain, of_wide] = [&plain, &wide].map(|draft| {
         let notes = Notes::default();
         let model = BlockDraftModel::new(draft, &target).expect("model");
-        let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
+        let noted = Noted::new(Box::new(ModelDrafter::new(model)), &notes);
         let mut options = options(16);
         options.shape = shapes()[1].clone();
         generate(&target, Some(Box::new(noted)), &prompt(9, 8), &options);
         let tokens =
             |(_, tree): &(_, Tree)| first_path(tree).into_iter().map(|(token, _)| token).collect();
-        let proposed: Vec<Vec<TargetTokenId>> = notes.borrow().iter().map(tokens).collect();
+        let proposed: Vec<Vec<TargetTokenId>> =
+            notes.borrow().proposed.iter().map(tokens).collect();
         proposed
     });
     assert!(of_plain.iter().any(|proposed| proposed.len() > 1));
@@ -182,7 +182,7 @@ fn a_kept_context_proposes_what_a_fresh_one_does() {
         let noted = |notes: &Notes| {
             let model = BlockDraftModel::new(&draft, &target).expect("model");
             let model = model.with_head(Arc::clone(&head)).expect("head");
-            Box::new(Noted { inner: ModelDrafter::new(model), notes: Rc::clone(notes) })
+            Box::new(Noted::new(Box::new(ModelDrafter::new(model)), notes))
         };
         let mut options = options(20);
         options.reuse_prefix = true;
@@ -191,13 +191,14 @@ fn a_kept_context_proposes_what_a_fresh_one_does() {
         let mut decoder = SpeculativeDecoder::new(&target, Some(noted(&kept_notes)));
         let mut text = prompt(20, 7);
         for turn in 0..4 {
-            kept_notes.borrow_mut().clear();
+            kept_notes.borrow_mut().proposed.clear();
             let kept = decode(&mut decoder, &text, &options);
             assert_eq!(kept.reused_tokens > 0, turn > 0);
             let fresh_notes = Notes::default();
             let fresh = generate(&target, Some(noted(&fresh_notes)), &text, &options);
             assert_eq!(kept.tokens, fresh.tokens, "turn {turn}");
-            assert_eq!(*kept_notes.borrow(), *fresh_notes.borrow(), "turn {turn}");
+            let (kept_notes, fresh_notes) = (kept_notes.borrow(), fresh_notes.borrow());
+            assert_eq!(kept_notes.proposed, fresh_notes.proposed, "turn {turn}");
             text.extend(&kept.tokens);
             text.extend(prompt(5, turn));
             if turn == 1 {

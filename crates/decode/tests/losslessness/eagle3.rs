@@ -1,7 +1,5 @@
 //! What EAGLE-3 computes while decoding is what it computes in training: test-time steps.
 
-use std::rc::Rc;
-
 use candle_core::D;
 use longdraft_decode::drafter::{Eagle3Model, ModelDrafter};
 use longdraft_kernels::linear::linear;
@@ -44,13 +42,13 @@ fn every_round_proposes_what_test_time_steps_predict() {
         let draft = eagle3(&target, seed);
         let notes = Notes::default();
         let model = Eagle3Model::new(&draft, &target).expect("model");
-        let noted = Noted { inner: ModelDrafter::new(model), notes: Rc::clone(&notes) };
+        let noted = Noted::new(Box::new(ModelDrafter::new(model)), &notes);
         let mut options = options(16);
         options.shape = shapes()[shape].clone();
         generate(&target, Some(Box::new(noted)), &prompt(length, seed), &options);
         let notes = notes.borrow();
-        assert!(notes.len() > 3);
-        for (tokens, tree) in notes.iter().filter(|(_, tree)| !tree.is_empty()) {
+        assert!(notes.proposed.len() > 3);
+        for (tokens, tree) in notes.proposed.iter().filter(|(_, tree)| !tree.is_empty()) {
             // The likeliest child of a node is its first: beams are sorted.
             let path: Vec<_> = first_path(tree).into_iter().map(|(token, _)| token).collect();
             assert_eq!(steps(&target, &draft, tokens, &path), path, "{} tokens", tokens.len());

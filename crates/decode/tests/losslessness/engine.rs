@@ -6,28 +6,68 @@ use std::sync::Arc;
 
 use longdraft_decode::drafter::{AnyDraft, drafter_of};
 use longdraft_decode::{
-    BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, LogProbs, Sampling,
+    BatchEngine, Committed, DecodeError, DecodeOptions, EndReason, Generation, LogProbs, Result,
+    Sampling,
 };
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 
-use crate::batch::{Job, jobs, places};
+use crate::batch::{Job, alone, jobs, places};
 use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, with_drafts};
 
 pub(crate) fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
     ControlFlow::Continue(())
 }
 
-/// Runs rounds until nothing runs.
-pub(crate) fn finish(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Generation> {
+/// Runs rounds until nothing runs; what came of each request.
+pub(crate) fn outcomes(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Result<Generation>> {
     let mut ended = BTreeMap::new();
     while engine.running() > 0 {
-        for (key, generation) in engine.round(&mut goes_on).expect("round") {
-            ended.insert(key, generation.expect("generation"));
-        }
+        ended.extend(engine.round(&mut goes_on).expect("round"));
     }
     ended
+}
+
+/// The same of requests that do not fail.
+pub(crate) fn finish(engine: &mut BatchEngine<'_>) -> BTreeMap<usize, Generation> {
+    let ended = outcomes(engine).into_iter();
+    ended.map(|(key, generation)| (key, generation.expect("generation"))).collect()
+}
+
+/// Runs jobs that come and go at random: each ends once, and as `alone`, or is left before that. `seen` is what does not
+/// depend on time.
+pub(crate) fn come_and_go<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    engine: &mut BatchEngine<'_>,
+    (jobs, alone): (&[Job], &[Generation]),
+    rng: &mut CounterRng,
+    seen: impl Fn(&Generation) -> T,
+) {
+    let each: Vec<usize> = (0..jobs.len()).collect();
+    let (mut waiting, mut gone) = (each.clone(), Vec::new());
+    while gone.len() < jobs.len() {
+        while engine.has_room() && !waiting.is_empty() && rng.below(3) > 0 {
+            let key = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
+            engine.join(key, &jobs[key].prompt, &jobs[key].options).expect("joined");
+        }
+        let key = rng.below(jobs.len() as u64) as usize;
+        if rng.below(9) == 0
+            && let Some(left) = engine.leave(key)
+        {
+            assert_eq!(left.end, EndReason::Interrupted);
+            assert!(alone[key].tokens.starts_with(&left.tokens), "{what} {key}");
+            gone.push(key);
+        }
+        for (key, found) in engine.round(&mut goes_on).expect("round") {
+            let found = found.expect("generation");
+            assert_eq!(found.end, alone[key].end, "{what} {key}");
+            assert_eq!(seen(&found), seen(&alone[key]), "{what} {key}");
+            gone.push(key);
+        }
+    }
+    gone.sort_unstable();
+    assert_eq!(gone, each, "each ends once");
 }
 
 #[test]
@@ -50,41 +90,12 @@ fn whoever_comes_and_goes_changes_nobody_else() {
     let kinds = KINDS.map(Some).into_iter().chain([None]);
     for (seed, (kind, (architecture, kv))) in kinds.zip(targets.into_iter().cycle()).enumerate() {
         let (target, drafts) = with_drafts(architecture, 16, kv, 1);
-        let alone: Vec<Generation> = jobs
-            .iter()
-            .map(|job| {
-                let drafter = kind.map(|kind| drafter(kind, &target, &drafts));
-                generate(&target, drafter, &job.prompt, &job.options)
-            })
-            .collect();
+        let alone = alone(kind, &target, &drafts, &jobs);
         let mut rng = CounterRng::new(seed as u64, "arrivals", &[]);
         let mut engine = BatchEngine::new(&target, places(kind, 4, &target, &drafts));
-        let mut waiting: Vec<usize> = (0..jobs.len()).collect();
-        let mut gone = Vec::new();
-        while engine.running() > 0 || !waiting.is_empty() {
-            while engine.has_room() && !waiting.is_empty() && rng.below(3) > 0 {
-                let key = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
-                engine.join(key, &jobs[key].prompt, &jobs[key].options).expect("joined");
-            }
-            if rng.below(12) == 0 {
-                let key = rng.below(jobs.len() as u64) as usize;
-                if let Some(left) = engine.leave(key) {
-                    assert_eq!(left.end, EndReason::Interrupted);
-                    assert!(alone[key].tokens.starts_with(&left.tokens), "{kind:?} {key}");
-                    gone.push(key);
-                }
-            }
-            for (key, found) in engine.round(&mut goes_on).expect("round") {
-                let found = found.expect("generation");
-                assert_eq!(found.tokens, alone[key].tokens, "{architecture} {kind:?} {key}");
-                assert_eq!(found.end, alone[key].end);
-                assert_eq!(found.metrics.accepted, alone[key].metrics.accepted);
-                gone.push(key);
-            }
-        }
-        gone.sort_unstable();
-        let each: Vec<usize> = (0..jobs.len()).collect();
-        assert_eq!(gone, each, "each ends once");
+        let what = format!("{architecture} {kind:?}");
+        let seen = |of: &Generation| (of.tokens.clone(), of.metrics.accepted);
+        come_and_go(&what, &mut engine, (&jobs, &alone), &mut rng, seen);
     }
 }
 
@@ -167,17 +178,9 @@ fn a_request_that_cannot_go_on_fails_alone() {
     let banned = DecodeOptions { sampling, ..options(5) };
     engine.join(7, &prompt(9, 1), &banned).expect("joined");
     engine.join(8, &prompt(9, 2), &options(5)).expect("joined");
-    let mut ended = Vec::new();
-    while engine.running() > 0 {
-        ended.extend(engine.round(&mut goes_on).expect("round"));
-    }
-    assert_eq!(ended.len(), 2);
-    for (key, found) in ended {
-        match key {
-            7 => assert!(matches!(found, Err(DecodeError::NoDistribution))),
-            _ => assert_eq!(found.expect("generation").tokens.len(), 5),
-        }
-    }
+    let ended = outcomes(&mut engine);
+    assert!(ended.len() == 2 && matches!(ended[&7], Err(DecodeError::NoDistribution)));
+    assert_eq!(ended[&8].as_ref().expect("generation").tokens.len(), 5);
 }
 
 #[test]
@@ -219,8 +222,7 @@ fn another_drafter_may_come_at_any_round() {
     let jobs: Vec<Job> = (0..12)
         .map(|key| Job { prompt: prompt(10 + key, key as u64), options: options(8 + key) })
         .collect();
-    let alone: Vec<Generation> =
-        jobs.iter().map(|job| generate(&target, None, &job.prompt, &job.options)).collect();
+    let alone = alone(None, &target, &drafts, &jobs);
     let mut engine = BatchEngine::new(&target, places(None, 3, &target, &drafts));
     let mut rng = CounterRng::new(4, "changes", &[]);
     let mut kinds = KINDS.into_iter().cycle();

@@ -1,15 +1,14 @@
 //! Answers that follow a grammar: with a draft as without, and never outside of it.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 
 use longdraft_decode::{
-    BatchEngine, Committed, DecodeError, DecodeOptions, Generation, Grammar, LogProbs, Result,
-    Sampling, VerifyRule,
+    BatchEngine, DecodeError, DecodeOptions, Generation, Grammar, Result, Sampling, VerifyRule,
 };
 use longdraft_models::TargetTokenId;
 
 use crate::batch::places;
+use crate::engine::{finish, goes_on, outcomes};
 use crate::models::{Drafts, KINDS, Kind, options, prompt, shapes, with_drafts};
 
 /// After a token of number `a`, `b` is forbidden where `a + 2 b` is a multiple of 3.
@@ -64,14 +63,6 @@ impl Grammar for Thirds {
         self.tokens.truncate(left);
         Ok(())
     }
-}
-
-fn goes_on(
-    _: usize,
-    _: Committed,
-    _: Option<&LogProbs>,
-) -> ControlFlow<longdraft_decode::EndReason> {
-    ControlFlow::Continue(())
 }
 
 /// Requests of which every second follows a grammar.
@@ -166,10 +157,7 @@ fn a_grammar_that_leaves_no_token_ends_its_own_request_alone() {
     let mut engine = BatchEngine::new(&target, places(Some(KINDS[0]), 2, &target, &drafts));
     engine.join_with(0, &prompt(4, 1), &options(9), Some(Box::new(Short(0)))).expect("joined");
     engine.join(1, &prompt(4, 1), &options(9)).expect("joined");
-    let mut ended = BTreeMap::new();
-    while engine.running() > 0 {
-        ended.extend(engine.round(&mut goes_on).expect("round"));
-    }
+    let ended = outcomes(&mut engine);
     assert!(matches!(ended[&0], Err(DecodeError::NoDistribution)));
     assert_eq!(ended[&1].as_ref().expect("the other").tokens.len(), 9);
 }
@@ -305,12 +293,7 @@ fn forced_tokens_are_proposed_for_free() {
         };
         let grammar = Runs { tells, ..Runs::default() };
         engine.join_with(0, &prompt(9, 2), &options, Some(Box::new(grammar))).expect("joined");
-        loop {
-            let ended = engine.round(&mut goes_on).expect("round");
-            if let Some((_, generation)) = ended.into_iter().next() {
-                return generation.expect("generation");
-            }
-        }
+        finish(&mut engine).remove(&0).expect("it ends")
     };
     for temperature in [0.0, 0.8] {
         let plain = answer(None, temperature, 4, false);

@@ -328,6 +328,24 @@ pub(crate) enum Kind {
     DsparkOwnHead,
 }
 
+impl Kind {
+    /// Whether it looks up what the text repeats, alone or beside a model.
+    pub(crate) fn looks_up(self) -> bool {
+        matches!(
+            self,
+            Self::Lookup
+                | Self::Datastore
+                | Self::Merged
+                | Self::MergedEagle3
+                | Self::MergedDflash
+                | Self::MergedDflash2
+                | Self::MergedDspark
+                | Self::MergedMtp
+                | Self::Switched
+        )
+    }
+}
+
 pub(crate) const KINDS: [Kind; 22] = [
     Kind::Glide,
     Kind::GlideReduced,
@@ -359,50 +377,46 @@ pub(crate) fn drafter<'a>(
     drafts: &'a Drafts,
 ) -> Box<dyn Drafter + 'a> {
     let glide = || GlideModel::new(&drafts.glide, target).expect("model");
-    let eagle3 = || Eagle3Model::new(&drafts.eagle3, target).expect("model");
-    let dflash = || BlockDraftModel::new(&drafts.dflash, target).expect("model");
-    let dflash2 = || BlockDraftModel::new(&drafts.dflash2, target).expect("model");
-    let dspark = || BlockDraftModel::new(&drafts.dspark, target).expect("model");
-    let own_head = |draft: &'a BlockDraft| {
-        Box::new(ModelDrafter::new(BlockDraftModel::new(draft, target).expect("model")))
-    };
     let mtp = |head| ModelDrafter::new(MtpModel::new(&drafts.mtp, target, head).expect("model"));
-    let reduced = |model: BlockDraftModel<'a>| {
-        Box::new(ModelDrafter::new(model.with_head(Arc::clone(&drafts.head)).expect("head")))
+    let block = |draft: &'a BlockDraft| BlockDraftModel::new(draft, target).expect("model");
+    let whole = |draft| Box::new(ModelDrafter::new(block(draft)));
+    let reduced = |draft| {
+        let head = Arc::clone(&drafts.head);
+        Box::new(ModelDrafter::new(block(draft).with_head(head).expect("head")))
     };
     // Other texts in which tokens follow one another at random.
     let text = |i: u32| (0..60).map(|j| (i * j * j + j) % VOCABULARY as u32).collect();
     let texts: Vec<Vec<u32>> = (0..60).map(text).collect();
     let store = || Some(Arc::new(Datastore::new(texts.iter().map(Vec::as_slice))));
     let lookup = || LookupDrafter::new().with_datastore(store());
-    let combined =
-        |model, combination| Box::new(CombinedDrafter::new(model, lookup(), combination));
-    match kind {
-        Kind::Glide => Box::new(ModelDrafter::new(glide())),
+    let model: Box<dyn Drafter + 'a> = match kind {
+        Kind::Lookup => return Box::new(LookupDrafter::new()),
+        Kind::Datastore => return Box::new(lookup()),
+        Kind::Glide | Kind::Merged | Kind::Switched => Box::new(ModelDrafter::new(glide())),
         Kind::GlideReduced => {
             Box::new(ModelDrafter::new(glide().with_head(Arc::clone(&drafts.head))))
         }
-        Kind::Eagle3 => Box::new(ModelDrafter::new(eagle3())),
-        Kind::Dflash => Box::new(ModelDrafter::new(dflash())),
-        Kind::DflashReduced => reduced(dflash()),
-        Kind::Dflash2 => Box::new(ModelDrafter::new(dflash2())),
-        Kind::Dflash2Reduced => reduced(dflash2()),
-        Kind::Dspark => Box::new(ModelDrafter::new(dspark())),
-        Kind::DsparkReduced => reduced(dspark()),
-        Kind::DflashOwnHead => own_head(&drafts.own_heads[0]),
-        Kind::DsparkOwnHead => own_head(&drafts.own_heads[1]),
-        Kind::Mtp => Box::new(mtp(None)),
+        Kind::Eagle3 | Kind::MergedEagle3 => {
+            let eagle3 = Eagle3Model::new(&drafts.eagle3, target).expect("model");
+            Box::new(ModelDrafter::new(eagle3))
+        }
+        Kind::Dflash | Kind::MergedDflash => whole(&drafts.dflash),
+        Kind::DflashReduced => reduced(&drafts.dflash),
+        Kind::Dflash2 | Kind::MergedDflash2 => whole(&drafts.dflash2),
+        Kind::Dflash2Reduced => reduced(&drafts.dflash2),
+        Kind::Dspark | Kind::MergedDspark => whole(&drafts.dspark),
+        Kind::DsparkReduced => reduced(&drafts.dspark),
+        Kind::DflashOwnHead => whole(&drafts.own_heads[0]),
+        Kind::DsparkOwnHead => whole(&drafts.own_heads[1]),
+        Kind::Mtp | Kind::MergedMtp => Box::new(mtp(None)),
         Kind::MtpReduced => Box::new(mtp(Some(&drafts.head))),
-        Kind::Lookup => Box::new(LookupDrafter::new()),
-        Kind::Datastore => Box::new(lookup()),
-        Kind::Merged => combined(Box::new(ModelDrafter::new(glide())), Combination::Merge),
-        Kind::MergedEagle3 => combined(Box::new(ModelDrafter::new(eagle3())), Combination::Merge),
-        Kind::MergedDflash => combined(Box::new(ModelDrafter::new(dflash())), Combination::Merge),
-        Kind::MergedDflash2 => combined(Box::new(ModelDrafter::new(dflash2())), Combination::Merge),
-        Kind::MergedDspark => combined(Box::new(ModelDrafter::new(dspark())), Combination::Merge),
-        Kind::MergedMtp => combined(Box::new(mtp(None)), Combination::Merge),
-        Kind::Switched => combined(Box::new(ModelDrafter::new(glide())), Combination::Switch),
+    };
+    if !kind.looks_up() {
+        return model;
     }
+    let is_switched = matches!(kind, Kind::Switched);
+    let combination = if is_switched { Combination::Switch } else { Combination::Merge };
+    Box::new(CombinedDrafter::new(model, lookup(), combination))
 }
 
 /// Chains and trees of every rule.
@@ -442,6 +456,33 @@ pub(crate) fn generate(
     options: &DecodeOptions,
 ) -> Generation {
     decode(&mut SpeculativeDecoder::new(target, drafter), prompt, options)
+}
+
+/// Turns of a conversation that keeps its text: each answer is that of the whole text without a draft. The history is
+/// edited after the turn `edited`, if there is one. Tokens that each turn reused.
+#[track_caller]
+pub(crate) fn converse(
+    what: &str,
+    (target, drafter): (&Target, Box<dyn Drafter + '_>),
+    mut text: Vec<TargetTokenId>,
+    options: DecodeOptions,
+    (turns, edited): (u64, Option<u64>),
+) -> Vec<usize> {
+    let options = DecodeOptions { reuse_prefix: true, ..options };
+    let mut decoder = SpeculativeDecoder::new(target, Some(drafter));
+    let mut reused = Vec::new();
+    for turn in 0..turns {
+        let kept = decode(&mut decoder, &text, &options);
+        let fresh = generate(target, None, &text, &options);
+        assert_eq!(kept.tokens, fresh.tokens, "{what}, turn {turn}");
+        reused.push(kept.reused_tokens);
+        text.extend(&kept.tokens);
+        text.extend(prompt(5, turn));
+        if edited == Some(turn) {
+            text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
+        }
+    }
+    reused
 }
 
 pub(crate) fn decode(

@@ -4,7 +4,7 @@ use longdraft_decode::drafter::{DraftContext, Drafted, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Origin, Pacing, Sampling, SpeculativeDecoder, VerifyRule};
 
-use crate::models::{KINDS, Kind, decode, drafter, generate, options, prompt, shapes, with_drafts};
+use crate::models::{KINDS, decode, drafter, generate, options, prompt, shapes, with_drafts};
 
 #[test]
 fn measured_pacing_changes_no_token() {
@@ -42,22 +42,7 @@ fn only_lookup_proposes_where_nothing_may_take_time() {
         let context = DraftContext { target: &target, cache: &cache, tokens: &text };
         let tree = drafter.propose(context, &mut plan).expect("proposals");
         let found: Vec<_> = tree.nodes().iter().map(|node| (node.token, node.origin)).collect();
-        let looks = !matches!(
-            kind,
-            Kind::Glide
-                | Kind::GlideReduced
-                | Kind::Eagle3
-                | Kind::Dflash
-                | Kind::DflashReduced
-                | Kind::Dflash2
-                | Kind::Dflash2Reduced
-                | Kind::Dspark
-                | Kind::DsparkReduced
-                | Kind::DflashOwnHead
-                | Kind::DsparkOwnHead
-                | Kind::Mtp
-                | Kind::MtpReduced
-        );
+        let looks = kind.looks_up();
         let wanted: Vec<_> = text[..4].iter().map(|token| (*token, Origin::Lookup)).collect();
         assert_eq!(found, if looks { wanted } else { Vec::new() }, "{kind:?}");
         assert_eq!(plan.drafted, Drafted::Nothing, "{kind:?}");

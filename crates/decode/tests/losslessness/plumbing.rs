@@ -11,8 +11,8 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Tap, Taps};
 
 use crate::models::{
-    FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, decode, drafter, extend_tree, generate, options,
-    prompt, shapes, target, with_drafts,
+    FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, converse, decode, drafter, extend_tree, generate,
+    options, prompt, shapes, target, with_drafts,
 };
 
 #[test]
@@ -122,25 +122,13 @@ fn a_kept_prefix_changes_nothing_but_time() {
     ];
     for (seed, (kind, family)) in (30..).zip(KINDS.into_iter().zip(families.into_iter().cycle())) {
         let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
-        let mut options = options(24);
-        options.reuse_prefix = true;
-        options.shape = DraftShape::Static { widths: vec![3, 4] };
-        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
-        let mut text = prompt(20, 31);
-        for turn in 0..4 {
-            let kept = decode(&mut decoder, &text, &options);
-            let fresh = generate(&target, None, &text, &options);
-            assert_eq!(kept.tokens, fresh.tokens, "{kind:?}, turn {turn}");
-            // States are not cut in the middle of what was read at once.
-            let reuses = turn > 0 && (turn < 3 || !RECURRENT.contains(&family));
-            assert_eq!(kept.reused_tokens > 0, reuses, "{family} {turn}");
-            text.extend(&kept.tokens);
-            text.extend(prompt(5, turn));
-            if turn == 2 {
-                // History was edited in the middle.
-                text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
-            }
-        }
+        let shape = DraftShape::Static { widths: vec![3, 4] };
+        let options = DecodeOptions { shape, ..options(24) };
+        let (what, drafter) = (format!("{kind:?}"), drafter(kind, &target, &drafts));
+        let reused = converse(&what, (&target, drafter), prompt(20, 31), options, (4, Some(2)));
+        // States are not cut in the middle of what was read at once.
+        let wanted = [false, true, true, !RECURRENT.contains(&family)];
+        assert_eq!(reused.iter().map(|count| *count > 0).collect::<Vec<_>>(), wanted, "{family}");
     }
 }
 
@@ -149,20 +137,10 @@ fn a_kept_prefix_changes_nothing_but_time() {
 fn a_conversation_across_the_border_of_short_sequences_equals_fresh_texts() {
     for kind in KINDS {
         let (target, drafts) = with_drafts("phi3", 32, (2, 2), 31);
-        let mut options = options(12);
-        options.reuse_prefix = true;
-        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
-        let mut text = prompt(20, 31);
-        let mut reused = Vec::new();
-        for turn in 0..4 {
-            let kept = decode(&mut decoder, &text, &options);
-            let fresh = generate(&target, None, &text, &options);
-            assert_eq!(kept.tokens, fresh.tokens, "{kind:?}, turn {turn}");
-            reused.push(kept.reused_tokens > 0);
-            text.extend(&kept.tokens);
-            text.extend(prompt(5, turn));
-        }
+        let (what, drafter) = (format!("{kind:?}"), drafter(kind, &target, &drafts));
+        let reused = converse(&what, (&target, drafter), prompt(20, 31), options(12), (4, None));
         // Limits of 32, 49, 66 and 83 tokens; short ones have 60.
+        let reused: Vec<bool> = reused.iter().map(|count| *count > 0).collect();
         assert_eq!(reused, [false, true, false, true], "{kind:?}");
     }
 }

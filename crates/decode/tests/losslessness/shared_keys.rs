@@ -3,7 +3,7 @@
 use longdraft_decode::drafter::{
     BlockDraftModel, Drafter, Eagle3Model, LookupDrafter, ModelDrafter, MtpModel,
 };
-use longdraft_decode::{BatchEngine, DraftShape, Sampling, SpeculativeDecoder, VerifyRule};
+use longdraft_decode::{BatchEngine, DecodeOptions, DraftShape, Sampling, VerifyRule};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::BlockDraft;
 use longdraft_models::draft::eagle3::Eagle3Draft;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::batch::jobs;
 use crate::engine::finish;
-use crate::models::{VOCABULARY, decode, dspark, eagle3, generate, options, prompt, shapes};
+use crate::models::{VOCABULARY, converse, dspark, eagle3, generate, options, prompt, shapes};
 
 /// What the caches of a target hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -139,24 +139,13 @@ fn a_kept_prefix_of_latent_rows_or_shared_keys_changes_nothing_but_time() {
     for held in ALL {
         let target = target(held);
         let drafts = Drafts::new(held, &target);
-        let mut options = options(24);
-        options.reuse_prefix = true;
-        options.shape = DraftShape::Static { widths: vec![3, 4] };
         for (kind, drafter) in drafts.drafters(&target).into_iter().enumerate() {
-            let mut decoder = SpeculativeDecoder::new(&target, Some(drafter));
-            let mut text = prompt(20, 31);
-            for turn in 0..4 {
-                let kept = decode(&mut decoder, &text, &options);
-                let fresh = generate(&target, None, &text, &options);
-                assert_eq!(kept.tokens, fresh.tokens, "{held:?} {kind}, turn {turn}");
-                assert_eq!(kept.reused_tokens > 0, turn > 0, "{held:?} {kind} {turn}");
-                text.extend(&kept.tokens);
-                text.extend(prompt(5, turn));
-                if turn == 2 {
-                    // History was edited in the middle.
-                    text[15].0 = (text[15].0 + 1) % VOCABULARY as u32;
-                }
-            }
+            let shape = DraftShape::Static { widths: vec![3, 4] };
+            let options = DecodeOptions { shape, ..options(24) };
+            let what = format!("{held:?} {kind}");
+            let reused = converse(&what, (&target, drafter), prompt(20, 31), options, (4, Some(2)));
+            assert_eq!(reused[0], 0, "{what}");
+            assert!(reused[1..].iter().all(|count| *count > 0), "{what}: {reused:?}");
         }
     }
 }

@@ -1,13 +1,11 @@
 //! Prompts that begin alike at several places: what one has read the others copy, and nothing else changes.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
-use longdraft_decode::drafter::{DraftContext, DraftRows, DraftState, Drafter, Plan};
+use longdraft_decode::drafter::{DraftContext, Drafter, Plan};
 use longdraft_decode::{BatchEngine, DecodeOptions, Generation, Result, Tree};
 use longdraft_models::TargetTokenId;
-use longdraft_models::target_model::{CacheType, Features, Tap, Target, TargetOptions};
+use longdraft_models::target_model::{CacheType, Target, TargetOptions};
 
 use crate::batch::places;
 use crate::engine::{finish, goes_on};
@@ -15,69 +13,19 @@ use crate::models::{
     Drafts, KINDS, Kind, RECURRENT, drafter, generate, options, prompt, target, target_with,
     with_drafts,
 };
+use crate::noted::{Noted, Notes, Seen};
 
 /// Tokens that prompts begin with alike: more than a round reads beside others.
 const SYSTEM: usize = 200;
 
-/// Ids and parents of a tree, by the text that it was proposed after.
-type Proposed = BTreeMap<Vec<TargetTokenId>, (Vec<u32>, Vec<Option<usize>>)>;
+/// Ids and parents of a tree.
+type Layout = (Vec<u32>, Vec<Option<usize>>);
 
-/// What drafters saw.
-#[derive(Default)]
-struct Seen {
-    /// Rows of prompts that the target ran.
-    rows: usize,
-    proposed: Proposed,
-}
+/// Layouts by the text that they were proposed after.
+type Proposed = BTreeMap<Vec<TargetTokenId>, Layout>;
 
-/// A drafter that notes what it sees.
-struct Watching<'a> {
-    inner: Box<dyn Drafter + 'a>,
-    seen: Rc<RefCell<Seen>>,
-    /// Whether nothing has been proposed since the request began.
-    reads: bool,
-}
-
-impl Drafter for Watching<'_> {
-    fn taps(&self) -> Vec<Tap> {
-        self.inner.taps()
-    }
-
-    fn reads_last_layer(&self) -> bool {
-        self.inner.reads_last_layer()
-    }
-
-    fn tells_confidence(&self) -> bool {
-        self.inner.tells_confidence()
-    }
-
-    fn begin(&mut self, kept: usize) -> Result<()> {
-        self.reads = true;
-        self.inner.begin(kept)
-    }
-
-    fn state(&self) -> DraftState<'_> {
-        self.inner.state()
-    }
-
-    fn take_over(&mut self, rows: DraftRows<'_>, tokens: usize) -> Result<()> {
-        self.inner.take_over(rows, tokens)
-    }
-
-    fn observe(&mut self, tokens: &[TargetTokenId], features: &Features) -> Result<()> {
-        if self.reads {
-            self.seen.borrow_mut().rows += features.final_hidden()?.dim(0)?;
-        }
-        self.inner.observe(tokens, features)
-    }
-
-    fn propose(&mut self, context: DraftContext<'_>, plan: &mut Plan<'_>) -> Result<Tree> {
-        self.reads = false;
-        let tree = self.inner.propose(context, plan)?;
-        let proposed = (tree.ids(), tree.parents());
-        self.seen.borrow_mut().proposed.insert(context.tokens.to_vec(), proposed);
-        Ok(tree)
-    }
+fn layout((text, tree): (Vec<TargetTokenId>, Tree)) -> (Vec<TargetTokenId>, Layout) {
+    (text, (tree.ids(), tree.parents()))
 }
 
 /// A request, the round before which it comes, and that before which its client goes, if it does.
@@ -116,12 +64,11 @@ impl Setting<'_> {
     /// What came of the requests, and what was seen.
     fn run(self, arrivals: &[Arrival], reuse_prefix: bool) -> (BTreeMap<usize, Generation>, Seen) {
         let Self { target, drafts, kind, places } = self;
-        let seen = Rc::new(RefCell::new(Seen::default()));
-        let watching = |_| -> Option<Box<dyn Drafter + '_>> {
-            let (inner, seen) = (drafter(kind, target, drafts), Rc::clone(&seen));
-            Some(Box::new(Watching { inner, seen, reads: true }))
+        let notes = Notes::default();
+        let noted = |_| -> Option<Box<dyn Drafter + '_>> {
+            Some(Box::new(Noted::new(drafter(kind, target, drafts), &notes)))
         };
-        let mut engine = BatchEngine::new(target, (0..places).map(watching).collect());
+        let mut engine = BatchEngine::new(target, (0..places).map(noted).collect());
         let mut ended = BTreeMap::new();
         let mut round = 0;
         while ended.len() < arrivals.len() {
@@ -140,7 +87,7 @@ impl Setting<'_> {
             round += 1;
         }
         drop(engine);
-        (ended, Rc::into_inner(seen).expect("the drafters are gone").into_inner())
+        (ended, notes.take())
     }
 
     /// Finds the answers and proposals of each request alone, and that what was not read is what was shared; tokens of
@@ -151,8 +98,8 @@ impl Setting<'_> {
         let mut proposed = Proposed::new();
         for (key, arrival) in arrivals.iter().enumerate() {
             let alone = [Arrival { at: 0, leaves: None, ..arrival.clone() }];
-            let (alone, mut noted) = Setting { places: 1, ..self }.run(&alone, false);
-            proposed.append(&mut noted.proposed);
+            let (alone, noted) = Setting { places: 1, ..self }.run(&alone, false);
+            proposed.extend(noted.proposed.into_iter().map(layout));
             for found in [&shared[&key].tokens, &apart[&key].tokens] {
                 let is_right = match arrival.leaves {
                     Some(_) => alone[&0].tokens.starts_with(found),
@@ -161,7 +108,7 @@ impl Setting<'_> {
                 assert!(is_right, "{:?} {key}", self.kind);
             }
         }
-        for (text, tree) in &seen.proposed {
+        for (text, tree) in &seen.proposed.into_iter().map(layout).collect::<Proposed>() {
             assert_eq!(proposed.get(text), Some(tree), "{:?} {}", self.kind, text.len());
         }
         let reused: Vec<usize> = shared.values().map(|found| found.reused_tokens).collect();

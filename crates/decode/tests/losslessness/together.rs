@@ -16,11 +16,9 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
-use crate::batch::Job;
-use crate::engine::goes_on;
-use crate::models::{
-    Drafts, KINDS, Kind, drafter, generate, options, prompt, shapes, target, with_drafts,
-};
+use crate::batch::{Job, alone, places};
+use crate::engine::{come_and_go, goes_on};
+use crate::models::{Drafts, KINDS, Kind, drafter, options, prompt, shapes, target, with_drafts};
 
 /// The level of every pass over a draft, and the requests in it.
 type Passes = Rc<RefCell<Vec<(usize, usize)>>>;
@@ -124,11 +122,6 @@ fn jobs(seed: u64, temperature: f64) -> Vec<Job> {
     (0..6).map(job).collect()
 }
 
-/// What does not depend on time: tokens, levels and nodes that were proposed, and those that were accepted.
-fn outcome(of: &Generation) -> (&[TargetTokenId], usize, usize, usize) {
-    (&of.tokens, of.metrics.drafted, of.metrics.nodes, of.metrics.accepted)
-}
-
 #[test]
 fn each_proposes_what_it_would_alone_whoever_comes_and_goes() {
     for (seed, kind) in (0..).zip(KINDS) {
@@ -136,36 +129,18 @@ fn each_proposes_what_it_would_alone_whoever_comes_and_goes() {
             with_drafts(["qwen3", "llama", "qwen2"][seed as usize % 3], 16, (2, 2), seed);
         for temperature in [0.0, 0.9] {
             let jobs = jobs(seed, temperature);
-            let alone = jobs.iter().map(|job| {
-                let drafter = Some(drafter(kind, &target, &drafts));
-                generate(&target, drafter, &job.prompt, &job.options)
-            });
-            let alone: Vec<Generation> = alone.collect();
-            for places in [1, 2, 5] {
-                let drafter = || Some(drafter(kind, &target, &drafts));
-                let drafters = (0..places).map(|_| drafter()).collect();
-                let mut engine = BatchEngine::new(&target, drafters);
-                let mut rng = CounterRng::new(seed, "arrivals", &[places as u64]);
-                let (mut waiting, mut gone) = ((0..jobs.len()).collect::<Vec<_>>(), 0);
-                while gone < jobs.len() {
-                    while engine.has_room() && !waiting.is_empty() && rng.below(3) > 0 {
-                        let key = waiting.swap_remove(rng.below(waiting.len() as u64) as usize);
-                        engine.join(key, &jobs[key].prompt, &jobs[key].options).expect("joined");
-                    }
-                    let key = rng.below(jobs.len() as u64) as usize;
-                    if rng.below(9) == 0
-                        && let Some(left) = engine.leave(key)
-                    {
-                        assert!(alone[key].tokens.starts_with(&left.tokens), "{kind:?} {key}");
-                        gone += 1;
-                    }
-                    for (key, found) in engine.round(&mut goes_on).expect("round") {
-                        let found = found.expect("generation");
-                        let (found, alone) = (outcome(&found), outcome(&alone[key]));
-                        assert_eq!(found, alone, "{kind:?} {key} of {places} at {temperature}");
-                        gone += 1;
-                    }
-                }
+            let alone = alone(Some(kind), &target, &drafts, &jobs);
+            for count in [1, 2, 5] {
+                let places = places(Some(kind), count, &target, &drafts);
+                let mut engine = BatchEngine::new(&target, places);
+                let mut rng = CounterRng::new(seed, "arrivals", &[count as u64]);
+                let what = format!("{kind:?} of {count} at {temperature}");
+                // Tokens, levels and nodes that were proposed, and those that were accepted.
+                let seen = |of: &Generation| {
+                    let metrics = &of.metrics;
+                    (of.tokens.clone(), metrics.drafted, metrics.nodes, metrics.accepted)
+                };
+                come_and_go(&what, &mut engine, (&jobs, &alone), &mut rng, seen);
             }
         }
     }

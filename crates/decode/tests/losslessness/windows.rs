@@ -1,12 +1,11 @@
 //! Caches of layers with a window hold the tokens that are seen again; nothing else changes.
 
-use longdraft_decode::{DraftShape, SpeculativeDecoder};
+use longdraft_decode::{DecodeOptions, DraftShape};
 use longdraft_kernels::random::CounterRng;
-use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Extension, KvCache, PackedSequence, Tap, Taps, Target};
 
 use crate::models::{
-    KINDS, Kind, VOCABULARY, decode, drafter, generate, options, prompt, shapes, target,
+    KINDS, Kind, VOCABULARY, converse, drafter, generate, options, prompt, shapes, target,
     with_drafts,
 };
 
@@ -261,24 +260,11 @@ fn conversations_go_on_or_are_read_anew_as_their_windows_allow() {
     for (seed, family) in (2..).zip(SLIDING) {
         let kind = kinds[seed as usize % kinds.len()];
         let (target, drafts) = with_drafts(family, 32, (2, 2), seed);
-        let mut options = options(30);
-        options.reuse_prefix = true;
-        options.shape = DraftShape::Static { widths: vec![3, 4] };
-        let mut decoder = SpeculativeDecoder::new(&target, Some(drafter(kind, &target, &drafts)));
-        let mut text = prompt(700, seed);
-        let mut reused = Vec::new();
-        for turn in 0..5 {
-            let kept = decode(&mut decoder, &text, &options);
-            let fresh = generate(&target, None, &text, &options);
-            assert_eq!(kept.tokens, fresh.tokens, "{family} {kind:?}, turn {turn}");
-            reused.push(kept.reused_tokens);
-            text.extend(&kept.tokens);
-            text.extend(prompt(5, turn));
-            if turn == 2 {
-                // History was edited where windows do not reach any more.
-                text[15] = TargetTokenId((text[15].0 + 1) % VOCABULARY as u32);
-            }
-        }
+        let shape = DraftShape::Static { widths: vec![3, 4] };
+        let options = DecodeOptions { shape, ..options(30) };
+        let (what, drafter) = (format!("{family} {kind:?}"), drafter(kind, &target, &drafts));
+        // What is edited lies where windows do not reach any more.
+        let reused = converse(&what, (&target, drafter), prompt(700, seed), options, (5, Some(2)));
         assert!(reused[1] > 700 && reused[2] > reused[1] && reused[4] > 800, "{family} {reused:?}");
         assert_eq!((reused[0], reused[3]), (0, 0), "{family}");
     }

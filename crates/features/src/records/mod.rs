@@ -296,7 +296,7 @@ impl Records {
 
 impl std::fmt::Debug for Records {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{} records of {}", self.folder.len(), self.folder.path().display())
+        std::fmt::Debug::fmt(&self.folder, formatter)
     }
 }
 

@@ -201,9 +201,14 @@ impl Contents {
         }
     }
 
-    /// Bytes of a row without its share of the header.
-    fn bytes(&self, target: &TargetConfig, dtype: StoreDtype, tokens: u64, teacher: u64) -> u64 {
-        let number = dtype.bytes();
+    /// Bytes of a row of `tokens` tokens with `teacher` rows of the teacher.
+    pub fn row_bytes(
+        &self,
+        target: &TargetConfig,
+        dtype: StoreDtype,
+        (tokens, teacher): (usize, usize),
+    ) -> u64 {
+        let (tokens, teacher, number) = (tokens as u64, teacher as u64, dtype.bytes());
         let (hidden, kv) = (target.hidden_size as u64, target.kv_size() as u64);
         let last_kv = if self.last_kv { 2 * kv * number } else { 0 };
         let layers = self.layers.len() as u64 * dtype.layer_bytes(hidden);
@@ -214,17 +219,8 @@ impl Contents {
             _ => 4 + of_states + of_top_k,
         };
         // Ids and positions of 4 bytes, mask bits.
-        tokens * (8 + last_kv + layers) + tokens.div_ceil(8) + teacher * of_teacher
-    }
-
-    /// Bytes of a row of `tokens` tokens with `teacher` rows of the teacher.
-    pub fn row_bytes(
-        &self,
-        target: &TargetConfig,
-        dtype: StoreDtype,
-        (tokens, teacher): (usize, usize),
-    ) -> u64 {
-        HEADER_BYTES + self.bytes(target, dtype, tokens as u64, teacher as u64)
+        let of_tokens = tokens * (8 + last_kv + layers) + tokens.div_ceil(8);
+        HEADER_BYTES + of_tokens + teacher * of_teacher
     }
 }
 

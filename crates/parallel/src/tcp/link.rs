@@ -75,7 +75,6 @@ impl Writer {
         }
     }
 
-    /// Closes the way.
     pub(super) fn close(&self, way: Shutdown) {
         if let Ok(stream) = self.0.try_lock() {
             // It may be closed.

@@ -17,6 +17,13 @@ fn of_gpus(layout: Layout) -> Workload {
     workload("glide", &given, layout)
 }
 
+/// Bytes of an item in a phase of a step.
+fn bytes_of(workload: &Workload, phase: &str, item: &str) -> u64 {
+    let phases = workload.estimate().phases;
+    let phase = phases.iter().find(|own| own.name == phase).expect("a phase");
+    phase.items.iter().filter(|own| own.name == item).map(|own| own.bytes).sum()
+}
+
 #[test]
 fn what_is_gathered_while_the_target_computes_takes_time_only_beyond_that() {
     let layout = Layout { target_value_bytes: 2, ..Layout::of(8, 0) };
@@ -87,10 +94,7 @@ fn a_collective_is_counted_once_a_row_and_layer() {
 #[test]
 fn weights_that_the_update_writes_in_16_bits_are_there_all_the_time() {
     let holds = |layout: Layout, name: &str| {
-        let phases = workload("glide", &json!({}), layout).estimate().phases;
-        let phase = phases.iter().find(|phase| phase.name == name).expect("a phase");
-        let factors = phase.items.iter().filter(|item| item.name == FACTORS);
-        factors.map(|item| item.bytes).sum::<u64>()
+        bytes_of(&workload("glide", &json!({}), layout), name, FACTORS)
     };
     let one = Layout { target_value_bytes: 2, half_states: true, ..Layout::of(1, 0) };
     let made = Layout { half_states: false, ..one };
@@ -104,10 +108,8 @@ fn weights_that_the_update_writes_in_16_bits_are_there_all_the_time() {
 fn an_accelerator_adds_gradients_where_they_are() {
     let gradients = |rows: usize, threads: usize| {
         let given = json!({ "train": { "rows_per_step": rows } });
-        let phases = workload("glide", &given, Layout::of(1, threads)).estimate().phases;
-        let phase = phases.iter().find(|phase| phase.name == "gradients").expect("a phase");
-        let items = phase.items.iter();
-        items.filter(|item| item.name == "gradients").map(|item| item.bytes).sum::<u64>()
+        let workload = workload("glide", &given, Layout::of(1, threads));
+        bytes_of(&workload, "gradients", "gradients")
     };
     assert_eq!((gradients(1, 1), gradients(2, 1), gradients(1, 0)), (0, 0, 0));
     // The sum of the largest matrix, beside both of its terms.
@@ -124,10 +126,8 @@ fn a_stored_target_takes_what_the_types_of_its_files_take() {
             let is_layer = spec.name.starts_with("model.layers.");
             (spec.name, if is_layer { layers } else { ends })
         });
-        let phases = workload.with_stored(Some(types.collect())).estimate().phases;
-        let phase = phases.iter().find(|phase| phase.name == "forward").expect("a phase");
-        let items = phase.items.iter().filter(|item| item.name == name);
-        items.map(|item| item.bytes).sum::<u64>()
+        let types = types.collect();
+        bytes_of(&workload.with_stored(Some(types)), "forward", name)
     };
     // Of GLIDE's target all layers run. 8.19 billion values, 1.245 billion of them in both ends.
     let close = |bytes: u64, billions: f64| (bytes as f64 / 1e9 - billions).abs() < 0.02;
@@ -146,10 +146,7 @@ fn a_stored_target_takes_what_the_types_of_its_files_take() {
 fn a_head_of_blocks_is_held_once_and_widened_some_rows_at_a_time() {
     let of = |target_value_bytes: usize, name: &str| {
         let layout = Layout { target_value_bytes, ..Layout::of(1, 1) };
-        let phases = workload("glide", &json!({}), layout).estimate().phases;
-        let phase = phases.iter().find(|phase| phase.name == "forward").expect("a phase");
-        let items = phase.items.iter().filter(|item| item.name == name);
-        items.map(|item| item.bytes).sum::<u64>()
+        bytes_of(&workload("glide", &json!({}), layout), "forward", name)
     };
     let [blocks, halves] = [1, 2].map(|bytes| of(bytes, "chunks of the loss"));
     // 16 MiB of rows of 4096 values.

@@ -333,14 +333,25 @@ mod tests {
     use super::*;
     use crate::config::TrainConfig;
 
-    /// Problems of a configuration with these sections `draft` and `teacher`.
-    pub(super) fn told(draft: &Value, teacher: &Value) -> Vec<String> {
+    /// A configuration with these sections `draft` and `teacher`.
+    pub(super) fn configured(draft: &Value, teacher: &Value) -> TrainConfig {
         let config = json!({
             "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
             "draft": draft, "teacher": teacher,
         });
-        let config: TrainConfig = serde_json::from_value(config).expect("known keys");
-        config.problems().iter().map(ToString::to_string).collect()
+        serde_json::from_value(config).expect("known keys")
+    }
+
+    /// Its problems.
+    pub(super) fn told(draft: &Value, teacher: &Value) -> Vec<String> {
+        configured(draft, teacher).problems().iter().map(ToString::to_string).collect()
+    }
+
+    /// A method with the keys that a saved draft says of its network.
+    pub(super) fn again<M: DraftMethod + Default + DeserializeOwned>(config: Value) -> M {
+        let start = SavedDraft { path: "draft".into(), config: Some(config) };
+        let known = M::default().keys_of(&start).expect("keys");
+        serde_json::from_value(known.into()).expect("read")
     }
 
     /// A method more needs a line in every table: the tables name the same methods.
@@ -350,11 +361,7 @@ mod tests {
         let target = published_config("Qwen/Qwen3-8B").expect("a published target");
         for method in Method::all() {
             assert!(DraftKind::named(method.name()).is_ok(), "{}", method.name());
-            let config = serde_json::json!({
-                "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                "draft": { "method": method.name() },
-            });
-            let config: TrainConfig = serde_json::from_value(config).expect("a configuration");
+            let config = configured(&json!({ "method": method.name() }), &json!({}));
             assert!(config.problems().is_empty(), "{:?}", config.problems());
             let read = serde_json::from_value::<TrainConfig>(config.record()).expect("read back");
             assert_eq!(read, config);

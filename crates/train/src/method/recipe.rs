@@ -106,7 +106,6 @@ pub(super) fn starts(target: &TargetConfig, of_last_layer: f64, of_random: f64) 
     if target.qkv_bias { vec![random, last_layer] } else { vec![last_layer, random] }
 }
 
-/// A map of keys.
 pub(super) fn keys(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(keys) => keys,
@@ -118,10 +117,9 @@ pub(super) fn keys(value: Value) -> Map<String, Value> {
 mod tests {
     use longdraft_models::published::published_config;
     use longdraft_rules::Check;
-    use serde_json::json;
 
+    use super::super::tests;
     use super::*;
-    use crate::config::TrainConfig;
     use crate::method::Method;
 
     #[test]
@@ -133,11 +131,8 @@ mod tests {
                 let Some(recipe) = method.fresh().recipe(&room) else { continue };
                 let mut draft = recipe.draft.clone();
                 draft.insert("method".into(), method.name().into());
-                let config = json!({
-                    "target": "t", "output": "o", "data": { "train": [{ "path": "p" }] },
-                    "draft": draft, "teacher": recipe.teacher,
-                });
-                let config: TrainConfig = serde_json::from_value(config).expect("known keys");
+                let teacher = Value::Object(recipe.teacher.clone());
+                let config = tests::configured(&Value::Object(draft), &teacher);
                 assert!(config.problems().is_empty(), "{:?}", config.problems());
                 let footprint = config.draft.method.footprint(&config.teacher, &target);
                 assert!(footprint.is_ok(), "{}: {:?}", method.name(), footprint.err());

@@ -226,11 +226,6 @@ impl AdamW {
         self.moments[kind as usize].get(index)
     }
 
-    /// Values that this rank keeps.
-    pub fn kept_values(&self) -> usize {
-        self.moments.iter().flat_map(RunValues::lengths).sum()
-    }
-
     /// The weights as products multiply them that the last update wrote, for the next step. They are those of the
     /// parameters as long as nobody else gives these other values.
     pub fn written(&self) -> &Written {

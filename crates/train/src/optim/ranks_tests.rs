@@ -6,7 +6,7 @@ use longdraft_models::weights::TensorRole;
 use longdraft_parallel::threads::{in_threads, with_gpus};
 use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, Reduction};
 
-use super::{AdamW, AdamWConfig, DeadParameters};
+use super::{AdamW, AdamWConfig, DeadParameters, MomentKind};
 
 const SIZES: [(&str, [usize; 2]); 4] = [
     ("blocks.0.mlp.fc.weight", [130, 260]),
@@ -72,7 +72,8 @@ fn zero_1_updates_like_replicated_ranks_bit_for_bit() {
                     norm
                 })
                 .collect();
-            let state = optimizer.kept_values() / 2;
+            let first = |run| optimizer.moment(MomentKind::First, run).expect("a moment").len();
+            let state = (0..parallel.runs().len()).map(first).sum::<usize>();
             (norms, values(&parameters), state)
         })
     };

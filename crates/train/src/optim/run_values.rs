@@ -29,13 +29,6 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
-    fn len(&self) -> usize {
-        match self {
-            Self::Host(values) => values.len(),
-            Self::Device(tensor) => tensor.elem_count(),
-        }
-    }
-
     fn on_host(&self) -> Result<Cow<'_, [f32]>> {
         Ok(match self {
             Self::Host(values) => Cow::Borrowed(values),
@@ -54,14 +47,6 @@ impl RunValues {
     /// It fails where the folder cannot be written or is full.
     pub(crate) fn zeros_in(folder: &Path, lengths: &[usize]) -> Result<Self> {
         RunFile::new(folder, lengths).map(Self::File)
-    }
-
-    /// Length of every run.
-    pub(crate) fn lengths(&self) -> Vec<usize> {
-        match self {
-            Self::Memory(runs) => runs.iter().map(Kept::len).collect(),
-            Self::File(file) => file.lengths.clone(),
-        }
     }
 
     /// A run's values. It fails where the file or the device cannot be read.
@@ -190,7 +175,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(memory.lengths(), file.lengths());
         for index in 0..lengths.len() {
             assert_eq!(memory.get(index)?, file.get(index)?);
         }

@@ -11,11 +11,11 @@ use longdraft_models::target_model::{
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_models::{LayerId, TargetConfig};
+use longdraft_parallel::World;
 use longdraft_parallel::threads::in_threads;
-use longdraft_parallel::{World, share_of};
 use serde_json::{Value, json};
 
-use super::targets::{all_taps, config_with, sequence};
+use super::targets::{config_with, own_features, sequence};
 
 /// Largest difference, as a share of a tensor's largest value: sums of f32 in another order.
 const BOUND: f32 = 1e-5;
@@ -65,28 +65,12 @@ fn assert_close(got: &Features, want: &Features, bound: f32, what: &str) {
     }
 }
 
-/// Five rows of different lengths over the ranks, of which some have fewer than others.
+/// The rows of all ranks.
 fn features_over_ranks(
     ranks: usize,
     open: impl Fn(&World) -> Target + Sync,
 ) -> Vec<(usize, Taps, Features)> {
-    let all = in_threads(ranks, |world| {
-        let target = open(&world);
-        let own = share_of(5, world.rank(), ranks);
-        let mut seen = Vec::new();
-        for taps in all_taps() {
-            for round in 0..5_usize.div_ceil(ranks) {
-                match own.clone().nth(round) {
-                    Some(row) => {
-                        let features = target.forward(&sequence(row), &taps);
-                        seen.push((row, taps.clone(), features.expect("features")));
-                    }
-                    None => target.join_forward(&taps).expect("join"),
-                }
-            }
-        }
-        seen
-    });
+    let all = in_threads(ranks, |world| own_features(&world, &open(&world)));
     all.into_iter().flatten().collect()
 }
 

@@ -329,7 +329,7 @@ mod tests {
     fn split(lengths: &[usize], rows: usize, layout: RowLayout) -> (usize, usize) {
         let mut kept = documents(lengths);
         let held_out = split_last(&mut kept, rows, layout);
-        (layout.rows(&held_out).len(), kept.iter().map(|document| document.ids.len()).sum())
+        (layout.rows(&held_out).len(), tokens_of(&kept))
     }
 
     #[test]
@@ -405,11 +405,8 @@ mod tests {
             let all: usize = lengths.iter().sum();
             let mut kept = documents(&lengths);
             let held_out = split_last(&mut kept, rows, layout(128));
-            let tokens = |documents: &[Document]| -> usize {
-                documents.iter().map(|document| document.ids.len()).sum()
-            };
-            prop_assert_eq!(tokens(&kept) + tokens(&held_out), all);
-            prop_assert!(tokens(&kept) > 0);
+            prop_assert_eq!(tokens_of(&kept) + tokens_of(&held_out), all);
+            prop_assert!(tokens_of(&kept) > 0);
             let made = layout(128).rows(&held_out).len();
             prop_assert!(made <= rows);
             // Short of them only where the text is.

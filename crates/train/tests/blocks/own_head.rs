@@ -36,10 +36,9 @@ impl Known {
 
     fn distance(&self, form: SlotForm, mean: f64) -> Result<Tensor> {
         let mixed = |chance: f64| {
-            let mix = form.kl_scale * (-form.kl_decay * chance).exp();
             let rejected = (1.0 - self.of_all.accepted()?)?;
             let ce = SlotForm::new(SlotLoss::Ce, None, None);
-            (self.rescaled.distance(ce, mean)? * mix)? + (rejected * (1.0 - mix))?
+            mixed(form, chance, (&self.rescaled.distance(ce, mean)?, &rejected))
         };
         match form.loss {
             SlotLoss::Ce => self.rescaled.distance(form, mean),
@@ -73,7 +72,8 @@ fn known(draft: &BlockDraft, row: &Row) -> Result<Vec<Known>> {
     all.collect()
 }
 
-fn started(objective: BlockObjective) -> BlockObjective {
+fn objective(loss: BlockLoss, row: &Row) -> BlockObjective {
+    let objective = BlockObjective::new(draft(&toy(), row), &row.head, loss, draws());
     objective.with_starts(|_| ANCHORS.map(|(index, _)| index).to_vec())
 }
 
@@ -90,8 +90,7 @@ fn slots_learn_the_targets_distribution_over_what_they_propose() -> Result<()> {
             let soft = Some(SoftLoss { weight, distribution });
             let block = BlockLoss { form, decay: DECAY, soft, ..BlockLoss::default() };
             let own = draft(&toy(), &row);
-            let objective =
-                started(BlockObjective::new(draft(&toy(), &row), &row.head, block, draws()));
+            let objective = objective(block, &row);
             let all = known(&own, &row)?;
             let proposed = all.iter().filter(|slot| slot.is_proposed).count();
             assert!((1..all.len()).contains(&proposed), "{proposed} of {} labels", all.len());
@@ -101,9 +100,7 @@ fn slots_learn_the_targets_distribution_over_what_they_propose() -> Result<()> {
                 let learned = slot.distance(form, mean(&chances))?;
                 (slot.hard()? * (1.0 - weight))? + (learned * weight)?
             };
-            let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-            let weights = decays_of(&all);
-            let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+            let want = weighted(&all, &decays_of(&all), of)?;
             let name = format!("{loss:?} {weight} {distribution:?}");
             assert_same(&name, &objective, &row, &own, &want);
             let metrics = step(&objective, &row, &row.features()).metrics;
@@ -130,19 +127,16 @@ fn a_label_that_is_not_proposed_is_not_learned_and_counts_as_wrong() -> Result<(
     for loss in [SlotLoss::Tv, SlotLoss::L1, SlotLoss::LkHybrid] {
         let form = SlotForm::new(loss, None, None);
         let block = BlockLoss { form, decay: DECAY, ..BlockLoss::default() };
-        let of = started(BlockObjective::new(draft(&toy(), &row), &row.head, block, draws()));
-        let share = step(&of, &row, &row.features());
+        let share = step(&objective(block, &row), &row, &row.features());
         let loss = f64::from(share.loss.expect("a loss").to_scalar::<f32>()?);
         let told = share.metrics.loss();
         assert!((told - loss).abs() < 2e-5 * told, "{form:?}: told {told} {loss}");
     }
     let block = BlockLoss { decay: DECAY, ..BlockLoss::default() };
     let own = draft(&toy(), &row);
-    let objective = started(BlockObjective::new(draft(&toy(), &row), &row.head, block, draws()));
+    let objective = objective(block, &row);
     let all = known(&own, &row)?;
-    let losses = all.iter().map(Known::hard).collect::<Result<Vec<_>>>()?;
-    let weights = decays_of(&all);
-    let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+    let want = weighted(&all, &decays_of(&all), Known::hard)?;
     assert_same("labels", &objective, &row, &own, &want);
     let best = |slot: &Known| -> Result<bool> {
         let best = slot.rescaled.log_q.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
@@ -169,7 +163,7 @@ fn weights_know_that_such_a_label_is_never_proposed() -> Result<()> {
         ..BlockLoss::default()
     };
     let own = draft(&toy(), &row);
-    let objective = started(BlockObjective::new(draft(&toy(), &row), &row.head, block, draws()));
+    let objective = objective(block, &row);
     let all = known(&own, &row)?;
     let chance = |slot: &Known| -> Result<f64> {
         let loss = f64::from(slot.rescaled.hard()?.to_scalar::<f32>()?);
@@ -201,9 +195,7 @@ fn a_chain_adds_to_the_logits_of_what_is_proposed() -> Result<()> {
             let apart = slot.distance(form, mean(&chances))?;
             (slot.hard()? * chained.hard)? + (apart * chained.distance)?
         };
-        let losses = all.iter().map(of).collect::<Result<Vec<_>>>()?;
-        let weights = decays_of(&all);
-        let want = (sum(&losses, &weights)? / weights.iter().sum::<f64>())?;
+        let want = weighted(&all, &decays_of(&all), of)?;
         assert_same(&format!("{loss:?}"), &objective, &row, &own, &want);
         objective.measure(&row.batch, &row.features()).expect("measured");
     }

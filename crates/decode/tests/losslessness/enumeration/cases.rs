@@ -183,6 +183,15 @@ fn truncated(seed: u64) -> Sampling {
     }
 }
 
+/// Two levels: a chain, drawn siblings, or the most likely tokens.
+fn short(seed: u64) -> DraftShape {
+    match seed % 3 {
+        0 => DraftShape::Chain { length: 2 },
+        1 => DraftShape::Sampled { children: vec![2, 1] },
+        _ => DraftShape::Static { widths: vec![2, 2] },
+    }
+}
+
 #[test]
 fn drawn_chains_follow_the_distribution() {
     check(4, 3, 100, |seed, case| {
@@ -199,13 +208,8 @@ fn truncated_distributions_on_either_side_are_kept() {
 
 #[test]
 fn bias_and_penalties_count_the_tokens_of_the_path() {
-    let shapes = [
-        DraftShape::Chain { length: 2 },
-        DraftShape::Sampled { children: vec![2, 1] },
-        DraftShape::Static { widths: vec![2, 2] },
-    ];
     check(3, 3, 60, |seed, case| {
-        case.shape = shapes[seed as usize % 3].clone();
+        case.shape = short(seed);
         case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
         case.lookup = (seed % 4 == 0).then(|| vec![1, 1]);
         case.of_draft.bias = [(TargetTokenId(2), -0.5), (TargetTokenId(1), 0.3)].into();
@@ -220,15 +224,10 @@ fn bias_and_penalties_count_the_tokens_of_the_path() {
 
 #[test]
 fn what_a_grammar_forbids_has_no_part_in_the_distribution() {
-    let shapes = [
-        DraftShape::Chain { length: 2 },
-        DraftShape::Sampled { children: vec![2, 1] },
-        DraftShape::Static { widths: vec![2, 2] },
-    ];
     check(5, 3, 48, |seed, case| {
         case.has_grammar = true;
         case.target.holes = false;
-        case.shape = shapes[seed as usize % 3].clone();
+        case.shape = short(seed);
         case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
         case.lookup = (seed % 4 == 0).then(|| vec![1, 2]);
         case.of_target = truncated(seed / 3);
@@ -237,15 +236,10 @@ fn what_a_grammar_forbids_has_no_part_in_the_distribution() {
 
 #[test]
 fn late_tokens_have_no_part_in_the_distribution_until_they_may_come() {
-    let shapes = [
-        DraftShape::Chain { length: 2 },
-        DraftShape::Sampled { children: vec![2, 1] },
-        DraftShape::Static { widths: vec![2, 2] },
-    ];
     check(4, 3, 72, |seed, case| {
         case.late_after = 1 + (seed / 3) as usize % 2;
         (case.target.holes, case.has_grammar) = (false, seed % 9 == 4);
-        case.shape = shapes[seed as usize % 3].clone();
+        case.shape = short(seed);
         case.rule = if seed % 5 == 0 { VerifyRule::Match } else { VerifyRule::Ratio };
         case.lookup = (seed % 4 == 0).then(|| vec![1, 1]);
         case.of_target = truncated(seed / 3);

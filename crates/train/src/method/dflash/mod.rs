@@ -222,9 +222,7 @@ mod tests {
                 ..Dflash::default()
             };
             let config = draft.network(&target, 7).to_json("DFlashDraftModel");
-            let start = SavedDraft { path: "draft".into(), config: Some(config) };
-            let known = Dflash::default().keys_of(&start).expect("keys");
-            let again: Dflash = serde_json::from_value(known.into()).expect("read");
+            let again: Dflash = tests::again(config);
             assert_eq!(again.shared.mask_token_id, Some(7));
             assert_eq!(again.network(&target, 7), draft.network(&target, 7));
         }

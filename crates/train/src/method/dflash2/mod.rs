@@ -141,6 +141,7 @@ impl Dflash2 {
 mod tests {
     use longdraft_models::published::published_config;
 
+    use super::super::tests;
     use super::*;
 
     /// Whatever the network of a saved draft is, its keys make it again.
@@ -156,9 +157,7 @@ mod tests {
             ..Dflash2::default()
         };
         let config = draft.network(&target, 7).to_json("DFlash2DraftModel");
-        let start = SavedDraft { path: "draft".into(), config: Some(config) };
-        let known = Dflash2::default().keys_of(&start).expect("keys");
-        let again: Dflash2 = serde_json::from_value(known.into()).expect("read");
+        let again: Dflash2 = tests::again(config);
         assert_eq!(again.network(&target, 7), draft.network(&target, 7));
     }
 }

@@ -184,9 +184,7 @@ mod tests {
                 ..Dspark::default()
             };
             let config = draft.network(&target, 7).to_json("Qwen3DSparkModel");
-            let start = SavedDraft { path: "draft".into(), config: Some(config) };
-            let known = Dspark::default().keys_of(&start).expect("keys");
-            let again: Dspark = serde_json::from_value(known.into()).expect("read");
+            let again: Dspark = tests::again(config);
             assert_eq!(again.network(&target, 7), draft.network(&target, 7));
         }
     }

@@ -284,6 +284,7 @@ fn chosen(
 mod tests {
     use longdraft_models::published::published_config;
 
+    use super::super::tests;
     use super::*;
 
     /// Flags hold whatever layers a draft reads; what cannot be read is told.
@@ -321,9 +322,7 @@ mod tests {
             ..Eagle3DraftConfig::default()
         };
         let network = sizes(&wanted, &target).expect("sizes");
-        let start = SavedDraft { path: "draft".into(), config: Some(network.to_json()) };
-        let known = Eagle3::default().keys_of(&start).expect("keys");
-        let again: Eagle3 = serde_json::from_value(known.into()).expect("read");
+        let again: Eagle3 = tests::again(network.to_json());
         assert_eq!(sizes(&again.network, &target).expect("sizes"), network);
     }
 }

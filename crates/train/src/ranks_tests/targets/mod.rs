@@ -19,7 +19,7 @@ use longdraft_models::target_model::{
 };
 use longdraft_models::{LayerId, TargetConfig, TargetTokenId};
 use longdraft_parallel::threads::{in_threads, with_gpus};
-use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World};
+use longdraft_parallel::{DataParallel, Gradients, ParallelConfig, RowGroups, World, share_of};
 use serde_json::{Value, json};
 
 use crate::method::block::{
@@ -87,6 +87,24 @@ pub(super) fn all_taps() -> [Taps; 3] {
         Taps::of(&[Tap::Hidden(LayerId(1))]),
         Taps::of(&[Tap::LastKv, Tap::Hidden(LayerId(0)), Tap::FinalHidden]),
     ]
+}
+
+/// A rank's own of five rows of different lengths, of which some ranks have fewer than others, for all taps.
+pub(super) fn own_features(world: &World, target: &Target) -> Vec<(usize, Taps, Features)> {
+    let own = share_of(5, world.rank(), world.size());
+    let mut seen = Vec::new();
+    for taps in all_taps() {
+        for round in 0..5_usize.div_ceil(world.size()) {
+            match own.clone().nth(round) {
+                Some(row) => {
+                    let features = target.forward(&sequence(row), &taps);
+                    seen.push((row, taps.clone(), features.expect("features")));
+                }
+                None => target.join_forward(&taps).expect("join"),
+            }
+        }
+    }
+    seen
 }
 
 fn bits(features: &Features) -> Vec<u32> {

@@ -21,7 +21,6 @@ pub(super) struct Row {
     pub(super) label: Option<DraftTokenId>,
 }
 
-/// Rows of one step.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct StepRows {
     pub(super) rows: Vec<Row>,
