@@ -11,12 +11,11 @@ use longdraft_models::draft::{Draft, DraftKind, open_draft};
 use longdraft_models::paths::{folder_of, parent_of};
 use longdraft_models::sha256;
 use longdraft_models::target_model::{Target, is_same_target};
-use longdraft_models::weights::memory::MemorySource;
 use longdraft_records::CONFIG_FILE;
 use longdraft_records::decode::DecodeRecord;
 use longdraft_serving::{MANIFEST_FILE, Provenance};
 use longdraft_train::checkpoint::{
-    LAST, Located, Wanted, draft_file, read_draft, read_state, stages,
+    LAST, Located, Wanted, draft_file, open_draft_file, read_state, stages,
 };
 use serde_json::Value;
 
@@ -70,7 +69,7 @@ impl DraftSource {
         let state = read_state(checkpoint)?;
         let fingerprint = Some(state.target_fingerprint.as_str());
         let kind = DraftKind::named(&state.method)?;
-        let source = MemorySource::new(read_draft(checkpoint)?);
+        let source = open_draft_file(checkpoint)?;
         let draft = (kind.restore)(&state.draft, &source, target).map_err(|error| {
             let of_another = of_another_target((checkpoint, fingerprint), &error, target);
             of_another.unwrap_or_else(|| Failure::at(checkpoint)(error))

@@ -164,6 +164,15 @@ pub fn read_draft(checkpoint: &Path) -> Result<Vec<(String, Tensor)>> {
     draft_tensors(checkpoint)
 }
 
+/// A checkpoint's draft tensors, to be read one at a time.
+///
+/// # Errors
+/// - as [`read_draft`]
+pub fn open_draft_file(checkpoint: &Path) -> Result<SafetensorsSource> {
+    verify_draft(checkpoint)?;
+    Ok(SafetensorsSource::open_file(&checkpoint.join(DRAFT))?)
+}
+
 /// Checks a checkpoint's draft against the manifest, if there is one.
 pub(super) fn verify_draft(checkpoint: &Path) -> Result<()> {
     // A run that goes on may put a newer checkpoint here while it is read: the second look finds that one whole.

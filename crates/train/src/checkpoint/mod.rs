@@ -21,7 +21,9 @@ mod store;
 
 pub(crate) use agreement::require_same_network;
 pub use agreement::{ResumePolicy, require_same_run, time_is_used_up};
-pub use contents::{Contents, add_token_counts, load, read_draft, read_json, read_state};
+pub use contents::{
+    Contents, add_token_counts, load, open_draft_file, read_draft, read_json, read_state,
+};
 pub use curriculum::{CURRICULUM_FILE, CurriculumFile, StageEntry, StartFrom};
 pub use due::SaveClock;
 pub use locate::{Located, Wanted, draft_file, saved_draft, stages};
