@@ -50,8 +50,7 @@ pub(crate) struct Models {
 impl Models {
     /// Trained values of the draft model, if there is one.
     pub(crate) fn draft_parameters(&self) -> Option<usize> {
-        let parameters = self.draft.as_ref()?.parameters();
-        Some(parameters.iter().map(|parameter| parameter.var.elem_count()).sum())
+        self.draft.as_ref().map(|draft| draft.parameter_count())
     }
 
     /// Has another draft propose through its own head, if there is one.

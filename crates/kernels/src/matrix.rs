@@ -101,6 +101,15 @@ impl Matrix {
         }
     }
 
+    /// Bytes of the weight as it is held.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+            Self::Quantised(matrix) => matrix.side_by_side().len(),
+            Self::OnGpu(matrix) => matrix.held_bytes(),
+        }
+    }
+
     /// The dense tensor, if it is one.
     pub fn dense(&self) -> Option<&Tensor> {
         match self {

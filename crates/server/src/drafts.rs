@@ -135,6 +135,14 @@ mod tests {
             &mut []
         }
 
+        fn parameter_count(&self) -> usize {
+            0
+        }
+
+        fn held_bytes(&self) -> usize {
+            0
+        }
+
         fn hold_as_blocks(&mut self) -> longdraft_models::error::Result<()> {
             Ok(())
         }

@@ -294,7 +294,7 @@ fn drafts_of_another_shape_or_with_leftovers_are_refused_with_every_name() {
     let target = target(false);
     let glide = GlideConfig::for_target(target.config(), None);
     let draft = GlideDraft::initialise(&glide, &target, Init::LastLayer, 1).expect("draft");
-    let mut tensors = draft.named_tensors();
+    let mut tensors = draft.named_tensors().expect("tensors");
     tensors.retain(|(name, _)| name != "self_attn.o_proj.weight");
     let odd = tensors[0].1.narrow(0, 0, 5).expect("narrow");
     tensors[0].1 = odd;
@@ -320,7 +320,7 @@ fn published_prefixes_and_dead_tensors_are_read() {
     let draft = GlideDraft::initialise(&compat, &target, Init::Random, 1).expect("draft");
     assert_eq!(draft.parameters().len(), 20);
     for prefix in ["", "draft_model.", "glide.", "module.draft_model."] {
-        let named = draft.named_tensors().into_iter();
+        let named = draft.named_tensors().expect("tensors").into_iter();
         let source = longdraft_models::weights::memory::MemorySource::new(
             named.map(|(name, tensor)| (format!("{prefix}{name}"), tensor)),
         );

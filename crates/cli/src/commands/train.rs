@@ -293,13 +293,7 @@ pub(crate) fn train(
     let was_finished = stage.is_finished();
     let (rows, tokens, held_out) = stage.data_sizes();
     let (done, steps) = stage.steps();
-    let parameters: usize = stage
-        .objective()
-        .draft()
-        .parameters()
-        .iter()
-        .map(|parameter| parameter.var.elem_count())
-        .sum();
+    let parameters = stage.objective().draft().parameter_count();
     voice.say(&format!(
         "draft of {:.1} M parameters; {tokens} tokens in {} ({held_out} held out); {}, {done} \
          done; {}, {} threads",

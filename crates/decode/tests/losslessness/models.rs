@@ -245,7 +245,7 @@ pub(crate) fn with_own_head(
     let kept: Vec<u32> = vocabulary.kept().iter().map(|token| token.0).collect();
     let rows = |tensor: &Tensor| select_rows(&tensor.detach(), &kept).expect("rows");
     let ends = target.hold_ends().expect("ends");
-    let mut tensors = draft.weights().named();
+    let mut tensors = draft.weights().named().expect("tensors");
     for (_, output) in tensors.iter_mut().filter(|(name, _)| name.contains("markov_w2")) {
         *output = rows(output);
     }

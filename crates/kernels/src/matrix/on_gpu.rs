@@ -53,6 +53,10 @@ impl GpuMatrix {
         self.bytes.device()
     }
 
+    pub(super) fn held_bytes(&self) -> usize {
+        self.bytes.elem_count()
+    }
+
     /// A copy in main memory.
     ///
     /// # Errors

@@ -65,14 +65,21 @@ pub trait Draft: Any + Send + Sync {
         None
     }
 
-    /// Every tensor, in a fixed order.
+    /// Every tensor, in a fixed order; of a draft that is [held as blocks](Self::hold_as_blocks) those that are left in
+    /// f32.
     fn parameters(&self) -> &[Parameter];
 
     /// Mutable access, for replacing values: names, order and shapes stay.
     fn parameters_mut(&mut self) -> &mut [Parameter];
 
-    /// From now on computes with its matrices rounded to blocks of 8 bits, where they allow it:
-    /// for proposing. What [`Self::parameters`] gives stays as it is.
+    /// Values of all parameters, however they are held.
+    fn parameter_count(&self) -> usize;
+
+    /// Bytes of the draft's own tensors as they are held; what it shares with its target is not counted.
+    fn held_bytes(&self) -> usize;
+
+    /// From now on holds its matrices as blocks of 8 bits alone, where they allow it: for proposing. It can then be
+    /// neither trained nor saved.
     ///
     /// # Errors
     /// - there is no memory for them

@@ -9,37 +9,65 @@ use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix, holds_bloc
 
 use super::Parameter;
 use crate::error::Result;
+use crate::weights::TensorRole;
 
 /// Matrices by published name; empty while a draft is held in f32.
 #[derive(Default)]
-pub(super) struct Blocks(HashMap<String, Matrix>);
+pub(super) struct Blocks {
+    matrices: HashMap<String, Matrix>,
+    /// Values of the tensors whose f32 form is gone.
+    freed: usize,
+}
 
 impl Blocks {
-    /// Every matrix whose rows are whole blocks, where its device multiplies them.
-    pub(super) fn of(parameters: &[Parameter]) -> Result<Self> {
-        let mut blocks = HashMap::new();
-        for Parameter { name, var, dead, .. } in parameters {
-            let tensor = var.as_tensor().detach();
-            let Ok((outputs, inputs)) = tensor.dims2() else { continue };
-            // Weights of modules are multiplied, other tables are looked up.
-            if *dead
-                || !name.ends_with(".weight")
-                || !holds_blocks(tensor.device())
-                || !inputs.is_multiple_of(32)
-            {
-                continue;
+    /// Rounds every matrix whose rows are whole blocks, where its device multiplies them, and takes its f32 values out
+    /// of the parameters before the next one is rounded: only one is ever held in both forms, beside those of the
+    /// `kept` modules. Parameters that are never in the graph go, too.
+    pub(super) fn take_over(
+        &mut self,
+        parameters: &mut Vec<Parameter>,
+        kept: &[&str],
+    ) -> Result<()> {
+        let mut next = 0;
+        while let Some(parameter) = parameters.get(next) {
+            if self.replaces(parameter, kept)? {
+                self.freed += parameter.var.elem_count();
+                drop(parameters.remove(next));
+            } else {
+                next += 1;
             }
-            let on_host = tensor.to_device(&Device::Cpu)?;
-            let bytes = QTensor::quantize(&on_host, GgmlDType::Q8_0)?;
-            let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes.data()?)?;
-            blocks.insert(name.clone(), Matrix::of_blocks(matrix, tensor.device())?);
         }
-        Ok(Self(blocks))
+        Ok(())
+    }
+
+    /// Rounds a parameter if it can be; whether its f32 values are then of no use.
+    fn replaces(&mut self, parameter: &Parameter, kept: &[&str]) -> Result<bool> {
+        let Parameter { name, var, dead, .. } = parameter;
+        if !holds_blocks(var.device()) {
+            return Ok(false);
+        }
+        if *dead {
+            return Ok(true);
+        }
+        let Some(matrix) = rounded(parameter)? else { return Ok(false) };
+        self.matrices.insert(name.clone(), matrix);
+        let module = name.strip_suffix(".weight");
+        Ok(!kept.iter().any(|kept| Some(*kept) == module))
+    }
+
+    /// Values of the tensors whose f32 form is gone.
+    pub(super) fn freed(&self) -> usize {
+        self.freed
+    }
+
+    /// Bytes of the blocks.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.matrices.values().map(Matrix::held_bytes).sum()
     }
 
     /// A matrix, if it is held as blocks.
     pub(super) fn get(&self, name: &str) -> Option<&Matrix> {
-        self.0.get(name)
+        self.matrices.get(name)
     }
 
     /// `x Wᵀ + b`, without gradients, if the matrix is held as blocks.
@@ -54,251 +82,21 @@ impl Blocks {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-    use std::sync::Arc;
-
-    use candle_core::DType;
-    use longdraft_kernels::attention::{Delays, KeyRanges};
-    use longdraft_kernels::linear::linear;
-    use longdraft_kernels::rows::select_rows;
-    use serde_json::json;
-
-    use super::*;
-    use crate::config::TargetConfig;
-    use crate::draft::Init;
-    use crate::draft::block::{Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, Visible};
-    use crate::draft::eagle3::{Eagle3Config, Eagle3Draft, TestTimeSteps};
-    use crate::draft::files::{DRAFT_FILE, SavedDraft};
-    use crate::draft::glide::{CrossContext, GlideConfig, GlideDraft};
-    use crate::draft::{Draft, VocabularyMap};
-    use crate::ids::{LayerId, TargetTokenId};
-    use crate::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
-    use crate::test_support::{bits, values};
-    use crate::weights::safetensors;
-
-    fn target() -> Target {
-        let config = json!({
-            "model_type": "qwen2", "vocab_size": 40, "hidden_size": 64, "intermediate_size": 96,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "initializer_range": 0.2,
-            "tie_word_embeddings": true,
-        });
-        let config = TargetConfig::from_json(&config).expect("configuration");
-        Target::random(config, 4, &TargetOptions::default()).expect("target")
+/// A parameter as blocks where it is a matrix of whole ones that is multiplied.
+fn rounded(parameter: &Parameter) -> Result<Option<Matrix>> {
+    let Parameter { name, var, role, .. } = parameter;
+    let tensor = var.as_tensor().detach();
+    let Ok((outputs, inputs)) = tensor.dims2() else { return Ok(None) };
+    // Weights of modules are multiplied, other tables are looked up.
+    let is_multiplied = name.ends_with(".weight") && *role != TensorRole::Embedding;
+    if !is_multiplied || !inputs.is_multiple_of(32) {
+        return Ok(None);
     }
-
-    fn sequence() -> PackedSequence {
-        PackedSequence {
-            ids: (0..12).map(|t| t * 7 % 40).collect(),
-            position_ids: (0..12).collect(),
-            document_ids: vec![0; 12],
-        }
-    }
-
-    /// Rounding is there, and small.
-    fn assert_rounded(exact: &Tensor, rounded: &Tensor) {
-        let (size, error) = squares(exact, rounded);
-        assert!(error > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
-    }
-
-    /// Sums of the squares of values, and of what rounding changed of them.
-    fn squares(exact: &Tensor, rounded: &Tensor) -> (f32, f32) {
-        let (exact, rounded) = (values(exact), values(rounded));
-        let size = exact.iter().map(|x| x * x).sum::<f32>();
-        (size, exact.iter().zip(&rounded).map(|(x, y)| (x - y) * (x - y)).sum())
-    }
-
-    /// Whether two matrices are the same bytes.
-    fn is_shared(own: &Matrix, whole: &Matrix) -> bool {
-        match (own, whole) {
-            (Matrix::Dense(own), Matrix::Dense(whole)) => own.id() == whole.id(),
-            (Matrix::Quantised(own), Matrix::Quantised(whole)) => Arc::ptr_eq(own, whole),
-            (Matrix::OnGpu(own), Matrix::OnGpu(whole)) => Arc::ptr_eq(own, whole),
-            _ => false,
-        }
-    }
-
-    fn bits_of(parameters: &[Parameter]) -> Vec<u32> {
-        parameters.iter().flat_map(|parameter| bits(&parameter.var)).collect()
-    }
-
-    /// The small target that the program carries, held as its file holds it.
-    fn stored() -> Target {
-        demonstration(&TargetOptions { as_stored: true, ..TargetOptions::default() })
-    }
-
-    fn demonstration(options: &TargetOptions) -> Target {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf");
-        Target::open(path.to_str().expect("path"), options).expect("target")
-    }
-
-    #[test]
-    fn drafts_share_the_table_of_a_target_that_holds_blocks() -> Result<()> {
-        let target = stored();
-        let ends = target.hold_ends()?;
-        assert!(ends.embedding_matrix().dense().is_none(), "held as blocks");
-        let folders = [(); 2].map(|()| tempfile::tempdir().expect("folder"));
-        let [of_block, of_eagle3] = folders.each_ref().map(tempfile::TempDir::path);
-        let sizes = BlockConfig::for_target(target.config(), 1, 4, 39);
-        let block = BlockDraft::initialise(&sizes, ends.embedding_matrix(), 3)?;
-        block.save(of_block, target.fingerprint())?;
-        let sizes = Eagle3Config::for_target(target.config(), 2048).expect("layers");
-        let map = VocabularyMap::identity(2048);
-        let eagle3 = Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), 3)?;
-        eagle3.save(of_eagle3, target.fingerprint())?;
-        let ids = [2047, 0, 7, 7];
-        let mut read = Vec::new();
-        for draft in [block, BlockDraft::open(of_block, &target)?] {
-            read.push((draft.embed(&ids)?, draft.embedding));
-        }
-        for draft in [eagle3, Eagle3Draft::open(of_eagle3, &target)?] {
-            read.push((draft.embed(&ids)?, draft.embedding));
-        }
-        let expanded = bits(&select_rows(&ends.embedding()?, &ids)?);
-        for (rows, table) in read {
-            assert!(is_shared(&table, ends.embedding_matrix()), "a table beside the target's");
-            assert_eq!(bits(&rows), expanded);
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn eagle3_without_a_head_proposes_through_the_one_that_the_target_holds() -> Result<()> {
-        let halves = TargetOptions { dtype: DType::BF16, ..TargetOptions::default() };
-        for (target, has_blocks) in [(stored(), true), (demonstration(&halves), false)] {
-            let ends = target.hold_ends()?;
-            assert_eq!(ends.head_matrix().dense().is_none(), has_blocks);
-            let sizes = Eagle3Config::for_target(target.config(), 2048).expect("layers");
-            let map = VocabularyMap::identity(2048);
-            let whole = Eagle3Draft::initialise(&sizes, map, ends.embedding_matrix(), 3)?;
-            let folder = tempfile::tempdir().expect("folder");
-            whole.save(folder.path(), target.fingerprint())?;
-            let mut tensors = whole.stored_tensors()?;
-            tensors.retain(|(name, _)| name != "lm_head.weight");
-            safetensors::save(&folder.path().join(DRAFT_FILE), &tensors, HashMap::new())?;
-            let mut draft = Eagle3Draft::open(folder.path(), &target)?;
-            draft.hold_as_blocks()?;
-            let held = draft.head_matrix()?;
-            assert!(is_shared(&held, ends.head_matrix()), "a head beside the target's");
-            let count = |draft: &Eagle3Draft| -> usize {
-                draft.parameters().iter().map(|parameter| parameter.var.elem_count()).sum()
-            };
-            assert_eq!(count(&whole) - count(&draft), 2048 * sizes.hidden_size);
-            let stored = draft.stored_tensors()?;
-            assert!(stored.iter().all(|(name, _)| name != "lm_head.weight"), "the target's");
-            // What trains has its own values, which are the target's.
-            let saved = SavedDraft { path: folder.path().to_path_buf(), config: None };
-            let copied = Eagle3Draft::load(&saved, &sizes, &target)?;
-            assert_eq!(count(&copied), count(&whole));
-            let input = draft.embed(&[2047, 0, 7, 1200])?;
-            let exact = linear(&input, copied.head()?, None)?;
-            let (size, error) = squares(&exact, &held.linear(&input, None)?);
-            assert!(size > 0.0 && error < 0.06 * 0.06 * size, "{error} of {size}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn glide_in_blocks_is_near_glide_in_f32() {
-        let (target, sequence) = (target(), sequence());
-        let config = GlideConfig::for_target(target.config(), None);
-        let mut draft =
-            GlideDraft::initialise(&config, &target, Init::LastLayer, 3).expect("draft");
-        let features = target.forward(&sequence, &Taps::of(&[Tap::LastKv])).expect("features");
-        let last_kv = features.last_kv.expect("tapped");
-        let ranges = |delay| Arc::new(KeyRanges::packed(&[0; 12], None, Delays::Same(delay)));
-        let cross = CrossContext { last_kv: &last_kv, ranges: ranges(1) };
-        let ends = target.hold_ends().expect("ends");
-        let embeddings = ends.embed(&sequence.ids).expect("embeddings");
-        let table = target.rope().table(&sequence.position_ids, target.device()).expect("table");
-        let forward = |draft: &GlideDraft| {
-            let output = draft.forward(&embeddings, &table, &ranges(0), &cross, &mut Vec::new());
-            output.expect("output")
-        };
-        let (before, exact) = (bits_of(draft.parameters()), forward(&draft));
-        draft.hold_as_blocks().expect("blocks");
-        assert_rounded(&exact, &forward(&draft));
-        assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
-    }
-
-    #[test]
-    fn a_block_draft_in_blocks_is_near_one_in_f32() {
-        let (target, sequence) = (target(), sequence());
-        let layers = [LayerId(0), LayerId(2)];
-        // With heads whose rows are whole blocks, one of a single row among them.
-        let chain = ChainSizes { rank: 32, kind: ChainKind::Gated, confidence: Some(true) };
-        let config = BlockConfig {
-            target_layers: layers.to_vec(),
-            initializer_range: 0.2,
-            chain: Some(chain),
-            ..BlockConfig::for_target(target.config(), 2, 4, 39)
-        };
-        let embedding = target.hold_ends().expect("ends").embedding().expect("table");
-        let mut draft = BlockDraft::initialise(&config, &embedding, 3).expect("draft");
-        let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
-        let features = features.hidden_of(&layers).expect("tapped");
-        let anchor = Anchor { index: 11, document_start: 0 };
-        let visible = Visible::new(&config, &[anchor], 4, 12);
-        let run = |draft: &BlockDraft| {
-            let context = draft.context(&features, &sequence.position_ids).expect("context");
-            let states = draft.blocks(&[5, 39, 39, 39], &[11, 12, 13, 14], &context, &visible);
-            let (states, chain) = (states.expect("states"), draft.chain().expect("heads"));
-            let embedded = chain.embed(&[5, 1, 2, 3]).expect("embedded");
-            let step = chain.step(None, &states, embedded.as_ref().expect("a rank"));
-            let logits = chain.logits(&step.expect("step").mixed).expect("logits");
-            let confidence = chain.confidence(&states, embedded.as_ref()).expect("confidence");
-            ([states, logits], values(&confidence.expect("a head")))
-        };
-        let (before, exact) = (bits_of(draft.parameters()), run(&draft));
-        draft.hold_as_blocks().expect("blocks");
-        let rounded = run(&draft);
-        for (exact, rounded) in exact.0.iter().zip(&rounded.0) {
-            assert_rounded(exact, rounded);
-        }
-        // A sum of 96 terms of both signs may be small: its error goes with the terms, some 0.2 each.
-        assert_ne!(exact.1, rounded.1);
-        let near =
-            |(exact, rounded): (&f32, &f32)| (exact - rounded).abs() < 0.06 * 0.2 * 96_f32.sqrt();
-        assert!(exact.1.iter().zip(&rounded.1).all(near), "{:?} {:?}", exact.1, rounded.1);
-        assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
-    }
-
-    #[test]
-    fn eagle3_in_blocks_is_near_eagle3_in_f32() {
-        let (target, sequence) = (target(), sequence());
-        let kept = (0..20).map(|i| TargetTokenId(2 * i)).collect();
-        let map = VocabularyMap::new(kept, 40).expect("map");
-        let mut wide = target.config().clone();
-        wide.num_hidden_layers = 32;
-        let mut config = Eagle3Config::for_target(&wide, 20).expect("layers");
-        config.target_layers = [LayerId(0), LayerId(1), LayerId(2)];
-        config.initializer_range = 0.2;
-        let normed = Eagle3Config { fc_norm: true, norm_output: true, ..config.clone() };
-        for config in [config, normed] {
-            let embedding = target.hold_ends().expect("ends").embedding().expect("table");
-            let mut draft =
-                Eagle3Draft::initialise(&config, map.clone(), &embedding, 3).expect("draft");
-            let features = target.forward(&sequence, &Taps::of(&draft.taps())).expect("features");
-            let aux = features.hidden_of(&config.target_layers).expect("aux");
-            let run = |draft: &Eagle3Draft| {
-                let mut steps = TestTimeSteps::new(draft, &sequence, &aux).expect("steps");
-                let rows: Vec<u32> = (0..8).collect();
-                steps.step(&rows).expect("step");
-                let hidden = steps.step(&rows).expect("step");
-                let input = draft.head_input(&hidden).expect("norm").detach();
-                let head = draft.head_matrix().expect("head");
-                (hidden, head.linear(&input, None).expect("logits"))
-            };
-            let (before, exact) = (bits_of(draft.parameters()), run(&draft));
-            draft.hold_as_blocks().expect("blocks");
-            let rounded = run(&draft);
-            assert_rounded(&exact.0, &rounded.0);
-            assert_rounded(&exact.1, &rounded.1);
-            assert!(draft.head_matrix().expect("head").dense().is_none(), "held as blocks");
-            assert_eq!(before, bits_of(draft.parameters()), "what is saved stays");
-        }
-    }
+    let on_host = tensor.to_device(&Device::Cpu)?;
+    let bytes = QTensor::quantize(&on_host, GgmlDType::Q8_0)?;
+    let matrix = QuantisedMatrix::new(BlockFormat::Q8_0, outputs, inputs, &bytes.data()?)?;
+    Ok(Some(Matrix::of_blocks(matrix, tensor.device())?))
 }
+
+#[cfg(test)]
+mod tests;

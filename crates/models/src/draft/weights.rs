@@ -16,6 +16,7 @@ use crate::weights::TensorSpec;
 
 /// Named tensors of a draft, with their matrices as blocks of 8 bits on demand.
 pub struct DraftWeights {
+    /// Those that are held in f32.
     parameters: Vec<Parameter>,
     blocks: Blocks,
     rms_norm_eps: f64,
@@ -27,7 +28,7 @@ impl DraftWeights {
         Self { parameters, blocks: Blocks::default(), rms_norm_eps }
     }
 
-    /// Every tensor, in their order.
+    /// Every tensor, in their order; none of those that are held as blocks alone.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
@@ -37,30 +38,66 @@ impl DraftWeights {
         &mut self.parameters
     }
 
-    /// Tensors by name, in their order.
-    pub fn named(&self) -> Vec<(String, Tensor)> {
-        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
-        self.parameters.iter().map(named).collect()
+    /// Values of all tensors, however they are held.
+    pub fn parameter_count(&self) -> usize {
+        let in_f32 = self.parameters.iter().map(|parameter| parameter.var.elem_count());
+        in_f32.sum::<usize>() + self.blocks.freed()
     }
 
-    /// Rounds the matrices to blocks of 8 bits, where they allow it; the parameters stay.
+    /// Bytes of all tensors as they are held.
+    pub fn held_bytes(&self) -> usize {
+        let bytes = |p: &Parameter| p.var.elem_count() * p.var.dtype().size_in_bytes();
+        self.parameters.iter().map(bytes).sum::<usize>() + self.blocks.held_bytes()
+    }
+
+    /// Tensors by name, in their order.
+    ///
+    /// # Errors
+    /// - matrices are held as blocks
+    pub fn named(&self) -> Result<Vec<(String, Tensor)>> {
+        self.require_f32()?;
+        let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());
+        Ok(self.parameters.iter().map(named).collect())
+    }
+
+    /// Rounds the matrices to blocks of 8 bits, where they allow it. Their f32 values are freed, those of one matrix
+    /// before the next one is rounded. [`Self::project`] and [`Self::matrix`] read either form.
     ///
     /// # Errors
     /// - there is no memory for them
     pub fn hold_as_blocks(&mut self) -> Result<()> {
-        self.blocks = Blocks::of(&self.parameters)?;
-        Ok(())
+        self.hold_as_blocks_beside(&[])
     }
 
-    /// A tensor.
+    /// The same; the matrices of the `kept` modules are held in f32, too.
+    pub(super) fn hold_as_blocks_beside(&mut self, kept: &[&str]) -> Result<()> {
+        self.blocks.take_over(&mut self.parameters, kept)
+    }
+
+    /// Refuses to go on where matrices are held as blocks alone.
+    pub(super) fn require_f32(&self) -> Result<()> {
+        if self.blocks.freed() == 0 {
+            return Ok(());
+        }
+        Err(refused(
+            "the draft is held as blocks of 8 bits, for proposing alone: open it again to save or \
+             train it",
+        ))
+    }
+
+    /// A tensor that is held in f32.
     ///
     /// # Errors
-    /// - there is none of this name
+    /// - there is none of this name, or it is held as blocks alone
     pub fn tensor(&self, name: &str) -> Result<&Tensor> {
-        self.get(name).ok_or_else(|| refused(format!("the draft has no `{name}`")))
+        let missing = || match self.blocks.get(name) {
+            Some(_) => refused(format!("the draft holds `{name}` as blocks of 8 bits")),
+            None => refused(format!("the draft has no `{name}`")),
+        };
+        self.get(name).ok_or_else(missing)
     }
 
-    /// A tensor, if there is one of this name.
+    /// The same, if there is one of this name.
     pub fn get(&self, name: &str) -> Option<&Tensor> {
         let found = self.parameters.iter().find(|parameter| parameter.name == name);
         found.map(|parameter| parameter.var.as_tensor())
@@ -117,9 +154,10 @@ impl DraftWeights {
         self.project(&swiglu(&gate, &up)?, &format!("{module}.down_proj"))
     }
 
-    /// `residual` plus [`Self::mlp`], in one op unless its matrices are blocks.
+    /// `residual` plus [`Self::mlp`], in one op unless matrices of it are blocks.
     pub(super) fn mlp_onto(&self, residual: &Tensor, x: &Tensor, module: &str) -> Result<Tensor> {
-        if self.is_blocks(&format!("{module}.gate_proj")) {
+        let is_blocks = |name: &&str| self.is_blocks(&format!("{module}.{name}"));
+        if ["gate_proj", "up_proj", "down_proj"].iter().any(is_blocks) {
             return Ok(add(residual, &self.mlp(x, module)?)?);
         }
         let weight = |name: &str| self.tensor(&format!("{module}.{name}.weight"));

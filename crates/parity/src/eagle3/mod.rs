@@ -94,7 +94,7 @@ fn run_steps(
             files.push("weights_final.safetensors");
         }
         for file in files {
-            let tensors = objective.eagle3().named_tensors();
+            let tensors = objective.eagle3().named_tensors()?;
             check_weights((&case.folder.join(file), ""), tensors, &case.tolerance, report)?;
         }
     }

@@ -77,7 +77,7 @@ pub(super) fn run(folder: &Path, meta: &Value, name: &str, place: &Place) -> Res
         let has_last = is_last && (index > 0 || folder.join(LAST_WEIGHTS).is_file());
         let files = [(index == 0, "weights_step1.safetensors"), (has_last, LAST_WEIGHTS)];
         for (_, file) in files.into_iter().filter(|(is_wanted, _)| *is_wanted) {
-            let tensors = objective.glide().named_tensors();
+            let tensors = objective.glide().named_tensors()?;
             check_weights((&folder.join(file), PREFIX), tensors, &case.tolerance, &mut report)?;
         }
     }

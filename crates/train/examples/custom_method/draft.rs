@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use candle_core::{DType, Tensor, Var};
-use longdraft_kernels::linear::linear;
 use longdraft_models::draft::files::save_draft;
 use longdraft_models::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
 use longdraft_models::target_model::{Tap, Target};
@@ -54,7 +53,7 @@ impl TwoHeads {
 
     pub(crate) fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         let metadata = HashMap::from([("draft".to_owned(), self.method().to_owned())]);
-        save_draft(folder, self.config_json(), metadata, &self.weights.named(), target_fingerprint)
+        save_draft(folder, self.config_json(), metadata, &self.weights.named()?, target_fingerprint)
     }
 
     /// What the target's head reads for the token `head` after the next one, from 1.
@@ -62,8 +61,7 @@ impl TwoHeads {
     /// # Shapes
     /// - `hidden`: `[T, H]` → `[T, H]`
     pub(crate) fn states(&self, hidden: &Tensor, head: usize) -> Result<Tensor> {
-        let weight = self.weights.tensor(&format!("head.{head}.weight"))?;
-        Ok((hidden + linear(hidden, weight, None)?)?)
+        Ok((hidden + self.weights.project(hidden, &format!("head.{head}"))?)?)
     }
 }
 
@@ -86,6 +84,14 @@ impl Draft for TwoHeads {
 
     fn parameters_mut(&mut self) -> &mut [Parameter] {
         self.weights.parameters_mut()
+    }
+
+    fn parameter_count(&self) -> usize {
+        self.weights.parameter_count()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.weights.held_bytes()
     }
 
     fn hold_as_blocks(&mut self) -> Result<()> {

@@ -107,7 +107,8 @@ fn without_a_table_or_with_one_of_zeros_a_chain_is_a_block_that_proposes_from_sl
         let value = if is_table { value.zeros_like().expect("zeros") } else { value };
         (name, value)
     };
-    let source = MemorySource::new(fresh(&chained(5)).weights().named().into_iter().map(silent));
+    let tensors = fresh(&chained(5)).weights().named().expect("tensors");
+    let source = MemorySource::new(tensors.into_iter().map(silent));
     let config = chained(5);
     let draft = BlockDraft::from_source(&source, &config, &random((30, 16), 1)).expect("a draft");
     let told = step(&objective(draft), &row, &row.features()).metrics.loss();

@@ -37,7 +37,7 @@ fn add(sum: &mut Option<Tensor>, term: Tensor) -> Result<()> {
 
 impl Composed<'_> {
     pub(crate) fn new(objective: &Eagle3Objective) -> Composed<'_> {
-        let weights = objective.eagle3().named_tensors().into_iter().collect();
+        let weights = objective.eagle3().named_tensors().expect("tensors").into_iter().collect();
         Composed { objective, weights }
     }
 

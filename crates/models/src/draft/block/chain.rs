@@ -83,10 +83,10 @@ impl Chain<'_> {
         self.sizes.rank > 0
     }
 
-    /// `W2`, `[Vd, r]`.
+    /// `W2`, `[Vd, r]` in f32.
     ///
     /// # Errors
-    /// - the head has rank 0
+    /// - the head has rank 0, or a draft with a head of its own is held as blocks
     pub fn output(&self) -> Result<&Tensor> {
         self.weights.tensor(&format!("{OUTPUT}.weight"))
     }

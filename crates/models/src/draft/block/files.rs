@@ -224,11 +224,11 @@ impl BlockDraft {
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
-    /// - the folder cannot be written
+    /// - the folder cannot be written, or the draft is held as blocks
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         let config = self.config.to_json(architecture_of(&self.config));
         let kind = kind_of(&self.config);
-        let mut tensors = self.weights.named();
+        let mut tensors = self.weights.named()?;
         tensors.extend(self.fixed_tensors()?);
         save(folder, (kind, &config), &tensors, target_fingerprint)
     }

@@ -9,6 +9,7 @@ use longdraft_kernels::rope::{Rope, RopeTable, rope};
 use longdraft_kernels::rows::select_rows;
 use serde_json::Value;
 
+use super::chain;
 use super::config::BlockConfig;
 use super::convolution::Convolution;
 use super::files::architecture_of;
@@ -67,11 +68,21 @@ impl Draft for BlockDraft {
         self.weights.parameters_mut()
     }
 
+    fn parameter_count(&self) -> usize {
+        self.weights.parameter_count()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.weights.held_bytes() + self.own_head.as_ref().map_or(0, OwnHead::held_bytes)
+    }
+
     fn hold_as_blocks(&mut self) -> Result<()> {
         if let Some(own) = &mut self.own_head {
             own.hold_as_blocks()?;
+            return self.weights.hold_as_blocks();
         }
-        self.weights.hold_as_blocks()
+        // Through a head over fewer tokens a chain proposes with rows of its matrix in f32.
+        self.weights.hold_as_blocks_beside(&[chain::OUTPUT])
     }
 
     fn fixed_tensors(&self) -> Result<Vec<(String, Tensor)>> {

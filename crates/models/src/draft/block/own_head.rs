@@ -67,7 +67,7 @@ impl OwnHead {
     /// `[Vd, H]` in f32, without a gradient.
     ///
     /// # Errors
-    /// - never for a head that was made
+    /// - it is held as blocks
     pub fn rows(&self) -> Result<Tensor> {
         Ok(self.weights.tensor(&format!("{MODULE}.weight"))?.detach())
     }
@@ -77,15 +77,20 @@ impl OwnHead {
         self.weights.matrix(MODULE)
     }
 
-    /// Rounds the rows to blocks of 8 bits, where they allow it.
+    /// Bytes of the rows as they are held.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.weights.held_bytes()
+    }
+
+    /// Holds the rows as blocks of 8 bits alone, where they allow it.
     pub(super) fn hold_as_blocks(&mut self) -> Result<()> {
         self.weights.hold_as_blocks()
     }
 
     /// What files hold of it: its rows, and which tokens they stand for.
     pub(super) fn tensors(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut all: Vec<_> =
-            self.weights.named().into_iter().map(|(name, rows)| (name, rows.detach())).collect();
+        let named = self.weights.named()?.into_iter();
+        let mut all: Vec<_> = named.map(|(name, rows)| (name, rows.detach())).collect();
         all.extend(self.vocabulary.tensors()?);
         Ok(all)
     }

@@ -50,6 +50,15 @@ impl Draft for Eagle3Draft {
         self.weights.parameters_mut()
     }
 
+    fn parameter_count(&self) -> usize {
+        self.weights.parameter_count()
+    }
+
+    fn held_bytes(&self) -> usize {
+        let own = if self.own_embedding { self.embedding.held_bytes() } else { 0 };
+        self.weights.held_bytes() + own
+    }
+
     fn hold_as_blocks(&mut self) -> Result<()> {
         self.weights.hold_as_blocks()
     }
@@ -85,7 +94,7 @@ impl Eagle3Draft {
     /// Its own output head over the draft's vocabulary, `[Vd, H]` in f32, which trains.
     ///
     /// # Errors
-    /// - it was opened without one: [`Self::head_matrix`]
+    /// - it was opened without one, or is held as blocks: [`Self::head_matrix`]
     pub fn head(&self) -> Result<&Tensor> {
         self.weights.tensor(HEAD)
     }

@@ -163,7 +163,7 @@ fn what_is_saved_is_opened_from_either_file() -> Result<()> {
     for path in [folder.path().to_path_buf(), folder.path().join(PTH_FILE)] {
         let read = Eagle3Draft::open(&path, &target)?;
         assert_eq!((read.config(), read.vocabulary()), (&config, &every_third()));
-        for ((a, x), (b, y)) in draft.named_tensors().iter().zip(read.named_tensors()) {
+        for ((a, x), (b, y)) in draft.named_tensors()?.iter().zip(read.named_tensors()?) {
             assert_eq!((a, bits(x)), (&b, bits(&y)));
         }
     }

@@ -157,7 +157,10 @@ impl Eagle3Draft {
     }
 
     /// Trained tensors by name, in the order of the published table.
-    pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
+    ///
+    /// # Errors
+    /// - the draft is held as blocks
+    pub fn named_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         self.weights.named()
     }
 
@@ -165,9 +168,9 @@ impl Eagle3Draft {
     /// embeddings if they are the draft's own. A head that is the target's is not written.
     ///
     /// # Errors
-    /// - a tensor cannot be made
+    /// - a tensor cannot be made, or the draft is held as blocks
     pub fn stored_tensors(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut all = self.named_tensors();
+        let mut all = self.named_tensors()?;
         all.extend(self.fixed_tensors()?);
         Ok(all)
     }
@@ -175,7 +178,7 @@ impl Eagle3Draft {
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
-    /// - the folder cannot be written
+    /// - the folder cannot be written, or the draft is held as blocks
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
         save_tensors(folder, &self.config, &self.stored_tensors()?, target_fingerprint)
     }
@@ -184,8 +187,9 @@ impl Eagle3Draft {
     /// others are drawn afresh.
     ///
     /// # Errors
-    /// - the map is for another target's vocabulary
+    /// - the map is for another target's vocabulary, or the draft is held as blocks
     pub fn remapped(&self, vocabulary: VocabularyMap, seed: u64) -> Result<Self> {
+        self.weights.require_f32()?;
         let config =
             Eagle3Config { draft_vocab_size: vocabulary.draft_size(), ..self.config.clone() };
         vocabulary.problems(sizes(&config)).into_result(Path::new("vocabulary map"))?;

@@ -59,6 +59,14 @@ impl Draft for GlideDraft {
         self.weights.parameters_mut()
     }
 
+    fn parameter_count(&self) -> usize {
+        self.weights.parameter_count()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.weights.held_bytes()
+    }
+
     fn hold_as_blocks(&mut self) -> Result<()> {
         self.weights.hold_as_blocks()
     }

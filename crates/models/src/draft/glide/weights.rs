@@ -160,16 +160,19 @@ impl GlideDraft {
     }
 
     /// Tensors by name, in the order of the published table.
-    pub fn named_tensors(&self) -> Vec<(String, Tensor)> {
+    ///
+    /// # Errors
+    /// - the draft is held as blocks
+    pub fn named_tensors(&self) -> Result<Vec<(String, Tensor)>> {
         self.weights.named()
     }
 
     /// Writes the tensors as safetensors and `.pth`, with `config.json`, into a folder.
     ///
     /// # Errors
-    /// - the folder cannot be written
+    /// - the folder cannot be written, or the draft is held as blocks
     pub fn save(&self, folder: &Path, target_fingerprint: &str) -> Result<()> {
-        save_tensors(folder, &self.config, &self.named_tensors(), target_fingerprint)
+        save_tensors(folder, &self.config, &self.named_tensors()?, target_fingerprint)
     }
 
     /// Opens a draft folder or file with the layer that the `config.json` beside it describes; a

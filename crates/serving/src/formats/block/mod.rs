@@ -153,7 +153,7 @@ impl Block {
 /// Every tensor under its published name, in `dtype`, and the map of a head of the draft's own.
 fn tensors(profile: Profile, draft: &BlockDraft, dtype: DType) -> Result<Named> {
     let mut problems = Problems::default();
-    let all = draft.weights().named().into_iter().chain(draft.fixed_tensors()?);
+    let all = draft.weights().named()?.into_iter().chain(draft.fixed_tensors()?);
     let written = all.map(|(name, tensor)| {
         if !tensor.dtype().is_float() {
             return Ok((name, tensor));

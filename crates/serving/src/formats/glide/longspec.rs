@@ -20,7 +20,7 @@ use crate::target::TargetFacts;
 pub(super) fn tensors(profile: Profile, draft: &GlideDraft, dtype: DType) -> Result<Named> {
     let mut problems = Problems::default();
     let mut all = Vec::new();
-    for (name, tensor) in draft.named_tensors() {
+    for (name, tensor) in draft.named_tensors()? {
         all.push((name.clone(), narrowed(&name, &tensor, dtype, &mut problems)?));
     }
     let config = draft.config();

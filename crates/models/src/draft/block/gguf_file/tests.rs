@@ -128,7 +128,7 @@ fn files_of_every_kind_are_opened_with_their_sizes_and_values() {
         let table = Tensor::zeros((40, 32), DType::F32, &Device::Cpu).expect("a table");
         let source = open_weights(&path).expect("opened");
         let draft = BlockDraft::from_source(source.as_ref(), &config, &table).expect("a draft");
-        let mut all = draft.weights().named();
+        let mut all = draft.weights().named().expect("tensors");
         all.extend(draft.fixed_tensors().expect("a map").into_iter().take(1));
         for ((a, wanted), (b, found)) in tensors.iter().zip(all) {
             assert_eq!((a, values(wanted)), (&b, values(&found)));
