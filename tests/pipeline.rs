@@ -1,6 +1,6 @@
 //! Train, interrupt, resume, extract, decode: through the binary, on a tiny random target.
 
-use crate::support::files::{lines_so_far, read_json};
+use crate::support::files::{demonstration, lines_so_far, read_json};
 use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics, run_with_kills};
 use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
@@ -44,6 +44,28 @@ fn train_extract_generate_and_measure() {
     let measure = ["eval", "decode", "--target", &target, "--draft", &draft, "--prompts", &prompts];
     let measured = last_json(&succeed(&[&measure[..], &["--max-tokens", "30", "--json"]].concat()));
     assert_eq!((&measured["prompts"], &measured["equal"]), (&2.into(), &2.into()));
+}
+
+/// Beside quantised blocks a draft's matrices are held as blocks alone, and not in f32 as well.
+#[test]
+fn generate_tells_what_a_draft_takes() {
+    let shop = Workshop::new();
+    let target = demonstration();
+    succeed(&["train", &shop.config(), &format!("target={target}"), "train.steps=1"]);
+    let run = shop.path("run");
+    let held = |dtype: &str| {
+        let generate = ["generate", "--target", &target, "--draft", &run, "--prompt", "a"];
+        let more = ["--max-tokens", "1", "--dtype", dtype];
+        let output = support::succeeded(support::run(&[&generate[..], &more].concat()));
+        let told = support::stderr(&output);
+        let (_, draft) = told.split_once("; draft: ").expect("a draft");
+        let (size, _) = draft.split_once("; cache: ").expect("a cache");
+        let (number, unit) = size.split_once(' ').expect("a unit");
+        let factor = if unit == "MiB" { 1024.0 } else { 1.0 };
+        number.parse::<f64>().expect("a number") * factor
+    };
+    let (blocks, in_f32) = (held("stored"), held("f32"));
+    assert!(2.0 * blocks < in_f32, "{blocks} KiB in blocks, {in_f32} in f32");
 }
 
 #[test]

@@ -368,8 +368,8 @@ fn open_mtp(target: &str, options: &TargetOptions) -> Result<MtpBlock> {
     })
 }
 
-/// How a target's matrices are held.
-pub(crate) fn holdings(target: &Target) -> String {
+/// How a target's matrices are held, and what the tensors of a draft take beside them.
+pub(crate) fn holdings(target: &Target, draft: Option<&dyn Draft>) -> String {
     let of_type = |(name, bytes): &(&str, u64)| format!("{name} {}", readable_bytes(*bytes));
     let held: Vec<String> = target.held().iter().map(of_type).collect();
     let products = if target.holds_blocks() {
@@ -377,10 +377,15 @@ pub(crate) fn holdings(target: &Target) -> String {
     } else {
         String::new()
     };
+    let of_draft = |draft: &dyn Draft| {
+        let bytes = readable_bytes(draft.held_bytes() as u64);
+        format!("; draft: {bytes}")
+    };
+    let draft = draft.map(of_draft).unwrap_or_default();
     let tokens = target.config().max_position_embeddings.min(SAID_CONTEXT);
     let bytes = readable_bytes(target.cache_bytes(tokens, READ_ALONE));
     format!(
-        "weights: {}{products}; cache: {}, {bytes} for {tokens} tokens",
+        "weights: {}{products}{draft}; cache: {}, {bytes} for {tokens} tokens",
         held.join(", "),
         target.cache_type()
     )

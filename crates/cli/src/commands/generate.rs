@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
     let asked =
         if arguments.no_draft { decoding.clone().without_drafts() } else { decoding.clone() };
     let models = asked.open(&arguments.target)?;
-    errln!("{}", holdings(&models.target));
+    errln!("{}", holdings(&models.target, models.draft.as_deref()));
     options.stop_tokens =
         stops(arguments.ignore_eos, &arguments.stop_token, &models.tokenizer, &models.target)?;
     let drafter = asked.drafter(&models)?;

@@ -44,7 +44,11 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
         models.take(learner.proposer(&models)?);
     }
     let models = Arc::new(models);
-    errln!("{}; drafts: {}", holdings(&models.target), decoding.drafter_parts(&models));
+    errln!(
+        "{}; drafts: {}",
+        holdings(&models.target, models.draft.as_deref()),
+        decoding.drafter_parts(&models)
+    );
     let drafters = (0..arguments.parallel).map(|_| decoding.drafter(&models));
     let engine = BatchEngine::new(&models.target, drafters.collect::<Result<_>>()?);
     let model = model(arguments, &models);
