@@ -15,7 +15,7 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::Model;
 use crate::error::{ApiError, Result};
@@ -111,13 +111,33 @@ pub(crate) fn body_of(
 /// What some editors and shells put before a text in UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// The JSON of a body. It may take many times the room of the bytes.
+/// The JSON of a body. It may take many times the room of the bytes. Fields that are whole numbers are integers,
+/// however they are written, as vLLM has it: some languages write `2.0` for 2.
 pub(crate) fn json_of(body: &[u8]) -> Result<Value> {
     let body = body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body);
-    serde_json::from_slice(body).map_err(|error| {
+    let mut value: Value = serde_json::from_slice(body).map_err(|error| {
         let message = format!("the body is no JSON: {error}");
         ApiError::new(StatusCode::BAD_REQUEST, message)
-    })
+    })?;
+    value.as_object_mut().into_iter().flat_map(Map::values_mut).for_each(make_integer);
+    Ok(value)
+}
+
+/// Makes a float that is whole an integer, also in lists, as of token ids. What stands in objects (schemas,
+/// messages) stays as it was written.
+fn make_integer(value: &mut Value) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(make_integer),
+        Value::Number(number) if number.is_f64() => {
+            // −2⁶³: its opposite is the first that is too large.
+            let least = i64::MIN as f64;
+            let fits = |x: &f64| x.fract() == 0.0 && (least..-least).contains(x);
+            if let Some(whole) = number.as_f64().filter(fits) {
+                *number = (whole as i64).into();
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The fields of a request that a type knows.
