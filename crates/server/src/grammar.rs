@@ -46,30 +46,38 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// What a request asks for, if it does.
+    /// What a request asks for, if it does. A field that asks for nothing counts as left out.
     pub(crate) fn of(value: &Value) -> Result<Option<(&'static str, Self)>> {
-        let asked = |field: &&str| value.get(field).is_some_and(|asked| !asked.is_null());
-        let mut fields = FIELDS.into_iter().filter(asked);
-        let Some(field) = fields.next() else { return Ok(None) };
-        if let Some(second) = fields.next() {
-            let message = format!("{second} and {field}: an answer has one form");
-            return Err(ApiError::field(second, message));
+        let mut found: Option<(&'static str, Self)> = None;
+        for field in FIELDS {
+            let Some(form) = Self::of_field(field, &value[field])? else { continue };
+            if let Some((first, _)) = found {
+                let message = format!("{field} and {first}: an answer has one form");
+                return Err(ApiError::field(field, message));
+            }
+            found = Some((field, form));
         }
-        let asked = &value[field];
+        Ok(found)
+    }
+
+    /// What one field asks for.
+    fn of_field(field: &'static str, asked: &Value) -> Result<Option<Self>> {
         let wrong = |problem: &str| ApiError::field(field, format!("{field}: {problem}"));
+        if asked.is_null() {
+            return Ok(None);
+        }
         if asked.to_string().len() > LARGEST {
             return Err(wrong(&format!("at most {LARGEST} bytes are read")));
         }
-        let form = match field {
-            "response_format" => response_format(asked)?,
-            "structured_outputs" => structured(asked)?,
-            "json_schema" => Some(Self::of_kind("json", asked).map_err(|said| wrong(&said))?),
+        match field {
+            "response_format" => response_format(asked),
+            "structured_outputs" => structured(asked),
+            "json_schema" => Self::of_kind("json", asked).map(Some).map_err(|said| wrong(&said)),
             guided => {
                 let kind = guided.trim_start_matches("guided_");
-                Some(Self::of_kind(kind, asked).map_err(|said| wrong(&said))?)
+                Self::of_kind(kind, asked).map(Some).map_err(|said| wrong(&said))
             }
-        };
-        Ok(form.map(|form| (field, form)))
+        }
     }
 
     /// A form as vLLM has it: `json`, `regex`, `choice` or `grammar`, or what is wrong with it.

@@ -256,6 +256,21 @@ fn forms_that_cannot_be_are_refused_by_name() {
     ] {
         assert_eq!(Form::of(&nothing).expect("read"), None);
     }
+    // What asks for nothing is no second form.
+    for nothing in [
+        json!({ "structured_outputs": { "json": null } }),
+        json!({ "structured_outputs": { "json_object": false, "disable_fallback": true } }),
+        json!({ "guided_regex": null, "structured_outputs": {} }),
+    ] {
+        let mut request = json!({ "response_format": { "type": "json_object" } });
+        for (field, asked) in nothing.as_object().expect("an object") {
+            request[field] = asked.clone();
+        }
+        let (field, _) = Form::of(&request).expect("read").expect("a form");
+        assert_eq!(field, "response_format");
+    }
+    let text = json!({ "response_format": { "type": "text" }, "guided_regex": "a" });
+    assert_eq!(Form::of(&text).expect("read"), Some(("guided_regex", Form::Regex("a".into()))));
     let endless = Model { stop_tokens: Vec::new(), ..model() };
     let form = Form::Regex("a".into());
     assert!(Vocabulary::default().start(("guided_regex", &form), &endless, &TOKENIZER).is_err());
