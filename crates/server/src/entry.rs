@@ -1,15 +1,19 @@
-//! Requests on their way in: no more at a time than may be answered or wait, each for a bounded time.
+//! Requests on their way in: no more at a time than may be answered or wait, each for a bounded time, which is short
+//! when the server ends.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
+use futures_util::future::{Either, pending, select};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use crate::app::App;
+use crate::connections::Ending;
 use crate::error::{ApiError, Result};
 use crate::request::body_of;
 
@@ -30,7 +34,18 @@ impl FromRequest<Arc<App>> for Entry {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self> {
         let place = app.enter()?;
         let headers = request.headers().clone();
-        let body = timeout(READ_WITHIN, Bytes::from_request(request, app)).await;
+        let ending = request.extensions().get::<Ending>().cloned();
+        let too_late = async {
+            match ending {
+                Some(ending) => ending.too_late().await,
+                None => pending().await,
+            }
+        };
+        let read = timeout(READ_WITHIN, Bytes::from_request(request, app));
+        let body = match select(pin!(read), pin!(too_late)).await {
+            Either::Left((body, _)) => body,
+            Either::Right(_) => return Err(ApiError::ending()),
+        };
         let body = body.map_err(|_| {
             let message = format!("the body did not come within {} s", READ_WITHIN.as_secs());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, message)
