@@ -82,7 +82,7 @@ impl Conversation {
         Ok(Self { messages, tools: tools.filter(has_tools) })
     }
 
-    /// From a list of `{from, value}` turns.
+    /// From a list of `{from, value}` turns, which may have a `weight`.
     ///
     /// # Errors
     /// - the list is empty, a speaker unknown, or a value no text
@@ -109,6 +109,12 @@ impl Conversation {
                 }
             };
             conversation.push(role, text("value")?);
+            if let (Some(weight), Some(message)) = (
+                turn.get("weight").filter(|weight| !weight.is_null()),
+                conversation.messages.last_mut(),
+            ) {
+                message.insert("weight".into(), weight.clone());
+            }
         }
         Ok(conversation)
     }

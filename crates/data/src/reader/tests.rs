@@ -147,6 +147,13 @@ fn answers_of_no_weight_are_not_learned() {
     shows(learn("assistant"), &both, "<user>a|<assistant>[b|]<user>a|<assistant>[b|]");
     shows(learn("all"), &second, "[<user>a|<assistant>b|<user>a|<assistant>b|]");
     shows(learn("assistant"), &row("1", "0.0"), "<user>a|<assistant>[b|]<user>a|<assistant>b|");
+    let turn = |weight: &str| {
+        format!(
+            r#"{{"from": "human", "value": "a"}}, {{"from": "gpt", "value": "b", "weight": {weight}}}"#
+        )
+    };
+    let sharegpt = format!(r#"{{"conversations": [{}, {}]}}"#, turn("0"), turn("null"));
+    shows(learn("assistant"), &sharegpt, "<user>a|<assistant>b|<user>a|<assistant>[b|]");
 }
 
 /// The model did not end an answer that was cut off.
