@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::path::Path;
 
+use parquet::basic::Compression;
+use parquet::file::metadata::{ParquetMetaData, RowGroupMetaData};
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::reader::RowIter;
 use parquet::record::{Field, Row as ParquetRow};
@@ -18,11 +20,28 @@ const KIND: &str = "Parquet";
 pub(super) fn read(path: &Path, file: File) -> Result<Rows> {
     let reader = guarded(KIND, || SerializedFileReader::new(file))
         .map_err(|problem| DataError::source(path, problem))?;
+    require_codecs(path, reader.metadata())?;
     let reader: Box<dyn FileReader> = Box::new(reader);
     let mut rows = RowIter::from_file_into(reader);
     Ok(rows_of_fields(path, KIND, move || -> parquet::errors::Result<_> {
         Ok(rows.next().transpose()?.map(|row| fields_of(&row)))
     }))
+}
+
+/// Refuses a file with Brotli's compression before any row: it is not built in.
+fn require_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<()> {
+    let mut columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    let is_brotli = |codec: Compression| matches!(codec, Compression::BROTLI(_));
+    let Some(column) = columns.find(|column| is_brotli(column.compression())) else {
+        return Ok(());
+    };
+    let (column, other) = (column.column_path().string(), path.with_extension("zstd.parquet"));
+    let problem = format!(
+        "column `{column}` is compressed with Brotli, which is not read: rewrite the file with zstd or snappy, \
+         and name the new one; in Python: import pyarrow.parquet as p; \
+         p.write_table(p.read_table({path:?}), {other:?}, compression='zstd')"
+    );
+    Err(DataError::source(path, problem))
 }
 
 fn fields_of(row: &ParquetRow) -> Map<String, Value> {
@@ -102,6 +121,24 @@ mod tests {
         assert_eq!(rows[3].fields["number"], 3);
         assert_eq!(rows[2].fields["turns"], serde_json::json!(["x", "y"]));
         assert_eq!(rows[3].origin(), "rows.parquet:4");
+    }
+
+    #[test]
+    fn a_codec_that_is_not_read_is_named_with_its_remedy() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("rows.parquet");
+        write(&path);
+        let mut bytes = std::fs::read(&path).expect("read");
+        // After the column's path comes its codec: 6, zstd, and 4, Brotli, in zigzag.
+        let (zstd, codec) = (b"\x06number\x15\x0c", b"\x06number\x15\x08");
+        let found = bytes.windows(zstd.len()).position(|window| window == zstd);
+        let at = found.expect("the codec");
+        bytes[at..at + codec.len()].copy_from_slice(codec);
+        std::fs::write(&path, bytes).expect("write");
+        let told = read_jsonl(&path).err().expect("refused").to_string();
+        for part in ["rows.parquet", "`number`", "Brotli", "read_table(\"", "rows.zstd.parquet", "zstd"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
     }
 
     #[test]
