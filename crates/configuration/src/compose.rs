@@ -176,10 +176,9 @@ impl Composer {
             Some(name) => (true, name.trim()),
             None => (false, name),
         };
-        let mut path = normal(&file.parent().unwrap_or(Path::new("")).join(name));
-        if path.extension().is_none_or(|extension| extension != "yaml" && extension != "yml") {
-            path.as_mut_os_string().push(".yaml");
-        }
+        let path = normal(&file.parent().unwrap_or(Path::new("")).join(name));
+        let path = with_ending(path)
+            .map_err(|problem| Problem::at(origin, format!("default `{name}`: {problem}")))?;
         if !path.is_file() {
             if optional {
                 return Ok(Node::new(Tree::Map(Vec::new()), origin.clone()));
@@ -194,6 +193,26 @@ impl Composer {
             3.. => problem,
             _ => problem.context(format!("(a default of {origin})")),
         })
+    }
+}
+
+/// The file that is meant where the ending is left out: `.yaml`, or `.yml` where that is there.
+fn with_ending(path: PathBuf) -> Result<PathBuf, String> {
+    if path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+        return Ok(path);
+    }
+    let [yaml, yml] = [".yaml", ".yml"].map(|ending| {
+        let mut path = path.clone();
+        path.as_mut_os_string().push(ending);
+        path
+    });
+    match (yaml.is_file(), yml.is_file()) {
+        (true, true) => {
+            let (yaml, yml) = (yaml.display(), yml.display());
+            Err(format!("both {yaml} and {yml} are there: name one with its ending"))
+        }
+        (false, true) => Ok(yml),
+        _ => Ok(yaml),
     }
 }
 
@@ -275,12 +294,22 @@ mod tests {
             ("b.yaml", "defaults: [a]\n"),
             ("c.yaml", "defaults: [nowhere]\n"),
             ("d.yaml", "defaults: [optional nowhere]\ny: 2\n"),
+            ("f.yaml", "defaults: [two]\n"),
+            ("g.yaml", "defaults: [other, two.yml]\n"),
+            ("two.yaml", "z: 1\n"),
+            ("two.yml", "z: 2\n"),
+            ("other.yml", "x: 3\n"),
         ]);
         let fails =
             |name: &str| read_file(&folder.path().join(name)).expect_err("problem").to_string();
         assert!(fails("a.yaml").contains("lead back"), "{}", fails("a.yaml"));
         assert!(fails("c.yaml").contains("c.yaml:1: default `nowhere`"), "{}", fails("c.yaml"));
         assert!(fails("e.yaml").contains("e.yaml"));
+        assert!(
+            fails("f.yaml").contains("two.yaml and ") && fails("f.yaml").contains("two.yml are")
+        );
+        let g = read_file(&folder.path().join("g.yaml")).expect("the other ending");
+        assert_eq!(g.to_json(), json!({"x": 3, "z": 2}));
         let d = read_file(&folder.path().join("d.yaml")).expect("optional");
         assert_eq!(d.to_json(), json!({"y": 2}));
     }
