@@ -415,9 +415,20 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     let out = last_json(&succeed(&[&quantize[..], &["--tokenizer", &data]].concat()));
     assert!(out["bytes"].as_u64() > Some(1000), "{out}");
 
+    // Until it has a tokenizer it is no target: the run, its checkpoint and its artifact say what makes one of it.
     let folder = shop.path("run/checkpoints/last");
+    let generate =
+        |target: &str| fail(&["generate", "--target", target, "--no-draft", "--prompt", "the"], 2);
+    for place in [&shop.path("run"), &folder, &shop.path("run/model.ldq")] {
+        let text = generate(place);
+        assert!(text.contains("without a tokenizer"), "{text}");
+        let command = format!("lm quantize {place} --output lm.gguf --tokenizer {data}`");
+        assert!(text.contains(&command), "{text}");
+    }
     std::fs::copy(format!("{data}/tokenizer.json"), format!("{folder}/tokenizer.json"))
         .expect("tokenizer");
+    let text = generate(&shop.path("run"));
+    assert!(text.contains(&format!("name its checkpoint: {folder}")), "{text}");
     let bits = |model: &str, more: &[&str]| {
         let rows = shop.path("rows.jsonl");
         let common = ["lm", "score", model, "--data", &rows, "--window", "32", "--json"];
@@ -443,4 +454,16 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
         ["lm", "quantize", &shop.path("baseline"), "--output", &file, "--tokenizer", &data];
     let text = fail(&baseline, 1);
     assert!(text.contains("architecture: llama"), "{text}");
+    // Nothing makes a target of this one, with a tokenizer or without.
+    let folder = shop.path("baseline/checkpoints/last");
+    for place in [&shop.path("baseline"), &folder] {
+        let text = generate(place);
+        assert!(
+            text.contains("which is no target") && text.contains("architecture: llama"),
+            "{text}"
+        );
+    }
+    std::fs::copy(format!("{data}/tokenizer.json"), format!("{folder}/tokenizer.json"))
+        .expect("tokenizer");
+    assert!(generate(&folder).contains("which is no target"));
 }

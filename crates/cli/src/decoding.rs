@@ -26,6 +26,7 @@ use crate::cli::{
 use crate::datastore;
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
+use crate::model_source::no_target;
 use crate::status::Waiting;
 use crate::threads::own_threads;
 
@@ -79,7 +80,7 @@ impl DecodingArguments {
         self.proposed_tokens(source.as_ref(), self.draft_vocab_size)?;
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
-        let tokenizer = Target::open_tokenizer(target)?;
+        let tokenizer = Target::open_tokenizer(target).map_err(no_target(target))?;
         // Whether there is a block is known before the target is read.
         let mtp = self.open_block(target)?;
         let target = open_target(target, self.held)?;
@@ -349,7 +350,8 @@ fn target_options(held: OpenOptions) -> Result<TargetOptions> {
 
 /// Opens a target, held as asked; the process's products follow it.
 pub(crate) fn open_target(target: &str, held: OpenOptions) -> Result<Target> {
-    let target = Target::open(target, &target_options(held)?)?;
+    let options = target_options(held)?;
+    let target = Target::open(target, &options).map_err(no_target(target))?;
     if !target.widened().is_empty() {
         errln!(
             "note: {} weights are held in f32: blocks are multiplied on the CPU and on NVIDIA GPUs \

@@ -37,6 +37,7 @@ mod draft_source;
 #[cfg(test)]
 mod hints;
 mod interrupts;
+mod model_source;
 mod progress;
 mod ranks;
 mod recording;

@@ -65,24 +65,48 @@ fn own_part(config: &mut Value) -> Option<Value> {
 /// # Errors
 /// - there is no such model, or a list of what is wrong with it
 pub fn open(path: &Path) -> Result<(LanguageModel, String)> {
-    let Some(place) = locate(path) else {
-        let problem = "no language model: neither an .ldq file, nor a folder or run with a \
-                       config.json of this kind";
-        return Err(ModelError::unrecognised(path, problem));
-    };
+    let place = located(path)?;
     if place.is_file() {
         let source = ArtifactSource::open(&place)?;
-        let artifact = source.artifact();
-        let config = checked(&place, artifact.config.clone())?;
-        let hash = artifact.tokenizer.clone();
+        let (config, hash) = of_artifact(&place, &source)?;
         return Ok((LanguageModel::from_source(&config, &source)?, hash));
     }
+    let (config, hash) = of_folder(&place)?;
+    let source = SafetensorsSource::open_file(&place.join(WEIGHTS))?;
+    Ok((LanguageModel::from_source(&config, &source)?, hash))
+}
+
+/// The configuration of what [`open`] opens, and the tokenizer's hash; the weights of a folder are not read.
+///
+/// # Errors
+/// - as [`open`]
+pub fn describe(path: &Path) -> Result<(LanguageModelConfig, String)> {
+    let place = located(path)?;
+    if place.is_file() {
+        return of_artifact(&place, &ArtifactSource::open(&place)?);
+    }
+    of_folder(&place)
+}
+
+fn located(path: &Path) -> Result<PathBuf> {
+    locate(path).ok_or_else(|| {
+        let problem = "no language model: neither an .ldq file, nor a folder or run with a \
+                       config.json of this kind";
+        ModelError::unrecognised(path, problem)
+    })
+}
+
+fn of_artifact(place: &Path, source: &ArtifactSource) -> Result<(LanguageModelConfig, String)> {
+    let artifact = source.artifact();
+    Ok((checked(place, artifact.config.clone())?, artifact.tokenizer.clone()))
+}
+
+fn of_folder(place: &Path) -> Result<(LanguageModelConfig, String)> {
     let file = place.join(CONFIG);
     let mut value = own_part(&mut read_json(&file)?).unwrap_or_default();
     let config = checked(&file, value["model"].take())?;
-    let source = SafetensorsSource::open_file(&place.join(WEIGHTS))?;
     let hash = value["tokenizer_hash"].as_str().unwrap_or_default().to_owned();
-    Ok((LanguageModel::from_source(&config, &source)?, hash))
+    Ok((config, hash))
 }
 
 /// The section of a file, under our names of its keys or the reference's.
@@ -164,6 +188,7 @@ mod tests {
             own["model"] = under_other_names(&config);
             std::fs::write(dir.path().join(CONFIG), written.to_string()).expect("written");
             assert_eq!(open(dir.path())?.0.config(), &config);
+            assert_eq!(describe(dir.path())?, (config.clone(), "abc".to_owned()));
 
             let stored = tensors.iter().map(|(name, tensor)| {
                 Ok((name.clone(), quantise(name, tensor, &QuantiseConfig::default())?))
@@ -174,6 +199,7 @@ mod tests {
             let file = dir.path().join("model.ldq");
             artifact.save(&file, Compression::Zlib)?;
             assert_eq!(open(&file)?.0.config(), &config);
+            assert_eq!(describe(&file)?, (config, "abc".to_owned()));
         }
         Ok(())
     }

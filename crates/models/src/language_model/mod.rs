@@ -20,7 +20,7 @@ mod renamed;
 mod weights;
 
 pub use config::{Activation, DecoderArchitecture, LanguageModelConfig, RopeConfig, RopeRule};
-pub use files::{config_of, locate, open, save};
+pub use files::{config_of, describe, locate, open, save};
 pub use llama::target_config;
 pub use model::{LanguageModel, Layout};
 pub use weights::{Group, group_of, tensor_specs};

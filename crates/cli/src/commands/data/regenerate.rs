@@ -23,6 +23,7 @@ use crate::decoding::{open_proposer, open_target, require_draft_len};
 use crate::draft_source::DraftSource;
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::model_source::no_target;
 use crate::progress::Lines;
 use crate::terminal::counted;
 
@@ -45,7 +46,8 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     drop(read_rows(&arguments.prompts)?);
     require_writable(parent_of(&arguments.output))?;
     require_free(&arguments.output)?;
-    let tokenizer = Target::open_tokenizer(&arguments.target)?;
+    let tokenizer = Target::open_tokenizer(&arguments.target);
+    let tokenizer = tokenizer.map_err(no_target(&arguments.target))?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
     let DataRegenerateArguments { dtype, device, .. } = *arguments;
     let held = OpenOptions { dtype, device, ..OpenOptions::default() };

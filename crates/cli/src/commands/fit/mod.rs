@@ -46,6 +46,7 @@ use crate::cli::FitArguments;
 use crate::commands::{require_text, watch};
 use crate::failure::{Failure, Result};
 use crate::interrupts::Interrupts;
+use crate::model_source::no_target;
 use crate::screen::Screen;
 use rules::Candidate;
 use stages::Stage;
@@ -72,7 +73,8 @@ struct Fit<'a> {
 /// Fits; a second call goes on where the first one stopped, and adds where it has more time.
 pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let engines = checked(arguments)?;
-    let (config, tokenizer) = Target::open_description(&arguments.target)?;
+    let described = Target::open_description(&arguments.target);
+    let (config, tokenizer) = described.map_err(no_target(&arguments.target))?;
     let has_chat_template = tokenizer.chat_template().is_some();
     if !has_chat_template {
         errln!(
