@@ -103,6 +103,12 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
         (&without["bytes"], &without["bits_per_byte"])
     );
     let live = score(&shop.path("run"), &["--plain"]);
+    // The run knows its rows, whichever of its models is named.
+    let checkpoint = score(&shop.path("run/checkpoints/last"), &["--plain"]);
+    for scored in [&live, &with, &checkpoint] {
+        assert_eq!(scored["training_length"], 32);
+    }
+    assert_eq!(score(&artifact, &["--training-length", "48"])["training_length"], 48);
     assert!((bits(&live, "bits_per_byte") - bits(result, "live_bpb")).abs() < 1e-9);
     for more in [&["--stride", "5"][..], &["--doc-isolated"], &["--stride", "32"]] {
         let sliding = score(&artifact, more);

@@ -79,6 +79,14 @@ fn run_of(place: &Path) -> Option<PathBuf> {
     run.join(CONFIG_FILE).is_file().then_some(run)
 }
 
+/// Tokens of the rows that a language model was trained on, where the run that it lies in says so.
+pub(crate) fn training_length(path: &Path) -> Option<usize> {
+    let run = configuration(&run_of(&language_model::locate(path)?)?);
+    // Runs of drafts have no such section.
+    run.get("model")?;
+    usize::try_from(run["data"]["row_tokens"].as_u64()?).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,6 +15,7 @@ use longdraft_pretrain::{ScoredStream, Tokenizer};
 use crate::cli::{BpbArguments, EvalBpbArguments};
 use crate::commands::data::encode_with_bytes;
 use crate::failure::{Failure, Result};
+use crate::model_source::training_length;
 
 /// Either kind of model.
 enum Model {
@@ -58,6 +59,8 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
     let score = stream.score_windows(scorer, &list, window, scoring.batch_tokens)?;
     let seconds = started.elapsed().as_secs_f64();
     let kind = if arguments.plain { "plain" } else { "sliding" };
+    let recorded = || training_length(Path::new(&arguments.model));
+    let trained = scoring.training_length.or_else(recorded);
     let starts = stream.document_starts(start);
     if json {
         outjson!({
@@ -65,7 +68,7 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
             "nll_sum": score.nll_sum, "tokens": score.tokens,
             "total_tokens": score.total_tokens, "bytes": score.bytes,
             "windows": score.windows, "window": window, "stride": stride, "kind": kind,
-            "training_length": scoring.training_length, "rope_base": base, "rope_rule": rule,
+            "training_length": trained, "rope_base": base, "rope_rule": rule,
             "document_starts": starts, "seconds": seconds,
         });
         return Ok(());
@@ -79,7 +82,6 @@ pub(crate) fn run(arguments: &EvalBpbArguments, json: bool) -> Result<()> {
         score.windows,
         if arguments.plain { String::new() } else { format!(", stride {stride}") },
     );
-    let trained = scoring.training_length;
     let trained = trained.map_or_else(|| "unknown".to_owned(), |length| length.to_string());
     outln!("training length {trained}; RoPE {rule}, base {base:.1}");
     if starts > 0 {
