@@ -160,6 +160,31 @@ fn pretraining_begins_with_the_commands_that_make_its_data() {
 }
 
 #[test]
+fn the_text_chooses_the_size_of_a_language_model_unless_an_option_does() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    // A file that is long and holds nothing: init does not read it.
+    let long = std::fs::File::create(dir.path().join("long.jsonl")).expect("a file");
+    long.set_len(500 << 20).expect("its length");
+    let written = |name: &str, more: &[&str]| {
+        let arguments = [&[name, "--for", "pretrain", "--yes"], more].concat();
+        let told = stderr(&succeeded(init(dir.path(), &arguments)));
+        (std::fs::read_to_string(dir.path().join(name)).expect("a file"), told)
+    };
+    let (text, told) = written("small.yaml", &[]);
+    assert!(text.contains("  hidden_size: 128\n"), "{text}");
+    assert!(told.contains("small, 1.0 million parameters") && told.contains("--size"), "{told}");
+    let (text, told) = written("medium.yaml", &["--data", "long.jsonl"]);
+    assert!(text.contains("  hidden_size: 256\n"), "{text}");
+    assert!(told.contains("20 for each parameter (Hoffmann et al. 2022)"), "{told}");
+    let (text, told) = written("large.yaml", &["--size", "large"]);
+    assert!(text.contains("  hidden_size: 512\n"), "{text}");
+    assert!(told.contains("as --size says"), "{told}");
+    for file in ["small.yaml", "medium.yaml", "large.yaml"] {
+        run(dir.path(), &["config", "check", "--keys", file]);
+    }
+}
+
+#[test]
 fn fit_gets_a_command_and_wrong_answers_are_told() {
     let dir = tempfile::tempdir().expect("tempdir");
     let output =

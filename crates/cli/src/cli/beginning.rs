@@ -53,6 +53,17 @@ pub(crate) enum Purpose {
     Pretrain,
 }
 
+/// Size of a language model that is pretrained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ModelSize {
+    /// 4 layers of width 128.
+    Small,
+    /// 6 layers of width 256.
+    Medium,
+    /// 9 layers of width 512.
+    Large,
+}
+
 /// Arguments of `init`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct InitArguments {
@@ -76,6 +87,9 @@ pub(crate) struct InitArguments {
     /// To pretrain from shards: the tokenizer that they were packed with.
     #[arg(long, value_name = "PATH")]
     pub(crate) tokenizer: Option<String>,
+    /// To pretrain: size of the model. Else it is the largest for which the text has 20 tokens for each parameter.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<ModelSize>,
     /// Folder of the run.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) output: Option<String>,

@@ -29,7 +29,7 @@ use longdraft_kernels::dispatch::{Ops, Simd};
 use longdraft_train::method::Method;
 
 pub(crate) use beginning::{
-    DoctorArguments, FetchArguments, InitArguments, Purpose, QuickstartArguments,
+    DoctorArguments, FetchArguments, InitArguments, ModelSize, Purpose, QuickstartArguments,
 };
 #[cfg(any(test, feature = "bench"))]
 pub(crate) use benchmarking::{

@@ -12,6 +12,7 @@ use longdraft_train::method::{Method, Recipe, Room};
 use serde_json::{Map, Value, json};
 
 use super::questions::{Answers, DEMONSTRATION, SHIPPED};
+use super::size;
 use crate::cli::Purpose;
 use crate::commands::quickstart::assets;
 use crate::failure::{Failure, Result};
@@ -230,7 +231,7 @@ fn pretraining(answers: &Answers) -> Result<Made> {
             || (path.is_dir() && holds_shards(path))
     };
     let shards = answers.data.iter().filter(|path| is_shard(path)).count();
-    let (data, vocabulary, before) = if shards == answers.data.len() {
+    let Text { data, vocabulary, before, tokens } = if shards == answers.data.len() {
         let tokenizer = answers.tokenizer.as_ref().ok_or_else(|| {
             Failure::usage("shards of tokens are named, but not their tokenizer")
                 .hint("give --tokenizer: the folder or .model that `longdraft data pack` took")
@@ -240,19 +241,23 @@ fn pretraining(answers: &Answers) -> Result<Made> {
             "train": answers.data, "row_tokens": ROW_TOKENS, "tokenizer": tokenizer,
             "loader": "shuffled",
         });
-        (data, vocabulary, Vec::new())
+        let tokens = size::tokens_of_shards(&answers.data)?;
+        Text { data, vocabulary, before: Vec::new(), tokens }
     } else if shards > 0 {
         return Err(Failure::usage("text and shards of tokens are named together")
             .hint("give one of them: text is packed first"));
     } else {
         packed(answers)?
     };
+    let model = size::sizes(size::choose(answers.size, tokens, vocabulary), vocabulary);
     let keys = json!({
         "output": answers.output,
         "model": {
-            "architecture": "llama", "vocab_size": vocabulary, "num_hidden_layers": 4,
-            "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "intermediate_size": 352,
+            "architecture": model.architecture, "vocab_size": vocabulary,
+            "num_hidden_layers": model.num_hidden_layers, "hidden_size": model.hidden_size,
+            "num_attention_heads": model.num_attention_heads,
+            "num_key_value_heads": model.num_key_value_heads,
+            "intermediate_size": model.intermediate_size,
             "rope": { "reference_length": ROW_TOKENS, "rule": "none" },
         },
         "data": data,
@@ -272,8 +277,19 @@ fn holds_shards(folder: &Path) -> bool {
     entries.into_iter().any(|entry| entry.path().extension().is_some_and(|ending| ending == "bin"))
 }
 
-/// Shards that are made of text beforehand: what the data is then, its vocabulary, and how.
-fn packed(answers: &Answers) -> Result<(Value, usize, Vec<String>)> {
+/// What a language model learns from.
+struct Text {
+    /// Keys of `data`.
+    data: Value,
+    vocabulary: usize,
+    /// Commands that make its shards.
+    before: Vec<String>,
+    /// Roughly, where it is not packed yet.
+    tokens: u64,
+}
+
+/// Shards that are made of text beforehand.
+fn packed(answers: &Answers) -> Result<Text> {
     let folder = answers.output.join("data");
     let mut texts = Vec::new();
     for path in &answers.data {
@@ -283,6 +299,7 @@ fn packed(answers: &Answers) -> Result<(Value, usize, Vec<String>)> {
             texts.push(PathBuf::from(path));
         }
     }
+    let tokens = size::tokens_of_text(&texts)?;
     let shown = |path: &Path| quoted(&path.display().to_string());
     let texts: Vec<String> = texts.iter().map(|path| shown(path)).collect();
     let (texts, place) = (texts.join(" "), shown(&folder));
@@ -304,7 +321,7 @@ fn packed(answers: &Answers) -> Result<(Value, usize, Vec<String>)> {
         "train": [train], "held_out": [held_out], "row_tokens": ROW_TOKENS, "tokenizer": tokenizer,
         "loader": "shuffled",
     });
-    Ok((data, vocabulary, before))
+    Ok(Text { data, vocabulary, before, tokens })
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 //! ```text
 //! questions   what is wanted: options, answers on a terminal, defaults
 //! made        the keys that follow from it
+//! size        of a language model, by its text
 //! commented   as YAML, with what the schema says of every key
 //! ```
 
 mod commented;
 mod made;
 mod questions;
+mod size;
 
 use std::io::Write;
 use std::path::Path;

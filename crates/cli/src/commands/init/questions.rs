@@ -9,7 +9,7 @@ use longdraft_train::method::Method;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
-use crate::cli::{InitArguments, Purpose, names_of, parse_time};
+use crate::cli::{InitArguments, ModelSize, Purpose, names_of, parse_time};
 use crate::failure::{Failure, Result};
 use crate::interrupts::INTERRUPT;
 
@@ -30,6 +30,8 @@ pub(super) struct Answers {
     pub(super) data: Vec<String>,
     /// Of pretraining.
     pub(super) tokenizer: Option<PathBuf>,
+    /// Of pretraining, where the text is not to choose it.
+    pub(super) size: Option<ModelSize>,
     pub(super) output: PathBuf,
     /// Seconds.
     pub(super) time: f64,
@@ -143,6 +145,7 @@ pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
         method,
         data,
         tokenizer: arguments.tokenizer.as_ref().map(PathBuf::from),
+        size: arguments.size,
         output,
         time,
     })
