@@ -255,7 +255,9 @@ fn weights_that_are_not_numbers_end_decoding_with_a_sentence() {
     let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
     let offset = |i: usize| {
         8 + header
-            + tensors["model.norm.weight"]["data_offsets"][i].as_u64().expect("offset") as usize
+            + tensors["model.layers.0.input_layernorm.weight"]["data_offsets"][i]
+                .as_u64()
+                .expect("offset") as usize
     };
     for value in bytes[offset(0)..offset(1)].as_chunks_mut::<4>().0 {
         *value = f32::NAN.to_le_bytes();

@@ -1,5 +1,6 @@
 //! Wrong and hostile targets.
 
+use candle_core::Tensor;
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::tensor_specs;
 
@@ -18,6 +19,33 @@ fn every_missing_and_misshapen_tensor_is_named_at_once() {
         "`model.layers.1.self_attn.k_norm.weight` [8] is missing",
         "`model.layers.1.mlp.down_proj.weight` has shape [32, 48], [32, 50] expected",
     ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+/// Else a token would never be chosen, or texts with it would be spoilt, without a word.
+#[test]
+fn ends_that_hold_no_numbers_are_refused_by_name_and_row() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut config = tiny_config("llama");
+    config["tie_word_embeddings"] = json!(false);
+    for (name, value, part) in [
+        ("model.embed_tokens.weight", f64::NAN, "`model.embed_tokens.weight`: row 1 holds"),
+        ("lm_head.weight", f64::INFINITY, "`lm_head.weight`: row 1 holds"),
+        ("model.norm.weight", f64::NAN, "`model.norm.weight`: NaN at 1"),
+        ("model.norm.weight", 3e38, "`model.norm.weight`: 3e38 at 1"),
+    ] {
+        write_target(dir.path(), &config);
+        change_tensors(dir.path().join("model.safetensors"), |tensors| {
+            let found = tensors.iter_mut().find(|(own, _)| own == name);
+            let (_, tensor) = found.expect("the tensor");
+            let one = tensor.narrow(0, 1, 1).and_then(|row| row.zeros_like());
+            let row = one.and_then(|row| row.affine(1.0, value)).expect("a row");
+            let [first, rest] = [(0, 1), (2, tensor.dims()[0] - 2)]
+                .map(|(start, rows)| tensor.narrow(0, start, rows).expect("rows"));
+            *tensor = Tensor::cat(&[&first, &row, &rest], 0).expect("a tensor");
+        });
+        let text = complaint(dir.path());
         assert!(text.contains(part), "{part} not in {text}");
     }
 }

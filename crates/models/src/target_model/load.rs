@@ -10,7 +10,7 @@ use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::{Matrix, multiplies_by_kernels};
 
 use super::Target;
-use super::build::{self, FileWeights, Weights};
+use super::build::{self, FileWeights};
 use super::cache::CacheType;
 use super::fingerprint::fingerprint;
 use super::gguf::{GgufSource, unread};
@@ -155,11 +155,12 @@ impl Target {
             Some(ranks) => Table::spread(&matrix, ranks),
         };
         let final_norm = build::norm(&config, &weights, FINAL_NORM)?;
-        let embedding = table(weights.matrix(EMBEDDING)?)?;
+        build::require_bounded(source.path(), FINAL_NORM, &final_norm)?;
+        let embedding = table(weights.table(EMBEDDING)?)?;
         let head = if config.tie_word_embeddings {
             None
         } else {
-            Some(table(weights.matrix("lm_head.weight")?)?)
+            Some(table(weights.table("lm_head.weight")?)?)
         };
         let loaded = options.layers.of(&config);
         let layers: Box<dyn LayerSource> = match &options.spread {

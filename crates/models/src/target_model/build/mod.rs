@@ -2,6 +2,7 @@
 
 mod feed_forward;
 mod latent;
+mod numbers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +22,8 @@ use super::tensor_parallel::LayerShare;
 use crate::config::{self, DeltaNetConfig, LayerHeads, QkNorm, TargetConfig};
 use crate::error::{Result, refused};
 use crate::weights::WeightSource;
+
+pub(super) use numbers::require_bounded;
 
 /// What a target is built of, by published name.
 pub(super) trait Weights {
@@ -99,10 +102,14 @@ impl<'a> FileWeights<'a> {
             _ => *dtype,
         }
     }
-}
 
-impl Weights for FileWeights<'_> {
-    fn matrix(&self, name: &str) -> Result<Matrix> {
+    /// A table of a row for each token, whose values are numbers unless it is held as blocks.
+    pub(super) fn table(&self, name: &str) -> Result<Matrix> {
+        self.read(name, |table| numbers::require_finite(self.source.path(), name, table))
+    }
+
+    /// A matrix as it is to be held; one without blocks is looked at in main memory.
+    fn read(&self, name: &str, look: impl FnOnce(&Tensor) -> Result<()>) -> Result<Matrix> {
         let TargetOptions { device, as_stored, .. } = self.options;
         if *as_stored
             && holds_blocks(device)
@@ -118,8 +125,15 @@ impl Weights for FileWeights<'_> {
             DType::F16 => "F16",
             _ => "F32",
         };
+        look(&tensor)?;
         self.count(held, tensor.elem_count() * tensor.dtype().size_in_bytes());
         Ok(Matrix::Dense(tensor.to_device(device)?))
+    }
+}
+
+impl Weights for FileWeights<'_> {
+    fn matrix(&self, name: &str) -> Result<Matrix> {
+        self.read(name, |_| Ok(()))
     }
 
     fn vector(&self, name: &str) -> Result<Tensor> {
