@@ -16,6 +16,7 @@ mod repr;
 mod rewritten;
 mod tuples;
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -76,7 +77,9 @@ impl Message {
 pub struct ChatTemplate {
     source: String,
     special_tokens: Map<String, Value>,
-    /// The same as the template reads them.
+    /// Variables of others ([`Self::with_variables`]).
+    variables: Map<String, Value>,
+    /// Special tokens and variables as the template reads them.
     token_values: minijinja::Value,
     environment: Arc<Environment<'static>>,
     /// What takes its place for conversations with tools, where the model has a template of its own for them.
@@ -99,12 +102,13 @@ impl ChatTemplate {
     /// # Errors
     /// - as [`Self::new`]
     pub fn undated(&self) -> Result<Self> {
-        let of = |template: &Self| {
+        let of = |template: &Self| -> Result<Self> {
             if !template.source.contains(python::DATE) {
                 return Ok(template.clone());
             }
             let day = OffsetDateTime::from_unix_timestamp(DAY).ok();
-            Self::on(day, &template.source, template.special_tokens.clone())
+            let undated = Self::on(day, &template.source, template.special_tokens.clone())?;
+            Ok(undated.with_variables(&template.variables))
         };
         let for_tools = self.for_tools.as_deref().map(of).transpose()?.map(Box::new);
         Ok(Self { for_tools, ..of(self)? })
@@ -125,8 +129,16 @@ impl ChatTemplate {
             .map_err(|problem| failed(&problem))?;
         let token_values = minijinja::Value::from_serialize(&special_tokens);
         let (source, environment) = (source.to_owned(), Arc::new(environment));
-        let (for_tools, given_up) = (None, Arc::default());
-        Ok(Self { source, special_tokens, token_values, environment, for_tools, given_up })
+        let (variables, for_tools, given_up) = (Map::new(), None, Arc::default());
+        Ok(Self {
+            source,
+            special_tokens,
+            variables,
+            token_values,
+            environment,
+            for_tools,
+            given_up,
+        })
     }
 
     /// The same with another template for conversations with tools.
@@ -144,17 +156,26 @@ impl ChatTemplate {
             || self.environment.globals().any(|(name, _)| name == variable)
     }
 
-    /// The same where renderings have more variables (`enable_thinking`, ...). Those that they set themselves
-    /// ([`Self::sets`]) stay as they are.
+    /// The same where renderings have more variables (`enable_thinking`, ...). One that it has already takes the new
+    /// value. Those that renderings set themselves ([`Self::sets`]) stay as they are.
     #[must_use]
-    pub fn with_variables(&self, variables: &Map<String, Value>) -> Self {
-        let others = variables.iter().filter(|(name, _)| !self.sets(name));
-        let others: Map<String, Value> =
-            others.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let more = minijinja::Value::from_serialize(others);
-        let token_values = context! { ..self.token_values.clone(), ..more };
-        let for_tools = self.for_tools.as_deref().map(|other| other.with_variables(variables));
-        Self { token_values, for_tools: for_tools.map(Box::new), ..self.clone() }
+    pub fn with_variables(&self, more: &Map<String, Value>) -> Self {
+        if more.is_empty() {
+            return self.clone();
+        }
+        let mut variables = self.variables.clone();
+        let others = more.iter().filter(|(name, _)| !self.sets(name));
+        variables.extend(others.map(|(name, value)| (name.clone(), value.clone())));
+        let tokens = minijinja::Value::from_serialize(&self.special_tokens);
+        let of_others = minijinja::Value::from_serialize(&variables);
+        let token_values = context! { ..tokens, ..of_others };
+        let for_tools = self.for_tools.as_deref().map(|other| other.with_variables(more));
+        Self { variables, token_values, for_tools: for_tools.map(Box::new), ..self.clone() }
+    }
+
+    /// The variables that [`Self::with_variables`] gave it.
+    pub fn variables(&self) -> &Map<String, Value> {
+        &self.variables
     }
 
     /// The template of a conversation with these tools.
@@ -162,12 +183,17 @@ impl ChatTemplate {
         self.for_tools.as_deref().filter(|_| tools.is_some()).unwrap_or(self)
     }
 
-    /// Tells templates apart: a hash of their texts.
+    /// Tells templates apart: a hash of their texts, and of their variables where they have some.
     pub fn fingerprint(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for template in [Some(self), self.for_tools.as_deref()].into_iter().flatten() {
             hasher.update(&(template.source.len() as u64).to_le_bytes());
             hasher.update(template.source.as_bytes());
+        }
+        if !self.variables.is_empty() {
+            // In whatever order they were given.
+            let sorted: BTreeMap<&String, &Value> = self.variables.iter().collect();
+            hasher.update(json!(sorted).to_string().as_bytes());
         }
         hasher.finalize().to_hex()[..16].to_owned()
     }

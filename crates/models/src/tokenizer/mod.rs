@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 
@@ -285,6 +285,31 @@ impl TextTokenizer {
     /// The chat template, if the model has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
+    }
+
+    /// Refuses variables that no rendering would read; the message says why, and what to do.
+    ///
+    /// # Errors
+    /// - there is no chat template, or it sets one of them itself
+    pub fn check_variables(
+        &self,
+        variables: &Map<String, Value>,
+    ) -> std::result::Result<(), String> {
+        let Some(template) = &self.chat_template else {
+            let problem = "the target has no chat template that reads variables: leave them out";
+            return if variables.is_empty() { Ok(()) } else { Err(problem.to_owned()) };
+        };
+        match variables.keys().find(|name| template.sets(name)) {
+            Some(name) => Err(format!("`{name}` is set for every conversation: leave it out")),
+            None => Ok(()),
+        }
+    }
+
+    /// The same whose chat template has more variables ([`ChatTemplate::with_variables`]), if there is a template.
+    #[must_use]
+    pub fn with_variables(mut self, variables: &Map<String, Value>) -> Self {
+        self.chat_template = self.chat_template.map(|template| template.with_variables(variables));
+        self
     }
 
     /// A decoder that returns text as soon as its characters are complete.

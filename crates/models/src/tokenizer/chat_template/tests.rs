@@ -51,6 +51,30 @@ fn variables_of_others_reach_templates_and_own_ones_stay() -> Result<()> {
 }
 
 #[test]
+fn later_variables_win_key_by_key_and_tell_templates_apart() -> Result<()> {
+    let given = |value: Value| value.as_object().expect("object").clone();
+    let source = "{{ enable_thinking }} {{ effort }} {{ strftime_now('%Y') }}";
+    let plain = ChatTemplate::new(source, Map::new())?;
+    let first = plain.with_variables(&given(json!({"enable_thinking": false, "effort": "low"})));
+    let second = first.with_variables(&given(json!({"enable_thinking": true, "messages": 1})));
+    // Texts of no day keep them, too.
+    assert_eq!(second.undated()?.render(&[], false)?, "True low 2025");
+    let known = given(json!({"effort": "low", "enable_thinking": true}));
+    assert_eq!((second.variables(), plain.variables()), (&known, &Map::new()));
+    let again = plain.with_variables(&known);
+    assert_eq!(again.fingerprint(), second.fingerprint());
+    assert_eq!(again.undated()?.fingerprint(), second.fingerprint());
+    assert_ne!(first.fingerprint(), second.fingerprint());
+    // Without variables it is the hash of the template alone, which older files hold.
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(source.len() as u64).to_le_bytes());
+    hasher.update(source.as_bytes());
+    assert_eq!(plain.fingerprint(), hasher.finalize().to_hex()[..16].to_owned());
+    assert_eq!(plain.with_variables(&Map::new()).fingerprint(), plain.fingerprint());
+    Ok(())
+}
+
+#[test]
 fn variables_of_others_take_no_function_away() -> Result<()> {
     let template = ChatTemplate::new("{{ debug }}{{ raise_exception('never') }}", Map::new())?;
     let functions = ["raise_exception", "strftime_now", "cycler", "joiner", "namespace", "range"];
