@@ -11,7 +11,12 @@ pub struct Conversation {
     pub messages: Vec<Map<String, Value>>,
     /// JSON descriptions of tools.
     pub tools: Option<Value>,
+    /// Variables of its own for the chat template (`enable_thinking`, ...), which win over those of the reader.
+    pub variables: Map<String, Value>,
 }
+
+/// Field of a row with the variables of its own, as other trainers and engines name it.
+pub const VARIABLES: &str = "chat_template_kwargs";
 
 /// Roles that templates know.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -79,7 +84,33 @@ impl Conversation {
             other => other.cloned(),
         };
         let has_tools = |tools: &Value| *tools != Value::Null && *tools != Value::Array(Vec::new());
-        Ok(Self { messages, tools: tools.filter(has_tools) })
+        Ok(Self { messages, tools: tools.filter(has_tools), variables: Map::new() })
+    }
+
+    /// The variables that a row brings for the chat template: an object, or one as JSON text. What is null there is
+    /// left out, as tables fill columns up with it.
+    ///
+    /// # Errors
+    /// - the field holds something else
+    pub fn variables_of(row: &Map<String, Value>) -> Result<Map<String, Value>, String> {
+        let Some(field) = row.get(VARIABLES) else { return Ok(Map::new()) };
+        let read = match field {
+            Value::String(text) if text.trim().is_empty() => Ok(Value::Null),
+            Value::String(text) => serde_json::from_str(text),
+            other => Ok(other.clone()),
+        };
+        let mut variables = match read {
+            Ok(Value::Null) => return Ok(Map::new()),
+            Ok(Value::Object(variables)) => variables,
+            _ => {
+                let found = short(field);
+                return Err(format!(
+                    "field `{VARIABLES}` is not an object of variables but {found}"
+                ));
+            }
+        };
+        variables.retain(|_, value| !value.is_null());
+        Ok(variables)
     }
 
     /// From a list of `{from, value}` turns, which may have a `weight`.
@@ -255,6 +286,27 @@ mod tests {
         let one = json!([{"name": "f"}]);
         assert_eq!(tools(json!(one.to_string())), Some(one.clone()));
         assert_eq!(tools(one.clone()), Some(one));
+    }
+
+    #[test]
+    fn a_row_s_variables_are_an_object_however_it_is_written() {
+        let of = |field: Value| {
+            let row = json!({ "chat_template_kwargs": field });
+            Conversation::variables_of(row.as_object().expect("a row"))
+        };
+        let given = json!({ "enable_thinking": false, "effort": null });
+        let known = json!({ "enable_thinking": false });
+        for field in [given.clone(), json!(given.to_string())] {
+            assert_eq!(of(field).map(Value::Object), Ok(known.clone()));
+        }
+        for none in [json!(null), json!({}), json!(" "), json!("null")] {
+            assert_eq!(of(none.clone()), Ok(Map::new()), "{none}");
+        }
+        assert_eq!(Conversation::variables_of(&Map::new()), Ok(Map::new()));
+        for wrong in [json!(false), json!([1]), json!("no thinking"), json!("[]")] {
+            let problem = of(wrong.clone()).expect_err("refused");
+            assert!(problem.contains("`chat_template_kwargs` is not an object"), "{problem}");
+        }
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use serde_json::{Map, Value};
+
 use crate::conversation::Conversation;
 
 /// A conversation's text and the bytes of it that the model generates.
@@ -15,7 +17,7 @@ pub trait TextEncoder: Sync {
     /// - the text cannot be encoded; the message says why
     fn encode(&self, text: &str) -> std::result::Result<(Vec<u32>, Vec<Range<usize>>), String>;
 
-    /// Text of a conversation through the model's chat template.
+    /// Text of a conversation through the model's chat template, with the conversation's variables.
     ///
     /// # Errors
     /// - there is no template or it refuses the messages
@@ -39,6 +41,11 @@ pub trait TextEncoder: Sync {
 
     /// Tells chat templates apart: equal for equal texts of every conversation; `None` if the model has none.
     fn chat_fingerprint(&self) -> Option<String>;
+
+    /// The same of a conversation with variables of its own.
+    fn chat_fingerprint_with(&self, _variables: &Map<String, Value>) -> Option<String> {
+        self.chat_fingerprint()
+    }
 
     /// Whether the model has a chat template.
     fn has_chat_template(&self) -> bool {

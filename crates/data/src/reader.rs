@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 
+use crate::conversation::Conversation;
 use crate::document::Document;
 use crate::encoder::TextEncoder;
 use crate::error::{DataError, Result};
@@ -222,7 +223,7 @@ impl<'a> SourceReader<'a> {
             }
             Example::Chat(conversation) => {
                 let layout = self.layout.as_ref();
-                let verbatim = self.verbatim(row);
+                let verbatim = self.verbatim(row, &conversation);
                 let how = (&cut, verbatim.as_ref());
                 render_conversation(&conversation, learn, layout, how, self.encoder)
                     .map_err(|problem| row.problem(problem))
@@ -232,11 +233,15 @@ impl<'a> SourceReader<'a> {
     }
 
     /// What a row says of how its last answer was written.
-    fn verbatim(&self, row: &Row) -> Option<Verbatim> {
-        match self.template {
-            Template::Messages { .. } => Verbatim::of(&row.fields, &self.form),
-            _ => None,
+    fn verbatim(&self, row: &Row, conversation: &Conversation) -> Option<Verbatim> {
+        if !matches!(self.template, Template::Messages { .. }) {
+            return None;
         }
+        if conversation.variables.is_empty() {
+            return Verbatim::of(&row.fields, &self.form);
+        }
+        let template = self.encoder.chat_fingerprint_with(&conversation.variables);
+        Verbatim::of(&row.fields, &form(&self.encoder.fingerprint(), template.as_deref()))
     }
 
     /// What a row says of its answers, as rows of the target's own answers do.

@@ -229,6 +229,27 @@ fn a_thought_that_the_prompt_opens_is_no_part_of_earlier_turns_and_of_no_empty_o
 }
 
 #[test]
+fn an_empty_thought_of_the_prompt_is_no_part_of_earlier_turns() {
+    // As Qwen3 without thinking: the prompt holds an empty thought.
+    let closed = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}{% endif %}";
+    let (turns, _) = QWEN3.rsplit_once("{% if add_generation_prompt %}").expect("a prompt");
+    let template = Bytes::new(&[turns, closed].concat());
+    let layout = ChatLayout::probe(&template).expect("layout");
+    assert!(layout.assistant_header.ends_with("<think>\n\n</think>\n\n"), "{layout:?}");
+    let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
+    assert_eq!(template.learned(&Conversation::of(&turns)), ["b<|im_end|>", "d<|im_end|>"]);
+    // A thought of the last turn is learned from its beginning on.
+    let turns = [
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c"),
+        ("assistant", "<think>\nso\n</think>\n\nd"),
+    ];
+    let last = "<think>\nso\n</think>\n\nd<|im_end|>";
+    assert_eq!(template.learned(&Conversation::of(&turns)), ["b<|im_end|>", last]);
+}
+
+#[test]
 fn what_ends_the_whole_text_ends_no_turn() {
     let layout = ChatLayout::probe(&Bytes::new(PHI)).expect("layout");
     assert_eq!(layout.end_of_turn, "<|end|>");

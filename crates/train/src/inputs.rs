@@ -16,6 +16,7 @@ use longdraft_models::TargetConfig;
 use longdraft_models::hub::DataSetId;
 use longdraft_models::target_model::{Layers, Target, locate};
 use longdraft_models::tokenizer::TextTokenizer;
+use serde_json::{Map, Value};
 
 use crate::config::{CompletedDraft, DraftConfig, TrainConfig};
 use crate::error::Result;
@@ -118,6 +119,10 @@ impl InputCheck {
         target: Option<&(TargetConfig, TextTokenizer)>,
         problems: &mut InputProblems,
     ) {
+        let variables = &config.data.chat_template_kwargs;
+        if let Some((_, tokenizer)) = target {
+            problems.take("data.chat_template_kwargs", tokenizer.check_variables(variables));
+        }
         for (part, sources) in [("train", &config.data.train), ("held_out", &config.data.held_out)]
         {
             for (index, source) in sources.iter().enumerate() {
@@ -127,7 +132,7 @@ impl InputCheck {
                 }
                 self.sources.push(known);
                 let key = format!("data.{part}.{index}.path");
-                problems.take(&key, self.source(source, target));
+                problems.take(&key, self.source(source, target, variables));
             }
         }
     }
@@ -136,6 +141,7 @@ impl InputCheck {
         &self,
         source: &SourceConfig,
         target: Option<&(TargetConfig, TextTokenizer)>,
+        variables: &Map<String, Value>,
     ) -> Result<()> {
         let address = source.path.to_str().and_then(DataSetId::parse);
         if let (Some(id), Reach::Small) = (address, self.reach) {
@@ -145,7 +151,8 @@ impl InputCheck {
         let paths = source_paths(source)?;
         match target {
             Some((target, tokenizer)) => {
-                check_source(source, paths, &Encoder::new(tokenizer, target))?;
+                let encoder = Encoder::new(tokenizer, target).with_variables(variables);
+                check_source(source, paths, &encoder)?;
             }
             // Without a tokenizer, whether it is there.
             None => paths.iter().try_for_each(|path| data_files(path).map(|_| ()))?,

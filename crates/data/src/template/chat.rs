@@ -190,9 +190,13 @@ impl ChatLayout {
             let at = text[low..limit].find(header).filter(|_| !header.is_empty())?;
             Some(low + at + header.len())
         };
-        // A thought that the prompt opens is not shown of earlier turns.
-        let (open, _) = EMPTY_THINKING;
-        let without_thought = || found(header.trim_end().strip_suffix(open)?);
+        // A thought that the prompt opens, or an empty one, is not shown of earlier turns.
+        let (open, close) = EMPTY_THINKING;
+        let without_thought = || {
+            let words = header.trim_end();
+            let words = words.strip_suffix(close).map_or(words, str::trim_end);
+            found(words.strip_suffix(open)?)
+        };
         let start = match (found(header).or_else(without_thought), own) {
             (Some(start), _) => start,
             (None, None) => return Ok(None),

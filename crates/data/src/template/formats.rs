@@ -29,11 +29,23 @@ pub enum Example {
 }
 
 impl Template {
-    /// Reads a row's fields; a list of messages is moved out of it.
+    /// Reads a row's fields; a list of messages is moved out of it. A chat takes the row's variables of the chat
+    /// template with it.
     ///
     /// # Errors
     /// - a field is missing or of another type than the template wants
     pub fn example(&self, row: &mut Row) -> Result<Example> {
+        Ok(match self.fields_of(row)? {
+            Example::Chat(conversation) => {
+                let variables = Conversation::variables_of(&row.fields);
+                let variables = variables.map_err(|problem| row.problem(problem))?;
+                Example::Chat(Conversation { variables, ..conversation })
+            }
+            other => other,
+        })
+    }
+
+    fn fields_of(&self, row: &mut Row) -> Result<Example> {
         let chat = |turns: &[(&str, &str)], system: &Option<String>| {
             Example::Chat(Conversation::of(turns).with_system(system.as_deref()))
         };
@@ -110,7 +122,7 @@ impl Template {
             Self::Auto => {
                 let found =
                     Self::detect(&row.fields, None).map_err(|problem| row.problem(problem))?;
-                return found.example(row);
+                return found.fields_of(row);
             }
         })
     }

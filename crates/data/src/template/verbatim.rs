@@ -47,7 +47,7 @@ impl Verbatim {
     }
 }
 
-/// Tells what makes tokens of a conversation: fingerprints of the tokenizer and of the chat template.
+/// Tells what makes tokens of a conversation: fingerprints of the tokenizer and of the chat template with its variables.
 pub fn form(tokenizer: &str, chat_template: Option<&str>) -> String {
     blake3::hash(format!("{tokenizer:?} {chat_template:?}").as_bytes()).to_hex()[..16].to_owned()
 }
@@ -62,7 +62,11 @@ pub(super) fn render(
 ) -> Option<Rendered> {
     let (last, before) = conversation.messages.split_last()?;
     let content = last.get("content")?.as_str()?;
-    let before = Conversation { messages: before.to_vec(), tools: conversation.tools.clone() };
+    let before = Conversation {
+        messages: before.to_vec(),
+        tools: conversation.tools.clone(),
+        variables: conversation.variables.clone(),
+    };
     if last.get("role")? != "assistant" || before.messages.is_empty() {
         return None;
     }

@@ -18,6 +18,7 @@ use longdraft_models::{DeviceChoice, Precision, StepProducts};
 use longdraft_tracking::TrackingConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::method::StageContext;
 use crate::objective::TeacherConfig;
@@ -134,6 +135,10 @@ pub struct DataConfig {
     /// What becomes of documents longer than a row.
     #[serde(default)]
     pub overlong: Overlong,
+    /// Variables of the target's chat template, such as `{enable_thinking: false}`. Those that a row has itself
+    /// (`chat_template_kwargs`) win over them.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub chat_template_kwargs: Map<String, Value>,
     /// Tolerated share of malformed rows of a source (a few always pass unless it is 0).
     #[serde(default = "defaults::max_bad_rows")]
     pub max_bad_rows: f64,

@@ -74,8 +74,9 @@ fn read_all(
     aside: Option<PathBuf>,
     observer: &mut dyn Observer,
 ) -> Result<(Vec<Document>, Vec<Document>)> {
-    let encoder = Encoder::new(tokenizer, target.config());
     let data = &config.data;
+    let encoder =
+        Encoder::new(tokenizer, target.config()).with_variables(&data.chat_template_kwargs);
     let mut quarantine = Quarantine::new(aside, data.max_bad_rows)?;
     let mut read = |sources: &[SourceConfig]| {
         let read = |source| read_one(source, &encoder, &mut quarantine, observer);

@@ -6,6 +6,7 @@ use longdraft_data::conversation::Conversation;
 use longdraft_data::{GeneratedText, TextEncoder};
 use longdraft_models::TargetConfig;
 use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
+use serde_json::{Map, Value};
 
 /// Names that an end-of-text token goes by.
 const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
@@ -31,6 +32,13 @@ impl<'a> Encoder<'a> {
         let start_of_text = tokenizer.start_token(config.bos_token_id);
         Self { tokenizer, template, start_of_text, end_of_text, vocabulary: config.vocab_size }
     }
+
+    /// The same whose chat template has more variables; those of a conversation win over them.
+    #[must_use]
+    pub fn with_variables(mut self, variables: &Map<String, Value>) -> Self {
+        self.template = self.template.map(|template| template.with_variables(variables));
+        self
+    }
 }
 
 impl TextEncoder for Encoder<'_> {
@@ -46,6 +54,7 @@ impl TextEncoder for Encoder<'_> {
     ) -> Result<String, String> {
         let template = self.template.as_ref().ok_or("the target has no chat template")?;
         template
+            .with_variables(&conversation.variables)
             .render_messages(
                 &conversation.messages,
                 conversation.tools.as_ref(),
@@ -60,12 +69,18 @@ impl TextEncoder for Encoder<'_> {
     ) -> Result<Option<GeneratedText>, String> {
         let Some(template) = &self.template else { return Ok(None) };
         template
+            .with_variables(&conversation.variables)
             .render_generated(&conversation.messages, conversation.tools.as_ref())
             .map_err(|error| error.to_string())
     }
 
     fn chat_fingerprint(&self) -> Option<String> {
         self.template.as_ref().map(ChatTemplate::fingerprint)
+    }
+
+    fn chat_fingerprint_with(&self, variables: &Map<String, Value>) -> Option<String> {
+        let template = self.template.as_ref()?;
+        Some(template.with_variables(variables).fingerprint())
     }
 
     fn vocabulary(&self) -> usize {
