@@ -46,6 +46,7 @@ mod serve;
 mod shared_store;
 mod support;
 mod targets;
+mod template_variables;
 mod tokenizers;
 mod tracking;
 mod watch;

@@ -317,6 +317,38 @@ fn tools_of_prompts_reach_the_template() {
 }
 
 #[test]
+fn variables_of_the_template_are_a_part_of_a_fit() {
+    let shop = support::Workshop::new();
+    let off = "So be brief. ".repeat(6);
+    let template = [
+        "{% if enable_thinking is false %}",
+        &off,
+        "{% endif %}{% for m in messages %}[{{ m.role }}]\
+                    {{ m.content }}\n{% endfor %}[answer]",
+    ]
+    .concat();
+    let config = json!({ "chat_template": template }).to_string();
+    std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("template");
+    let given = ["--chat-template-kwargs", r#"{"enable_thinking": false}"#];
+    let planned = |bench: &Bench, given: &[&str]| {
+        let prompts = bench.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));
+        let more = ["--prompts", &prompts, "--max-tokens", "40", "--plan", "--json"];
+        let planned = last_json(&succeed(&bench.within("30s", &[&more[..], given].concat())));
+        planned["machine"]["prompt"].as_f64().expect("tokens")
+    };
+    let (plain, with) = (Bench::of(shop.target()), Bench::of(shop.target()));
+    // Tokens are bytes.
+    let tokens = (planned(&plain, &[]), planned(&with, &given));
+    assert!(tokens.1 > tokens.0 + 0.9 * off.len() as f64, "{tokens:?}");
+    let known = with.state()["settings"]["chat_template_kwargs"].clone();
+    assert_eq!(known, json!({ "enable_thinking": false }));
+    assert!(plain.state()["settings"].get("chat_template_kwargs").is_none());
+    // What was answered otherwise is not gone on with.
+    let error = fail(&plain.within("30s", &[&["--plan"][..], &given].concat()), 2);
+    assert!(error.contains("--chat-template-kwargs"), "{error}");
+}
+
+#[test]
 fn every_turn_of_a_conversation_is_planned() {
     let bench = Bench::new();
     let rows = (0..=255).map(|i: u8| {

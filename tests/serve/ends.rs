@@ -84,6 +84,30 @@ fn answers_end_where_they_are_asked_to() {
     }
 }
 
+/// A request's variables go over those of the server, one by one.
+#[test]
+fn templates_have_the_variables_of_the_server_by_default() {
+    let shelf = Shelf::new();
+    let template =
+        "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ mark }}";
+    let config = json!({ "chat_template": template, "eos_token": "</s>" }).to_string();
+    std::fs::write(shelf.path("target/tokenizer_config.json"), config).expect("file");
+    let given = r#"{"enable_thinking": false, "mark": "!"}"#;
+    let server = Server::start(&shelf, &["--chat-template-kwargs", given]);
+    let mut asked = json!({ "messages": [{ "role": "user", "content": "a" }] });
+    for (variables, prompt) in [
+        (Value::Null, "a<no>!"),
+        (json!({}), "a<no>!"),
+        (json!({ "enable_thinking": true }), "a!"),
+        (json!({ "mark": "?" }), "a<no>?"),
+    ] {
+        asked["chat_template_kwargs"] = variables;
+        let tokens = server.post("/tokenize", &asked).ok();
+        let text = server.post("/detokenize", &tokens).ok();
+        assert_eq!(text["content"], prompt);
+    }
+}
+
 #[test]
 fn templates_have_the_variables_of_a_request() {
     let shelf = Shelf::new();

@@ -81,6 +81,7 @@ impl DecodingArguments {
         let _waiting = Waiting::start("opening the target");
         // The tokenizer first: what building it takes is free again when the weights come.
         let tokenizer = Target::open_tokenizer(target).map_err(no_target(target))?;
+        let tokenizer = self.template.apply(tokenizer)?;
         // Whether there is a block is known before the target is read.
         let mtp = self.open_block(target)?;
         let target = open_target(target, self.held)?;

@@ -57,7 +57,8 @@ pub struct InputCheck {
     purpose: Purpose,
     targets: HashMap<String, Option<Description>>,
     weights: Vec<(String, Layers)>,
-    sources: Vec<(String, SourceConfig)>,
+    /// With their target and the variables of its chat template.
+    sources: Vec<(String, SourceConfig, Map<String, Value>)>,
     /// Run directories of the stages so far.
     outputs: Vec<PathBuf>,
 }
@@ -126,7 +127,7 @@ impl InputCheck {
         for (part, sources) in [("train", &config.data.train), ("held_out", &config.data.held_out)]
         {
             for (index, source) in sources.iter().enumerate() {
-                let known = (config.target.clone(), source.clone());
+                let known = (config.target.clone(), source.clone(), variables.clone());
                 if self.sources.contains(&known) {
                     continue;
                 }

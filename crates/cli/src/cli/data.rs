@@ -7,7 +7,7 @@ use clap::builder::TypedValueParser;
 use longdraft_data::template::Learn;
 use longdraft_models::DeviceChoice;
 
-use super::{WeightDtype, one_of};
+use super::{TemplateArguments, WeightDtype, one_of};
 
 /// What to do with data.
 #[derive(Debug, Subcommand)]
@@ -140,6 +140,9 @@ pub(crate) struct InputArguments {
     /// What is learned, where no configuration says it (default: by the format of the rows).
     #[arg(long, value_parser = learn())]
     pub(crate) learn: Option<Learn>,
+    /// What the chat template is given; a configuration's own variables stay where these say nothing.
+    #[command(flatten)]
+    pub(crate) template: TemplateArguments,
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
@@ -181,6 +184,9 @@ pub(crate) struct DataPrepareArguments {
     /// What is learned, where no configuration says it (default: by the format of the rows).
     #[arg(long, value_parser = learn())]
     pub(crate) learn: Option<Learn>,
+    /// What the chat template is given; a configuration's own variables stay where these say nothing.
+    #[command(flatten)]
+    pub(crate) template: TemplateArguments,
     /// KiB of text that make a shard.
     #[arg(long, default_value_t = longdraft_data::shards::SHARD_BYTES >> 10)]
     pub(crate) shard_kib: usize,
@@ -232,4 +238,7 @@ pub(crate) struct DataRegenerateArguments {
     /// Where to compute: auto (a GPU if there is one), cpu, cuda:0, metal:0.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
+    /// What the target's chat template is given.
+    #[command(flatten)]
+    pub(crate) template: TemplateArguments,
 }

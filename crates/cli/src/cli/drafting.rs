@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use longdraft_decode::DraftShape;
 use longdraft_models::DeviceChoice;
 
-use super::{CacheChoice, WeightDtype};
+use super::{CacheChoice, TemplateArguments, WeightDtype};
 
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
@@ -67,6 +67,9 @@ pub(crate) struct DecodingArguments {
     /// How the target is held.
     #[command(flatten)]
     pub(crate) held: OpenOptions,
+    /// What its chat template is given.
+    #[command(flatten)]
+    pub(crate) template: TemplateArguments,
     /// `measured` drafts as much as pays by measured times, and not at all where it does not;
     /// `fixed` always drafts the whole layout. [default: measured; fixed for eval decode]
     #[arg(long)]
@@ -114,6 +117,7 @@ impl DecodingArguments {
             draft_vocab: None,
             draft_vocab_size: None,
             held: OpenOptions::default(),
+            template: TemplateArguments::default(),
             pace: None,
         }
     }

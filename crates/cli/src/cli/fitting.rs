@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use super::TemplateArguments;
+
 /// Arguments of `fit`.
 #[derive(Debug, Clone, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "a flag each")]
@@ -31,6 +33,9 @@ pub(crate) struct FitArguments {
     /// Most tokens of an answer.
     #[arg(long, default_value_t = 256)]
     pub(crate) max_tokens: usize,
+    /// What the target's chat template is given.
+    #[command(flatten)]
+    pub(crate) template: TemplateArguments,
     /// Draft method, as `draft.method` names it (default: chosen by what is measured).
     #[arg(long, value_name = "NAME", value_parser = super::methods())]
     pub(crate) method: Option<String>,

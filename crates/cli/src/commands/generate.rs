@@ -27,6 +27,7 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
     if arguments.max_tokens == 0 {
         return Err(Failure::usage("--max-tokens must be at least 1"));
     }
+    decoding.template.require_chat(arguments.chat, "add --chat")?;
     let mut options = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     options.max_new_tokens = arguments.max_tokens;
     let text = prompt_text(arguments)?;

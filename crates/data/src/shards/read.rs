@@ -103,8 +103,8 @@ fn index_for(folder: &Path, encoder: &dyn TextEncoder) -> Result<Index> {
     }
     if index.chat_template.is_some() && index.chat_template != encoder.chat_fingerprint() {
         return fail(
-            "its conversations were prepared with another chat template than the target's: prepare \
-             the data again for this target"
+            "its conversations were prepared with another chat template than the target's, or with other variables of \
+             it (data.chat_template_kwargs): prepare the data again for this target"
                 .to_owned(),
         );
     }

@@ -28,7 +28,7 @@ pub use verbatim::{Verbatim, form};
 
 /// Version of how rows become text and masks: raised by every change that gives other tokens or another mask for
 /// the same row, so that shards of older rules are not taken for new ones.
-pub const RULES: u32 = 4;
+pub const RULES: u32 = 5;
 
 /// Which tokens are learned as labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

@@ -72,6 +72,14 @@ impl Message {
     }
 }
 
+/// Variables of a template as one text, in whatever order they were given; empty without any.
+pub fn variables_text(variables: &Map<String, Value>) -> String {
+    if variables.is_empty() {
+        return String::new();
+    }
+    json!(variables.iter().collect::<BTreeMap<_, _>>()).to_string()
+}
+
 /// A compiled template with the special tokens that it may print.
 #[derive(Clone)]
 pub struct ChatTemplate {
@@ -190,11 +198,7 @@ impl ChatTemplate {
             hasher.update(&(template.source.len() as u64).to_le_bytes());
             hasher.update(template.source.as_bytes());
         }
-        if !self.variables.is_empty() {
-            // In whatever order they were given.
-            let sorted: BTreeMap<&String, &Value> = self.variables.iter().collect();
-            hasher.update(json!(sorted).to_string().as_bytes());
-        }
+        hasher.update(variables_text(&self.variables).as_bytes());
         hasher.finalize().to_hex()[..16].to_owned()
     }
 

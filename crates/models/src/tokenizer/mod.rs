@@ -27,7 +27,7 @@ use crate::side_files;
 use crate::weights::gguf::header::Header;
 use chat_template::written_token;
 
-pub use chat_template::{ChatTemplate, Message};
+pub use chat_template::{ChatTemplate, Message, variables_text};
 pub use pre_tokenizers::name_of as pre_tokenizer_name;
 pub use sentence_piece::{Piece, PieceKind, SentencePieces};
 pub use stream::TextStream;

@@ -17,7 +17,7 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 
-use crate::cli::{DataCommand, InputArguments};
+use crate::cli::{DataCommand, InputArguments, TemplateArguments};
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;
@@ -57,15 +57,15 @@ struct Inputs {
 impl Inputs {
     /// Of one input.
     fn of(arguments: &InputArguments) -> Result<Self> {
-        let InputArguments { input, target, learn, overrides } = arguments;
-        Self::open(std::slice::from_ref(input), target.as_deref(), *learn, overrides)
+        let InputArguments { input, target, learn, template, overrides } = arguments;
+        let read_as = (target.as_deref(), *learn, template);
+        Self::open(std::slice::from_ref(input), read_as, overrides)
     }
 
     /// Of what the user named: a configuration, or data and a target.
     fn open(
         named: &[String],
-        target: Option<&str>,
-        learn: Option<Learn>,
+        (target, learn, template): (Option<&str>, Option<Learn>, &TemplateArguments),
         overrides: &[String],
     ) -> Result<Self> {
         let is_config = |input: &String| {
@@ -96,6 +96,9 @@ impl Inputs {
                 .hint("add --target with a Hugging Face folder, a GGUF file or `org/name`")
         })?;
         let tokenizer = Target::open_tokenizer(spec)?;
+        let configured = config.as_ref().map(|config| config.data.chat_template_kwargs.clone());
+        let tokenizer = tokenizer.with_variables(&configured.unwrap_or_default());
+        let tokenizer = template.apply(tokenizer)?;
         let target = Target::open_config(spec)?;
         Ok(Self { config, train, held_out, target, tokenizer })
     }

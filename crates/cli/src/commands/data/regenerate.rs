@@ -48,6 +48,7 @@ pub(super) fn run(arguments: &DataRegenerateArguments, json: bool) -> Result<()>
     require_free(&arguments.output)?;
     let tokenizer = Target::open_tokenizer(&arguments.target);
     let tokenizer = tokenizer.map_err(no_target(&arguments.target))?;
+    let tokenizer = arguments.template.apply(tokenizer)?;
     let source = arguments.draft.as_deref().map(DraftSource::find).transpose()?;
     let DataRegenerateArguments { dtype, device, .. } = *arguments;
     let held = OpenOptions { dtype, device, ..OpenOptions::default() };

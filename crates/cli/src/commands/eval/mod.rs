@@ -85,6 +85,8 @@ pub(crate) fn check(arguments: &EvalDecodeArguments) -> Result<Vec<DecodeOptions
     if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
         return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
     }
+    let is_chat = arguments.chat || prompts::is_named(&arguments.prompts);
+    arguments.decoding.template.require_chat(is_chat, "add --chat")?;
     let options = |temperature: &f64| arguments.decoding.options(*temperature, PaceChoice::Fixed);
     arguments.temperature.iter().map(options).collect()
 }

@@ -73,6 +73,11 @@ const NAMED: [(&str, &str, Layout); 5] = [
 const MT_BENCH: [&str; 8] =
     ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"];
 
+/// Whether a set is a published one, whose prompts are turns where turns are known.
+pub(super) fn is_named(set: &str) -> bool {
+    NAMED.iter().any(|(name, ..)| *name == set)
+}
+
 /// Whom a set is read for, and what becomes of its texts there.
 pub(crate) trait Reader {
     /// A prompt.

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use longdraft_data::conversation::VARIABLES;
 use longdraft_data::template::Verbatim;
 use longdraft_models::DeviceChoice;
 use longdraft_models::weights::atomic::write_atomically;
@@ -89,6 +90,7 @@ fn asking(
         limit: None,
         dtype: WeightDtype::Stored,
         device: DeviceChoice::Auto,
+        template: settings.template(),
     }
 }
 
@@ -213,6 +215,9 @@ pub(super) fn clean(folder: &Path, has_chat_template: bool) -> Result<Cleaned> {
                 }
                 if let Some(tools) = line.get("tools") {
                     row["tools"] = tools.clone();
+                }
+                if let Some(variables) = line.get(VARIABLES) {
+                    row[VARIABLES] = variables.clone();
                 }
                 Verbatim::copy(line, &mut row);
                 row
@@ -342,6 +347,15 @@ mod tests {
             let tools = written.matches("\"tools\":[{\"name\":\"f\"}]").count();
             assert_eq!(tools, usize::from(has_template), "{written}");
         }
+        // So do variables: the template may show a turn by them.
+        called["chat_template_kwargs"] = json!({ "enable_thinking": false });
+        std::fs::write(answers_file(folder.path(), 1), format!("{called}\n")).expect("again");
+        clean(folder.path(), true).expect("cleaned");
+        let written = std::fs::read_to_string(training_file(folder.path())).expect("rows");
+        assert!(
+            written.contains("\"chat_template_kwargs\":{\"enable_thinking\":false}"),
+            "{written}"
+        );
         // Further answers are learned, too.
         std::fs::write(answers_file(folder.path(), 1), line(&answer(99), "stop")).expect("again");
         assert_eq!(clean(folder.path(), false).expect("cleaned").kept, LEAST_ANSWERS + 1);

@@ -8,6 +8,7 @@ use longdraft_records::decode::{Cell, DecodeRecord, Figures};
 use longdraft_report::words;
 use longdraft_serving::Profile;
 use longdraft_train::checkpoint::Wanted;
+use serde_json::{Map, Value, json};
 
 use super::answers::Cleaned;
 use super::proof::Way;
@@ -80,6 +81,14 @@ pub(super) fn arguments(way: &Way) -> String {
         None => {}
     }
     text
+}
+
+/// The arguments that give the target's chat template its variables.
+pub(super) fn template(variables: &Map<String, Value>) -> String {
+    if variables.is_empty() {
+        return String::new();
+    }
+    format!(" --chat-template-kwargs {}", quoted(&json!(variables).to_string()))
 }
 
 /// The commands that use a way at a temperature, a line each.
@@ -213,6 +222,14 @@ fn row_of(cell: &Cell, figures: &Figures, kind: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn commands_give_the_template_its_variables() {
+        let given = json!({ "enable_thinking": false });
+        let words = template(given.as_object().expect("variables"));
+        assert_eq!(words, r#" --chat-template-kwargs '{"enable_thinking":false}'"#);
+        assert_eq!(template(&Map::new()), "");
+    }
 
     #[test]
     fn commands_decode_at_the_temperature_that_was_measured() {

@@ -100,8 +100,10 @@ impl Fit<'_> {
     /// Commands that decode with some arguments.
     pub(super) fn commands_with(&self, arguments: &str) -> [String; 2] {
         let has_template = self.tokenizer.chat_template().is_some();
-        let temperature = self.ledger.state.settings.temperature;
-        delivery::commands(&self.arguments.target, arguments, temperature, has_template)
+        let settings = &self.ledger.state.settings;
+        let template = delivery::template(&settings.chat_template_kwargs);
+        let arguments = format!("{arguments}{template}");
+        delivery::commands(&self.arguments.target, &arguments, settings.temperature, has_template)
     }
 
     /// Card, exports, page.

@@ -9,7 +9,7 @@ use longdraft_data::source::read_jsonl;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{prompts, proof};
 use crate::failure::Result;
@@ -45,15 +45,15 @@ pub(super) fn of(
     let mut rows = Vec::new();
     for row in read_jsonl(&prompts::files(folder).1)? {
         let row = row?;
-        let (messages, tools) = (row.value("messages")?, row.fields.get("tools"));
+        let messages = row.value("messages")?;
         // A template may refuse what stands there: such a prompt is not asked.
-        let first = proof::first_turn(messages, tools);
+        let first = proof::first_turn(messages, &row.fields);
         let Ok(asked) = proof::encode(&first, models) else { continue };
         let first = asked.len();
         if !proof::leaves_room(first, context) {
             continue;
         }
-        let whole = conversation(messages, tools);
+        let whole = conversation(messages, &row.fields);
         let turns = (0..whole.messages.len()).filter(|at| whole.role(*at) == "user").count();
         // Where it refuses later turns, the answers to them fail, too.
         let prompt = proof::encode(&whole, models).map(|tokens| tokens.len());
@@ -65,9 +65,9 @@ pub(super) fn of(
     Ok(lengths(rows, of_answer))
 }
 
-/// All turns, with an empty answer after each but the last, and the tools that stand with them.
-fn conversation(messages: &Value, tools: Option<&Value>) -> Conversation {
-    let mut turns = Conversation { tools: tools.cloned(), ..Conversation::default() };
+/// All turns, with an empty answer after each but the last, and what stands with them in their row.
+fn conversation(messages: &Value, row: &Map<String, Value>) -> Conversation {
+    let mut turns = proof::beside(row);
     for message in messages.as_array().into_iter().flatten() {
         let last = turns.messages.len().checked_sub(1);
         if last.is_some_and(|last| turns.role(last) == "user") {
@@ -103,12 +103,14 @@ mod tests {
             { "role": "system", "content": "s" }, { "role": "user", "content": "a" },
             { "role": "user", "content": "b" }, { "role": "user", "content": "c" },
         ]);
-        let whole = conversation(&messages, None);
+        let whole = conversation(&messages, &Map::new());
         let roles: Vec<&str> = (0..whole.messages.len()).map(|at| whole.role(at)).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user", "assistant", "user"]);
-        let tools = json!([{ "name": "f" }]);
-        let first = proof::first_turn(&messages, Some(&tools));
-        assert_eq!((first.messages.len(), first.tools), (2, Some(tools)));
+        let row = json!({ "tools": [{ "name": "f" }], "chat_template_kwargs": { "a": 1 } });
+        let row = row.as_object().expect("a row");
+        let first = proof::first_turn(&messages, row);
+        assert_eq!((first.messages.len(), first.tools.as_ref()), (2, row.get("tools")));
+        assert_eq!(first.variables["a"], 1);
     }
 
     #[test]

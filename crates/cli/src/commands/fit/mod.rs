@@ -75,6 +75,7 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     let engines = checked(arguments)?;
     let described = Target::open_description(&arguments.target);
     let (config, tokenizer) = described.map_err(no_target(&arguments.target))?;
+    let tokenizer = arguments.template.apply(tokenizer)?;
     let has_chat_template = tokenizer.chat_template().is_some();
     if !has_chat_template {
         errln!(
@@ -92,6 +93,7 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
         temperature: arguments.temperature,
         max_tokens: arguments.max_tokens,
         seed: arguments.seed,
+        chat_template_kwargs: arguments.template.variables(),
     };
     if let Some(from) = &arguments.from {
         // A draft that cannot be gone on from is told before any work; rows of any length show it.

@@ -12,7 +12,6 @@ use super::parting::{self, Budget, LEAST_ANSWERS};
 use super::rules::{Candidate, Plan};
 use super::trial::Trial;
 use super::{Fit, answers, lengths, lookup, proof, telling, trial};
-use crate::cli::DecodingArguments;
 use crate::commands::data::regenerate::Reached;
 use crate::commands::train::memory_for_features;
 use crate::failure::{Failure, Result};
@@ -83,7 +82,7 @@ impl Fit<'_> {
 
     /// What a draft of a method takes here, also in long rows where a training of the time that is left has some.
     fn try_out(&mut self, candidate: &Candidate) -> Result<Trial> {
-        let target = self.ledger.state.settings.target.clone();
+        let settings = self.ledger.state.settings.clone();
         let folder = self.ledger.folder.clone();
         let left = self.ledger.left();
         let step = self.ledger.state.machine.as_ref().map_or(1.0, Machine::step);
@@ -94,11 +93,11 @@ impl Fit<'_> {
         let work = folder.join("work");
         let how = ((row_tokens, step), self.engines.as_slice());
         let places = (work.as_path(), folder.as_path());
-        let mut trial = trial::measure(&target, tried, how, places, &self.interrupts)?;
+        let mut trial = trial::measure(&settings, tried, how, places, &self.interrupts)?;
         let long = whole.and_then(|whole| trial.long_row((row_tokens, whole), left));
         if let Some(long) = long {
             let longer = self.for_rows(candidate, long);
-            let tried = (target.as_str(), longer.as_ref().unwrap_or(candidate));
+            let tried = (settings.target.as_str(), longer.as_ref().unwrap_or(candidate));
             trial::measure_long(&mut trial, tried, (row_tokens, long), &work, &self.interrupts)?;
         }
         Ok(trial)
@@ -108,7 +107,7 @@ impl Fit<'_> {
     fn machine(&mut self) -> Result<Machine> {
         let left = self.ledger.left();
         let (settings, folder) = (&self.ledger.state.settings, &self.ledger.folder);
-        let models = DecodingArguments::plain().open(&settings.target)?;
+        let models = settings.decoding().open(&settings.target)?;
         let opened = (&*models.target, &*models.tokenizer);
         let held_out = proof::held_out(folder, opened)?;
         let of_answer = parting::of_answer(settings.max_tokens);
@@ -265,7 +264,7 @@ impl Fit<'_> {
         let settings = self.ledger.state.settings.clone();
         let machine = self.ledger.machine();
         let how = (machine.lookup_helps(), machine.batch());
-        let models = DecodingArguments::plain().open(&settings.target)?;
+        let models = settings.decoding().open(&settings.target)?;
         let folder = self.ledger.folder.clone();
         // What earlier calls took of the time is not given again.
         let most = self.ledger.left() - plan.proof - LEAST_TRAINING;

@@ -6,9 +6,10 @@ mod wording;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use longdraft_data::conversation::Conversation;
+use longdraft_data::conversation::{Conversation, VARIABLES};
 use longdraft_data::source::read_rows;
 use longdraft_models::sha256;
+use longdraft_models::tokenizer::variables_text;
 use longdraft_models::weights::atomic::write_atomically;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -50,15 +51,19 @@ impl Asked {
         texts.collect::<Vec<_>>().join("\n")
     }
 
-    /// Its tools as text; empty without any. They are a part of what is asked.
-    fn tools(&self) -> String {
-        self.turns.tools.as_ref().map(Value::to_string).unwrap_or_default()
+    /// Its tools and variables as text; empty without any. They are a part of what is asked.
+    fn with_it(&self) -> String {
+        let tools = self.turns.tools.as_ref().map(Value::to_string).unwrap_or_default();
+        tools + &variables_text(&self.turns.variables)
     }
 
     fn to_json(&self) -> Value {
         let mut row = json!({ "messages": self.turns.messages });
         if let Some(tools) = &self.turns.tools {
             row["tools"] = tools.clone();
+        }
+        if !self.turns.variables.is_empty() {
+            row[VARIABLES] = json!(self.turns.variables);
         }
         if let Some(category) = self.category {
             row["category"] = category.into();
@@ -98,7 +103,8 @@ pub(super) fn files(folder: &Path) -> (PathBuf, PathBuf) {
     (folder.join("data/prompts.jsonl"), folder.join("data/held-out.jsonl"))
 }
 
-/// Reads and parts the prompts. Without a chat template nothing tells the target of tools: prompts have none then.
+/// Reads and parts the prompts. Without a chat template nothing tells the target of tools and variables: prompts have
+/// none then.
 /// It fails where there is none that can be asked.
 pub(super) fn read(
     path: Option<&Path>,
@@ -111,11 +117,14 @@ pub(super) fn read(
         None => Vec::new(),
     };
     if !has_chat_template {
-        own.iter_mut().for_each(|asked| asked.turns.tools = None);
+        for asked in &mut own {
+            asked.turns.tools = None;
+            asked.turns.variables.clear();
+        }
     }
     let source = path.map_or_else(|| SHIPPED_NAME.to_owned(), |path| path.display().to_string());
     let mut seen = HashSet::new();
-    let mut fresh = |asked: &Asked| seen.insert((normalised(&asked.text()), asked.tools()));
+    let mut fresh = |asked: &Asked| seen.insert((normalised(&asked.text()), asked.with_it()));
     let all = if path.is_some() { own.len() } else { 0 };
     let mut kept: Vec<Asked> = own.into_iter().filter(&mut fresh).collect();
     let duplicates = all - kept.len();
@@ -144,7 +153,7 @@ pub(super) fn read(
     let (shipped, mixed) = (added.len(), general.len());
     training.extend(added);
     held_out = beside(held_out, general);
-    let whole = |asked: &Asked| asked.text() + &asked.tools();
+    let whole = |asked: &Asked| asked.text() + &asked.with_it();
     let texts: Vec<String> = held_out.iter().chain(&training).map(whole).collect();
     let digest = sha256::of_text(&texts.join("\u{0}"));
     let split = Split {

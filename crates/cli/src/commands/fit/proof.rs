@@ -16,7 +16,7 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_records::decode::{Cell, DecodeRecord};
 use longdraft_records::events::{Advance, Events};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::lookup;
 use super::measure::Machine;
@@ -52,7 +52,7 @@ pub(super) fn held_out(
     for row in read_jsonl(&path)? {
         let row = row?;
         // A template may refuse what stands there, such as a system message: the target does not answer it either.
-        let asked = first_turn(row.value("messages")?, row.fields.get("tools"));
+        let asked = first_turn(row.value("messages")?, &row.fields);
         let tokens = match encode(&asked, (target, tokenizer)) {
             Ok(tokens) => tokens,
             Err(failure) => {
@@ -86,6 +86,7 @@ pub(super) fn encode(
         let texts = asked.messages.iter().filter_map(|message| message.get("content")?.as_str());
         return encode_text(&texts.collect::<Vec<_>>().join("\n"), tokenizer, target);
     };
+    let template = template.with_variables(&asked.variables);
     let text = template.render_messages(&asked.messages, asked.tools.as_ref(), true)?;
     Ok(tokenizer.encode(&text)?.ids.into_iter().map(TargetTokenId).collect())
 }
@@ -95,9 +96,9 @@ pub(super) fn leaves_room(tokens: usize, context: usize) -> bool {
     tokens + ROOM < context
 }
 
-/// Messages up to the first one of the user, with the tools that stand with them.
-pub(super) fn first_turn(messages: &Value, tools: Option<&Value>) -> Conversation {
-    let mut turn = Conversation { tools: tools.cloned(), ..Conversation::default() };
+/// Messages up to the first one of the user, with what stands with them in their row.
+pub(super) fn first_turn(messages: &Value, row: &Map<String, Value>) -> Conversation {
+    let mut turn = beside(row);
     for message in messages.as_array().into_iter().flatten() {
         let role = message["role"].as_str().unwrap_or("user");
         turn.push(role, message["content"].as_str().unwrap_or_default());
@@ -106,6 +107,12 @@ pub(super) fn first_turn(messages: &Value, tools: Option<&Value>) -> Conversatio
         }
     }
     turn
+}
+
+/// A conversation without messages yet: the tools and variables of a row, which an earlier phase wrote.
+pub(super) fn beside(row: &Map<String, Value>) -> Conversation {
+    let variables = Conversation::variables_of(row).unwrap_or_default();
+    Conversation { tools: row.get("tools").cloned(), variables, ..Conversation::default() }
 }
 
 /// A way to decode with a name and the arguments that a user gives for it.
@@ -130,11 +137,11 @@ pub(super) fn ways(draft: &Path, plan: &Plan, settings: &Settings) -> Vec<Way> {
         draft_vocab_size: plan.proposed.filter(|_| counts),
         draft_len: plan.most.max(1),
         seed: settings.seed,
-        ..DecodingArguments::plain()
+        ..settings.decoding()
     };
     let lookup = Some(LookupChoice::Switch);
     let both = DecodingArguments { lookup, ..alone.clone() };
-    let only = DecodingArguments { lookup, ..DecodingArguments::plain() };
+    let only = DecodingArguments { lookup, ..settings.decoding() };
     let way = |decoding, temperature, pace| Way { decoding, temperature, pace };
     vec![
         way(alone.clone(), 0.0, PaceChoice::Fixed),

@@ -10,6 +10,7 @@ use longdraft_records::events::{EVENTS_FILE, Events, FitPhase, Reader, now};
 use longdraft_records::{FIT_LAYOUT, other_layout};
 use longdraft_train::checkpoint::RunLock;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::answers::Cleaned;
 use super::measure::Machine;
@@ -17,6 +18,7 @@ use super::prompts::Split;
 use super::rules::Plan;
 use super::search::{Choice, Tried};
 use super::trial::Trial;
+use crate::cli::{DecodingArguments, TemplateArguments};
 use crate::commands::write_json;
 use crate::failure::{Failure, Result};
 
@@ -37,6 +39,22 @@ pub(super) struct Settings {
     pub(super) temperature: f64,
     pub(super) max_tokens: usize,
     pub(super) seed: u64,
+    /// Variables of the chat template.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub(super) chat_template_kwargs: Map<String, Value>,
+}
+
+impl Settings {
+    /// Plain decoding of the target, its chat template with its variables.
+    pub(super) fn decoding(&self) -> DecodingArguments {
+        let template = self.template();
+        DecodingArguments { template, ..DecodingArguments::plain() }
+    }
+
+    /// The variables as an option.
+    pub(super) fn template(&self) -> TemplateArguments {
+        TemplateArguments::of(self.chat_template_kwargs.clone())
+    }
 }
 
 /// Everything that is known so far.
@@ -278,6 +296,7 @@ fn read(path: &Path, text: &str, settings: &Settings) -> Result<State> {
         ("--temperature", old.temperature.to_bits() != new.temperature.to_bits()),
         ("--max-tokens", old.max_tokens != new.max_tokens),
         ("--seed", old.seed != new.seed),
+        ("--chat-template-kwargs", old.chat_template_kwargs != new.chat_template_kwargs),
     ];
     let differing: Vec<&str> =
         differing.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();

@@ -14,6 +14,7 @@ use serde_json::json;
 use super::measure::{Machine, PATIENCE};
 use super::rules::{Candidate, proposed};
 use super::speed::{TrainingSpeed, timed};
+use super::state::Settings;
 use super::{prompts, proof};
 use crate::cli::{DecodingArguments, OpenOptions, PaceChoice};
 use crate::commands::{eval, train};
@@ -167,12 +168,13 @@ fn short(
 /// Trains a draft for a few steps and decodes with it, to see what both take; a plain step takes `step` seconds.
 /// It fails where one of the engines does not compute such a draft of this target, or something cannot run.
 pub(super) fn measure(
-    target: &str,
+    settings: &Settings,
     candidate: &Candidate,
     ((row_tokens, step), engines): ((usize, f64), &[Profile]),
     (work, folder): (&Path, &Path),
     interrupts: &Interrupts,
 ) -> Result<Trial> {
+    let target = settings.target.as_str();
     let fail = Failure::at(work);
     let _ = std::fs::remove_dir_all(work);
     std::fs::create_dir_all(work).map_err(fail)?;
@@ -187,6 +189,7 @@ pub(super) fn measure(
     let proposed = proposed(candidate.recipe.round, vocabulary);
     let mut decoding = DecodingArguments {
         held: OpenOptions::default(),
+        template: settings.template(),
         ..DecodingArguments::chain(&run.join("checkpoints/last"), candidate.recipe.round.most)
     };
     if let Some(size) = proposed {

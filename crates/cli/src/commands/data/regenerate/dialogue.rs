@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use longdraft_data::conversation::Conversation;
+use longdraft_data::conversation::{Conversation, VARIABLES};
 use longdraft_data::source::RawRow;
 use longdraft_data::template::Verbatim;
 use longdraft_decode::EndReason;
+use longdraft_models::tokenizer::{ChatTemplate, variables_text};
 use serde_json::{Map, Value, json};
 
 use super::ledger::{Entry, Outcome};
@@ -53,25 +54,34 @@ pub(crate) fn plain<'a>(messages: impl Iterator<Item = &'a Map<String, Value>>) 
     text
 }
 
-/// What a row asks, if it asks anything. Only a chat template tells the target of tools.
-pub(super) fn asked(row: &RawRow, field: Option<&str>, has_template: bool) -> Option<blake3::Hash> {
+/// What a row asks, if it asks anything. Only a chat template tells the target of tools, and has variables.
+pub(super) fn asked(
+    row: &RawRow,
+    field: Option<&str>,
+    template: Option<&ChatTemplate>,
+) -> Option<blake3::Hash> {
     match prompt::of_row(row.parse().ok()?, field).ok()? {
-        prompt::Prompts::Turns(Conversation { messages, tools }) => {
-            Some(asked_in(messages.iter(), tools.as_ref().filter(|_| has_template)))
+        prompt::Prompts::Turns(Conversation { messages, tools, variables }) => {
+            let tools = tools.as_ref().filter(|_| template.is_some());
+            let own = template.map(|template| template.with_variables(&variables));
+            let variables = own.as_ref().map(ChatTemplate::variables);
+            Some(asked_in(messages.iter(), (tools, variables)))
         }
         prompt::Prompts::Unusable(_) => None,
     }
 }
 
-/// What messages ask: all of them but answers, whatever the order of their keys, and the tools that stand with them.
+/// What messages ask: all of them but answers, whatever the order of their keys, and the tools and variables that stand
+/// with them.
 pub(super) fn asked_in<'a>(
     messages: impl Iterator<Item = &'a Map<String, Value>>,
-    tools: Option<&Value>,
+    (tools, variables): (Option<&Value>, Option<&Map<String, Value>>),
 ) -> blake3::Hash {
     let is_asked = |message: &&Map<String, Value>| message.get("role") != Some(&json!("assistant"));
     let asked: Vec<BTreeMap<_, _>> =
         messages.filter(is_asked).map(|message| message.iter().collect()).collect();
-    blake3::hash(json!([asked, tools]).to_string().as_bytes())
+    let variables = variables.map(variables_text).unwrap_or_default();
+    blake3::hash(format!("{}{variables}", json!([asked, tools])).as_bytes())
 }
 
 /// A row's line, as failed until it is answered, and its conversation if there is one.
@@ -109,7 +119,8 @@ pub(super) struct Dialogue {
 
 impl Dialogue {
     fn new(prompts: Conversation) -> Self {
-        let done = Conversation { messages: Vec::new(), tools: prompts.tools.clone() };
+        let (tools, variables) = (prompts.tools.clone(), prompts.variables.clone());
+        let done = Conversation { messages: Vec::new(), tools, variables };
         Self {
             prompts,
             done,
@@ -160,8 +171,9 @@ impl Dialogue {
         self.done.push("assistant", text);
     }
 
-    /// The row's fields; its `finish` is the last one that is not `stop`. `form` is that of its answers.
-    pub(super) fn to_json(&self, form: &str) -> Value {
+    /// The row's fields; its `finish` is the last one that is not `stop`. `form` is that of its answers, which the
+    /// template wrote with these variables.
+    pub(super) fn to_json(&self, form: &str, variables: &Map<String, Value>) -> Value {
         let finish = self.finishes.iter().rfind(|finish| **finish != "stop").unwrap_or(&"stop");
         let mut body =
             json!({ "messages": self.done.messages, "finish": finish, "tokens": self.tokens });
@@ -171,6 +183,9 @@ impl Dialogue {
         // They stood in the prompt, and stand there again when the answer is learned.
         if let Some(tools) = &self.done.tools {
             body["tools"] = tools.clone();
+        }
+        if !variables.is_empty() {
+            body[VARIABLES] = json!(variables);
         }
         self.verbatim.mark(&mut body, form);
         body
@@ -192,6 +207,8 @@ impl Dialogue {
 
 #[cfg(test)]
 mod tests {
+    use longdraft_data::source::read_rows;
+
     use super::super::ledger::Ledger;
     use super::*;
 
@@ -204,7 +221,7 @@ mod tests {
             assert!(dialogue.next_turn());
             let stop = (end == EndReason::StopToken).then(|| "<end>".to_owned());
             dialogue.answer((1, end, stop), "text");
-            dialogue.to_json("f")
+            dialogue.to_json("f", &Map::new())
         };
         let one = answered(&mut dialogue, EndReason::StopToken);
         assert_eq!((&one["finish"], &one["finishes"]), (&json!("stop"), &Value::Null));
@@ -225,13 +242,35 @@ mod tests {
             let mut dialogue = Dialogue::new(prompts);
             assert!(dialogue.next_turn());
             dialogue.answer((1, EndReason::StopToken, None), "b");
-            dialogue.to_json("f")
+            dialogue.to_json("f", &Map::new())
         };
         let written = row(Some(tools.clone()));
         assert_eq!(written["tools"], tools);
         let read = Conversation::from_messages(written["messages"].clone(), written.get("tools"));
         assert_eq!(read.expect("a conversation").tools, Some(tools));
         assert_eq!(row(None).get("tools"), None);
+    }
+
+    #[test]
+    fn variables_are_a_part_of_what_is_asked() {
+        let template = ChatTemplate::new("{{ a }}", Map::new()).expect("a template");
+        let given = json!({ "a": 1, "b": 2 });
+        let given = given.as_object().expect("variables");
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("p.jsonl");
+        let row = |variables: &str| {
+            std::fs::write(&path, format!(r#"{{"prompt": "p"{variables}}}"#)).expect("written");
+            read_rows(&path).expect("rows").next().expect("one").expect("a row")
+        };
+        let of = |row: &RawRow, template| asked(row, None, template).expect("a prompt");
+        let (plain, own) = (row(""), row(r#", "chat_template_kwargs": {"b": 2, "a": 1}"#));
+        let with = template.with_variables(given);
+        assert_eq!(of(&plain, Some(&with)), of(&own, Some(&template)));
+        assert_ne!(of(&plain, Some(&with)), of(&plain, Some(&template)));
+        // Without variables it is what older files hold.
+        let before = json!([[{ "content": "p", "role": "user" }], null]);
+        let before = blake3::hash(before.to_string().as_bytes());
+        assert_eq!([None, Some(&template)].map(|template| of(&plain, template)), [before; 2]);
     }
 
     #[test]
@@ -254,7 +293,7 @@ mod tests {
         drop(ledger);
         let ledger = Ledger::open(&path, ("r", "f")).expect("again");
         let is_done = |row: usize, tools: Option<&Value>| {
-            let asks = || Some(asked_in(user.as_object().into_iter(), tools));
+            let asks = || Some(asked_in(user.as_object().into_iter(), (tools, None)));
             ledger.is_done(row, &format!("p.jsonl:{}", row + 1), asks)
         };
         assert!(is_done(0, Some(&tools)).expect("the same") && is_done(1, None).expect("the same"));
@@ -287,7 +326,7 @@ mod tests {
             dialogue.answer((9, EndReason::StopToken, Some("<|return|>".to_owned())), written);
         }
         assert!(!dialogue.next_turn());
-        let messages = &dialogue.to_json("f")["messages"];
+        let messages = &dialogue.to_json("f", &Map::new())["messages"];
         let parted = json!({ "role": "assistant", "content": "Yes.", "thinking": "So." });
         assert_eq!(messages[1], parted);
         assert_eq!(messages[3], json!({ "role": "assistant", "content": written }));

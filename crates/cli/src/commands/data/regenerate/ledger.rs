@@ -6,6 +6,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use longdraft_data::conversation::VARIABLES;
 use longdraft_models::paths::parent_of;
 use longdraft_models::target_model::is_same_target;
 use longdraft_train::TrainError;
@@ -100,14 +101,19 @@ fn differences(written: &str, now: &str) -> String {
     if !is_same_target(&target(written), &target(now)) {
         all.push("another target".to_owned());
     }
-    let before = values(written);
-    for (name, value) in values(now) {
-        match before.iter().find(|(known, _)| *known == name) {
-            Some((_, before)) if *before == value => {}
-            Some((_, before)) => all.push(format!("--{name} {before} (now {value})")),
+    let (before, after) = (values(written), values(now));
+    let of = |values: &[(String, String)], name: &String| {
+        values.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+    };
+    for (name, value) in &after {
+        match of(&before, name) {
+            Some(before) if before == *value => {}
+            Some(before) => all.push(format!("--{name} {before} (now {value})")),
             None => all.push(format!("another --{name}")),
         }
     }
+    let left_out = before.iter().filter(|(name, _)| of(&after, name).is_none());
+    all.extend(left_out.map(|(name, value)| format!("--{name} {value}")));
     if all.is_empty() { "other settings".to_owned() } else { all.join(", ") }
 }
 
@@ -149,11 +155,6 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Hash of tokenizer and chat template.
-    pub(super) fn form(&self) -> &str {
-        &self.form
-    }
-
     /// Notes a line of an earlier run.
     fn take(&mut self, line: &Value, path: &Path) -> Result<()> {
         let (Some(row), Some(id)) = (line["row"].as_u64(), line["id"].as_str()) else {
@@ -175,7 +176,8 @@ impl Ledger {
             );
         }
         let asked = messages_of(line).map(|messages| {
-            asked_in(messages.iter().filter_map(Value::as_object), line.get("tools"))
+            let variables = line[VARIABLES].as_object();
+            asked_in(messages.iter().filter_map(Value::as_object), (line.get("tools"), variables))
         });
         if self.done.insert(row as usize, Done { id: id.to_owned(), asked }).is_some() {
             return Err(Failure::work(format!("{}: row {row} stands twice", path.display())));
@@ -364,6 +366,9 @@ mod tests {
         let told = differences("a temperature=0 seed=1 max_tokens=16", &recipe("b", 1));
         assert_eq!(told, "another target, --max-tokens 16 (now 8)");
         assert_eq!(differences("", "r"), "another target");
+        let (plain, own) = (recipe("a", 1), recipe("a", 1) + r#" chat_template_kwargs={"b":1}"#);
+        assert_eq!(differences(&plain, &own), "another --chat-template-kwargs");
+        assert_eq!(differences(&own, &plain), r#"--chat-template-kwargs {"b":1}"#);
     }
 
     #[test]

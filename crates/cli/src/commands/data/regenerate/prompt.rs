@@ -19,8 +19,17 @@ fn text<'a>(row: &'a Row, field: &str) -> Result<&'a str, String> {
     row.text(field).map_err(|error| error.to_string())
 }
 
-/// Prompts of a row: the named field, a conversation, a list `turns`, or a known field.
-pub(crate) fn of_row(mut row: Row, field: Option<&str>) -> Result<Prompts, String> {
+/// Prompts of a row: the named field, a conversation, a list `turns`, or a known field; with the variables of the chat
+/// template that the row has itself.
+pub(crate) fn of_row(row: Row, field: Option<&str>) -> Result<Prompts, String> {
+    let variables = Conversation::variables_of(&row.fields)?;
+    Ok(match without_variables(row, field)? {
+        Prompts::Turns(turns) => Prompts::Turns(Conversation { variables, ..turns }),
+        unusable @ Prompts::Unusable(_) => unusable,
+    })
+}
+
+fn without_variables(mut row: Row, field: Option<&str>) -> Result<Prompts, String> {
     if let Some(field) = field {
         return Ok(single(text(&row, field)?));
     }
@@ -93,6 +102,23 @@ mod tests {
                 .collect()),
             Prompts::Unusable(problem) => Ok(vec![problem]),
         }
+    }
+
+    #[test]
+    fn a_row_keeps_its_variables_however_it_asks() {
+        let own = r#""chat_template_kwargs": {"enable_thinking": false}"#;
+        for asks in [
+            r#""prompt": "p""#,
+            r#""turns": ["a", "b"]"#,
+            r#""messages": [{"role": "user", "content": "a"}]"#,
+        ] {
+            let fields = serde_json::from_str(&format!("{{{asks}, {own}}}")).expect("object");
+            let row = Row { path: "p.jsonl".into(), line: 1, fields };
+            let Ok(Prompts::Turns(turns)) = of_row(row, None) else { panic!("{asks}") };
+            assert_eq!(turns.variables["enable_thinking"], false, "{asks}");
+        }
+        let problem = asked(r#"{"prompt": "p", "chat_template_kwargs": 3}"#, None);
+        assert!(problem.expect_err("no object").contains("not an object"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use longdraft_data::conversation::Conversation;
+use longdraft_data::conversation::{Conversation, VARIABLES};
 use longdraft_data::source::{RawRow, read_rows};
 use longdraft_data::template::form;
 use longdraft_decode::drafter::{
@@ -17,8 +17,9 @@ use longdraft_decode::{
     BatchEngine, DecodeOptions, DraftShape, Generation, LogProbs, Pacing, Sampling, VerifyRule,
 };
 use longdraft_models::target_model::Target;
-use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer};
+use longdraft_models::tokenizer::{ChatTemplate, TextTokenizer, variables_text};
 use longdraft_models::{ModelError, TargetTokenId};
+use serde_json::Value;
 
 use super::dialogue::{Dialogue, asked, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
@@ -143,13 +144,31 @@ impl Writer<'_> {
     fn recipe(&self) -> String {
         let DataRegenerateArguments { temperature, seed, max_tokens, .. } = self.arguments;
         let target = self.target.fingerprint();
-        format!("{target} temperature={temperature} seed={seed} max_tokens={max_tokens}")
+        let recipe =
+            format!("{target} temperature={temperature} seed={seed} max_tokens={max_tokens}");
+        let variables = self.tokenizer.chat_template().map(ChatTemplate::variables);
+        match variables.map(variables_text).unwrap_or_default() {
+            none if none.is_empty() => recipe,
+            // A recipe's values have no spaces.
+            text => format!("{recipe} {VARIABLES}={}", text.replace(' ', "\\u0020")),
+        }
     }
 
     /// Hash of what makes tokens of a conversation.
     fn form(&self) -> Result<String> {
-        let template = self.tokenizer.chat_template().map(ChatTemplate::fingerprint);
+        self.form_of(self.tokenizer.chat_template())
+    }
+
+    fn form_of(&self, template: Option<&ChatTemplate>) -> Result<String> {
+        let template = template.map(ChatTemplate::fingerprint);
         Ok(form(&self.tokenizer.fingerprint()?, template.as_deref()))
+    }
+
+    /// The line of a row whose prompts are all answered.
+    fn line(&self, row: &Dialogue) -> Result<Value> {
+        let Some(template) = self.tokenizer.chat_template() else { return Ok(row.to_text()) };
+        let own = template.with_variables(&row.done.variables);
+        Ok(row.to_json(&self.form_of(Some(&own))?, own.variables()))
     }
 
     /// Hash of how rows are asked: a row that failed would fail again while it is the same.
@@ -166,7 +185,11 @@ impl Writer<'_> {
 
     fn render(&self, done: &Conversation) -> longdraft_models::Result<String> {
         match self.tokenizer.chat_template() {
-            Some(template) => template.render_messages(&done.messages, done.tools.as_ref(), true),
+            Some(template) => template.with_variables(&done.variables).render_messages(
+                &done.messages,
+                done.tools.as_ref(),
+                true,
+            ),
             None => Ok(plain(done.messages.iter())),
         }
     }
@@ -232,8 +255,8 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
             self.answered.rows = index + 1;
             let id = row.origin();
             let field = self.writer.arguments.field.as_deref();
-            let has_template = self.writer.tokenizer.chat_template().is_some();
-            if self.ledger.is_done(index, &id, || asked(&row, field, has_template))? {
+            let template = self.writer.tokenizer.chat_template();
+            if self.ledger.is_done(index, &id, || asked(&row, field, template))? {
                 continue;
             }
             let attempt = self.attempt(&row);
@@ -261,10 +284,7 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
         let Some(open) = dialogue else { return Ok(()) };
         if !open.next_turn() {
             entry.outcome = Outcome::Success;
-            entry.body = match self.writer.tokenizer.chat_template() {
-                Some(_) => open.to_json(self.ledger.form()),
-                None => open.to_text(),
-            };
+            entry.body = self.writer.line(open)?;
             *dialogue = None;
             return Ok(());
         }

@@ -122,6 +122,7 @@ fn request(arguments: &EvalDecodeArguments, temperature: f64) -> Value {
             request["min_p"] = json!(decoding.min_p);
         }
     }
+    prompts::add_variables(&mut request, &decoding.template.variables());
     request
 }
 

@@ -1,8 +1,9 @@
 //! Prompt sets as requests.
 
+use longdraft_data::conversation::VARIABLES;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::client::{Prompt, Server, Unanswered};
 use crate::cli::EvalDecodeArguments;
@@ -23,13 +24,24 @@ pub(super) struct Remote<'a> {
     server: &'a Server,
     /// Tokenizer and length of the context.
     ruler: Option<(TextTokenizer, usize)>,
+    /// Variables of the chat template.
+    variables: Map<String, Value>,
+}
+
+/// Gives a request variables of the chat template: not OpenAI's, but known to all four.
+pub(super) fn add_variables(request: &mut Value, variables: &Map<String, Value>) {
+    if !variables.is_empty() {
+        request[VARIABLES] = json!(variables);
+    }
 }
 
 impl<'a> Remote<'a> {
     /// Second turns follow on the answers of `server`.
     pub(super) fn new(server: &'a Server, arguments: &EvalDecodeArguments) -> Result<Self> {
+        let variables = arguments.decoding.template.variables();
         let ruler = arguments.target.as_deref().map(|target| {
             let (config, tokenizer) = Target::open_description(target)?;
+            let tokenizer = tokenizer.with_variables(&variables);
             Ok::<_, Failure>((tokenizer, config.max_position_embeddings))
         });
         let ruler = ruler.transpose()?;
@@ -37,7 +49,7 @@ impl<'a> Remote<'a> {
             return Err(Failure::usage("--contexts counts tokens, and a server does not say how")
                 .hint("give --target, too: its tokenizer counts, its weights are not read"));
         }
-        Ok(Self { server, ruler })
+        Ok(Self { server, ruler, variables })
     }
 }
 
@@ -78,7 +90,8 @@ impl Reader for Remote<'_> {
     }
 
     fn answer(&self, asked: &Asked, max_tokens: usize) -> Result<Option<String>> {
-        let request = json!({ "max_tokens": max_tokens, "temperature": 0 });
+        let mut request = json!({ "max_tokens": max_tokens, "temperature": 0 });
+        add_variables(&mut request, &self.variables);
         match self.server.ask(&asked.prompt, &request) {
             Ok(answer) => Ok(Some(answer.text)),
             Err(Unanswered::Refused(problem)) => {

@@ -24,7 +24,7 @@ pub(super) fn part(prompts: Vec<Asked>) -> (Vec<Asked>, Vec<Asked>) {
         .into_iter()
         .map(|asked| {
             let (group, text) = (hash(&asked.group), hash(&asked.text()));
-            Hashed { group, text, tools: asked.tools(), asked }
+            Hashed { group, text, tools: asked.with_it(), asked }
         })
         .collect();
     let mut aside = groups_aside(&mut hashed, most, wanted);

@@ -24,6 +24,7 @@ fn state(kept: &[Option<usize>]) -> State {
             temperature: 0.0,
             max_tokens: 1,
             seed: 0,
+            chat_template_kwargs: Map::new(),
         },
         split: serde_json::from_value(split).expect("a split"),
         machine: None,

@@ -40,6 +40,7 @@ fn config_of(folder: &Path, plan: &Plan, text: &Text, done: &[Value]) -> Value {
         temperature: 0.0,
         max_tokens: 256,
         seed: 7,
+        chat_template_kwargs: Map::new(),
     };
     let keys = keys_of_rows(candidate.method, &room, &plan.stages);
     let staging = Staging { keys, done: done.to_vec() };
