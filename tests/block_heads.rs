@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::block_export::{GGUF, METHODS, export, findings, table_of, trained};
 use crate::support::files::{Tensors, change_json, change_tensors, read_json as read};
-use crate::support::runs::{draft_bytes, drafted, run_with_kills};
+use crate::support::runs::{drafted, killed_alike};
 use crate::support::{
-    VOCABULARY, Workshop, borrowed, change_gguf, fail, last_json, longdraft, run, stdout, succeed,
+    VOCABULARY, Workshop, change_gguf, fail, fail_with, last_json, run, stdout, succeed,
 };
 
 /// The tokens that the draft proposes: two of three.
@@ -56,9 +56,8 @@ fn with_own_head(shop: &Workshop) -> String {
 
 /// Tokens and acceptance of greedy decoding through the target's head with proposals among the kept tokens.
 fn reduced(shop: &Workshop) -> (Value, Value) {
-    let list = shop.path("kept.txt");
     let lines: Vec<String> = kept().iter().map(u32::to_string).collect();
-    std::fs::write(&list, lines.join("\n")).expect("written");
+    let list = shop.write("kept.txt", lines.join("\n"));
     let (target, draft) = (shop.target(), shop.path("run"));
     let arguments = ["generate", "--target", &target, "--draft", &draft, "--draft-vocab", &list];
     let more = ["--prompt", "the cat sat", "--max-tokens", "40", "--ignore-eos", "--pace", "fixed"];
@@ -115,8 +114,7 @@ fn a_head_of_its_own_drafts_like_the_same_rows_of_the_target_s_and_is_exported_o
             ("llamacpp-hf", "`draft_vocab_size` for EAGLE-3"),
         ] {
             let all = ["export", &own, "--to", profile, "--target", &target, "--output", &output];
-            let text = fail(&all, 1);
-            assert!(text.contains(reason), "{reason} not in {text}");
+            fail_with(&all, 1, &[reason]);
         }
         goes_on_with_its_head(&shop, &own, arguments);
         let list = shop.path("kept.txt");
@@ -139,8 +137,7 @@ fn goes_on_with_its_head(shop: &Workshop, own: &str, arguments: &[&str]) {
         "draft.method=dspark" => &["draft.distance=renyi"],
         _ => &["draft.loss=renyi", "draft.soft_weight=0.5"],
     };
-    let text = fail(&[&train[..], whole].concat(), 2);
-    assert!(text.contains("compares distributions over all"), "{text}");
+    fail_with(&[&train[..], whole].concat(), 2, &["compares distributions over all"]);
     succeed(&train);
     succeed(&["extract", &shop.path("next")]);
     let tensors = |file: String| SafetensorsSource::open_file(Path::new(&file)).expect("weights");
@@ -163,24 +160,9 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
     for (method, more) in [(METHODS[0], &[][..]), (METHODS[0], &soft[..]), (METHODS[2], &[])] {
         let (shop, config) = trained(method.1).with_config();
         let sizes = ["draft.layers=2", "draft.target_layers=[0,2]", "draft.block_size=4"];
-        let train = |place: &str, also: &[&str]| -> Vec<String> {
-            let run =
-                ["train", &config, "data.anchor.enabled=false", "train.steps=12", &vocabulary];
-            let output = format!("output={}", shop.path(place));
-            let all = [&run[..], &sizes, method.1, more, also, &[output.as_str()]].concat();
-            all.into_iter().map(str::to_owned).collect()
-        };
-        let done = |all: Vec<String>| succeed(&borrowed(&all));
-        done(train("whole", &[]));
-        let killed = train("killed", &[]);
-        run_with_kills(shop.folder.path(), |_| longdraft(&borrowed(&killed)));
-        assert_eq!(
-            draft_bytes(&shop.path("whole")),
-            draft_bytes(&shop.path("killed")),
-            "{method:?}"
-        );
-
-        let run_of = shop.path("whole");
+        let train = ["train", &config, "data.anchor.enabled=false", "train.steps=12", &vocabulary];
+        let train = [&train[..], &sizes, method.1, more].concat();
+        let [run_of, _] = killed_alike(&shop, method.0, &train);
         let (_, acceptance) = drafted(&shop, &run_of);
         assert!(acceptance.is_array(), "{acceptance}");
         assert_eq!(drafted(&shop, &run_of).0, drafted(&shop, &shop.path("run")).0, "{method:?}");
@@ -198,15 +180,15 @@ fn a_draft_learns_to_propose_the_most_frequent_tokens_alone() {
 
         // A draft that proposed every token goes on with these.
         let from = format!("draft.from={}", shop.path("run"));
-        done(train("narrowed", &[&from]));
+        let output = format!("output={}", shop.path("narrowed"));
+        succeed(&[&train[..], &[&from, &output]].concat());
         succeed(&["extract", &shop.path("narrowed")]);
         let narrowed = read(shop.path("narrowed/draft/config.json"));
         assert_eq!(narrowed["draft_vocab_size"], size, "{method:?}");
     }
     let (_shop, config) = trained(METHODS[1].1).with_config();
     let train = ["train", &config, "data.anchor.enabled=false", &vocabulary];
-    let text = fail(&[&train[..], METHODS[1].1].concat(), 2);
-    assert!(text.contains("beside a selector, which knows all"), "{text}");
+    fail_with(&[&train[..], METHODS[1].1].concat(), 2, &["beside a selector, which knows all"]);
 }
 
 #[test]

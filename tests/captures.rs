@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::support::files::{read_rows, repository};
 use crate::support::runs::metrics;
-use crate::support::{Workshop, fail, last_json, succeed};
+use crate::support::{Workshop, fail, fail_with, last_json, succeed};
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
@@ -152,7 +153,6 @@ fn write_cache(folder: &Path, documents: &[Captured], layers: &[usize]) {
     std::fs::write(folder.join("manifest.json"), manifest).expect("manifest");
 }
 
-/// A command's arguments for rows and features.
 fn arguments(rows: &str, features: &str, options: &[&str]) -> Vec<String> {
     let own = [
         format!("data.train=[{{path: {rows}, template: {{kind: tokens}}}}]"),
@@ -312,17 +312,14 @@ fn held_out_text_without_records_is_refused_before_a_step() {
 #[test]
 fn records_of_speculators_are_read_with_the_masks_beside_them() {
     let shop = Workshop::of_four_layers();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../tests/fixtures/records/speculators/hidden_states");
-    let records = fixture.display().to_string();
+    let records = repository("tests/fixtures/records/speculators/hidden_states");
+    let records = records.display().to_string();
     let (rows, store) = (shop.path("rows.jsonl"), shop.path("store"));
     let held_out = format!("data.held_out=[{{path: {rows}, template: {{kind: tokens}}}}]");
     let options = [&EAGLE3[..], &[held_out.as_str()]].concat();
     let command = ["data", "records", &records, "--output", &rows, "--capture", &shop.config()];
     call(&command, &arguments(&rows, &store, &options));
-    let text = std::fs::read_to_string(&rows).expect("rows");
-    let row = |line: &str| serde_json::from_str::<Value>(line).expect("a row");
-    let found: Vec<Value> = text.lines().map(row).collect();
+    let found = read_rows(&rows);
     assert_eq!(found[0]["input_ids"], json!([5, 60, 7, 0, 9]));
     assert_eq!(found[0]["loss_mask"], json!([0, 0, 1, 1, 1]));
     assert_eq!(found[1]["input_ids"], json!([8, 200, 11]));
@@ -389,8 +386,7 @@ fn hostile_records_of_engines_are_refused_by_name() {
         let (config, arguments) = (shop.config(), arguments(&rows, &records, &options));
         let all = ["train", config.as_str()].into_iter();
         let all: Vec<&str> = all.chain(arguments.iter().map(String::as_str)).collect();
-        let told = fail(&all, 1);
-        assert!(told.contains("hs_3.safetensors") && told.contains(wanted), "{name}: {told}");
+        fail_with(&all, 1, &["hs_3.safetensors", wanted]);
     }
     std::fs::write(&path, &whole).expect("record");
     let told = fail(&["data", "records", &records, "--output", &shop.path("no.jsonl")], 1);
@@ -401,8 +397,7 @@ fn hostile_records_of_engines_are_refused_by_name() {
     assert_eq!(told["learned"], told["tokens"]);
     // Records of other lengths do not become other engines' by a name.
     std::fs::write(Path::new(&records).join("x.ckpt"), b"").expect("file");
-    let told = fail(&all, 1);
-    assert!(told.contains("two kinds"), "{told}");
+    fail_with(&all, 1, &["two kinds"]);
 }
 
 #[test]

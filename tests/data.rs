@@ -1,9 +1,13 @@
 //! Looking at data, preparing it, training from shards, regenerating it: through the binary.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed};
+use crate::support::files::{read_json, read_rows};
+use crate::support::runs::run_with_kills;
+use crate::support::{
+    self, Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr,
+    succeed, succeeded,
+};
 use serde_json::{Value, json};
 
 /// ChatML for the byte tokenizer.
@@ -43,10 +47,7 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
     assert!(text.contains("read as `messages`"), "{text}");
     assert!(text.contains("<user>hi</s><assistant>[[ho</s>]]"), "{text}");
     assert!(text.contains("! nothing is learned"), "{text}");
-    assert!(
-        text.contains("chat.jsonl:3: malformed: field `messages`: message 1: `content`"),
-        "{text}"
-    );
+    require_words(&text, &["chat.jsonl:3: malformed: field `messages`: message 1: `content`"]);
     assert_eq!(last_json(&text)["rows"][0]["learned"], 3);
     // What the assistant says is learned by default.
     assert!(succeed(&common).contains("<user>hi</s><assistant>[[ho</s>]]"));
@@ -54,8 +55,7 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
     assert!(text.contains("! everything is learned"), "{text}");
     // A chat needs a chat template.
     std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("remove");
-    let text = fail(&common, 2);
-    assert!(text.contains("no chat template") && text.contains("messages.0.content"), "{text}");
+    fail_with(&common, 2, &["no chat template", "messages.0.content"]);
 }
 
 #[test]
@@ -90,15 +90,9 @@ fn malformed_rows_are_set_aside_while_training_goes_on() {
     let rows = shop.path("rows.jsonl");
     let text = std::fs::read_to_string(&rows).expect("rows");
     std::fs::write(&rows, format!("{{broken\n{text}")).expect("write");
-    let output = run(&["train", &shop.config(), "train.steps=2"]);
-    let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
-    assert!(
-        said.contains("1 of 61 rows are malformed") && said.contains("quarantine.jsonl"),
-        "{said}"
-    );
-    let aside = std::fs::read_to_string(shop.path("run/quarantine.jsonl")).expect("quarantine");
-    let row: Value = serde_json::from_str(aside.trim_end()).expect("one row");
+    let said = noted(&["train", &shop.config(), "train.steps=2"]);
+    require_words(&said, &["1 of 61 rows are malformed", "quarantine.jsonl"]);
+    let row = read_json(shop.path("run/quarantine.jsonl"));
     assert_eq!((&row["origin"], &row["raw"]), (&"rows.jsonl:1".into(), &"{broken".into()));
 }
 
@@ -124,9 +118,8 @@ fn training_from_shards_equals_training_from_rows() {
     std::fs::write(shop.target.join("tokenizer.json"), tokenizer.to_string()).expect("write");
     let text = fail(&["train", &shop.config(), &sources, &format!("output={}", shop.path("x"))], 2);
     assert!(text.contains("prepared with another tokenizer"), "{text}");
-    let text =
-        fail(&["data", "prepare", &shop.config(), "--output", &shards, "--shard-kib", "1"], 1);
-    assert!(text.contains("another recipe (tokenizer differ)"), "{text}");
+    let command = ["data", "prepare", &shop.config(), "--output", &shards, "--shard-kib", "1"];
+    fail_with(&command, 1, &["another recipe (tokenizer differ)"]);
 }
 
 #[test]
@@ -136,49 +129,17 @@ fn preparing_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
         .map(|i| json!({ "text": format!("row {i} {}", "word ".repeat(i % 40)) }))
         .collect();
     let path = write(&shop, "many.jsonl", &rows);
+    let (target, whole, killed) = (shop.target(), shop.path("whole"), shop.path("killed"));
     let prepare = |output: &str| {
-        longdraft(&["data", "prepare", &path, "--target", &shop.target(), "--output", output])
-            .args(["--shard-kib", "4"])
-            .stdout(std::process::Stdio::null())
-            .stderr(std::process::Stdio::null())
-            .spawn()
-            .expect("the binary starts")
+        let common = ["data", "prepare", &path, "--target", &target, "--output", output];
+        longdraft(&[&common[..], &["--shard-kib", "4"]].concat())
     };
-    let (whole, killed) = (shop.path("whole"), shop.path("killed"));
-    assert!(prepare(&whole).wait().expect("wait").success());
-    let mut kills = 0;
-    // By the number of shards, so that kills fall into the work on any machine.
-    loop {
-        let mut child = prepare(&killed);
-        let before = shards_in(&killed);
-        let started = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait().expect("wait") {
-                break Some(status);
-            }
-            let enough = shards_in(&killed) >= before + 1 + kills % 5;
-            if enough || started.elapsed() > Duration::from_mins(1) {
-                break None;
-            }
-            std::thread::sleep(Duration::from_micros(200));
-        };
-        if let Some(status) = status {
-            assert!(status.success(), "a resumed run failed");
-            break;
-        }
-        child.kill().expect("kill");
-        child.wait().expect("reap");
-        kills += 1;
-        assert!(kills < 1000, "the run never ends");
-    }
-    assert!(kills > 0, "nothing was interrupted");
-    assert!(shards_in(&whole) > 10);
-    assert_eq!(support::files(&whole), support::files(&killed));
-}
-
-fn shards_in(folder: &str) -> usize {
-    let Ok(entries) = std::fs::read_dir(Path::new(folder)) else { return 0 };
-    entries.flatten().filter(|entry| entry.path().extension().is_some_and(|e| e == "bin")).count()
+    succeeded(prepare(&whole).output().expect("the binary starts"));
+    run_with_kills(Path::new(&killed), |_| prepare(&killed));
+    let (whole, killed) = (support::files(&whole), support::files(&killed));
+    let is_shard = |name: &&String| Path::new(name).extension() == Some("bin".as_ref());
+    assert!(whole.keys().filter(is_shard).count() > 10);
+    assert_eq!(whole, killed);
 }
 
 #[test]
@@ -206,10 +167,7 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
         (&counts["success"], &counts["error"], &counts["skipped"]),
         (&3.into(), &1.into(), &2.into())
     );
-    let lines: Vec<Value> = answers("whole.jsonl")
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"))
-        .collect();
+    let lines = read_rows(shop.path("whole.jsonl"));
     let roles: Vec<&str> = lines[1]["messages"]
         .as_array()
         .expect("turns")
@@ -220,11 +178,10 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     assert_eq!(lines[2]["messages"][0]["content"], "s");
 
     // The same greedy answer as `generate` gives.
-    let generated = longdraft(&["generate", "--target", &target, "--no-draft", "--chat", "--json"])
-        .args(["--prompt", "a", "--max-tokens", "12"])
-        .output()
-        .expect("the binary starts");
-    let tokens = last_json(&stdout(&generated))["tokens"].as_array().expect("tokens").len();
+    let generate = ["generate", "--target", &target, "--no-draft", "--chat", "--json"];
+    let more = ["--prompt", "a", "--max-tokens", "12"];
+    let generated = last_json(&succeed(&[&generate[..], &more].concat()));
+    let tokens = generated["tokens"].as_array().expect("tokens").len();
     assert_eq!(lines[0]["tokens"].as_u64(), Some(tokens as u64));
 
     // Answered one by one, and at a temperature with a batch of another size.
@@ -238,7 +195,7 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     // Cut in the middle of a line: the rest is written again, the same.
     let whole = answers("whole.jsonl");
     let first = whole.find('\n').expect("a line") + 1;
-    std::fs::write(shop.path("cut.jsonl"), &whole[..first + 9]).expect("write");
+    shop.write("cut.jsonl", &whole[..first + 9]);
     let resumed = regenerate("cut.jsonl", &[]);
     assert_eq!(resumed["from_before"], 1);
     assert_eq!(answers("cut.jsonl"), whole);
@@ -247,9 +204,8 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     // What is sampled follows from the seed; another recipe is not mixed in.
     let sampled = |name: &str, seed: &str| {
         regenerate(name, &["--temperature", "9", "--seed", seed]);
-        let text = answers(name);
-        let row = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
-        text.lines().map(|line| row(line)["messages"].clone()).collect::<Vec<_>>()
+        let rows = read_rows(shop.path(name));
+        rows.iter().map(|row| row["messages"].clone()).collect::<Vec<_>>()
     };
     assert_eq!(sampled("s1.jsonl", "1"), sampled("s2.jsonl", "1"));
     assert_ne!(sampled("s1.jsonl", "1"), sampled("s3.jsonl", "2"));
@@ -262,15 +218,8 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
     assert!(text.contains(&format!("was written with {differ}hint: ")), "{text}");
 
     // The answers are training data as they are.
-    let out = succeed(&[
-        "data",
-        "inspect",
-        &shop.path("whole.jsonl"),
-        "--target",
-        &target,
-        "--learn",
-        "last",
-    ]);
+    let whole = shop.path("whole.jsonl");
+    let out = succeed(&["data", "inspect", &whole, "--target", &target, "--learn", "last"]);
     assert!(out.contains("read as `messages`") && out.contains("</s><assistant>[["), "{out}");
 }
 
@@ -286,9 +235,7 @@ fn answers_without_a_chat_template_are_text_that_trains() {
     let command = [&command[..], &["--max-tokens", "24", "--json"]].concat();
     assert_eq!(last_json(&succeed(&command))["success"], 21);
     assert_eq!(last_json(&succeed(&command))["from_before"], 21, "they answer what is asked");
-    let written = std::fs::read_to_string(&output).expect("answers");
-    let line = written.lines().next_back().expect("a line");
-    let row: Value = serde_json::from_str(line).expect("JSON");
+    let row = read_rows(&output).pop().expect("a line");
     let said = |turn: usize| row["dialogue"][turn]["content"].as_str().expect("a text");
     let whole = format!("{}{}\n{}{}", said(0), said(1), said(2), said(3));
     assert_eq!((said(0), row["text"].as_str()), ("a", Some(whole.as_str())));
@@ -299,11 +246,10 @@ fn answers_without_a_chat_template_are_text_that_trains() {
     let again = shop.path("again.jsonl");
     let command = ["data", "regenerate", &output, "--target", &target, "--output", &again];
     succeed(&[&command[..], &["--max-tokens", "24"]].concat());
-    let texts = |text: &str| -> Vec<Value> {
-        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        rows.map(|row| row["text"].clone()).collect()
+    let texts = |file: &str| -> Vec<Value> {
+        read_rows(file).iter().map(|row| row["text"].clone()).collect()
     };
-    assert_eq!(texts(&std::fs::read_to_string(&again).expect("answers")), texts(&written));
+    assert_eq!(texts(&again), texts(&output));
     let config = shop.path("mine.yaml");
     let init = ["init", &config, "--yes", "--target", &target, "--data", &output];
     succeed(&[&init[..], &["--output", &shop.path("mine")]].concat());
@@ -318,17 +264,8 @@ fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     let rows: Vec<Value> = (0..4).map(|i| json!({ "q": format!("question {i}") })).collect();
     let prompts = write(&shop, "prompts.jsonl", &rows);
     let (target, output) = (shop.target(), shop.path("answers.jsonl"));
-    let common = [
-        "data",
-        "regenerate",
-        &prompts,
-        "--target",
-        &target,
-        "--output",
-        &output,
-        "--max-tokens",
-        "4",
-    ];
+    let common = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
+    let common = [&common[..], &["--max-tokens", "4"]].concat();
     let failures = || std::fs::read_to_string(format!("{output}.failed.jsonl")).expect("failures");
     let typo = &["--field", "typo"][..];
     for (wrong, is_known) in [(typo, false), (typo, true), (&[], false)] {
@@ -364,17 +301,11 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     let rows = shop.path("rows.jsonl");
     assert!(fail(&["data", "inspect", &rows], 2).contains("--target"));
     let target = shop.target();
-    let text = fail(&["data", "stats", "nowhere", "--target", &target], 2);
-    assert!(text.contains("ultrachat"), "{text}");
+    fail_with(&["data", "stats", "nowhere", "--target", &target], 2, &["ultrachat"]);
     let out = shop.path("out");
-    let text = fail(&["data", "prepare", &shop.config(), &rows, "--output", &out], 2);
-    assert!(text.contains("stands alone"), "{text}");
-    let text =
-        fail(&["train", &shop.config(), &format!("data.train=[{{path: {rows}, learn: last}}]")], 2);
-    assert!(
-        text.contains("`learn` is `last`, which needs rows of a prompt and an answer"),
-        "{text}"
-    );
+    fail_with(&["data", "prepare", &shop.config(), &rows, "--output", &out], 2, &["stands alone"]);
+    let asked = ["train", &shop.config(), &format!("data.train=[{{path: {rows}, learn: last}}]")];
+    fail_with(&asked, 2, &["`learn` is `last`, which needs rows of a prompt and an answer"]);
     let text = fail(
         &["train", &shop.config(), &format!("data.train=[{{path: {rows}, max_prompt_tokens: 4}}]")],
         2,
@@ -393,11 +324,10 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     let text = stderr(&inspect(&write(&shop, "empty.jsonl", &[]), &[]));
     assert!(text.contains("hint: give a file that holds rows"), "{text}");
     assert!(!text.contains("longdraft data inspect"), "{text}");
-    std::fs::write(shop.path("rows.xlsx"), "").expect("write");
+    shop.write("rows.xlsx", "");
     let text = fail(&["data", "inspect", &shop.path("rows.xlsx"), "--target", &target], 2);
     assert!(text.contains("unknown kind of file") && text.contains(".csv"), "{text}");
-    let text = fail(&["data", "inspect", "hf://wrong", "--target", &target], 1);
-    assert!(text.contains("hf://org/name"), "{text}");
+    fail_with(&["data", "inspect", "hf://wrong", "--target", &target], 1, &["hf://org/name"]);
 }
 
 /// Rows as people have them, without a word about their format: what answers is learned.
@@ -411,7 +341,7 @@ fn formats_are_recognised_without_a_template() {
     let mut with_a_bad_row: Vec<Value> = (0..60).map(conversations).collect();
     with_a_bad_row[0] = json!({ "nope": 1 });
     let table: String = (0..60).map(|i| format!("q{i},a\n")).collect();
-    std::fs::write(shop.path("table.csv"), format!("question,answer\n{table}")).expect("write");
+    shop.write("table.csv", format!("question,answer\n{table}"));
     for (path, kind) in [
         (write(&shop, "chats.jsonl", &with_a_bad_row), "messages"),
         (
@@ -420,23 +350,18 @@ fn formats_are_recognised_without_a_template() {
         ),
         (shop.path("table.csv"), "gsm8k"),
     ] {
-        let output = run(&[
+        let text = noted(&[
             "train",
             &shop.config(),
             &format!("data.train=[{{path: {path}}}]"),
             &format!("output={}", shop.path(kind)),
             "train.steps=2",
         ]);
-        let text = stderr(&output);
-        assert!(output.status.success(), "{text}");
         assert!(text.contains(&format!("read as `{kind}`")), "{text}");
         let text = succeed(&["data", "inspect", &path, "--target", &shop.target(), "--rows", "60"]);
         assert!(text.contains("<user>q7</s><assistant>[[a</s>]]"), "{text}");
         if kind == "messages" {
-            assert!(
-                text.contains("chats.jsonl:1: malformed: field `messages` is missing"),
-                "{text}"
-            );
+            require_words(&text, &["chats.jsonl:1: malformed: field `messages` is missing"]);
         }
     }
 }
@@ -445,7 +370,7 @@ fn formats_are_recognised_without_a_template() {
 fn as_many_rows_are_held_out_as_the_configuration_says() {
     let shop = Workshop::new();
     for (row_tokens, rows) in [(64, 1), (128, 2), (256, 2), (64, 9)] {
-        let output = run(&[
+        let text = noted(&[
             "train",
             &shop.config(),
             &format!("data.row_tokens={row_tokens}"),
@@ -453,8 +378,6 @@ fn as_many_rows_are_held_out_as_the_configuration_says() {
             &format!("output={}", shop.path(&format!("{row_tokens}-{rows}"))),
             "train.steps=1",
         ]);
-        let text = stderr(&output);
-        assert!(output.status.success(), "{text}");
         assert!(text.contains(&format!("({rows} held out)")), "{text}");
     }
     let text = stderr(&run(&["train", &shop.config(), "data.held_out_rows=500", "train.steps=1"]));

@@ -1,10 +1,10 @@
 //! DFlash drafts through the binary: train, kill, go on from another draft, decode.
 
 use crate::support::files::read_json;
-use crate::support::runs::{draft_bytes, drafted, metrics, run_with_kills, written_plainly};
-use crate::support::{
-    Workshop, borrowed, fail, last_json, longdraft, run, stderr, succeed, succeeded,
+use crate::support::runs::{
+    draft_bytes, drafted, killed_alike, metrics, run_with_kills, written_plainly,
 };
+use crate::support::{Workshop, borrowed, fail, fail_with, last_json, longdraft, noted, succeed};
 use serde_json::Value;
 
 /// Arguments that turn the workshop's configuration into a DFlash run.
@@ -66,8 +66,7 @@ fn a_trained_draft_is_extracted_and_decodes_what_the_target_would_write() {
     let target = shop.target();
     let limit = ["--draft", &draft, "--confidence-threshold", "0.5"];
     let generate = ["generate", "--target", &target, "--prompt", "the"];
-    let text = fail(&[&generate[..], &limit].concat(), 2);
-    assert!(text.contains("confidence head"), "{text}");
+    fail_with(&[&generate[..], &limit].concat(), 2, &["confidence head"]);
 }
 
 #[test]
@@ -75,13 +74,8 @@ fn a_killed_run_goes_on_as_if_nothing_had_happened_whichever_weights_slots_have(
     let (shop, config) = Workshop::with_four_layers().with_config();
     for weights in ["decay", "dpace"] {
         let weights = format!("draft.slot_weights={weights}");
-        let run = |name: &str| (shop.path(name), format!("output={}", shop.path(name)));
-        let (whole, to_whole) = run(&format!("{weights}-whole"));
-        succeed(&arguments(&config, &["train.epochs=2", &weights, &to_whole]));
-        let (killed, to_killed) = run(&format!("{weights}-killed"));
-        let all = arguments(&config, &["train.epochs=2", &weights, &to_killed]);
-        run_with_kills(shop.folder.path(), |_| longdraft(&all));
-        assert_eq!(draft_bytes(&whole), draft_bytes(&killed), "{weights}");
+        let train = arguments(&config, &["train.epochs=2", &weights]);
+        let [whole, killed] = killed_alike(&shop, &weights, &train);
         assert_eq!(metrics(&whole), metrics(&killed), "{weights}");
     }
 }
@@ -129,8 +123,7 @@ fn the_targets_distribution_is_learned_wherever_features_come_from() {
     let more = ["draft.soft_weight=0.5", "draft.slot_weights=dpace"];
     let text = fail(&arguments(&config, &more), 2);
     assert!(text.contains("`draft.soft_weight` learns the target's distribution"), "{text}");
-    let text = fail(&arguments(&config, &["draft.soft_weight=1.5"]), 2);
-    assert!(text.contains("draft.soft_weight"), "{text}");
+    fail_with(&arguments(&config, &["draft.soft_weight=1.5"]), 2, &["draft.soft_weight"]);
 }
 
 /// Arguments that make a DFlash2 run of one of DFlash.
@@ -235,13 +228,7 @@ fn a_chain_is_trained_with_every_head_and_decodes_what_the_target_would_write() 
     let stored = ["draft.markov_rank=6", "train.rows_per_step=3", &store];
     let stored = [&dspark[..], &stored].concat();
     succeed(&[&["capture", config.as_str()], &arguments(&config, &stored)[2..]].concat());
-    let [whole, killed] = ["whole", "killed"].map(|name| shop.path(name));
-    let output = format!("output={whole}");
-    succeed(&arguments(&config, &[&stored[..], &[&output]].concat()));
-    let output = format!("output={killed}");
-    let all = arguments(&config, &[&stored[..], &[&output]].concat());
-    run_with_kills(shop.folder.path(), |_| longdraft(&all));
-    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    killed_alike(&shop, "stored", &arguments(&config, &stored));
     let text = fail(&arguments(&config, &["draft.method=dspark", "draft.hard_weight=-1"]), 2);
     assert!(text.contains("draft.hard_weight"), "{text}");
 }
@@ -260,12 +247,10 @@ fn a_draft_goes_on_from_another_one_and_another_network_is_refused() {
     assert_eq!(written["dflash_config"]["mask_token_id"], 7);
     let output = format!("output={}", shop.path("another"));
     let more = ["train.steps=2", &from, &output, "draft.target_layers=[1,2]"];
-    let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("`target_layers` = [0, 2]"), "{text}");
+    fail_with(&arguments(&config, &more), 2, &["`target_layers` = [0, 2]"]);
     let output = format!("output={}", shop.path("other"));
     let more = ["train.steps=2", &from, &output, "draft.layers=3"];
-    let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("`layers` = 2, 3 is configured"), "{text}");
+    fail_with(&arguments(&config, &more), 2, &["`layers` = 2, 3 is configured"]);
 }
 
 #[test]
@@ -285,8 +270,7 @@ fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
     let output = format!("output={}", shop.path("next"));
     let next = ["train.steps=2", &from, &output];
     let fewer = [&next[..], &["draft.num_key_value_heads=1"]].concat();
-    let text = fail(&arguments(&config, &fewer), 2);
-    assert!(text.contains("`num_key_value_heads` = 4, 1 is configured"), "{text}");
+    fail_with(&arguments(&config, &fewer), 2, &["`num_key_value_heads` = 4, 1 is configured"]);
     succeed(&arguments(&config, &next));
     assert_eq!(heads("next"), 4);
     // Query heads share them evenly.
@@ -300,9 +284,8 @@ fn more_key_value_heads_than_the_target_s_are_trained_and_kept() {
 fn keys_that_make_no_sense_are_named_before_any_work() {
     let (_shop, config) = Workshop::with_four_layers().with_config();
     let more = ["draft.dpace_alpha=0.2", "draft.divide_by_rows=true", "draft.divide_by_slots=true"];
-    let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("`draft.dpace_alpha` belongs to"), "{text}");
-    assert!(text.contains("`draft.divide_by_slots` is a second divisor"), "{text}");
+    let words = ["`draft.dpace_alpha` belongs to", "`draft.divide_by_slots` is a second divisor"];
+    fail_with(&arguments(&config, &more), 2, &words);
     let text = fail(&arguments(&config, &["draft.tokens_per_block=8"]), 2);
     assert!(text.contains("is a second number of blocks beside `draft.blocks_per_row`"), "{text}");
     let more = [
@@ -319,18 +302,16 @@ fn keys_that_make_no_sense_are_named_before_any_work() {
     let text = fail(&arguments(&config, &["draft.target_layers=[-1,2]"]), 2);
     assert!(text.contains("layer -1 is the output of the embeddings"), "{text}");
     let more = ["draft.method=dflash2", "draft.selector_ramp=1.5"];
-    let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("`draft.selector_ramp` must be between 0 and 1"), "{text}");
+    fail_with(&arguments(&config, &more), 2, &["`draft.selector_ramp` must be between 0 and 1"]);
 }
 
 #[test]
 fn kinds_of_layers_that_contradict_the_rest_are_told_with_their_line() {
     let shop = Workshop::with_four_layers();
     let check = |keys: &str| {
-        let file = shop.path("kinds.yaml");
         let text =
             format!("defaults: [{}, _self_]\ndraft:\n  method: dflash\n{keys}", shop.config());
-        std::fs::write(&file, text).expect("write");
+        let file = shop.write("kinds.yaml", text);
         fail(&["config", "check", "--keys", &file], 2)
     };
     for (keys, told) in [
@@ -379,8 +360,8 @@ fn layers_with_and_without_a_window_are_trained_exported_and_gone_on_from() {
     let kinds = format!("draft.layer_types=[{slides},{slides},{full}]");
     let told = |folder: &str, kinds: &str| {
         let output = format!("output={}", shop.path(folder));
-        let ended = succeeded(run(&arguments(&config, &[&listed[..], &[kinds, &output]].concat())));
-        stderr(&ended).contains("none, 6, none here")
+        let told = noted(&arguments(&config, &[&listed[..], &[kinds, &output]].concat()));
+        told.contains("none, 6, none here")
     };
     assert!(!told("same", &kinds));
     let kinds = format!("draft.layer_types=[{full},{slides},{full}]");
@@ -406,8 +387,7 @@ fn what_engines_take_where_nothing_is_said_of_causality_can_be_trained() {
     succeed(&arguments(&config, &[&silent[..], &[&from, &output]].concat()));
     let output = format!("output={}", shop.path("other"));
     let said = [&silent[..], &[&from, &output, "draft.causal=false"]].concat();
-    let text = fail(&arguments(&config, &said), 2);
-    assert!(text.contains("`causal (of every layer)` = [true, false]"), "{text}");
+    fail_with(&arguments(&config, &said), 2, &["`causal (of every layer)` = [true, false]"]);
 }
 
 #[test]
@@ -435,21 +415,12 @@ fn runs_with_every_loss_go_on_after_a_kill_and_come_to_other_drafts() {
             ],
         ),
     ] {
-        let run = |place: &str| {
-            let output = format!("output={}", shop.path(&format!("{name}-{place}")));
-            let more = [keys, &["train.epochs=2", "train.rows_per_step=2", &output]].concat();
-            arguments(&config, &more).into_iter().map(str::to_owned).collect::<Vec<_>>()
-        };
-        let words = |all: &[String]| longdraft(&borrowed(all));
-        let whole = words(&run("whole")).output().expect("a run");
-        assert!(whole.status.success(), "{name}: {}", String::from_utf8_lossy(&whole.stderr));
-        let losses = losses(&shop.path(&format!("{name}-whole")));
+        let more = [keys, &["train.epochs=2", "train.rows_per_step=2"]].concat();
+        let [whole, _] = killed_alike(&shop, name, &arguments(&config, &more));
+        let losses = losses(&whole);
         assert!(losses.len() > 1 && losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
-        let killed = run("killed");
-        run_with_kills(shop.folder.path(), |_| words(&killed));
-        let bytes = |place: &str| draft_bytes(&shop.path(&format!("{name}-{place}")));
-        assert_eq!(bytes("whole"), bytes("killed"), "{name}");
-        assert!(!drafts.contains(&bytes("whole")), "{name}: the loss changes nothing");
-        drafts.push(bytes("whole"));
+        let draft = draft_bytes(&whole);
+        assert!(!drafts.contains(&draft), "{name}: the loss changes nothing");
+        drafts.push(draft);
     }
 }

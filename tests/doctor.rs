@@ -1,10 +1,11 @@
 //! `longdraft doctor` through the binary.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{BufReader, Write};
 use std::process::Output;
+use std::sync::mpsc;
 
-use crate::support::{self, last_json, longdraft, stderr, stdout, succeeded};
+use crate::support::server::{Asked, serve};
+use crate::support::{self, finished, last_json, longdraft, stderr, stdout, succeeded};
 use serde_json::Value;
 
 /// Runs the doctor where nothing outside this test is asked: an empty home, and a port that
@@ -95,21 +96,15 @@ fn plain_lines_end_with_a_count() {
 
 #[test]
 fn an_mlflow_server_is_asked_for_its_health() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().expect("a request");
-        let mut request = [0; 1024];
-        let length = stream.read(&mut request).expect("a request");
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nOK")
-            .expect("answered");
-        String::from_utf8_lossy(&request[..length]).into_owned()
+    let (asked, requests) = mpsc::channel();
+    let address = serve("127.0.0.1", move |_, mut stream| -> std::io::Result<()> {
+        let request = Asked::read(&mut BufReader::new(stream.try_clone()?))?;
+        asked.send(request.line).expect("the test waits");
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nOK")
     });
-    let address = format!("http://127.0.0.1:{port}");
     let alive = last_json(&stdout(&doctor(&["--json"], &[("MLFLOW_TRACKING_URI", &address)])));
     assert_eq!(finding(&alive, "mlflow")["status"], "ok", "{alive}");
-    assert!(server.join().expect("the server").starts_with("GET /health "));
+    assert_eq!(requests.recv().expect("a request"), "GET /health");
 
     let dead = ("MLFLOW_TRACKING_URI", "http://user:s3cret@127.0.0.1:9");
     let output = doctor(&["--json"], &[dead]);
@@ -122,13 +117,9 @@ fn an_mlflow_server_is_asked_for_its_health() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_writable_folder_makes_work_impossible() {
-    let output = longdraft(&["doctor", "--json"])
-        .env("HF_ENDPOINT", "http://127.0.0.1:9")
-        .env("XDG_CACHE_HOME", "/proc/self")
-        .env_remove("MLFLOW_TRACKING_URI")
-        .current_dir("/proc/self")
-        .output()
-        .expect("the binary starts");
+    let mut command = longdraft(&["doctor", "--json"]);
+    command.env("HF_ENDPOINT", "http://127.0.0.1:9").env_remove("MLFLOW_TRACKING_URI");
+    let output = finished(command.env("XDG_CACHE_HOME", "/proc/self").current_dir("/proc/self"));
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     assert_eq!(last_json(&stdout(&output))["can_work"], false);
     let text = stderr(&output);

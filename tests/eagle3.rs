@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
-use crate::support::files::{change_tensors, demonstration, read_json};
-use crate::support::runs::{draft_bytes, metrics, run_with_kills};
-use crate::support::{self, Workshop, fail, last_json, longdraft, run, stderr, succeed};
+use crate::support::files::{change_tensors, demonstration, read_json, read_rows, repository};
+use crate::support::runs::{killed_alike, metrics};
+use crate::support::{
+    self, Workshop, fail, fail_with, last_json, require_words, run, shared, stderr, succeed,
+    succeeded,
+};
 use serde_json::{Value, json};
 
 /// Arguments that turn the workshop's configuration into an EAGLE-3 run.
@@ -25,9 +28,8 @@ fn arguments<'a>(config: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 fn train_evaluate_extract_and_report() {
     let (shop, config) = Workshop::with_four_layers().with_config();
     let more = ["train.evaluate_every=20", "train.epochs=6", "--json"];
-    let output = run(&arguments(&config, &more));
+    let output = succeeded(run(&arguments(&config, &more)));
     let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
     assert!(said.contains("draft vocabulary: 40 of 258 tokens, 100.00 %"), "{said}");
     let out = last_json(&support::stdout(&output));
     assert_eq!(out["finished"], true);
@@ -67,15 +69,8 @@ fn succeed_report(shop: &Workshop) -> String {
 #[test]
 fn a_run_killed_at_any_moment_ends_like_an_uninterrupted_one() {
     let (shop, config) = Workshop::with_four_layers().with_config();
-    let whole = shop.path("whole");
-    let more = ["train.evaluate_every=7", "train.epochs=2"];
-    let output = format!("output={whole}");
-    succeed(&arguments(&config, &[&more[..], &[&output]].concat()));
-    let killed = shop.path("killed");
-    let output = format!("output={killed}");
-    let all = arguments(&config, &[&more[..], &[&output]].concat());
-    run_with_kills(shop.folder.path(), |_| longdraft(&all));
-    assert_eq!(draft_bytes(&whole), draft_bytes(&killed));
+    let train = arguments(&config, &["train.evaluate_every=7", "train.epochs=2"]);
+    let [whole, killed] = killed_alike(&shop, "run", &train);
     assert_eq!(metrics(&whole), metrics(&killed));
 }
 
@@ -89,17 +84,15 @@ fn the_vocabulary_of_a_trained_draft_stays_unless_it_is_remapped() {
     // 41 tokens are asked for, 40 were trained.
     let more = [&warm[..], &["draft.draft_vocab_size=41"]].concat();
     let text = fail(&arguments(&config, &more), 1);
-    assert!(text.contains("the draft proposes 40 tokens"), "{text}");
-    assert!(text.contains("draft.remap"), "{text}");
+    require_words(&text, &["the draft proposes 40 tokens", "draft.remap"]);
     succeed(&arguments(&config, &warm));
     let more = [&more[..], &["draft.remap=true"]].concat();
     let output = format!("output={}", shop.path("remapped"));
     succeed(&arguments(&config, &[&more[..], &[&output]].concat()));
     // Text with other counts: the vocabulary of a resumed run would be another one.
     let rows = "{\"text\": \"0123456789 ABCDEFGHIJKLMNOPQRSTUVWXYZ\"}\n".repeat(60);
-    std::fs::write(shop.path("rows.jsonl"), rows).expect("rows");
-    let text = fail(&arguments(&config, &["train.steps=3"]), 1);
-    assert!(text.contains("draft d2t was"), "{text}");
+    shop.write("rows.jsonl", rows);
+    fail_with(&arguments(&config, &["train.steps=3"]), 1, &["draft d2t was"]);
     let text = fail(&arguments(&config, &["train.steps=5", "--force-resume"]), 1);
     assert!(text.contains("the saved draft has another `d2t`"), "{text}");
 }
@@ -160,32 +153,22 @@ fn every_objective_and_draft_option_trains() {
 fn keys_of_another_method_and_unfit_targets_are_refused() {
     let (_shop, config) = Workshop::with_four_layers().with_config();
     let more = ["draft.gamma=4", "draft.soft_weight=0.5", "draft.ttt_steps=0"];
-    let text = fail(&arguments(&config, &more), 2);
-    for part in
-        ["`draft.gamma` is a key of `draft.method: glide`", "soft_weight", "`draft.ttt_steps` is 0"]
-    {
-        assert!(text.contains(part), "{part} not in {text}");
-    }
+    let gamma = "`draft.gamma` is a key of `draft.method: glide`";
+    let words = [gamma, "soft_weight", "`draft.ttt_steps` is 0"];
+    fail_with(&arguments(&config, &more), 2, &words);
     let text = fail(&["train", &config, "draft.fc_norm=true"], 2);
     assert!(text.contains("`draft.fc_norm` is a key of `draft.method: eagle3`"), "{text}");
-    let text = fail(&["train", &config, "objective.ttt_steps=3", "train.patience=2"], 2);
-    for part in ["unknown key `objective`", "`train.patience` counts"] {
-        assert!(text.contains(part), "{part} not in {text}");
-    }
-    let text = fail(&["train", &config, "draft.method=eagle3"], 2);
-    assert!(text.contains("set `draft.target_layers`"), "{text}");
+    let words = ["unknown key `objective`", "`train.patience` counts"];
+    fail_with(&["train", &config, "objective.ttt_steps=3", "train.patience=2"], 2, &words);
+    fail_with(&["train", &config, "draft.method=eagle3"], 2, &["set `draft.target_layers`"]);
     let more = ["draft.target_layers=[0,1,9]"];
-    let text = fail(&arguments(&config, &more), 2);
-    assert!(text.contains("tapped layer 9 of a target with 4 layers"), "{text}");
+    fail_with(&arguments(&config, &more), 2, &["tapped layer 9 of a target with 4 layers"]);
 }
 
 #[test]
 fn stages_of_a_curriculum_hand_the_draft_on() {
     let shop = Workshop::with_four_layers();
-    let text = std::fs::read_to_string(&shop.config).expect("config");
-    let path = shop.path("curriculum.yaml");
-    let stages = "stages:\n- name: one\n- name: two\n  data: {row_tokens: 256}\n";
-    std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
+    let path = shop.with_stages("- name: one\n- name: two\n  data: {row_tokens: 256}\n");
     let out = last_json(&succeed(&arguments(&path, &["train.epochs=1", "--json"])));
     assert_eq!(out["held_out"]["by_draft"].as_array().map(Vec::len), Some(2));
     let first = |stage: &str| {
@@ -196,11 +179,7 @@ fn stages_of_a_curriculum_hand_the_draft_on() {
 
 #[test]
 fn a_real_target_trains() {
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/models/stories260K");
-    if !target.is_dir() {
-        eprintln!("skipped: no stories260K beside the project");
-        return;
-    }
+    let Some(target) = shared("models/stories260K") else { return };
     let (shop, config) = Workshop::new().with_config();
     let target = format!("target={}", target.display());
     let more = [
@@ -219,14 +198,10 @@ fn a_real_target_trains() {
 
 /// Questions without answers, for a target to write them.
 fn questions(path: &Path, range: std::ops::Range<usize>) {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/corpus");
-    let rows = std::fs::read_to_string(corpus.join("gsm8k-train-excerpt.jsonl")).expect("corpus");
-    let rows = rows.lines().skip(range.start).take(range.len());
-    let text = rows.map(|row| {
-        let row: Value = serde_json::from_str(row).expect("a row");
-        format!("{}\n", json!({ "question": row["question"] }))
-    });
-    std::fs::write(path, text.collect::<String>()).expect("questions");
+    let corpus = repository("assets/corpus/gsm8k-train-excerpt.jsonl");
+    let question = |row: &Value| format!("{}\n", json!({ "question": row["question"] }));
+    let text: String = read_rows(corpus)[range].iter().map(question).collect();
+    std::fs::write(path, text).expect("questions");
 }
 
 /// What a draft promises on held-out text that its target wrote is what decoding reaches.
@@ -243,9 +218,8 @@ fn held_out_lengths_are_those_of_decoding() {
         let answer = ["data", "regenerate", &questions_file, "--field", "question"];
         let into = ["--target", &target, "--output", &answers];
         succeed(&[&answer[..], &into, &["--max-tokens", "64", "--batch", "16"]].concat());
-        let rows = std::fs::read_to_string(answers).expect("answers");
-        let text = rows.lines().map(|row| {
-            let row: Value = serde_json::from_str(row).expect("a row");
+        let rows = read_rows(answers);
+        let text = rows.iter().map(|row| {
             let turn = |index: usize| row["dialogue"][index]["content"].clone();
             format!("{}\n", json!({ "source": turn(0), "target": turn(1) }))
         });

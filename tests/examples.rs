@@ -1,10 +1,10 @@
 //! The examples of the Rust interface, on the small target that the program carries.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use longdraft::{Configuration, Draft, Error, Session, Stop, Target, TrainOptions};
 
-use crate::support::files::demonstration;
+use crate::support::files::{demonstration, read_rows, repository};
 use crate::support::succeed;
 
 #[path = "../crates/cli/examples/custom_tracker.rs"]
@@ -16,13 +16,9 @@ mod train;
 #[path = "../crates/cli/examples/verify_export.rs"]
 mod verify_export;
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
 /// Keys of a run of some seconds.
 fn changes(output: &Path) -> Vec<String> {
-    let data = workspace().join("assets/corpus/books-excerpt.jsonl");
+    let data = repository("assets/corpus/books-excerpt.jsonl");
     let quoted = |path: &Path| serde_json::json!(path).to_string();
     [
         format!("target={}", serde_json::json!(demonstration())),
@@ -63,9 +59,8 @@ fn a_draft_is_trained_stopped_gone_on_with_exported_and_decodes() {
     let words = [&["train".to_owned(), file.clone()][..], &self::changes(&whole)[..]].concat();
     succeed(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let loss = |run: &Path| -> Vec<f64> {
-        let text = std::fs::read_to_string(run.join("metrics.jsonl")).expect("log");
-        let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        rows.filter_map(|row: serde_json::Value| row["grad_norm"].as_f64()).collect()
+        let rows = read_rows(run.join("metrics.jsonl"));
+        rows.iter().filter_map(|row| row["grad_norm"].as_f64()).collect()
     };
     assert_eq!(loss(&whole), loss(&output));
     // Nothing is left to do.

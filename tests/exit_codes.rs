@@ -1,6 +1,10 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed, told_by};
+use crate::support::files::demonstration;
+use crate::support::{
+    Workshop, fail, fail_with, last_json, longdraft, require_words, run, stderr, stdout, succeed,
+    told_by,
+};
 use serde_json::Value;
 
 /// Runs a command with `--json`; what the last line tells of the error, or what is wrong with the end.
@@ -123,10 +127,9 @@ fn where_nothing_can_be_written_another_place_is_named() {
     let run = shop.path("run");
     let below = format!("{rows}/below");
     let place = |key: &str| format!("{key}={below}");
-    let file = format!("{below}/configuration.yaml");
+    let [file, answers] = ["configuration.yaml", "a.jsonl"].map(|name| format!("{below}/{name}"));
     // The configuration's own check finds it first.
-    let text = fail(&["train", &config, &place("output")], 2);
-    assert!(text.contains("rows.jsonl is a file, no folder"), "{text}");
+    fail_with(&["train", &config, &place("output")], 2, &["rows.jsonl is a file, no folder"]);
     let commands: [(&[&str], &str); 7] = [
         (&["capture", &config, &place("train.features")], "train.features=FOLDER"),
         (&["quickstart", "--output", &below], "--output"),
@@ -137,22 +140,10 @@ fn where_nothing_can_be_written_another_place_is_named() {
         ),
         (&["init", &file, "--for", "train", "--yes", "--target", &target, "--data", &rows], "FILE"),
         (&["data", "prepare", &rows, "--target", &target, "--output", &below], "--output"),
-        (
-            &[
-                "data",
-                "regenerate",
-                &rows,
-                "--target",
-                &target,
-                "--output",
-                &format!("{below}/a.jsonl"),
-            ],
-            "--output",
-        ),
+        (&["data", "regenerate", &rows, "--target", &target, "--output", &answers], "--output"),
     ];
     for (arguments, remedy) in commands {
-        let text = fail(arguments, 2);
-        assert!(text.contains("nothing can be written there: Not a directory"), "{text}");
+        let text = fail_with(arguments, 2, &["nothing can be written there: Not a directory"]);
         let hint = text.lines().find(|line| line.starts_with("hint: "));
         assert!(hint.is_some_and(|hint| hint.contains(remedy)), "{arguments:?}: {text}");
     }
@@ -164,10 +155,7 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
     succeed(&["train", &config, "train.steps=2"]);
     let (run, draft) = (shop.path("run"), shop.path("draft"));
     succeed(&["extract", &run, "--output", &draft]);
-    let demonstration = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../assets/target/demonstration.gguf");
-    let other =
-        demonstration.canonicalize().expect("the demonstration target").display().to_string();
+    let other = demonstration();
     let generate = |target: &str, draft: &str| {
         fail(&["generate", "--target", target, "--draft", draft, "--prompt", "a"], 1)
     };
@@ -187,10 +175,7 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
     let target = shop.target();
     let text = fail(&["generate", "--target", &other, "--draft", &target, "--prompt", "a"], 2);
     std::fs::write(&file, config_text).expect("written");
-    assert!(
-        text.contains("a whole language model (it holds `model.embed_tokens.weight`)"),
-        "{text}"
-    );
+    require_words(&text, &["a whole language model (it holds `model.embed_tokens.weight`)"]);
     assert!(text.contains("longdraft fit") && text.lines().count() < 4, "{text}");
     // Another method than the configuration's.
     let eagle3 = ["draft.method=eagle3", "draft.draft_vocab_size=64", "data.anchor.enabled=false"];

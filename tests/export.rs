@@ -4,7 +4,9 @@ use std::path::Path;
 
 use crate::support::files::{read_json, read_tensors, write_tensors};
 use crate::support::runs::drafted;
-use crate::support::{self, Workshop, fail, last_json, longdraft, succeed};
+use crate::support::{
+    self, Workshop, fail, fail_with, last_json, longdraft, require_words, succeed,
+};
 use serde_json::Value;
 
 /// A workshop with a trained EAGLE-3 draft whose target has eight layers.
@@ -69,8 +71,7 @@ fn a_name_for_engines_stands_in_their_commands_alone() {
     let command = ["export", &run, "--to", "vllm", "--output", &output];
     let told = succeed(&[&command[..], &["--target-name", "some-org/tiny"]].concat());
     let own = format!("longdraft generate --target {} --draft {output} ", shop.target());
-    assert!(told.contains(&own), "{told}");
-    assert!(told.contains("vllm serve some-org/tiny "), "{told}");
+    require_words(&told, &[&own, "vllm serve some-org/tiny "]);
     // What is sent to others names no place of this machine.
     let manifest = read_json(format!("{output}/longdraft-manifest.json"));
     let own = manifest["serve"]["longdraft"].as_str().expect("a command");
@@ -110,26 +111,20 @@ fn a_folder_of_exports_is_verified_whole_and_names_them() {
     let out = succeed(&["verify", &exports, "--target", &shop.target(), "--checkpoint", &run]);
     assert_eq!(out.matches("== ").count(), 2, "{out}");
     assert_eq!(last_json(&succeed(&["verify", &exports, "--json"]))["clean"], true);
-    let text = fail(&["verify", &exports, "--profile", "hf"], 2);
-    assert!(text.contains("holds 2 exports"), "{text}");
-    let text = fail(&["push", &exports, "org/draft", "--dry-run"], 2);
-    assert!(text.contains("such as") && text.contains("exports/hf"), "{text}");
+    fail_with(&["verify", &exports, "--profile", "hf"], 2, &["holds 2 exports"]);
+    fail_with(&["push", &exports, "org/draft", "--dry-run"], 2, &["such as", "exports/hf"]);
     let generate = ["generate", "--target", &shop.target(), "--prompt", "a", "--draft", &exports];
-    let text = fail(&generate, 2);
-    assert!(text.contains("exports/hf") && text.contains("exports/vllm"), "{text}");
+    fail_with(&generate, 2, &["exports/hf", "exports/vllm"]);
     // A bare name lies in the working directory.
     let folder = Path::new(&exports).join("vllm");
-    let verified =
-        longdraft(&["verify", "model.safetensors"]).current_dir(&folder).output().expect("started");
-    assert!(verified.status.success(), "{}", support::stderr(&verified));
+    let mut verify = longdraft(&["verify", "model.safetensors"]);
+    support::succeeded(support::finished(verify.current_dir(&folder)));
     // A run is no export.
-    let text = fail(&["verify", &run], 2);
-    assert!(text.contains("run: is a run, no export"), "{text}");
-    assert!(text.contains("hint: write one with `longdraft export"), "{text}");
+    let words = ["run: is a run, no export", "hint: write one with `longdraft export"];
+    fail_with(&["verify", &run], 2, &words);
     // One that is damaged does not hide in the others.
     std::fs::write(format!("{exports}/hf/config.json"), "{}").expect("file");
-    let text = fail(&["verify", &exports], 1);
-    assert!(text.contains("1 of 2 exports may not be served"), "{text}");
+    fail_with(&["verify", &exports], 1, &["1 of 2 exports may not be served"]);
     let told = last_json(&support::stdout(&support::run(&["verify", &exports, "--json"])));
     assert_eq!(told["clean"], false);
     assert_eq!(told["exports"].as_array().map(Vec::len), Some(2));
@@ -149,8 +144,7 @@ fn a_window_comes_back_from_every_folder_that_may_hold_it() {
         assert_eq!(drafted(&shop, &folder), drafted(&shop, &run), "{profile}");
         for (to, reason) in [("sglang", "SGLang runs full"), ("llamacpp", "llama.cpp runs full")] {
             let again = ["export", &folder, "--target", &target, "--to", to, "--output", &output];
-            let text = fail(&again, 1);
-            assert!(text.contains(reason), "{profile}: {text}");
+            fail_with(&again, 1, &[reason]);
         }
     }
 }
@@ -166,8 +160,7 @@ fn exports_are_warm_starts_and_other_networks_are_refused() {
         let warm =
             ["train", &config, "draft.method=eagle3", "data.anchor.enabled=false", &from, &output];
         let warm = [&warm[..], &["train.steps=1", "draft.ttt_steps=2"]].concat();
-        let text = fail(&warm, 2);
-        assert!(text.contains("set `draft.norm_before_residual: true`"), "{text}");
+        fail_with(&warm, 2, &["set `draft.norm_before_residual: true`"]);
         succeed(&[&warm[..], &["draft.norm_before_residual=true"]].concat());
     }
 }
@@ -195,8 +188,7 @@ fn a_glide_layer_is_written_for_longspec_and_read_back() {
     assert_eq!(drafted(&shop, &pth), own);
     let text = fail(&["export", &shop.path("run"), "--to", "vllm", "-o", &shop.path("no")], 1);
     assert!(text.contains("no such engine runs a GLIDE layer"), "{text}");
-    assert!(text.contains("hint: these profiles hold it: hf, longspec"), "{text}");
-    assert!(text.contains("longdraft generate"), "{text}");
+    require_words(&text, &["hint: these profiles hold it: hf, longspec", "longdraft generate"]);
 }
 
 /// Folders as the first public drafts, trainers and the speculators library leave them.
@@ -248,26 +240,15 @@ fn public_layouts_draft_as_they_are() {
     assert_eq!(drafted(&shop, &trainer), own);
 
     // Any of them becomes any other.
-    let output = shop.path("converted");
-    succeed(&[
-        "export",
-        &first,
-        "--target",
-        &shop.target(),
-        "--to",
-        "llamacpp",
-        "--dtype",
-        "f32",
-        "-o",
-        &output,
-    ]);
+    let (output, target) = (shop.path("converted"), shop.target());
+    let convert = ["export", &first, "--target", &target, "--to", "llamacpp", "-o", &output];
+    succeed(&[&convert[..], &["--dtype", "f32"]].concat());
     assert_eq!(drafted(&shop, &output), own);
 
     // What is not computed here is said, not guessed.
     config["num_hidden_layers"] = 2.into();
     config["norm_before_fc"] = true.into();
     write(&trainer, &config);
-    let text =
-        fail(&["generate", "--target", &shop.target(), "--draft", &trainer, "--prompt", "a"], 1);
+    let text = fail(&["generate", "--target", &target, "--draft", &trainer, "--prompt", "a"], 1);
     assert!(text.contains("more than one layer") && text.contains("norm_before_fc"), "{text}");
 }

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use crate::support::files::{change_json, change_tensors, copy_files, read_json};
-use crate::support::gguf::{gguf_keys, write_gguf};
+use crate::support::gguf::{RECURRENT_SIZES, gguf_keys, numbers, write_gguf};
 use crate::support::runs::{decodes_as_plain, metrics, trained_alike_from_a_store};
 use crate::support::{
-    VOCABULARY, Workshop, fail, logits, relative_error, shared, succeed, tiny_config, tiny_mixture,
-    with, write_target,
+    VOCABULARY, Workshop, fail, fail_with, logits, relative_error, shared, succeed, tiny_config,
+    tiny_mixture, with, write_target,
 };
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::gguf_file::Value as Gguf;
@@ -135,23 +135,12 @@ fn the_head_of_a_model_that_sees_is_tied_as_its_outer_configuration_says() {
 fn gguf_files_of_recurrent_families_are_read_as_their_folders() {
     let dir = tempfile::tempdir().expect("tempdir");
     let mut hybrid = recurrent("qwen3_5_moe_text", true);
-    // As many value heads as key heads: converters leave their order.
     hybrid["linear_num_value_heads"] = json!(2);
-    let of_hybrid = vec![
-        ("rope.dimension_count", Gguf::U32(2)),
-        ("ssm.conv_kernel", Gguf::U32(4)),
-        ("ssm.state_size", Gguf::U32(8)),
-        ("ssm.group_count", Gguf::U32(2)),
-        ("ssm.time_step_rank", Gguf::U32(2)),
-        ("ssm.inner_size", Gguf::U32(12)),
-        ("expert_count", Gguf::U32(5)),
-        ("expert_used_count", Gguf::U32(2)),
-        ("expert_feed_forward_length", Gguf::U32(32)),
-        (
-            "attention.recurrent_layers",
-            Gguf::Array([true, false, true, false].map(Gguf::Bool).to_vec()),
-        ),
-    ];
+    let expert =
+        [("expert_count", 5), ("expert_used_count", 2), ("expert_feed_forward_length", 32)];
+    let mut of_hybrid = numbers(&[&RECURRENT_SIZES[..], &expert].concat());
+    let layers = [true, false, true, false].map(Gguf::Bool).to_vec();
+    of_hybrid.push(("attention.recurrent_layers", Gguf::Array(layers)));
     let heads = Gguf::Array([0, 2, 2, 0].map(Gguf::U32).to_vec());
     let of_lfm = vec![("attention.head_count_kv", heads), ("shortconv.l_cache", Gguf::U32(3))];
     let mut dense = recurrent("qwen3_5_text", true);
@@ -178,9 +167,7 @@ fn gguf_files_of_recurrent_families_are_read_as_their_folders() {
                 .collect();
             write_gguf(&folder, &file, &keys, GgmlDType::F32);
         };
-        let whole: Vec<(&str, Gguf)> =
-            keys.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
-        write_gguf(&folder, &file, &whole, GgmlDType::Q8_0);
+        write_gguf(&folder, &file, &keys, GgmlDType::Q8_0);
         let held = TargetOptions { as_stored: true, ..TargetOptions::default() };
         let error = relative_error(&logits(&file, &held), &want);
         // Weights and activations of 8 bits, and random experts that rounding swaps; rows in another order
@@ -289,13 +276,11 @@ fn drafts_train_and_decode_on_targets_with_latent_rows_and_shared_keys() {
 fn a_glide_layer_for_latent_rows_is_refused_with_a_sentence() {
     let shop = Workshop::new();
     write_target(&shop.target, &latent());
-    let text = fail(&["train", &shop.config()], 2);
-    assert!(text.contains("latent attention"), "{text}");
+    fail_with(&["train", &shop.config()], 2, &["latent attention"]);
     let mut blind = recurrent("lfm2", false);
     blind["layer_types"] = json!(["conv", "conv", "conv", "conv"]);
     write_target(&shop.target, &blind);
-    let text = fail(&["train", &shop.config()], 2);
-    assert!(text.contains("no layer has any"), "{text}");
+    fail_with(&["train", &shop.config()], 2, &["no layer has any"]);
 }
 
 #[test]

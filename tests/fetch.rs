@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use candle_core::Device;
@@ -10,6 +10,7 @@ use candle_core::quantized::QTensor;
 use candle_core::quantized::gguf_file::{Content, Value, write};
 use serde_json::{Value as Json, json};
 
+use crate::support::files::demonstration;
 use crate::support::hub::{COMMIT, Hub, Log, at_hub};
 use crate::support::{self, last_json, stderr, stdout, succeeded, told_by};
 
@@ -18,10 +19,6 @@ const NOWHERE: &str = "http://127.0.0.1:1";
 const WHOLE: &str = "tiny-Q8_0.gguf";
 const PARTS: [&str; 2] =
     ["BF16/tiny-bf16-00001-of-00002.gguf", "BF16/tiny-bf16-00002-of-00002.gguf"];
-
-fn demonstration() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/target/demonstration.gguf")
-}
 
 /// The demonstration target in two files, as llama.cpp splits models.
 fn parts() -> [Vec<u8>; 2] {
@@ -111,7 +108,6 @@ impl User {
     }
 }
 
-/// Requests for contents.
 fn contents(log: &Log) -> Vec<String> {
     let log = log.lock().expect("log");
     let lines = log.iter().map(|(line, ..)| line.clone());
@@ -140,7 +136,7 @@ fn a_gguf_file_is_fetched_by_its_quantisation_and_decodes_wherever_a_target_is_t
     assert!(bytes == std::fs::read(demonstration()).expect("the target"));
 
     // The same model in parts; what is fetched is not asked for again, nor is a hub needed.
-    let local = user.tokens(&demonstration().display().to_string(), NOWHERE);
+    let local = user.tokens(&demonstration(), NOWHERE);
     assert_eq!(user.tokens("some-org/tiny:BF16", &endpoint), local);
     let output = user.run(&["fetch", "some-org/tiny:bf16", "--json"], &endpoint);
     let told = last_json(&stdout(&output));

@@ -1,7 +1,8 @@
 //! What surrounds the work: completions, manual pages, how much is told, colours, runs on disk.
 
 use crate::support::{
-    Workshop, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded,
+    Workshop, fail, fail_with, last_json, longdraft, require_words, run, stderr, stdout, succeed,
+    succeeded,
 };
 
 #[test]
@@ -13,9 +14,7 @@ fn completions_and_manual_pages_know_every_command() {
         ("powershell", "Register-ArgumentCompleter"),
     ] {
         let script = succeed(&["completions", shell]);
-        for part in [sign, "quickstart", "draft-len"] {
-            assert!(script.contains(part), "{shell}: no {part}");
-        }
+        require_words(&script, &[sign, "quickstart", "draft-len"]);
         assert_eq!(last_json(&succeed(&["completions", shell, "--json"]))["page"], script);
     }
     let wrong = run(&["completions", "tcsh"]);
@@ -52,9 +51,7 @@ fn a_mistyped_command_or_option_names_the_nearest() {
         (&["runs", "lst"][..], "'list'"),
         (&["generate", "--target", "t", "--promt", "a"][..], "'--prompt'"),
     ] {
-        let output = run(wrong);
-        assert_eq!(output.status.code(), Some(2));
-        assert!(stderr(&output).contains(right), "{}", stderr(&output));
+        fail_with(wrong, 2, &[right]);
     }
 }
 
@@ -78,8 +75,7 @@ fn quiet_and_verbose_say_less_and_more_and_the_same_result() {
     let failed = run(&["generate", "--target", "no/such.gguf", "--prompt", "a", "--quiet"]);
     assert!(stderr(&failed).contains("error: "), "{}", stderr(&failed));
     fail(&["doctor", "--target", "no/such.gguf", "-q"], 2);
-    let both = run(&["doctor", "-q", "-v"]);
-    assert_eq!(both.status.code(), Some(2));
+    fail(&["doctor", "-q", "-v"], 2);
 }
 
 #[test]
@@ -93,9 +89,7 @@ fn a_log_holds_what_is_told_with_times_and_details() {
         std::fs::read_to_string(&log).expect("log")
     };
     let once = logged(&["--quiet"]);
-    for part in ["tok/s", "took ", concat!("longdraft ", env!("CARGO_PKG_VERSION"))] {
-        assert!(once.contains(part), "no {part} in {once}");
-    }
+    require_words(&once, &["tok/s", "took ", concat!("longdraft ", env!("CARGO_PKG_VERSION"))]);
     for line in once.lines() {
         let (time, text) = line.split_once(' ').expect("a time before the text");
         assert!(time.len() == 20 && time.starts_with("20") && time.ends_with('Z'), "{line}");
@@ -111,8 +105,7 @@ fn a_log_holds_what_is_told_with_times_and_details() {
     assert!(all[twice.len()..].contains("Z error: ") && all.contains("/no/such.gguf"), "{all}");
     // A place that takes nothing is told before the work, or once when it is full.
     let nowhere = shop.path("no/such/folder.log");
-    let refused = fail(&[&words[..], &["--log-file", &nowhere]].concat(), 2);
-    assert!(refused.contains("--log-file") && refused.contains("hint: "), "{refused}");
+    fail_with(&[&words[..], &["--log-file", &nowhere]].concat(), 2, &["--log-file", "hint: "]);
     if std::path::Path::new("/dev/full").exists() {
         let output = run(&[&words[..], &["--log-file", "/dev/full"]].concat());
         assert!(output.status.success());
@@ -172,8 +165,7 @@ fn runs_are_listed_compared_and_deleted() {
     fail(&["runs", "compare", &place("deep")], 2);
 
     // Nobody is there to be asked; no other folder goes.
-    let asked = fail(&["runs", "delete", &place("a")], 2);
-    assert!(asked.contains("--yes"), "{asked}");
+    fail_with(&["runs", "delete", &place("a")], 2, &["--yes"]);
     fail(&["runs", "delete", &place("deep"), "--yes"], 2);
     fail(&["runs", "delete", &place("a"), &place("none"), "--yes"], 2);
     assert!(std::path::Path::new(&place("a")).is_dir());
@@ -184,8 +176,7 @@ fn runs_are_listed_compared_and_deleted() {
     }
     let held = std::fs::File::open(format!("{}/.lock", place("a"))).expect("the lock");
     held.lock().expect("held");
-    let told = fail(&["runs", "delete", &place("a"), "--yes"], 2);
-    assert!(told.contains("a process works in it"), "{told}");
+    fail_with(&["runs", "delete", &place("a"), "--yes"], 2, &["a process works in it"]);
     let listed = last_json(&succeed(&["runs", "list", &place("a"), "--json"]));
     assert_eq!(listed["runs"][0]["state"], "running");
     drop(held);

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::support::hub::{COMMIT, Hub, Log, at_hub};
 use crate::support::processes::wait_until;
-use crate::support::{self, longdraft, stderr, stdout, succeeded, told_by};
+use crate::support::{self, finished, longdraft, stderr, stdout, succeeded, told_by};
 use serde_json::json;
 
 const TOKEN: &str = "hf_secret";
@@ -48,7 +48,7 @@ impl User {
     }
 
     fn inspect(&self, endpoint: &str) -> Output {
-        run(&mut self.inspect_command("hf://some-org/text", endpoint))
+        finished(&mut self.inspect_command("hf://some-org/text", endpoint))
     }
 
     /// Everything on disk but the model, links and folders included.
@@ -67,10 +67,6 @@ impl User {
         all.sort();
         all
     }
-}
-
-fn run(command: &mut Command) -> Output {
-    command.output().expect("the binary starts")
 }
 
 /// Origins of the rows that were read.
@@ -99,7 +95,7 @@ fn a_hub_model_is_fetched_once_and_decodes_like_its_folder() {
     let (endpoint, log) = Hub::of_folder(&folder).serve();
     let generate = |target: &str, endpoint: &str| {
         let arguments = ["generate", "--target", target, "--no-draft", "--prompt", "a", "--json"];
-        run(user.command(&arguments, endpoint).args(["--max-tokens", "12"]))
+        finished(user.command(&arguments, endpoint).args(["--max-tokens", "12"]))
     };
     let tokens = |output: &Output| {
         assert!(output.status.success(), "{}", stderr(output));
@@ -135,7 +131,7 @@ fn a_hub_data_set_reads_like_its_files_and_a_missing_file_names_what_there_is() 
     let output = user.inspect(&endpoint);
     assert_eq!(origins(&output), ["train.jsonl:1"], "the training file alone");
     assert_eq!(support::last_json(&stdout(&output))["rows"][0]["tokens"], 4);
-    let inspect = |address: &str| run(&mut user.inspect_command(address, &endpoint));
+    let inspect = |address: &str| finished(&mut user.inspect_command(address, &endpoint));
     let output = inspect("hf://some-org/text/test 1.jsonl@v1");
     assert_eq!(origins(&output), ["test 1.jsonl:1"]);
     let file = "GET /datasets/some-org/text/resolve/0123abc/test%201.jsonl";
@@ -207,7 +203,7 @@ fn commits_and_tags_that_leave_the_cache_are_refused() {
         }
     }
     let mut wrong = user.inspect_command("hf://some-org/text@../../../x", "http://127.0.0.1:1");
-    let output = run(&mut wrong);
+    let output = finished(&mut wrong);
     assert!(
         !output.status.success() && stderr(&output).contains("hf://org/name[/path][@revision]")
     );
@@ -227,7 +223,7 @@ fn the_token_goes_to_the_endpoint_alone() {
         hub.redirect = Some((store, redirects_all));
         let (endpoint, log) = hub.serve();
         let output =
-            run(user.inspect_command("hf://some-org/text", &endpoint).env("HF_TOKEN", TOKEN));
+            finished(user.inspect_command("hf://some-org/text", &endpoint).env("HF_TOKEN", TOKEN));
         assert_eq!(origins(&output), ["train.jsonl:1"]);
         let seen = stored.lock().expect("log");
         assert!(!seen.is_empty(), "the other host was asked: {}", stderr(&output));
@@ -245,7 +241,7 @@ fn the_token_is_read_from_the_environment_and_the_file() {
         let (endpoint, log) = Hub::of_text("abc").serve();
         let _ = std::fs::remove_dir_all(user.path("home/hub"));
         let mut command = user.inspect_command("hf://some-org/text", &endpoint);
-        let output = run(command.envs(variables.iter().copied()));
+        let output = finished(command.envs(variables.iter().copied()));
         assert_eq!(origins(&output), ["train.jsonl:1"]);
         let mut tokens: Vec<_> = log.lock().expect("log").iter().map(|r| r.1.clone()).collect();
         tokens.dedup();
@@ -266,7 +262,7 @@ fn the_token_is_not_sent_in_the_clear() {
     let elsewhere = "http://hub.example";
     let mut command = user.inspect_command("hf://some-org/text", elsewhere);
     command.env("HF_TOKEN", TOKEN).env("http_proxy", &proxy).env("HTTP_PROXY", &proxy);
-    let output = run(&mut command);
+    let output = finished(&mut command);
     assert_eq!(origins(&output), ["train.jsonl:1"]);
     let seen = log.lock().expect("log");
     assert!(!seen.is_empty() && seen.iter().all(|(_, token, _)| token.is_none()), "{seen:?}");
@@ -277,7 +273,7 @@ fn the_token_is_not_sent_in_the_clear() {
     let (proxy, _) = refused.serve();
     let mut command = user.inspect_command("hf://some-org/other", elsewhere);
     command.env("HF_TOKEN", TOKEN).env("http_proxy", &proxy).env("HTTP_PROXY", &proxy);
-    let text = refusal(&run(&mut command));
+    let text = refusal(&finished(&mut command));
     assert!(text.contains("401") && text.contains("https only"), "{text}");
 }
 
@@ -302,7 +298,7 @@ fn words_of_a_server_are_cleaned() {
         hub.refusal = Some(("403 Forbidden", body));
         let (endpoint, _) = hub.serve();
         let mut command = user.inspect_command("hf://some-org/text", &endpoint);
-        let text = refusal(&run(command.env("HF_TOKEN", TOKEN)));
+        let text = refusal(&finished(command.env("HF_TOKEN", TOKEN)));
         assert!(text.contains("403") && text.contains("***") && text.contains("access"), "{text}");
         assert!(!text.contains('\u{202e}'));
     }
@@ -377,11 +373,7 @@ fn what_a_hub_does_not_have_is_told_before_any_work() {
     std::fs::write(&config, text).expect("config");
     let config = config.display().to_string();
     let command = |arguments: &[&str], endpoint: &str| {
-        longdraft(arguments)
-            .env("HF_ENDPOINT", endpoint)
-            .env("HF_HOME", &home)
-            .output()
-            .expect("the binary starts")
+        finished(longdraft(arguments).env("HF_ENDPOINT", endpoint).env("HF_HOME", &home))
     };
     let check = ["config", "check", &config];
     let output = command(&check, "http://127.0.0.1:1");

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{last_json, longdraft, stderr, stdout, succeeded, told_by};
+use crate::support::{last_json, longdraft, require_words, stderr, stdout, succeeded, told_by};
 
 fn init(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = longdraft(&[&["init"], arguments].concat());
@@ -18,7 +18,6 @@ fn run(folder: &Path, arguments: &[&str]) -> Output {
     output
 }
 
-/// Runs a command that was printed.
 #[track_caller]
 fn run_printed(folder: &Path, command: &str) -> Output {
     let words = shlex::split(command).expect("a command");
@@ -52,15 +51,9 @@ fn without_any_answer_it_writes_what_runs() {
     let file = dir.path().join("longdraft.yaml");
     let text = std::fs::read_to_string(&file).expect("a file");
     require_comments(&text);
-    assert!(
-        text.contains("  method: glide\n") && text.contains("\noutput: runs/demonstration\n"),
-        "{text}"
-    );
+    require_words(&text, &["  method: glide\n", "\noutput: runs/demonstration\n"]);
     let told = stdout(&output);
-    assert!(
-        told.contains("wrote longdraft.yaml") && told.contains("longdraft train longdraft.yaml"),
-        "{told}"
-    );
+    require_words(&told, &["wrote longdraft.yaml", "longdraft train longdraft.yaml"]);
     let checked = run(dir.path(), &["config", "check", "longdraft.yaml"]);
     assert!(stdout(&checked).contains("1 configuration is fine"));
     let short =
@@ -93,17 +86,9 @@ fn every_purpose_and_method_gives_a_configuration_that_is_accepted() {
         for method in ["glide", "eagle3", "dflash", "dflash2", "dspark"] {
             let file = format!("{purpose}-{method}.yaml");
             let wanted = ["--for", purpose, "--method", method, "--yes", "--json"];
-            let more = [
-                "--data",
-                "my rows.jsonl",
-                "--data",
-                "shipped",
-                "--output",
-                "runs/x y",
-                "--time",
-                "90m",
-            ];
-            let output = init(dir.path(), &[&[file.as_str()], &wanted[..], &more].concat());
+            let data = ["--data", "my rows.jsonl", "--data", "shipped"];
+            let more = ["--output", "runs/x y", "--time", "90m"];
+            let output = init(dir.path(), &[&[file.as_str()], &wanted[..], &data, &more].concat());
             assert!(output.status.success(), "{file}: {}", stderr(&output));
             assert_eq!(last_json(&stdout(&output))["config"], file);
             let text = std::fs::read_to_string(dir.path().join(&file)).expect("a file");
@@ -113,8 +98,7 @@ fn every_purpose_and_method_gives_a_configuration_that_is_accepted() {
         }
     }
     let text = std::fs::read_to_string(dir.path().join("long-glide.yaml")).expect("a file");
-    assert!(text.contains("name: short") && text.contains("name: long"), "{text}");
-    assert!(text.contains("max_minutes: 45.0"), "{text}");
+    require_words(&text, &["name: short", "name: long", "max_minutes: 45.0"]);
 }
 
 #[test]
@@ -257,7 +241,6 @@ impl Person {
         }
     }
 
-    /// Waits for the question, and answers.
     fn answer(&mut self, question: &str, answer: &str) {
         let stdout = self.child.stdout.as_mut().expect("stdout");
         let at = loop {
@@ -304,10 +287,7 @@ fn questions_on_a_terminal_have_defaults_and_are_asked_again() {
     assert_eq!(code, Some(0), "{heard}");
     assert!(!heard.contains("Folder of the run"), "{heard}");
     let text = std::fs::read_to_string(dir.path().join("mine.yaml")).expect("a file");
-    assert!(
-        text.contains("  method: eagle3\n") && text.contains("  max_minutes: 10.0\n"),
-        "{text}"
-    );
+    require_words(&text, &["  method: eagle3\n", "  max_minutes: 10.0\n"]);
     run(dir.path(), &["config", "check", "mine.yaml"]);
 }
 

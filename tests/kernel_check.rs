@@ -1,16 +1,12 @@
 //! The ops' checks and timings through the binary.
 
-use crate::support::{fail, last_json, run, stdout, succeed};
-use serde_json::Value;
-
-fn lines(text: &str) -> Vec<Value> {
-    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
-}
+use crate::support::files::json_lines;
+use crate::support::{fail, fail_with, last_json, run, stdout, succeed};
 
 #[test]
 fn smoke_passes_on_the_cpu_with_a_line_a_case_and_a_summary() {
     let out = succeed(&["kernel-check", "--device", "cpu", "--smoke", "--json"]);
-    let mut lines = lines(&out);
+    let mut lines = json_lines(&out);
     let summary = lines.pop().expect("a summary");
     let count = lines.len() as u64;
     assert_eq!(summary, serde_json::json!({"checks": count, "passed": count, "pass": true}));
@@ -35,8 +31,7 @@ fn names_choose_ops_and_an_unknown_one_is_told() {
     let (checks, last) = out.trim_end().rsplit_once('\n').expect("lines");
     assert!(checks.lines().all(|line| line.starts_with("pass rope") || line.contains("swiglu")));
     assert!(last.ends_with("checks passed"), "{last}");
-    let text = fail(&["kernel-check", "rope", "flash", "--smoke"], 2);
-    assert!(text.contains("`flash`") && text.contains("rms_norm"), "{text}");
+    fail_with(&["kernel-check", "rope", "flash", "--smoke"], 2, &["`flash`", "rms_norm"]);
     fail(&["kernel-check", "--smoke", "--real"], 2);
     fail(&["kernel-check", "--repeat", "0"], 2);
 }
@@ -52,7 +47,7 @@ fn composed_ops_pass_too() {
 #[test]
 fn timings_are_finite_and_positive() {
     let out = succeed(&["kernel-check", "--bench", "--smoke", "--json"]);
-    let mut lines = lines(&out);
+    let mut lines = json_lines(&out);
     assert_eq!(lines.pop().expect("a summary")["pass"], true);
     for line in &lines {
         let rates = ["tflops", "gb_per_s", "host_us"];

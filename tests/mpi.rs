@@ -7,12 +7,11 @@ mod layers;
 use std::path::Path;
 use std::process::Output;
 
-use crate::support::ranks::{
-    assert_same_numbers, checkpoint, joined, metrics, metrics_with_clocks,
-};
-use crate::support::runs::draft_bytes;
+use crate::support::ranks::{assert_same_numbers, checkpoint, joined};
+use crate::support::runs::{draft_bytes, metrics, metrics_with_clocks};
 use crate::support::{
-    self, Workshop, last_json, mpirun, session_folder, stderr, stdout, succeed, told_by,
+    self, Workshop, last_json, mpirun, require_words, session_folder, stderr, stdout, succeed,
+    told_by,
 };
 use longdraft_data::token_stream::write_shard;
 use serde_json::Value;
@@ -72,8 +71,7 @@ fn mpi_ranks_train_a_glide_draft_like_one_process() {
         for rank in 0..ranks {
             let path = format!("{run}/logs/rank-{rank}.log");
             let log = std::fs::read_to_string(&path).expect("a log a rank");
-            assert!(log.contains(&format!("rank {rank} of {ranks} on ")), "{log}");
-            assert!(log.contains("step 6/6"), "{log}");
+            require_words(&log, &[&format!("rank {rank} of {ranks} on "), "step 6/6"]);
         }
         let files = std::fs::read_dir(&run).expect("run").flatten();
         let events = files.filter(|f| f.file_name().to_string_lossy().starts_with("events."));
@@ -323,7 +321,7 @@ fn memory_of_a_row(method: &[&str], tokens: usize, ranks: usize) -> f64 {
     support::write_target(&shop.target, &target);
     let text = "the cat sat on the mat. ".repeat(tokens / 24 + 1);
     let row = serde_json::json!({ "text": text }).to_string();
-    std::fs::write(shop.path("long.jsonl"), format!("{row}\n")).expect("text");
+    shop.write("long.jsonl", format!("{row}\n"));
     let (config, run) = (shop.config(), shop.path("run"));
     let set = [
         format!("output={run}"),
@@ -421,8 +419,7 @@ fn mpi_ranks_run_the_stages_of_a_curriculum() {
     let stages = "stages:\n- name: base\n- name: answers\n  start_from: best\n  \
                   data: {row_tokens: 256}\n  parallel: {zero: 1}\n";
     let text = text.replace("epochs: 3", "steps: 4\n  evaluate_every: 2\n  keep_best: true");
-    let config = shop.path("curriculum.yaml");
-    std::fs::write(&config, format!("{text}{stages}")).expect("curriculum");
+    let config = shop.write("curriculum.yaml", format!("{text}{stages}"));
     let train = |ranks: usize, more: &[&str]| {
         let run = shop.path(&format!("run-{ranks}-{}", more.len()));
         let output = format!("output={run}");

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use candle_core::quantized::GgmlDType;
-use candle_core::quantized::gguf_file::Value as Gguf;
 use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
 use serde_json::{Value, json};
 
 use crate::families::{latent, recurrent};
-use crate::support::gguf::{gguf_keys, write_gguf};
+use crate::support::gguf::{RECURRENT_SIZES, gguf_keys, numbers, write_gguf};
 use crate::support::{
-    add_block, change_gguf, fail, last_json, succeed, tiny_mixture, with, write_target,
+    add_block, change_gguf, fail, last_json, require_words, succeed, tiny_mixture, with,
+    write_target,
 };
 
 /// A tiny GLM-4.5.
@@ -85,27 +85,12 @@ fn a_block_is_measured_as_drafts_are() {
 fn a_gguf_file_gives_the_block_of_its_folder() {
     let dir = tempfile::tempdir().expect("tempdir");
     let mut config = recurrent("qwen3_5_text", true);
-    // As many value heads as key heads: converters leave their order.
     config["linear_num_value_heads"] = json!(2);
     let folder = dir.path().join("folder");
     write_target(&folder, &config);
     add_block(&folder, false, &|_, _| ());
-    let keys = gguf_keys(
-        "qwen35",
-        &config,
-        &[
-            ("block_count", Gguf::U32(5)),
-            ("nextn_predict_layers", Gguf::U32(1)),
-            ("rope.dimension_count", Gguf::U32(2)),
-            ("ssm.conv_kernel", Gguf::U32(4)),
-            ("ssm.state_size", Gguf::U32(8)),
-            ("ssm.group_count", Gguf::U32(2)),
-            ("ssm.time_step_rank", Gguf::U32(2)),
-            ("ssm.inner_size", Gguf::U32(12)),
-            ("full_attention_interval", Gguf::U32(2)),
-        ],
-    );
-    let keys: Vec<(&str, Gguf)> = keys.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+    let more = [("block_count", 5), ("nextn_predict_layers", 1), ("full_attention_interval", 2)];
+    let keys = gguf_keys("qwen35", &config, &numbers(&[&more[..], &RECURRENT_SIZES].concat()));
     let file = dir.path().join("model.gguf");
     write_gguf(&folder, &file, &keys, GgmlDType::F32);
     change_gguf(&file, &|_, tensors| {
@@ -164,14 +149,8 @@ fn a_target_without_a_block_and_blocks_of_wrong_shapes_are_told() {
         }
     });
     let told = refused(&["--mtp"], 1);
-    assert!(
-        told.contains("tensor `mtp.fc.weight` has shape [64, 32], [32, 64] expected"),
-        "{told}"
-    );
-    assert!(
-        told.contains("tensor `mtp.layers.0.mlp.up_proj.weight` [64, 32] is missing"),
-        "{told}"
-    );
+    require_words(&told, &["tensor `mtp.fc.weight` has shape [64, 32], [32, 64] expected"]);
+    require_words(&told, &["tensor `mtp.layers.0.mlp.up_proj.weight` [64, 32] is missing"]);
     // Without the option nothing is asked of it.
     succeed(&[&say[..], &["--no-draft"]].concat());
     assert!(refused(&["--mtp", "--draft", &target], 2).contains("cannot be used with"));

@@ -1,7 +1,7 @@
 //! Rows of which nothing is learned: some do not end a training, and if all are such the run is refused.
 
 use crate::support::runs::metrics;
-use crate::support::{Workshop, fail, last_json, run, stderr, stdout};
+use crate::support::{Workshop, fail_with, last_json, run, stderr, stdout, succeed};
 use serde_json::json;
 
 /// Rows of tokens: short ones whose second half is learned, and long ones of which only the end is.
@@ -13,8 +13,7 @@ fn rows_with_long_prompts(shop: &Workshop, (short, long): (usize, usize)) -> Str
     };
     let short = (0..short).map(|i| row(40 + i, 20));
     let rows: String = short.chain((0..long).map(|_| row(300, 290))).collect();
-    let path = shop.path("tokens.jsonl");
-    std::fs::write(&path, rows).expect("rows");
+    let path = shop.write("tokens.jsonl", rows);
     format!("data.train=[{{path: {path}, template: {{kind: tokens}}}}]")
 }
 
@@ -48,8 +47,7 @@ fn prompts_longer_than_a_row_do_not_end_a_training() {
 fn held_out_rows_of_long_prompts_leave_text_to_train_on() {
     let (shop, config) = Workshop::new().with_config();
     let data = rows_with_long_prompts(&shop, (0, 5));
-    let output = run(&["train", &config, &data, "data.held_out_rows=4", "train.epochs=1"]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    succeed(&["train", &config, &data, "data.held_out_rows=4", "train.epochs=1"]);
 }
 
 #[test]
@@ -57,7 +55,6 @@ fn rows_of_which_nothing_is_learned_are_refused_before_the_first_step() {
     let (shop, config) = Workshop::new().with_config();
     let data = rows_with_long_prompts(&shop, (0, 2));
     let cut = ["data.held_out_rows=0", "data.overlong=truncate"];
-    let text = fail(&[&["train", &config, &data], &cut[..]].concat(), 1);
-    assert!(text.contains("no token of the training text is learned"), "{text}");
-    assert!(text.contains("longdraft data inspect"), "{text}");
+    let words = ["no token of the training text is learned", "longdraft data inspect"];
+    fail_with(&[&["train", &config, &data], &cut[..]].concat(), 1, &words);
 }

@@ -13,7 +13,7 @@ use crate::support::files::{Changes, change_tensors};
 use crate::support::processes::wait_until;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    self, Workshop, fail, last_json, longdraft, run, stderr, succeed, succeeded, told_by,
+    self, Workshop, fail, fail_with, last_json, longdraft, run, stderr, succeed, succeeded, told_by,
 };
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
@@ -49,8 +49,7 @@ fn features_of_two_precisions_are_not_mixed() {
     let capture = ["capture", &config, &features];
     for command in [&online[..], &capture] {
         succeed(command);
-        let text = fail(&[command, &["precision=bf16"]].concat(), 1);
-        assert!(text.contains("precision was f32, now bf16"), "{text}");
+        fail_with(&[command, &["precision=bf16"]].concat(), 1, &["precision was f32, now bf16"]);
     }
     // Training from the store takes no pass of the target, but a run keeps the precision of its heads.
     let offline = |precision: &'static str, name: &str| -> Vec<String> {
@@ -77,17 +76,8 @@ fn a_target_that_was_fine_tuned_in_its_place_is_another_one() {
     let offline = ["train", &config, &features, "train.steps=4"];
     let output = format!("output={}", shop.path("online"));
     let online = ["train", &config, &output, "train.steps=4"];
-    let regenerate = [
-        "data",
-        "regenerate",
-        &prompts,
-        "--target",
-        &target,
-        "--output",
-        &answers,
-        "--max-tokens",
-        "4",
-    ];
+    let regenerate = ["data", "regenerate", &prompts, "--target", &target, "--output", &answers];
+    let regenerate = [&regenerate[..], &["--max-tokens", "4"]].concat();
     succeed(&["capture", &config, &features]);
     for command in [&offline[..], &online, &regenerate] {
         succeed(command);
@@ -97,11 +87,9 @@ fn a_target_that_was_fine_tuned_in_its_place_is_another_one() {
         Some(if is_tuned { (tensor * 1.5).expect("a product") } else { tensor })
     });
     for command in [&offline[..], &online] {
-        let text = fail(command, 1);
-        assert!(text.contains("target was"), "{text}");
+        fail_with(command, 1, &["target was"]);
     }
-    let text = fail(&regenerate, 1);
-    assert!(text.contains("was written with"), "{text}");
+    fail_with(&regenerate, 1, &["was written with"]);
     let told =
         run(&["generate", "--target", &target, "--draft", &shop.path("online"), "--prompt", "a"]);
     assert!(stderr(&told).contains("trained for another target"), "{}", stderr(&told));
@@ -150,8 +138,7 @@ fn offline_training_equals_online_training_bit_for_bit_and_needs_no_layers() {
     }
     // Without its layers the target cannot run.
     let output = format!("output={}", shop.path("more"));
-    let text = fail(&["train", &config, &output], 2);
-    assert!(text.contains("`target`: ") && text.contains("model.layers.0"), "{text}");
+    fail_with(&["train", &config, &output], 2, &["`target`: ", "model.layers.0"]);
 }
 
 #[test]
@@ -247,11 +234,7 @@ fn captures_killed_at_any_moment_and_shared_by_processes_end_with_the_same_bytes
 fn claims_of_complete_shards_go_when_the_capture_ends() {
     let shop = Workshop::of_four_layers();
     let (config, store) = (shop.config(), shop.path("store"));
-    let capture = || {
-        let output = support::run(&["capture", &config, &format!("train.features={store}")]);
-        assert!(output.status.success(), "{}", support::stderr(&output));
-        support::stderr(&output)
-    };
+    let capture = || support::noted(&["capture", &config, &format!("train.features={store}")]);
     let told = capture();
     let ends = told.lines().filter(|line| {
         let count = line.strip_prefix("captured the target's features of ");
@@ -277,8 +260,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let store = shop.path("features");
     let features = format!("train.features={store}");
     let train = ["train", &config, &features, "train.steps=6", "train.rows_per_step=8"];
-    let text = fail(&train, 2);
-    assert!(text.contains("no such folder") && text.contains("longdraft capture"), "{text}");
+    fail_with(&train, 2, &["no such folder", "longdraft capture"]);
     succeed(&["capture", &config, &features]);
     let before = support::files(&store);
     let path = shard(&store, 0);
@@ -298,8 +280,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
             None => std::fs::remove_file(&path).expect("remove"),
         }
         let output = format!("output={}", shop.path(&format!("run{index}")));
-        let text = fail(&[&train[..], &[&output]].concat(), 1);
-        assert!(text.contains("train-00000.safetensors") && text.contains(problem), "{text}");
+        fail_with(&[&train[..], &[&output]].concat(), 1, &["train-00000.safetensors", problem]);
         let untouched = shard(&store, 0).with_file_name("held_out-00000.safetensors");
         let time = |path: &Path| path.metadata().and_then(|data| data.modified()).expect("time");
         let held_out = time(&untouched);
@@ -314,8 +295,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let text = std::fs::read_to_string(&index).expect("index");
     let other = text.replace("train-00000.safetensors", "../train-00000.safetensors");
     std::fs::write(&index, other).expect("write");
-    let said = fail(&train, 2);
-    assert!(said.contains("is not a file of this store"), "{said}");
+    fail_with(&train, 2, &["is not a file of this store"]);
     std::fs::write(&index, text).expect("write");
     // Receipts and indexes that make no sense.
     for file in ["index.json", "recipe.json"] {
@@ -324,8 +304,7 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("write");
         // What `train` opens is tried before its work.
         let (command, code) = if file == "index.json" { ("train", 2) } else { ("capture", 1) };
-        let text = fail(&[command, &config, &features], code);
-        assert!(text.contains(file), "{text}");
+        fail_with(&[command, &config, &features], code, &[file]);
         std::fs::write(&path, bytes).expect("write");
     }
 }
@@ -379,14 +358,11 @@ fn stores_of_another_target_text_or_objective_are_refused() {
         ("draft.target_layers=[0,1,3]", "train features are layers "),
         ("draft.mask_rule=input", "the teacher of token"),
     ] {
-        let text = fail(&[&train[..], &[option]].concat(), 1);
-        assert!(text.contains(part), "{part} not in {text}");
+        fail_with(&[&train[..], &[option]].concat(), 1, &[part]);
     }
-    let text = fail(&[&capture[..], &["capture.dtype=f32", "train.seed=3"]].concat(), 1);
-    assert!(text.contains("dtype was bf16, now f32"), "{text}");
-    assert!(text.contains("train.seed was 0, now 3"), "{text}");
-    let text = fail(&["capture", &config], 2);
-    assert!(text.contains("train.features"), "{text}");
+    let words = ["dtype was bf16, now f32", "train.seed was 0, now 3"];
+    fail_with(&[&capture[..], &["capture.dtype=f32", "train.seed=3"]].concat(), 1, &words);
+    fail_with(&["capture", &config], 2, &["train.features"]);
     // Other weights of the same shape.
     let mut other = support::tiny_config("llama");
     other["num_hidden_layers"] = 4.into();
@@ -394,8 +370,7 @@ fn stores_of_another_target_text_or_objective_are_refused() {
     other["rope_theta"] = 500.0.into();
     support::write_target(&shop.target, &other);
     for command in [&capture, &train] {
-        let text = fail(command, 1);
-        assert!(text.contains("target was"), "{text}");
+        fail_with(command, 1, &["target was"]);
     }
 }
 

@@ -1,15 +1,13 @@
 //! Pretraining through the binary: from text to a scored artifact, grids, faults.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::support::files::lines_so_far;
+use crate::support::files::{lines_so_far, read_json, read_rows, repository};
 use crate::support::processes::{signal, start_kept, wait_until};
-use crate::support::{self, fail, last_json, run, stderr, stdout, succeed};
+use crate::support::{
+    self, fail, fail_with, last_json, require_words, run, shared, stderr, stdout, succeed,
+};
 use serde_json::{Value, json};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// Text, a tokenizer, shards and a configuration.
 struct Shop {
@@ -119,13 +117,8 @@ fn text_becomes_a_scored_artifact_and_every_command_reads_it() {
     // Text is encoded with the same tokenizer, and has the bytes that it has.
     let rows = shop.path("rows.jsonl");
     let text = score_of(&artifact, &rows, &[]);
-    let bytes: usize = std::fs::read_to_string(&rows)
-        .expect("rows")
-        .lines()
-        .map(|line| {
-            serde_json::from_str::<Value>(line).expect("row")["text"].as_str().expect("text").len()
-        })
-        .sum();
+    let rows = read_rows(&rows);
+    let bytes: usize = rows.iter().map(|row| row["text"].as_str().expect("text").len()).sum();
     assert_eq!(text["bytes"].as_u64(), Some(bytes as u64));
     // Finished: nothing is left to do, and the report reads the run.
     let again = last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
@@ -140,9 +133,8 @@ fn a_step_whose_score_was_interrupted_is_scored_when_the_run_goes_on() {
     let shop = Shop::new();
     let train = || last_json(&succeed(&["lm", "train", &shop.config, "--json"]));
     let scored = || -> Vec<Value> {
-        let text = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
-        let records = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        records.filter(|record: &Value| record["held_out"].is_object()).collect()
+        let records = read_rows(shop.path("run/metrics.jsonl")).into_iter();
+        records.filter(|record| record["held_out"].is_object()).collect()
     };
     train();
     let before = scored();
@@ -176,9 +168,8 @@ fn quantize_writes_reads_back_and_scores_in_every_form() {
         sizes.push(file);
     }
     assert!(sizes[0] < sizes[1] && sizes[2] < sizes[1], "{sizes:?}");
-    let text =
-        fail(&["lm", "quantize", &run_folder, "--output", &output, "--code-bytes", "16000000"], 1);
-    assert!(text.contains("beyond the limit of 16000000"), "{text}");
+    let command = ["lm", "quantize", &run_folder, "--output", &output, "--code-bytes", "16000000"];
+    fail_with(&command, 1, &["beyond the limit of 16000000"]);
     let text = fail(&["lm", "quantize", &run_folder, "--output", &output, "--levels", "31"], 2);
     assert!(text.contains("--format modern"), "{text}");
     // Damaged and foreign files.
@@ -239,16 +230,11 @@ fn a_run_is_interrupted_with_an_exit_code_and_extended_on_demand() {
 
     succeed(&["lm", "train", &shop.config]);
     let longer = ["lm", "train", &shop.config, "train.steps=6"];
-    let text = fail(&longer, 1);
-    assert!(text.contains("was 4, now 6") && text.contains("--extend"), "{text}");
-    let text = fail(&["lm", "train", &shop.config, "--extend"], 1);
-    assert!(text.contains("nothing to extend"), "{text}");
+    fail_with(&longer, 1, &["was 4, now 6", "--extend"]);
+    fail_with(&["lm", "train", &shop.config, "--extend"], 1, &["nothing to extend"]);
     let extended = run(&[&longer[..], &["--extend", "--json"]].concat());
     let told = support::stderr(&extended);
-    assert!(
-        told.contains("multiplier of every rate after step 4 goes from 0.000 to 0.667"),
-        "{told}"
-    );
+    require_words(&told, &["multiplier of every rate after step 4 goes from 0.000 to 0.667"]);
     assert_eq!(last_json(&stdout(&extended))["steps"], 6);
     assert!(fail(&["lm", "train", &shop.config], 1).contains("cannot become shorter"));
 }
@@ -260,8 +246,7 @@ fn wrong_configurations_and_data_are_named() {
     let train = [&train[..], &["model.num_attention_heads=3"]].concat();
     let text = fail(&[&train[..], &["+model.num_attention_head=2"]].concat(), 2);
     assert!(text.contains("did you mean `num_attention_heads`"), "{text}");
-    let text = fail(&train, 2);
-    assert!(text.contains("tokens_per_step") && text.contains("num_attention_heads"), "{text}");
+    fail_with(&train, 2, &["tokens_per_step", "num_attention_heads"]);
     // What belongs to drafts is refused, by a plan too.
     for (key, reason) in [
         ("parallel.zero=3", "spreads a draft and its target"),
@@ -271,20 +256,17 @@ fn wrong_configurations_and_data_are_named() {
         ("precision=stored", "holds a draft's target"),
     ] {
         for more in [&[][..], &["--plan"]] {
-            let text = fail(&[&["lm", "train", &shop.config, key], more].concat(), 2);
-            assert!(text.contains(reason), "{reason} not in {text}");
+            fail_with(&[&["lm", "train", &shop.config, key], more].concat(), 2, &[reason]);
         }
     }
     let text = fail(&["lm", "train", &shop.config, "model.vocab_size=40"], 2);
     assert!(text.contains("beyond the vocabulary of 40"), "{text}");
     succeed(&["lm", "train", &shop.config]);
-    let text = fail(&["lm", "train", &shop.config, "train.seed=5"], 1);
-    assert!(text.contains("train.seed was 1337, now 5"), "{text}");
+    fail_with(&["lm", "train", &shop.config, "train.seed=5"], 1, &["train.seed was 1337, now 5"]);
     let kept = std::fs::read_to_string(shop.path("run/config.yaml")).expect("config.yaml");
     assert!(kept.contains("seed: 1337"), "{kept}");
-    let text =
-        fail(&["lm", "score", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")], 2);
-    assert!(text.contains("--tokenizer"), "{text}");
+    let command = ["lm", "score", &shop.path("run"), "--data", &shop.path("data/val_000000.bin")];
+    fail_with(&command, 2, &["--tokenizer"]);
     let (rows, output) = (shop.path("rows.jsonl"), shop.path("t"));
     fail(&["data", "tokenizer", &rows, "--vocabulary", "9", "--output", &output], 1);
 }
@@ -292,7 +274,7 @@ fn wrong_configurations_and_data_are_named() {
 #[test]
 fn shipped_configurations_compose() {
     for name in ["baseline", "pr96", "modern", "books", "demonstration"] {
-        let config = root().join(format!("conf/pretrain/{name}.yaml")).display().to_string();
+        let config = repository(&format!("conf/pretrain/{name}.yaml")).display().to_string();
         // The data is not there: the configuration itself is in order.
         let folder = tempfile::tempdir().expect("tempdir");
         let output = format!("output={}", folder.path().join("run").display());
@@ -306,16 +288,14 @@ fn shipped_configurations_compose() {
 #[test]
 fn old_names_of_the_commands_work_and_say_the_new_ones() {
     let shop = Shop::new();
-    let output = support::succeeded(run(&["pretrain", &shop.config]));
-    assert!(support::stderr(&output).contains("`longdraft lm train`"));
+    assert!(support::noted(&["pretrain", &shop.config]).contains("`longdraft lm train`"));
     let bin = shop.path("data/val_000000.bin");
     let (folder, data) = (shop.path("run"), shop.path("data"));
     for (old, new) in [
         (vec!["eval", "bpb", &folder, "--data", &bin, "--tokenizer", &data], "lm score"),
         (vec!["quantize", &folder, "--output", &shop.path("old.ldq")], "lm quantize"),
     ] {
-        let output = support::succeeded(run(&old));
-        assert!(support::stderr(&output).contains(new), "{}", support::stderr(&output));
+        support::require_words(&support::noted(&old), &[new]);
     }
     let help = succeed(&["--help"]);
     assert!(!help.contains("pretrain") && help.contains("  lm "), "{help}");
@@ -324,7 +304,7 @@ fn old_names_of_the_commands_work_and_say_the_new_ones() {
 #[test]
 fn the_keys_in_the_docs_are_those_of_the_types() {
     let page =
-        std::fs::read_to_string(root().join("docs/reference/pretraining-keys.md")).expect("page");
+        std::fs::read_to_string(repository("docs/reference/pretraining-keys.md")).expect("page");
     let (_, keys) = page.split_once("# Keys\n").expect("keys");
     let schema = succeed(&["config", "schema", "--pretrain", "--markdown"]);
     assert_eq!(
@@ -353,13 +333,8 @@ fn a_target_is_scored_over_text() {
 
 #[test]
 fn the_reference_stream_is_scored_exactly() {
-    let golden = root().join("../shared/golden/pretrain/tied-l4-d64");
-    if !golden.exists() {
-        eprintln!("skipped: {} is not there", golden.display());
-        return;
-    }
-    let text = std::fs::read_to_string(golden.join("meta.json")).expect("meta");
-    let meta: Value = serde_json::from_str(&text).expect("JSON");
+    let Some(golden) = shared("golden/pretrain/tied-l4-d64") else { return };
+    let meta = read_json(golden.join("meta.json"));
     let given = &meta["config"];
     let keys = [
         "vocab_size",
@@ -416,8 +391,7 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     succeed(&[&["lm", "train", &shop.config][..], &llama].concat());
     let (file, data) = (shop.path("model.gguf"), shop.path("data"));
     let quantize = ["lm", "quantize", &shop.path("run"), "--output", &file, "--json"];
-    let text = fail(&quantize, 2);
-    assert!(text.contains("--tokenizer"), "{text}");
+    fail_with(&quantize, 2, &["--tokenizer"]);
     let out = last_json(&succeed(&[&quantize[..], &["--tokenizer", &data]].concat()));
     assert!(out["bytes"].as_u64() > Some(1000), "{out}");
 
@@ -442,24 +416,14 @@ fn a_llama_becomes_a_file_that_generates_and_takes_drafts() {
     };
     let (of_file, of_folder) = (bits(&file, &[]), bits(&folder, &["--tokenizer", &data]));
     assert!((of_file - of_folder).abs() < 0.02 * of_folder, "{of_file} and {of_folder}");
-    let out = succeed(&[
-        "generate",
-        "--target",
-        &file,
-        "--no-draft",
-        "--prompt",
-        "the cat",
-        "--max-tokens",
-        "4",
-        "--json",
-    ]);
+    let few = ["generate", "--target", &file, "--no-draft", "--prompt", "the cat"];
+    let out = succeed(&[&few[..], &["--max-tokens", "4", "--json"]].concat());
     assert!(last_json(&out)["tokens"].is_array());
 
     succeed(&["lm", "train", &shop.config, &format!("output={}", shop.path("baseline"))]);
     let baseline =
         ["lm", "quantize", &shop.path("baseline"), "--output", &file, "--tokenizer", &data];
-    let text = fail(&baseline, 1);
-    assert!(text.contains("architecture: llama"), "{text}");
+    fail_with(&baseline, 1, &["architecture: llama"]);
     // Nothing makes a target of this one, with a tokenizer or without.
     let folder = shop.path("baseline/checkpoints/last");
     for place in [&shop.path("baseline"), &folder] {

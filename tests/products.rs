@@ -4,7 +4,7 @@ use longdraft_kernels::dispatch::{has_avx2_fma, has_avx512};
 use serde_json::json;
 
 use crate::support::runs::{draft_bytes, metrics, trained_alike_from_a_store};
-use crate::support::{Workshop, fail, succeed, tiny_config, with, write_target};
+use crate::support::{Workshop, fail, fail_with, succeed, tiny_config, with, write_target};
 
 /// Rows of a target that is large enough for rounded factors.
 const ROWS: [&str; 4] =
@@ -49,8 +49,7 @@ fn rounded_products_train_nearly_the_same_and_a_run_keeps_to_its_own() {
         }
         let output = format!("output={rounded}");
         let more = ["train", &config, &output, "products=f32", "train.steps=6"];
-        let told = fail(&[&more[..], &ROWS[..2], method].concat(), 1);
-        assert!(told.contains("products was rounded, now f32"), "{told}");
+        fail_with(&[&more[..], &ROWS[..2], method].concat(), 1, &["products was rounded, now f32"]);
     }
 }
 

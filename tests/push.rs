@@ -1,14 +1,16 @@
 //! `push` against a hub that runs on this machine for the test.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufReader, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
+use crate::support::server::{self, Asked};
 use crate::support::{
-    self, Workshop, last_json, longdraft, stderr, stdout, succeed, succeeded, told_by,
+    self, Workshop, finished, last_json, longdraft, require_words, stderr, stdout, succeed,
+    succeeded, told_by,
 };
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -34,25 +36,12 @@ enum Behaviour {
 }
 
 fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stream.try_clone()?);
-    let mut first = String::new();
-    reader.read_line(&mut first)?;
-    let mut headers = HashMap::new();
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header)?;
-        let Some((name, value)) = header.trim().split_once(':') else { break };
-        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
-    }
-    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body)?;
-    let line = first.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
-    let parsed: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
+    let asked = Asked::read(&mut BufReader::new(stream.try_clone()?))?;
+    let parsed: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
+    let path = asked.path().to_owned();
     let (status, out) = match path.as_str() {
         _ if how == Behaviour::Forbidden => {
-            let token = headers.get("authorization").cloned().unwrap_or_default();
+            let token = asked.header("authorization").unwrap_or_default();
             let said = format!("you may not write here\u{1b}[2J\r\n{token}");
             ("403 Forbidden", json!({ "error": said }))
         }
@@ -94,7 +83,8 @@ fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::
         "/api/models/org/draft/commit/main" => ("200 OK", json!({"commitUrl": "hub/commit/1"})),
         _ => ("200 OK", json!({})),
     };
-    log.lock().expect("log").push((line, headers.get("authorization").cloned(), body));
+    let authorization = asked.header("authorization");
+    log.lock().expect("log").push((asked.line, authorization, asked.body));
     let out = out.to_string();
     write!(
         stream,
@@ -104,18 +94,10 @@ fn answer(mut stream: TcpStream, base: &str, how: Behaviour, log: &Log) -> std::
     )
 }
 
-/// Serves until the test process ends.
 fn serve(how: Behaviour) -> (String, Log) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let base = format!("http://{}", listener.local_addr().expect("address"));
     let log = Log::default();
-    let (own, at) = (Arc::clone(&log), base.clone());
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let _ = answer(stream, &at, how, &own);
-        }
-    });
-    (base, log)
+    let own = Arc::clone(&log);
+    (server::serve("127.0.0.1", move |base, stream| answer(stream, base, how, &own)), log)
 }
 
 /// An exported draft with an evaluation beside its run.
@@ -126,7 +108,7 @@ fn exported(shop: &Workshop) -> PathBuf {
     let train = ["train", &shop.config(), "draft.method=eagle3", "data.anchor.enabled=false"];
     succeed(&[&train[..], &["draft.draft_vocab_size=60", "train.steps=2"]].concat());
     let rows = "{\"prompt\": \"the cat\"}\n{\"prompt\": \"on the mat\"}\n";
-    std::fs::write(shop.path("prompts.jsonl"), rows).expect("prompts");
+    shop.write("prompts.jsonl", rows);
     let (run, target, folder) = (shop.path("run"), shop.target(), shop.path("export"));
     succeed(&["extract", &run]);
     let draft = shop.path("run/draft");
@@ -139,12 +121,9 @@ fn exported(shop: &Workshop) -> PathBuf {
 }
 
 fn push(shop: &Workshop, endpoint: &str, more: &[&str]) -> Output {
-    longdraft(&["push", &shop.path("export"), "org/draft", "--license", "apache-2.0"])
-        .args(more)
-        .env("HF_ENDPOINT", endpoint)
-        .env("HF_TOKEN", "hf_secret")
-        .output()
-        .expect("the binary starts")
+    let export = shop.path("export");
+    let mut command = longdraft(&["push", &export, "org/draft", "--license", "apache-2.0"]);
+    finished(command.args(more).env("HF_ENDPOINT", endpoint).env("HF_TOKEN", "hf_secret"))
 }
 
 #[test]
@@ -237,10 +216,7 @@ fn refusals_say_why_and_broken_exports_stay() {
     let folder = exported(&shop);
     let (endpoint, _) = serve(Behaviour::Forbidden);
     let text = told_by(&push(&shop, &endpoint, &[]), 1);
-    assert!(
-        text.contains("403: you may not write here") && text.contains("write access"),
-        "{text}"
-    );
+    require_words(&text, &["403: you may not write here", "write access"]);
     assert!(!text.contains("hf_secret") && !text.contains('\u{1b}'), "{text:?}");
     let (endpoint, log) = serve(Behaviour::Moved);
     let text = told_by(&push(&shop, &endpoint, &[]), 1);

@@ -12,18 +12,9 @@ fn stages_draft_figures_and_page_come_from_the_binary_alone() {
     let output = folder.path().join("quick start");
     let run = output.display().to_string();
     let quickstart = || {
-        let mut command = longdraft(&[
-            "quickstart",
-            "--output",
-            &run,
-            "--questions",
-            "2",
-            "train.steps=2",
-            "data.row_tokens=256",
-            "train.features=online",
-            "data.held_out_rows=1",
-            "--json",
-        ]);
+        let short = ["train.steps=2", "data.row_tokens=256", "data.held_out_rows=1"];
+        let mut command = longdraft(&["quickstart", "--output", &run, "--questions", "2"]);
+        command.args(short).args(["train.features=online", "--json"]);
         command.current_dir(folder.path()).env_remove("HOME").env_remove("XDG_CACHE_HOME");
         for proxy in ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"] {
             command.env(proxy, NOBODY);

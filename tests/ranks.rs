@@ -5,14 +5,14 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
+use crate::support::files::read_json;
 use crate::support::ranks::{
-    SOON, assert_same_numbers, checkpoint, joined, metrics, process_of, signal_after_a_save, wait,
+    SOON, assert_same_numbers, checkpoint, joined, process_of, signal_after_a_save, wait,
 };
-use crate::support::runs::draft_bytes;
+use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    Workshop, fail, last_json, longdraft, stderr, stdout, succeed, succeeded, told_by,
+    Workshop, fail, fail_with, finished, last_json, longdraft, require_words, stderr, stdout,
+    succeed, succeeded, told_by,
 };
 
 /// Starts the binary with its output kept.
@@ -87,9 +87,7 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
     stranger.wait().expect("reap");
     assert_same_numbers(&metrics(&shop.path("plain")), &metrics(&shop.path("run")));
     // What contradicts is told before any work.
-    let wrong = of("2", &[]).output().expect("starts");
-    assert_eq!(wrong.status.code(), Some(2), "{}", stderr(&wrong));
-    assert!(stderr(&wrong).contains("rank 2 is not below"), "{}", stderr(&wrong));
+    require_words(&told_by(&finished(&mut of("2", &[])), 2), &["rank 2 is not below"]);
     let other = of("0", &[]).args(["--ranks", "3"]).output().expect("starts");
     assert!(stderr(&other).contains("a launcher started 2 processes"), "{}", stderr(&other));
 }
@@ -152,8 +150,7 @@ fn the_rank_that_hangs_is_named_also_where_others_wait_for_each_other() {
     let child = started(&joined(&[&["train", &config], &set, &["--ranks", "3"]]));
     signal_after_a_save(&run, 2, "-STOP");
     let text = told_by(&wait(child), 1);
-    assert!(text.contains("no answer for 8 s of rank 2 on "), "{text}");
-    assert!(text.contains("its process is stopped"), "{text}");
+    require_words(&text, &["no answer for 8 s of rank 2 on ", "its process is stopped"]);
     assert_ends(&process_of(&run, 2).expect("a log a rank"));
 }
 
@@ -167,8 +164,7 @@ fn a_rank_that_is_asked_to_stop_lets_all_save_first() {
     let output = wait(child);
     assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
     let out = last_json(&stdout(&output));
-    let text = std::fs::read_to_string(checkpoint(&run).join("state.json")).expect("state");
-    let state: Value = serde_json::from_str(&text).expect("JSON");
+    let state = read_json(checkpoint(&run).join("state.json"));
     assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
 }
 
@@ -193,8 +189,7 @@ fn what_cannot_be_started_is_refused() {
     fail(&["train", &config, "--ranks", "0"], 2);
     fail(&["train", &config, "--ranks", "2", "--gpus", "2"], 2);
     // No machine of the tests has so many.
-    let text = fail(&["train", &config, "--gpus", "1024"], 2);
-    assert!(text.contains("cuda:1023") && text.contains("hint: "), "{text}");
+    fail_with(&["train", &config, "--gpus", "1024"], 2, &["cuda:1023", "hint: "]);
     assert!(!std::path::Path::new(&shop.path("run")).exists(), "nothing was begun");
 }
 

@@ -1,6 +1,7 @@
 //! Files that other programs read: bytes fixed once a real reader approved them, and the light
 //! readers themselves where `scripts/test` installed them.
 
+use crate::broken_exports::options;
 use crate::support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +12,7 @@ use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
 use longdraft_models::weights::pth;
 use longdraft_models::weights::safetensors::save;
-use longdraft_serving::{ExportOptions, Profile, Provenance, TargetFacts, WeightType, export};
+use longdraft_serving::{Profile, TargetFacts, export};
 
 /// Three tensors of every type that drafts are written in.
 fn tensors() -> Vec<(String, Tensor)> {
@@ -76,15 +77,8 @@ fn tiny_export(folder: &Path, profile: Profile) -> PathBuf {
     let embedding = facts.target.hold_ends().and_then(|ends| ends.embedding());
     let embedding = embedding.expect("embedding");
     let draft = Eagle3Draft::initialise(&config, map, &embedding, 3).expect("draft");
-    let options = ExportOptions {
-        profile,
-        dtype: Some(WeightType::F32),
-        embedding: true,
-        draft_len: 3,
-        provenance: Provenance::default(),
-    };
     let place = folder.join(profile.name());
-    export(&draft, &facts, &options, &place).expect("export");
+    export(&draft, &facts, &options(profile), &place).expect("export");
     place
 }
 

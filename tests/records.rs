@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{Workshop, fail, last_json, succeed};
+use crate::support::{Workshop, fail, fail_with, last_json, succeed};
 use candle_core::{DType, Device, Tensor};
 use longdraft_models::LayerId;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
@@ -188,8 +188,7 @@ fn what_records_cannot_serve_is_refused_with_a_reason() {
     let in_place = arguments(&shop, "hidden_states");
     let text = fail(&call("train", &config, &[&in_place]), 2);
     assert!(text.contains("data_99.ckpt.gz is compressed: unpack such records first"), "{text}");
-    let text = fail(&call("capture", &config, &[&in_place]), 1);
-    assert!(text.contains("name another place for the store"), "{text}");
+    fail_with(&call("capture", &config, &[&in_place]), 1, &["name another place for the store"]);
     assert!(!folder.join("recipe.json").exists());
     let text = fail(&["data", "records", &shop.path("target"), "--output", "x.jsonl"], 1);
     assert!(text.contains("no record of an engine"), "{text}");

@@ -1,6 +1,7 @@
 //! `longdraft report` through the binary.
 
-use crate::support::{self, Workshop, fail, last_json, succeed};
+use crate::support::files::read_rows;
+use crate::support::{self, Workshop, fail, fail_with, last_json, succeed};
 
 /// Markup that would reach over the network or run something.
 const FORBIDDEN: [&str; 8] =
@@ -94,10 +95,9 @@ fn a_curriculum_is_one_run_with_marked_stages() {
         let output = format!("output={}/{stage}", shop.path("curriculum"));
         succeed(&["train", &shop.config(), &output, "train.steps=3"]);
     }
-    let file = shop.path("curriculum/curriculum.json");
     let stages = r#"{"stages": [{"name": "base <1k>", "output": "one"},
         {"name": "long & far", "output": "two"}, {"name": "later", "output": "three"}]}"#;
-    std::fs::write(&file, stages).expect("curriculum");
+    shop.write("curriculum/curriculum.json", stages);
     let out = support::run(&["report", &shop.path("curriculum"), "--json"]);
     assert!(support::stderr(&out).contains("warning: skipped"), "{}", support::stderr(&out));
     let out = last_json(&support::stdout(&out));
@@ -121,9 +121,7 @@ fn torn_and_malformed_lines_do_not_stop_a_report() {
     let lines = text.lines().count();
     text.push_str("<script>alert(1)</script>\n{\"step\": 9, \"tok");
     std::fs::write(&path, text).expect("metrics");
-    let out = support::run(&["report", &shop.path("run")]);
-    let said = support::stderr(&out);
-    assert!(out.status.success(), "{said}");
+    let said = support::noted(&["report", &shop.path("run")]);
     assert!(said.contains(&format!("metrics.jsonl:{}: expected value", lines + 1)), "{said}");
     assert_eq!(count(&said, "warning:"), 1, "{said}");
     let page = page(&shop.path("run/report.html"));
@@ -134,10 +132,8 @@ fn torn_and_malformed_lines_do_not_stop_a_report() {
 #[test]
 fn a_run_without_metrics_is_named_with_what_was_looked_for() {
     let shop = Workshop::new();
-    let text = fail(&["report", &shop.path("target"), &shop.path("absent")], 2);
-    for part in ["target: no metrics", "absent: no such directory", "metrics.jsonl", "hint: "] {
-        assert!(text.contains(part), "{part} not in {text}");
-    }
+    let words = ["target: no metrics", "absent: no such directory", "metrics.jsonl", "hint: "];
+    fail_with(&["report", &shop.path("target"), &shop.path("absent")], 2, &words);
     succeed(&["train", &shop.config(), "train.steps=1"]);
     let folder = shop.path("target");
     let text = fail(&["report", &shop.path("run"), "--output", &folder], 1);
@@ -217,8 +213,8 @@ fn a_long_run_is_thinned_but_keeps_its_spikes() {
         .collect();
     std::fs::write(folder.path().join("metrics.jsonl"), lines).expect("metrics");
     let run = folder.path().display().to_string();
-    let out = support::succeeded(support::run(&["report", &run]));
-    assert!(support::stderr(&out).contains("config.yaml"), "a missing configuration is told");
+    let told = support::noted(&["report", &run]);
+    assert!(told.contains("config.yaml"), "a missing configuration is told");
     let page = page(&format!("{run}/report.html"));
     assert!(page.len() < 100_000, "{} bytes", page.len());
     // The spike sets the range: the axis reaches to it.
@@ -245,9 +241,7 @@ fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
     let top_k = ["teacher.soft_targets=top_k", "teacher.top_k=8", "train.evaluate_every=2"];
     succeed(&[&["train", &shop.config(), "train.steps=4"][..], &top_k].concat());
     let run = shop.path("run");
-    let log = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
-    let records: Vec<serde_json::Value> =
-        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let records = read_rows(shop.path("run/metrics.jsonl"));
     let held_out = &records.iter().find(|r| r.get("held_out").is_some()).expect("one")["held_out"];
     let of_training = &records[0]["measured_against"];
     assert_ne!(of_training["loss"], held_out["measured_against"]["loss"]);
@@ -289,7 +283,7 @@ fn training_and_held_out_rows_share_a_chart_where_they_are_one_quantity() {
         format!("{record}\n")
     };
     let old: String = records.into_iter().map(strip).collect();
-    std::fs::write(shop.path("run/metrics.jsonl"), old).expect("metrics");
+    shop.write("run/metrics.jsonl", old);
     succeed(&["report", &run]);
     let drawn = charts(&page(&format!("{run}/report.html")));
     assert!(drawn.iter().any(|chart| together(chart).0), "{drawn:?}");

@@ -85,7 +85,8 @@ fn a_configuration_has_variables_that_options_go_over() {
     succeed(&[&train[..], &[off]].concat());
     // Rows are tried with the variables of each stage that reads them.
     let text = std::fs::read_to_string(&config).expect("a configuration");
-    let stages = "stages:\n- name: plain\n- name: tried\n  data: {chat_template_kwargs: {effort: low}}\n";
+    let stages =
+        "stages:\n- name: plain\n- name: tried\n  data: {chat_template_kwargs: {effort: low}}\n";
     let text = text.replace("rows.jsonl", "good.jsonl") + stages;
     let curriculum = shop.path("curriculum.yaml");
     std::fs::write(&curriculum, text).expect("written");

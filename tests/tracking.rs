@@ -4,9 +4,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::files::lines_so_far;
+use crate::support::files::{lines_so_far, repository};
 use crate::support::processes::killed_when;
-use crate::support::{self, Workshop, longdraft, stderr, succeed, succeeded, told_by};
+use crate::support::{
+    self, Workshop, finished, longdraft, noted, require_words, stderr, succeed, succeeded, told_by,
+};
 
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -37,7 +39,7 @@ fn tensorboard_shows_every_step_of_a_killed_run_once() {
         eprintln!("skipped: LONGDRAFT_READERS names no Python (scripts/test sets it)");
         return;
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/readers/tracking.py");
+    let script = repository("scripts/readers/tracking.py");
     let read = Command::new(python).arg(script).arg(&run).arg("tensorboard").output();
     let read = succeeded(read.expect("python runs"));
     assert!(support::stdout(&read).contains("points equal metrics.jsonl"));
@@ -48,13 +50,9 @@ fn trackers_that_fail_do_not_stop_training() {
     let shop = Workshop::new();
     // A file where W&B wants its folder; nobody listens on port 1.
     std::fs::create_dir(shop.folder.path().join("run")).expect("run");
-    std::fs::write(shop.path("run/wandb"), "").expect("file");
-    let output = longdraft(&["train", &shop.config(), "train.steps=3"])
-        .args(["tracking.report_to=[mlflow, wandb]", "tracking.mlflow.uri=http://127.0.0.1:1"])
-        .output()
-        .expect("the binary starts");
-    let said = stderr(&output);
-    assert!(output.status.success(), "{said}");
+    shop.write("run/wandb", "");
+    let more = ["tracking.report_to=[mlflow, wandb]", "tracking.mlflow.uri=http://127.0.0.1:1"];
+    let said = noted(&[&["train", &shop.config(), "train.steps=3"], &more[..]].concat());
     let warnings: Vec<&str> = said.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(warnings.len(), 2, "{said}");
     assert!(
@@ -79,15 +77,11 @@ fn a_key_uploads_the_run_and_is_written_nowhere() {
     std::fs::set_permissions(&program, executable).expect("permissions");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let train = |mode: &str| {
-        let output = longdraft(&["train", &shop.config(), "train.steps=3"])
-            .args(["tracking.report_to=[wandb, swanlab]", &format!("output={}", shop.path(mode))])
-            .env("PATH", &path)
-            .env("WANDB_API_KEY", key)
-            .env("WANDB_MODE", mode)
-            .output()
-            .expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
-        stderr(&output)
+        let mut command = longdraft(&["train", &shop.config(), "train.steps=3"]);
+        command.arg("tracking.report_to=[wandb, swanlab]");
+        command.arg(format!("output={}", shop.path(mode))).env("PATH", &path);
+        command.env("WANDB_API_KEY", key).env("WANDB_MODE", mode);
+        stderr(&succeeded(finished(&mut command)))
     };
     let said = train("online");
     assert!(said.contains("W&B: uploaded"), "{said}");
@@ -113,10 +107,7 @@ fn a_password_in_the_configuration_is_refused() {
     let shop = Workshop::new();
     let uri = "tracking.mlflow.uri=http://me:secret@host";
     let said = support::fail(&["train", &shop.config(), uri, "tracking.project=a/b"], 2);
-    assert!(
-        said.contains("MLFLOW_TRACKING_PASSWORD") && said.contains("tracking.project"),
-        "{said}"
-    );
+    require_words(&said, &["MLFLOW_TRACKING_PASSWORD", "tracking.project"]);
     assert!(!said.contains("secret"), "{said}");
 }
 
@@ -129,7 +120,6 @@ fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
     std::fs::create_dir(&hidden).expect("folder");
     std::fs::rename(&shop.target, hidden.join("target")).expect("target");
     std::fs::rename(shop.path("rows.jsonl"), hidden.join("rows.jsonl")).expect("rows");
-    let config = shop.path("secret.yaml");
     let text = format!(
         "target: '${{oc.env:MY_SECRET}}/target'\noutput: {}\ndata:\n  train:\n    \
          - path: '${{oc.env:MY_SECRET}}/rows.jsonl'\n  held_out_rows: 2\n  row_tokens: 128\n\
@@ -137,7 +127,7 @@ fn values_of_the_environment_stay_out_of_everything_that_a_run_writes() {
          tracking:\n  report_to: [tensorboard, wandb, swanlab]\n  name: 'job-${{oc.env:JOB}}'\n",
         shop.path("run")
     );
-    std::fs::write(&config, text).expect("config");
+    let config = shop.write("secret.yaml", text);
     let run_with = |arguments: &[&str], variables: &[(&str, &str)]| {
         let mut command = longdraft(arguments);
         command.env_remove("MY_SECRET").env_remove("STEPS").env("JOB", "7");

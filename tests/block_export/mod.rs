@@ -5,7 +5,7 @@ mod misread;
 use crate::support::files::{change_json, copy_files, read_json as read, read_tensors};
 use crate::support::runs::{drafted, written_plainly};
 use crate::support::{
-    Workshop, fail, last_json, run, stdout, succeed, tiny_config, with, write_target,
+    Workshop, fail, fail_with, last_json, run, stdout, succeed, tiny_config, with, write_target,
 };
 use candle_core::Tensor;
 use longdraft_models::weights::gguf::header::Header;
@@ -183,8 +183,7 @@ fn what_a_layout_cannot_hold_is_refused_with_the_reason() {
         let shop = trained(arguments);
         let (run, output) = (shop.path("run"), shop.path("out"));
         for (profile, reason) in cases {
-            let text = fail(&["export", &run, "--to", profile, "--output", &output], 1);
-            assert!(text.contains(reason), "{reason} not in {text}");
+            fail_with(&["export", &run, "--to", profile, "--output", &output], 1, &[reason]);
         }
     };
     let chain = ["draft.method=dspark", "draft.markov_rank=6"];
@@ -261,8 +260,7 @@ fn files_say_how_the_target_scales_logits_or_are_not_written() {
     ] {
         let shop = trained_in(scaling_shop(), METHODS[method].1);
         let (run, output) = (shop.path("run"), shop.path("out"));
-        let text = fail(&["export", &run, "--to", profile, "--output", &output], 1);
-        assert!(text.contains(reason), "{reason} not in {text}");
+        fail_with(&["export", &run, "--to", profile, "--output", &output], 1, &[reason]);
     }
 }
 
@@ -329,8 +327,7 @@ fn a_chain_of_every_kind_and_a_causal_window_come_back_from_speculators() {
     let warm = ["train", &shop.config(), "data.anchor.enabled=false", &from, &output];
     let warm = [&warm[..], &["draft.method=dflash", "draft.layers=2", "train.steps=1"]].concat();
     let same = ["draft.block_size=4", "draft.sliding_window=6", "draft.causal=true"];
-    let text = fail(&[&warm[..], &["draft.target_layers=[1,2]"], &same].concat(), 2);
-    assert!(text.contains("target_layers"), "{text}");
+    fail_with(&[&warm[..], &["draft.target_layers=[1,2]"], &same].concat(), 2, &["target_layers"]);
     succeed(&[&warm[..], &["draft.target_layers=[0,2]"], &same].concat());
 }
 

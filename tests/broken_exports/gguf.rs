@@ -11,11 +11,19 @@ fn gguf_file(
     move |folder| support::change_gguf(&folder.join("draft-f32.gguf"), &change)
 }
 
-fn gguf_key(key: &'static str, value: impl Fn() -> GgufValue + 'static) -> impl Fn(&Path) {
+fn gguf_key(key: &'static str, value: GgufValue) -> impl Fn(&Path) {
     gguf_file(move |keys, _| {
         keys.retain(|(known, _)| known != key);
-        keys.push((key.to_owned(), value()));
+        keys.push((key.to_owned(), value.clone()));
     })
+}
+
+fn gguf_without_key(key: &'static str) -> impl Fn(&Path) {
+    gguf_file(move |keys, _| keys.retain(|(known, _)| known != key))
+}
+
+fn gguf_without_tensor(name: &'static str) -> impl Fn(&Path) {
+    gguf_file(move |_, tensors| tensors.retain(|(known, _)| known != name))
 }
 
 fn gguf_layers(ids: &'static [i32]) -> impl Fn(&Path) {
@@ -46,41 +54,35 @@ fn broken_gguf_files_are_caught() {
         })
     };
     let faults = vec![
-        fault("gguf", "GGUF files").by(|f: &Path| {
-            std::fs::remove_file(f.join("draft-f32.gguf")).expect("remove");
-        }),
+        fault("gguf", "GGUF files").by(removed("draft-f32.gguf")),
         fault("gguf", "cut off").by(gguf_bytes(|all| all.truncate(all.len() - 400))),
         fault("gguf", "not GGUF").by(gguf_bytes(|all| all[0] = b'X')),
         fault("gguf", "the file is cut off")
             .by(gguf_bytes(|all| all[8..16].copy_from_slice(&u64::MAX.to_le_bytes()))),
         fault("architecture", "another model")
-            .by(gguf_key("general.architecture", || GgufValue::String("llama".into()))),
-        fault("missing-key", "key not found")
-            .by(gguf_file(|keys, _| keys.retain(|(key, _)| key != "eagle3.feed_forward_length"))),
-        fault("missing-key", "tokenizer.ggml.tokens")
-            .by(gguf_file(|keys, _| keys.retain(|(key, _)| key != "tokenizer.ggml.tokens"))),
-        fault("missing-key", "rope.freq_base")
-            .by(gguf_file(|keys, _| keys.retain(|(key, _)| key != "eagle3.rope.freq_base"))),
+            .by(gguf_key("general.architecture", GgufValue::String("llama".into()))),
+        fault("missing-key", "key not found").by(gguf_without_key("eagle3.feed_forward_length")),
+        fault("missing-key", "tokenizer.ggml.tokens").by(gguf_without_key("tokenizer.ggml.tokens")),
+        fault("missing-key", "rope.freq_base").by(gguf_without_key("eagle3.rope.freq_base")),
         warning("rope-target", "rope.freq_base")
-            .by(gguf_key("eagle3.rope.freq_base", || GgufValue::F32(5e5))),
+            .by(gguf_key("eagle3.rope.freq_base", GgufValue::F32(5e5))),
         fault("special-token", "eos_token_id")
-            .by(gguf_key("tokenizer.ggml.eos_token_id", || GgufValue::U32(3))),
+            .by(gguf_key("tokenizer.ggml.eos_token_id", GgufValue::U32(3))),
         fault("layer-shift", "one too low (-1)").by(gguf_layers(&[1, 3, 4])),
         fault("layer-shift", "one too high (+1)").by(gguf_layers(&[3, 5, 6])),
         fault("layer-count", "loading ends").by(gguf_layers(&[2, 4])),
-        fault("layers-contradict", "old versions").by(gguf_key("eagle3.extract_layers", || {
-            GgufValue::Array([1, 3, 4].map(GgufValue::I32).to_vec())
-        })),
+        fault("layers-contradict", "old versions").by(gguf_key(
+            "eagle3.extract_layers",
+            GgufValue::Array([1, 3, 4].map(GgufValue::I32).to_vec()),
+        )),
         fault("missing-tensor", "tensor not found")
-            .by(gguf_file(|_, t| t.retain(|(name, _)| name != "blk.0.attn_norm_2.weight"))),
+            .by(gguf_without_tensor("blk.0.attn_norm_2.weight")),
         // The target has neither for a draft of fewer tokens, or of another width.
-        fault("missing-tensor", "`output.weight`")
-            .by(gguf_file(|_, t| t.retain(|(name, _)| name != "output.weight"))),
-        fault("missing-tensor", "`token_embd.weight`").by(gguf_file(|keys, t| {
-            keys.retain(|(key, _)| key != "eagle3.target_hidden_size");
-            keys.push(("eagle3.target_hidden_size".into(), GgufValue::U32(16)));
-            t.retain(|(name, _)| name != "token_embd.weight");
-        })),
+        fault("missing-tensor", "`output.weight`").by(gguf_without_tensor("output.weight")),
+        fault("missing-tensor", "`token_embd.weight`").by(|folder| {
+            gguf_key("eagle3.target_hidden_size", GgufValue::U32(16))(folder);
+            gguf_without_tensor("token_embd.weight")(folder);
+        }),
         fault("unexpected-tensor", "loading ends").by(gguf_file(|_, t| {
             let norm = t.iter().find(|(n, _)| n == "output_norm.weight").expect("norm").1.clone();
             t.push(("blk.0.attn_q.bias".into(), norm));
@@ -90,8 +92,7 @@ fn broken_gguf_files_are_caught() {
             let offsets: Vec<i64> = ids.iter().zip(0..).map(|(id, i)| (id - i) / 4).collect();
             Tensor::from_vec(offsets, ids.len(), &Device::Cpu).expect("tensor")
         })),
-        fault("no-map", "the head has 60 rows")
-            .by(gguf_file(|_, t| t.retain(|(name, _)| name != "d2t"))),
+        fault("no-map", "the head has 60 rows").by(gguf_without_tensor("d2t")),
         fault("weight-type", "norms are not rounded")
             .by(change("output_norm.weight", |t| t.to_dtype(DType::F16).expect("half"))),
         fault("shape", "[96, 32]").by(change("fc.weight", transposed)),

@@ -12,8 +12,7 @@ fn broken_keys_are_caught() {
         fault("missing-key", "rope_theta").by(without("rope_theta")),
         fault("missing-key", "model_type").by(without("model_type")),
         warning("model-type", "another class").by(set("model_type", json!("qwen3"))),
-        warning("aux-hidden-state", "one layer's states alone")
-            .by(config(|v| v["eagle_config"] = json!({}))),
+        warning("aux-hidden-state", "one layer's states alone").by(set("eagle_config", json!({}))),
         fault("aux-hidden-state", "one layer's states alone")
             .by(config(|v| v["eagle_config"]["use_aux_hidden_state"] = false.into())),
         warning("flag-unsupported", "older ones run another network").by(windowed()),
@@ -50,9 +49,8 @@ fn broken_keys_are_caught() {
         })),
         fault("layers-contradict", "SGLang")
             .by(config(|v| v["eagle_config"][IDS] = json!([2, 4, 5]))),
-        fault("rope-spellings", "old readers").by(config(|v| {
-            v["rope_scaling"] = json!({"rope_type": "linear", "factor": 2.0});
-        })),
+        fault("rope-spellings", "old readers")
+            .by(set("rope_scaling", json!({"rope_type": "linear", "factor": 2.0}))),
         fault("rope-spellings", "old readers").by(config(|v| {
             let yarn = json!({"rope_type": "yarn", "factor": 2, "beta_fast": 32});
             v["rope_scaling"] = yarn.clone();

@@ -73,20 +73,23 @@ impl Bench {
             _ => self.eagle3(),
         };
         let place = self.folder.path().join(profile.name());
-        let options = ExportOptions {
-            profile,
-            dtype: Some(WeightType::F32),
-            embedding: true,
-            draft_len: 3,
-            provenance: Provenance::default(),
-        };
-        export(draft.as_ref(), &self.target, &options, &place)?;
+        export(draft.as_ref(), &self.target, &options(profile), &place)?;
         Ok(place)
     }
 
     fn check(&self, folder: &Path) -> Report {
         let options = VerifyOptions { target: Some(&self.target), ..VerifyOptions::default() };
         verify(folder, &options).expect("a report")
+    }
+}
+
+pub(crate) fn options(profile: Profile) -> ExportOptions {
+    ExportOptions {
+        profile,
+        dtype: Some(WeightType::F32),
+        embedding: true,
+        draft_len: 3,
+        provenance: Provenance::default(),
     }
 }
 
@@ -124,14 +127,16 @@ fn config(change: impl Fn(&mut Value) + 'static) -> impl Fn(&Path) {
     move |folder| change_json(folder.join("config.json"), &change)
 }
 
-/// Another value of a key.
 fn set(key: &'static str, value: Value) -> impl Fn(&Path) {
     config(move |keys| keys[key] = value.clone())
 }
 
+/// Leaves a key out, which a pointer names where it lies in a table.
 fn without(key: &'static str) -> impl Fn(&Path) {
+    let (table, key) = key.rsplit_once('/').unwrap_or(("", key));
     config(move |value| {
-        value.as_object_mut().expect("table").remove(key);
+        let table = value.pointer_mut(table).and_then(Value::as_object_mut);
+        table.expect("table").remove(key);
     })
 }
 
@@ -155,11 +160,22 @@ fn tensors(change: impl Fn(&mut Tensors) + 'static) -> impl Fn(&Path) {
     move |folder| change_tensors(folder.join("model.safetensors"), &change)
 }
 
-/// Replaces one tensor.
 fn tensor(name: &'static str, change: impl Fn(&Tensor) -> Tensor + 'static) -> impl Fn(&Path) {
     tensors(move |all| {
         let entry = all.iter_mut().find(|(known, _)| known == name).expect("tensor");
         entry.1 = change(&entry.1).contiguous().expect("contiguous");
+    })
+}
+
+fn dropped(name: &'static str) -> impl Fn(&Path) {
+    tensors(move |all| all.retain(|(known, _)| known != name))
+}
+
+/// One more tensor with the values of another.
+fn copied(from: &'static str, to: &'static str) -> impl Fn(&Path) {
+    tensors(move |all| {
+        let values = all.iter().find(|(known, _)| known == from).expect("tensor").1.clone();
+        all.push((to.to_owned(), values));
     })
 }
 
@@ -176,6 +192,20 @@ fn map(change: impl Fn(&mut Vec<i64>) + 'static) -> impl Fn(&Path) {
         let mut values: Vec<i64> = old.to_vec1().expect("values");
         change(&mut values);
         Tensor::from_vec(values.clone(), values.len(), &Device::Cpu).expect("tensor")
+    })
+}
+
+/// Ids where offsets are expected.
+fn absolute() -> impl Fn(&Path) {
+    map(|d| d.iter_mut().zip(0..).for_each(|(value, i)| *value += i))
+}
+
+/// The flags of two tokens in each other's place.
+fn flags_swapped(a: usize, b: usize) -> impl Fn(&Path) {
+    tensor("t2d", move |t| {
+        let mut flags: Vec<u8> = t.to_vec1().expect("flags");
+        flags.swap(a, b);
+        Tensor::from_vec(flags.clone(), flags.len(), &Device::Cpu).expect("tensor")
     })
 }
 

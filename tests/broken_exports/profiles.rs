@@ -10,16 +10,16 @@ fn faults_of_the_other_folders_are_caught() {
         Profile::Sglang,
         &[
             fault("architecture", "alone")
-                .by(config(|v| v["architectures"] = json!(["Eagle3LlamaForCausalLM"]))),
+                .by(set("architectures", json!(["Eagle3LlamaForCausalLM"]))),
             fault("layer-shift", "SGLang hands out")
                 .by(config(|v| v["eagle_config"][IDS] = json!([2, 4, 5]))),
-            fault("no-layers", "without a message").by(config(|v| v["eagle_config"] = json!({}))),
+            fault("no-layers", "without a message").by(set("eagle_config", json!({}))),
             fault("missing-tensor", "random initial value, without a word")
                 .by(rename("hidden_norm", "hiden_norm")),
             fault("unexpected-tensor", "ignored without a word")
                 .by(rename("hidden_norm", "hiden_norm")),
             fault("flag-unsupported", "another network, without a message")
-                .by(config(|v| v["norm_before_residual"] = true.into())),
+                .by(set("norm_before_residual", true.into())),
             fault("missing-key", "taken from the target").by(without("draft_vocab_size")),
             fault("flag-unsupported", "another network, without a message").by(windowed()),
         ],
@@ -29,21 +29,16 @@ fn faults_of_the_other_folders_are_caught() {
         Profile::Speculators,
         &[
             fault("speculators", "no such class")
-                .by(config(|v| v["speculators_model_type"] = json!("eagle9"))),
+                .by(set("speculators_model_type", json!("eagle9"))),
             fault("speculators", "the default method")
                 .by(config(|v| v["speculators_config"]["default_proposal_method"] = json!("tree"))),
             fault("speculators", "verifier")
                 .by(config(|v| v["speculators_config"]["verifier"]["name_or_path"] = json!(""))),
-            fault("speculators", "read as Qwen3's").by(config(|v| {
-                v["transformer_layer_config"].as_object_mut().expect("table").remove("model_type");
-            })),
-            fault("speculators", "own default").by(config(|v| {
-                v["transformer_layer_config"].as_object_mut().expect("table").remove("head_dim");
-            })),
-            fault("speculators", "verifier.architectures`: missing").by(config(|v| {
-                let verifier = &mut v["speculators_config"]["verifier"];
-                verifier.as_object_mut().expect("table").remove("architectures");
-            })),
+            fault("speculators", "read as Qwen3's")
+                .by(without("/transformer_layer_config/model_type")),
+            fault("speculators", "own default").by(without("/transformer_layer_config/head_dim")),
+            fault("speculators", "verifier.architectures`: missing")
+                .by(without("/speculators_config/verifier/architectures")),
             fault("missing-key", "speculators_version").by(without("speculators_version")),
             fault("unexpected-tensor", "dropped").by(rename("layers.0.mlp", "midlayer.mlp")),
         ],
@@ -52,7 +47,7 @@ fn faults_of_the_other_folders_are_caught() {
         &bench,
         Profile::Hf,
         &[
-            fault("layers-contradict", "vLLM sees").by(config(|v| v[IDS] = json!([1, 3, 4]))),
+            fault("layers-contradict", "vLLM sees").by(set(IDS, json!([1, 3, 4]))),
             fault("no-layers", "missing").by(without(IDS)),
         ],
     );
@@ -60,27 +55,17 @@ fn faults_of_the_other_folders_are_caught() {
         &bench,
         Profile::Longspec,
         &[
-            fault("missing-tensor", "strict")
-                .by(tensors(|all| all.retain(|(n, _)| n != "cross_attn.k_proj.bias"))),
-            fault("unexpected-tensor", "final_layernorm").by(tensors(|all| {
-                let norm = all
-                    .iter()
-                    .find(|(n, _)| n == "input_layernorm.weight")
-                    .expect("norm")
-                    .1
-                    .clone();
-                all.push(("final_layernorm.weight".into(), norm));
-            })),
+            fault("missing-tensor", "strict").by(dropped("cross_attn.k_proj.bias")),
+            fault("unexpected-tensor", "final_layernorm")
+                .by(copied("input_layernorm.weight", "final_layernorm.weight")),
             fault("missing-key", "model_max_length").by(without("model_max_length")),
             fault("missing-key", "num_key_value_heads")
-                .by(config(|v| v["num_key_value_heads"] = json!(u64::MAX))),
+                .by(set("num_key_value_heads", json!(u64::MAX))),
             fault("shape", "transposed").by(tensor("mlp.up_proj.weight", transposed)),
             fault("architecture", "no model class")
-                .by(config(|v| v["architectures"] = json!(["Qwen3GlideDecoderLayer"]))),
-            fault("head-dim", "computes it so").by(config(|v| v["head_dim"] = json!(16))),
-            fault("pth", "weights_only").by(|f| {
-                std::fs::write(f.join("draft_model_weights.pth"), b"PK").expect("write");
-            }),
+                .by(set("architectures", json!(["Qwen3GlideDecoderLayer"]))),
+            fault("head-dim", "computes it so").by(set("head_dim", json!(16))),
+            fault("pth", "weights_only").by(written("draft_model_weights.pth", "PK")),
             fault("pth", "another one").by(tensor("mlp.up_proj.weight", |t| scaled(t, 2.0))),
             fault("other-outputs", "another network")
                 .by(tensor("self_attn.o_proj.weight", transposed)),
@@ -129,15 +114,8 @@ fn a_head_that_is_the_targets_is_written() {
         all.retain(|(name, _)| name != "lm_head.weight");
     });
     let draft = Eagle3Draft::open(&folder, target).expect("draft");
-    let options = ExportOptions {
-        profile: Profile::Vllm,
-        dtype: Some(WeightType::F32),
-        embedding: true,
-        draft_len: 3,
-        provenance: Provenance::default(),
-    };
     let place = bench.folder.path().join("export");
-    export(&draft, &bench.target, &options, &place).expect("export");
+    export(&draft, &bench.target, &options(Profile::Vllm), &place).expect("export");
     let written = read_tensors(place.join("model.safetensors"));
     let (_, head) = written.iter().find(|(name, _)| name == "lm_head.weight").expect("a head");
     let values = |head: &Tensor| {

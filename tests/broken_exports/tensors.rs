@@ -7,21 +7,16 @@ fn broken_tensors_are_caught() {
     let bench = Bench::new();
     let nan = |t: &Tensor| scaled(t, f64::NAN);
     let faults = vec![
-        fault("missing-tensor", "keeps its initial value")
-            .by(tensors(|all| all.retain(|(n, _)| n != "norm.weight"))),
+        fault("missing-tensor", "keeps its initial value").by(dropped("norm.weight")),
         fault("missing-tensor", "`layers.0.hidden_norm.weight`")
             .by(rename("hidden_norm", "hiden_norm")),
         fault("unexpected-tensor", "is `layers.0.hidden_norm.weight` meant?")
             .by(rename("hidden_norm", "hiden_norm")),
         fault("unexpected-tensor", "KeyError").by(rename("fc.weight", "model.fc.weight")),
-        fault("unexpected-tensor", "verifier_norm").by(tensors(|all| {
-            let norm = all.iter().find(|(n, _)| n == "norm.weight").expect("norm").1.clone();
-            all.push(("verifier_norm.weight".into(), norm));
-        })),
-        fault("two-layers", "the same layer").by(tensors(|all| {
-            let norm = all.iter().find(|(n, _)| n == "norm.weight").expect("norm").1.clone();
-            all.push(("midlayer.hidden_norm.weight".into(), norm));
-        })),
+        fault("unexpected-tensor", "verifier_norm")
+            .by(copied("norm.weight", "verifier_norm.weight")),
+        fault("two-layers", "the same layer")
+            .by(copied("norm.weight", "midlayer.hidden_norm.weight")),
         fault("shape", "transposed").by(tensor("fc.weight", transposed)),
         fault("shape", "transposed").by(tensor("layers.0.mlp.down_proj.weight", transposed)),
         fault("shape", "[61, 32]").by(tensor("lm_head.weight", |t| {
@@ -85,15 +80,12 @@ fn broken_tensors_are_caught() {
 fn broken_vocabulary_maps_are_caught() {
     let bench = Bench::new();
     let faults = vec![
-        fault("no-map", "scattered to wrong tokens")
-            .by(tensors(|all| all.retain(|(n, _)| n != "d2t"))),
-        fault("no-map", "`t2d`").by(tensors(|all| all.retain(|(n, _)| n != "t2d"))),
-        fault("absolute-d2t", "absolute ids where offsets are expected").by(map(|d| {
-            d.iter_mut().zip(0..).for_each(|(value, i)| *value += i);
-        })),
+        fault("no-map", "scattered to wrong tokens").by(dropped("d2t")),
+        fault("no-map", "`t2d`").by(dropped("t2d")),
+        fault("absolute-d2t", "absolute ids where offsets are expected").by(absolute()),
         fault("absolute-d2t", "absolute ids").by(|folder| {
-            map(|d| d.iter_mut().zip(0..).for_each(|(value, i)| *value += i))(folder);
-            tensors(|all| all.retain(|(n, _)| n != "t2d"))(folder);
+            absolute()(folder);
+            dropped("t2d")(folder);
         }),
         fault("map", "does not ascend").by(map(|d| d[5] = -3)),
         fault("map", "outside the vocabulary").by(map(|d| *d.last_mut().expect("last") = 500)),
@@ -106,20 +98,12 @@ fn broken_vocabulary_maps_are_caught() {
         // Consistent, but another map than the draft was trained with.
         fault("other-map", "another one than in training").by(|folder| {
             map(|d| d[0] -= 1)(folder);
-            tensor("t2d", |t| {
-                let mut flags: Vec<u8> = t.to_vec1().expect("flags");
-                flags.swap(0, 1);
-                Tensor::from_vec(flags.clone(), flags.len(), &Device::Cpu).expect("tensor")
-            })(folder);
+            flags_swapped(0, 1)(folder);
         }),
         // The end of text gives its place to the token before it.
         warning("no-stop", "never proposes an end").by(|folder| {
             map(|d| *d.last_mut().expect("last") -= 1)(folder);
-            tensor("t2d", |t| {
-                let mut flags: Vec<u8> = t.to_vec1().expect("flags");
-                flags.swap(256, 257);
-                Tensor::from_vec(flags.clone(), flags.len(), &Device::Cpu).expect("tensor")
-            })(folder);
+            flags_swapped(256, 257)(folder);
         }),
     ];
     expect_caught(&bench, Profile::Vllm, &faults);

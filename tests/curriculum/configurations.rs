@@ -1,6 +1,7 @@
 //! Configurations that are shown, checked and refused.
 
 use super::*;
+use crate::support::files::repository;
 use crate::support::stdout;
 
 #[test]
@@ -9,11 +10,7 @@ fn configurations_are_shown_checked_and_described() {
     let config = curriculum(&shop);
     let shown = succeed(&["config", "show", &config, "train.seed=7"]);
     assert!(shown.contains("# stage answers, starts from best"), "{shown}");
-    assert!(
-        shown.contains("command line `train.seed=7`") && shown.contains("# default"),
-        "{shown}"
-    );
-    assert!(shown.contains("curriculum.yaml:"), "{shown}");
+    require_words(&shown, &["command line `train.seed=7`", "# default", "curriculum.yaml:"]);
     let shown = last_json(&succeed(&["config", "show", &config, "train.seed=7", "--json"]));
     let first = &shown["stages"][0];
     assert_eq!(first["stage"], "base");
@@ -21,16 +18,10 @@ fn configurations_are_shown_checked_and_described() {
     let shown = last_json(&succeed(&["config", "show", &shop.config(), "--json"]));
     assert!(shown["stages"][0]["stage"].is_null(), "{shown}");
     succeed(&["config", "check", &config, &shop.config()]);
-    std::fs::write(shop.path("bad.yaml"), "targte: x\noutput: y\ntrain: {steps: -1}\n")
-        .expect("file");
-    let text = fail(&["config", "check", &shop.path("bad.yaml"), &config], 2);
-    for part in [
-        "bad.yaml:1: unknown key `targte` (did you mean `target`?)",
-        "bad.yaml:3",
-        "`data` is missing",
-    ] {
-        assert!(text.contains(part), "{part} not in {text}");
-    }
+    shop.write("bad.yaml", "targte: x\noutput: y\ntrain: {steps: -1}\n");
+    let typo = "bad.yaml:1: unknown key `targte` (did you mean `target`?)";
+    let words = [typo, "bad.yaml:3", "`data` is missing"];
+    fail_with(&["config", "check", &shop.path("bad.yaml"), &config], 2, &words);
     let schema: Value = serde_json::from_str(&succeed(&["config", "schema"])).expect("JSON");
     assert!(schema["properties"]["stages"]["items"]["properties"]["start_from"].is_object());
 }
@@ -38,8 +29,8 @@ fn configurations_are_shown_checked_and_described() {
 /// The page of keys is generated; so that it stays true, it is compared.
 #[test]
 fn the_documented_keys_are_those_of_the_types() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/configuration.md");
-    let page = std::fs::read_to_string(page).expect("docs/reference/configuration.md");
+    let page = std::fs::read_to_string(repository("docs/reference/configuration.md"));
+    let page = page.expect("docs/reference/configuration.md");
     let tables = succeed(&["config", "schema", "--markdown"]);
     assert!(page.contains(tables.trim()), "run: longdraft config schema --markdown");
 }
@@ -64,7 +55,7 @@ fn every_shipped_configuration_composes() {
         }
     }
     let mut files = Vec::new();
-    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conf"), &mut files);
+    collect(&repository("conf"), &mut files);
     assert!(files.len() >= 3, "{files:?}");
     // Their targets and data need not be here.
     let check = ["config", "check", "--keys"];
@@ -77,7 +68,7 @@ fn every_shipped_configuration_composes() {
 fn broken_curriculum(shop: &Workshop) -> String {
     let text = std::fs::read_to_string(&shop.config).expect("config");
     let chats = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
-    std::fs::write(shop.path("chats.jsonl"), chats).expect("rows");
+    shop.write("chats.jsonl", chats);
     let stages = format!(
         "stages:\n- name: base\n- name: gone\n  data: {{train: [{{path: {}}}]}}\n- name: chats\n  data:\n    \
          train:\n    - path: {}\n- name: own\n  start_from: scratch\n  draft: {{from: {}}}\n- name: again\n  \
@@ -88,9 +79,7 @@ fn broken_curriculum(shop: &Workshop) -> String {
         shop.path("run/base"),
         shop.path("no-store"),
     );
-    let path = shop.path("broken.yaml");
-    std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
-    path
+    shop.write("broken.yaml", format!("{text}{stages}"))
 }
 
 #[test]
@@ -117,9 +106,8 @@ fn what_any_stage_would_not_find_is_told_before_any_work() {
         assert!(!Path::new(&shop.path("run")).exists(), "{command:?} began to work");
     }
     // One stage of it, and other commands.
-    let text =
-        fail(&["capture", &config, "stage=gone", &format!("train.features={}", shop.path("f"))], 2);
-    assert!(text.contains("none.jsonl"), "{text}");
+    let wrong = ["capture", &config, "stage=gone", &format!("train.features={}", shop.path("f"))];
+    fail_with(&wrong, 2, &["none.jsonl"]);
     assert!(!Path::new(&shop.path("f")).exists());
     // A target that is not there, its sources told beside it.
     let text = fail(&["config", "check", &config, &format!("target={}", shop.path("gone"))], 2);

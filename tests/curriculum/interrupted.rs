@@ -52,9 +52,7 @@ fn a_flipped_byte_in_any_file_of_the_last_checkpoint_falls_back() {
         flipped[middle] ^= 1;
         std::fs::write(file.path(), flipped).expect("write");
         // Read only: what is resumed from is asked of a run that has nothing left to do but fail.
-        let output = run(&["train", &config, "train.steps=12"]);
-        let text = stderr(&output);
-        assert!(output.status.success(), "{:?}: {text}", file.path());
+        let text = noted(&["train", &config, "train.steps=12"]);
         assert!(text.contains("warning: ") && text.contains("resumed after step"), "{text}");
         let name = file.file_name().to_string_lossy().into_owned();
         assert!(text.contains(&name) || name == "manifest.json", "{name} not in {text}");

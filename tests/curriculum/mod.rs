@@ -7,7 +7,9 @@ use std::path::Path;
 
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, succeed, succeeded};
+use crate::support::{
+    Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr, succeed,
+};
 use serde_json::Value;
 
 const STAGES: [&str; 3] = ["base", "long", "answers"];
@@ -18,10 +20,8 @@ fn curriculum(shop: &Workshop) -> String {
     let stages = "stages:\n- name: base\n- name: long\n  data: {row_tokens: 256}\n  \
                   train: {rows_per_step: 1}\n- name: answers\n  start_from: best\n  \
                   train: {evaluate_every: 5, keep_best: true}\n";
-    let path = shop.path("curriculum.yaml");
     let text = text.replace("epochs: 3", "epochs: 2\n  evaluate_every: 6");
-    std::fs::write(&path, format!("{text}{stages}")).expect("curriculum");
-    path
+    shop.write("curriculum.yaml", format!("{text}{stages}"))
 }
 
 /// A figure over no rows is none, and what was not measured is not compared.
@@ -137,10 +137,9 @@ fn stages_that_open_their_targets_otherwise_are_compared_all_the_same() {
     let shop = Workshop::new();
     let config = curriculum(&shop);
     let text = std::fs::read_to_string(&config).expect("curriculum");
-    let otherwise = shop.path("otherwise.yaml");
     // On a CPU what is the default; the target is opened twice more, and once more in the end.
     let text = text.replace("- name: long\n", "- name: long\n  precision: f32\n");
-    std::fs::write(&otherwise, text).expect("curriculum");
+    let otherwise = shop.write("otherwise.yaml", text);
     let (once, again) =
         (compared(&shop, &config, "once", &[]), compared(&shop, &otherwise, "again", &[]));
     assert_eq!(once, again);
@@ -188,10 +187,8 @@ fn a_curve_over_the_context(config: &str, base: &str, long: &str) {
         let length = |of: &Value| of["drafts"][draft]["simulated_acceptance_length"].as_f64();
         assert!(contexts.iter().all(|one| length(one) >= Some(1.0)), "{measured}");
     }
-    let falling = fail(&ask("128,40"), 2);
-    assert!(falling.contains("do not rise"), "{falling}");
-    let beyond = fail(&ask("100000,200000"), 2);
-    assert!(beyond.contains("no row reaches 100000 tokens"), "{beyond}");
+    fail_with(&ask("128,40"), 2, &["do not rise"]);
+    fail_with(&ask("100000,200000"), 2, &["no row reaches 100000 tokens"]);
 }
 
 #[test]
@@ -200,9 +197,7 @@ fn changed_settings_are_refused_and_can_be_forced() {
     succeed(&["train", &config, "train.steps=4"]);
     let text = fail(&["train", &config, "train.steps=8", "draft.soft_weight=0.5"], 1);
     assert!(text.contains("train.steps was 4, now 8") && text.contains("soft_weight"), "{text}");
-    let forced = run(&["train", &config, "train.steps=8", "--force-resume"]);
-    let text = stderr(&forced);
-    assert!(forced.status.success(), "{text}");
+    let text = noted(&["train", &config, "train.steps=8", "--force-resume"]);
     assert!(text.contains("resumed although train.steps was 4, now 8"), "{text}");
     let lines = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
     assert_eq!(lines.lines().filter(|line| !line.contains("held_out")).count(), 8);
@@ -238,9 +233,9 @@ fn a_best_draft_of_other_held_out_rows_is_chosen_anew() {
     let rate = "schedule.learning_rate=1e-12";
     let arguments = ["train", &config, &source, rate, "train.evaluate_every=2", "--json"];
     let train = |more: &[&str]| {
-        let output = succeeded(run(&[&arguments[..], more].concat()));
+        let told = noted(&[&arguments[..], more].concat());
         let state = read_json(shop.path("run/checkpoints/best/state.json"));
-        (state["step"].as_u64(), stderr(&output).contains("the best draft is chosen anew"))
+        (state["step"].as_u64(), told.contains("the best draft is chosen anew"))
     };
     std::fs::write(&held_out, texts("one")).expect("held-out text");
     assert_eq!(train(&["train.steps=4"]), (Some(2), false));
@@ -255,8 +250,8 @@ fn rows_that_a_run_trained_on_are_warned_about_when_they_are_held_out() {
     let (config, output) = (shop.config(), shop.path("run"));
     succeed(&["train", &config, "train.steps=2"]);
     let told = |rows: &str| {
-        let measured = succeeded(run(&["eval", "held-out", &config, "--draft", &output, rows]));
-        stderr(&measured).contains("may have been trained on some of these")
+        let told = noted(&["eval", "held-out", &config, "--draft", &output, rows]);
+        told.contains("may have been trained on some of these")
     };
     assert!(!told("data.row_tokens=128") && !told("data.row_tokens=64"));
     assert!(told("data.row_tokens=256") && told("data.held_out_rows=3"));

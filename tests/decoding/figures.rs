@@ -9,9 +9,8 @@ use crate::support::processes::killed_when;
 fn without_a_draft_plain_decoding_is_measured() {
     let shelf = Shelf::new();
     let target = shelf.path("target");
-    let prompts = shelf.path("prompts.jsonl");
-    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a dog\"}\n")
-        .expect("prompts");
+    let rows = "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a dog\"}\n";
+    let prompts = shelf.write("prompts.jsonl", rows);
     let common = ["eval", "decode", "--target", &target, "--prompts", &prompts, "--json"];
     let text = succeed(&[&common[..], &["--max-tokens", "8"]].concat());
     let value = last_json(&text);
@@ -24,25 +23,20 @@ fn without_a_draft_plain_decoding_is_measured() {
 #[test]
 fn figures_are_measured_written_and_shown() {
     let shelf = Shelf::new();
-    let prompts = shelf.path("mt-bench.jsonl");
     let row = |category: &str, turns: &[&str]| {
         format!("{}\n", json!({"question_id": 1, "category": category, "turns": turns}))
     };
     let rows = [row("writing", &["a b", "more"]), row("math", &["1 + 1"]), row("math", &["x"])];
-    std::fs::write(&prompts, rows.concat()).expect("prompts");
+    shelf.write("mt-bench.jsonl", rows.concat());
     let document = "the cat sat on the mat. ".repeat(30);
     let row = json!({"id": 1, "kind": "book", "document": document, "question": "who sat?"});
-    std::fs::write(shelf.path("longdoc-eval.jsonl"), format!("{row}\n")).expect("documents");
+    shelf.write("longdoc-eval.jsonl", format!("{row}\n"));
     let (target, eagle3) = (shelf.path("target"), shelf.path("eagle3"));
     let output = shelf.path("run");
     let common = ["eval", "decode", "--target", &target, "--draft", &eagle3, "--max-tokens", "16"];
     let measure = |extra: &[&str]| {
-        let run = longdraft(&[&common[..], extra].concat())
-            .env("LONGDRAFT_DATA", shelf.folder.path())
-            .output()
-            .expect("the binary starts");
-        assert!(run.status.success(), "{}", stderr(&run));
-        stdout(&run)
+        let mut command = longdraft(&[&common[..], extra].concat());
+        stdout(&succeeded(finished(command.env("LONGDRAFT_DATA", shelf.folder.path()))))
     };
     let set = ["--prompts", "mt-bench", "--limit", "1", "--output", &output, "--json"];
     let text = measure(&[&set[..], &["--temperature", "0,1", "--tree", "static:2,2"]].concat());
@@ -79,12 +73,9 @@ fn figures_are_measured_written_and_shown() {
         "drawn proposals: the distribution, not the tokens"
     );
 
-    let missing = longdraft(&[&common[..], &["--prompts", "gsm8k"]].concat())
-        .env("LONGDRAFT_DATA", shelf.folder.path())
-        .output()
-        .expect("the binary starts");
-    assert_eq!(missing.status.code(), Some(2));
-    assert!(stderr(&missing).contains("gsm8k-test.jsonl is not there"), "{}", stderr(&missing));
+    let mut command = longdraft(&[&common[..], &["--prompts", "gsm8k"]].concat());
+    let missing = finished(command.env("LONGDRAFT_DATA", shelf.folder.path()));
+    require_words(&told_by(&missing, 2), &["gsm8k-test.jsonl is not there"]);
 }
 
 #[test]
@@ -155,8 +146,7 @@ fn figures_that_could_not_be_kept_are_not_measured() {
     let few = ["--max-tokens", "2", "--runs", "1", "--output", &output];
     succeed(&[&command[..], &few].concat());
     // Lengths of a file's prompts are as they are.
-    let told = fail(&[&command[..], &["--contexts", "64"]].concat(), 2);
-    assert!(told.contains("--contexts cuts documents"), "{told}");
+    fail_with(&[&command[..], &["--contexts", "64"]].concat(), 2, &["--contexts cuts documents"]);
 }
 
 #[test]
@@ -164,8 +154,7 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
     let shop = Workshop::new();
     succeed(&["train", &shop.config(), "train.steps=4"]);
     succeed(&["extract", &shop.path("run")]);
-    let prompts = shop.path("prompts.jsonl");
-    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n").expect("prompts");
+    let prompts = shop.write("prompts.jsonl", "{\"prompt\": \"the cat\"}\n{\"prompt\": \"a\"}\n");
     let (target, draft, output) = (shop.target(), shop.path("run/draft"), shop.path("run"));
     let measure = ["eval", "decode", "--target", &target, "--draft", &draft, "--prompts", &prompts];
     let more = ["--max-tokens", "20", "--runs", "1", "--output", &output];
@@ -198,17 +187,12 @@ fn a_run_shows_what_was_measured_beside_its_plots() {
     std::fs::create_dir(shop.path("alone")).expect("folder");
     record.as_object_mut().expect("an object").remove("circumstances");
     record["cells"][0].as_object_mut().expect("an object").remove("sample");
-    std::fs::write(shop.path("alone/decode.json"), record.to_string()).expect("record");
+    shop.write("alone/decode.json", record.to_string());
     let told = support::run(&["report", &shop.path("alone")]);
     assert!(told.status.success() && stderr(&told).is_empty(), "{}", stderr(&told));
     let alone = std::fs::read_to_string(shop.path("alone/report.html")).expect("page");
     assert!(alone.contains(&tile("Speed-up")) && !alone.contains("A sample answer"), "{alone}");
     assert!(alone.contains("GLIDE draft; chains of 4 tokens, greedy"), "{alone}");
-    std::fs::write(shop.path("run/decode.json"), "{\"version\": 1}").expect("file");
-    let told = support::run(&["report", &shop.path("run")]);
-    assert!(
-        told.status.success() && stderr(&told).contains("skipped decode.json"),
-        "{}",
-        stderr(&told)
-    );
+    shop.write("run/decode.json", "{\"version\": 1}");
+    require_words(&noted(&["report", &shop.path("run")]), &["skipped decode.json"]);
 }

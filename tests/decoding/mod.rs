@@ -9,7 +9,10 @@ use std::process::Stdio;
 #[cfg(unix)]
 use crate::support::processes::signal;
 use crate::support::processes::start_kept;
-use crate::support::{self, VOCABULARY, fail, last_json, longdraft, stderr, stdout, succeed};
+use crate::support::{
+    self, VOCABULARY, fail, fail_with, finished, last_json, longdraft, noted, require_words,
+    stderr, stdout, succeed, succeeded, told_by,
+};
 use longdraft_models::draft::Init;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::draft::eagle3::{Eagle3Config, Eagle3Draft};
@@ -32,7 +35,7 @@ impl Shelf {
         let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[answer]";
         let chat = json!({"chat_template": template, "bos_token": "<s>", "eos_token": "</s>"});
         support::add_block(Path::new(&shelf.path("target")), false, &|_, _| ());
-        std::fs::write(shelf.path("target/tokenizer_config.json"), chat.to_string()).expect("file");
+        shelf.write("target/tokenizer_config.json", chat.to_string());
         let path = shelf.path("target");
         let target = Target::open(&path, &TargetOptions::default()).expect("target");
         let glide = GlideConfig::for_target(target.config(), None);
@@ -58,6 +61,12 @@ impl Shelf {
         self.folder.path().join(name).display().to_string()
     }
 
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).expect("written");
+        path
+    }
+
     pub(crate) fn generate(&self, extra: &[&str]) -> Value {
         let target = self.path("target");
         let common = ["generate", "--target", &target, "--max-tokens", "40", "--json"];
@@ -69,9 +78,8 @@ impl Shelf {
 fn every_way_to_draft_writes_the_same_text() {
     let shelf = Shelf::new();
     let (glide, eagle3) = (shelf.path("glide"), shelf.path("eagle3"));
-    let frequent = shelf.path("frequent.txt");
     let lines: String = (0..200).map(|id| format!("{id} {}\n", 1000 - id)).collect();
-    std::fs::write(&frequent, lines).expect("file");
+    let frequent = shelf.write("frequent.txt", lines);
     let ways: [&[&str]; 12] = [
         &["--draft", &glide, "--pace", "fixed"],
         &["--draft", &glide, "--tree", "static:3,4"],
@@ -148,10 +156,8 @@ fn wrong_use_is_explained() {
         fail(&[&common[..], extra].concat(), 2)
     };
     let long = "a".repeat(600);
-    let binary = shelf.path("binary");
-    std::fs::write(&binary, [b'a', 0xff]).expect("file");
-    let list = shelf.path("list.txt");
-    std::fs::write(&list, "1\nx\n").expect("file");
+    let binary = shelf.write("binary", [b'a', 0xff]);
+    let list = shelf.write("list.txt", "1\nx\n");
     let plain = ["--no-draft", "--prompt"];
     for (extra, says) in [
         (&[][..], "there is no prompt"),
@@ -268,8 +274,7 @@ fn weights_that_are_not_numbers_end_decoding_with_a_sentence() {
         for draft in [&["--no-draft"][..], &["--lookup"]] {
             let arguments =
                 ["generate", "--target", &target, "--temperature", temperature, "--prompt", "hi"];
-            let told = fail(&[&arguments[..], draft].concat(), 1);
-            assert!(told.contains("the logits are not numbers"), "{told}");
+            fail_with(&[&arguments[..], draft].concat(), 1, &["the logits are not numbers"]);
         }
     }
 }

@@ -7,9 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::support::files::{Changes, change_json, demonstration, json_so_far};
+use crate::support::files::{Changes, change_json, demonstration, json_so_far, read_rows};
 use crate::support::processes::{kill, killed_when, start, wait_until};
-use crate::support::{self, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded};
+use crate::support::{
+    self, fail, fail_with, finished, last_json, longdraft, require_words, run, stderr, stdout,
+    succeed, succeeded, told_by,
+};
 
 /// The phases of a fit in their order.
 const PHASES: [&str; 5] = ["measure", "answers", "training", "proof", "delivery"];
@@ -85,9 +88,7 @@ fn a_small_budget_goes_from_a_model_to_a_proven_draft() {
         ended(&bench.within(time, &[&SHORT[..], &["--for", engines]].concat()))
     };
     let (said, told) = fit("30s", "llamacpp,longdraft");
-    for phase in ["[prompts]", "[measure]", "[answers]", "[training]"] {
-        assert!(told.contains(phase), "{phase} is missing: {told}");
-    }
+    require_words(&told, &["[prompts]", "[measure]", "[answers]", "[training]"]);
     let parts = ["expected: tau", "in full chains of", "longdraft serve", "--temperature 0"];
     for part in parts.into_iter().chain(["longdraft generate", "llama"]) {
         assert!(said.contains(part), "{part} is missing: {said}");
@@ -167,8 +168,7 @@ fn killed_in_every_phase_it_goes_on_with_the_same_split() {
                 });
             }
             if phase == "training" && child.try_wait().expect("wait").is_none() {
-                let refused = fail(&arguments, 1);
-                assert!(refused.contains("another process works in this folder"), "{refused}");
+                fail_with(&arguments, 1, &["another process works in this folder"]);
             }
             kill(child);
             killed.push(phase);
@@ -233,17 +233,15 @@ fn a_plan_measures_and_stops() {
 fn a_call_that_trains_nothing_is_told_to_have_stopped_once() {
     let bench = Bench::new();
     let stops = || {
-        let text = std::fs::read_to_string(bench.output.join("events.jsonl")).expect("events");
-        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-        lines.filter(|line| line["event"] == "stopped").count()
+        let events = read_rows(bench.output.join("events.jsonl"));
+        events.iter().filter(|line| line["event"] == "stopped").count()
     };
     let arguments = bench.within("1m", &["--max-tokens", "48"]);
     succeed(&[&arguments[..], &["--plan"]].concat());
     assert_eq!(stops(), 1);
     // As if no round with a draft could pay.
     bench.change(|known| known["machine"]["passes"] = json!([[1, 1e-3], [16, 1.0]]));
-    let error = fail(&arguments, 1);
-    assert!(error.contains("nothing was trained"), "{error}");
+    fail_with(&arguments, 1, &["nothing was trained"]);
     assert_eq!(stops(), 2);
 }
 
@@ -290,8 +288,7 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
     assert_eq!(kinds, [32, 8]);
     // Another set of prompts is another fit.
     let others = bench.prompts((0..250).map(|i| json!({ "prompt": format!("other {i}") })));
-    let error = fail(&bench.within("1m", &["--prompts", &others, "--plan"]), 2);
-    assert!(error.contains("the prompts"), "{error}");
+    fail_with(&bench.within("1m", &["--prompts", &others, "--plan"]), 2, &["the prompts"]);
 }
 
 #[test]

@@ -7,10 +7,8 @@ use crate::support::Workshop;
 fn what_cannot_work_is_refused_before_any_work() {
     let shop = Workshop::new();
     let (target, output) = (shop.target.display().to_string(), shop.path("out"));
-    let empty = shop.path("empty.jsonl");
-    std::fs::write(&empty, "{\"prompt\": \"\"}\n{\"x\": 1}\n").expect("rows");
-    let file = shop.path("a-file");
-    std::fs::write(&file, "x").expect("file");
+    let empty = shop.write("empty.jsonl", "{\"prompt\": \"\"}\n{\"x\": 1}\n");
+    let file = shop.write("a-file", "x");
     let inside = format!("{file}/out");
     let cases: [(&[&str], &str); 8] = [
         (&["--prompts", &empty], "there is no prompt in it"),
@@ -28,8 +26,7 @@ fn what_cannot_work_is_refused_before_any_work() {
             arguments.extend(["--output", &output]);
         }
         arguments.extend(more);
-        let error = fail(&arguments, 2);
-        assert!(error.contains(words), "{more:?}: {error}");
+        fail_with(&arguments, 2, &[words]);
     }
     assert!(!Path::new(&output).join("training-1").exists());
     // Trainings name the folder in their configurations, which are text.
@@ -37,15 +34,11 @@ fn what_cannot_work_is_refused_before_any_work() {
     {
         use std::os::unix::ffi::OsStrExt;
         let odd = shop.folder.path().join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
-        let output = longdraft(&["fit", &target]).arg("--output").arg(&odd).output();
-        let output = output.expect("the binary starts");
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains("this name is not UTF-8") && !odd.exists());
+        let output = finished(longdraft(&["fit", &target]).arg("--output").arg(&odd));
+        assert!(told_by(&output, 2).contains("this name is not UTF-8") && !odd.exists());
         std::fs::create_dir(&odd).expect("a folder");
-        let output = longdraft(&["fit", &target]).arg("--from").arg(&odd).output();
-        let output = output.expect("the binary starts");
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains("--from") && stderr(&output).contains("not UTF-8"));
+        let output = finished(longdraft(&["fit", &target]).arg("--from").arg(&odd));
+        require_words(&told_by(&output, 2), &["--from", "not UTF-8"]);
     }
 }
 
@@ -54,8 +47,7 @@ fn a_draft_of_another_target_is_not_gone_on_from() {
     let (shop, bench) = (Workshop::new(), Bench::new());
     let run = shop.path("run");
     succeed(&["train", &shop.config(), &format!("output={run}")]);
-    let error = fail(&bench.within("30s", &["--from", &run]), 2);
-    assert!(error.contains("--from: ") && error.contains("a draft of this target"), "{error}");
+    fail_with(&bench.within("30s", &["--from", &run]), 2, &["--from: ", "a draft of this target"]);
     assert!(!bench.output.exists());
     // Of its own target it is one to go on from.
     let own = Bench::of(shop.target());
@@ -83,8 +75,7 @@ fn a_model_that_never_ends_and_has_no_template_still_gets_the_best_that_can_be_d
         round["lowered"] = json!(0);
         round["training"]["train"]["seed"] = json!(99);
     });
-    let error = fail(&arguments, 1);
-    assert!(error.contains("cannot resume: ") && error.contains("train.seed was 0"), "{error}");
+    let error = fail_with(&arguments, 1, &["cannot resume: ", "train.seed was 0"]);
     assert!(error.contains("move this folder away") && !error.contains("--force"), "{error}");
 }
 
@@ -96,11 +87,8 @@ fn an_engine_that_does_not_compute_the_draft_is_told_before_the_time_is_spent() 
     let prompts = bench.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));
     let more = ["--prompts", &prompts, "--max-tokens", "40", "--method", "glide", "--anyway"];
     let arguments = bench.within("30s", &more);
-    let error = fail(&[&arguments[..], &["--for", "longspec"]].concat(), 2);
-    assert!(
-        error.contains("--for longspec: ") && error.contains("leave out this engine"),
-        "{error}"
-    );
+    let words = ["--for longspec: ", "leave out this engine"];
+    fail_with(&[&arguments[..], &["--for", "longspec"]].concat(), 2, &words);
     assert!(!bench.output.join("data/answers.jsonl").exists());
     // Without it the same folder serves.
     succeed(&[&arguments[..], &["--plan"]].concat());

@@ -1,6 +1,7 @@
 //! Trainings in stages, and trainings that diverge.
 
 use super::*;
+use crate::support::files::repository;
 
 #[test]
 fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
@@ -27,12 +28,8 @@ fn a_training_that_diverges_begins_anew_at_a_lower_rate() {
 
 /// Prompts of so many words each: pieces of the shipped books that begin at different places.
 fn long_prompts(bench: &Bench, words: usize) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let books = root.join("../../assets/corpus/books-excerpt.jsonl");
-    let text = std::fs::read_to_string(books).expect("the shipped text");
-    let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
-    let text: Vec<String> =
-        rows.map(|row| row["text"].as_str().expect("text").to_owned()).collect();
+    let books = read_rows(repository("assets/corpus/books-excerpt.jsonl"));
+    let text: Vec<&str> = books.iter().map(|row| row["text"].as_str().expect("text")).collect();
     let text = text.join(" ");
     let all: Vec<&str> = text.split_whitespace().collect();
     let piece = |row: usize| {
@@ -48,9 +45,7 @@ fn long_prompts_are_learned_in_stages() {
     let prompts = long_prompts(&bench, 900);
     let arguments = bench.within("60s", &[&SHORT[..], &["--prompts", &prompts]].concat());
     let (told, _) = ended(&arguments);
-    for part in ["2 stages, because rows are long", "base", "all text in whole rows"] {
-        assert!(told.contains(part), "{part} is missing: {told}");
-    }
+    require_words(&told, &["2 stages, because rows are long", "base", "all text in whole rows"]);
     let result = last_json(&told);
     assert_proved(&result);
     let round = &bench.state()["rounds"][0];

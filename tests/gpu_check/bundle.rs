@@ -4,7 +4,8 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use super::machine::{Machine, program, python, root, text};
+use super::machine::{Machine, program, python, text};
+use crate::support::files::repository;
 
 #[test]
 fn libraries_are_found_in_toolkits_and_stood_in_for_at_last() {
@@ -40,7 +41,7 @@ fn libraries_are_found_in_toolkits_and_stood_in_for_at_last() {
          for last in (None, {:?}):\n\
          \x20   path, report = libraries.find({program:?}, 'python3', last, ({:?}, {:?}))\n\
          \x20   print(json.dumps([path, report]))",
-        root().join("scripts"),
+        repository("scripts"),
         path("stand-in"),
         path("empty"),
         path("toolkit-*"),
@@ -65,7 +66,7 @@ fn libraries_are_found_in_toolkits_and_stood_in_for_at_last() {
 
 fn bundle(machine: &Machine, arguments: &[&str]) -> Output {
     let mut command = Command::new("python3");
-    command.arg(root().join("scripts/gpu-bundle"));
+    command.arg(repository("scripts/gpu-bundle"));
     command.arg("--longdraft").arg(machine.path("longdraft"));
     command.arg("--archive").arg(machine.path("bundle.tar.xz")).args(["--golden"]);
     command.args(arguments);
@@ -104,7 +105,7 @@ fn a_bundle_holds_all_that_a_call_needs() {
     assert_eq!(called.status.code(), Some(0), "{}", text(&called));
     let (_, steps) = machine.archived("steps.json");
     assert!(
-        !steps.contains(&root().canonicalize().expect("root").display().to_string()),
+        !steps.contains(&repository("").canonicalize().expect("root").display().to_string()),
         "{steps}"
     );
 }

@@ -6,6 +6,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::support::files::{read_json, repository};
+
 /// Stands in for `longdraft`: what a command does is chosen by `STUB_COMMAND`, for `bench` by its kind.
 const LONGDRAFT: &str = r#"#!/bin/sh
 key=$1; case $1 in bench) key=$2;; capture) key=store;; esac
@@ -50,10 +52,6 @@ case $1 in
   *) echo '{"what":"probe"}';;
 esac
 "#;
-
-pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// `None` where there is no Python; the test says so.
 pub(crate) fn python() -> Option<()> {
@@ -104,7 +102,7 @@ impl Machine {
     /// The same with another choice of steps.
     pub(crate) fn command_of(&self, steps: [&str; 2], modes: &[(&str, &str)]) -> Command {
         let mut command = Command::new("python3");
-        command.arg(root().join("scripts/gpu-check")).args(steps);
+        command.arg(repository("scripts/gpu-check")).args(steps);
         for (name, file) in [
             ("--longdraft", "longdraft"),
             ("--python", "python"),
@@ -130,7 +128,7 @@ impl Machine {
         arguments: &[&str],
     ) -> (Output, Value) {
         let output = self.command(plan, modes).args(arguments).output().expect("python");
-        (output, read_json(&self.path("results/gpu-check.json")))
+        (output, read_json(self.path("results/gpu-check.json")))
     }
 
     /// Names of the archive's files, and the text of the one that a name ends.
@@ -151,11 +149,6 @@ impl Machine {
         let state = std::fs::read_to_string(format!("/proc/{}/stat", text.trim()));
         state.is_ok_and(|state| !state.contains(") Z "))
     }
-}
-
-pub(crate) fn read_json(path: &Path) -> Value {
-    let text = std::fs::read_to_string(path).expect("a file");
-    serde_json::from_str(&text).expect("JSON")
 }
 
 pub(crate) fn text(output: &Output) -> String {

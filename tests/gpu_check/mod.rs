@@ -11,8 +11,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::support::files::read_json;
 use crate::support::processes::wait_until;
-use machine::{Machine, python, read_json, text};
+use machine::{Machine, python, text};
 
 #[test]
 fn all_plans_run_and_come_back_in_one_file() {
@@ -82,7 +83,7 @@ fn steps_of_all_plans_are_chosen_by_name() {
     let ran: Vec<_> =
         steps["steps"].as_array().expect("steps").iter().map(|s| &s["name"]).collect();
     assert_eq!(ran, ["dflash", "gpu", "train_dflash", "kernels_small"]);
-    let report = read_json(&machine.path("results/gpu-check.json"));
+    let report = read_json(machine.path("results/gpu-check.json"));
     assert_eq!((&report["pass"], &report["plan"]), (&true.into(), &"only".into()));
     for (names, says) in [
         ("gpu,dflsh", "no step is called `dflsh`: take machine, gpu, doctor"),

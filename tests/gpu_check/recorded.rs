@@ -1,9 +1,9 @@
 //! What a record of a driver's calls shows to be wrong.
 
-use std::path::Path;
 use std::process::Command;
 
-use super::machine::{python, root};
+use super::machine::python;
+use crate::support::files::repository;
 
 /// A run as it should be: one stream for all work, another for uploads from page-locked memory.
 const RIGHT: &[&str] = &[
@@ -34,11 +34,10 @@ fn found_of(about: &str, calls: &[String]) -> String {
         "import pathlib, sys; from gpu import recorded; \
          print('\\n'.join(recorded.problems(pathlib.Path(sys.argv[1]), {about})))"
     );
-    let scripts: &Path = &root().join("scripts");
     let output = Command::new("python3")
         .args(["-c", &program])
         .arg(&record)
-        .env("PYTHONPATH", scripts)
+        .env("PYTHONPATH", repository("scripts"))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .output()
         .expect("python3 starts");

@@ -4,7 +4,8 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use super::machine::{Machine, python, read_json, root, text};
+use super::machine::{Machine, python, text};
+use crate::support::files::{read_json, repository};
 
 /// What a lent machine shows of all that was printed.
 const SHOWN: usize = 12_000;
@@ -20,9 +21,9 @@ fn summarise(reader: &str, code: i32, out: &str) -> (Output, Value) {
     let step = json!({"name": "one", "reader": reader, "code": code, "decisive": true});
     write("steps.json", &json!({ "steps": [step] }).to_string());
     let mut command = Command::new("python3");
-    command.arg(root().join("scripts/gpu-check")).arg("--summarise").arg(folder.path());
+    command.arg(repository("scripts/gpu-check")).arg("--summarise").arg(folder.path());
     let output = command.output().expect("python");
-    (output, read_json(&folder.path().join("gpu-check.json")))
+    (output, read_json(folder.path().join("gpu-check.json")))
 }
 
 #[track_caller]
@@ -66,7 +67,6 @@ fn reference_cases_are_judged_by_their_worst_error() {
     assert!(report["steps"]["one"]["unreadable"].is_string(), "{report}");
 }
 
-/// A check of an op that is wrong.
 fn wrong(op: &str, error: f64) -> String {
     let line = json!({
         "name": op, "shape": "8x4", "products": "f32", "passed": false, "max_error": error,

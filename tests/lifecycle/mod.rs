@@ -9,8 +9,8 @@ use crate::support::files::{json_so_far, lines_so_far, read_json};
 use crate::support::processes::{signal, start_kept, wait_until};
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    Workshop, borrowed, fail, last_json, longdraft, run, stderr, stdout, succeed, succeeded,
-    told_by,
+    Workshop, borrowed, fail, fail_with, finished, last_json, longdraft, noted, require_words, run,
+    stderr, stdout, succeed, succeeded, told_by,
 };
 use serde_json::Value;
 
@@ -65,12 +65,8 @@ fn training_outlives_the_reader_of_its_log() {
 fn a_full_stdout_is_told_when_the_work_is_done() {
     let shop = Workshop::new();
     let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
-    let ended = longdraft(&["train", &shop.config(), "--json"])
-        .stdout(full())
-        .output()
-        .expect("the binary starts");
-    assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
-    let said = stderr(&ended);
+    let ended = finished(longdraft(&["train", &shop.config(), "--json"]).stdout(full()));
+    let said = told_by(&ended, 1);
     assert!(said.contains("error: stdout: No space left"), "{said}");
     assert!(!said.contains("panicked"), "{said}");
     assert!(shop.folder.path().join("run/checkpoints/last/manifest.json").is_file());
@@ -84,9 +80,8 @@ fn a_full_stdout_is_told_when_the_work_is_done() {
 #[test]
 fn what_only_prints_ends_quietly_with_its_reader() {
     let shop = Workshop::new();
-    let rows = shop.path("many.jsonl");
     let text = format!("{{\"text\": \"{}\"}}\n", "the cat sat on the mat. ".repeat(40));
-    std::fs::write(&rows, text.repeat(200)).expect("rows");
+    let rows = shop.write("many.jsonl", text.repeat(200));
     let (config, target) = (shop.config(), shop.target());
     let inspect = ["data", "inspect", &rows, "--target", &target, "--rows", "200"];
     let generate =
@@ -148,14 +143,10 @@ fn a_run_under_nohup_goes_on_when_its_terminal_goes() {
 #[test]
 fn every_command_that_works_for_long_tells_its_signal() {
     let shop = Workshop::of_four_layers();
-    let curriculum = shop.path("curriculum.yaml");
-    let text = std::fs::read_to_string(&shop.config).expect("config");
-    std::fs::write(&curriculum, format!("{text}stages:\n  - name: one\n  - name: two\n"))
-        .expect("curriculum");
+    let curriculum = shop.with_stages("- name: one\n- name: two\n");
     let rows = "data.row_tokens=128";
     let store = format!("train.features={}", shop.path("store"));
-    let prompts = shop.path("prompts.jsonl");
-    std::fs::write(&prompts, "{\"prompt\": \"the cat\"}\n".repeat(300)).expect("prompts");
+    let prompts = shop.write("prompts.jsonl", "{\"prompt\": \"the cat\"}\n".repeat(300));
     let (config, target, answers) = (shop.config(), shop.target(), shop.path("answers.jsonl"));
     let measured = shop.path("eval");
     let eval = [
@@ -174,9 +165,8 @@ fn every_command_that_works_for_long_tells_its_signal() {
         (&eval, "300 prompts"),
         (&[&regenerate[..], &["--max-tokens", "50", "--batch", "2"]].concat(), ""),
     ];
-    let many = shop.path("many.jsonl");
     let row = format!("{{\"text\": \"{}\"}}\n", "the cat sat on the mat. ".repeat(5));
-    std::fs::write(&many, row.repeat(4000)).expect("rows");
+    let many = shop.write("many.jsonl", row.repeat(4000));
     for (arguments, sign) in cases {
         let arguments: Vec<String> =
             arguments.iter().map(|argument| argument.replace("ROWS", &many)).collect();
@@ -209,25 +199,17 @@ fn every_command_that_works_for_long_tells_its_signal() {
 
 #[test]
 fn checkpoints_come_by_minutes_too() {
-    let shop = Workshop::new();
+    let (shop, config) = Workshop::new().with_config();
     let saves = |minutes: &str| {
-        let output = shop.path(minutes);
-        let arguments = [
-            "train",
-            &shop.config(),
-            &format!("output={output}"),
-            "train.steps=6",
-            "train.save_every=1000",
-            &format!("train.save_minutes={minutes}"),
-        ];
-        let ended = succeeded(run(&arguments));
-        stderr(&ended).matches("checkpoints/last\n").count()
+        let output = format!("output={}", shop.path(minutes));
+        let every = format!("train.save_minutes={minutes}");
+        let train = ["train", &config, &output, "train.steps=6", "train.save_every=1000", &every];
+        noted(&train).matches("checkpoints/last\n").count()
     };
     assert_eq!(saves("0.000000001"), 6);
     assert_eq!(saves("0"), 1);
     assert_eq!(saves("60"), 1);
-    let text = fail(&["train", &shop.config(), "train.save_minutes=-1"], 2);
-    assert!(text.contains("train.save_minutes"), "{text}");
+    fail_with(&["train", &config, "train.save_minutes=-1"], 2, &["train.save_minutes"]);
 }
 
 #[test]
@@ -236,9 +218,7 @@ fn the_time_that_is_said_to_be_left_ends_with_the_minutes_of_the_run() {
     let left = |minutes: &str, more: &[&str]| {
         let arguments =
             ["train", &config, "train.steps=1000000", "train.save_every=1000000", minutes];
-        let output = run(&[&arguments[..], more].concat());
-        let told = stderr(&output);
-        assert!(output.status.success(), "{told}");
+        let told = noted(&[&arguments[..], more].concat());
         let first = told.lines().find(|line| line.contains(" tok/s  ")).expect("a step");
         first.rsplit("  ").next().unwrap_or_default().to_owned()
     };
@@ -281,8 +261,7 @@ fn a_best_checkpoint_that_is_lost_is_chosen_anew() {
     let best = shop.folder.path().join("run/checkpoints/best");
     std::fs::remove_dir_all(&best).expect("remove");
     let words = ["train", &config, rate, "train.evaluate_every=2", "train.steps=6", "--extend"];
-    let ended = succeeded(run(&words));
-    assert!(stderr(&ended).contains("the best draft is chosen anew"), "{}", stderr(&ended));
+    require_words(&noted(&words), &["the best draft is chosen anew"]);
     assert_eq!(read_json(best.join("state.json"))["step"], 6);
 }
 
@@ -295,10 +274,8 @@ fn checkpoints_of_which_none_can_be_used_leave_a_way_on() {
     for name in ["last", "last_2"] {
         std::fs::write(folder.join(name).join("draft.safetensors"), "half").expect("write");
     }
-    let text = fail(&train, 1);
-    assert!(text.contains("no checkpoint can be used"), "{text}");
-    assert!(text.contains("hint: move the folder `checkpoints`"), "{text}");
-    assert!(text.contains("draft.from"), "{text}");
+    let words = ["no checkpoint can be used", "hint: move the folder `checkpoints`", "draft.from"];
+    fail_with(&train, 1, &words);
     // What the hint says.
     let away = shop.folder.path().join("away");
     std::fs::rename(&folder, &away).expect("rename");
@@ -324,8 +301,7 @@ fn a_finished_run_tells_its_figures_without_its_target() {
     std::fs::write(&rows, text.replacen("row 0", "now 0", 1)).expect("rows");
     fail(&["train", &shop.config()], 2);
     std::fs::rename(shop.path("away"), shop.target()).expect("rename");
-    let text = fail(&["train", &shop.config()], 1);
-    assert!(text.contains("data was "), "{text}");
+    fail_with(&["train", &shop.config()], 1, &["data was "]);
 }
 
 #[test]
@@ -368,11 +344,9 @@ fn checkpoints_that_cannot_be_looked_at_are_not_taken_for_none() {
     for arguments in
         [&["train", &shop.config(), "train.steps=2"][..], &["extract", &shop.path("run")]]
     {
-        let text = fail(arguments, 1);
-        assert!(text.contains("symbolic links"), "{text}");
+        let text = fail_with(arguments, 1, &["symbolic links"]);
         assert!(!text.contains("no checkpoint is there"), "{text}");
     }
     std::fs::remove_file(&checkpoints).expect("remove");
-    let text = fail(&["extract", &shop.path("run")], 2);
-    assert!(text.contains("no checkpoint is there"), "{text}");
+    fail_with(&["extract", &shop.path("run")], 2, &["no checkpoint is there"]);
 }

@@ -1,10 +1,10 @@
 //! A stand-in of an engine that serves completions, well-behaved or not.
 
-use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufReader, Read, Write};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
+use crate::support::server::{self, Asked};
 use serde_json::{Value, json};
 
 pub(super) const KEY: &str = "s3cret-key";
@@ -26,7 +26,6 @@ pub(super) enum Trouble {
     Error,
 }
 
-/// A stand-in of an engine.
 #[derive(Clone)]
 pub(super) struct Engine {
     /// As its list of models says.
@@ -58,37 +57,20 @@ impl Engine {
 
     /// Serves until the test process ends; returns the address.
     pub(super) fn serve(&self) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = format!("http://{}", listener.local_addr().expect("address"));
         let engine = self.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let engine = engine.clone();
-                std::thread::spawn(move || engine.answer(stream));
-            }
-        });
-        address
+        server::serve("127.0.0.1", move |_, stream| {
+            let engine = engine.clone();
+            std::thread::spawn(move || engine.answer(stream))
+        })
     }
 
     fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let mut reader = BufReader::new(stream.try_clone()?);
-        let (mut line, mut headers) = (String::new(), HashMap::new());
-        reader.read_line(&mut line)?;
-        loop {
-            let mut header = String::new();
-            reader.read_line(&mut header)?;
-            let Some((name, value)) = header.trim().split_once(':') else { break };
-            headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
-        }
-        let mut body =
-            vec![0; headers.get("content-length").map_or(0, |n| n.parse().expect("length"))];
-        reader.read_exact(&mut body)?;
-        let path = line.split_whitespace().nth(1).unwrap_or_default().to_owned();
-        if self.wants_key && headers.get("authorization") != Some(&format!("Bearer {KEY}")) {
+        let asked = Asked::read(&mut BufReader::new(stream.try_clone()?))?;
+        if self.wants_key && asked.header("authorization") != Some(format!("Bearer {KEY}")) {
             let body = json!({ "error": { "message": format!("no key, not even {KEY}") } });
             return plain(&mut stream, "401 Unauthorized", "application/json", &body.to_string());
         }
-        match path.as_str() {
+        match asked.path() {
             "/v1/models" => {
                 let models = json!({ "data": [{ "id": "tiny", "owned_by": self.owner }] });
                 plain(&mut stream, "200 OK", "application/json", &models.to_string())
@@ -97,9 +79,9 @@ impl Engine {
                 Some(page) => plain(&mut stream, "200 OK", "text/plain", &page),
                 None => plain(&mut stream, "404 Not Found", "text/plain", "none"),
             },
-            _ => {
-                let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
-                self.write_answer(&mut stream, &path, asked)
+            path => {
+                let wanted: Value = serde_json::from_slice(&asked.body).unwrap_or_default();
+                self.write_answer(&mut stream, path, wanted)
             }
         }
     }

@@ -2,12 +2,9 @@
 
 use std::process::{Child, Output, Stdio};
 
-use serde_json::Value;
-
-use super::{draft_bytes, succeed_on};
-use crate::support::ranks::{
-    self, assert_same_numbers, checkpoint, joined, metrics, signal_after_a_save,
-};
+use super::{draft_bytes, metrics, succeed_on};
+use crate::support::files::read_json;
+use crate::support::ranks::{self, assert_same_numbers, checkpoint, joined, signal_after_a_save};
 use crate::support::{Workshop, last_json, mpirun, session_folder, stderr, stdout, told_by};
 
 /// Waits for a job to end.
@@ -65,8 +62,7 @@ fn mpi_rank_that_is_asked_to_stop_lets_all_save_first() {
     // The signal of one rank ends all of them in order, with its code.
     assert_eq!(output.status.code(), Some(143));
     let out = last_json(&stdout(&output));
-    let text = std::fs::read_to_string(checkpoint(&run).join("state.json")).expect("state");
-    let state: Value = serde_json::from_str(&text).expect("JSON");
+    let state = read_json(checkpoint(&run).join("state.json"));
     assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
 }
 

@@ -9,7 +9,7 @@ use longdraft_models::weights::safetensors::SafetensorsSource;
 use super::{
     EAGLE3, groups_train_like_one_process, joined, memory_mib, succeed_on, target_of_many_layers,
 };
-use crate::support::{self, Workshop, fail, mpirun, stdout, told_by};
+use crate::support::{self, Workshop, fail, fail_with, mpirun, stdout, told_by};
 
 #[test]
 fn mpi_ranks_that_share_layers_train_like_one_process() {
@@ -46,8 +46,7 @@ fn mpi_ranks_that_cannot_share_layers_are_refused() {
         ("parallel.zero=3", "would cut the target's weights twice: set `parallel.zero: 1`"),
         ("train.steps=1", "`parallel.tensor: 2` does not divide the 1 ranks into groups"),
     ] {
-        let text = fail(&["train", &config, tensor, more], 2);
-        assert!(text.contains(problem), "{text}");
+        fail_with(&["train", &config, tensor, more], 2, &[problem]);
     }
     let records = ["capture", &config, &store, tensor, "--records", &shop.path("store")];
     assert!(fail(&records, 2).contains("hint: set parallel.tensor=1"));

@@ -47,7 +47,7 @@ fn targets_of_every_family_pass_with_fused_and_with_composed_ops() {
     for family in FAMILIES {
         let Some(folder) = shared(&format!("golden/targets/{family}")) else { return };
         for ops in ["fused", "composed"] {
-            let case = parsed(&all_pass(&folder, 1, &["--ops", ops])).swap_remove(0);
+            let case = json_lines(&all_pass(&folder, 1, &["--ops", ops])).swap_remove(0);
             let checks = case["checks"].as_array().expect("checks");
             let count = |part: &str| {
                 let named =

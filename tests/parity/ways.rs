@@ -12,7 +12,7 @@ fn bf16_has_tolerances_of_its_own_and_still_finds_wrong_values() {
     );
     // Blocks are multiplied as integers whatever the precision is.
     let errors = |out: &str| -> Vec<f64> {
-        let cases = parsed(out).into_iter();
+        let cases = json_lines(out).into_iter();
         let rounded = cases.filter(|case| case["kind"].is_string() && case["kind"] != "quants");
         let of = |case: Value| {
             let checks = case["checks"].as_array().cloned().unwrap_or_default();
@@ -76,14 +76,9 @@ fn a_device_that_the_build_lacks_is_named_with_the_way_out() {
     }
     for (device, feature) in [("cuda:0", "--features cuda"), ("metal:0", "--features metal")] {
         let case = cases().join("packed_agree").display().to_string();
-        let output = run(&["parity", &case, "--device", device]);
-        let message = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{message}");
-        assert!(message.contains(device) && message.contains(feature), "{message}");
+        fail_with(&["parity", &case, "--device", device], 2, &[device, feature]);
     }
-    let output = run(&["parity", "x", "--device", "gpu7"]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cuda:0"));
+    fail_with(&["parity", "x", "--device", "gpu7"], 2, &["cuda:0"]);
 }
 
 fn built_for_a_gpu() -> bool {

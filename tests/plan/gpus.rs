@@ -51,8 +51,7 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
     let cache = |plan: &Value| plan["cache_bytes"].as_u64().expect("bytes");
     assert_eq!(2 * cache(&one), cache(&whole));
     // Beside quantised blocks decoding caches 16 bits, however training holds the weights.
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
-    let blocks = format!("target={}", shipped.display());
+    let blocks = format!("target={}", demonstration());
     let [half, single] = ["precision=bf16", "precision=f32"]
         .map(|precision| cache(&plan(&["data.row_tokens=64", &blocks, precision])));
     assert_eq!(half, single);
@@ -79,10 +78,8 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
 /// Peaks that a GPU took stand in docs/results/gpu.md, below the commands that plan the same rows.
 #[test]
 fn plans_of_gpus_say_what_one_took() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text =
-        std::fs::read_to_string(root.join("docs/results/gpu.md")).expect("docs/results/gpu.md");
-    let text = text.replace("\\\n", " ");
+    let text = std::fs::read_to_string(repository("docs/results/gpu.md"));
+    let text = text.expect("docs/results/gpu.md").replace("\\\n", " ");
     let commands = text.lines().filter(|line| line.starts_with("longdraft train"));
     let commands = commands.filter(|line| line.contains("--ranks 1 --device cuda:0"));
     let commands: Vec<&str> = commands.collect();
@@ -94,8 +91,8 @@ fn plans_of_gpus_say_what_one_took() {
         let [_, planned, taken] = row[..] else { panic!("three columns: {row:?}") };
         let taken: f64 = taken.trim_end_matches(" |").parse().expect("a number");
         let arguments: Vec<&str> = command.split_whitespace().skip(1).chain(["--json"]).collect();
-        let output = longdraft(&arguments).current_dir(&root).output().expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
+        let output = finished(longdraft(&arguments).current_dir(repository("")));
+        let output = succeeded(output);
         let bytes = last_json(&stdout(&output))["stages"][0]["bytes"].as_f64().expect("bytes");
         let gib = bytes / f64::from(1 << 30);
         assert_eq!(format!("{gib:.1}"), planned, "`{command}`");

@@ -7,7 +7,11 @@ mod memory;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{self, fail, last_json, longdraft, stderr, stdout, succeed, succeeded};
+use crate::support::files::{demonstration, repository};
+use crate::support::{
+    self, fail, fail_with, finished, last_json, longdraft, require_words, stderr, stdout, succeed,
+    succeeded,
+};
 use serde_json::{Value, json};
 
 /// Largest share by which a prediction may differ from what was measured.
@@ -76,7 +80,7 @@ impl Shop {
         let plan = plan(&arguments, 1);
         assert!(!Path::new(&self.path("run")).exists(), "a plan writes nothing");
         let mut command = longdraft(&arguments);
-        let output = succeeded(exact_allocator(&mut command).output().expect("the binary starts"));
+        let output = succeeded(finished(exact_allocator(&mut command)));
         let shown = stderr(&output);
         assert!(
             shown.contains(" of memory at most of ") && !shown.contains("may not fit"),
@@ -98,14 +102,14 @@ fn exact_allocator(command: &mut Command) -> &mut Command {
 
 /// What a plan says that does not fit, which is a failure.
 #[track_caller]
-fn lacking(arguments: &[&str]) -> String {
+fn lacking(arguments: &[&str], words: &[&str]) -> String {
     let output = support::run(arguments);
-    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    assert!(stderr(&output).contains("error: the run does not fit"), "{}", stderr(&output));
-    stdout(&output)
+    require_words(&support::told_by(&output, 1), &["error: the run does not fit"]);
+    let text = stdout(&output);
+    require_words(&text, words);
+    text
 }
 
-/// The plan of the one stage.
 fn plan(arguments: &[&str], ranks: usize) -> Value {
     let ranks = ranks.to_string();
     let more = ["--plan", "--gflops", "10", "--ranks", &ranks];
@@ -135,9 +139,10 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
     let base = ["train", &config, "--plan", "--gflops", "10"];
-    let text = lacking(&[&base[..], &["--memory", "0.05"]].concat());
-    assert!(text.contains("memory at most, in the backward phase:"), "{text}");
-    assert!(text.contains("does not fit: 51 MiB free; one of these makes it fit:"), "{text}");
+    let with_memory =
+        |gib: &str, words: &[&str]| lacking(&[&base[..], &["--memory", gib]].concat(), words);
+    let fits = "does not fit: 51 MiB free; one of these makes it fit:";
+    let text = with_memory("0.05", &["memory at most, in the backward phase:", fits]);
     // No change alone is enough.
     let remedies: Vec<&str> = text.lines().filter(|line| line.contains("row_tokens=")).collect();
     assert!(!remedies.is_empty(), "{text}");
@@ -145,12 +150,9 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
         let both = remedy.contains("train.features=FOLDER after `longdraft capture`");
         assert!(both && remedy.contains(" and "), "{text}");
     }
-    let text = lacking(&[&base[..], &["--memory", "0.15"]].concat());
-    assert!(text.contains("one of these makes it fit:\n"), "{text}");
-    assert!(text.contains("  data.row_tokens=2048: "), "{text}");
-    let text = lacking(&[&base[..], &["--memory", "0.01"]].concat());
-    assert!(text.contains("nothing here makes it fit, but these lower it:"), "{text}");
-    assert!(text.contains("  data.row_tokens=2048: "), "{text}");
+    let shorter = "  data.row_tokens=2048: ";
+    with_memory("0.15", &["one of these makes it fit:\n", shorter]);
+    with_memory("0.01", &["nothing here makes it fit, but these lower it:", shorter]);
     let text = succeed(&[&base[..], &["--memory", "64"]].concat());
     assert!(text.contains("fits: 64.0 GiB free"), "{text}");
     assert!(!Path::new(&shop.path("run")).exists());
@@ -173,17 +175,15 @@ fn a_plan_says_what_does_not_fit_and_what_to_lower() {
 fn a_plan_tells_the_cache_that_decoding_has() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
     // Quantised blocks, and f32.
-    for target in [shipped.display().to_string(), shop.path("target")] {
+    for target in [demonstration(), shop.path("target")] {
         let own = format!("target={target}");
         let plan = ["train", &config, &own, "data.row_tokens=64", "device=cpu", "--plan"];
         let planned = succeed(&[&plan[..], &["--gflops", "10"]].concat());
         let (_, planned) = planned.split_once("decoding later caches ").expect("a cache");
         let (bytes, _) = planned.split_once(" of a sequence of ").expect("a sequence");
         let decode = ["generate", "--target", &target, "--prompt", "a", "--max-tokens", "1"];
-        let told = succeeded(support::run(&[&decode[..], &["--device", "cpu"]].concat()));
-        let told = stderr(&told);
+        let told = support::noted(&[&decode[..], &["--device", "cpu"]].concat());
         assert!(told.contains("; cache: ") && told.contains(&format!(", {bytes} for ")), "{told}");
     }
 }
@@ -193,8 +193,7 @@ fn a_plan_tells_the_cache_that_decoding_has() {
 fn a_stored_target_is_planned_by_the_types_of_its_file() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
-    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/target/demonstration.gguf");
-    let (shipped, own) = (shipped.display().to_string(), shop.path("target"));
+    let (shipped, own) = (demonstration(), shop.path("target"));
     let weights = |target: &str, precision: &str, more: &[&str]| {
         let target = format!("target={target}");
         let of = ["train", &config, &target, precision, "data.row_tokens=64", "device=cpu"];
@@ -252,11 +251,11 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     let shop = Shop::new();
     let config = shop.path("train.yaml");
     let base = ["train", &config, "--plan", "--gflops", "10"];
-    let text = lacking(&[&base[..], &["target=Qwen/QwQ-32B", "--memory", "10"]].concat());
-    assert!(text.contains("target weights                 122.1 GiB"), "{text}");
-    let error = fail(&[&base[..], &["target=nobody/knows"]].concat(), 1);
-    assert!(error.contains("target `nobody/knows` is not on this machine"), "{error}");
-    assert!(error.contains("hint: name a folder with its config.json"), "{error}");
+    let large = [&base[..], &["target=Qwen/QwQ-32B", "--memory", "10"]].concat();
+    lacking(&large, &["target weights                 122.1 GiB"]);
+    let unknown = "target `nobody/knows` is not on this machine";
+    let words = [unknown, "hint: name a folder with its config.json"];
+    fail_with(&[&base[..], &["target=nobody/knows"]].concat(), 1, &words);
     // A folder needs no weights for it.
     std::fs::remove_file(shop.folder.path().join("target/model.safetensors")).expect("weights");
     std::fs::remove_file(shop.folder.path().join("rows.jsonl")).expect("text");
@@ -271,10 +270,8 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
 /// The tables of docs/results/ranks.md stand below the commands that print them.
 #[test]
 fn the_tables_of_the_documentation_are_what_their_commands_print() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let text =
-        std::fs::read_to_string(root.join("docs/results/ranks.md")).expect("docs/results/ranks.md");
-    let text = text.replace("\\\n", " ");
+    let text = std::fs::read_to_string(repository("docs/results/ranks.md"));
+    let text = text.expect("docs/results/ranks.md").replace("\\\n", " ");
     let commands: Vec<&str> = text
         .lines()
         .filter(|line| line.starts_with("longdraft train"))
@@ -283,9 +280,8 @@ fn the_tables_of_the_documentation_are_what_their_commands_print() {
     assert!(commands.len() >= 3, "{commands:?}");
     for command in commands {
         let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
-        let output = longdraft(&arguments).current_dir(&root).output().expect("the binary starts");
-        assert!(output.status.success(), "{}", stderr(&output));
-        let printed = stdout(&output);
+        let output = finished(longdraft(&arguments).current_dir(repository("")));
+        let printed = stdout(&succeeded(output));
         assert!(text.contains(printed.trim_end()), "`{command}` prints\n{printed}");
     }
 }
@@ -318,9 +314,7 @@ fn mpi_ranks_take_and_send_what_is_planned() {
         let said = last_json(&stdout(&output));
         let measured = said["peak_memory_mib"].as_f64().expect("Linux tells");
         assert_close(sharing, (mib(&plan["bytes"]), measured));
-        let log = std::fs::read_to_string(shop.path("run/metrics.jsonl")).expect("metrics");
-        let first = log.lines().next().expect("a step");
-        let record: Value = serde_json::from_str(first).expect("JSON");
+        let record = &support::files::read_rows(shop.path("run/metrics.jsonl"))[0];
         let sent = record["sent_bytes"].as_f64().expect("bytes");
         // Plans are of full rows.
         let fill = record["tokens"].as_f64().expect("tokens") / (2.0 * row_tokens);

@@ -6,7 +6,6 @@ use super::{Server, block_draft, gathered};
 use crate::decoding::Shelf;
 use crate::support::byte_tokenizer;
 
-/// Ways to draft.
 fn ways(shelf: &Shelf) -> [Vec<String>; 4] {
     let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let (glide, eagle3) = (shelf.path("glide"), shelf.path("eagle3"));
@@ -174,7 +173,7 @@ fn a_text_goes_on_with_its_space() {
     let mut tokenizer = byte_tokenizer();
     let steps = tokenizer["decoder"]["decoders"].as_array_mut().expect("steps");
     steps.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
-    std::fs::write(shelf.path("target/tokenizer.json"), tokenizer.to_string()).expect("file");
+    shelf.write("target/tokenizer.json", tokenizer.to_string());
     let server = Server::start(&shelf, &[]);
     // Every token is a space.
     let mut asked = json!({ "max_tokens": 3, "temperature": 0, "logit_bias": { "32": 100 } });

@@ -113,7 +113,7 @@ fn templates_have_the_variables_of_a_request() {
     let shelf = Shelf::new();
     let template = "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}";
     let config = json!({ "chat_template": template, "eos_token": "</s>" }).to_string();
-    std::fs::write(shelf.path("target/tokenizer_config.json"), config).expect("file");
+    shelf.write("target/tokenizer_config.json", config);
     let server = Server::start(&shelf, &[]);
     let mut asked = json!({
         "messages": [{ "role": "user", "content": "a" }], "temperature": 0, "max_tokens": 6,

@@ -102,7 +102,6 @@ impl Server {
         self.post("/v1/completions", body).ok()
     }
 
-    /// Begins a stream.
     #[track_caller]
     fn stream(&self, path: &str, body: &Value) -> Events {
         let url = format!("{}{path}", self.address);
@@ -121,7 +120,6 @@ impl Server {
         value.unwrap_or_else(|| panic!("{name} in {text}")).parse().expect("a number")
     }
 
-    /// Sends a signal.
     fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(sent.expect("kill").success());

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::Server;
 use crate::decoding::Shelf;
-use crate::support::{fail, longdraft, stderr, with};
+use crate::support::{fail, fail_with, finished, longdraft, require_words, told_by, with};
 
 #[test]
 fn wrong_requests_are_told_what_is_wrong() {
@@ -189,8 +189,7 @@ fn a_server_that_cannot_begin_says_why() {
     let target = shelf.path("target");
     let server = Server::start(&shelf, &[]);
     let port = server.address.rsplit(':').next().expect("a port").to_owned();
-    let taken = fail(&["serve", &target, "--port", &port], 2);
-    assert!(taken.contains("hint: ") && taken.contains("--port"), "{taken}");
+    fail_with(&["serve", &target, "--port", &port], 2, &["hint: ", "--port"]);
     fail(&["serve", &target, "--port", "0", "--parallel", "0"], 2);
     fail(&["serve", &target, "--port", "0", "--temperature", "-1"], 2);
     fail(&["serve", &shelf.path("none"), "--port", "0"], 2);
@@ -202,20 +201,16 @@ fn a_server_that_cannot_begin_says_why() {
     assert!(other.contains("hint: this machine has no such address"), "{other}");
     let page = fail(&["serve", &target, "--port", "0", "--allow-origin", "http://a.example/"], 2);
     assert!(page.contains("is not an origin"), "{page}");
-    let unnamed = fail(&["serve", &target, "--port", "0", "--name", ""], 2);
-    assert!(unnamed.contains("--name is empty"), "{unnamed}");
+    fail_with(&["serve", &target, "--port", "0", "--name", ""], 2, &["--name is empty"]);
     let closed = fail(&["serve", &target, "--port", "0", "--max-body", "0"], 2);
     assert!(closed.contains("--max-body must be at least 1"), "{closed}");
     // Of a variable that is not set: without a key everybody would be let in.
     for key in ["", "  "] {
-        let empty = fail(&["serve", &target, "--port", "0", "--api-key", key], 2);
-        assert!(empty.contains("--api-key is empty"), "{empty}");
+        fail_with(&["serve", &target, "--port", "0", "--api-key", key], 2, &["--api-key is empty"]);
     }
-    let blank =
-        longdraft(&["serve", &target, "--port", "0"]).env("LONGDRAFT_API_KEY", " ").output();
-    let blank = blank.expect("the binary starts");
-    assert_eq!(blank.status.code(), Some(2), "{}", stderr(&blank));
-    assert!(stderr(&blank).contains("LONGDRAFT_API_KEY is empty"), "{}", stderr(&blank));
+    let mut serve = longdraft(&["serve", &target, "--port", "0"]);
+    let blank = finished(serve.env("LONGDRAFT_API_KEY", " "));
+    require_words(&told_by(&blank, 2), &["LONGDRAFT_API_KEY is empty"]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Server, gathered, long};
 use crate::decoding::Shelf;
+use crate::support::files::change_json;
 
 fn asked(tokens: usize) -> Value {
     json!({ "prompt": "the cat", "temperature": 0, "max_tokens": tokens })
@@ -54,10 +55,7 @@ fn a_draft_of_fewer_tokens_comes_with_its_own_head() {
     let server = Server::start(&shelf, &["--draft", &current, "--pace", "fixed"]);
     let wanted = server.complete(&asked(40))["choices"].clone();
     let config = Path::new(&current).join("config.json");
-    let text = std::fs::read_to_string(&config).expect("configuration");
-    let mut narrow: Value = serde_json::from_str(&text).expect("JSON");
-    narrow["draft_vocab_size"] = 2.into();
-    std::fs::write(&config, narrow.to_string()).expect("written");
+    change_json(&config, |narrow| narrow["draft_vocab_size"] = 2.into());
     let counts = Path::new(&current).join("token_counts.txt");
     let _ = std::fs::remove_file(&counts);
     let reply = server.post("/reload", &json!({}));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::block_draft;
 use crate::decoding::Shelf;
+use crate::support::files::{change_json, read_json};
 use crate::support::longdraft;
 
 /// A folder with rows of somebody's own, and a training of it.
@@ -53,8 +54,7 @@ impl Prepared {
         let output = child.wait_with_output().expect("it ends");
         drop(stdin);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let text = std::fs::read_to_string(Path::new(&self.folder).join("training/outcome.json"));
-        serde_json::from_str(&text.expect("an outcome")).expect("JSON")
+        read_json(Path::new(&self.folder).join("training/outcome.json"))
     }
 
     fn run(&self) -> Value {
@@ -126,10 +126,8 @@ fn a_check_of_equal_drafts_changes_nothing() {
     for (since, answers) in [(0, 64), (1, 0)] {
         let prepared = Prepared::new(&shelf, "glide", &texts(20, 60), 5.0);
         let place = Path::new(&prepared.folder).join("training/job.json");
-        let mut job: Value =
-            serde_json::from_str(&std::fs::read_to_string(&place).expect("job")).expect("JSON");
-        job["check"] = json!({ "draft": shelf.path("glide"), "origin": "given", "since": since });
-        std::fs::write(&place, job.to_string()).expect("file");
+        let check = json!({ "draft": shelf.path("glide"), "origin": "given", "since": since });
+        change_json(&place, |job| job["check"] = check);
         let told = prepared.run();
         assert_eq!((&told["held_out"], &told["rows"]), (&json!(answers), &json!(0)), "{told}");
         assert_eq!((&told["before"], &told["interval"]), (&told["after"], &json!([0.0, 0.0])));

@@ -9,10 +9,14 @@ use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::{SafetensorsSource, save};
 use serde_json::Value;
 
+/// A file or folder of the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
 /// The small target that the program ships.
 pub(crate) fn demonstration() -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    root.join("assets/target/demonstration.gguf").display().to_string()
+    repository("assets/target/demonstration.gguf").display().to_string()
 }
 
 /// A file of JSON.
@@ -20,6 +24,15 @@ pub(crate) fn demonstration() -> String {
 pub(crate) fn read_json(path: impl AsRef<Path>) -> Value {
     let text = std::fs::read_to_string(path).expect("a file of JSON");
     serde_json::from_str(&text).expect("JSON")
+}
+
+/// Lines of JSON.
+pub(crate) fn json_lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
+}
+
+pub(crate) fn read_rows(path: impl AsRef<Path>) -> Vec<Value> {
+    json_lines(&std::fs::read_to_string(path).expect("a file of lines"))
 }
 
 /// The same of a file that need not be there or whole; else `null`.

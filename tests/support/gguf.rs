@@ -100,7 +100,12 @@ const RECURRENT: [(&str, &str); 12] = [
 ];
 
 /// Writes the tensors of a folder as a GGUF file, by the names and in the form that converters give them.
-pub(crate) fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], matrices: GgmlDType) {
+pub(crate) fn write_gguf<K: AsRef<str>>(
+    folder: &Path,
+    to: &Path,
+    metadata: &[(K, Gguf)],
+    matrices: GgmlDType,
+) {
     let mut stacks: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
     let mut tensors = Tensors::new();
     let mut all = read_tensors(folder.join("model.safetensors"));
@@ -132,6 +137,20 @@ pub(crate) fn write_gguf(folder: &Path, to: &Path, metadata: &[(&str, Gguf)], ma
     let stack = |experts: Vec<Tensor>| Tensor::stack(&experts, 0).expect("a stack");
     tensors.extend(stacks.into_iter().map(|(name, experts)| (name, stack(experts))));
     std::fs::write(to, file_of(metadata, &tensors, matrices)).expect("write");
+}
+
+/// Sizes of recurrent layers in a Qwen3.5 whose value heads are as many as its key heads: converters leave their order.
+pub(crate) const RECURRENT_SIZES: [(&str, u32); 6] = [
+    ("rope.dimension_count", 2),
+    ("ssm.conv_kernel", 4),
+    ("ssm.state_size", 8),
+    ("ssm.group_count", 2),
+    ("ssm.time_step_rank", 2),
+    ("ssm.inner_size", 12),
+];
+
+pub(crate) fn numbers(keys: &[(&'static str, u32)]) -> Vec<(&'static str, Gguf)> {
+    keys.iter().map(|(key, number)| (*key, Gguf::U32(*number))).collect()
 }
 
 /// Keys of a GGUF header for a tiny target.

@@ -1,8 +1,8 @@
 //! A hub that runs on this machine, well-behaved or hostile.
 
-use std::collections::{BTreeMap, HashMap};
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::collections::BTreeMap;
+use std::io::{BufReader, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::{Value, json};
 
 use super::longdraft;
+use super::server::{Asked, serve};
 
 /// The program of a user without a login, whose files of the hub lie in `home`.
 pub(crate) fn at_hub(arguments: &[&str], endpoint: &str, home: &Path) -> Command {
@@ -80,29 +81,21 @@ impl Hub {
     }
 
     pub(crate) fn serve_at(self, host: &str) -> (String, Log) {
-        let listener = TcpListener::bind((host, 0)).expect("a free port");
-        let endpoint = format!("http://{}", listener.local_addr().expect("address"));
         let log = Log::default();
         let own = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let _ = self.answer(stream, &own);
-            }
-        });
-        (endpoint, log)
+        (serve(host, move |_, stream| self.answer(stream, &own)), log)
     }
 
     fn answer(&self, mut stream: TcpStream, log: &Log) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
-        let (mut line, mut headers) = read_request(&mut reader)?;
-        if line.starts_with("CONNECT ") {
+        let mut asked = Asked::read(&mut reader)?;
+        if asked.line.starts_with("CONNECT ") {
             write!(stream, "HTTP/1.1 200 OK\r\n\r\n")?;
-            (line, headers) = read_request(&mut reader)?;
+            asked = Asked::read(&mut reader)?;
         }
-        let header = |name: &str| headers.get(name).cloned();
-        let line = line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
-        log.lock().expect("log").push((line.clone(), header("authorization"), header("range")));
-        let (method, path) = line.split_once(' ').unwrap_or_default();
+        let kept = (asked.line.clone(), asked.header("authorization"), asked.header("range"));
+        log.lock().expect("log").push(kept);
+        let (method, path) = asked.line.split_once(' ').unwrap_or_default();
         let path = path
             .split_once("://")
             .map_or(path, |(_, rest)| rest.find('/').map_or("/", |start| &rest[start..]));
@@ -123,7 +116,7 @@ impl Hub {
             let info = json!({ "siblings": siblings, "sha": self.commit });
             ("200 OK", info.to_string().into_bytes())
         } else {
-            let start = header("range").filter(|_| self.knows_ranges).and_then(|range| {
+            let start = asked.header("range").filter(|_| self.knows_ranges).and_then(|range| {
                 range.strip_prefix("bytes=")?.split('-').next()?.parse::<usize>().ok()
             });
             match (self.files.get(&name), start) {
@@ -150,21 +143,5 @@ impl Hub {
             (_, Some(cut)) if !is_list => stream.write_all(&body[..cut]),
             _ => stream.write_all(&body),
         }
-    }
-}
-
-fn read_request(
-    reader: &mut BufReader<TcpStream>,
-) -> std::io::Result<(String, HashMap<String, String>)> {
-    let mut line = String::new();
-    reader.read_line(&mut line)?;
-    let mut headers = HashMap::new();
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header)?;
-        let Some((name, value)) = header.trim().split_once(':') else {
-            return Ok((line, headers));
-        };
-        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
     }
 }

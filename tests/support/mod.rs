@@ -9,6 +9,7 @@ pub(crate) mod hub;
 pub(crate) mod processes;
 pub(crate) mod ranks;
 pub(crate) mod runs;
+pub(crate) mod server;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -80,9 +81,13 @@ pub(crate) fn borrowed(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
+pub(crate) fn finished(command: &mut Command) -> Output {
+    command.output().expect("the binary starts")
+}
+
 /// Runs the binary.
 pub(crate) fn run(arguments: &[&str]) -> Output {
-    longdraft(arguments).output().expect("the binary starts")
+    finished(&mut longdraft(arguments))
 }
 
 pub(crate) fn stdout(output: &Output) -> String {
@@ -116,6 +121,14 @@ pub(crate) fn succeed(arguments: &[&str]) -> String {
     stdout(&output)
 }
 
+/// Runs the binary, which must succeed; returns its stderr.
+#[track_caller]
+pub(crate) fn noted(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?} failed: {}", stderr(&output));
+    stderr(&output)
+}
+
 /// Runs the binary, which must end with `code` and without a panic; returns its stderr.
 #[track_caller]
 pub(crate) fn fail(arguments: &[&str], code: i32) -> String {
@@ -125,6 +138,21 @@ pub(crate) fn fail(arguments: &[&str], code: i32) -> String {
     assert!(text.starts_with("error: ") || text.contains("\nerror: "), "no error line: {text}");
     assert!(!text.contains("panicked"), "{text}");
     text
+}
+
+/// The same where all of these words must be told.
+#[track_caller]
+pub(crate) fn fail_with(arguments: &[&str], code: i32, words: &[&str]) -> String {
+    let text = fail(arguments, code);
+    require_words(&text, words);
+    text
+}
+
+#[track_caller]
+pub(crate) fn require_words(text: &str, words: &[&str]) {
+    for part in words {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
 }
 
 /// What `generate` says of a target, without a panic and with exit 1.
@@ -345,8 +373,21 @@ impl Workshop {
         self.folder.path().join(name).display().to_string()
     }
 
+    /// Writes a file of this folder and returns its path.
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).expect("written");
+        path
+    }
+
     pub(crate) fn config(&self) -> String {
         self.config.display().to_string()
+    }
+
+    /// Its configuration with these stages, as a file of its own.
+    pub(crate) fn with_stages(&self, stages: &str) -> String {
+        let text = std::fs::read_to_string(&self.config).expect("config");
+        self.write("curriculum.yaml", format!("{text}stages:\n{stages}"))
     }
 
     /// With the path of its configuration.
@@ -370,8 +411,7 @@ pub(crate) fn relative_error(got: &[f32], wanted: &[f32]) -> f32 {
 
 /// The folder of larger reference cases beside a development checkout.
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let path = root.join("../shared").join(name);
+    let path = files::repository("../shared").join(name);
     if !path.exists() {
         eprintln!("skipped: {} is not there", path.display());
         return None;

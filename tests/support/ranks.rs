@@ -14,23 +14,6 @@ pub(crate) fn joined<'a>(parts: &[&[&'a str]]) -> Vec<&'a str> {
     parts.concat()
 }
 
-/// Every record of a run.
-pub(crate) fn metrics_with_clocks(run: &str) -> Vec<Value> {
-    let text = std::fs::read_to_string(format!("{run}/metrics.jsonl")).expect("metrics");
-    text.lines().map(|line| serde_json::from_str(line).expect("whole lines")).collect()
-}
-
-/// Every record without what clocks and memory decide.
-pub(crate) fn metrics(run: &str) -> Vec<Value> {
-    let mut records = metrics_with_clocks(run);
-    for record in &mut records {
-        for clock in ["tokens_per_second", "memory_mib", "gflops", "waited_seconds", "sent_bytes"] {
-            record.as_object_mut().map(|record| record.remove(clock));
-        }
-    }
-    records
-}
-
 /// The runs saw the same rows in the same order and came to the same numbers.
 #[track_caller]
 pub(crate) fn assert_same_numbers(one: &[Value], other: &[Value]) {

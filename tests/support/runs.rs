@@ -5,9 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::files::read_rows;
 use super::processes::killed_after;
-use super::ranks::metrics_with_clocks;
-use super::{Workshop, last_json, succeed};
+use super::{Workshop, last_json, longdraft, succeed, succeeded};
 
 /// Bytes of the draft in a run's newest checkpoint.
 pub(crate) fn draft_bytes(run: &str) -> Vec<u8> {
@@ -66,11 +66,16 @@ pub(crate) fn decodes_as_plain(shop: &Workshop, drafted: &str, what: &str) {
     }
 }
 
-/// Every record of a run without what clocks and memory decide.
+/// Every record of a run.
+pub(crate) fn metrics_with_clocks(run: &str) -> Vec<Value> {
+    read_rows(format!("{run}/metrics.jsonl"))
+}
+
+/// Every record without what clocks and memory decide.
 pub(crate) fn metrics(run: &str) -> Vec<Value> {
     let mut records = metrics_with_clocks(run);
     for record in &mut records {
-        for clock in ["tokens_per_second", "memory_mib"] {
+        for clock in ["tokens_per_second", "memory_mib", "gflops", "waited_seconds", "sent_bytes"] {
             record.as_object_mut().map(|record| record.remove(clock));
         }
     }
@@ -90,4 +95,19 @@ pub(crate) fn run_with_kills(folder: &Path, command: impl Fn(usize) -> Command) 
         changes += 1 + changes / 8;
     }
     panic!("the run never ends");
+}
+
+/// Trains at once, and once more with kills on the way: both come to the same draft. Returns both runs;
+/// `train` holds all arguments but their output.
+#[track_caller]
+pub(crate) fn killed_alike(shop: &Workshop, name: &str, train: &[&str]) -> [String; 2] {
+    let [whole, killed] = ["whole", "killed"].map(|kind| shop.path(&format!("{name}-{kind}")));
+    let into = |run: &str| {
+        let output = format!("output={run}");
+        longdraft(&[train, &[output.as_str()]].concat())
+    };
+    succeeded(into(&whole).output().expect("the binary starts"));
+    run_with_kills(shop.folder.path(), |_| into(&killed));
+    assert_eq!(draft_bytes(&whole), draft_bytes(&killed), "{name}");
+    [whole, killed]
 }

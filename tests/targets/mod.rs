@@ -8,8 +8,8 @@ use std::path::Path;
 use crate::support::files::{change_json, change_tensors};
 use crate::support::gguf::{file_of, interleaved, name_of};
 use crate::support::{
-    self, complaint, fail, loaded, logits as logits_of, random_tensors, stderr, tiny_config, with,
-    write_target,
+    self, complaint, fail, fail_with, loaded, logits as logits_of, random_tensors, stderr,
+    tiny_config, with, write_target,
 };
 use candle_core::DType;
 use candle_core::quantized::GgmlDType;

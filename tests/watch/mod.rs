@@ -12,7 +12,9 @@ use serde_json::json;
 
 use crate::support::files::{demonstration, json_so_far};
 use crate::support::processes::wait_until;
-use crate::support::{Workshop, fail, last_json, longdraft, stderr, succeed};
+use crate::support::{
+    Workshop, fail_with, finished, last_json, longdraft, require_words, stderr, succeed, succeeded,
+};
 
 /// A `watch` that runs until it is dropped.
 struct Watch {
@@ -159,8 +161,7 @@ fn a_page_shows_a_run_as_it_goes_and_is_its_report_in_the_end() {
     let steps: String = (1..40).map(step).collect();
     write(&folder.join("training-1/metrics.jsonl"), &format!("{steps}{{\"step\": 40, \"tok"));
     let page = watch.page_when(|page| page.contains("The draft is trained"));
-    assert!(page.contains("<figure"), "{page}");
-    assert!(page.contains("Simulated length"), "{page}");
+    require_words(&page, &["<figure", "Simulated length"]);
 
     write(&folder.join("fit.json"), &state.replace("answers", "finished"));
     let page = watch.page_when(|page| !page.contains("class=\"card live\""));
@@ -205,8 +206,7 @@ fn pages_are_for_this_machine_and_only_of_the_named_runs() {
     assert!(head.contains("content-security-policy: default-src 'none'"), "{head}");
     assert!(head.contains("cache-control: no-store"), "{head}");
     let file = Path::new(&one).join("fit.json").display().to_string();
-    let error = fail(&["watch", &one, &file], 2);
-    assert!(error.contains("fit.json: this is no directory"), "{error}");
+    fail_with(&["watch", &one, &file], 2, &["fit.json: this is no directory"]);
 }
 
 /// Who watches may come before the run.
@@ -216,10 +216,7 @@ fn a_run_that_has_no_folder_yet_is_waited_for() {
     let run = shop.path("later");
     let watch = Watch::start(&[&run]);
     let page = watch.page("/");
-    assert!(
-        page.contains("waiting for ") && page.contains("later, which is not there yet"),
-        "{page}"
-    );
+    require_words(&page, &["waiting for ", "later, which is not there yet"]);
     fit_in_answers(Path::new(&run));
     let page = watch.page_when(|page| page.contains("of 400 prompts"));
     assert!(!page.contains("waiting for "), "{page}");
@@ -312,13 +309,11 @@ fn fit_opens_its_page_in_the_browser_of_the_user() {
     let output = folder.path().join("fitted").display().to_string();
     let arguments =
         ["fit", &demonstration(), "--time", "30s", "--plan", "--open", "--output", &output];
-    let ended = longdraft(&arguments).env("BROWSER", &browser).output().expect("the binary starts");
-    assert!(ended.status.success(), "{}", stderr(&ended));
+    let ended = succeeded(finished(longdraft(&arguments).env("BROWSER", &browser)));
     let address = std::fs::read_to_string(&told).expect("an address");
     assert!(address.starts_with("http://127.0.0.1:"), "{address}");
     assert!(stderr(&ended).contains(&format!("watch at {address}")), "{}", stderr(&ended));
     // Where nothing shows pages, the address is told anyway.
-    let ended =
-        longdraft(&arguments).env_remove("BROWSER").env("PATH", "").output().expect("starts");
+    let ended = finished(longdraft(&arguments).env_remove("BROWSER").env("PATH", ""));
     assert!(ended.status.success() && stderr(&ended).contains("open the address by hand"));
 }

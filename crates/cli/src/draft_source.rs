@@ -61,7 +61,6 @@ impl DraftSource {
         folder_of(self.place())
     }
 
-    /// Reads the draft.
     pub(crate) fn open(&self, target: &Target) -> Result<Box<dyn Draft>> {
         let Self::Checkpoint(Located { checkpoint, .. }) = self else {
             return open_files(self.place(), target);
@@ -78,7 +77,6 @@ impl DraftSource {
         Ok(draft)
     }
 
-    /// The name of its method.
     pub(crate) fn method(&self) -> Result<String> {
         match self {
             Self::Checkpoint(located) => Ok(read_state(&located.checkpoint)?.method),

@@ -19,9 +19,7 @@ pub fn schema_of<T: JsonSchema>() -> Value {
 }
 
 /// Reads a type from a tree.
-///
-/// # Errors
-/// - unknown keys (with the nearest known one), missing keys, wrong types: all of them
+/// It fails with all unknown keys (with the nearest known one), missing keys and wrong types.
 pub(crate) fn typed<T: JsonSchema + DeserializeOwned>(node: &Node) -> Result<T, Vec<Problem>> {
     let schema = schema_of::<T>();
     let value = node.to_json();

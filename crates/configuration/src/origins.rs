@@ -41,10 +41,7 @@ const SHORTEST_SECRET: usize = 8;
 const SHORTEST_TOKEN: usize = 16;
 
 /// The references of `root` that lead to the environment; `resolved` is what it came to.
-///
-/// # Errors
-/// - a variable that looks like a secret, or whose value does, stands where it would be shown: all
-///   of them
+/// It fails with all variables that look like a secret, or whose values do, where they would be shown.
 pub(super) fn references(root: &Node, resolved: &Node) -> Result<References, Vec<Problem>> {
     let mut found = Found { root, references: References::default(), problems: Vec::new() };
     found.walk(root, resolved, &mut Vec::new());

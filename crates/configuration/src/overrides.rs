@@ -31,8 +31,6 @@ pub(crate) enum Change {
 }
 
 impl Override {
-    /// # Errors
-    /// - the argument has another form
     pub(crate) fn parse(text: &str) -> Result<Self, Problem> {
         let shown = shortened(text);
         let wrong = |problem: String| {

@@ -138,7 +138,6 @@ fn in_one_line(value: &Value) -> String {
     }
 }
 
-/// A short name of a schema's type.
 fn type_name(root: &Value, schema: &Value) -> String {
     if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
         let target = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));

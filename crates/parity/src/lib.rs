@@ -98,15 +98,8 @@ pub struct CaseReport {
 
 impl CaseReport {
     fn new(case: &str, kind: &'static str) -> Self {
-        let case = case.to_owned();
-        Self {
-            case,
-            kind,
-            checks: Vec::new(),
-            loss_error: None,
-            grad_error: None,
-            weight_error: None,
-        }
+        let (case, checks) = (case.to_owned(), Vec::new());
+        Self { case, kind, checks, loss_error: None, grad_error: None, weight_error: None }
     }
 
     /// Whether all of it holds; without a check nothing does.
@@ -121,6 +114,21 @@ impl CaseReport {
     /// Counts mismatches; only none passes.
     fn check_equal<T: PartialEq>(&mut self, name: impl Into<String>, got: &[T], want: &[T]) {
         self.check(name, mismatches(got, want), 0.0);
+    }
+
+    /// A count, where the case has it.
+    fn check_count(&mut self, name: impl Into<String>, got: u64, want: &Value) {
+        if let Some(want) = want.as_u64() {
+            self.check_equal(name, &[got], &[want]);
+        }
+    }
+
+    /// Whole numbers, where the file holds them.
+    fn check_stored(&mut self, file: &SafetensorsSource, name: &str, got: &[i64]) -> Result<()> {
+        if file.shape(name).is_some() {
+            self.check_equal(name, got, &file.load_i64(name)?);
+        }
+        Ok(())
     }
 
     /// Counts values that are not the same bit for bit.
@@ -249,6 +257,11 @@ fn absolute_error(a: &Tensor, b: &Tensor) -> Result<(f64, f64)> {
         largest = largest.max(y.abs());
     }
     Ok((worst, largest))
+}
+
+/// A tensor in f32, if the file holds it.
+fn stored(file: &SafetensorsSource, name: &str) -> Result<Option<Tensor>> {
+    Ok(file.shape(name).map(|_| file.load(name, DType::F32)).transpose()?)
 }
 
 /// Values of a stored tensor in f32, row after row.

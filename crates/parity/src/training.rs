@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::Tensor;
 use longdraft_models::draft::Parameter;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
@@ -12,7 +12,7 @@ use longdraft_train::optim::AdamWConfig;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::{CaseReport, Part, Place, malformed, note, relative_error};
+use crate::{CaseReport, Part, Place, malformed, note, relative_error, stored};
 
 /// Allowed errors: relative, those of rates absolute, that of counts a share.
 pub(crate) struct Tolerance {
@@ -120,10 +120,7 @@ fn label_of(path: &Path) -> String {
 }
 
 fn error_of(file: &SafetensorsSource, name: &str, got: &Tensor) -> Result<f64> {
-    match file.shape(name) {
-        Some(_) => relative_error(got, &file.load(name, DType::F32)?),
-        None => Ok(f64::INFINITY),
-    }
+    stored(file, name)?.map_or(Ok(f64::INFINITY), |want| relative_error(got, &want))
 }
 
 /// Simulated acceptance lengths, where the case has them; `length` counts the target's own token.

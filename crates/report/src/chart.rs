@@ -15,11 +15,9 @@ const LOGARITHMIC_FROM: f64 = 20.0;
 pub(crate) enum Style {
     /// Under the others: every record.
     Faint,
-    /// A line.
     Line,
     /// A line with a dot at each point.
     Dots,
-    /// A dashed line.
     Dashed,
 }
 
@@ -56,7 +54,6 @@ pub(crate) enum Horizontal {
 pub(crate) enum Scale {
     /// Logarithmic when the values are positive and far apart.
     Fitting,
-    /// From zero.
     FromZero,
     /// Shares from zero to at most one, read as percent.
     Share,

@@ -36,7 +36,6 @@ enum Quantity {
 pub(super) struct Figure {
     /// As its charts are called.
     pub(super) name: String,
-    /// Unit of its values.
     pub(super) unit: &'static str,
     /// Of the vertical axis.
     pub(super) scale: Scale,

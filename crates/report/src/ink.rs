@@ -12,7 +12,6 @@ pub(crate) enum Ink {
     Series(usize),
     /// Axes and marks between stages.
     Axis,
-    /// Grid lines.
     Grid,
     /// Titles and numbers.
     Text,

@@ -29,9 +29,7 @@ pub(crate) fn copied(header: &Header) -> Result<Vec<(String, Value)>, String> {
 }
 
 /// Keys made from `tokenizer.json`: byte-level BPE (`gpt2`) or BPE with byte fallback (`llama`).
-///
-/// # Errors
-/// - a reason, if the tokenizer is of another kind or splits text in a way that has no name there
+/// It fails with a reason if the tokenizer is of another kind or splits text in a way that has no name there.
 pub(crate) fn from_folder(
     folder: &Path,
     config: &TargetConfig,

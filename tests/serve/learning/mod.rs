@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Server, block_draft};
 use crate::decoding::Shelf;
+use crate::support::files::read_json;
 use crate::support::processes::wait_until as until;
 use crate::support::{fail, last_json, succeed};
 
@@ -40,20 +41,9 @@ fn count(server: &Server, field: &str) -> u64 {
 
 /// Options of a server that learns in a folder.
 fn options<'a>(draft: &'a str, folder: &'a str, rows: &'a str) -> Vec<&'a str> {
-    vec![
-        "--draft",
-        draft,
-        "--parallel",
-        "3",
-        "--pace",
-        "fixed",
-        "--learn",
-        folder,
-        "--learn-rows",
-        rows,
-        "--learn-minutes",
-        "5",
-    ]
+    let drafting = ["--draft", draft, "--parallel", "3", "--pace", "fixed"];
+    let learning = ["--learn", folder, "--learn-rows", rows, "--learn-minutes", "5"];
+    [&drafting[..], &learning].concat()
 }
 
 /// Processes whose command line has all of these words.
@@ -147,8 +137,7 @@ fn learned_of(folder: &str, base: &Value, draft: &str, rests: bool) {
 }
 
 fn state_of(folder: &str) -> Value {
-    let text = std::fs::read_to_string(format!("{folder}/learning.json")).expect("file");
-    serde_json::from_str(&text).expect("JSON")
+    read_json(format!("{folder}/learning.json"))
 }
 
 /// Whichever of the two is better on the newest answers proposes, and no answer changes by it.
@@ -347,9 +336,7 @@ fn a_start_lets_go_of_what_it_cannot_use() {
     let options = options(&glide, &folder, "1000");
     drop(Server::start(&shelf, &options));
     let state = format!("{folder}/learning.json");
-    let read = || -> Value {
-        serde_json::from_str(&std::fs::read_to_string(&state).expect("file")).expect("JSON")
-    };
+    let read = || read_json(&state);
     let base = read()["base"].clone();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time").as_secs();
     let job = |base: &Value, attempts: u32, began: u64| {

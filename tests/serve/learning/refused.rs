@@ -1,7 +1,7 @@
 //! What is not learned, not kept, not told, or refused.
 
 use super::*;
-use crate::support::{longdraft, told_by};
+use crate::support::{fail_with, finished, longdraft, require_words, told_by};
 
 /// A filter that works line by line sees every line as it is.
 #[cfg(target_os = "linux")]
@@ -10,8 +10,7 @@ fn what_must_not_be_kept_is_not_kept() {
     use std::os::unix::fs::PermissionsExt;
     let shelf = Shelf::new();
     let folder = shelf.path("learned");
-    let filter = shelf.path("filter");
-    std::fs::write(&filter, "#!/bin/sh\nsed -e /^never/Q1 -e s/^secret/######/\n").expect("script");
+    let filter = shelf.write("filter", "#!/bin/sh\nsed -e /^never/Q1 -e s/^secret/######/\n");
     std::fs::set_permissions(&filter, PermissionsExt::from_mode(0o700)).expect("mode");
     let options = ["--lookup", "--learn", &folder, "--learn-redact", &filter];
     let server = Server::start(&shelf, &options);
@@ -69,11 +68,9 @@ fn learning_that_cannot_be_is_refused() {
     // A filter that is not there would let nothing through: it is told before anything is opened.
     let (none, filter) = (shelf.path("none"), shelf.path("nope"));
     let refused = ["serve", &none, "--lookup", "--learn", &folder, "--learn-redact", &filter];
-    let told = fail(&refused, 2);
-    assert!(told.contains("nope: cannot be run") && told.contains("hint: "), "{told}");
+    fail_with(&refused, 2, &["nope: cannot be run", "hint: "]);
     assert!(!Path::new(&folder).exists());
-    let file = shelf.path("file");
-    std::fs::write(&file, "").expect("file");
+    let file = shelf.write("file", "");
     serve(&["--lookup", "--learn", &file], 2);
     // Another one's folder is left as it is.
     assert!(serve(&["--lookup", "--learn", &shelf.path("glide")], 2).contains("lies there"));
@@ -101,11 +98,8 @@ fn a_folder_whose_name_is_no_text_is_refused_at_the_start() {
     let odd = PathBuf::from(shelf.path("")).join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
     let mut serve = longdraft(&["serve", &shelf.path("target"), "--port", "0"]);
     serve.args(["--learn-method", "glide", "--learn"]).arg(&odd);
-    let text = told_by(&serve.output().expect("the binary starts"), 2);
-    assert!(
-        text.contains("this name is not UTF-8") && text.contains("hint: give a folder"),
-        "{text}"
-    );
+    let text = told_by(&finished(&mut serve), 2);
+    require_words(&text, &["this name is not UTF-8", "hint: give a folder"]);
     assert!(!odd.exists());
 }
 
@@ -158,8 +152,7 @@ fn nobody_is_told_what_stands_in_answers_to_others() {
     assert_eq!(told(&server), (false, true, false));
     // What the server's owner gave is told as what it is.
     let plain = shelf.generate(&["--prompt", "the cat", "--temperature", "0", "--no-draft"]);
-    let store = shelf.path("store.jsonl");
-    std::fs::write(&store, json!({ "input_ids": plain["tokens"] }).to_string()).expect("file");
+    let store = shelf.write("store.jsonl", json!({ "input_ids": plain["tokens"] }).to_string());
     assert_eq!(told(&with(["--datastore", &store])), (true, false, true));
     assert!(server.metric("accepted_lookup_tokens_total") > 0.0);
 }

@@ -50,11 +50,10 @@ type Choices = &'static [(&'static str, &'static str)];
 
 #[test]
 fn a_name_of_a_value_reads_the_choice_of_this_name() {
-    let options: [(&str, &str, Choices); 8] = [
-        ("parity case --precision", "precision", &[("f32", "F32"), ("bf16", "Bf16")]),
+    let options: [(&str, Choices); 8] = [
+        ("parity case --precision", &[("f32", "F32"), ("bf16", "Bf16")]),
         (
             "data inspect rows.jsonl --learn",
-            "learn",
             &[
                 ("all", "Some(All)"),
                 ("no-system", "Some(NoSystem)"),
@@ -63,26 +62,15 @@ fn a_name_of_a_value_reads_the_choice_of_this_name() {
                 ("answer", "Some(Answer)"),
             ],
         ),
-        ("lm score model --data rows --tail", "tail", &[("score", "Score"), ("drop", "Drop")]),
-        (
-            "lm quantize model --output file --format",
-            "format",
-            &[("compat", "Compat"), ("modern", "Modern")],
-        ),
-        (
-            "lm quantize model --output file --embedding",
-            "embedding",
-            &[("codes", "Codes"), ("f16", "F16")],
-        ),
-        (
-            "lm quantize model --output file --compression",
-            "compression",
-            &[("zlib", "Zlib"), ("zstd", "Zstd")],
-        ),
-        ("doctor --ops", "ops", &[("fused", "Fused"), ("composed", "Composed")]),
-        ("doctor --simd", "simd", &[("none", "None"), ("avx2", "Avx2"), ("widest", "Widest")]),
+        ("lm score model --data rows --tail", &[("score", "Score"), ("drop", "Drop")]),
+        ("lm quantize model --output file --format", &[("compat", "Compat"), ("modern", "Modern")]),
+        ("lm quantize model --output file --embedding", &[("codes", "Codes"), ("f16", "F16")]),
+        ("lm quantize model --output file --compression", &[("zlib", "Zlib"), ("zstd", "Zstd")]),
+        ("doctor --ops", &[("fused", "Fused"), ("composed", "Composed")]),
+        ("doctor --simd", &[("none", "None"), ("avx2", "Avx2"), ("widest", "Widest")]),
     ];
-    for (words, field, values) in options {
+    for (words, values) in options {
+        let field = words.rsplit("--").next().expect("an option");
         for (name, choice) in values {
             let read = shown(&format!("longdraft {words} {name}")).expect("known");
             assert!(read.contains(&format!("{field}: {choice}")), "{words} {name}: {read}");

@@ -53,7 +53,6 @@ pub(crate) fn tell(output: &Path, end: End, world: &World, json: bool) -> Result
     Ok(())
 }
 
-/// How the stages ended.
 pub(crate) enum End {
     /// A signal stopped them.
     Stopped(Stopped),
@@ -74,7 +73,6 @@ enum Hears<'a> {
     Person(&'a mut dyn FnMut(&str)),
     /// Somebody who hears every event, in place of the terminal.
     Program(&'a mut dyn Observer),
-    /// A command.
     Command(&'a mut dyn Follower),
 }
 

@@ -44,7 +44,6 @@ use crate::threads::{cores, start_threads};
 
 pub(crate) use config::check as check_configuration;
 
-/// Runs what the arguments ask for.
 pub(crate) fn run(arguments: Cli) -> Result<()> {
     let verbosity = match (arguments.quiet, arguments.verbose) {
         (true, _) => Verbosity::Quiet,

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use crate::terminal;
 
-/// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 /// Exit code of a program that SIGPIPE ends.
@@ -65,7 +64,6 @@ impl Failure {
         Self { code, message, hint, problems, in_result, nature: Nature::Other }
     }
 
-    /// The work failed.
     pub(crate) fn work(message: impl Display) -> Self {
         Self::new(1, message.to_string())
     }

@@ -136,7 +136,9 @@ mod tests {
         bytes[at..at + codec.len()].copy_from_slice(codec);
         std::fs::write(&path, bytes).expect("write");
         let told = read_jsonl(&path).err().expect("refused").to_string();
-        for part in ["rows.parquet", "`number`", "Brotli", "read_table(\"", "rows.zstd.parquet", "zstd"] {
+        for part in
+            ["rows.parquet", "`number`", "Brotli", "read_table(\"", "rows.zstd.parquet", "zstd"]
+        {
             assert!(told.contains(part), "{part}: {told}");
         }
     }

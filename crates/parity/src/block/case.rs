@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::error::{ParityError, Result};
 use crate::training::{SINGLE, Tolerance};
-use crate::{Place, malformed};
+use crate::{Place, malformed, stored};
 
 /// Where a published network's reach ends; no case gets there.
 const CONTEXT: usize = 1 << 20;
@@ -83,7 +83,7 @@ impl<'a> Case<'a> {
 
     /// The same, if the case holds it.
     pub(super) fn optional(&self, name: &str) -> Result<Option<Tensor>> {
-        self.file.shape(name).map(|_| self.tensor(name)).transpose()
+        stored(&self.file, name)
     }
 
     pub(super) fn integers(&self, name: &str) -> Result<Vec<i64>> {

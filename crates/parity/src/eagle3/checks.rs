@@ -9,7 +9,6 @@ use crate::error::Result;
 use crate::training::check_lengths;
 use crate::{Part, malformed, note, relative, worst};
 
-/// Counters and loss of a step.
 type Step<'a> = (&'a DelayCounts, &'a LossPart);
 
 /// A list with a value a step.

@@ -14,7 +14,7 @@ use longdraft_train::method::eagle3::Eagle3Objective;
 
 use super::case::Case;
 use crate::error::Result;
-use crate::{CaseReport, malformed, mismatches, on_host, relative_error};
+use crate::{CaseReport, malformed, mismatches, on_host, relative_error, stored};
 
 /// The vocabulary map as it stands in the weights file.
 pub(super) fn check_vocabulary(
@@ -23,14 +23,9 @@ pub(super) fn check_vocabulary(
     report: &mut CaseReport,
 ) -> Result<()> {
     let map = objective.eagle3().vocabulary();
-    if case.weights.shape("d2t").is_some() {
-        report.check_equal("d2t", &map.offsets(), &case.weights.load_i64("d2t")?);
-    }
-    if case.weights.shape("t2d").is_some() {
-        let flags: Vec<i64> = map.membership().into_iter().map(i64::from).collect();
-        report.check_equal("t2d", &flags, &case.weights.load_i64("t2d")?);
-    }
-    Ok(())
+    let flags: Vec<i64> = map.membership().into_iter().map(i64::from).collect();
+    report.check_stored(&case.weights, "d2t", &map.offsets())?;
+    report.check_stored(&case.weights, "t2d", &flags)
 }
 
 /// Rows of a `[B, T, ...]` tensor that documents fill, one document after the other; `shift` leaves
@@ -140,14 +135,12 @@ fn check_distributions(
     let whole = linear_log_sum_exp(&hidden, &head)?.log_sum_exp;
     let of_kept = logits.log_sum_exp(D::Minus1)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     for (name, normaliser) in [("target_p", of_kept), ("target_p_on_draft", whole)] {
-        let stored = format!("teacher.{name}");
-        if file.shape(&stored).is_none() {
-            continue;
-        }
+        let name = format!("teacher.{name}");
+        let Some(want) = stored(file, &name)? else { continue };
         let normaliser = Tensor::from_slice(&normaliser, (normaliser.len(), 1), &Device::Cpu)?;
         let distribution = logits.to_dtype(DType::F64)?.broadcast_sub(&normaliser)?.exp()?;
-        let want = filled(case, &file.load(&stored, DType::F32)?, 1)?;
-        report.check(stored, relative_error(&distribution, &want)?, case.tolerance.grad);
+        let error = relative_error(&distribution, &filled(case, &want, 1)?)?;
+        report.check(name, error, case.tolerance.grad);
     }
     Ok(())
 }
@@ -165,10 +158,10 @@ pub(super) fn check_activations(
     }
     let file = SafetensorsSource::open_file(&path)?;
     for (name, got) in objective.trace(batch, features)? {
-        let error = match file.shape(&name) {
+        let error = match stored(&file, &name)? {
             None => continue,
-            Some(shape) if shape.len() != 3 || shape[0] != case.lengths.len() => f64::INFINITY,
-            Some(_) => relative_error(&got, &filled(case, &file.load(&name, DType::F32)?, 0)?)?,
+            Some(want) if want.rank() != 3 || want.dim(0)? != case.lengths.len() => f64::INFINITY,
+            Some(want) => relative_error(&got, &filled(case, &want, 0)?)?,
         };
         report.check(format!("activation {name}"), error, case.tolerance.grad);
     }

@@ -34,15 +34,13 @@ pub(super) fn check_hash(folder: &Path, meta: &Value, weights: &Path) -> Result<
 }
 
 pub(super) fn numbers(value: &Value) -> Vec<f64> {
-    value.as_array().map(|v| v.iter().filter_map(Value::as_f64).collect()).unwrap_or_default()
+    value.as_array().into_iter().flatten().filter_map(Value::as_f64).collect()
 }
 
 /// The token ids of a list.
 pub(super) fn ids(value: &Value) -> Vec<u32> {
-    value
-        .as_array()
-        .map(|v| v.iter().filter_map(Value::as_u64).map(|id| id as u32).collect())
-        .unwrap_or_default()
+    let ids = value.as_array().into_iter().flatten().filter_map(Value::as_u64);
+    ids.map(|id| id as u32).collect()
 }
 
 /// Every stored tensor dequantised, bit for bit.
@@ -63,13 +61,8 @@ pub(super) fn check_gguf_tensors(
     };
     let (mut got, mut want) = (Vec::new(), Vec::new());
     for tensor in &expected {
-        let Some(name) = tensor["name"].as_str() else {
-            continue;
-        };
-        let hash_key = ["sha256_f32le", "sha256"];
-        let Some(hash) = hash_key.iter().find_map(|key| tensor[*key].as_str()) else {
-            continue;
-        };
+        let hash = ["sha256_f32le", "sha256"].into_iter().find_map(|key| tensor[key].as_str());
+        let (Some(name), Some(hash)) = (tensor["name"].as_str(), hash) else { continue };
         let values: Vec<f32> = source.load_stored(name, DType::F32)?.flatten_all()?.to_vec1()?;
         got.push(sha256::of_f32(&values));
         want.push(hash.to_owned());

@@ -9,7 +9,7 @@ mod states;
 
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 use longdraft_models::LayerId;
 use longdraft_models::target_model::{Features, KeyValues, PackedSequence, Tap, Taps, Target};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{
     CaseReport, Part, Place, ROUNDED, absolute_error, malformed, on_host, read_json, relative,
-    worst,
+    stored, worst,
 };
 use crate::error::{ParityError, Result};
 
@@ -74,12 +74,8 @@ pub(super) fn run(
     } else {
         None
     };
-    let capture: Vec<LayerId> = meta["capture_layers"]
-        .as_array()
-        .map(|layers| {
-            layers.iter().filter_map(Value::as_u64).map(|l| LayerId(l as usize)).collect()
-        })
-        .unwrap_or_default();
+    let layers = ids(&meta["capture_layers"]).into_iter();
+    let capture: Vec<LayerId> = layers.map(|layer| LayerId(layer as usize)).collect();
     let tokenizer = tokenizer.as_ref();
     let has_keys = meta["last_layer_has_kv"] != false;
     let state_cut = meta["state_cut"].as_u64().map(|cut| cut as usize);
@@ -286,14 +282,14 @@ impl ForwardCase<'_> {
         let some = self.logits_at(&file, &part.name, hidden)?;
         of_tensors.extend(some.iter().map(|some| ("logits_at", "logits", some)));
         for (what, key, got) in of_tensors {
-            if let Some(want) = stored(&file, &part.name, what)? {
+            if let Some(want) = stored(&file, &format!("{}.{what}", part.name))? {
                 let (error, largest) = absolute_error(got, &want)?;
                 part.check(what, error, self.tolerance(prompt, key, largest));
             }
         }
         for (layer, got) in &features.hidden {
             let what = format!("hidden_after_layer_{}", layer.0);
-            if let Some(want) = stored(&file, &part.name, &what)? {
+            if let Some(want) = stored(&file, &format!("{}.{what}", part.name))? {
                 let error = largest_row_error(got, &want)?;
                 part.check(&what, error, self.tolerance(prompt, "hidden_rel", 1.0));
             }
@@ -356,14 +352,6 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
-fn stored(file: &SafetensorsSource, name: &str, what: &str) -> Result<Option<Tensor>> {
-    let key = format!("{name}.{what}");
-    match file.shape(&key) {
-        Some(_) => Ok(Some(file.load(&key, DType::F32)?.to_device(&Device::Cpu)?)),
-        None => Ok(None),
-    }
-}
-
 /// Largest relative L2 error of a row.
 fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
     if a.dims() != b.dims() {
@@ -381,6 +369,8 @@ fn largest_row_error(a: &Tensor, b: &Tensor) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
     #[test]

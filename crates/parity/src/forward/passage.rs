@@ -5,9 +5,9 @@ use longdraft_models::target_model::{PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
 use super::files::{ids, numbers};
-use super::{CaseReport, ForwardCase, stored};
+use super::{CaseReport, ForwardCase};
 use crate::error::Result;
-use crate::{malformed, read_json, worst};
+use crate::{malformed, read_json, stored, worst};
 
 /// Scored tokens of the passage: per token, and their mean.
 const TOLERANCE: (f64, f64) = (1e-3, 1e-5);
@@ -40,7 +40,7 @@ impl ForwardCase<'_> {
         let path = self.folder.join("tensors.safetensors");
         if path.is_file() {
             let file = SafetensorsSource::open_file(&path)?;
-            if let Some(all) = stored(&file, "nll", "per_token")? {
+            if let Some(all) = stored(&file, "nll.per_token")? {
                 want = all.to_dtype(DType::F64)?.to_vec1()?;
             }
         }

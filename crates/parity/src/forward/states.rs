@@ -4,8 +4,9 @@ use candle_core::{DType, Device, Tensor};
 use longdraft_models::target_model::{KvCache, PackedSequence, Tap, Taps};
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
-use super::{ForwardCase, Part, absolute_error, stored};
+use super::{ForwardCase, Part};
 use crate::error::Result;
+use crate::{absolute_error, stored};
 
 /// Allowed error of a state, absolute and in parts of its largest value.
 const TOLERANCE: (f64, f64) = (2e-4, 2e-4);
@@ -43,7 +44,7 @@ impl ForwardCase<'_> {
             let Some((window, matrix)) = cache.state(layer) else { continue };
             for (what, values) in [("conv", window), ("recurrent", matrix.as_slice())] {
                 let what = format!("{what}_state_layer_{layer}{suffix}");
-                let Some(want) = stored(file, &part.name, &what)? else { continue };
+                let Some(want) = stored(file, &format!("{}.{what}", part.name))? else { continue };
                 let got = self.as_published(values, want.dims())?;
                 let (error, largest) = absolute_error(&got, &want)?;
                 let (absolute, relative) = TOLERANCE;

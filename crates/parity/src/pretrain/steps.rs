@@ -14,7 +14,9 @@ use serde_json::Value;
 use super::case::Case;
 use crate::error::{ParityError, Result};
 use crate::training::steps;
-use crate::{CaseReport, Place, ROUNDED, absolute_error, malformed, note, on_host, relative};
+use crate::{
+    CaseReport, Place, ROUNDED, absolute_error, malformed, note, on_host, relative, stored,
+};
 
 const LOSS: f64 = 3e-6;
 const LOGITS: f64 = 1e-5;
@@ -34,10 +36,8 @@ pub(super) fn check(case: &Case<'_>, place: &Place, report: &mut CaseReport) -> 
     let weights = case.file("weights_init.safetensors")?;
     let model = LanguageModel::from_source(&case.model, &weights)?.to_device(&place.device)?;
     let parameters = model.parameters();
-    if let Some(count) = case.meta["parameter_count"].as_u64() {
-        let own = case.model.parameter_count();
-        report.check_equal("parameter count", &[own as u64], &[count]);
-    }
+    let own = case.model.parameter_count() as u64;
+    report.check_count("parameter count", own, &case.meta["parameter_count"]);
     check_groups(case, &model, report);
     check_batches(case, &inputs, report)?;
     let lengths = vec![case.sequence; case.sequences];
@@ -186,9 +186,9 @@ fn check_gradients(
             report.check(format!("{label} (zero)"), f64::from(largest), 0.0);
             continue;
         }
-        let error = match (got, file.shape(name)) {
-            (Some(got), Some(_)) => {
-                let (error, largest) = absolute_error(&got, &file.load(name, DType::F32)?)?;
+        let error = match (got, stored(&file, name)?) {
+            (Some(got), Some(want)) => {
+                let (error, largest) = absolute_error(&got, &want)?;
                 error / largest.max(f64::MIN_POSITIVE)
             }
             _ => f64::INFINITY,

@@ -44,7 +44,6 @@ impl FitPlan {
         self.stages.iter().skip(stages).map(|stage| stage.seconds).sum()
     }
 
-    /// Seconds of a phase.
     fn of(&self, phase: FitPhase) -> Option<f64> {
         match phase {
             FitPhase::Answers => Some(self.answering),

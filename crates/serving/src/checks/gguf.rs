@@ -48,7 +48,6 @@ const OF_TOKENIZER: [&str; 3] =
 /// The key that says what a file holds.
 const ARCHITECTURE_KEY: &str = "general.architecture";
 
-/// A file with its header.
 pub(crate) struct GgufFile {
     /// Its last name, for findings.
     pub(crate) name: String,

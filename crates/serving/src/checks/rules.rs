@@ -78,7 +78,6 @@ pub(crate) const fn key(path: &'static str, holds: Holds, rule: Rule) -> KeyRule
     KeyRule { path, holds, rule }
 }
 
-/// There, whatever it is.
 pub(crate) fn is_there(value: Option<&Value>) -> bool {
     value.is_some()
 }
@@ -93,7 +92,6 @@ pub(crate) fn is_text(value: Option<&Value>) -> bool {
     value.and_then(Value::as_str).is_some_and(|text| !text.is_empty())
 }
 
-/// A list of something.
 pub(crate) fn is_list(value: Option<&Value>) -> bool {
     value.and_then(Value::as_array).is_some_and(|items| !items.is_empty())
 }

@@ -38,7 +38,6 @@ pub(crate) const WEIGHT_TYPES: [(&str, &str, DType); 3] = [
     ("F32", "float32", DType::F32),
 ];
 
-/// A tensor's description.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FoundTensor {
     pub(crate) name: String,

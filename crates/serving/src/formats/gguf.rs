@@ -126,9 +126,7 @@ fn scaling(scaling: RopeScaling) -> Vec<(&'static str, Value)> {
 }
 
 /// The target's tokenizer as keys.
-///
-/// # Errors
-/// - it has no form in GGUF files: the reason
+/// It fails with the reason where it has no form in GGUF files.
 pub(crate) fn tokenizer(target: &TargetFacts) -> Result<Vec<(String, Value)>> {
     target.gguf_tokenizer.clone().map_err(|reason| {
         let problems = Problems(vec![format!("tokenizer: {reason}")]);

@@ -25,7 +25,6 @@ const OTHER_ROPE: Rule = Rule::garbage(
 const SPECIAL_TOKEN: Rule =
     Rule::garbage("special-token", "", "texts end, or do not, where they should not");
 
-/// The rule that a number is the target's.
 const fn of_target(code: &'static str) -> Rule {
     Rule::garbage(code, "", "fine only if the draft was trained so")
         .doubtful()

@@ -61,9 +61,7 @@ impl std::fmt::Display for Failure {
 
 impl Client {
     /// A client for a server's address; credentials come from the environment.
-    ///
-    /// # Errors
-    /// - an address that is not HTTP, or that holds credentials
+    /// It fails where the address is not HTTP, or holds credentials.
     pub(super) fn new(uri: &str, environment: &Environment) -> Result<Self> {
         // The address itself is not repeated: it may hold a password.
         if uri.contains('@') {

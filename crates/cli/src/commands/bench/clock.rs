@@ -13,7 +13,6 @@ use super::Place;
 use crate::cli::BenchArguments;
 use crate::failure::{Failure, Result};
 
-/// Timed steps.
 pub(super) struct Timed {
     /// Of every timed step, in order.
     pub(super) seconds: Vec<f64>,
@@ -27,9 +26,7 @@ pub(super) struct Timed {
 
 /// Runs `step` on what `prepare` makes for it, first the warm-ups, then the timed ones. The device is
 /// idle whenever the clock is read.
-///
-/// # Errors
-/// - as `prepare` and `step`, or the last loss is not finite
+/// It fails as these do, or where the last loss is not finite.
 pub(super) fn time<I>(
     place: &Place,
     arguments: &BenchArguments,

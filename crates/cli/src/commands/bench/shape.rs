@@ -23,9 +23,7 @@ const SHORT: [(&str, &str); 2] = [
 ];
 
 /// Sizes of the target `name`, with so many layers if given.
-///
-/// # Errors
-/// - no target has this name, or not with so many layers
+/// It fails where no target has this name, or not with so many.
 pub(super) fn config(name: &str, layers: Option<usize>) -> Result<TargetConfig> {
     let published = SHORT.iter().find(|(short, _)| *short == name).map_or(name, |(_, full)| full);
     let mut config = match published {

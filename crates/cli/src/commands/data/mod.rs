@@ -23,7 +23,6 @@ use crate::failure::{Failure, Result};
 pub(crate) use pack::encode_with_bytes;
 pub(crate) use records::require_folder;
 
-/// Runs one of the commands.
 pub(crate) fn run(command: &DataCommand, json: bool) -> Result<()> {
     match command {
         DataCommand::Inspect(arguments) => inspect::run(arguments, json),
@@ -55,7 +54,6 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// Of one input.
     fn of(arguments: &InputArguments) -> Result<Self> {
         let InputArguments { input, target, learn, template, overrides } = arguments;
         let read_as = (target.as_deref(), *learn, template);

@@ -20,7 +20,6 @@ use crate::progress::Lines;
 /// Directory of named sets, as in configurations.
 const DATA_ROOT: &str = "LONGDRAFT_DATA";
 
-/// The set that is asked for.
 pub(crate) struct PromptSet<'a> {
     /// Name or file.
     pub(crate) name: &'a str,
@@ -80,7 +79,6 @@ pub(super) fn is_named(set: &str) -> bool {
 
 /// Whom a set is read for, and what becomes of its texts there.
 pub(crate) trait Reader {
-    /// A prompt.
     type Prompt;
 
     /// A prompt of a text that is continued as it is.
@@ -89,7 +87,6 @@ pub(crate) trait Reader {
     /// A prompt of a conversation, the user's turn the last one.
     fn turns(&self, category: &str, messages: &[Message]) -> Result<Self::Prompt>;
 
-    /// Whether it knows turns.
     fn knows_turns(&self) -> bool;
 
     /// Tokens of a prompt, if they can be counted here.
@@ -254,7 +251,6 @@ impl<R: Reader> Encoder<'_, R> {
         self.reader.text(category, &texts.join("\n\n"))
     }
 
-    /// One prompt a turn.
     fn turns(&self, name: &str, row: &Row, category: &str) -> Result<Vec<R::Prompt>> {
         let turns = row.value("turns")?.as_array().filter(|turns| !turns.is_empty());
         let turns = turns.ok_or_else(|| row.problem("`turns` is not a list of texts"))?;

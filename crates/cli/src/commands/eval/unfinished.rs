@@ -29,7 +29,6 @@ struct State {
     /// Temperatures, or ways to decode, that are done.
     cells: Vec<Cell>,
     progress: Progress,
-    /// Seconds of all that.
     seconds: f64,
 }
 
@@ -115,7 +114,6 @@ impl Unfinished {
         }
     }
 
-    /// A cell is done.
     pub(crate) fn end_cell(&mut self, cell: &Cell) {
         self.state.cells.push(cell.clone());
         self.state.progress = Progress::default();

@@ -17,7 +17,6 @@ const MIB: u64 = 1 << 20;
 pub(super) struct Model {
     /// A folder, or the first GGUF file.
     pub(super) path: PathBuf,
-    /// All of its files.
     pub(super) files: Vec<PathBuf>,
     /// The command that tries it, where it can be run.
     pub(super) next: Option<String>,

@@ -132,7 +132,6 @@ pub(super) struct Making<'a> {
     pub(super) plan: &'a Plan,
 }
 
-/// Writes the draft's card.
 pub(super) fn write_card(
     folder: &Path,
     making: &Making<'_>,

@@ -34,7 +34,6 @@ const CHECKPOINTS: &str = "checkpoints";
 /// A checkpoint that is being copied; a stage removes what begins so.
 const COPY: &str = ".saving-good";
 
-/// How a training diverged.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Diverged {
     what: String,

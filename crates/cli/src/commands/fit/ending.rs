@@ -20,7 +20,6 @@ use crate::draft_source::find_checkpoint;
 use crate::failure::{Failure, Result};
 
 impl Fit<'_> {
-    /// The ways of a draft in a folder.
     fn ways_of(&mut self, draft: &Path) -> Vec<Way> {
         let (plan, settings) = (self.current_plan(), self.ledger.state.settings.clone());
         proof::ways(draft, &plan, &settings)

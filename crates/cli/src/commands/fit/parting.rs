@@ -35,7 +35,6 @@ const OF_MEMORY: f64 = 0.4;
 
 /// What a plan is made from, beside the machine.
 pub(super) struct Budget {
-    /// Seconds that are left.
     pub(super) seconds: f64,
     pub(super) prompts: usize,
     pub(super) max_tokens: usize,

@@ -45,7 +45,6 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// The text of its turns.
     pub(super) fn text(&self) -> String {
         let texts = self.turns.messages.iter().filter_map(|message| message["content"].as_str());
         texts.collect::<Vec<_>>().join("\n")

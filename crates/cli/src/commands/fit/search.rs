@@ -53,7 +53,6 @@ pub(super) struct Choice {
 pub(super) type Tried = (Choice, Option<f64>);
 
 impl Choice {
-    /// A recipe's own.
     pub(super) fn of(recipe: &Recipe) -> Self {
         let start = recipe.starts.first().map(Self::with);
         start.unwrap_or(Self { init: None, rate: recipe.learning_rate })
@@ -97,7 +96,6 @@ impl Size {
         })
     }
 
-    /// Seconds that it takes.
     pub(super) fn seconds(self, cost: Cost) -> f64 {
         self.trainings as f64 * (cost.around + self.steps as f64 * cost.of_step)
     }

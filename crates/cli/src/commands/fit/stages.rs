@@ -27,7 +27,6 @@ const SHARES_OF_TWO: [f64; 2] = [0.6, 0.4];
 const LATER_RATE: f64 = 0.25;
 const NAMES: [&str; 3] = ["base", "long", "answers"];
 
-/// A stage of a training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Stage {
     /// Names its folder, too.

@@ -26,7 +26,7 @@ use crate::failure::{Failure, Result};
 const LONGEST_GAP: f64 = 600.0;
 
 /// What must stay the same from call to call.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Settings {
     pub(super) target: String,
     /// Digest of its files' names and sizes.
@@ -78,7 +78,6 @@ pub(super) struct State {
 /// A draft that was exported for an engine, and found right.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Exported {
-    /// The round that made it.
     pub(super) round: usize,
     /// What `--target-name` said.
     pub(super) target_name: Option<String>,
@@ -260,7 +259,6 @@ impl Ledger {
         write_json(&self.folder.join(STATE_FILE), &self.state)
     }
 
-    /// Begins a phase.
     pub(super) fn begin(&mut self, phase: FitPhase) -> Result<()> {
         self.state.phase = phase;
         self.events.phase(phase, self.number());

@@ -40,7 +40,6 @@ const LEAST_OF_STAGE: f64 = 0.1;
 /// Prompt tokens of an answer's, from which prompts are not learned.
 const LONG_PROMPTS: f64 = 1.0;
 
-/// Run directory of a round.
 pub(super) fn run_folder(folder: &Path, round: usize) -> PathBuf {
     folder.join(format!("{ROUND_PREFIX}{round}"))
 }
@@ -195,7 +194,6 @@ struct Part {
 }
 
 impl Part {
-    /// Keys of its configuration.
     fn keys(&self, (settings, path, text): (&Settings, &Path, &Text)) -> Value {
         let (row_tokens, trial) = (self.row_tokens, &self.trial);
         // What answers came to, in place of what was planned.

@@ -49,7 +49,6 @@ const MOST_SURCHARGE: f64 = 2.0;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Trial {
     pub(super) method: String,
-    /// Tokens of its rows.
     pub(super) row_tokens: usize,
     /// Seconds of a token of training, and of the features of one.
     pub(super) step: f64,

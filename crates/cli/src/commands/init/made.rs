@@ -41,7 +41,6 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// The command that runs it.
     pub(super) fn command(&self) -> &'static str {
         if self.purpose == Purpose::Pretrain { "lm train" } else { "train" }
     }

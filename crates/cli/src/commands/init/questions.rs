@@ -93,7 +93,6 @@ impl Asking {
     }
 }
 
-/// All answers.
 pub(super) fn ask(arguments: &InitArguments) -> Result<Answers> {
     let mut asking = Asking::open(arguments.yes)?;
     let names = names_of::<Purpose>();

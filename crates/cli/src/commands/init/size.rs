@@ -74,9 +74,8 @@ pub(super) fn tokens_of_text(paths: &[PathBuf]) -> Result<u64> {
     let mut bytes = 0;
     for path in paths {
         for file in data_files(path)? {
-            let metadata = std::fs::metadata(&file).map_err(|error| {
-                Failure::file(format!("{}: {error}", file.display()), &error)
-            })?;
+            let metadata = std::fs::metadata(&file)
+                .map_err(|error| Failure::file(format!("{}: {error}", file.display()), &error))?;
             bytes += metadata.len();
         }
     }

@@ -16,10 +16,8 @@ const PARTS: [&str; 4] = [state::TRAINING, state::DRAFTS, process::LOG_FILE, STA
 /// What an earlier start may have left before it wrote anything.
 const LOCK: &str = ".lock";
 
-/// Takes a folder, which is made if it is not there. One with other things in it is left alone.
-///
-/// # Errors
-/// - it holds something, and no learner made it; another server learns there; it cannot be made
+/// Takes a folder, which is made if it is not there. One with other things in it is refused, and so is one where another
+/// server learns.
 pub(super) fn take(folder: &Path) -> Result<RunLock> {
     let fail = |error: std::io::Error| failed(folder, &error);
     match std::fs::read_dir(folder) {
@@ -57,9 +55,7 @@ fn lock(folder: &Path) -> Result<RunLock> {
 }
 
 /// Removes everything that was kept; the number of rows.
-///
-/// # Errors
-/// - no learner made the folder, one is at work there, or something cannot be removed
+/// It fails where no learner made the folder, one is at work there, or something cannot be removed.
 pub(super) fn purge(folder: &Path) -> Result<usize> {
     let place = folder.join(STATE_FILE);
     if !place.is_file() {
@@ -117,9 +113,7 @@ pub(super) fn private_folder(path: &Path) -> Result<()> {
 }
 
 /// Makes a file that only its owner may read, to be written at its end.
-///
-/// # Errors
-/// - it is there, or cannot be made
+/// It fails where it is there.
 pub(super) fn private_file(path: &Path) -> std::io::Result<File> {
     let mut options = OpenOptions::new();
     options.append(true).create_new(true);

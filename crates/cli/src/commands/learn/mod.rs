@@ -108,9 +108,7 @@ pub(crate) struct Learner {
 
 impl Learner {
     /// Takes the folder, with arguments that [`check`] let pass; nothing if nothing is to be learned.
-    ///
-    /// # Errors
-    /// - the folder is taken, of another target, or cannot be written
+    /// It fails where the folder is taken, of another target, or cannot be written.
     pub(crate) fn open(arguments: &ServeArguments, models: &Models) -> Result<Option<Self>> {
         let (learning, decoding) = (&arguments.learning, &arguments.decoding);
         let Some(folder) = &learning.learn else { return Ok(None) };
@@ -148,9 +146,6 @@ impl Learner {
 
     /// The draft that was learned last with its head, if there is one and it proposes. One that cannot be opened is forgotten:
     /// the next training begins with what proposes instead.
-    ///
-    /// # Errors
-    /// - that cannot be written down
     pub(crate) fn proposer(&mut self, models: &Models) -> Result<Option<Proposer>> {
         let Some(number) = self.state.proposing() else { return Ok(None) };
         let place = draft_folder(&self.folder, number);

@@ -33,7 +33,6 @@ const MOST_BASES: usize = 4;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct State {
     version: u32,
-    /// Fingerprint of the target.
     target: String,
     /// Hash of the draft that `--draft` gave last; empty without one.
     base: String,
@@ -59,7 +58,6 @@ struct Learned {
 pub(super) enum Origin {
     /// `--draft` gave it.
     Given,
-    /// It was learned.
     Learned,
 }
 
@@ -199,7 +197,6 @@ impl State {
     }
 }
 
-/// Folder of a learned draft.
 pub(super) fn draft_folder(folder: &Path, number: u32) -> PathBuf {
     folder.join(DRAFTS).join(number.to_string())
 }

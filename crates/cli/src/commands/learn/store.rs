@@ -14,7 +14,6 @@ use super::folder::{private_file, private_folder};
 use crate::commands::remove_folder;
 use crate::failure::Result;
 
-/// Folder of the rows.
 const ROWS: &str = "rows";
 /// Files that the whole has at most, about.
 const FILES: u64 = 8;
@@ -37,13 +36,11 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Of a prompt and its answer.
     pub(super) fn new(prompt: &[u32], answer: &[u32], own: usize) -> Self {
         let loss_mask = [vec![0; prompt.len()], vec![1; answer.len()]].concat();
         Self { at: now(), input_ids: [prompt, answer].concat(), loss_mask, own }
     }
 
-    /// Tokens of the answer.
     pub(super) fn answer(&self) -> &[u32] {
         let prompt = self.loss_mask.iter().take_while(|learned| **learned == 0).count();
         &self.input_ids[prompt.min(self.input_ids.len())..]
@@ -68,9 +65,7 @@ pub(super) fn now() -> u64 {
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Bytes.
     pub(super) bytes: u64,
-    /// Age.
     pub(super) age: Duration,
 }
 
@@ -124,7 +119,6 @@ impl Store {
         Ok(store)
     }
 
-    /// Rows that are kept.
     pub(super) fn rows(&self) -> usize {
         self.files.iter().map(|(_, rows)| rows).sum()
     }

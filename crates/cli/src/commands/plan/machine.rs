@@ -84,7 +84,6 @@ impl Machine {
         }
     }
 
-    /// The layout of a stage.
     pub(super) fn layout_of(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Layout> {
         let ranks = self.layout.ranks;
         config.check_layers_of(ranks, target)?;

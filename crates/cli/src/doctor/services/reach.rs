@@ -10,9 +10,7 @@ use super::credentials::redacted;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Asks for an address and returns the status of the answer, whatever it is.
-///
-/// # Errors
-/// - why there is none, without anything secret
+/// The error is why there is none, without anything secret.
 pub(super) fn reach(address: &str) -> Result<u16, String> {
     reach_within(address, PATIENCE)
 }

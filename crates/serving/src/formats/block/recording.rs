@@ -25,8 +25,7 @@ const BLOCKS: usize = 8;
 /// | `confidence` | `[B·G]` | logits, if there is such a head |
 /// | `candidates`, `scores` | `[B·G, K]` | best tokens of a slot, and what the selector makes of them |
 ///
-/// # Errors
-/// - the target or the draft cannot run, or the text is shorter than two blocks
+/// It fails where the target or the draft cannot run, or the text is shorter than two blocks.
 pub(super) fn record(draft: &BlockDraft, target: &Target, ids: &[u32]) -> Result<Named> {
     let (config, count) = (draft.config(), ids.len());
     let slots = config.block_size;

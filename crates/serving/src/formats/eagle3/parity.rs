@@ -28,7 +28,6 @@ pub(super) fn logits_of_steps(
         .collect()
 }
 
-/// The vector of an EAGLE-3 draft.
 pub(super) fn outputs(draft: &Eagle3Draft) -> Result<ParityVector> {
     let config = draft.config();
     let aux = normal("parity aux", &[TOKENS, 3 * config.target_hidden_size])?;

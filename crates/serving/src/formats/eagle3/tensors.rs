@@ -17,9 +17,7 @@ pub(super) fn published_config(config: &Eagle3Config) -> Eagle3Config {
 }
 
 /// Every tensor of an EAGLE-3 draft under our own names (`midlayer.*`), weights in `dtype`.
-///
-/// # Errors
-/// - a value does not fit the dtype or is not finite: every such tensor
+/// It fails with every tensor of which a value does not fit the dtype or is not finite.
 pub(super) fn tensors(
     profile: Profile,
     draft: &Eagle3Draft,

@@ -14,9 +14,7 @@ use crate::target::TargetFacts;
 
 /// The 20 tensors of the published class (23 with `mlp_bias`): keys and values of the cross branch
 /// are never used and written as zeros unless a compat run kept them.
-///
-/// # Errors
-/// - a value does not fit the dtype or is not finite: every such tensor
+/// It fails with every tensor of which a value does not fit the dtype or is not finite.
 pub(super) fn tensors(profile: Profile, draft: &GlideDraft, dtype: DType) -> Result<Named> {
     let mut problems = Problems::default();
     let mut all = Vec::new();

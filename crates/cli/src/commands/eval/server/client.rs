@@ -95,9 +95,7 @@ pub(super) struct Server {
 
 impl Server {
     /// Asks a server what it is. `model` names one of several.
-    ///
-    /// # Errors
-    /// - no address of the web, nobody answers there, or it serves no such model
+    /// It fails where this is no address of the web, nobody answers there, or it serves no such model.
     pub(super) fn open(
         address: &str,
         (key, model): (Option<&Token>, Option<&str>),

@@ -65,7 +65,6 @@ pub(super) struct Cell {
     pub(super) times: Times,
     /// Whether events were counted where a server told no tokens.
     pub(super) counts_events: bool,
-    /// Of the other server.
     pub(super) other: Option<Times>,
     pub(super) revealed: Revealed,
     /// The servers, in words.

@@ -94,7 +94,6 @@ impl<'a> Listener<'a> {
         }
     }
 
-    /// An answer to a prompt is over.
     pub(super) fn hear(&mut self, prompt: usize, answer: &Answer) {
         self.written.0 += answer.tokens.unwrap_or(answer.events);
         match of_answer(answer) {

@@ -32,16 +32,8 @@ fn config_of(folder: &Path, plan: &Plan, text: &Text, done: &[Value]) -> Value {
     };
     let candidate = Method::all().find_map(recipe).expect("drafts of blocks have a recipe");
     let choice = Choice { init: Some("random".to_owned()), rate: 1e-3 };
-    let settings = Settings {
-        target: "target".to_owned(),
-        files: String::new(),
-        weights: String::new(),
-        prompts: String::new(),
-        temperature: 0.0,
-        max_tokens: 256,
-        seed: 7,
-        chat_template_kwargs: Map::new(),
-    };
+    let name = "target".to_owned();
+    let settings = Settings { target: name, max_tokens: 256, seed: 7, ..Settings::default() };
     let keys = keys_of_rows(candidate.method, &room, &plan.stages);
     let staging = Staging { keys, done: done.to_vec() };
     let (chosen, within) = ((&candidate, &trial(), plan, &choice), (text, 3600.0));
