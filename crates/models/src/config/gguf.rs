@@ -15,17 +15,29 @@ use crate::error::Problems;
 use crate::weights::gguf::header::Header;
 
 /// Keys of an architecture, collecting what is wrong.
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     header: &'a Header,
     prefix: &'a str,
-    pub(super) problems: Problems,
+    pub(crate) problems: Problems,
     /// Keys that hold another kind of value than theirs, each once however often it is read.
     misread: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
+    /// The keys of the architecture `prefix`.
+    pub(crate) fn of(header: &'a Header, prefix: &'a str) -> Self {
+        Self { header, prefix, problems: Problems::default(), misread: RefCell::default() }
+    }
+
+    /// All that was found to be wrong.
+    pub(crate) fn into_problems(self) -> Problems {
+        let Self { mut problems, misread, .. } = self;
+        problems.0.extend(misread.into_inner());
+        problems
+    }
+
     /// A number, if there is one; a value of another kind is told.
-    pub(super) fn number(&self, key: &str) -> Option<f64> {
+    pub(crate) fn number(&self, key: &str) -> Option<f64> {
         let number = self.number_or_list(key);
         if number.is_none() {
             self.tell_if_there(key, "is not a number");
@@ -57,7 +69,7 @@ impl<'a> Keys<'a> {
     }
 
     /// The same, of which 0 is none.
-    pub(super) fn scale_or_none(&mut self, key: &str) -> Option<f64> {
+    pub(crate) fn scale_or_none(&mut self, key: &str) -> Option<f64> {
         self.number(key).filter(|scale| *scale != 0.0)?;
         self.scale(key)
     }
@@ -89,7 +101,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A flag, if there is one; a value of another kind is told.
-    pub(super) fn flag(&self, key: &str) -> Option<bool> {
+    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
         let flag = self.header.flag(&format!("{}.{key}", self.prefix));
         if flag.is_none() {
             self.tell_if_there(key, "is not a flag");
@@ -109,7 +121,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether there is a key, whatever it holds.
-    pub(super) fn is_there(&self, key: &str) -> bool {
+    pub(crate) fn is_there(&self, key: &str) -> bool {
         self.header.metadata.contains_key(&format!("{}.{key}", self.prefix))
     }
 
@@ -189,7 +201,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn size(&mut self, key: &str) -> usize {
+    /// A size where files may leave it out: then it is the one that is known, if one is.
+    pub(crate) fn size_or(&mut self, key: &str, known: Option<usize>) -> usize {
+        known.filter(|_| !self.is_there(key)).unwrap_or_else(|| self.size(key))
+    }
+
+    /// A size; 1 and a problem without one.
+    pub(crate) fn size(&mut self, key: &str) -> usize {
         self.number_or_list(key).filter(|x| *x >= 0.0).map_or_else(
             || {
                 self.problems.push(format!("`{}.{key}` is missing or not a number", self.prefix));
@@ -276,7 +294,8 @@ impl<'a> Keys<'a> {
         rule
     }
 
-    fn rope(&mut self, context: usize) -> RopeParameters {
+    /// Base and scaling of the rotary embedding; divisors are tensors.
+    pub(crate) fn rope(&mut self, context: usize) -> RopeParameters {
         let theta = self.number("rope.freq_base").unwrap_or(10_000.0);
         let factor = self.rope_factor();
         let is_plain = (factor - 1.0).abs() <= f64::EPSILON;
@@ -288,8 +307,10 @@ impl<'a> Keys<'a> {
             Some("longrope") if self.has_factors_by_length() => RopeScaling::None,
             Some("yarn") => self.yarn(factor, context),
             Some(other) => {
-                let known = "none, linear, yarn, and longrope of phi3 with its factors";
-                self.problems.push(format!("unknown rope scaling `{other}` (known: {known})"));
+                let more = if self.prefix == "phi3" { ", longrope with its factors" } else { "" };
+                self.problems.push(format!(
+                    "unknown rope scaling `{other}` (known: none, linear, yarn{more})"
+                ));
                 RopeScaling::None
             }
         };
@@ -301,13 +322,11 @@ impl<'a> Keys<'a> {
 pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
-    let mut problems = Problems::default();
     let Some(name) = header.text("general.architecture") else {
-        problems.push("`general.architecture` is missing");
-        return Err(problems);
+        return Err(Problems(vec!["`general.architecture` is missing".to_owned()]));
     };
-    let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut problems);
-    let mut keys = Keys { header, prefix: name, problems, misread: RefCell::default() };
+    let mut keys = Keys::of(header, name);
+    let named = Architecture::parse(name, &Architecture::GGUF_NAMES, &mut keys.problems);
     if keys.flag("attention.causal") == Some(false) {
         let message = format!("`{name}.attention.causal` = false is not supported");
         keys.problems.push(message);
@@ -382,8 +401,7 @@ pub(super) fn read(header: &Header) -> Result<TargetConfig, Problems> {
     keys.check_turning(&config);
     config.add_ends(end_tokens::of_header(header));
     config.add_ends(keys.token("eom_token_id").into_iter().collect());
-    let Keys { mut problems, misread, .. } = keys;
-    problems.0.extend(misread.into_inner());
+    let mut problems = keys.into_problems();
     config.validate(&mut problems);
     if problems.0.is_empty() { Ok(config) } else { Err(problems) }
 }

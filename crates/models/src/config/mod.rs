@@ -4,7 +4,7 @@ pub(crate) mod cached;
 pub(crate) mod end_tokens;
 mod experts;
 mod families;
-mod gguf;
+pub(crate) mod gguf;
 mod halves;
 mod hugging_face;
 mod json_keys;

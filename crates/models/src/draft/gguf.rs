@@ -4,10 +4,9 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use candle_core::{DType, Device, Tensor};
-use longdraft_kernels::rope::RopeScaling;
 
 use crate::config::RopeParameters;
-use crate::config::rope::yarn_of_gguf;
+use crate::config::gguf::Keys;
 use crate::error::{ModelError, Problems, Result};
 use crate::ids::{EnteredLayerId, LayerId};
 use crate::weights::file::WeightFile;
@@ -71,28 +70,9 @@ impl<N: Naming> DraftGguf<N> {
         format!("{}.{name}", N::ARCHITECTURE)
     }
 
-    /// A number under a key of the architecture.
-    pub(super) fn number(&self, name: &str) -> Option<f64> {
-        self.header.number(&Self::key(name))
-    }
-
-    /// A switch under a key of the architecture.
-    pub(super) fn flag(&self, name: &str) -> Option<bool> {
-        self.header.flag(&Self::key(name))
-    }
-
-    /// A size under a key of the architecture; 1 and a problem without one.
-    pub(super) fn size(
-        &self,
-        name: &str,
-        default: Option<usize>,
-        problems: &mut Problems,
-    ) -> usize {
-        let found = self.number(name).filter(|x| *x >= 1.0).map(|x| x as usize);
-        found.or(default).unwrap_or_else(|| {
-            problems.push(format!("`{}` is missing or not a size", Self::key(name)));
-            1
-        })
+    /// What the keys of the architecture hold.
+    pub(super) fn keys(&self) -> Keys<'_> {
+        Keys::of(&self.header, N::ARCHITECTURE)
     }
 
     /// Rows of a stored tensor.
@@ -101,9 +81,9 @@ impl<N: Naming> DraftGguf<N> {
     }
 
     /// What is added under the root of every norm.
-    pub(super) fn rms_norm_eps(&self) -> f64 {
+    pub(super) fn rms_norm_eps(keys: &Keys<'_>) -> f64 {
         // Stored in 32 bits: 1e-5 comes back as 9.999999747e-6.
-        self.number("attention.layer_norm_rms_epsilon")
+        keys.number("attention.layer_norm_rms_epsilon")
             .map_or(1e-6, |eps| (eps as f32).to_string().parse().unwrap_or(eps))
     }
 
@@ -115,23 +95,10 @@ impl<N: Naming> DraftGguf<N> {
     }
 
     /// Base, scaling and divisors of the rotary embedding.
-    pub(super) fn rope(&self, context: usize, problems: &mut Problems) -> RopeParameters {
-        let number = |name: &str| self.number(&format!("rope.{name}"));
-        let factor = number("scaling.factor").unwrap_or(1.0);
-        let scaling = match self.header.text(&Self::key("rope.scaling.type")) {
-            None | Some("none") => RopeScaling::None,
-            Some("linear") => RopeScaling::Linear { factor },
-            Some("yarn") => {
-                yarn_of_gguf(|key| number(&format!("scaling.{key}")), (factor, context), true)
-            }
-            Some(other) => {
-                problems.push(format!("unknown rope scaling `{other}` (none, linear, yarn)"));
-                RopeScaling::None
-            }
-        };
-        let theta = number("freq_base").unwrap_or(10_000.0);
-        let rope = RopeParameters { theta, scaling, divisors: self.divisors(problems) };
-        rope.check(problems);
+    pub(super) fn rope(&self, keys: &mut Keys<'_>, context: usize) -> RopeParameters {
+        let divisors = self.divisors(&mut keys.problems);
+        let rope = RopeParameters { divisors, ..keys.rope(context) };
+        rope.check(&mut keys.problems);
         rope
     }
 
@@ -160,9 +127,10 @@ impl<N: Naming> DraftGguf<N> {
 
     /// Interleaved rows of queries or keys `[R, ..]` in half-split order; `name` stands in errors.
     fn half_split(&self, name: &str, values: &Tensor) -> Result<Tensor> {
-        let heads = self.number("attention.head_count").unwrap_or(1.0).max(1.0);
-        let hidden = self.number("embedding_length").unwrap_or(1.0);
-        let head_dim = self.number("attention.key_length");
+        let keys = self.keys();
+        let heads = keys.number("attention.head_count").unwrap_or(1.0).max(1.0);
+        let hidden = keys.number("embedding_length").unwrap_or(1.0);
+        let head_dim = keys.number("attention.key_length");
         let head_dim = head_dim.unwrap_or(hidden / heads).max(1.0) as usize;
         let rows = values.dims().first().copied().unwrap_or(1);
         if !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {

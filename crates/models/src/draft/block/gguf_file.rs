@@ -4,7 +4,6 @@
 //! published files. Which heads there are, the tensors say; whether slot 0 proposes is a key that is true
 //! where it is absent, and read only where there is a chain.
 
-use candle_core::quantized::gguf_file::Value;
 use longdraft_kernels::bend::Bend;
 
 use super::chain;
@@ -14,6 +13,7 @@ use super::config::{
 use super::files::{CHAINED, EXTENDED, FROZEN, PLAIN};
 use super::key_names::{BEND, BLOCK_SIZE, CONVOLUTION, FROM_ANCHOR, SELECTOR};
 use super::selector::{HIDDEN_PROJECTION, PREDECESSORS, SUCCESSORS};
+use crate::config::gguf::Keys;
 use crate::config::{RopeParameters, TargetConfig, limits};
 use crate::draft::DraftKind;
 use crate::draft::gguf::{DraftGguf, Naming};
@@ -105,15 +105,14 @@ pub type GgufBlockSource = DraftGguf<BlockNames>;
 impl GgufBlockSource {
     /// The kind of draft, by its tensors and keys.
     pub(super) fn kind(&self) -> &'static DraftKind {
-        let tensors = &self.header().tensors;
-        if tensors.contains_key(CHAIN) {
+        let keys = self.keys();
+        if self.header().tensors.contains_key(CHAIN) {
             return &CHAINED;
         }
-        let extended = [SELECTOR[0], CONVOLUTION[0]];
-        if extended.iter().any(|key| self.number(key).is_some()) {
+        if [SELECTOR[0], CONVOLUTION[0]].iter().any(|key| keys.is_there(key)) {
             return &EXTENDED;
         }
-        if self.flag(FROM_ANCHOR) == Some(true) { &CHAINED } else { &PLAIN }
+        if keys.flag(FROM_ANCHOR) == Some(true) { &CHAINED } else { &PLAIN }
     }
 
     /// Sizes and switches. What files leave to the target is taken from it; without one the target's
@@ -122,32 +121,31 @@ impl GgufBlockSource {
     /// # Errors
     /// - a list of every missing, unusable or unsupported key
     pub fn config(&self, target: Option<&TargetConfig>) -> Result<BlockConfig, Problems> {
-        let mut problems = Problems::default();
-        let mut size = |name: &str, default| self.size(name, default, &mut problems);
-        let hidden_size = size("embedding_length", None);
-        let num_attention_heads = size("attention.head_count", None);
+        let mut keys = self.keys();
+        let hidden_size = keys.size("embedding_length");
+        let num_attention_heads = keys.size("attention.head_count");
         let default_head_dim = (hidden_size / num_attention_heads.max(1)).max(1);
         let max_position_embeddings =
-            size("context_length", target.map(|target| target.max_position_embeddings));
+            keys.size_or("context_length", target.map(|target| target.max_position_embeddings));
         let known = target.map(|target| target.vocab_size).or_else(|| self.tokens());
-        let vocab_size = size("vocab_size", known);
+        let vocab_size = keys.size_or("vocab_size", known);
         let mut config = BlockConfig {
             hidden_size,
-            intermediate_size: size("feed_forward_length", None),
+            intermediate_size: keys.size("feed_forward_length"),
             num_attention_heads,
-            num_key_value_heads: size("attention.head_count_kv", Some(num_attention_heads)),
-            head_dim: size("attention.key_length", Some(default_head_dim)),
+            num_key_value_heads: keys.size_or("attention.head_count_kv", Some(num_attention_heads)),
+            head_dim: keys.size_or("attention.key_length", Some(default_head_dim)),
             vocab_size,
             draft_vocab_size: self.rows(MAP[0]).unwrap_or(vocab_size),
-            rms_norm_eps: self.rms_norm_eps(),
+            rms_norm_eps: Self::rms_norm_eps(&keys),
             rope: RopeParameters::plain(10_000.0),
             max_position_embeddings,
             attention_bias: false,
             // A list of absurd length is refused by its number, which is kept one above the limit.
-            layers: vec![LayerKind::Full; size("block_count", None).min(limits::LAYERS + 1)],
+            layers: vec![LayerKind::Full; keys.size("block_count").min(limits::LAYERS + 1)],
             sliding_window: None,
-            is_causal: Some(self.flag("attention.causal").unwrap_or(false)),
-            block_size: size(BLOCK_SIZE, None),
+            is_causal: Some(keys.flag("attention.causal").unwrap_or(false)),
+            block_size: keys.size(BLOCK_SIZE),
             mask_token_id: 0,
             target_layers: self.layers(&Self::key("target_layers")).unwrap_or_default(),
             num_target_layers: 0,
@@ -161,25 +159,22 @@ impl GgufBlockSource {
         };
         // The first size says whether the part is there.
         let mut sizes =
-            |names: [&str; 2]| self.number(names[0]).map(|_| names.map(|name| size(name, None)));
+            |names: [&str; 2]| keys.is_there(names[0]).then(|| names.map(|name| keys.size(name)));
         config.convolution = sizes(CONVOLUTION)
             .map(|[kernel_size, group_size]| ConvolutionSizes { kernel_size, group_size });
         config.selector = sizes(SELECTOR).map(|[rank, top_k]| SelectorSizes { rank, top_k });
-        config.rope = self.rope(max_position_embeddings, &mut problems);
+        config.rope = self.rope(&mut keys, max_position_embeddings);
         config.num_target_layers = target.map_or_else(
             || config.target_layers.last().map_or(1, |last| last.0.saturating_add(2)),
             |target| target.num_hidden_layers,
         );
-        self.read_mask_token(&mut config, &mut problems);
-        self.read_windows(&mut config, &mut problems);
-        self.read_chain(&mut config, &mut problems);
+        self.read_mask_token(&mut config, &mut keys.problems);
+        self.read_windows(&mut config, &mut keys);
+        self.read_chain(&mut config, &mut keys);
         // 0 is none.
-        let [multiplier, softcap] = ["logit_scale", BEND[1]].map(|key| {
-            let number = self.number(key).filter(|number| *number != 0.0)?;
-            limits::scale(&mut problems, &Self::key(key), number)
-        });
+        let [multiplier, softcap] = ["logit_scale", BEND[1]].map(|key| keys.scale_or_none(key));
         config.bend = Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap };
-        config.checked(problems)
+        config.checked(keys.into_problems())
     }
 
     /// Tokens that the file's own tensors or its tokenizer count.
@@ -206,22 +201,17 @@ impl GgufBlockSource {
     }
 
     /// Which layers slide: those that a list of switches names.
-    fn read_windows(&self, config: &mut BlockConfig, problems: &mut Problems) {
-        let window = self.number("attention.sliding_window").filter(|window| *window > 0.0);
+    fn read_windows(&self, config: &mut BlockConfig, keys: &mut Keys<'_>) {
+        let window = keys.number("attention.sliding_window").filter(|window| *window > 0.0);
         let Some(window) = window else { return };
         config.sliding_window = Some(window as usize);
         let key = Self::key("attention.sliding_window_pattern");
-        let pattern = self.header().metadata.get(&key).and_then(|value| value.to_vec().ok());
-        let slides = |value: &Value| match value.to_bool() {
-            Ok(true) => Some(LayerKind::Sliding),
-            Ok(false) => Some(LayerKind::Full),
-            Err(_) => None,
-        };
-        let kinds: Option<Vec<LayerKind>> =
-            pattern.and_then(|values| values.iter().map(slides).collect());
-        match kinds {
-            Some(kinds) if kinds.len() == config.layers.len() => config.layers = kinds,
-            _ => problems.push(format!(
+        let kind = |slides| if slides { LayerKind::Sliding } else { LayerKind::Full };
+        match self.header().flags(&key) {
+            Some(slides) if slides.len() == config.layers.len() => {
+                config.layers = slides.into_iter().map(kind).collect();
+            }
+            _ => keys.problems.push(format!(
                 "`{key}` is not a list of {} times true or false",
                 config.layers.len()
             )),
@@ -229,16 +219,18 @@ impl GgufBlockSource {
     }
 
     /// A chain by its tensors; the switch alone makes one without a head.
-    fn read_chain(&self, config: &mut BlockConfig, problems: &mut Problems) {
+    fn read_chain(&self, config: &mut BlockConfig, keys: &mut Keys<'_>) {
         let width = |name: &str| self.header().tensors.get(name)?.shape.last().copied();
-        let said = self.flag(FROM_ANCHOR);
+        let said = keys.flag(FROM_ANCHOR);
         let rank = match (width(CHAIN), said) {
             (Some(rank), None | Some(true)) => rank,
             (None, Some(true)) => 0,
             (None, None | Some(false)) => return,
             (Some(_), Some(false)) => {
                 let key = Self::key(FROM_ANCHOR);
-                return problems.push(format!("`{key}` = false is not supported beside `{CHAIN}`"));
+                return keys
+                    .problems
+                    .push(format!("`{key}` = false is not supported beside `{CHAIN}`"));
             }
         };
         let confidence = width(CONFIDENCE).map(|width| width != config.hidden_size);

@@ -63,48 +63,47 @@ impl GgufDraftSource {
     /// # Errors
     /// - a list of every missing or unusable key
     pub fn config(&self, target: Option<&TargetConfig>) -> Result<Eagle3Config, Problems> {
-        let mut problems = Problems::default();
-        let mut size = |name: &str, default| self.size(name, default, &mut problems);
-        let hidden_size = size("embedding_length", None);
-        let num_attention_heads = size("attention.head_count", None);
-        let head_dim =
-            size("attention.key_length", Some((hidden_size / num_attention_heads.max(1)).max(1)));
+        let mut keys = self.keys();
+        let hidden_size = keys.size("embedding_length");
+        let num_attention_heads = keys.size("attention.head_count");
+        let default_head_dim = (hidden_size / num_attention_heads.max(1)).max(1);
+        let head_dim = keys.size_or("attention.key_length", Some(default_head_dim));
         let known = target.map(|t| t.vocab_size).or(self.rows("token_embd.weight"));
-        let vocab_size = size("vocab_size", known);
-        let context = size("context_length", target.map(|t| t.max_position_embeddings));
+        let vocab_size = keys.size_or("vocab_size", known);
+        let context = keys.size_or("context_length", target.map(|t| t.max_position_embeddings));
         let mut config = Eagle3Config {
             hidden_size,
-            target_hidden_size: size("target_hidden_size", Some(hidden_size)),
-            intermediate_size: size("feed_forward_length", None),
+            target_hidden_size: keys.size_or("target_hidden_size", Some(hidden_size)),
+            intermediate_size: keys.size("feed_forward_length"),
             num_attention_heads,
-            num_key_value_heads: size("attention.head_count_kv", Some(num_attention_heads)),
+            num_key_value_heads: keys.size_or("attention.head_count_kv", Some(num_attention_heads)),
             head_dim,
             vocab_size,
             draft_vocab_size: self.rows("d2t").unwrap_or(vocab_size),
-            rms_norm_eps: self.rms_norm_eps(),
+            rms_norm_eps: Self::rms_norm_eps(&keys),
             rope: RopeParameters::plain(10_000.0),
             dynamic_ntk: None,
             max_position_embeddings: context,
             target_layers: [LayerId(0); TAPPED_LAYERS],
             fc_norm: false,
             norm_output: false,
-            norm_before_residual: self.flag("norm_before_residual").unwrap_or(false),
+            norm_before_residual: keys.flag("norm_before_residual").unwrap_or(false),
             embed_proj: false,
             attention_window: None,
             initializer_range: 0.02,
         };
-        if size("block_count", Some(1)) != 1 {
-            problems.push("drafts of more than one layer are not supported");
+        if keys.size_or("block_count", Some(1)) != 1 {
+            keys.problems.push("drafts of more than one layer are not supported");
         }
-        if self.flag("norm_before_fc").unwrap_or(false) {
-            problems.push("`eagle3.norm_before_fc` = true is not supported");
+        if keys.flag("norm_before_fc").unwrap_or(false) {
+            keys.problems.push("`eagle3.norm_before_fc` = true is not supported");
         }
-        config.rope = self.rope(context, &mut problems);
+        config.rope = self.rope(&mut keys, context);
         match self.tapped_layers(target) {
             Ok(layers) => config.target_layers = layers,
-            Err(problem) => problems.push(problem),
+            Err(problem) => keys.problems.push(problem),
         }
-        config.checked(problems)
+        config.checked(keys.into_problems())
     }
 
     fn tapped_layers(
@@ -122,5 +121,68 @@ impl GgufDraftSource {
             let ids = self.header().integers(key).unwrap_or_default();
             format!("`{key}` = {ids:?} are not three layers")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use candle_core::quantized::gguf_file::Value;
+    use serde_json::json;
+
+    use super::*;
+    use crate::draft::files::SavedDraft;
+    use crate::test_support::assert_refused;
+    use crate::weights::gguf::write::save;
+
+    /// Writes a file of sizes, layers and one more key.
+    fn write(path: &Path, key: &str, value: Value) {
+        let sizes = [
+            ("embedding_length", 16),
+            ("attention.head_count", 2),
+            ("feed_forward_length", 24),
+            ("context_length", 64),
+        ];
+        let mut keys: Vec<(String, Value)> = sizes
+            .map(|(key, size)| (format!("{ARCHITECTURE}.{key}"), Value::U32(size)))
+            .into_iter()
+            .chain([(format!("{ARCHITECTURE}.{key}"), value)])
+            .collect();
+        keys.push(("general.architecture".into(), Value::String(ARCHITECTURE.into())));
+        let layers = Value::Array([2, 4, 5].map(Value::I32).to_vec());
+        keys.push((LAYER_KEYS[0].into(), layers));
+        save(path, &keys, &[]).expect("written");
+    }
+
+    #[test]
+    fn values_of_another_kind_are_named_and_not_taken_for_left_out_ones() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("draft.gguf");
+        let target = TargetConfig::from_json(&json!({
+            "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "vocab_size": 40,
+            "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 2
+        }))
+        .expect("configuration");
+        let read = |key: &str, value: Value| {
+            write(&path, key, value);
+            GgufDraftSource::open(&path).expect("opened").config(Some(&target))
+        };
+        let flag = "norm_before_residual";
+        assert!(read(flag, Value::Bool(true)).expect("valid").norm_before_residual);
+        for (key, value, wrong) in [
+            ("norm_before_fc", Value::U32(1), "is not a flag"),
+            ("attention.layer_norm_rms_epsilon", Value::String("1e-5".into()), "is not a number"),
+            ("rope.scaling.type", Value::U32(1), "is not a text"),
+            ("target_hidden_size", Value::Bool(true), "is missing or not a number"),
+            (flag, Value::U32(1), "is not a flag"),
+        ] {
+            assert_refused(read(key, value), &[&format!("`{ARCHITECTURE}.{key}` {wrong}")]);
+        }
+        // The last one does not count as a draft of which nothing is said.
+        let saved = SavedDraft::at(&path);
+        assert_refused(Eagle3Config::of_saved(&saved, Some(&target)), &["is not a flag"]);
+        // Without a target its tokens are not known.
+        assert_eq!(Eagle3Config::of_saved(&saved, None).expect("not read"), None);
     }
 }

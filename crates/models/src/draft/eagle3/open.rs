@@ -142,14 +142,16 @@ fn read_config(file: &Path, target_layers: Option<usize>) -> Result<Eagle3Config
 }
 
 impl Eagle3Config {
-    /// What is said of a saved draft; `None` if nothing is, or if it is a GGUF file that leaves sizes to a target that is
-    /// not given. Without ids of layers those stand for any: see [`Self::says_layers`].
+    /// What is said of a saved draft; `None` if nothing is, or if it is a GGUF file that cannot be read without a target
+    /// that is not given. Without ids of layers those stand for any: see [`Self::says_layers`].
     ///
     /// # Errors
     /// - it is unusable
     pub fn of_saved(saved: &SavedDraft, target: Option<&TargetConfig>) -> Result<Option<Self>> {
         if let Some(file) = gguf_of(&saved.path) {
-            return Ok(GgufDraftSource::open(&file)?.config(target).ok());
+            let read = GgufDraftSource::open(&file)?.config(target).map(Some);
+            let read = read.map_err(ModelError::all_in(&file));
+            return if target.is_some() { read } else { Ok(read.unwrap_or_default()) };
         }
         let said = saved.config.as_ref().filter(|value| names_eagle3(value));
         let read = |value: &Value| Self::from_json(value, Some(STAND_IN));

@@ -124,6 +124,7 @@ impl DraftMethod for Eagle3 {
 
     fn check_start(&self, target: &TargetConfig, start: &SavedDraft) -> Result<()> {
         let sizes = sizes(&self.network, target)?;
+        Eagle3Config::of_saved(start, Some(target))?;
         Ok(Eagle3Draft::check_file(start, &sizes)?)
     }
 
@@ -282,7 +283,9 @@ fn chosen(
 
 #[cfg(test)]
 mod tests {
+    use candle_core::quantized::gguf_file::Value as GgufValue;
     use longdraft_models::published::published_config;
+    use longdraft_models::weights::gguf::write::save;
 
     use super::super::tests;
     use super::*;
@@ -304,6 +307,22 @@ mod tests {
         said["norm_before_fc"] = true.into();
         let error = Eagle3::default().keys_of(&start(&said)).expect_err("refused").to_string();
         assert!(error.contains("`norm_before_fc` = true is not supported"), "{error}");
+    }
+
+    /// Such a file does not count as one of which nothing is known.
+    #[test]
+    fn a_start_in_a_gguf_file_that_is_unusable_is_refused() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("draft.gguf");
+        let keys = [
+            ("general.architecture", GgufValue::String("eagle3".into())),
+            ("eagle3.norm_before_residual", GgufValue::U32(1)),
+        ];
+        save(&path, &keys.map(|(key, value)| (key.to_owned(), value)), &[]).expect("written");
+        let refused = Eagle3::default().check_start(&target, &SavedDraft::at(&path));
+        let text = refused.expect_err("refused").to_string();
+        assert!(text.contains("`eagle3.norm_before_residual` is not a flag"), "{text}");
     }
 
     /// Whatever the network of a saved draft is, its keys make it again.

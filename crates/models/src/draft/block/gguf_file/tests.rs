@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use candle_core::quantized::gguf_file::Value;
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::rope::RopeScaling;
 
@@ -182,6 +183,18 @@ fn a_factor_on_scores_takes_the_place_of_yarn_s_or_multiplies_it() {
     }
 }
 
+/// As in target files.
+#[test]
+fn a_factor_without_a_rule_is_linear() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("draft.gguf");
+    let mut keys = keys();
+    set(&mut keys, "rope.scaling.factor", Value::F32(4.0));
+    write(&path, &plain(), &keys);
+    let config = GgufBlockSource::open(&path).expect("opened").config(None).expect("valid");
+    assert_eq!(config.rope.scaling, RopeScaling::Linear { factor: 4.0 });
+}
+
 #[test]
 fn the_switch_alone_makes_a_chain_without_a_head() {
     let folder = tempfile::tempdir().expect("folder");
@@ -222,7 +235,21 @@ fn what_a_file_leaves_out_or_says_wrongly_is_named() {
         ("final_logit_softcapping", Value::F32(f32::NAN), "softcapping`"),
         ("conv_kernel_size", Value::U32(2), "`dflash.conv_group_size` is missing"),
         ("block_count", Value::U32(u32::MAX), "num_hidden_layers"),
-        ("rope.scaling.type", Value::String("longrope".into()), "longrope"),
+        (
+            "rope.scaling.type",
+            Value::String("longrope".into()),
+            "`longrope` (known: none, linear, yarn)",
+        ),
+        // Values of another kind do not count as left out.
+        ("attention.causal", Value::U32(1), "`dflash.attention.causal` is not a flag"),
+        ("sample_from_anchor", Value::U32(1), "`dflash.sample_from_anchor` is not a flag"),
+        ("rope.scaling.type", Value::U32(1), "`dflash.rope.scaling.type` is not a text"),
+        ("rope.freq_base", Value::Bool(true), "`dflash.rope.freq_base` is not a number"),
+        ("attention.layer_norm_rms_epsilon", Value::Bool(true), "rms_epsilon` is not a number"),
+        ("attention.sliding_window", Value::Bool(true), "sliding_window` is not a number"),
+        ("attention.head_count_kv", Value::Bool(true), "head_count_kv` is missing or not a number"),
+        ("selector_rank", Value::Bool(true), "`dflash.selector_rank` is missing or not a number"),
+        ("logit_scale", Value::Bool(true), "`dflash.logit_scale` is not a number"),
     ] {
         let mut keys = keys();
         keys.retain(|(name, _)| *name != format!("{ARCHITECTURE}.{key}"));
