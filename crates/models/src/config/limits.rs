@@ -55,6 +55,13 @@ pub(crate) fn within(
     None
 }
 
+/// What is added under the root of norms; a number that is not between 0 and 1 is told.
+pub(crate) fn norm_eps(problems: &mut Problems, eps: f64) {
+    if !(eps > 0.0 && eps < 1.0) {
+        problems.push(format!("`rms_norm_eps` = {eps} is not in (0, 1)"));
+    }
+}
+
 /// Taps of a short convolution; published up to 4.
 pub(crate) const TAPS: usize = 1 << 8;
 /// Values of a layer's recurrent state; published up to 1 048 576.

@@ -400,8 +400,6 @@ impl TargetConfig {
                  (`partial_rotary_factor`)"
             ));
         }
-        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
-        }
+        limits::norm_eps(problems, self.rms_norm_eps);
     }
 }

@@ -209,9 +209,7 @@ impl BlockConfig {
         );
         let heads = (self.num_attention_heads, self.num_key_value_heads);
         limits::heads(&mut problems, heads, self.head_dim);
-        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
-        }
+        limits::norm_eps(&mut problems, self.rms_norm_eps);
         if self.mask_token_id as usize >= self.vocab_size {
             problems.push(format!(
                 "`mask_token_id` = {} is not a row of a table of {} tokens",

@@ -165,9 +165,7 @@ impl Eagle3Config {
                  out the projection; set it only with another `hidden_size`",
             );
         }
-        if !(self.rms_norm_eps > 0.0 && self.rms_norm_eps < 1.0) {
-            problems.push(format!("`rms_norm_eps` = {} is not in (0, 1)", self.rms_norm_eps));
-        }
+        limits::norm_eps(&mut problems, self.rms_norm_eps);
         if let Some(window) = self.attention_window {
             limits::check(&mut problems, &[("attention_window", window, limits::CONTEXT)]);
         }

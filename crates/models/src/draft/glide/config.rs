@@ -142,6 +142,7 @@ impl GlideConfig {
                 ("draft_vocab_size", self.draft_vocab_size.unwrap_or(1), limits::VOCABULARY),
             ],
         );
+        limits::norm_eps(&mut problems, self.rms_norm_eps);
         if self.compat.is_some() && self.final_norm != FinalNorm::None {
             problems.push("`compat: longspec` has no final norm: set `final_norm: none`");
         }
@@ -155,13 +156,27 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
-        let target = TargetConfig::from_json(&json!({
+    fn target() -> TargetConfig {
+        TargetConfig::from_json(&json!({
             "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "vocab_size": 320,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2
         }))
-        .expect("configuration");
+        .expect("configuration")
+    }
+
+    #[test]
+    fn an_epsilon_that_norms_cannot_add_is_refused() {
+        let target = target();
+        for rms_norm_eps in [0.0, -1e-6, 1.0, f64::NAN] {
+            let config = GlideConfig { rms_norm_eps, ..GlideConfig::for_target(&target, None) };
+            let text = config.problems_with(&target).to_string();
+            assert!(text.contains(&format!("`rms_norm_eps` = {rms_norm_eps} is not")), "{text}");
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_anything_is_made_of_them() {
+        let target = target();
         let fitting = GlideConfig::for_target(&target, None);
         assert_eq!(fitting.problems_with(&target), Problems::default());
         for (name, config) in [
