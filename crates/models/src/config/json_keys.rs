@@ -11,20 +11,21 @@ use super::{RopeParameters, limits};
 use crate::error::Problems;
 
 /// Reads keys, collecting what is wrong instead of stopping at the first.
-pub(super) struct Keys<'a> {
-    pub(super) value: &'a Value,
-    pub(super) problems: Problems,
+pub(crate) struct Keys<'a> {
+    pub(crate) value: &'a Value,
+    pub(crate) problems: Problems,
     /// Keys that hold another kind of value than theirs, each once however often it is read.
     misread: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn of(value: &'a Value) -> Self {
+    /// The keys of an object.
+    pub(crate) fn of(value: &'a Value) -> Self {
         Self { value, problems: Problems::default(), misread: RefCell::default() }
     }
 
     /// All that was found to be wrong.
-    pub(super) fn into_problems(self) -> Problems {
+    pub(crate) fn into_problems(self) -> Problems {
         let Self { mut problems, misread, .. } = self;
         problems.0.extend(misread.into_inner());
         problems
@@ -45,7 +46,8 @@ impl<'a> Keys<'a> {
         found
     }
 
-    pub(super) fn present(&self, key: &str) -> Option<&'a Value> {
+    /// The value of a key; `None` if it is missing or null.
+    pub(crate) fn present(&self, key: &str) -> Option<&'a Value> {
         self.value.get(key).filter(|v| !v.is_null())
     }
 
@@ -115,7 +117,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A text, if there is one.
-    pub(super) fn text(&self, key: &str) -> Option<&'a str> {
+    pub(crate) fn text(&self, key: &str) -> Option<&'a str> {
         self.of_kind(key, "a text", Value::as_str)
     }
 
@@ -267,15 +269,16 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// A size that the family's class may know.
-    pub(super) fn size_or(&mut self, key: &str, known: Option<usize>) -> usize {
+    /// A size that is known where files may leave it out; 1 if it is unusable.
+    pub(crate) fn size_or(&mut self, key: &str, known: Option<usize>) -> usize {
         match known {
             Some(known) => self.size(key).unwrap_or(known),
             None => self.required_size(key),
         }
     }
 
-    pub(super) fn number(&mut self, key: &str, default: f64) -> f64 {
+    /// A number.
+    pub(crate) fn number(&mut self, key: &str, default: f64) -> f64 {
         let Some(value) = self.present(key) else { return default };
         if !value.is_number() {
             self.problems.push(format!("`{key}` = {value} is not a number"));
@@ -288,6 +291,11 @@ impl<'a> Keys<'a> {
         let as_flag =
             |value: &Value| value.as_bool().or(value.as_f64().map(|number| number != 0.0));
         self.of_kind(key, "a flag", as_flag).unwrap_or(default)
+    }
+
+    /// A switch, which numbers are not.
+    pub(crate) fn switch(&self, key: &str, default: bool) -> bool {
+        self.of_kind(key, "true or false", Value::as_bool).unwrap_or(default)
     }
 
     pub(super) fn token(&self, key: &str) -> Option<u32> {

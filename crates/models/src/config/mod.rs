@@ -7,7 +7,7 @@ mod families;
 pub(crate) mod gguf;
 mod halves;
 mod hugging_face;
-mod json_keys;
+pub(crate) mod json_keys;
 pub(crate) mod latent;
 pub(crate) mod limits;
 pub(crate) mod mixers;

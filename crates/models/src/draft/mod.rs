@@ -9,7 +9,6 @@ pub mod files;
 pub mod gguf;
 pub mod glide;
 mod init;
-mod keys;
 pub mod kinds;
 mod quantised;
 mod seen;

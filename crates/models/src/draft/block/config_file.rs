@@ -16,8 +16,8 @@ use super::key_names::{
     EMBEDDING_SCALE, FROM_ANCHOR, MASK_TOKEN, OWN, PROJECTOR, SELECTOR, TARGET_LAYERS,
 };
 use super::speculators;
+use crate::config::json_keys::Keys;
 use crate::config::{RopeParameters, limits};
-use crate::draft::keys::Keys;
 use crate::error::Problems;
 use crate::ids::LayerId;
 
@@ -41,32 +41,33 @@ impl BlockConfig {
         let value = plain.as_ref().unwrap_or(value);
         let own = value[OWN].as_object().cloned().unwrap_or_default();
         let merged = merged(value, own, &mut problems);
-        let mut keys = Keys { value: &merged, problems: &mut problems };
+        let mut keys = Keys::of(&merged);
+        keys.problems = problems;
         check_supported(&mut keys);
-        let hidden_size = keys.size("hidden_size", None);
-        let num_attention_heads = keys.size("num_attention_heads", None);
-        let max_position_embeddings = keys.size("max_position_embeddings", Some(32_768));
-        let num_layers = keys.size("num_hidden_layers", None);
-        let vocab_size = keys.size("vocab_size", None);
-        let num_target_layers = keys.size(COUNTED_LAYERS, target_layers);
+        let hidden_size = keys.size_or("hidden_size", None);
+        let num_attention_heads = keys.size_or("num_attention_heads", None);
+        let max_position_embeddings = keys.size_or("max_position_embeddings", Some(32_768));
+        let num_layers = keys.size_or("num_hidden_layers", None);
+        let vocab_size = keys.size_or("vocab_size", None);
+        let num_target_layers = keys.size_or(COUNTED_LAYERS, target_layers);
         let sliding_window = window(&mut keys);
         let mut config = Self {
             hidden_size,
-            intermediate_size: keys.size("intermediate_size", None),
+            intermediate_size: keys.size_or("intermediate_size", None),
             num_attention_heads,
-            num_key_value_heads: keys.size("num_key_value_heads", Some(num_attention_heads)),
-            head_dim: keys.size("head_dim", Some(hidden_size / num_attention_heads.max(1))),
+            num_key_value_heads: keys.size_or("num_key_value_heads", Some(num_attention_heads)),
+            head_dim: keys.size_or("head_dim", Some(hidden_size / num_attention_heads.max(1))),
             vocab_size,
-            draft_vocab_size: keys.size(DRAFT_VOCABULARY, Some(vocab_size)),
+            draft_vocab_size: keys.size_or(DRAFT_VOCABULARY, Some(vocab_size)),
             rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
             rope: RopeParameters::plain(10_000.0),
             max_position_embeddings,
-            attention_bias: keys.flag("attention_bias", false),
+            attention_bias: keys.switch("attention_bias", false),
             layers: layers(&mut keys, num_layers, sliding_window),
             sliding_window,
             is_causal: is_causal(&mut keys),
-            block_size: keys.size(BLOCK_SIZE, None),
-            mask_token_id: u32::try_from(keys.size(MASK_TOKEN, None)).unwrap_or(u32::MAX),
+            block_size: keys.size_or(BLOCK_SIZE, None),
+            mask_token_id: u32::try_from(keys.size_or(MASK_TOKEN, None)).unwrap_or(u32::MAX),
             target_layers: layer_ids(&mut keys, num_target_layers, num_layers),
             num_target_layers,
             convolution: sizes(&mut keys, CONVOLUTION)
@@ -89,8 +90,8 @@ impl BlockConfig {
             .map(|kind| kind.0)
             .collect();
         let context = max_position_embeddings;
-        config.rope = RopeParameters::of_draft(value, (context, &kinds), &mut problems);
-        config.checked(problems)
+        config.rope = RopeParameters::of_draft(value, (context, &kinds), &mut keys.problems);
+        config.checked(keys.into_problems())
     }
 
     /// The keys of a `config.json` for readers of an architecture. The number of slots, the rotary base, that
@@ -231,14 +232,14 @@ fn of_chain(sizes: ChainSizes) -> [(&'static str, Value); 4] {
 /// Two sizes that stand together; `None` without the first one.
 fn sizes(keys: &mut Keys<'_>, [first, second]: [&str; 2]) -> Option<[usize; 2]> {
     keys.present(first)?;
-    Some([keys.size(first, None), keys.size(second, None)])
+    Some([keys.size_or(first, None), keys.size_or(second, None)])
 }
 
 fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
     let [rank_key, head_key, has_confidence, reads_token] = CHAIN;
     let is_chain = keys.present(rank_key).is_some();
-    let usual = is_chain && !keys.flag(BONUS_ANCHOR, false);
-    if keys.flag(FROM_ANCHOR, usual) != is_chain {
+    let usual = is_chain && !keys.switch(BONUS_ANCHOR, false);
+    if keys.switch(FROM_ANCHOR, usual) != is_chain {
         let beside = if is_chain { "beside" } else { "without" };
         let said = !is_chain;
         keys.problems
@@ -247,15 +248,15 @@ fn chain(keys: &mut Keys<'_>) -> Option<ChainSizes> {
     if !is_chain {
         return None;
     }
-    let rank = keys.size(rank_key, None);
+    let rank = keys.size_or(rank_key, None);
     let said = keys.present(head_key);
     let name = said.map_or(Some(CHAINS[0].0), Value::as_str);
     let kind = CHAINS.iter().find(|(known, _)| name == Some(known)).map(|(_, kind)| *kind);
     if let (None, Some(said)) = (kind, said) {
         keys.problems.push(format!("`{head_key}` = {said} is unknown"));
     }
-    let reads_token = keys.flag(reads_token, true);
-    let confidence = keys.flag(has_confidence, false).then_some(reads_token);
+    let reads_token = keys.switch(reads_token, true);
+    let confidence = keys.switch(has_confidence, false).then_some(reads_token);
     Some(ChainSizes { rank, kind: kind.unwrap_or(ChainKind::Vanilla), confidence })
 }
 
@@ -264,11 +265,11 @@ fn check_supported(keys: &mut Keys<'_>) {
         let problem = format!("`hidden_act` = {act} is not supported (silu is)");
         keys.problems.push(problem);
     }
-    if keys.flag("attention_sink_bias", false) {
+    if keys.switch("attention_sink_bias", false) {
         keys.problems.push("`attention_sink_bias` is not supported");
     }
     for key in ["is_neox_style", "rope_is_neox_style"] {
-        if !keys.flag(key, true) {
+        if !keys.switch(key, true) {
             keys.problems
                 .push(format!("`{key}` = false, which rotates neighbours, is not supported"));
         }
@@ -278,7 +279,7 @@ fn check_supported(keys: &mut Keys<'_>) {
 /// A draft is as wide as its target here.
 fn check_width_of_target(keys: &mut Keys<'_>, wanted: usize) {
     const KEY: &str = "target_hidden_size";
-    let found = keys.size(KEY, Some(wanted));
+    let found = keys.size_or(KEY, Some(wanted));
     if found != wanted {
         keys.problems.push(format!("`{KEY}` = {found} beside {wanted} is not supported"));
     }
@@ -290,7 +291,7 @@ const WINDOWS: [&str; 2] = ["sliding_window", "swa_window_size"];
 fn window(keys: &mut Keys<'_>) -> Option<usize> {
     let names = if is_switched_off(keys) { [WINDOWS[1], WINDOWS[0]] } else { WINDOWS };
     let name = names.into_iter().find(|name| keys.present(name).is_some())?;
-    Some(keys.size(name, None))
+    Some(keys.size_or(name, None))
 }
 
 /// Whether the first of [`WINDOWS`] counts for nothing: classes of engines clear it then.
@@ -312,7 +313,7 @@ fn check_spellings(keys: &mut Keys<'_>, names: [&str; 2]) {
 fn all_slide(keys: &mut Keys<'_>) -> bool {
     let listed = keys.present("layer_types").and_then(Value::as_array);
     let some_slide = listed.is_some_and(|kinds| kinds.iter().any(|kind| *kind == SLIDING));
-    keys.flag("use_swa", false) && !some_slide
+    keys.switch("use_swa", false) && !some_slide
 }
 
 /// The kinds of the layers: as listed, or by the switches of older files.
@@ -323,8 +324,8 @@ fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<Layer
         return vec![LayerKind::Sliding; count];
     }
     let Some(listed) = keys.present("layer_types") else {
-        let some = keys.flag("use_sliding_window", false) && window.is_some();
-        let first = keys.size("max_window_layers", Some(count));
+        let some = keys.switch("use_sliding_window", false) && window.is_some();
+        let first = keys.size_or("max_window_layers", Some(count));
         let slides = |layer: usize| some && layer >= first;
         let kind = |layer| if slides(layer) { LayerKind::Sliding } else { LayerKind::Full };
         return (0..count).map(kind).collect();
@@ -350,7 +351,7 @@ fn layers(keys: &mut Keys<'_>, count: usize, window: Option<usize>) -> Vec<Layer
 fn is_causal(keys: &mut Keys<'_>) -> Option<bool> {
     check_spellings(keys, CAUSAL);
     match CAUSAL.into_iter().find(|name| keys.present(name).is_some()) {
-        Some(name) => Some(keys.flag(name, false)),
+        Some(name) => Some(keys.switch(name, false)),
         // Layers are causal that are listed with a window.
         None => all_slide(keys).then_some(false),
     }

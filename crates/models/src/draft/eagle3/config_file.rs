@@ -8,9 +8,9 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::config::{Eagle3Config, TAPPED_LAYERS};
+use crate::config::json_keys::Keys;
 use crate::config::{LAYER_KINDS, RopeParameters};
 use crate::draft::files::config_beside;
-use crate::draft::keys::Keys;
 use crate::draft::speculators::flattened;
 use crate::error::{Problems, without_backtrace};
 use crate::ids::{EnteredLayerId, LayerId};
@@ -43,52 +43,53 @@ impl Eagle3Config {
         let mut problems = Problems::default();
         let flat = flattened(value, &mut problems);
         let value = &flat;
-        let mut keys = Keys { value, problems: &mut problems };
+        let mut keys = Keys::of(value);
+        keys.problems = problems;
         for (key, wanted) in UNSUPPORTED {
-            if keys.flag(key, wanted) != wanted {
+            if keys.switch(key, wanted) != wanted {
                 keys.problems.push(format!("`{key}` = {} is not supported", !wanted));
             }
         }
-        if let Some(act) = keys.present("hidden_act").and_then(Value::as_str)
+        if let Some(act) = keys.text("hidden_act")
             && act != "silu"
         {
             keys.problems.push(format!("`hidden_act` = \"{act}\" is not supported (silu is)"));
         }
-        if keys.size("num_hidden_layers", Some(1)) != 1 {
+        if keys.size_or("num_hidden_layers", Some(1)) != 1 {
             keys.problems.push("drafts of more than one layer are not supported");
         }
-        let hidden_size = keys.size("hidden_size", None);
-        let num_attention_heads = keys.size("num_attention_heads", None);
-        let vocab_size = keys.size("vocab_size", None);
-        let max_position_embeddings = keys.size("max_position_embeddings", Some(2048));
+        let hidden_size = keys.size_or("hidden_size", None);
+        let num_attention_heads = keys.size_or("num_attention_heads", None);
+        let vocab_size = keys.size_or("vocab_size", None);
+        let max_position_embeddings = keys.size_or("max_position_embeddings", Some(2048));
         let default_head_dim = hidden_size / num_attention_heads.max(1);
         let mut config = Self {
             hidden_size,
-            target_hidden_size: keys.size("target_hidden_size", Some(hidden_size)),
-            intermediate_size: keys.size("intermediate_size", None),
+            target_hidden_size: keys.size_or("target_hidden_size", Some(hidden_size)),
+            intermediate_size: keys.size_or("intermediate_size", None),
             num_attention_heads,
-            num_key_value_heads: keys.size("num_key_value_heads", Some(num_attention_heads)),
-            head_dim: keys.size("head_dim", Some(default_head_dim)),
+            num_key_value_heads: keys.size_or("num_key_value_heads", Some(num_attention_heads)),
+            head_dim: keys.size_or("head_dim", Some(default_head_dim)),
             vocab_size,
-            draft_vocab_size: keys.size("draft_vocab_size", Some(vocab_size)),
+            draft_vocab_size: keys.size_or("draft_vocab_size", Some(vocab_size)),
             rms_norm_eps: keys.number("rms_norm_eps", 1e-6),
             rope: RopeParameters::plain(10_000.0),
             dynamic_ntk: None,
             max_position_embeddings,
             target_layers: [LayerId(0); TAPPED_LAYERS],
-            fc_norm: keys.flag("fc_norm", false),
-            norm_output: keys.flag("norm_output", false),
-            norm_before_residual: keys.flag("norm_before_residual", false),
-            embed_proj: keys.flag("embed_proj", false),
+            fc_norm: keys.switch("fc_norm", false),
+            norm_output: keys.switch("norm_output", false),
+            norm_before_residual: keys.switch("norm_before_residual", false),
+            embed_proj: keys.switch("embed_proj", false),
             attention_window: attention_window(&mut keys),
             initializer_range: keys.number("initializer_range", 0.02),
         };
         match layer_ids(value, target_layers) {
             Ok((layers, _)) => config.target_layers = layers,
-            Err(problem) => problems.0.extend(problem.0),
+            Err(problem) => keys.problems.0.extend(problem.0),
         }
-        config.read_rope(value, &mut problems);
-        config.checked(problems)
+        config.read_rope(value, &mut keys.problems);
+        config.checked(keys.into_problems())
     }
 
     fn read_rope(&mut self, value: &Value, problems: &mut Problems) {
@@ -166,10 +167,10 @@ impl Eagle3Config {
 /// where the layer's kind says so.
 fn attention_window(keys: &mut Keys<'_>) -> Option<usize> {
     if keys.present("attention_window").is_some() {
-        return Some(keys.size("attention_window", None));
+        return Some(keys.size_or("attention_window", None));
     }
     let slides = keys.value["layer_types"][0] == "sliding_attention";
-    slides.then(|| keys.size("sliding_window", None).saturating_sub(1))
+    slides.then(|| keys.size_or("sliding_window", None).saturating_sub(1))
 }
 
 /// Where a draft's layer ids come from, which decides how they count.
@@ -335,6 +336,8 @@ mod tests {
         value["norm_before_fc"] = json!(true);
         value["num_hidden_layers"] = json!(2);
         value["fc_norm"] = json!("yes");
+        value["norm_output"] = json!(1);
+        value["hidden_act"] = json!(true);
         value["rope_scaling"] = json!({"rope_type": "dynamic"});
         assert_refused(
             Eagle3Config::from_json(&value, None),
@@ -342,7 +345,9 @@ mod tests {
                 "`hidden_size` = \"wide\"",
                 "`norm_before_fc` = true",
                 "more than one layer",
-                "`fc_norm` = \"yes\"",
+                "`fc_norm` = \"yes\" is not true or false",
+                "`norm_output` = 1 is not true or false",
+                "`hidden_act` = true is not a text",
                 "`dynamic` needs",
                 "is missing",
             ],

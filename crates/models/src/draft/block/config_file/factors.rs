@@ -3,14 +3,14 @@
 use longdraft_kernels::bend::Bend;
 
 use super::super::key_names::{BEND, EMBEDDING_SCALE};
+use crate::config::json_keys::Keys;
 use crate::config::limits;
-use crate::draft::keys::Keys;
 
 /// What becomes of the head's products.
 pub(super) fn bend(keys: &mut Keys<'_>) -> Bend {
     let [multiplier, softcap] = BEND.map(|key| {
         let number = keys.present(key)?.as_f64().unwrap_or(f64::NAN);
-        limits::scale(keys.problems, key, number)
+        limits::scale(&mut keys.problems, key, number)
     });
     Bend { divisor: multiplier.map_or(1.0, f64::recip), softcap }
 }
@@ -21,5 +21,5 @@ pub(super) fn embedding_scale(keys: &mut Keys<'_>) -> Option<f64> {
     if said == Some(1.0) {
         return None;
     }
-    limits::scale(keys.problems, EMBEDDING_SCALE, said.unwrap_or(f64::NAN))
+    limits::scale(&mut keys.problems, EMBEDDING_SCALE, said.unwrap_or(f64::NAN))
 }
