@@ -77,7 +77,14 @@ impl<'a> Keys<'a> {
         for key in ["rope_type", "type"] {
             self.text(key);
         }
-        for key in ["beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"] {
+        for key in [
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "attn_factor",
+            "mscale",
+            "mscale_all_dim",
+        ] {
             self.of_kind(key, "a number", Value::as_f64);
         }
         self.of_kind("truncate", "true or false", Value::as_bool);

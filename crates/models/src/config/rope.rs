@@ -7,6 +7,7 @@ use candle_core::Result as TensorResult;
 use longdraft_kernels::rope::{Rope, RopeScaling};
 use serde_json::{Value, json};
 
+use super::json_keys::Keys;
 use super::limits;
 use crate::error::Problems;
 
@@ -132,10 +133,10 @@ impl RopeParameters {
             None => Self::from_json(config, context, problems),
         };
         rope.check(problems);
-        let listed = config.get(DIVISORS).and_then(Value::as_array);
-        let divisors = listed.map(|listed| {
-            listed.iter().filter_map(Value::as_f64).map(|divisor| divisor as f32).collect()
-        });
+        let mut keys = Keys::of(config);
+        keys.check_rotary_kinds();
+        let divisors = keys.numbers(DIVISORS);
+        problems.0.append(&mut keys.into_problems().0);
         Self { divisors, ..rope }
     }
 

@@ -84,6 +84,26 @@ fn drafts_whose_heads_turn_in_part_are_refused() {
 }
 
 #[test]
+fn rotary_keys_of_drafts_that_are_of_another_kind_are_named() {
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "attn_factor": "1"});
+    for (config, named) in [
+        (json!({"rope_scaling": "linear"}), "`rope_scaling` = \"linear\" is not an object"),
+        (json!({"rope_scaling": {"type": 5, "factor": 2.0}}), "`type` = 5 is not a text"),
+        (
+            json!({"rope_parameters": {"full_attention": {"rope_type": true}}}),
+            "`rope_type` = true is not a text",
+        ),
+        (json!({"rope_scaling": yarn}), "`attn_factor` = \"1\" is not a number"),
+        (json!({DIVISORS: "1"}), "`rope_divisors` is not a list of numbers"),
+        (json!({DIVISORS: [1.0, "2"]}), "`rope_divisors` is not a list of numbers"),
+    ] {
+        let mut problems = Problems::default();
+        RopeParameters::of_draft(&config, (64, &["full_attention"]), &mut problems);
+        assert_eq!(problems.0, [named], "{config}");
+    }
+}
+
+#[test]
 fn the_original_context_stands_at_either_place_or_is_all_of_the_context() {
     let original = |outer: Value, inner: Value| {
         let config = json!({
