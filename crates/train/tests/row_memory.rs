@@ -187,7 +187,7 @@ fn shared(draft_vocab_size: Option<usize>) -> BlockKeys {
     BlockKeys { blocks_per_row: Some(90), draft_vocab_size, ..BlockKeys::default() }
 }
 
-/// Drawn so.
+/// Ninety blocks of a row.
 fn draws() -> BlockDraws {
     BlockDraws { seed: 4, budget: BlockBudget::PerRow(90) }
 }

@@ -235,7 +235,8 @@ pub trait Drafter {
         None
     }
 
-    /// The same to look at.
+    /// The same model, to ask what it wants and holds. A drafter with a model gives both, or answers itself what its
+    /// model would be asked.
     fn reader(&self) -> Option<&dyn DraftModel> {
         None
     }

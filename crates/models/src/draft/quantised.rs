@@ -40,7 +40,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Rounds a parameter if it can be; whether its f32 values are then of no use.
+    /// Rounds a parameter if it can be rounded. Returns whether nobody needs its f32 values any more.
     fn replaces(&mut self, parameter: &Parameter, kept: &[&str]) -> Result<bool> {
         let Parameter { name, var, dead, .. } = parameter;
         if !holds_blocks(var.device()) {
@@ -82,7 +82,7 @@ impl Blocks {
     }
 }
 
-/// A parameter as blocks where it is a matrix of whole ones that is multiplied.
+/// A parameter as blocks, if it is a matrix that is multiplied and its rows are whole blocks.
 fn rounded(parameter: &Parameter) -> Result<Option<Matrix>> {
     let Parameter { name, var, role, .. } = parameter;
     let tensor = var.as_tensor().detach();

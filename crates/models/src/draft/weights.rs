@@ -28,7 +28,7 @@ impl DraftWeights {
         Self { parameters, blocks: Blocks::default(), rms_norm_eps }
     }
 
-    /// Every tensor, in their order; none of those that are held as blocks alone.
+    /// Every tensor that is held in f32, in their order.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
@@ -53,7 +53,7 @@ impl DraftWeights {
     /// Tensors by name, in their order.
     ///
     /// # Errors
-    /// - matrices are held as blocks
+    /// - some are held as blocks alone
     pub fn named(&self) -> Result<Vec<(String, Tensor)>> {
         self.require_f32()?;
         let named = |p: &Parameter| (p.name.clone(), p.var.as_tensor().clone());

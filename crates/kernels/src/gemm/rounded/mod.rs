@@ -159,7 +159,7 @@ const ROUND: f32 = 12_582_912.0;
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
 vectorised! {
-    /// Bits of the largest magnitude. Lanes kept in an array were loaded value by value; of a fold the compiler makes vectors.
+    /// Bits of the largest magnitude. The compiler turns a fold into vectors. It loaded lanes that lay in an array one by one.
     fn largest_of(line: &[f32]) -> u32 {
         line.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE))
     }

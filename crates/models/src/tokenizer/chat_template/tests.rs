@@ -57,7 +57,7 @@ fn later_variables_win_key_by_key_and_tell_templates_apart() -> Result<()> {
     let plain = ChatTemplate::new(source, Map::new())?;
     let first = plain.with_variables(&given(json!({"enable_thinking": false, "effort": "low"})));
     let second = first.with_variables(&given(json!({"enable_thinking": true, "messages": 1})));
-    // Texts of no day keep them, too.
+    // An undated template keeps them.
     assert_eq!(second.undated()?.render(&[], false)?, "True low 2025");
     let known = given(json!({"effort": "low", "enable_thinking": true}));
     assert_eq!((second.variables(), plain.variables()), (&known, &Map::new()));
