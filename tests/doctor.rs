@@ -56,7 +56,13 @@ fn a_targets_weights_are_measured_by_type() {
     assert!(facts[1].starts_with("weights take "), "{facts:?}");
     let missing = doctor(&["--target", "nowhere.gguf"], &[]);
     assert!(!missing.status.success());
-    assert!(stderr(&missing).contains("nowhere.gguf"), "{}", stderr(&missing));
+    assert!(
+        stderr(&missing).contains("nowhere.gguf: no such file or folder"),
+        "{}",
+        stderr(&missing)
+    );
+    let on_hub = stderr(&doctor(&["--target", "org/name"], &[]));
+    assert!(on_hub.contains("`longdraft fetch org/name` prints where"), "{on_hub}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ fn a_file_that_is_not_there_or_of_no_known_kind_is_wrong_use() {
     std::fs::write(&table, "a,b\n1,2\n").expect("a table");
     let (features, rows) = (format!("train.features={output}"), shop.path("rows.jsonl"));
     let mut problems = Vec::new();
-    for wrong in [none.as_str(), "nope.gguf", table.as_str()] {
+    for wrong in [none.as_str(), "models/nope.gguf", table.as_str()] {
         let generate = ["generate", "--prompt", "a", "--max-tokens", "2"];
         let eval = ["eval", "decode", "--max-tokens", "2", "--prompts", &rows, "--field", "text"];
         let named = format!("data.train=[{{path: {wrong}}}]");

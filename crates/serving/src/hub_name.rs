@@ -1,15 +1,13 @@
 //! Names of models on the hub.
 
-use longdraft_models::hub::is_repository;
+use longdraft_models::hub::{is_repository, is_weight_file};
 
 /// Stands for the target's name on the hub where that is not known.
 pub const HUB_NAME: &str = "ORG/NAME";
 
 /// `org/name`, not a path on this machine.
 pub fn is_hub_name(name: &str) -> bool {
-    let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending);
-    let is_file = ends(".gguf") || ends(".safetensors");
-    is_repository(name) && !is_file
+    is_repository(name) && !is_weight_file(name)
 }
 
 /// What vLLM and SGLang load as a target of this name: they take no GGUF file beside a draft, so that

@@ -1,5 +1,7 @@
 //! `longdraft doctor`: what this machine offers, and what to do where it falls short.
 
+use longdraft_models::hub::ModelId;
+
 use crate::cli::DoctorArguments;
 use crate::doctor::{Finding, Status, examine, examine_target};
 use crate::failure::{Failure, Result};
@@ -8,7 +10,9 @@ use crate::failure::{Failure, Result};
 pub(crate) fn run(arguments: &DoctorArguments, json: bool) -> Result<()> {
     let mut findings = examine();
     if let Some(path) = &arguments.target {
-        findings.extend(examine_target(path)?);
+        let on_hub = ModelId::parse(&path.to_string_lossy()).filter(|_| !path.exists());
+        let way_out = on_hub.map(|id| format!("`longdraft fetch {id}` prints where a model of the hub lies"));
+        findings.extend(examine_target(path).map_err(|failure| failure.hinted(way_out))?);
     }
     let count = |status| findings.iter().filter(|finding| finding.status == status).count();
     let (ok, notes, problems) = (count(Status::Ok), count(Status::Note), count(Status::Problem));

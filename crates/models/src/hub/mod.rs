@@ -36,7 +36,7 @@ pub use endpoint::{Endpoint, EndpointError, is_confidential};
 pub use http::{agent, refusal};
 pub use login::{Login, LoginError, Source, Token};
 pub use model::{Fetched, ModelId};
-pub use names::{is_file_name, is_repository};
+pub use names::{is_file_name, is_repository, is_weight_file};
 pub use words::printable;
 
 pub(crate) use client::{Kind, Repository};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::client::Listing;
 use super::gguf_names::{GgufModel, gguf_models, matching};
-use super::names::{is_file_name, is_repository};
+use super::names::{is_file_name, is_repository, is_weight_file};
 use super::{Kind, Repository, Tell, printable};
 use crate::error::Result;
 use crate::weights::safetensors::{INDEX, shards_of};
@@ -53,13 +53,15 @@ impl fmt::Display for ModelId {
 }
 
 impl ModelId {
-    /// Reads an id; none if the text is none.
+    /// Reads an id; none if the text is none, or ends as a file of weights does: a path that is mistyped is no
+    /// repository.
     pub fn parse(text: &str) -> Option<Self> {
         let (repo, quantisation) = match text.split_once(':') {
             Some((repo, quantisation)) => (repo, Some(quantisation)),
             None => (text, None),
         };
-        let fits = is_repository(repo) && quantisation.is_none_or(is_file_name);
+        let is_rest = quantisation.map_or(!is_weight_file(repo), is_file_name);
+        let fits = is_repository(repo) && is_rest;
         let quantisation = quantisation.map(str::to_owned);
         fits.then(|| Self { repo: repo.to_owned(), quantisation })
     }
@@ -267,7 +269,10 @@ mod tests {
         assert_eq!(id("org/name:q4_k_m"), Some(("org/name".into(), Some("q4_k_m".into()))));
         let file = "org/name:Q8_0/model-Q8_0.gguf";
         assert_eq!(ModelId::parse(file).map(|id| id.to_string()).as_deref(), Some(file));
+        assert_eq!(id("org/name.gguf:Q8_0").map(|(repo, _)| repo).as_deref(), Some("org/name.gguf"));
         for wrong in [
+            "models/mistyped.gguf",
+            "models/mistyped.Safetensors",
             "name",
             "name:Q4",
             "org/name:",

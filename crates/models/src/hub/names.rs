@@ -13,6 +13,12 @@ pub fn is_repository(text: &str) -> bool {
     text.split_once('/').is_some_and(|(org, name)| part(org) && part(name))
 }
 
+/// Whether a text ends as files of weights do: a path on this machine, and no repository.
+pub fn is_weight_file(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    [".gguf", ".safetensors"].iter().any(|ending| text.ends_with(ending))
+}
+
 /// A file's name in a repository: parts joined by `/` that stay inside it on every system.
 pub fn is_file_name(text: &str) -> bool {
     text.split('/').all(is_inside)

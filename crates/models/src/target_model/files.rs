@@ -78,6 +78,9 @@ fn is_gguf(path: &Path) -> Result<bool> {
 
 /// What a path without any model is told.
 fn no_target(path: &Path) -> ModelError {
+    if !path.exists() {
+        return ModelError::unrecognised(path, "no such file or folder");
+    }
     ModelError::unrecognised(
         path,
         "neither config.json nor a .gguf file is there: a target is a Hugging Face folder, \
