@@ -162,6 +162,7 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
     for path in [&run, &draft] {
         let text = generate(&other, path);
         assert!(text.contains("was trained for another target: "), "{text}");
+        assert!(!text.contains("(memory)"), "{text}");
         assert!(text.contains("the target's is") && text.contains("longdraft fit"), "{text}");
     }
     let text = generate(&shop.target(), &other);

@@ -138,6 +138,7 @@ fn a_hub_data_set_reads_like_its_files_and_a_missing_file_names_what_there_is() 
     assert!(lines(&log).contains(&file.to_owned()), "{:?}", lines(&log));
     let text = refusal(&inspect("hf://some-org/text/none.jsonl"));
     assert!(text.contains("no data file at none.jsonl") && text.contains("train.jsonl"), "{text}");
+    assert!(text.contains("hub data set `some-org/text`"), "{text}");
 }
 
 #[test]

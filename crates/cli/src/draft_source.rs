@@ -251,8 +251,9 @@ fn of_another_target(
     target: &Target,
 ) -> Option<Failure> {
     let is_another = fingerprint.is_some_and(|known| !is_same_target(known, target.fingerprint()));
-    (is_another && matches!(error, ModelError::Invalid { .. })).then(|| {
-        Failure::work(format!("{} was trained for another target: {error}", path.display())).hint(
+    let ModelError::Invalid { problems, .. } = error else { return None };
+    is_another.then(|| {
+        Failure::work(format!("{} was trained for another target: {problems}", path.display())).hint(
             "give the target that it was trained for, or train a draft for this one with `longdraft fit`",
         )
     })

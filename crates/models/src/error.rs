@@ -35,9 +35,11 @@ pub enum ModelError {
         /// What is missing, and what would have been possible.
         problem: String,
     },
-    /// The hub could not deliver a model.
-    #[error("hub model `{repo}`: {reason}")]
+    /// The hub could not deliver a model or a data set.
+    #[error("hub {kind} `{repo}`: {reason}")]
     Hub {
+        /// `model` or `data set`
+        kind: &'static str,
         /// `org/name`
         repo: String,
         /// What the client said.
@@ -46,8 +48,10 @@ pub enum ModelError {
         remedy: String,
     },
     /// A repository of the hub holds other files than those asked for.
-    #[error("hub model `{repo}`: {problem}")]
+    #[error("hub {kind} `{repo}`: {problem}")]
     HubFiles {
+        /// `model` or `data set`
+        kind: &'static str,
         /// `org/name`
         repo: String,
         /// What is there in their place.

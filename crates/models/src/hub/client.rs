@@ -43,6 +43,14 @@ impl Kind {
             Self::DataSet => "datasets",
         }
     }
+
+    /// As messages call it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Model => "model",
+            Self::DataSet => "data set",
+        }
+    }
 }
 
 /// Files of a repository at one commit.
@@ -104,6 +112,7 @@ impl Repository {
         revision: &str,
     ) -> Result<Self> {
         let fail = |reason: String| ModelError::Hub {
+            kind: kind.name(),
             repo: printable(id, &[]),
             reason,
             remedy: REMEDY.to_owned(),
@@ -140,13 +149,13 @@ impl Repository {
     /// The same with a way out of its own.
     pub(super) fn error_with(&self, reason: impl Display, remedy: impl Display) -> ModelError {
         let (reason, remedy) = (self.printed(reason), remedy.to_string());
-        ModelError::Hub { repo: self.id.clone(), reason, remedy }
+        ModelError::Hub { kind: self.kind.name(), repo: self.id.clone(), reason, remedy }
     }
 
     /// Other files than those asked for; the same care.
     pub(super) fn other_files(&self, problem: impl Display, remedy: impl Display) -> ModelError {
         let (problem, remedy) = (self.printed(problem), self.printed(remedy));
-        ModelError::HubFiles { repo: self.id.clone(), problem, remedy }
+        ModelError::HubFiles { kind: self.kind.name(), repo: self.id.clone(), problem, remedy }
     }
 
     fn printed(&self, text: impl Display) -> String {
