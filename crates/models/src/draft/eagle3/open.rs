@@ -11,7 +11,7 @@ use super::config_file::{self, ARCHITECTURES};
 use super::gguf_file::GgufDraftSource;
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
-use super::weights::{EMBEDDING, HEAD, OfTarget, published_names};
+use super::weights::{EMBEDDING, HEAD, OfTarget, checked_names, published_names};
 use crate::config::TargetConfig;
 use crate::draft::files::{
     SavedDraft, config_beside, folder_beside, gguf_of, open_weights, read_json,
@@ -75,8 +75,12 @@ impl Eagle3Draft {
     ///
     /// # Errors
     /// - the file cannot be opened, lacks a head that the target's does not replace, or is said to be another network
+    /// - a list of every missing, unexpected and misshapen tensor
     pub fn check_file(saved: &SavedDraft, config: &Eagle3Config) -> Result<()> {
-        with_rows(saved, config).map(|_| ())
+        let (source, rows) = with_rows(saved, config)?;
+        let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
+        let has_head = !borrows_head(source.as_ref(), &config)?;
+        checked_names(source.as_ref(), &config, has_head).map(|_| ())
     }
 }
 
@@ -195,8 +199,13 @@ fn head_of(
     source: &dyn WeightSource,
     config: &Eagle3Config,
 ) -> Result<Option<Matrix>> {
+    Ok(borrows_head(source, config)?.then(|| ends.head_matrix().clone()))
+}
+
+/// Whether a draft proposes through the target's head.
+fn borrows_head(source: &dyn WeightSource, config: &Eagle3Config) -> Result<bool> {
     let lacks = !published_names(source)?.contains_key(HEAD);
     let fits = config.draft_vocab_size == config.vocab_size
         && config.hidden_size == config.target_hidden_size;
-    Ok((lacks && fits).then(|| ends.head_matrix().clone()))
+    Ok(lacks && fits)
 }

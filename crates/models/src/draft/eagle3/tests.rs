@@ -6,7 +6,7 @@ use longdraft_kernels::rope::{Rope, RopeScaling};
 
 use super::{Eagle3Config, Eagle3Draft, TestTimeSteps};
 use crate::config::{RopeParameters, TargetConfig};
-use crate::draft::files::{DRAFT_FILE, PTH_FILE};
+use crate::draft::files::{DRAFT_FILE, PTH_FILE, SavedDraft};
 use crate::draft::{Draft, VocabularyMap};
 use crate::error::Result;
 use crate::ids::{LayerId, TargetTokenId};
@@ -170,6 +170,25 @@ fn what_is_saved_is_opened_from_either_file() -> Result<()> {
     std::fs::write(folder.path().join("config.json"), "{}").expect("write");
     let opened = Eagle3Draft::open(&folder.path().join(DRAFT_FILE), &target);
     assert_refused(opened, &["names no EAGLE-3 draft"]);
+    Ok(())
+}
+
+#[test]
+fn a_file_of_another_target_is_refused_before_it_is_read() -> Result<()> {
+    let target = target();
+    let config = Eagle3Config::for_target(target.config(), 10).expect("config");
+    let table = target.hold_ends()?.embedding()?;
+    let draft = Eagle3Draft::initialise(&config, every_third(), &table, 5)?;
+    let folder = tempfile::tempdir().expect("tempdir");
+    draft.save(folder.path(), target.fingerprint())?;
+    let saved = SavedDraft::at(folder.path());
+    Eagle3Draft::check_file(&saved, &config)?;
+    let other = Eagle3Config { target_hidden_size: 16, ..config };
+    let told = [
+        "`fc.weight` has shape [12, 36], [12, 48] expected",
+        "`embed_tokens.weight` [30, 12] is missing",
+    ];
+    assert_refused(Eagle3Draft::check_file(&saved, &other), &told);
     Ok(())
 }
 

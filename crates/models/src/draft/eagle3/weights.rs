@@ -125,14 +125,9 @@ impl Eagle3Draft {
         head: Option<OfTarget>,
     ) -> Result<Self> {
         config.problems().into_result(Path::new("draft configuration"))?;
-        let names = published_names(source)?;
-        let own = [config.vocab_size, config.hidden_size];
-        let reads_own = !config.embed_proj && config.hidden_size != config.target_hidden_size;
-        let mut expected = tensor_specs(config);
-        expected.retain(|spec| head.is_none() || spec.name != HEAD);
-        check_names(source, &names, config, (expected, reads_own.then_some(own)))?;
+        let names = checked_names(source, config, head.is_none())?;
         let device = embedding.device().clone();
-        let embedding = if reads_own {
+        let embedding = if reads_own_embedding(config) {
             let own = source.load(&names[EMBEDDING], DType::F32)?.to_device(&device)?;
             (Matrix::Dense(own), true)
         } else {
@@ -272,14 +267,18 @@ pub(super) fn published_names(source: &dyn WeightSource) -> Result<BTreeMap<Stri
     Ok(names)
 }
 
-/// Lists what of the `expected` tensors, and of those that are fixed, is missing, misshapen or left over.
-fn check_names(
+/// Stored names by plain ones, as [`published_names`] finds them, if they are those of the network in their shapes: else a
+/// list of what is missing, misshapen or left over. Without `has_head` the target's serves.
+pub(super) fn checked_names(
     source: &dyn WeightSource,
-    names: &BTreeMap<String, String>,
     config: &Eagle3Config,
-    (mut expected, own_embedding): (Vec<TensorSpec>, Option<[usize; 2]>),
-) -> Result<()> {
-    if let Some(shape) = own_embedding {
+    has_head: bool,
+) -> Result<BTreeMap<String, String>> {
+    let names = published_names(source)?;
+    let mut expected = tensor_specs(config);
+    expected.retain(|spec| has_head || spec.name != HEAD);
+    if reads_own_embedding(config) {
+        let shape = [config.vocab_size, config.hidden_size];
         expected.push(TensorSpec::embedding(EMBEDDING, &shape));
     }
     if config.draft_vocab_size < config.vocab_size {
@@ -288,13 +287,19 @@ fn check_names(
     let found = |name: &String| names.get(name).and_then(|stored| source.shape(stored));
     let mut problems =
         Problems(expected.iter().filter_map(|spec| spec.problem(found(&spec.name))).collect());
-    for (name, stored) in names {
+    for (name, stored) in &names {
         let known = expected.iter().any(|spec| spec.name == *name);
         if !known && name != EMBEDDING && !MAP.contains(&name.as_str()) {
             problems.push(format!("tensor `{stored}` is unexpected"));
         }
     }
-    problems.into_result(source.path())
+    problems.into_result(source.path())?;
+    Ok(names)
+}
+
+/// Whether the embeddings are the draft's own: the target's have another width.
+fn reads_own_embedding(config: &Eagle3Config) -> bool {
+    !config.embed_proj && config.hidden_size != config.target_hidden_size
 }
 
 fn read_vocabulary(
