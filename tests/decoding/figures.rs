@@ -14,10 +14,14 @@ fn without_a_draft_plain_decoding_is_measured() {
     let common = ["eval", "decode", "--target", &target, "--prompts", &prompts, "--json"];
     let text = succeed(&[&common[..], &["--max-tokens", "8"]].concat());
     let value = last_json(&text);
-    assert!(text.starts_with("plain decoding ("), "{text}");
+    assert!(text.starts_with("plain decoding (greedy)\n"), "{text}");
     assert!(text.contains("outputs equal: 2 of 2") && !text.contains("proposal 1"), "{text}");
     assert_eq!((&value["tau"], &value["lossless"]), (&json!(1.0), &json!(true)));
     assert!(value["plain_tokens_per_second"].as_f64() > Some(0.0), "{value}");
+    let output = support::run(&[&common[..], &["--max-tokens", "2", "--draft-len", "3"]].concat());
+    let told = support::stderr(&output);
+    assert!(told.contains("warning: --draft-len and --tree do nothing without"), "{told}");
+    fail_with(&[&common[..], &["--limit", "0"]].concat(), 2, &["--limit must be at least 1"]);
 }
 
 #[test]

@@ -73,6 +73,13 @@ impl Models {
 }
 
 impl DecodingArguments {
+    /// Warns of a layout that is asked for where nothing drafts.
+    pub(crate) fn warn_of_unused_layout(&self) {
+        if self.has_unused_layout() {
+            errln!("warning: --draft-len and --tree do nothing without --draft, --mtp or --lookup");
+        }
+    }
+
     /// Opens target, tokenizer and draft.
     pub(crate) fn open(&self, target: &str) -> Result<Models> {
         // Before anything large is read.

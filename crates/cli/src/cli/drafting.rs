@@ -7,6 +7,9 @@ use longdraft_models::DeviceChoice;
 
 use super::{CacheChoice, TemplateArguments, WeightDtype};
 
+/// Tokens proposed per round where nothing else is said.
+const DRAFT_LEN: usize = 4;
+
 /// Arguments about drafting and verification.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Drafting")]
@@ -29,7 +32,7 @@ pub(crate) struct DecodingArguments {
     #[arg(long, value_name = "FILE", requires = "lookup")]
     pub(crate) datastore: Vec<PathBuf>,
     /// Tokens proposed per round.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = DRAFT_LEN)]
     pub(crate) draft_len: usize,
     /// A tree instead of a chain: `static` (4,16,16,16,16) or `static:4,8,8` (nodes of each level);
     /// `dynamic` or `dynamic:WIDTH,DEPTH,BUDGET` (10,6,60; confidence decides); `sampled:3,2,1`
@@ -106,7 +109,7 @@ impl DecodingArguments {
             mtp: false,
             lookup: None,
             datastore: Vec::new(),
-            draft_len: 4,
+            draft_len: DRAFT_LEN,
             tree: None,
             confidence_threshold: 0.0,
             top_k: None,
@@ -143,6 +146,11 @@ impl DecodingArguments {
     /// Whether a draft, lookup or both are asked for.
     pub(crate) fn drafts(&self) -> bool {
         self.has_model() || self.lookup.is_some()
+    }
+
+    /// Whether a layout is asked for where nothing drafts.
+    pub(crate) fn has_unused_layout(&self) -> bool {
+        !self.drafts() && (self.tree.is_some() || self.draft_len != DRAFT_LEN)
     }
 
     /// Whether a model drafts: a draft, or the target's own block.

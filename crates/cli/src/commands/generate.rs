@@ -35,6 +35,9 @@ pub(crate) fn run(arguments: &GenerateArguments, json: bool) -> Result<()> {
         return Err(Failure::usage("there is no prompt")
             .hint("give --prompt TEXT, --prompt-file FILE, text on stdin, or --chat to converse"));
     }
+    if !arguments.no_draft {
+        decoding.warn_of_unused_layout();
+    }
     let asked =
         if arguments.no_draft { decoding.clone().without_drafts() } else { decoding.clone() };
     let models = asked.open(&arguments.target)?;

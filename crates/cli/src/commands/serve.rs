@@ -35,6 +35,9 @@ pub(crate) fn run(arguments: &ServeArguments, json: bool) -> Result<()> {
     let defaults = decoding.options(arguments.temperature, PaceChoice::Measured)?;
     let key = key(arguments)?;
     learn::check(arguments)?;
+    if arguments.learning.learn.is_none() {
+        decoding.warn_of_unused_layout();
+    }
     // Before anything large is read.
     let listener = listen(&addresses(&arguments.host, arguments.port)?)?;
     let mut models = decoding.open(&arguments.target)?;

@@ -47,6 +47,7 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
     }
     let decoding = &arguments.decoding;
     check(arguments)?;
+    decoding.warn_of_unused_layout();
     let _held = take_output(arguments)?;
     let models = decoding.open(arguments.target_name())?;
     let prompts = read(arguments, &models)?;
@@ -82,8 +83,11 @@ pub(crate) fn read(arguments: &EvalDecodeArguments, models: &Models) -> Result<V
 
 /// Refuses what measures nothing; the options of every temperature.
 pub(crate) fn check(arguments: &EvalDecodeArguments) -> Result<Vec<DecodeOptions>> {
-    if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.temperature.is_empty() {
-        return Err(Failure::usage("--runs, --max-tokens and --temperature need at least 1"));
+    if arguments.runs == 0 || arguments.max_tokens == 0 || arguments.limit == Some(0) {
+        return Err(Failure::usage("--runs, --max-tokens and --limit must be at least 1"));
+    }
+    if arguments.temperature.is_empty() {
+        return Err(Failure::usage("--temperature names none to measure at"));
     }
     let is_chat = arguments.chat || prompts::is_named(&arguments.prompts);
     arguments.decoding.template.require_chat(is_chat, "add --chat")?;

@@ -6,14 +6,7 @@ use longdraft_report::words;
 /// The result first, then how it came about.
 pub(crate) fn print(cell: &Cell) {
     let Cell { figures, milliseconds: ms, .. } = cell;
-    outln!(
-        "{} ({}, {}, verified by {}, pace {})",
-        words::way(&cell.drafter_parts),
-        words::layout(&cell.shape),
-        words::temperature(cell.temperature),
-        cell.verifier,
-        cell.pace
-    );
+    outln!("{}", title(cell));
     let runs: Vec<String> = cell.speed_up_of_runs.iter().map(|s| format!("{s:.2}")).collect();
     outln!(
         "  speed-up {:.2} [{:.2}, {:.2}]: {:.1} tok/s, {:.1} plain; runs {}{}",
@@ -67,6 +60,17 @@ pub(crate) fn print(cell: &Cell) {
             print_rows(title, rows);
         }
     }
+}
+
+/// Who drafts, and how; plain decoding lays out and verifies nothing.
+fn title(cell: &Cell) -> String {
+    let parts = &cell.drafter_parts;
+    let (way, temperature) = (words::way(parts), words::temperature(cell.temperature));
+    if parts.method.is_none() && parts.lookup.is_none() {
+        return format!("{way} ({temperature})");
+    }
+    let (layout, verifier, pace) = (words::layout(&cell.shape), &cell.verifier, &cell.pace);
+    format!("{way} ({layout}, {temperature}, verified by {verifier}, pace {pace})")
 }
 
 fn print_acceptance(cell: &Cell) {
