@@ -48,7 +48,9 @@ fn features_kept_in_memory_are_counted_once_the_rows_are_known() {
     let more = ["train.features=memory", "teacher.soft_targets=top_k", "teacher.top_k=8"];
     let config = shop.path("train.yaml");
     let text = succeed(&[&["train", &config, "--plan", "--gflops", "10"][..], &more].concat());
-    assert!(text.contains("for every further training row: `train.features: memory`"), "{text}");
+    let further = text.find("more for every further training row: `train.features: memory`");
+    assert!(further.is_some() && further < text.find("decoding later caches"), "{text}");
+    assert!(text.contains(" GFLOP a rank, "), "{text}");
 }
 
 #[test]

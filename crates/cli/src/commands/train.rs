@@ -296,12 +296,12 @@ pub(crate) fn train(
     let parameters = stage.objective().draft().parameter_count();
     voice.say(&format!(
         "draft of {:.1} M parameters; {tokens} tokens in {} ({held_out} held out); {}, {done} \
-         done; {}, {} threads",
+         done; {}, {}",
         parameters as f64 / 1e6,
         counted(rows, "row"),
         counted(steps as usize, "step"),
         name_of(target.device()),
-        rayon::current_num_threads()
+        counted(rayon::current_num_threads(), "thread")
     ));
     plan::say(&voice, &stage, world);
     let ending = stage.run(&mut tracked);

@@ -6,6 +6,7 @@ use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
 use super::cgroup::Limits;
 use super::finding::Finding;
+use crate::terminal::counted;
 
 /// What is known of cores and threads.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +82,7 @@ fn judge_cores(brand: &str, cores: &Cores) -> Finding {
 
 fn judge_threads(cores: &Cores) -> Finding {
     let Cores { threads, available, .. } = *cores;
-    let fact = format!("commands run with {threads} threads");
+    let fact = format!("commands run with {}", counted(threads, "thread"));
     let most = cores.quota.map_or(available, |quota| available.min(quota.ceil().max(1.0) as usize));
     if threads > most {
         let fact = format!("{fact}, more than the {most} that can run at a time");

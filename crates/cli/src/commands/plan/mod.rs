@@ -85,11 +85,11 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
             outln!("stage {name}");
         }
         out!("{}", table::text(&estimate, &verdict, &machine));
+        tell_rows(&config, (&workload, &estimate), layout.ranks);
         outln!("{cache}");
         if is_assumed {
             outln!("{ASSUMED}");
         }
-        tell_rows(&config, (&workload, &estimate), layout.ranks);
     }
     if json {
         outjson!({ "stages": all });
@@ -116,7 +116,7 @@ fn tell_rows(config: &TrainConfig, (workload, estimate): (&Workload, &Estimate),
     }
     if workload.lacks_rows() {
         let row = readable_bytes(estimate.features_of_row);
-        outln!("and {row} for every further training row: `train.features: memory` keeps all");
+        outln!("{row} more for every further training row: `train.features: memory` keeps all");
     }
 }
 

@@ -52,8 +52,8 @@ fn write(
             format!("about {took} at {:.0} GFLOP/s{measured}{link}", speed.gflops)
         },
     );
-    let operations = estimate.operations / 1e12;
-    writeln!(out, "a step of {} tokens: {operations:.1} TFLOP a rank, {time}", estimate.tokens)?;
+    let work = operations(estimate.operations);
+    writeln!(out, "a step of {} tokens: {work} a rank, {time}", estimate.tokens)?;
     match (verdict.fits, machine.free) {
         (Some(true), Some(free)) => writeln!(out, "fits: {} free", readable_bytes(free)),
         (Some(false), Some(free)) => {
@@ -65,6 +65,15 @@ fn write(
             verdict.remedies.iter().try_for_each(|remedy| writeln!(out, "  {remedy}"))
         }
         _ => writeln!(out, "how much memory is free is not known here: give --memory"),
+    }
+}
+
+/// Operations in a unit that leaves digits.
+fn operations(number: f64) -> String {
+    if number < 1e12 {
+        format!("{:.1} GFLOP", number / 1e9)
+    } else {
+        format!("{:.1} TFLOP", number / 1e12)
     }
 }
 
