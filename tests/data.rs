@@ -261,9 +261,18 @@ fn answers_without_a_chat_template_are_text_that_trains() {
 #[test]
 fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     let shop = chat_shop();
-    let rows: Vec<Value> = (0..4).map(|i| json!({ "q": format!("question {i}") })).collect();
-    let prompts = write(&shop, "prompts.jsonl", &rows);
-    let (target, output) = (shop.target(), shop.path("answers.jsonl"));
+    let rows: Vec<Value> = (0..12).map(|i| json!({ "q": format!("question {i}") })).collect();
+    // Of many only the first are told.
+    let prompts = write(&shop, "many.jsonl", &rows);
+    let (target, output) = (shop.target(), shop.path("many-answers.jsonl"));
+    let many = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
+    let text = fail(&many, 1);
+    assert_eq!(text.matches("many.jsonl:10: ").count(), 1, "{text}");
+    assert!(!text.contains("many.jsonl:11: "), "{text}");
+    assert!(text.contains("further rows without an answer are told in "), "{text}");
+    let rows = &rows[..4];
+    let prompts = write(&shop, "prompts.jsonl", rows);
+    let output = shop.path("answers.jsonl");
     let common = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
     let common = [&common[..], &["--max-tokens", "4"]].concat();
     let failures = || std::fs::read_to_string(format!("{output}.failed.jsonl")).expect("failures");
@@ -286,7 +295,7 @@ fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     assert!(text.contains("row 3 (prompts.jsonl:4) answers another prompt"), "{text}");
     assert!(text.contains("hint: the prompts or --field are others"), "{text}");
     // A row without that field asks nothing, so its line stays.
-    write(&shop, "prompts.jsonl", &rows);
+    write(&shop, "prompts.jsonl", rows);
     let out = succeed(&[&common[..], &["--field", "typo", "--json"]].concat());
     assert_eq!(last_json(&out)["from_before"], 4, "{out}");
     let empty = write(&shop, "empty.jsonl", &[]);

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use super::dialogue::{Dialogue, asked, opened, plain};
 use super::ledger::{Entry, Ledger, Outcome};
-use super::{Answered, Hears, Reached};
+use super::{Answered, Hears, Reached, failures_file};
 use crate::cli::DataRegenerateArguments;
 use crate::decoding::stop_tokens;
 use crate::failure::Result;
@@ -32,6 +32,8 @@ use crate::interrupts::Interrupts;
 /// Rows that a place of the batch may be ahead of the first one that is not answered, for lines are written
 /// in the order of rows: a kill loses these.
 const ROWS_OF_A_PLACE: usize = 4;
+/// Rows without an answer that are told one by one: a wrong `--field` has as many as there are prompts.
+const MOST_TOLD: usize = 10;
 
 /// Answers rows.
 pub(crate) struct Writer<'a> {
@@ -55,6 +57,8 @@ struct Work<'w, 'a, I> {
     /// Hash of how rows are asked.
     asking: blake3::Hasher,
     answered: Answered,
+    /// Rows without an answer.
+    failed: usize,
 }
 
 /// A row under way: it is over when it has no conversation any more.
@@ -94,6 +98,7 @@ impl Writer<'_> {
                 failed_before: 0,
                 reached: Reached::TheEnd,
             },
+            failed: 0,
         };
         tell(&work.answered);
         loop {
@@ -370,10 +375,24 @@ impl<I: Iterator<Item = longdraft_data::Result<RawRow>>> Work<'_, '_, I> {
         over.map(|open| &open.entry).try_for_each(|entry| self.write(entry))
     }
 
+    /// Says why a row has no answer, of the first ones.
+    fn tell_failed(&mut self, entry: &Entry) {
+        self.failed += 1;
+        if self.failed <= MOST_TOLD {
+            let problem = entry.body["problem"].as_str().unwrap_or_default();
+            // Some problems begin with their place.
+            let place = format!("{}: ", entry.id);
+            let reason = problem.split_once(&place).map_or(problem, |(_, reason)| reason);
+            errln!("row {place}{reason}");
+        } else if self.failed == MOST_TOLD + 1 {
+            let path = failures_file(&self.writer.arguments.output);
+            errln!("further rows without an answer are told in {} alone", path.display());
+        }
+    }
+
     fn write(&mut self, entry: &Entry) -> Result<()> {
         if let Outcome::Error | Outcome::Skipped = entry.outcome {
-            let problem = entry.body["problem"].as_str().unwrap_or_default();
-            errln!("row {}: {problem}", entry.id);
+            self.tell_failed(entry);
         }
         self.ledger.write(entry)?;
         self.answered.counts = self.ledger.counts;
