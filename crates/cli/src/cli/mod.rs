@@ -25,6 +25,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand};
 use longdraft_kernels::dispatch::{Ops, Simd};
 use longdraft_train::method::Method;
@@ -108,9 +109,31 @@ pub(crate) struct Cli {
 impl Cli {
     /// Reads the command line.
     pub(crate) fn try_read(words: &[OsString]) -> Result<Self, clap::Error> {
-        let mut matches = command().color(asked_colour(words)).try_get_matches_from(words)?;
+        let command_line = command().color(asked_colour(words));
+        let mut matches = command_line.try_get_matches_from(words).map_err(with_way_to_target)?;
         Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
     }
+}
+
+/// Says how a command takes its target where a word was meant as one: some take it as their first word, others by
+/// --target.
+fn with_way_to_target(mut error: clap::Error) -> clap::Error {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let (word, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
+    let is_option = usage.contains("--target <TARGET>");
+    let tip = if word == "--target" && usage.contains("<TARGET>") {
+        "the target stands here without an option, as a word of its own"
+    } else if !word.starts_with('-') && is_option {
+        "the target is named by an option: --target MODEL"
+    } else {
+        return error;
+    };
+    error.remove(ContextKind::SuggestedArg);
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    error
 }
 
 /// What `--color` asks for, before the arguments are read: what is wrong with them has colours, too.

@@ -45,6 +45,20 @@ fn shown(words: &str) -> Result<String, String> {
     Ok(format!("{read:?}"))
 }
 
+#[test]
+fn a_target_in_the_wrong_place_is_told_where_it_belongs() {
+    for (words, tip) in [
+        ("serve --target model.gguf", "tip: the target stands here without an option"),
+        ("fit --target model.gguf", "tip: the target stands here without an option"),
+        ("generate model.gguf", "tip: the target is named by an option: --target MODEL"),
+        ("generate --targt model.gguf", "tip: a similar argument exists: '--target'"),
+    ] {
+        let refused = shown(&format!("longdraft {words}")).expect_err("no such argument");
+        assert!(refused.contains(tip), "{refused}");
+        assert_eq!(refused.matches("tip:").count(), 1, "{refused}");
+    }
+}
+
 /// Names of values, and what each is.
 type Choices = &'static [(&'static str, &'static str)];
 
