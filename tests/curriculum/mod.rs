@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr, succeed,
+    Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr, stdout, succeed,
 };
 use serde_json::Value;
 
@@ -218,8 +218,11 @@ fn patience_ends_a_run_and_the_best_draft_is_kept() {
     assert_eq!(again["steps"], 8);
     // Forced to go on otherwise, it has its patience again.
     let others = ["train.patience=2", "schedule.learning_rate=1e-11", "--force-resume"];
-    let forced = last_json(&succeed(&[&arguments[..], &others].concat()));
+    let output = run(&[&arguments[..], &others].concat());
+    let forced = last_json(&stdout(&output));
     assert_eq!((&forced["finished"], &forced["steps"]), (&true.into(), &12.into()));
+    let told = stderr(&output);
+    assert!(told.contains("(train.patience: 2): the run ends after step 12 of "), "{told}");
 }
 
 #[test]
@@ -267,6 +270,9 @@ fn budgets_in_tokens_and_minutes() {
     };
     assert_eq!(steps(&["train.tokens=2000", "train.tokens_per_step=500"], "tokens"), 5);
     assert_eq!(steps(&["train.steps=100000", "train.max_minutes=1e-6"], "minutes"), 1);
+    let (limit, output) = ("train.max_minutes=1e-6", format!("output={}", shop.path("timed")));
+    let told = noted(&["train", &config, &output, "train.steps=100000", limit]);
+    assert!(told.contains("train.max_minutes is over: the run ends after step 1 of"), "{told}");
     let text = fail(&["train", &config, "train.tokens=5", "train.steps=5"], 2);
     assert!(text.contains("`train.tokens` is a second budget beside `train.steps`"), "{text}");
 }

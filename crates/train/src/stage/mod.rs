@@ -137,6 +137,9 @@ impl Stage {
             self.progress.ended = minutes.is_some_and(|minutes| {
                 self.parallel.world().of_first(self.seconds()) >= 60.0 * minutes
             });
+            if self.progress.ended {
+                self.tell_early_end("the time of train.max_minutes is over", observer);
+            }
             let every = self.config.train.evaluate_every;
             let due = every > 0 && self.progress.step.is_multiple_of(every);
             let measures = !self.held_out.rows.is_empty();
@@ -198,10 +201,24 @@ impl Stage {
         } else {
             self.progress.evaluations_since_best += 1;
             let patience = self.config.train.patience;
-            self.progress.ended |=
-                patience.is_some_and(|most| self.progress.evaluations_since_best >= most);
+            let is_over = patience.is_some_and(|most| self.progress.evaluations_since_best >= most);
+            if is_over && !self.progress.ended {
+                let vain = self.progress.evaluations_since_best;
+                let why = format!("no better draft in the last evaluations (train.patience: {vain})");
+                self.tell_early_end(&why, observer);
+            }
+            self.progress.ended |= is_over;
         }
         Ok(())
+    }
+
+    /// Says why a run ends before its last step.
+    fn tell_early_end(&self, why: &str, observer: &mut dyn Observer) {
+        let (step, steps) = (self.progress.step, self.schedule.steps);
+        if step < steps {
+            let told = format!("{why}: the run ends after step {step} of {steps}");
+            observer.on_event(Event::Note(&told));
+        }
     }
 
     /// Seconds of training, over all processes that worked on it.
