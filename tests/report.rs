@@ -105,6 +105,7 @@ fn a_curriculum_is_one_run_with_marked_stages() {
     assert_eq!(out["stages"][1]["name"], "curriculum / long & far");
     let page = page(&shop.path("curriculum/report.html"));
     assert!(!page.contains("<1k>") && !page.contains("long & far"), "names are not escaped");
+    assert!(page.contains(" charts</small>") && !page.contains("<small>1 charts"), "{page}");
     // In every chart over training, on each axis.
     let charts = count(&page, "<g class=\"by-");
     for name in ["base &lt;1k&gt;", "long &amp; far"] {

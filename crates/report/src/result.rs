@@ -207,7 +207,10 @@ fn machine(record: &DecodeRecord) -> Tile {
         1 => "1 thread".to_owned(),
         count => format!("{count} threads"),
     };
-    let held = format!("weights held in {}", record.dtype);
+    let held = match record.dtype.as_str() {
+        "stored" => "weights held as their file holds them".to_owned(),
+        dtype => format!("weights held in {dtype}"),
+    };
     let processor = record.circumstances.as_ref().and_then(|known| known.processor.clone());
     let note = processor.map_or_else(|| held.clone(), |name| format!("{name}; {held}"));
     Tile::new("Machine", threads, note)

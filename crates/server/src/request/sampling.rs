@@ -90,7 +90,7 @@ impl SamplingRequest {
     fn stops(&self) -> Result<Vec<String>> {
         let stops = self.stop.clone().map(OneOrMany::into_vec).unwrap_or_default();
         if stops.len() > MOST_STOPS || stops.iter().any(|stop| stop.len() > LONGEST_STOP) {
-            let most = format!("at most {MOST_STOPS} of at most {LONGEST_STOP} bytes");
+            let most = format!("at most {MOST_STOPS} texts, each of at most {LONGEST_STOP} bytes");
             return Err(ApiError::field("stop", format!("stop: {most}")));
         }
         Ok(stops)

@@ -4,6 +4,7 @@ use longdraft_decode::acceptance::AcceptanceMetrics;
 use longdraft_decode::{EndReason, Generation};
 
 use crate::cli::PaceChoice;
+use crate::terminal::counted;
 
 /// Who proposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +21,16 @@ pub(super) fn summary(generation: &Generation, prompt: usize, drafts: Option<Dra
         0 => String::new(),
         kept => format!(" ({kept} kept from before)"),
     };
+    // The first token comes with the prompt.
+    let speed = match generation.tokens.len() {
+        0 | 1 => String::new(),
+        _ => format!("{:.1} tok/s decoding, ", generation.decode_tokens_per_second()),
+    };
     format!(
-        "{} tokens after a prompt of {prompt}{kept}{}: {}; {:.1} tok/s decoding, prompt {:.2} s",
-        generation.tokens.len(),
+        "{} after a prompt of {prompt}{kept}{}: {}; {speed}prompt {:.2} s",
+        counted(generation.tokens.len(), "token"),
         end(generation),
         drafting(&generation.metrics, drafts),
-        generation.decode_tokens_per_second(),
         generation.prefill_seconds
     )
 }
@@ -94,6 +99,7 @@ fn plain_rounds(metrics: &AcceptanceMetrics, drafts: Drafts) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use longdraft_decode::acceptance::RoundRecord;
+    use longdraft_models::TargetTokenId;
 
     use super::*;
 
@@ -117,6 +123,22 @@ mod tests {
         let lookup = drafting(&of(&[(0, 0), (2, 1)]), Some(Drafts::Lookup));
         assert!(lookup.ends_with("nothing to propose was found in 1 of 2 rounds"), "{lookup}");
         assert_eq!(drafting(&of(&[]), measured), "the prompt's pass gave them all");
+    }
+
+    #[test]
+    fn one_token_has_no_speed() {
+        let of_tokens = |count: u32| Generation {
+            tokens: (0..count).map(TargetTokenId).collect(),
+            metrics: of(&[]),
+            end: EndReason::TokenLimit,
+            reused_tokens: 0,
+            prefill_seconds: 0.5,
+            decode_seconds: 0.25,
+        };
+        let told = summary(&of_tokens(1), 7, None);
+        assert_eq!(told, "1 token after a prompt of 7: plain decoding; prompt 0.50 s");
+        let told = summary(&of_tokens(2), 7, None);
+        assert!(told.ends_with("plain decoding; 4.0 tok/s decoding, prompt 0.50 s"), "{told}");
     }
 
     #[test]
