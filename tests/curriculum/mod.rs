@@ -8,7 +8,8 @@ use std::path::Path;
 use crate::support::files::read_json;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr, stdout, succeed,
+    Workshop, fail, fail_with, last_json, longdraft, noted, require_words, run, stderr, stdout,
+    succeed,
 };
 use serde_json::Value;
 

@@ -11,7 +11,8 @@ pub(crate) fn run(arguments: &DoctorArguments, json: bool) -> Result<()> {
     let mut findings = examine();
     if let Some(path) = &arguments.target {
         let on_hub = ModelId::parse(&path.to_string_lossy()).filter(|_| !path.exists());
-        let way_out = on_hub.map(|id| format!("`longdraft fetch {id}` prints where a model of the hub lies"));
+        let way_out =
+            on_hub.map(|id| format!("`longdraft fetch {id}` prints where a model of the hub lies"));
         findings.extend(examine_target(path).map_err(|failure| failure.hinted(way_out))?);
     }
     let count = |status| findings.iter().filter(|finding| finding.status == status).count();

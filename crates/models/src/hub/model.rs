@@ -269,7 +269,10 @@ mod tests {
         assert_eq!(id("org/name:q4_k_m"), Some(("org/name".into(), Some("q4_k_m".into()))));
         let file = "org/name:Q8_0/model-Q8_0.gguf";
         assert_eq!(ModelId::parse(file).map(|id| id.to_string()).as_deref(), Some(file));
-        assert_eq!(id("org/name.gguf:Q8_0").map(|(repo, _)| repo).as_deref(), Some("org/name.gguf"));
+        assert_eq!(
+            id("org/name.gguf:Q8_0").map(|(repo, _)| repo).as_deref(),
+            Some("org/name.gguf")
+        );
         for wrong in [
             "models/mistyped.gguf",
             "models/mistyped.Safetensors",

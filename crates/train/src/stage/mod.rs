@@ -204,7 +204,8 @@ impl Stage {
             let is_over = patience.is_some_and(|most| self.progress.evaluations_since_best >= most);
             if is_over && !self.progress.ended {
                 let vain = self.progress.evaluations_since_best;
-                let why = format!("no better draft in the last evaluations (train.patience: {vain})");
+                let why =
+                    format!("no better draft in the last evaluations (train.patience: {vain})");
                 self.tell_early_end(&why, observer);
             }
             self.progress.ended |= is_over;
