@@ -104,8 +104,20 @@ impl Location {
         object.split('/').fold(self.prefix.clone(), Path::join)
     }
 
+    /// Refuses what lies in an object's place in a local folder and is no file: to read a named pipe or a device
+    /// might never end.
+    fn require_file(&self, object: &str) -> Result<()> {
+        let found = self.folder.as_ref().and_then(|root| std::fs::metadata(root.join(object)).ok());
+        if found.is_none_or(|found| found.is_file()) {
+            return Ok(());
+        }
+        let problem = "is no regular file: remove it, and run `longdraft capture` again";
+        Err(self.problem(object, problem))
+    }
+
     /// An object's bytes; `None` if it does not exist.
     pub(super) fn get(&self, object: &str) -> Result<Option<Vec<u8>>> {
+        self.require_file(object)?;
         let path = self.path(object);
         let bytes = self.runtime.block_on(async { self.store.get(&path).await?.bytes().await });
         match bytes {
@@ -117,6 +129,7 @@ impl Location {
 
     /// An object's size in bytes; `None` if it does not exist.
     pub(super) fn size(&self, object: &str) -> Result<Option<u64>> {
+        self.require_file(object)?;
         match self.runtime.block_on(self.store.head(&self.path(object))) {
             Ok(meta) => Ok(Some(meta.size)),
             Err(StoreError::NotFound { .. }) => Ok(None),
@@ -351,6 +364,24 @@ mod tests {
         assert!(!location.create(&name, b"second")?);
         assert_eq!(std::fs::read(folder.path().join(&name)).expect("file"), b"first");
         assert!(location.create("absent/name", b"made")?);
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_file_is_refused_and_not_waited_for() -> Result<()> {
+        let folder = tempfile::tempdir().expect("folder");
+        let location = Location::open(&folder.path().display().to_string(), true)?;
+        std::fs::create_dir(folder.path().join("recipe.json")).expect("a folder");
+        let socket = folder.path().join("index.json");
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        for name in ["recipe.json", "index.json"] {
+            let errors = [location.get(name).err(), location.size(name).err()];
+            for error in errors.map(|error| error.expect("refused").to_string()) {
+                assert!(error.contains(name) && error.contains("no regular file"), "{error}");
+            }
+        }
+        assert_eq!((location.get("absent")?, location.size("absent")?), (None, None));
         Ok(())
     }
 
