@@ -297,6 +297,15 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     std::fs::write(&index, other).expect("write");
     fail_with(&train, 2, &["is not a file of this store"]);
     std::fs::write(&index, text).expect("write");
+    // A whole receipt, but of no row of the shard.
+    let receipt = Path::new(&store).join("train-00000.json");
+    let mut told: Value =
+        serde_json::from_slice(&std::fs::read(&receipt).expect("receipt")).expect("JSON");
+    told["rows"] = Value::Array(Vec::new());
+    std::fs::write(&receipt, told.to_string()).expect("write");
+    let output = succeeded(run(&["capture", &config, &features]));
+    assert!(stderr(&output).contains("train-00000.json is of another shard"), "{}", stderr(&output));
+    assert!(support::files(&store) == before, "another content");
     // Receipts and indexes that make no sense.
     for file in ["index.json", "recipe.json"] {
         let path = Path::new(&store).join(file);

@@ -262,7 +262,7 @@ impl From<candle_core::Error> for Missing {
 /// A file name without any way out of the store.
 fn is_plain(object: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    !object.starts_with('.') && object.chars().all(plain)
+    !object.is_empty() && !object.starts_with('.') && object.chars().all(plain)
 }
 
 impl Store {
@@ -274,15 +274,18 @@ impl Store {
                 "capturing these features was not finished: run `longdraft capture` again",
             )
         })?;
-        let index: Index =
-            serde_json::from_slice(&bytes).map_err(|error| location.problem(INDEX, error))?;
+        let index: Index = serde_json::from_slice(&bytes).map_err(|error| {
+            let problem = format!("is damaged: {error}: run `longdraft capture` again");
+            location.problem(INDEX, problem)
+        })?;
         if index.recipe.format != Recipe::FORMAT {
             let problem = format!("format `{}` is not `{}`", index.recipe.format, Recipe::FORMAT);
             return Err(location.problem(INDEX, problem));
         }
         let receipts = index.train.iter().chain(&index.held_out);
         if let Some(other) = receipts.map(|shard| &shard.object).find(|object| !is_plain(object)) {
-            return Err(location.problem(INDEX, format!("`{other}` is not a file of this store")));
+            let problem = "is not a file of this store: run `longdraft capture` again";
+            return Err(location.problem(INDEX, format!("`{other}` {problem}")));
         }
         Ok(Self { location, index, open: OpenShards::default() })
     }
@@ -295,7 +298,9 @@ impl Store {
         let entry = shard
             .and_then(|shard| Some((shard, shard.rows.iter().find(|entry| entry.row == row)?)));
         entry.ok_or_else(|| {
-            let problem = format!("{} row {row} was not captured", part.name());
+            let name = part.name();
+            let problem =
+                format!("{name} row {row} was not captured: run `longdraft capture` again");
             self.location.problem("", problem)
         })
     }

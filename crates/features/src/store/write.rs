@@ -220,6 +220,11 @@ impl StoreWriter {
             return Ok(Err(Some(format!("{} is unreadable", shard.receipt()))));
         };
         let object = &receipt.object;
+        // What another file or other rows stand in would be called complete, and miss when it is trained on.
+        let rows = receipt.rows.iter().map(|entry| entry.row);
+        if *object != shard.object(self.recipe.compression) || !rows.eq(shard.rows.clone()) {
+            return Ok(Err(Some(format!("{} is of another shard", shard.receipt()))));
+        }
         let problem = match self.location.size(object)? {
             None => Some(format!("{object} is missing")),
             Some(size) if size != receipt.bytes => {
