@@ -46,7 +46,8 @@ impl Owner {
 
     fn is_stale(&self, this: &Self) -> bool {
         let dead = self.host == this.host && !is_alive(self);
-        dead || now().saturating_sub(self.renewed) > LEASE.as_secs()
+        // A time that lies far ahead would never be long ago: whoever waits would wait for ever.
+        dead || now().abs_diff(self.renewed) > LEASE.as_secs()
     }
 }
 
@@ -166,8 +167,10 @@ fn is_alive(owner: &Owner) -> bool {
     use nix::errno::Errno;
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
+    // Other numbers mean groups of processes, of which some always exist.
+    let Some(pid) = i32::try_from(owner.pid).ok().filter(|pid| *pid > 0) else { return false };
     // Signal none: only whether the process exists.
-    let exists = kill(Pid::from_raw(owner.pid as i32), None) != Err(Errno::ESRCH);
+    let exists = kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH);
     exists && (owner.started.is_none() || owner.started == started(owner.pid))
 }
 
@@ -207,7 +210,16 @@ mod tests {
         let dead = Owner { started: Some(1), ..this.clone() };
         let elsewhere = Owner { host: "elsewhere".into(), ..this.clone() };
         let ended = Owner { renewed: now() - LEASE.as_secs() - 5, ..elsewhere.clone() };
-        for (owner, taken) in [(&this, false), (&dead, true), (&elsewhere, false), (&ended, true)] {
+        let ahead = Owner { renewed: u64::MAX, ..elsewhere.clone() };
+        let of_group = Owner { pid: u32::MAX, started: None, ..this.clone() };
+        for (owner, taken) in [
+            (&this, false),
+            (&dead, true),
+            (&elsewhere, false),
+            (&ended, true),
+            (&ahead, true),
+            (&of_group, true),
+        ] {
             let (_folder, location) = location();
             write(&location, 0, owner);
             let claim = Claim::take(&location, "s")?;
