@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use longdraft_models::ModelError;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 use tempfile::NamedTempFile;
 
@@ -78,14 +79,22 @@ impl OpenShard {
             return Err(damaged());
         }
         if !plain {
-            bytes = unpacked(&bytes).map_err(|error| location.problem(object, error))?;
+            bytes = unpacked(&bytes).map_err(|error| {
+                let problem = format!("cannot be unpacked: {error}: remove it, and {remedy}");
+                location.problem(object, problem)
+            })?;
         }
         let unpacked = bytes.len() as u64;
         close_oldest(open, unpacked);
         // A file without a name, so that nothing is left however the process ends.
         let file = temporary(&std::env::temp_dir(), &bytes);
         let file = file.map_err(|problem| location.problem(object, problem))?;
-        let source = Arc::new(SafetensorsSource::open_file(file.path())?);
+        // Errors name the shard, not a temporary file that is gone.
+        let source = SafetensorsSource::open_file(file.path()).map_err(|error| match error {
+            ModelError::Invalid { problems, .. } => location.problem(object, problems),
+            other => other.into(),
+        })?;
+        let source = Arc::new(source);
         drop(file);
         Ok(Self { object: object.clone(), source, unpacked })
     }
@@ -127,7 +136,7 @@ fn temporary(folder: &Path, bytes: &[u8]) -> std::result::Result<NamedTempFile, 
 /// A packed shard's bytes. Features hardly shrink, token ids do.
 fn unpacked(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     /// How many times as long as its file a shard may be.
-    const MOST_GROWTH: usize = 1 << 10;
+    const MOST_GROWTH: usize = 1 << 6;
     let most = bytes.len().saturating_mul(MOST_GROWTH);
     let mut unpacked = Vec::new();
     zstd::Decoder::new(bytes)?.take(most as u64 + 1).read_to_end(&mut unpacked)?;
@@ -172,6 +181,31 @@ mod tests {
         assert_eq!(unpacked(&packed).expect("unpacked"), plain);
         let bomb = zstd::encode_all(vec![0_u8; 1 << 26].as_slice(), 1).expect("packed");
         assert!(unpacked(&bomb).expect_err("refused").to_string().contains("more than"));
+        // A whole shard with zeros at its end.
+        let both = [packed, zstd::encode_all(vec![0_u8; 1 << 25].as_slice(), 1).expect("packed")];
+        assert!(unpacked(&both.concat()).expect_err("refused").to_string().contains("more than"));
         assert!(unpacked(b"no zstd").is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_packed_shard_is_told_of_the_shard() {
+        let folder = tempfile::tempdir().expect("folder");
+        let location = Location::open(&folder.path().display().to_string(), true).expect("open");
+        let object = "train-00000.safetensors.zst";
+        for (bytes, problem) in [
+            (b"no zstd".to_vec(), "cannot be unpacked"),
+            (zstd::encode_all(&b"{}"[..], 1).expect("packed"), "not safetensors"),
+        ] {
+            location.put(object, bytes.clone()).expect("written");
+            let receipt = Receipt {
+                object: object.to_owned(),
+                bytes: bytes.len() as u64,
+                blake3: blake3::hash(&bytes).to_hex().to_string(),
+                rows: Vec::new(),
+            };
+            let shard = OpenShards::default().shard(&location, Compression::Zstd, &receipt);
+            let error = shard.expect_err("refused").to_string();
+            assert!(error.contains(problem) && error.contains(object), "{error}");
+        }
     }
 }
