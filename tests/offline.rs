@@ -316,6 +316,21 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         fail_with(&[command, &config, &features], code, &[file]);
         std::fs::write(&path, bytes).expect("write");
     }
+    // Values that no capture keeps, in a shard whose hash is right.
+    let path = shard(&store, 0);
+    change_tensors(&path, |tensors| {
+        let values = tensors.iter_mut().filter(|(name, _)| name.ends_with(".values"));
+        values.for_each(|(_, tensor)| *tensor = tensor.affine(f64::NAN, 0.0).expect("NaN"));
+    });
+    let bytes = std::fs::read(&path).expect("shard");
+    let mut told: Value =
+        serde_json::from_slice(&std::fs::read(&index).expect("index")).expect("JSON");
+    told["train"][0]["bytes"] = bytes.len().into();
+    told["train"][0]["blake3"] = blake3::hash(&bytes).to_hex().to_string().into();
+    std::fs::write(&index, told.to_string()).expect("write");
+    let output = format!("output={}", shop.path("unknown"));
+    let words = ["train-00000.safetensors", "not finite numbers", "`longdraft capture` again"];
+    fail_with(&[&train[..], &[&output]].concat(), 1, &words);
 }
 
 #[test]

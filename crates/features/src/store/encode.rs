@@ -85,6 +85,18 @@ impl Record {
     /// Refuses states that are not finite numbers, and probabilities that are none: no draft learns from them. The
     /// record is as [`Record::on_host`] leaves it. It fails where there is such a value in it; `row` is named.
     pub(super) fn require_finite(&self, row: usize) -> Result<()> {
+        if self.is_finite()? {
+            return Ok(());
+        }
+        let problem = format!(
+            "its states in row {row} are not finite numbers: capture with `precision=f32`, or check its weights"
+        );
+        Err(FeatureError::store("the target", problem))
+    }
+
+    /// Whether states are finite numbers, and probabilities are some. The record lies in main memory, and is of a type of
+    /// a store. It fails where it is not.
+    pub(super) fn is_finite(&self) -> Result<bool> {
         let kv = self.last_kv.iter().flat_map(|(keys, values)| [keys, values]);
         let mut finite = true;
         for tensor in kv.chain(&self.aux_hidden).chain(&self.final_hidden) {
@@ -93,13 +105,7 @@ impl Record {
         if let Some(entries) = &self.top_k {
             finite &= !entries.log_probs.iter().any(|log_prob| log_prob.is_nan());
         }
-        if finite {
-            return Ok(());
-        }
-        let problem = format!(
-            "its states in row {row} are not finite numbers: capture with `precision=f32`, or check its weights"
-        );
-        Err(FeatureError::store("the target", problem))
+        Ok(finite)
     }
 
     /// The tensors as bytes of a record that is as [`Record::on_host`] leaves it; `layers` are tapped.

@@ -315,12 +315,17 @@ impl Store {
         let (receipt, entry) = self.entry(part, row)?;
         let held = &self.index.recipe.part(part).contents;
         let problem = |problem: &dyn std::fmt::Display| {
-            self.location.problem(&receipt.object, format!("row {row}: {problem}"))
+            let remedy = "remove the file, and run `longdraft capture` again";
+            self.location.problem(&receipt.object, format!("row {row}: {problem}: {remedy}"))
         };
         let compression = self.index.recipe.compression;
         let shard = self.open.shard(&self.location, compression, receipt)?;
         let record = Record::read(&shard, row, read, dtype).map_err(|error| problem(&error))?;
         record.check(entry.tokens, read).map_err(|text| problem(&text))?;
+        // Capture keeps none; the loss would be blamed on the text.
+        if !record.is_finite()? {
+            return Err(problem(&"its values are not finite numbers"));
+        }
         record.with_layers(&held.layers, &read.layers).map_err(|error| problem(&error))
     }
 }
