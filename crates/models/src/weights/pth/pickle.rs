@@ -11,6 +11,9 @@ const MAX_DEPTH: usize = 64;
 /// Writers refer to a container while it is empty.
 const MAX_COPIES: usize = 1 << 16;
 
+/// Most values that are remembered: writers remember some ten of a tensor.
+const MAX_MEMO: usize = 1 << 20;
+
 /// Most dimensions of a tensor, as in PyTorch.
 const MAX_RANK: usize = 64;
 
@@ -193,6 +196,9 @@ impl<'a> Machine<'a> {
     fn remember(&mut self, index: usize) -> Result<(), String> {
         let value = self.pop()?;
         self.memo.insert(index, value.clone());
+        if self.memo.len() > MAX_MEMO {
+            return Err(format!("more than {MAX_MEMO} values are remembered"));
+        }
         self.push(value);
         Ok(())
     }

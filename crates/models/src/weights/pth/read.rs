@@ -14,8 +14,8 @@ use super::pickle::{TensorRef, Value, parse};
 use crate::error::{ModelError, Problems, Result};
 use crate::weights::{Collector, WeightSource, other_type};
 
-/// Largest pickle: thousands of tensor names fit in far less.
-const MAX_PICKLE_BYTES: u64 = 64 << 20;
+/// Largest pickle: a tensor takes some hundred bytes. Each byte may stand for a value, which takes more room.
+const MAX_PICKLE_BYTES: u64 = 16 << 20;
 
 /// Most values of nested dicts: shared ones are met again wherever they are shared.
 const MAX_VALUES: usize = 1 << 20;

@@ -138,6 +138,20 @@ fn write_pickle(path: &std::path::Path, pickle: &[u8]) {
 }
 
 #[test]
+fn what_would_take_much_more_room_than_the_file_is_refused() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("draft.pth");
+    // One value that is remembered under ever new numbers.
+    let mut pickle = b"\x80\x04N".to_vec();
+    pickle.resize((1 << 20) + 4, 0x94);
+    pickle.push(b'.');
+    assert_refused(parse(&pickle), &["values are remembered"]);
+    // Values by the million, which hardly take room in the zip.
+    write_pickle(&path, &vec![b'N'; (16 << 20) + 1]);
+    assert_refused(PthSource::open(&path).map(|_| ()), &["data.pkl` is larger than"]);
+}
+
+#[test]
 fn values_that_are_shared_over_and_over_are_errors_and_soon() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("draft.pth");
