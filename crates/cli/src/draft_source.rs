@@ -264,7 +264,7 @@ fn is_language_model(path: &Path) -> bool {
     if path.extension().is_some_and(|extension| extension == "gguf") {
         return Target::open_config(&path.display().to_string()).is_ok();
     }
-    let text = std::fs::read_to_string(folder_of(path).join("config.json")).unwrap_or_default();
+    let text = text_of(&folder_of(path).join("config.json"));
     let config: Value = serde_json::from_str(&text).unwrap_or_default();
     let is_model = |name: &Value| {
         let ends = ["ForCausalLM", "ForConditionalGeneration"];
@@ -293,8 +293,13 @@ fn note_reading(path: &Path, target: &Target) {
 
 /// The composed configuration of a run; nothing if it is not there.
 pub(crate) fn configuration(run: &Path) -> Value {
-    let text = std::fs::read_to_string(run.join(CONFIG_FILE)).unwrap_or_default();
-    serde_saphyr::from_str(&text).unwrap_or_default()
+    serde_saphyr::from_str(&text_of(&run.join(CONFIG_FILE))).unwrap_or_default()
+}
+
+/// A file's text; nothing if it cannot be read. A named pipe in its place would be waited for.
+fn text_of(path: &Path) -> String {
+    let text = path.is_file().then(|| std::fs::read_to_string(path).ok());
+    text.flatten().unwrap_or_default()
 }
 
 /// What was measured of a run, or of the curriculum whose last stage it is; texts, commands and the machine's name stay at
@@ -312,6 +317,20 @@ fn evaluation(run: &Path) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let folder = tempfile::tempdir().expect("folder");
+        let config = folder.path().join("config.json");
+        let pipe = std::process::Command::new("mkfifo").arg(&config).status().expect("mkfifo");
+        assert!(pipe.success());
+        assert!(!is_language_model(folder.path()));
+        assert_eq!(text_of(&config), "");
+        std::fs::remove_file(&config).expect("removed");
+        std::fs::write(&config, r#"{"architectures": ["LlamaForCausalLM"]}"#).expect("file");
+        assert!(is_language_model(folder.path()));
+    }
 
     #[test]
     fn what_is_not_there_names_what_is() {

@@ -37,8 +37,10 @@ pub struct VerifyOptions<'a> {
 /// Checks a folder, or a GGUF file.
 ///
 /// # Errors
-/// - there is nothing to read; whatever is wrong with what is there stands in the report
+/// - there is nothing to read, or something in it is neither file nor folder; whatever else is wrong with what is there
+///   stands in the report
 pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
+    require_files(path)?;
     let folder = folder_of(path);
     std::fs::read_dir(folder).map_err(ServingError::io(folder))?;
     let manifest = std::fs::read_to_string(folder.join(MANIFEST_FILE)).ok();
@@ -81,4 +83,39 @@ pub fn verify(path: &Path, options: &VerifyOptions<'_>) -> Result<Report> {
     target::check(&mut checks, path);
     let parity = if runs { round_trip::check(&mut checks, format, options) } else { None };
     Ok(Report::of(profile, checks.problems, parity))
+}
+
+/// Refuses a folder that holds pipes or devices: to read one might never end.
+fn require_files(path: &Path) -> Result<()> {
+    let within = if path.is_dir() {
+        let entries = std::fs::read_dir(path).map_err(ServingError::io(path))?;
+        entries.flatten().map(|entry| entry.path()).collect()
+    } else {
+        vec![path.to_path_buf()]
+    };
+    let is_other = |at: &Path| at.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
+    match within.into_iter().find(|at| is_other(at)) {
+        Some(other) => {
+            let problem = std::io::Error::other("neither a file nor a folder: remove it");
+            Err(ServingError::io(other)(problem))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_named_and_not_waited_for() {
+        let folder = tempfile::tempdir().expect("folder");
+        let socket = folder.path().join(MANIFEST_FILE);
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        for path in [folder.path(), &socket] {
+            let error = verify(path, &VerifyOptions::default()).err().expect("refused");
+            let text = error.to_string();
+            assert!(text.contains(MANIFEST_FILE) && text.contains("neither a file"), "{text}");
+        }
+    }
 }
