@@ -304,7 +304,11 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     told["rows"] = Value::Array(Vec::new());
     std::fs::write(&receipt, told.to_string()).expect("write");
     let output = succeeded(run(&["capture", &config, &features]));
-    assert!(stderr(&output).contains("train-00000.json is of another shard"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("train-00000.json is of another shard"),
+        "{}",
+        stderr(&output)
+    );
     assert!(support::files(&store) == before, "another content");
     // Receipts and indexes that make no sense.
     for file in ["index.json", "recipe.json"] {
