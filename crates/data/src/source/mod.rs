@@ -127,8 +127,26 @@ fn rows_of_fields<E: fmt::Display>(
         let fields = guarded(kind, &mut next)
             .map_err(|problem| DataError::source(path, format!("after row {line}: {problem}")))?;
         line += 1;
-        Ok(fields.map(|fields| (line, Content::Fields(fields))))
+        Ok(fields.map(|fields| (line, bounded(fields, MAX_ROW_BYTES))))
     })
+}
+
+/// Fields, unless their texts have more bytes than `most`: packed columns hold them in next to none.
+fn bounded(fields: Map<String, Value>, most: usize) -> Content {
+    if fields.values().map(text_bytes).sum::<usize>() > most {
+        return Content::Broken { problem: text::too_long(), raw: String::new() };
+    }
+    Content::Fields(fields)
+}
+
+/// Bytes of the texts of a value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
+    }
 }
 
 /// Damaged files make the reading libraries panic in places; that becomes an error here.
@@ -192,6 +210,15 @@ mod tests {
         assert!(number.to_string().contains(":3: field `text` is not a string"));
         assert!(rows[2].as_ref().expect_err("array").to_string().contains(":4: a JSON object"));
         assert!(rows[3].as_ref().expect_err("broken").to_string().contains(":5: not JSON"));
+    }
+
+    #[test]
+    fn fields_of_packed_columns_are_as_bounded_as_lines() {
+        let row = serde_json::json!({"text": "four", "turns": [{"content": "seven.."}], "n": 5});
+        let fields = row.as_object().expect("an object").clone();
+        assert!(matches!(bounded(fields.clone(), 11), Content::Fields(_)));
+        let Content::Broken { problem, .. } = bounded(fields, 10) else { panic!("kept") };
+        assert!(problem.contains("longer than"), "{problem}");
     }
 
     #[test]
