@@ -156,6 +156,10 @@ fn another_recipe_changed_rows_and_damage_are_refused() -> Result<()> {
     // Of the first rows alone the damaged shard is not read.
     assert_eq!(crate::shards::first(&folder, &Bytes, 2)?.len(), 2);
     assert!(crate::shards::first(&folder, &Bytes, usize::MAX).is_err());
+    std::fs::remove_file(&shard).expect("remove");
+    std::fs::create_dir(&shard).expect("folder");
+    let message = read(&folder, &Bytes, None).expect_err("a folder").to_string();
+    assert!(message.contains("shard-00001.bin: no regular file"), "{message}");
     let index = folder.join("index.json");
     let text = std::fs::read_to_string(&index).expect("read");
     std::fs::write(&index, text.replace("\"bytes\"", "\"other\"")).expect("write");

@@ -79,6 +79,10 @@ pub fn first(folder: &Path, encoder: &dyn TextEncoder, most: usize) -> Result<Ve
 /// The documents of a shard, as the index has it.
 fn decoded(folder: &Path, shard: &ShardEntry) -> Result<Vec<Document>> {
     let path = folder.join(&shard.file);
+    // A named pipe would be waited for.
+    if path.metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(DataError::shards(path, "no regular file: prepare the data again"));
+    }
     let bytes = std::fs::read(&path).map_err(DataError::io(&path))?;
     if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
         return Err(DataError::shards(path, "damaged: its hash is not the one in the index"));
