@@ -35,11 +35,14 @@ fn require_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<()> {
     let Some(column) = columns.find(|column| is_brotli(column.compression())) else {
         return Ok(());
     };
-    let (column, other) = (column.column_path().string(), path.with_extension("zstd.parquet"));
+    let column = column.column_path().string();
+    let other = path.with_extension("zstd.parquet");
+    // As texts, whose quotes and escapes Python reads.
+    let [from, to] = [path, &other].map(|path| path.to_string_lossy());
     let problem = format!(
         "column `{column}` is compressed with Brotli, which is not read: rewrite the file with zstd or snappy, \
          and name the new one; in Python: import pyarrow.parquet as p; \
-         p.write_table(p.read_table({path:?}), {other:?}, compression='zstd')"
+         p.write_table(p.read_table({from:?}), {to:?}, compression='zstd')"
     );
     Err(DataError::source(path, problem))
 }

@@ -113,7 +113,7 @@ mod tests {
         let socket = folder.path().join(MANIFEST_FILE);
         let _socket = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
         for path in [folder.path(), &socket] {
-            let error = verify(path, &VerifyOptions::default()).err().expect("refused");
+            let error = verify(path, &VerifyOptions::default()).expect_err("refused");
             let text = error.to_string();
             assert!(text.contains(MANIFEST_FILE) && text.contains("neither a file"), "{text}");
         }
