@@ -110,23 +110,27 @@ impl Cli {
     /// Reads the command line.
     pub(crate) fn try_read(words: &[OsString]) -> Result<Self, clap::Error> {
         let command_line = command().color(asked_colour(words));
-        let mut matches = command_line.try_get_matches_from(words).map_err(with_way_to_target)?;
+        let mut matches = command_line
+            .try_get_matches_from(words)
+            .map_err(|error| with_way_to_target(error, words))?;
         Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
     }
 }
 
 /// Says how a command takes its target where a word was meant as one: some take it as their first word, others by
 /// --target.
-fn with_way_to_target(mut error: clap::Error) -> clap::Error {
+fn with_way_to_target(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let (word, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
-    let is_option = usage.contains("--target <TARGET>");
+    let is_given =
+        words.iter().any(|word| word.to_string_lossy().split('=').next() == Some("--target"));
+    let is_open = usage.contains("--target <TARGET>") && !is_given;
     let tip = if word == "--target" && usage.contains("<TARGET>") {
         "the target stands here without an option, as a word of its own"
-    } else if !word.starts_with('-') && is_option {
+    } else if !word.starts_with('-') && is_open {
         "the target is named by an option: --target MODEL"
     } else {
         return error;

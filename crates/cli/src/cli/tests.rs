@@ -57,6 +57,11 @@ fn a_target_in_the_wrong_place_is_told_where_it_belongs() {
         assert!(refused.contains(tip), "{refused}");
         assert_eq!(refused.matches("tip:").count(), 1, "{refused}");
     }
+    // The target is there: the word is something else.
+    for words in ["generate --target model.gguf a", "generate --target=model.gguf a"] {
+        let refused = shown(&format!("longdraft {words}")).expect_err("no such argument");
+        assert!(refused.contains("'a'") && !refused.contains("tip:"), "{refused}");
+    }
 }
 
 /// Names of values, and what each is.
