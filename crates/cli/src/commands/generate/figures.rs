@@ -21,11 +21,7 @@ pub(super) fn summary(generation: &Generation, prompt: usize, drafts: Option<Dra
         0 => String::new(),
         kept => format!(" ({kept} kept from before)"),
     };
-    // The first token comes with the prompt.
-    let speed = match generation.tokens.len() {
-        0 | 1 => String::new(),
-        _ => format!("{:.1} tok/s decoding, ", generation.decode_tokens_per_second()),
-    };
+    let speed = speed(generation).map_or_else(String::new, |speed| format!("{speed} decoding, "));
     format!(
         "{} after a prompt of {prompt}{kept}{}: {}; {speed}prompt {:.2} s",
         counted(generation.tokens.len(), "token"),
@@ -45,13 +41,20 @@ pub(super) fn line(generation: &Generation, drafts: Option<Drafts>) -> String {
         _ => String::new(),
     };
     let plain = drafts.and_then(|drafts| plain_rounds(metrics, drafts));
+    let beside = |part: Option<String>| part.map_or_else(String::new, |part| format!(" · {part}"));
     format!(
-        "{} tokens{} · {:.1} tok/s{tau}{}",
-        generation.tokens.len(),
+        "{}{}{}{tau}{}",
+        counted(generation.tokens.len(), "token"),
         end(generation),
-        generation.decode_tokens_per_second(),
-        plain.map_or_else(String::new, |plain| format!(" · {plain}"))
+        beside(speed(generation)),
+        beside(plain)
     )
+}
+
+/// Speed after the first token, which comes with the prompt; none if there is no other.
+fn speed(generation: &Generation) -> Option<String> {
+    (generation.tokens.len() > 1)
+        .then(|| format!("{:.1} tok/s", generation.decode_tokens_per_second()))
 }
 
 fn end(generation: &Generation) -> &'static str {
@@ -137,6 +140,8 @@ mod tests {
         };
         let told = summary(&of_tokens(1), 7, None);
         assert_eq!(told, "1 token after a prompt of 7: plain decoding; prompt 0.50 s");
+        assert_eq!(line(&of_tokens(1), None), "1 token");
+        assert_eq!(line(&of_tokens(2), None), "2 tokens · 4.0 tok/s");
         let told = summary(&of_tokens(2), 7, None);
         assert!(told.ends_with("plain decoding; 4.0 tok/s decoding, prompt 0.50 s"), "{told}");
     }
