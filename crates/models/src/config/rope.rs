@@ -310,7 +310,7 @@ fn scaling_from_json(value: &Value, original: &Value, problems: &mut Problems) -
 
 /// YaRN as the keys of a GGUF file say it; `number` reads those of `rope.scaling`. `yarn_log_multiplier` is the
 /// `mscale_all_dim` of other files, whose `mscale` is 1. `attn_factor` multiplies all of it.
-pub(crate) fn yarn_of_gguf(
+pub(super) fn yarn_of_gguf(
     number: impl Fn(&str) -> Option<f64>,
     (factor, context): (f64, usize),
     truncate: bool,
@@ -343,7 +343,7 @@ fn read_attn_factor(config: &mut Value) {
 }
 
 /// YaRN's factor on cos and sin: as given, from the two `mscale`s if neither is 0, or `0.1 ln(factor) + 1`.
-pub(crate) fn yarn_attention_factor(
+pub(super) fn yarn_attention_factor(
     factor: f64,
     given: Option<f64>,
     mscale: Option<f64>,

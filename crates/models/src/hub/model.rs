@@ -60,8 +60,7 @@ impl ModelId {
             Some((repo, quantisation)) => (repo, Some(quantisation)),
             None => (text, None),
         };
-        let is_rest = quantisation.map_or(!is_weight_file(repo), is_file_name);
-        let fits = is_repository(repo) && is_rest;
+        let fits = is_repository(repo) && quantisation.map_or(!is_weight_file(repo), is_file_name);
         let quantisation = quantisation.map(str::to_owned);
         fits.then(|| Self { repo: repo.to_owned(), quantisation })
     }

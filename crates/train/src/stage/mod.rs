@@ -200,15 +200,15 @@ impl Stage {
             }
         } else {
             self.progress.evaluations_since_best += 1;
-            let patience = self.config.train.patience;
-            let is_over = patience.is_some_and(|most| self.progress.evaluations_since_best >= most);
-            if is_over && !self.progress.ended {
-                let vain = self.progress.evaluations_since_best;
+            if let Some(most) = self.config.train.patience
+                && self.progress.evaluations_since_best >= most
+                && !self.progress.ended
+            {
                 let why =
-                    format!("no better draft in the last evaluations (train.patience: {vain})");
+                    format!("no better draft in the last evaluations (train.patience: {most})");
                 self.tell_early_end(&why, observer);
+                self.progress.ended = true;
             }
-            self.progress.ended |= is_over;
         }
         Ok(())
     }

@@ -310,7 +310,7 @@ fn check_spellings(keys: &mut Keys<'_>, names: [&str; 2]) {
 }
 
 /// Whether one switch gives every layer a window. It counts where no layer is listed with one.
-fn all_slide(keys: &mut Keys<'_>) -> bool {
+fn all_slide(keys: &Keys<'_>) -> bool {
     let listed = keys.present("layer_types").and_then(Value::as_array);
     let some_slide = listed.is_some_and(|kinds| kinds.iter().any(|kind| *kind == SLIDING));
     keys.switch("use_swa", false) && !some_slide
