@@ -3,6 +3,7 @@
 mod chat_template;
 mod checked;
 mod gguf;
+mod pieces;
 mod pre_tokenizers;
 mod sentence_piece;
 mod stream;
@@ -181,10 +182,12 @@ impl TextTokenizer {
     /// # Errors
     /// - the tokenizer cannot encode the text
     pub fn encode(&self, text: &str) -> Result<Encoded> {
-        let encoding = self.attempt(|| self.inner.encode(text, false))?;
-        Ok(Encoded {
-            ids: encoding.get_ids().to_vec(),
-            offsets: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
+        pieces::encode(text, pieces::USUAL, |part| {
+            let encoding = self.attempt(|| self.inner.encode(part, false))?;
+            Ok(Encoded {
+                ids: encoding.get_ids().to_vec(),
+                offsets: encoding.get_offsets().iter().map(|&(start, end)| start..end).collect(),
+            })
         })
     }
 
