@@ -10,9 +10,8 @@ use longdraft_decode::{
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 
-use crate::models::{
-    Drafts, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, with_drafts,
-};
+use crate::answers::{generate, options, prompt};
+use crate::models::{Drafts, KINDS, Kind, VOCABULARY, drafter, shapes, with_drafts};
 
 /// A request.
 pub(crate) struct Job {

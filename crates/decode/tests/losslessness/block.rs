@@ -9,7 +9,8 @@ use longdraft_decode::{DraftShape, Pacing, Result, Sampling, Tree, VerifyRule};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
 
-use crate::models::{VOCABULARY, generate, options, prompt, shapes, target};
+use crate::answers::{generate, options, prompt};
+use crate::models::{VOCABULARY, shapes, target};
 
 const BLOCK: usize = 5;
 

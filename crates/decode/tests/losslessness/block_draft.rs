@@ -13,9 +13,9 @@ use longdraft_models::draft::block::{
 use longdraft_models::draft::{Draft, VocabularyMap};
 use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
+use crate::answers::{decode, generate, options, prompt};
 use crate::models::{
-    VOCABULARY, decode, dflash, dflash2, dspark, generate, options, prompt, randomised, shapes,
-    target, with_own_head,
+    VOCABULARY, dflash, dflash2, dspark, randomised, shapes, target, with_own_head,
 };
 use crate::noted::{Noted, Notes, first_path};
 

@@ -2,7 +2,8 @@
 
 use longdraft_models::target_model::{Extension, KvCache, Tap, Taps, Target};
 
-use crate::models::{RECURRENT, VOCABULARY, extend_tree, prompt, target};
+use crate::answers::prompt;
+use crate::models::{RECURRENT, VOCABULARY, extend_tree, target};
 
 /// The bits of the state of every layer.
 fn states(cache: &KvCache) -> Vec<Option<(Vec<f32>, Vec<f32>)>> {

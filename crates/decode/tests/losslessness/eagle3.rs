@@ -8,7 +8,8 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::eagle3::{Eagle3Draft, TestTimeSteps};
 use longdraft_models::target_model::{PackedSequence, Taps, Target};
 
-use crate::models::{eagle3, generate, options, prompt, shapes, target};
+use crate::answers::{generate, options, prompt};
+use crate::models::{eagle3, shapes, target};
 use crate::noted::{Noted, Notes, first_path};
 
 /// Most likely continuations along `path` by test-time steps of the row before the root.

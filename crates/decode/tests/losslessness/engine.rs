@@ -13,8 +13,9 @@ use longdraft_kernels::random::CounterRng;
 use longdraft_models::TargetTokenId;
 use longdraft_models::draft::Draft;
 
+use crate::answers::{generate, options, prompt};
 use crate::batch::{Job, alone, jobs, places};
-use crate::models::{Drafts, KINDS, Kind, drafter, generate, options, prompt, with_drafts};
+use crate::models::{Drafts, KINDS, Kind, drafter, with_drafts};
 
 pub(crate) fn goes_on(_: usize, _: Committed, _: Option<&LogProbs>) -> ControlFlow<EndReason> {
     ControlFlow::Continue(())

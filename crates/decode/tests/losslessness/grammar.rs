@@ -7,9 +7,10 @@ use longdraft_decode::{
 };
 use longdraft_models::TargetTokenId;
 
+use crate::answers::{options, prompt};
 use crate::batch::places;
 use crate::engine::{finish, goes_on, outcomes};
-use crate::models::{Drafts, KINDS, Kind, options, prompt, shapes, with_drafts};
+use crate::models::{Drafts, KINDS, Kind, shapes, with_drafts};
 
 /// After a token of number `a`, `b` is forbidden where `a + 2 b` is a multiple of 3.
 #[derive(Debug, Clone, Default)]

@@ -6,10 +6,8 @@ use longdraft_decode::{Origin, Result, Sampling, Tree, VerifyRule};
 use longdraft_models::TargetTokenId;
 use proptest::prelude::*;
 
-use crate::models::{
-    FAMILIES, KINDS, Kind, VOCABULARY, drafter, generate, options, prompt, shapes, target,
-    with_drafts,
-};
+use crate::answers::{generate, options, prompt};
+use crate::models::{FAMILIES, KINDS, Kind, VOCABULARY, drafter, shapes, target, with_drafts};
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 280, ..ProptestConfig::default() })]

@@ -3,7 +3,8 @@
 use longdraft_decode::{DecodeOptions, EndReason, LateTokens, Sampling, VerifyRule};
 use longdraft_models::TargetTokenId;
 
-use crate::models::{KINDS, drafter, generate, options, prompt, shapes, with_drafts};
+use crate::answers::{generate, options, prompt};
+use crate::models::{KINDS, drafter, shapes, with_drafts};
 
 /// Tokens before an end may come.
 const AFTER: usize = 12;

@@ -1,6 +1,7 @@
 //! Output with any drafter follows the target's distribution: equal tokens where it is a function
 //! of the text, equal distributions, enumerated, where it is drawn.
 
+mod answers;
 mod batch;
 mod biased;
 mod block;

@@ -4,7 +4,8 @@ use longdraft_decode::drafter::{DraftContext, Drafted, Plan};
 use longdraft_decode::draws::CounterDraws;
 use longdraft_decode::{DraftShape, Origin, Pacing, Sampling, SpeculativeDecoder, VerifyRule};
 
-use crate::models::{KINDS, decode, drafter, generate, options, prompt, shapes, with_drafts};
+use crate::answers::{decode, generate, options, prompt};
+use crate::models::{KINDS, drafter, shapes, with_drafts};
 
 #[test]
 fn measured_pacing_changes_no_token() {

@@ -10,9 +10,9 @@ use longdraft_decode::{
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{Tap, Taps};
 
+use crate::answers::{converse, decode, generate, options, prompt};
 use crate::models::{
-    FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, converse, decode, drafter, extend_tree, generate,
-    options, prompt, shapes, target, with_drafts,
+    FAMILIES, KINDS, Kind, RECURRENT, VOCABULARY, drafter, extend_tree, shapes, target, with_drafts,
 };
 
 #[test]

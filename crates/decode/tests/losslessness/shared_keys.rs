@@ -10,9 +10,10 @@ use longdraft_models::draft::eagle3::Eagle3Draft;
 use longdraft_models::target_model::{MtpBlock, Target, TargetOptions};
 use serde_json::{Value, json};
 
+use crate::answers::{converse, generate, options, prompt};
 use crate::batch::jobs;
 use crate::engine::finish;
-use crate::models::{VOCABULARY, converse, dspark, eagle3, generate, options, prompt, shapes};
+use crate::models::{VOCABULARY, dspark, eagle3, shapes};
 
 /// What the caches of a target hold.
 #[derive(Debug, Clone, Copy, PartialEq)]

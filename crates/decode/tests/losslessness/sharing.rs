@@ -7,12 +7,10 @@ use longdraft_decode::{BatchEngine, DecodeOptions, Generation, Result, Tree};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{CacheType, Target, TargetOptions};
 
+use crate::answers::{generate, options, prompt};
 use crate::batch::places;
 use crate::engine::{finish, goes_on};
-use crate::models::{
-    Drafts, KINDS, Kind, RECURRENT, drafter, generate, options, prompt, target, target_with,
-    with_drafts,
-};
+use crate::models::{Drafts, KINDS, Kind, RECURRENT, drafter, target, target_with, with_drafts};
 use crate::noted::{Noted, Notes, Seen};
 
 /// Tokens that prompts begin with alike: more than a round reads beside others.

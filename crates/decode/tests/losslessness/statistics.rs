@@ -15,7 +15,8 @@ use longdraft_decode::{DraftShape, Result, Sampling, SpeculativeDecoder, Tree};
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target, TargetOptions};
 
-use crate::models::{decode, options, target};
+use crate::answers::{decode, options};
+use crate::models::target;
 
 /// Texts a sample.
 const TEXTS: usize = 500;

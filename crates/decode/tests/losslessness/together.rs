@@ -16,9 +16,10 @@ use longdraft_models::TargetTokenId;
 use longdraft_models::draft::VocabularyMap;
 use longdraft_models::target_model::{Features, Tap};
 
+use crate::answers::{options, prompt};
 use crate::batch::{Job, alone, places};
 use crate::engine::{come_and_go, goes_on};
-use crate::models::{Drafts, KINDS, Kind, drafter, options, prompt, shapes, target, with_drafts};
+use crate::models::{Drafts, KINDS, Kind, drafter, shapes, target, with_drafts};
 
 /// The level of every pass over a draft, and the requests in it.
 type Passes = Rc<RefCell<Vec<(usize, usize)>>>;

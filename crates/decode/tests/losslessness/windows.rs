@@ -4,10 +4,8 @@ use longdraft_decode::{DecodeOptions, DraftShape};
 use longdraft_kernels::random::CounterRng;
 use longdraft_models::target_model::{Extension, KvCache, PackedSequence, Tap, Taps, Target};
 
-use crate::models::{
-    KINDS, Kind, VOCABULARY, converse, drafter, generate, options, prompt, shapes, target,
-    with_drafts,
-};
+use crate::answers::{converse, generate, options, prompt};
+use crate::models::{KINDS, Kind, VOCABULARY, drafter, shapes, target, with_drafts};
 
 /// Families with windows or chunks.
 const SLIDING: [&str; 12] = [

@@ -104,8 +104,7 @@ impl Location {
         object.split('/').fold(self.prefix.clone(), Path::join)
     }
 
-    /// Refuses what lies in an object's place in a local folder and is no file: to read a named pipe or a device
-    /// might never end.
+    /// Refuses a named pipe or a device that lies in an object's place in a local folder: reading it might never end.
     fn require_file(&self, object: &str) -> Result<()> {
         let found = self.folder.as_ref().and_then(|root| std::fs::metadata(root.join(object)).ok());
         if found.is_none_or(|found| found.is_file()) {
