@@ -12,10 +12,11 @@ use crate::cuda::{self, takes};
 use crate::dispatch::fused;
 use crate::factors::{as_factor, weight_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::gemm::{Room, written};
 use crate::graph::{Gradients, differentiable_new};
 use crate::linear::{
-    Weight, add_gradient, add_weight_gradient, factor_type, linear, linear_onto, product_nn_into,
-    product_nt_into, reference as linear_reference, with_weight,
+    Weight, add_gradient, add_weight_gradient, factor_type, linear, linear_onto, product_nn,
+    product_nn_into, product_nt_into, reference as linear_reference, with_weight,
 };
 use crate::storage::{values_like, with_f32};
 use crate::swiglu::{self, swiglu};
@@ -123,11 +124,16 @@ impl FusedOp<3> for GateAndUp {
     fn forward(&self, [x, gate, up]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (rows, width) = x.shape().dims2()?;
         let (inner, _) = gate.shape().dims2()?;
-        let mut both = vec![0.0; 2 * rows * inner];
-        let halves = both.split_at_mut(rows * inner);
-        for (out, weight) in [(halves.0, gate), (halves.1, up)] {
-            product_nt_into(out, x.f32()?, Weight::of(weight)?, (width, inner), false);
-        }
+        let x = x.f32()?;
+        let write = |mut both: Room<'_>| -> Result<()> {
+            for (first, weight) in [(0, gate), (rows * inner, up)] {
+                let out = both.from(first);
+                product_nt_into(out, x, Weight::of(weight)?, (width, inner), false);
+            }
+            Ok(())
+        };
+        // SAFETY: either product writes all of its half.
+        let both = unsafe { written(2 * rows * inner, write) }?;
         Ok((both, (2, rows, inner).into()))
     }
 
@@ -137,15 +143,17 @@ impl FusedOp<3> for GateAndUp {
         let inner = gate.tensor.dim(0)?;
         with_f32(grad, |grad| {
             let (of_gate, of_up) = grad.split_at(rows * inner);
-            add_gradient(0, x, |dx, accumulate| {
+            let form = |mut dx: Room<'_>, accumulate| {
                 for (weight, grad, add) in [(gate, of_gate, accumulate), (up, of_up, true)] {
                     with_weight(&weight.tensor, |w| {
-                        product_nn_into(dx, grad, w, (width, inner), add);
+                        product_nn_into(dx.from(0), grad, w, (width, inner), add);
                         Ok(())
                     })?;
                 }
                 Ok(())
-            })?;
+            };
+            // SAFETY: the first product writes all of its values where it is not added to something.
+            unsafe { add_gradient(0, x, form) }?;
             add_weight_gradient(1, &x.tensor, of_gate, gate)?;
             add_weight_gradient(2, &x.tensor, of_up, up)?;
             Ok([None, None, None])
@@ -182,12 +190,8 @@ impl FusedOp<3> for GatedDown {
             if !both.trains {
                 return Ok(None);
             }
-            let mut d_gated = vec![0.0; gate.len()];
-            with_weight(&down.tensor, |w| {
-                with_f32(grad, |grad| {
-                    product_nn_into(&mut d_gated, grad, w, (inner, outputs), false);
-                    Ok(())
-                })
+            let d_gated = with_weight(&down.tensor, |w| {
+                with_f32(grad, |grad| Ok(product_nn(grad, w, inner, outputs)))
             })?;
             let mut d_both = vec![0.0; values.len()];
             let (d_gate, d_up) = d_both.split_at_mut(gate.len());

@@ -20,7 +20,7 @@ use crate::cuda::product::{add_product, add_product_to, product_as};
 use crate::dispatch::{Products, fused, products_of, with_rounded_products};
 use crate::factors::{as_factor, kept_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
-use crate::gemm;
+use crate::gemm::{self, Room, written};
 use crate::graph::{Gradients, add, differentiable_new};
 use crate::storage::{values_like, with_f32};
 
@@ -324,13 +324,21 @@ impl FusedOp<3> for Linear {
     fn forward(&self, [x, weight, addend]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (rows, inputs) = x.shape().dims2()?;
         let (outputs, _) = weight.shape().dims2()?;
+        let (x, weight) = (x.f32()?, Weight::of(weight)?);
         let mut out = match self.addend {
             Addend::Residual => addend.f32()?.to_vec(),
             Addend::Bias => addend.f32()?.repeat(rows),
-            Addend::None => vec![0.0; rows * outputs],
+            Addend::None => {
+                let write = |out: Room<'_>| -> Result<()> {
+                    product_nt_into(out, x, weight, (inputs, outputs), false);
+                    Ok(())
+                };
+                // SAFETY: a product that is not added to something writes all of its values.
+                let out = unsafe { written(rows * outputs, write) }?;
+                return Ok((out, (rows, outputs).into()));
+            }
         };
-        let accumulate = self.addend != Addend::None;
-        product_nt_into(&mut out, x.f32()?, Weight::of(weight)?, (inputs, outputs), accumulate);
+        product_nt_into(&mut out, x, weight, (inputs, outputs), true);
         Ok((out, (rows, outputs).into()))
     }
 
@@ -338,15 +346,17 @@ impl FusedOp<3> for Linear {
         let [x, weight, addend] = arguments;
         let (_, inputs) = x.tensor.dims2()?;
         let (outputs, _) = weight.tensor.dims2()?;
-        add_gradient(0, x, |dx, accumulate| {
+        let form = |mut dx: Room<'_>, accumulate| {
             let add = |w: Weight<'_>| {
                 with_f32(grad, |g| {
-                    product_nn_into(dx, g, w, (inputs, outputs), accumulate);
+                    product_nn_into(dx.from(0), g, w, (inputs, outputs), accumulate);
                     Ok(())
                 })
             };
             with_weight(&weight.tensor, add)
-        })?;
+        };
+        // SAFETY: a product that is not added to something writes all of its values.
+        unsafe { add_gradient(0, x, form) }?;
         with_f32(grad, |g| add_weight_gradient(1, &x.tensor, g, weight))?;
         let d_addend = match self.addend {
             Addend::Bias if addend.trains => {

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Result, Storage, Tensor, bail};
 use crate::cuda::linear::{Addend, few_rows};
 use crate::dispatch::fused;
 use crate::gemm::quantised::Kernel;
-use crate::gemm::{Mat, Product, Right, matmul_each};
+use crate::gemm::{Mat, Product, Right, Room, matmul_each};
 use crate::linear::{Weight, linear, linear_onto};
 use crate::rows::select_rows;
 use crate::storage::with_f32;
@@ -347,14 +347,19 @@ fn sums_of(x: &Tensor, maps: Vec<(&Matrix, Option<Vec<f32>>)>) -> Result<Vec<Vec
         if width != inputs {
             bail!("linear: input {:?} does not fit weight [{outputs}, {width}]", x.shape());
         }
-        added.push((matrix, start.is_some()));
-        sums.push(start.unwrap_or_else(|| vec![0.0; rows * outputs]));
+        let values = rows * outputs;
+        // An empty sum is nothing that a product writes.
+        let start = if inputs == 0 { start.or_else(|| Some(vec![0.0; values])) } else { start };
+        added.push((matrix, values, start.is_some()));
+        sums.push(start.unwrap_or_else(|| Vec::with_capacity(values)));
     }
     let storages: Vec<_> =
-        added.iter().map(|(matrix, _)| matrix.dense().map(Tensor::storage_and_layout)).collect();
+        added.iter().map(|(matrix, ..)| matrix.dense().map(Tensor::storage_and_layout)).collect();
     with_f32(x, |x| {
         let mut products = Vec::with_capacity(added.len());
-        for ((dst, storage), (matrix, accumulate)) in sums.iter_mut().zip(&storages).zip(&added) {
+        for ((sum, storage), (matrix, values, accumulate)) in
+            sums.iter_mut().zip(&storages).zip(&added)
+        {
             let right = match (matrix, storage) {
                 (Matrix::Quantised(matrix), _) => Right::Quantised(matrix.blocks()),
                 (_, Some((storage, layout))) => match &**storage {
@@ -365,11 +370,21 @@ fn sums_of(x: &Tensor, maps: Vec<(&Matrix, Option<Vec<f32>>)>) -> Result<Vec<Vec
                 },
                 _ => bail!("linear: CPU weight expected"),
             };
+            let dst = if *accumulate {
+                sum.into()
+            } else {
+                // SAFETY: a product that is not added to something reads none of its values.
+                unsafe { Room::unwritten(&mut sum.spare_capacity_mut()[..*values]) }
+            };
             products.push(Product { dst, right, accumulate: *accumulate });
         }
         matmul_each(Mat::rows(x, rows, inputs, inputs), &mut products);
         Ok(())
     })?;
+    for (sum, (_, values, _)) in sums.iter_mut().zip(added) {
+        // SAFETY: its product has written all of them, or they were given.
+        unsafe { sum.set_len(values) };
+    }
     Ok(sums)
 }
 

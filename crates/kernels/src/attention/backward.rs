@@ -87,9 +87,9 @@ impl QueryTile {
     ) {
         let (width, head_dim) = (tile.len(), dims.head_dim);
         let keys = key_tile(saved.k, dims, tile, kv_head);
-        matmul(p, width, self.q_mat(head_dim), keys.t(), false, Threads::One);
+        matmul(&mut *p, width, self.q_mat(head_dim), keys.t(), false, Threads::One);
         let values = key_tile(saved.v, dims, tile, kv_head);
-        matmul(ds, width, self.grad_mat(head_dim), values.t(), false, Threads::One);
+        matmul(&mut *ds, width, self.grad_mat(head_dim), values.t(), false, Threads::One);
         for row in 0..self.rows() {
             let query = self.queries.start + row / dims.group();
             let visible = visible_in(tile, &ranges.of(query));

@@ -211,7 +211,7 @@ impl<'a, S: Keys> Group<'a, S> {
         let q = Mat::rows(&self.packed[rows.start * head_dim..], count, head_dim, head_dim);
         let mut wide = Vec::new();
         let keys = self.inputs.k.tile(dims, tile, self.kv_head, &mut wide);
-        matmul(scores, TILE_KEYS, q, keys.t(), false, Threads::One);
+        matmul(&mut *scores, TILE_KEYS, q, keys.t(), false, Threads::One);
         let mut joined = Vec::new();
         for (index, row) in rows.clone().enumerate() {
             let query = self.query_of(row);

@@ -174,7 +174,7 @@ unsafe fn many_rows<T: Element>(
 }
 
 fn pack_left(factors: Factors, a: Mat<'_>, left: &mut Buffer) -> LeftOrder {
-    let order = factors.left_order(a.col_stride == 1);
+    let order = factors.left_order(a.col_stride == 1, a.cols);
     factors.pack_left(a, order, left.get(factors.left_len(order, a.rows, a.cols)));
     order
 }
@@ -191,8 +191,8 @@ pub(super) unsafe fn shared_rows<T: Element>(
     b: Mat<'_, T>,
     tasks: usize,
 ) {
-    let (order, widths) = (factors.left_order(a.col_stride == 1), factors.widths());
-    let depth = depth_of(a.cols);
+    let (depth, widths) = (depth_of(a.cols), factors.widths());
+    let order = factors.left_order(a.col_stride == 1, depth);
     let slot = factors.left_len(order, widths.rows, depth);
     let step_blocks = a.cols.div_ceil(depth);
     // Taken, not borrowed: while this thread waits it may work on other products.
@@ -243,14 +243,9 @@ pub(super) unsafe fn shared_rows<T: Element>(
 }
 
 /// Values of the buffer that [`shared_rows`] packs a left operand `[rows, inner]` into.
-pub(super) fn shared_values(
-    factors: Factors,
-    order: LeftOrder,
-    rows: usize,
-    inner: usize,
-) -> usize {
-    let depth = depth_of(inner);
-    let widths = factors.widths();
+pub(super) fn shared_values(factors: Factors, row_major: bool, rows: usize, inner: usize) -> usize {
+    let (depth, widths) = (depth_of(inner), factors.widths());
+    let order = factors.left_order(row_major, depth);
     let slot = factors.left_len(order, widths.rows, depth);
     let of_steps = rows.min(SHARED_ROWS).div_ceil(widths.rows) * slot;
     inner.div_ceil(depth.max(1)).min(shared_steps(of_steps)) * of_steps

@@ -2,7 +2,7 @@
 
 use super::blocks::Output;
 use super::micro::{Destination, Isa};
-use super::pack::{self, LeftOrder, ROW_STRIDE, Widths};
+use super::pack::{self, LeftOrder, Widths};
 use super::{Element, Mat, rounded};
 
 /// Instructions of a product, and the form of its factors.
@@ -30,9 +30,9 @@ impl Factors {
         if self.rounded { rounded::words_of(steps) } else { steps }
     }
 
-    /// How the inner kernel reads a left operand that lies in memory as `a` does.
-    pub(super) fn left_order(self, row_major: bool) -> LeftOrder {
-        self.isa.left_order(row_major)
+    /// How the inner kernel reads a left block of so many steps, which in memory is `row_major` or not.
+    pub(super) fn left_order(self, row_major: bool, steps: usize) -> LeftOrder {
+        self.isa.left_order(row_major, self.length(steps))
     }
 
     /// Values of a packed left block without its scales.
@@ -52,8 +52,8 @@ impl Factors {
             return pack::left(a, order, self.widths(), out);
         }
         let (out, scales) = out.split_at_mut(self.left_values(order, a.rows, a.cols));
-        if order == LeftOrder::Rows {
-            return rounded::write_rows(a, scales, out, ROW_STRIDE);
+        if let Some(stride) = order.row_stride() {
+            return rounded::write_rows(a, scales, out, stride);
         }
         rounded::with_words(a, scales, |words| pack::left(words, order, self.widths(), out));
     }
@@ -105,9 +105,9 @@ impl Factors {
         let (left_scales, right_scales) =
             (self.left_values(order, rows, depth), self.right_values(cols, depth));
         let one = |row: usize, col: usize| {
-            let start = match order {
-                LeftOrder::Rows => row * ROW_STRIDE,
-                LeftOrder::Steps => row / tile * length * step,
+            let start = match order.row_stride() {
+                Some(stride) => row * stride,
+                None => row / tile * length * step,
             };
             // SAFETY: `row < rows` and `col < cols`, and both blocks reach that far, their scales too.
             unsafe {

@@ -6,7 +6,7 @@ use super::blocks::{Output, block};
 use super::factors::Factors;
 use super::micro::Isa;
 use super::quantised::{self, Blocks, FixedRows, Kernel, matmul_quantised};
-use super::{Mat, SMALLEST_TASK, Threads, matmul, unpacked};
+use super::{Mat, Room, SMALLEST_TASK, Threads, matmul, unpacked};
 use crate::threads::split;
 
 /// A right operand in one of the storage types.
@@ -46,13 +46,13 @@ impl Right<'_> {
 
 /// One product and its destination, row-major without gaps.
 pub(crate) struct Product<'a> {
-    pub(crate) dst: &'a mut [f32],
+    pub(crate) dst: Room<'a>,
     pub(crate) right: Right<'a>,
     /// Whether the product is added to what is there.
     pub(crate) accumulate: bool,
 }
 
-/// All products; with few rows in one parallel step, because waking a thread costs as much as
+/// All products, each as [`matmul`] writes its destination; with few rows in one parallel step, because waking a thread costs as much as
 /// reading a small weight.
 ///
 /// Every element has the bits that [`matmul`] or [`matmul_quantised`] gives it.
@@ -70,8 +70,8 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
         for Product { dst, right, accumulate } in products {
             for_each_type!(
                 *right,
-                b => matmul(dst, b.cols, a, b, *accumulate, Threads::Pool),
-                q => matmul_quantised(dst, &fixed, q, *accumulate)
+                b => matmul(dst.from(0), b.cols, a, b, *accumulate, Threads::Pool),
+                q => matmul_quantised(dst.from(0), &fixed, q, *accumulate)
             );
         }
         return;
@@ -79,8 +79,8 @@ pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     let mut tasks = Vec::with_capacity(total / unpacked::TASK_COLUMNS + products.len());
     for Product { dst, right, accumulate } in products {
         let cols = right.cols();
-        assert!(a.rows * cols <= dst.len(), "product leaves its destination");
-        let (at, accumulate) = (dst.as_mut_ptr(), *accumulate);
+        assert!(a.rows * cols <= dst.len, "product leaves its destination");
+        let (at, accumulate) = (dst.at, *accumulate);
         let whole = Output { at, stride: cols, accumulate, diagonal: None };
         for first in (0..cols).step_by(unpacked::TASK_COLUMNS) {
             tasks.push((whole, *right, first..(first + unpacked::TASK_COLUMNS).min(cols)));

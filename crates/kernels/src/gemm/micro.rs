@@ -6,7 +6,7 @@
 use super::blocks::BLOCK_ROWS;
 #[cfg(target_arch = "x86_64")]
 use super::pack::AVX2_TILE;
-use super::pack::{LeftOrder, ROW_STRIDE, Widths};
+use super::pack::{LeftOrder, ROW_STRIDE, SHORT_STRIDE, Widths};
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
 #[cfg(target_arch = "x86_64")]
@@ -22,6 +22,10 @@ macro_rules! kernel_of {
                 kernel_of!(@ $rows, avx512, ROW_STRIDE, 1, $arguments; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             }
             #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512, LeftOrder::ShortRows) => {
+                kernel_of!(@ $rows, avx512, SHORT_STRIDE, 1, $arguments; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+            }
+            #[cfg(target_arch = "x86_64")]
             (Isa::Avx512, LeftOrder::Steps) => {
                 kernel_of!(@ $rows, avx512, 1, 16, $arguments; 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             }
@@ -29,6 +33,9 @@ macro_rules! kernel_of {
             (Isa::Avx2, _) => kernel_of!(@ $rows, avx2, 1, AVX2_TILE, $arguments; 1 2 3 4 5 6),
             (Isa::Portable, LeftOrder::Rows) => {
                 kernel_of!(@ $rows, portable, ROW_STRIDE, 1, $arguments; 1 2 3 4);
+            }
+            (Isa::Portable, LeftOrder::ShortRows) => {
+                kernel_of!(@ $rows, portable, SHORT_STRIDE, 1, $arguments; 1 2 3 4);
             }
             (Isa::Portable, LeftOrder::Steps) => {
                 kernel_of!(@ $rows, portable, 1, 8, $arguments; 1 2 3 4);
@@ -109,13 +116,13 @@ impl Isa {
         }
     }
 
-    /// How its kernel reads a left operand, which in memory is `row_major` or not.
-    pub(super) fn left_order(self, row_major: bool) -> LeftOrder {
+    /// How its kernel reads a left block with so many values a row, which in memory is `row_major` or not.
+    pub(super) fn left_order(self, row_major: bool, values: usize) -> LeftOrder {
         match self {
             // Six values of a step share a line of the first-level cache. Six rows would take six.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => LeftOrder::Steps,
-            _ if row_major => LeftOrder::Rows,
+            _ if row_major => LeftOrder::of_rows(values),
             _ => LeftOrder::Steps,
         }
     }

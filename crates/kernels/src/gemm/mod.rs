@@ -15,6 +15,7 @@ mod group;
 mod micro;
 mod pack;
 pub(crate) mod quantised;
+mod room;
 mod rounded;
 mod row_by_row;
 mod symmetric;
@@ -30,6 +31,7 @@ pub(crate) use group::{Product, Right, matmul_each};
 use micro::Isa;
 pub use quantised::BlockFormat;
 pub(crate) use quantised::{BLOCK, Blocks, GROUP, MOST_ROWS, held_bytes, put_side_by_side};
+pub(crate) use room::{Room, written};
 pub(crate) use symmetric::matmul_symmetric;
 
 use crate::settings::{least_rows, rounds_products};
@@ -88,12 +90,13 @@ pub(crate) enum Threads {
     Pool,
 }
 
-/// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` has rows `dst_stride` apart.
+/// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` has rows `dst_stride` apart. Without `accumulate` all values of
+/// these rows are written, and none is read.
 ///
 /// An element's bits depend on its row of `a` and its column of `b` alone: neither on the sizes of
 /// the product nor on the number of threads. Whether factors are rounded ([`rounds`]) does depend on the sizes.
-pub(crate) fn matmul<T: Element>(
-    dst: &mut [f32],
+pub(crate) fn matmul<'d, T: Element>(
+    dst: impl Into<Room<'d>>,
     dst_stride: usize,
     a: Mat<'_>,
     b: Mat<'_, T>,
@@ -106,9 +109,9 @@ pub(crate) fn matmul<T: Element>(
 }
 
 /// [`matmul`] on the whole pool, with rounded factors or not, whatever the thread asks for and however large it is.
-pub(crate) fn matmul_as<T: Element>(
+pub(crate) fn matmul_as<'d, T: Element>(
     rounded: bool,
-    dst: &mut [f32],
+    dst: impl Into<Room<'d>>,
     dst_stride: usize,
     a: Mat<'_>,
     b: Mat<'_, T>,
@@ -118,22 +121,22 @@ pub(crate) fn matmul_as<T: Element>(
     product(factors, dst, dst_stride, (a, b), accumulate, Threads::Pool);
 }
 
-fn product<T: Element>(
+fn product<'d, T: Element>(
     factors: Factors,
-    dst: &mut [f32],
+    dst: impl Into<Room<'d>>,
     dst_stride: usize,
     (a, b): (Mat<'_>, Mat<'_, T>),
     accumulate: bool,
     threads: Threads,
 ) {
     assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
-    let (rows, cols) = (a.rows, b.cols);
+    let (dst, rows, cols) = (dst.into(), a.rows, b.cols);
     if rows == 0 || cols == 0 {
         return;
     }
-    assert!((rows - 1) * dst_stride + cols <= dst.len(), "product leaves its destination");
+    assert!((rows - 1) * dst_stride + cols <= dst.len, "product leaves its destination");
     assert!(dst_stride >= cols, "rows of the destination overlap");
-    let whole = Output { at: dst.as_mut_ptr(), stride: dst_stride, accumulate, diagonal: None };
+    let whole = Output { at: dst.at, stride: dst_stride, accumulate, diagonal: None };
     // SAFETY: the assertions above bound the whole product to `dst`; callers give instructions that were detected.
     unsafe { compute(factors, whole, (a, b), threads) };
 }
@@ -235,7 +238,7 @@ pub(crate) fn kept_bytes(
     if alone || rows <= BLOCK_ROWS || cols < isa.widths().panel * tasks {
         return 0;
     }
-    blocks::shared_values(factors, isa.left_order(!transposed), rows, inner) * size_of::<f32>()
+    blocks::shared_values(factors, !transposed, rows, inner) * size_of::<f32>()
 }
 
 /// Least size and multiplications of a product with rounded factors.

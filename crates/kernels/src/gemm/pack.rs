@@ -9,6 +9,8 @@ pub(super) const MAX_DEPTH: usize = 512;
 /// Values from one row to the next of a left block kept row by row; not a power of two, so that
 /// rows do not compete for the same cache sets.
 pub(super) const ROW_STRIDE: usize = MAX_DEPTH + 16;
+/// The same of rows with half as many values: a rounded block's, and an attention's.
+pub(super) const SHORT_STRIDE: usize = MAX_DEPTH / 2 + 16;
 
 /// A cache line of values: buffers made of these are aligned for the widest loads.
 #[derive(Clone, Copy)]
@@ -45,8 +47,26 @@ pub(super) const AVX2_TILE: usize = 6;
 pub(super) enum LeftOrder {
     /// Rows [`ROW_STRIDE`] apart.
     Rows,
+    /// Rows [`SHORT_STRIDE`] apart.
+    ShortRows,
     /// Tiles of rows, each step by step, [`Widths::step`] apart.
     Steps,
+}
+
+impl LeftOrder {
+    /// Rows of so many values, as close as they fit.
+    pub(super) fn of_rows(values: usize) -> Self {
+        if values <= MAX_DEPTH / 2 { Self::ShortRows } else { Self::Rows }
+    }
+
+    /// From one row to the next, where a block is kept row by row.
+    pub(super) fn row_stride(self) -> Option<usize> {
+        match self {
+            Self::Rows => Some(ROW_STRIDE),
+            Self::ShortRows => Some(SHORT_STRIDE),
+            Self::Steps => None,
+        }
+    }
 }
 
 /// Widths of packed blocks, as the inner kernel of an instruction set reads them.
@@ -64,23 +84,23 @@ pub(super) struct Widths {
 
 /// Values of a packed left block of at most `rows` x `steps`.
 pub(super) fn left_len(order: LeftOrder, rows: usize, steps: usize, widths: Widths) -> usize {
-    match order {
-        LeftOrder::Rows => rows * ROW_STRIDE,
-        LeftOrder::Steps => rows.div_ceil(widths.tile) * steps * widths.step,
+    match order.row_stride() {
+        Some(stride) => rows * stride,
+        None => rows.div_ceil(widths.tile) * steps * widths.step,
     }
 }
 
 /// Copies a left block in tiles of rows.
 pub(super) fn left(a: Mat<'_>, order: LeftOrder, widths: Widths, out: &mut [f32]) {
-    match (order, widths.step) {
-        (LeftOrder::Rows, _) => {
-            for (row, out) in out.chunks_mut(ROW_STRIDE).take(a.rows).enumerate() {
+    match (order.row_stride(), widths.step) {
+        (Some(stride), _) => {
+            for (row, out) in out.chunks_mut(stride).take(a.rows).enumerate() {
                 out[..a.cols].copy_from_slice(&a.data[row * a.row_stride..][..a.cols]);
             }
         }
-        (LeftOrder::Steps, 16) => left_steps::<16>(a, widths.tile, out),
-        (LeftOrder::Steps, AVX2_TILE) => left_steps::<AVX2_TILE>(a, widths.tile, out),
-        (LeftOrder::Steps, _) => left_steps::<8>(a, widths.tile, out),
+        (None, 16) => left_steps::<16>(a, widths.tile, out),
+        (None, AVX2_TILE) => left_steps::<AVX2_TILE>(a, widths.tile, out),
+        (None, _) => left_steps::<8>(a, widths.tile, out),
     }
 }
 

@@ -1,11 +1,13 @@
 //! Products of f32 rows on the CPU with weights of any type, and gradients that are added to.
 
+use std::convert::Infallible;
+
 use candle_core::{CpuStorage, Layout, Result, Storage, Tensor, bail};
 use half::{bf16, f16};
 
 use super::slabs;
 use crate::fused_op::{Argument, Input};
-use crate::gemm::{Blocks, Mat, Right, Threads, matmul};
+use crate::gemm::{Blocks, Mat, Right, Room, Threads, matmul, written};
 use crate::graph::add_to;
 use crate::storage::{change_f32, values_like, with_f32};
 
@@ -63,19 +65,27 @@ macro_rules! for_each_type {
 
 /// `out[R, O] = x[R, I] · Wᵀ`.
 pub(crate) fn product_nt(x: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
-    let mut out = vec![0.0; x.len() / inputs.max(1) * outputs];
-    product_nt_into(&mut out, x, weight, (inputs, outputs), false);
+    let write = |out: Room<'_>| {
+        product_nt_into(out, x, weight, (inputs, outputs), false);
+        Ok::<_, Infallible>(())
+    };
+    // SAFETY: a product that is not added to something writes all of its values.
+    let Ok(out) = unsafe { written(x.len() / inputs.max(1) * outputs, write) };
     out
 }
 
 /// The same into `out`, added to what is there if asked for.
-pub(crate) fn product_nt_into(
-    out: &mut [f32],
+pub(crate) fn product_nt_into<'o>(
+    out: impl Into<Room<'o>>,
     x: &[f32],
     weight: Weight<'_>,
     (inputs, outputs): (usize, usize),
     accumulate: bool,
 ) {
+    let mut out = out.into();
+    if inputs == 0 && !accumulate {
+        out.clear();
+    }
     for_each_type!(
         weight,
         w => {
@@ -89,19 +99,27 @@ pub(crate) fn product_nt_into(
 
 /// `out[R, I] = g[R, O] · W`.
 pub(crate) fn product_nn(g: &[f32], weight: Weight<'_>, inputs: usize, outputs: usize) -> Vec<f32> {
-    let mut out = vec![0.0; g.len() / outputs.max(1) * inputs];
-    product_nn_into(&mut out, g, weight, (inputs, outputs), false);
+    let write = |out: Room<'_>| {
+        product_nn_into(out, g, weight, (inputs, outputs), false);
+        Ok::<_, Infallible>(())
+    };
+    // SAFETY: as in `product_nt`.
+    let Ok(out) = unsafe { written(g.len() / outputs.max(1) * inputs, write) };
     out
 }
 
 /// The same into `out`, added to what is there if asked for.
-pub(crate) fn product_nn_into(
-    out: &mut [f32],
+pub(crate) fn product_nn_into<'o>(
+    out: impl Into<Room<'o>>,
     g: &[f32],
     weight: Weight<'_>,
     (inputs, outputs): (usize, usize),
     accumulate: bool,
 ) {
+    let mut out = out.into();
+    if outputs == 0 && !accumulate {
+        out.clear();
+    }
     for_each_type!(
         weight,
         w => {
@@ -122,29 +140,34 @@ pub(crate) fn add_weight_gradient(
 ) -> Result<()> {
     let (rows, inputs) = x.dims2()?;
     let (outputs, _) = weight.tensor.dims2()?;
-    add_gradient(argument, weight, |dw, accumulate| {
+    let form = |dw: Room<'_>, accumulate| {
         with_f32(x, |x| {
             let g = Mat::rows(g, rows, outputs, outputs).t();
             let x = Mat::rows(x, rows, inputs, inputs);
             matmul(dw, inputs, g, x, accumulate, Threads::Pool);
             Ok(())
         })
-    })
+    };
+    // SAFETY: a product that is not added to something writes all of its values.
+    unsafe { add_gradient(argument, weight, form) }
 }
 
 /// Adds a gradient of an argument, which `form` writes, or adds to what is there if it is told so.
-pub(crate) fn add_gradient(
+///
+/// # Safety
+/// Where `form` is not told so, it writes all values, and adds to none before.
+pub(crate) unsafe fn add_gradient(
     argument: usize,
     input: &Input,
-    form: impl Fn(&mut [f32], bool) -> Result<()>,
+    form: impl Fn(Room<'_>, bool) -> Result<()>,
 ) -> Result<()> {
     add_to(argument, |sum| {
         if let Some(sum) = sum {
-            change_f32(sum, |values| form(values, true))?;
+            change_f32(sum, |values| form(values.into(), true))?;
             return Ok(sum.clone());
         }
-        let mut values = vec![0.0; input.tensor.elem_count()];
-        form(&mut values, false)?;
+        // SAFETY: the caller's promise.
+        let values = unsafe { written(input.tensor.elem_count(), |room| form(room, false)) }?;
         values_like(&input.tensor, values)
     })
 }

@@ -5,6 +5,7 @@ use super::*;
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::factors::with_factors;
+use crate::matrix::{Matrix, linear_each};
 use crate::test_support::{Noise, assert_alike, assert_close, assert_gradients, gradcheck};
 
 #[test]
@@ -20,6 +21,31 @@ fn fused_matches_reference_forward_and_backward() -> Result<()> {
         let plain = reference(&x, &w, Some(&b))?;
         let variables = [("x", &x), ("weight", &w), ("bias", &b)];
         assert_alike(&variables, &direction, [&fused, &plain], (1e-6, 1e-5));
+    }
+    Ok(())
+}
+
+#[test]
+fn products_of_nothing_are_zeros() -> Result<()> {
+    let mut noise = Noise::new(8);
+    let zeros = |of: &Tensor| -> Result<bool> {
+        Ok(of.flatten_all()?.to_vec1::<f32>()?.iter().all(|value| value.to_bits() == 0))
+    };
+    for (rows, inputs, outputs) in [(3, 0, 4), (3, 4, 0), (0, 4, 3)] {
+        // Memory that was just given back holds no zeros.
+        drop(noise.tensor(&[4, 4]));
+        let (x, w) = (noise.var(&[rows, inputs]), noise.var(&[outputs, inputs]));
+        let product = linear(&x, &w, None)?;
+        assert_eq!(product.dims(), [rows, outputs]);
+        assert!(zeros(&product)?, "{rows} x {inputs} x {outputs}");
+        let frozen = Matrix::Dense(w.detach());
+        let [again, both] = linear_each(&x.detach(), [(&frozen, None), (&frozen, None)])?;
+        assert!(zeros(&again)? && zeros(&both)?, "{rows} x {inputs} x {outputs}");
+        let gradients = product.sum_all()?.gradients()?;
+        for (name, variable) in [("x", &x), ("weight", &w)] {
+            let gradient = gradients.get(variable).expect("gradient");
+            assert!(zeros(gradient)?, "{name}, {rows} x {inputs} x {outputs}");
+        }
     }
     Ok(())
 }

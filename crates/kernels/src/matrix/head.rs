@@ -10,6 +10,7 @@ use candle_core::{DType, Result, Shape, Tensor, Var, bail};
 use super::{Matrix, QuantisedMatrix};
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::gemm::Room;
 use crate::graph::Gradients;
 use crate::linear::{
     Weight, add_gradient, linear, product_nn_into, product_nt, with_weight as with_tensor,
@@ -128,13 +129,15 @@ impl FusedOp<1> for OfBlocks {
 
     fn backward(&self, [x]: [&Input; 1], _: &Tensor, grad: &Tensor) -> Result<Gradients<1>> {
         let (_, outputs, inputs) = self.0.layout();
-        add_gradient(0, x, |dx, accumulate| {
+        let form = |dx: Room<'_>, accumulate| {
             with_f32(grad, |g| {
                 let weight = Weight::Blocks(self.0.blocks());
                 product_nn_into(dx, g, weight, (inputs, outputs), accumulate);
                 Ok(())
             })
-        })?;
+        };
+        // SAFETY: a product that is not added to something writes all of its values.
+        unsafe { add_gradient(0, x, form) }?;
         Ok([None])
     }
 }

@@ -230,9 +230,9 @@ impl Head<'_> {
         state.corrections.resize(end * value_dim, 0.0);
         let both = Mat::rows(vectors, 2 * count, key_dim, key_dim);
         let matrix = Mat::rows(&state.matrix, key_dim, value_dim, value_dim);
-        matmul(of_matrix, value_dim, both, matrix, false, Threads::One);
+        matmul(&mut *of_matrix, value_dim, both, matrix, false, Threads::One);
         let all_keys = Mat::rows(&state.keys, end, key_dim, key_dim).t();
-        matmul(scores, CHUNK, both, all_keys, false, Threads::One);
+        matmul(&mut *scores, CHUNK, both, all_keys, false, Threads::One);
         let (of_keys, of_queries) = of_matrix.split_at(count * value_dim);
         let (among_keys, to_keys) = scores[..2 * count * CHUNK].split_at_mut(count * CHUNK);
         for (i, row) in rows.iter().enumerate() {

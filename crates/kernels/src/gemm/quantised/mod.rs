@@ -36,6 +36,7 @@ use rayon::prelude::*;
 use super::SMALLEST_TASK;
 use super::blocks::{Output, depth_of};
 use super::micro::Destination;
+use super::room::Room;
 use super::unpacked::TASK_COLUMNS;
 use fixed::FixedBlock;
 pub(crate) use fixed::FixedRows;
@@ -152,15 +153,28 @@ pub(crate) fn steps_of_a_sum(length: usize) -> usize {
     if length == 0 { GROUP } else { depth_of(length) }
 }
 
-/// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` is row-major without gaps.
-pub(crate) fn matmul_quantised(dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
+/// `dst = a · b`, or `dst += a · b` with `accumulate`; `dst` is row-major without gaps. Without `accumulate` all of its values
+/// are written, and none is read.
+pub(crate) fn matmul_quantised<'d>(
+    dst: impl Into<Room<'d>>,
+    a: &FixedRows,
+    b: Blocks<'_>,
+    accumulate: bool,
+) {
     product(Kernel::detect(), dst, a, b, accumulate);
 }
 
-fn product(kernel: Kernel, dst: &mut [f32], a: &FixedRows, b: Blocks<'_>, accumulate: bool) {
+fn product<'d>(
+    kernel: Kernel,
+    dst: impl Into<Room<'d>>,
+    a: &FixedRows,
+    b: Blocks<'_>,
+    accumulate: bool,
+) {
+    let dst = dst.into();
     assert_eq!(a.cols, b.rows, "inner sizes of a product differ");
-    assert!(a.rows * b.cols <= dst.len(), "product leaves its destination");
-    let whole = Output { at: dst.as_mut_ptr(), stride: b.cols, accumulate, diagonal: None };
+    assert!(a.rows * b.cols <= dst.len, "product leaves its destination");
+    let whole = Output { at: dst.at, stride: b.cols, accumulate, diagonal: None };
     let width = if a.rows * b.cols * a.cols < 2 * SMALLEST_TASK {
         b.cols.next_multiple_of(GROUP).max(GROUP)
     } else {

@@ -351,7 +351,7 @@ fn every_power_of_mxfp4_is_exact() {
 fn empty_products_are_zero() {
     let mut out = [1.0; 3];
     let b = Blocks::transposed(&[], BlockFormat::Q8_0, 3, 0);
-    matmul_quantised(&mut out, &FixedRows::of(Mat::rows(&[], 1, 0, 0)), b, false);
+    matmul_quantised(&mut out[..], &FixedRows::of(Mat::rows(&[], 1, 0, 0)), b, false);
     assert_eq!(bits(&out), [0; 3]);
-    matmul_quantised(&mut [], &FixedRows::of(Mat::rows(&[], 0, 0, 0)), b, false);
+    matmul_quantised(&mut [][..], &FixedRows::of(Mat::rows(&[], 0, 0, 0)), b, false);
 }

@@ -3,7 +3,7 @@
 use super::super::micro::{Destination, Isa, kernel_of, store};
 #[cfg(target_arch = "x86_64")]
 use super::super::pack::AVX2_TILE;
-use super::super::pack::{LeftOrder, ROW_STRIDE};
+use super::super::pack::{LeftOrder, ROW_STRIDE, SHORT_STRIDE};
 #[cfg(target_arch = "x86_64")]
 use x86::{avx2, avx512};
 

@@ -203,7 +203,7 @@ fn what_is_not_finite_is_seen_and_what_is_tiny_vanishes() {
             let a = operand(&a, 6, depth, layout % 2 == 1);
             let b = operand(&b, depth, 6, layout / 2 == 1);
             let mut dst = [0.0; 36];
-            product(factors, &mut dst, 6, (a, b), false, Threads::One);
+            product(factors, &mut dst[..], 6, (a, b), false, Threads::One);
             for (index, value) in dst.iter().enumerate() {
                 let (row, col) = (index / 6, index % 6);
                 assert_eq!(
@@ -217,7 +217,7 @@ fn what_is_not_finite_is_seen_and_what_is_tiny_vanishes() {
         let ones = vec![1.0_f32; 100];
         let mut dst = [1.0; 4];
         let (a, b) = (Mat::rows(&tiny, 2, 50, 50), Mat::rows(&ones, 50, 2, 2));
-        product(factors, &mut dst, 2, (a, b), false, Threads::One);
+        product(factors, &mut dst[..], 2, (a, b), false, Threads::One);
         assert!(dst.iter().all(|x| x.to_bits() == 0), "{factors:?} {dst:?}");
     }
 }
