@@ -16,6 +16,9 @@ const LINE: usize = 64;
 /// Words of four codes in 32 values.
 const STEPS: usize = BLOCK / 4;
 
+/// Rows whose sums registers hold beside the codes.
+pub(super) const ROWS_AT_ONCE: usize = 8;
+
 /// Registers of 16 columns, on one instruction set.
 ///
 /// # Safety
@@ -139,7 +142,8 @@ struct Factors<V: Lanes> {
 
 /// # Safety
 /// The CPU has the instruction set; the operands reach as far as the tile of at most [`MOST_ROWS`]
-/// rows, and `dst` is writable for it. `ROWS` are the tile's, or 0 for any number of them.
+/// rows, and `dst` is writable for it. `ROWS` are the tile's, or 0 for any number of them; more than [`ROWS_AT_ONCE`] are a
+/// multiple of it.
 #[allow(clippy::inline_always, reason = "compiled for the caller's instruction set")]
 #[inline(always)]
 pub(super) unsafe fn columns<V: Lanes, const FORMAT: usize, const ROWS: usize>(
@@ -197,7 +201,12 @@ unsafe fn of_group<V: Lanes, const FORMAT: usize, const ROWS: usize>(
                 let factors = factors::<V, FORMAT>(at, d, m);
                 let codes = unpacked::<V, FORMAT>(at);
                 let fixed = tile.fixed.as_ptr().add((block * layout.parts() + part) * tile.rows);
-                if ROWS > 0 {
+                if ROWS > ROWS_AT_ONCE {
+                    for first in (0..ROWS).step_by(ROWS_AT_ONCE) {
+                        let acc = &mut acc[first..first + ROWS_AT_ONCE];
+                        add::<V, FORMAT, ROWS_AT_ONCE>(acc, &codes, &factors, fixed.add(first));
+                    }
+                } else if ROWS > 0 {
                     add::<V, FORMAT, ROWS>(&mut acc[..ROWS], &codes, &factors, fixed);
                 } else {
                     for (row, acc) in acc[..rows].chunks_exact_mut(1).enumerate() {

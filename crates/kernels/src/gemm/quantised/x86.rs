@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use super::super::micro::Destination;
 use super::fixed::FixedBlock;
 use super::format::BlockFormat;
-use super::lanes::{Codes, Lanes, by_format_and_rows, columns, methods};
+use super::lanes::{Codes, Lanes, ROWS_AT_ONCE, by_format_and_rows, columns, methods};
 use super::{Kernel, Tile};
 
 /// Four activations in every lane.
@@ -306,12 +306,13 @@ pub(super) unsafe fn run(kernel: Kernel, tile: Tile<'_>, dst: Destination) {
     unsafe {
         match kernel {
             Kernel::Avx512Vnni => {
-                // Registers hold the sums of eight rows; more are two parts.
-                let part = if dst.rows > 8 { dst.rows.div_ceil(2) } else { dst.rows.max(1) };
+                // Registers hold the sums of eight rows. Sixteen share what is unpacked, other numbers are two parts.
+                let whole = dst.rows <= ROWS_AT_ONCE || dst.rows == 2 * ROWS_AT_ONCE;
+                let part = if whole { dst.rows.max(1) } else { dst.rows.div_ceil(2) };
                 for first in (0..dst.rows).step_by(part) {
                     let (at, rows) = (dst.at.add(first * dst.stride), part.min(dst.rows - first));
                     let (tile, dst) = (tile.from(first), Destination { at, rows, ..dst });
-                    by_format_and_rows!(avx512_vnni, [1 2 3 4 5 6 7 8], tile, dst);
+                    by_format_and_rows!(avx512_vnni, [1 2 3 4 5 6 7 8 16], tile, dst);
                 }
             }
             Kernel::Avx512 => by_format_and_rows!(avx512, [1], tile, dst),
