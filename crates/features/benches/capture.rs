@@ -133,6 +133,6 @@ fn writer(folder: &Path, tokens: usize, shards: usize) -> Outcome<StoreWriter> {
 fn taken(store: &StoreWriter, shard: usize) -> Outcome<Work> {
     match store.take(&store.shards()[shard])? {
         Turn::Mine(work) => Ok(work),
-        Turn::Complete | Turn::Busy => Err("the shard is taken".into()),
+        Turn::Complete | Turn::Busy(_) => Err("the shard is taken".into()),
     }
 }

@@ -49,6 +49,16 @@ impl Owner {
         // A time that lies far ahead would never be long ago: whoever waits would wait for ever.
         dead || now().abs_diff(self.renewed) > LEASE.as_secs()
     }
+
+    /// What a process that waits for this one's shard says of it.
+    fn told(&self, location: &Location, shard: &str, object: &str) -> String {
+        let (place, minutes) = (location.name(), LEASE.as_secs() / 60);
+        format!(
+            "shard {shard}: process {} on {} works on it (claim {place}/{object}, which lapses if it is not \
+             renewed for {minutes} minutes)",
+            self.pid, self.host
+        )
+    }
 }
 
 /// A shard that this process works on.
@@ -60,27 +70,30 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Takes a shard; `None` if another living process works on it.
-    pub(super) fn take(location: &Location, shard: &str) -> Result<Option<Self>> {
+    /// Takes a shard, or tells which living process works on it, while its claim is there.
+    pub(super) fn take(
+        location: &Location,
+        shard: &str,
+    ) -> Result<std::result::Result<Self, Option<String>>> {
         let owner = Owner::this_process();
         for number in 0..MOST_TAKEOVERS {
             let object = object(shard, number);
             // Who completes the store takes half claims away, this one's too: it asks again.
             let asked = location.create(&object, &bytes(&owner));
             if asked.or_else(|_| location.create(&object, &bytes(&owner)))? {
-                return Ok(Some(Self { shard: shard.to_owned(), number, owner }));
+                return Ok(Ok(Self { shard: shard.to_owned(), number, owner }));
             }
             // What cannot be read was torn by a crash of the machine.
             let holder: Option<Owner> = match location.get_created(&object)? {
                 Some(holder) => holder.ok(),
                 // Its owner has finished since.
-                None => return Ok(None),
+                None => return Ok(Err(None)),
             };
-            if holder.is_some_and(|holder| !holder.is_stale(&owner)) {
-                return Ok(None);
+            if let Some(holder) = holder.filter(|holder| !holder.is_stale(&owner)) {
+                return Ok(Err(Some(holder.told(location, shard, &object))));
             }
         }
-        Ok(None)
+        Ok(Err(None))
     }
 
     /// Says that this process is still at work, if that is due; tells whether the shard is still
@@ -197,10 +210,13 @@ mod tests {
     fn a_shard_is_taken_once_until_it_is_let_go() -> Result<()> {
         let (_folder, location) = location();
         let claim = Claim::take(&location, "s")?.expect("free");
-        assert!(Claim::take(&location, "s")?.is_none());
-        assert!(Claim::take(&location, "other")?.is_some());
+        let told = Claim::take(&location, "s")?.expect_err("taken").expect("its owner");
+        let (pid, place) = (std::process::id(), location.name());
+        assert!(told.contains(&format!("process {pid} on ")), "{told}");
+        assert!(told.contains(&format!("claim {place}/claims/s.0")), "{told}");
+        assert!(Claim::take(&location, "other")?.is_ok());
         claim.release(&location)?;
-        assert!(Claim::take(&location, "s")?.is_some());
+        assert!(Claim::take(&location, "s")?.is_ok());
         Ok(())
     }
 
@@ -223,8 +239,8 @@ mod tests {
             let (_folder, location) = location();
             write(&location, 0, owner);
             let claim = Claim::take(&location, "s")?;
-            assert_eq!(claim.is_some(), taken, "{owner:?}");
-            if let Some(claim) = claim {
+            assert_eq!(claim.is_ok(), taken, "{owner:?}");
+            if let Ok(claim) = claim {
                 assert_eq!(claim.number, 1);
                 claim.release(&location)?;
                 assert_eq!(location.size(&object("s", 0))?, None);

@@ -113,8 +113,8 @@ impl Estimate {
 pub enum Turn {
     /// It is complete.
     Complete,
-    /// Another process works on it.
-    Busy,
+    /// Another process works on it: the shard, who it is and by which claim, unless it finished at this moment.
+    Busy(Option<String>),
     /// This process's; it must be written or given up.
     Mine(Work),
 }
@@ -247,8 +247,9 @@ impl StoreWriter {
         if self.receipt(shard)?.is_ok() {
             return Ok(Turn::Complete);
         }
-        let Some(claim) = Claim::take(&self.location, &shard.name())? else {
-            return Ok(Turn::Busy);
+        let claim = match Claim::take(&self.location, &shard.name())? {
+            Ok(claim) => claim,
+            Err(holder) => return Ok(Turn::Busy(holder)),
         };
         // Another process may have finished it in between.
         let Err(damage) = self.receipt(shard)? else {
@@ -298,7 +299,7 @@ impl StoreWriter {
         loop {
             match self.take(&work.shard)? {
                 Turn::Complete => return Ok(()),
-                Turn::Busy => std::thread::sleep(PAUSE),
+                Turn::Busy(_) => std::thread::sleep(PAUSE),
                 Turn::Mine(again) => return self.complete(Work { rows: work.rows, ..again }),
             }
         }

@@ -163,17 +163,18 @@ impl Capture {
         let first = share_of(open.len(), rank / self.team.size(), ranks / self.team.size()).start;
         open.rotate_left(first);
         let all = self.recipe.train.rows + self.recipe.held_out.rows;
-        let mut done = 0;
+        let (mut done, mut has_told) = (0, false);
         while !open.is_empty() {
-            let mut busy = Vec::new();
+            let (mut busy, mut holder) = (Vec::new(), None);
             for shard in open {
                 if self.team.should_stop(observer) {
                     return Ok(Ending::Stopped);
                 }
                 match self.store.take(&shard)? {
                     // Looking at a large shard takes its time, and the others of the team wait for a word.
-                    Turn::Busy => {
+                    Turn::Busy(told) => {
                         busy.push(shard);
+                        holder = holder.or(told);
                         self.team.tell(Next::Wait);
                     }
                     Turn::Complete => {
@@ -195,6 +196,10 @@ impl Capture {
             }
             open = busy;
             if !open.is_empty() {
+                if let Some(holder) = holder.filter(|_| !has_told) {
+                    observer.on_event(Event::Note(&format!("waits for {holder}")));
+                    has_told = true;
+                }
                 self.team.tell(Next::Wait);
                 std::thread::sleep(PAUSE);
             }
