@@ -280,6 +280,9 @@ fn a_capture_says_once_which_process_it_waits_for() {
     require_words(&told, &["shard train-00000", "process 4711 on elsewhere", &claim, "10 minutes"]);
 }
 
+/// Other values of a tensor.
+type Change = fn(&Tensor) -> candle_core::Result<Tensor>;
+
 #[test]
 fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
     let (shop, config) = Workshop::of_four_layers().with_config();
@@ -346,21 +349,29 @@ fn damaged_and_missing_shards_are_named_and_captured_again_alone() {
         fail_with(&[command, &config, &features], code, &[file]);
         std::fs::write(&path, bytes).expect("write");
     }
-    // Values that no capture keeps, in a shard whose hash is right.
+    // Values that no capture keeps and shapes of another target, in a shard whose hash is right.
     let path = shard(&store, 0);
-    change_tensors(&path, |tensors| {
-        let values = tensors.iter_mut().filter(|(name, _)| name.ends_with(".values"));
-        values.for_each(|(_, tensor)| *tensor = tensor.affine(f64::NAN, 0.0).expect("NaN"));
-    });
-    let bytes = std::fs::read(&path).expect("shard");
-    let mut told: Value =
-        serde_json::from_slice(&std::fs::read(&index).expect("index")).expect("JSON");
-    told["train"][0]["bytes"] = bytes.len().into();
-    told["train"][0]["blake3"] = blake3::hash(&bytes).to_hex().to_string().into();
-    std::fs::write(&index, told.to_string()).expect("write");
-    let output = format!("output={}", shop.path("unknown"));
-    let words = ["train-00000.safetensors", "not finite numbers", "`longdraft capture` again"];
-    fail_with(&[&train[..], &[&output]].concat(), 1, &words);
+    let whole = std::fs::read(&path).expect("shard");
+    let changes: [(Change, &str); 2] = [
+        (|values| values.affine(f64::NAN, 0.0), "not finite numbers"),
+        (|values| values.transpose(1, 2)?.contiguous(), "`values` is ["),
+    ];
+    for (number, (change, problem)) in changes.into_iter().enumerate() {
+        std::fs::write(&path, &whole).expect("write");
+        change_tensors(&path, |tensors| {
+            let values = tensors.iter_mut().filter(|(name, _)| name.ends_with(".values"));
+            values.for_each(|(_, tensor)| *tensor = change(tensor).expect("changed"));
+        });
+        let bytes = std::fs::read(&path).expect("shard");
+        let mut told: Value =
+            serde_json::from_slice(&std::fs::read(&index).expect("index")).expect("JSON");
+        told["train"][0]["bytes"] = bytes.len().into();
+        told["train"][0]["blake3"] = blake3::hash(&bytes).to_hex().to_string().into();
+        std::fs::write(&index, told.to_string()).expect("write");
+        let output = format!("output={}", shop.path(&format!("unknown{number}")));
+        let words = ["train-00000.safetensors", problem, "`longdraft capture` again"];
+        fail_with(&[&train[..], &[&output]].concat(), 1, &words);
+    }
 }
 
 #[test]

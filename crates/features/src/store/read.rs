@@ -12,7 +12,7 @@ use longdraft_models::target_model::{Ends, KeyValues, Tap, Target};
 use super::location::Location;
 use super::open_shards::OpenShards;
 use super::recipe::{Contents, Part, Recipe};
-use super::record::Record;
+use super::record::{Record, Widths};
 use super::write::{INDEX, Index, Receipt, RowEntry};
 use crate::error::{FeatureError, Result};
 use crate::{
@@ -86,9 +86,9 @@ impl StoredFeatures {
         // A device widens what is held in bf16 when it is used.
         let held = self.store.index.recipe.dtype.of_states();
         let dtype = if device.is_cpu() { DType::F32 } else { held };
-        let of_row = read.clone();
+        let (of_row, widths) = (read.clone(), Widths::of(self.target.config()));
         let thread = std::thread::spawn(move || {
-            store.record(part, row, &of_row, dtype)?.upload_ahead(&device)
+            store.record((part, row), &of_row, dtype, widths)?.upload_ahead(&device)
         });
         *ahead = Some(Ahead { part, row, read, thread });
     }
@@ -100,7 +100,8 @@ impl StoredFeatures {
             let problem = format!("{name} features are {held}; needed are {needed}");
             self.store.location.problem("", problem)
         })?;
-        let here = || self.store.record(part, row, &read, DType::F32);
+        let widths = Widths::of(self.target.config());
+        let here = || self.store.record((part, row), &read, DType::F32, widths);
         let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner).take();
         match ahead.filter(|at| (at.part, at.row, &at.read) == (part, row, &read)) {
             // A thread that panicked has said so; the row is read here instead.
@@ -310,8 +311,14 @@ impl Store {
         self.index.recipe.part(part).contents.read_for(&Contents::of(needs))
     }
 
-    /// What `read` names of a row, with states in a type, as [`Record::read`].
-    fn record(&self, part: Part, row: usize, read: &Contents, dtype: DType) -> Result<Record> {
+    /// What `read` names of a row, with states in a type, as [`Record::read`], and as wide as the target's.
+    fn record(
+        &self,
+        (part, row): (Part, usize),
+        read: &Contents,
+        dtype: DType,
+        widths: Widths,
+    ) -> Result<Record> {
         let (receipt, entry) = self.entry(part, row)?;
         let held = &self.index.recipe.part(part).contents;
         let problem = |problem: &dyn std::fmt::Display| {
@@ -321,9 +328,9 @@ impl Store {
         let compression = self.index.recipe.compression;
         let shard = self.open.shard(&self.location, compression, receipt)?;
         let record = Record::read(&shard, row, read, dtype).map_err(|error| problem(&error))?;
-        record.check(entry.tokens, read).map_err(|text| problem(&text))?;
+        record.check(entry.tokens, (held, read), widths).map_err(|text| problem(&text))?;
         // Capture keeps none; the loss would be blamed on the text.
-        if !record.is_finite()? {
+        if !record.is_finite().map_err(|error| problem(&error))? {
             return Err(problem(&"its values are not finite numbers"));
         }
         record.with_layers(&held.layers, &read.layers).map_err(|error| problem(&error))

@@ -19,10 +19,11 @@ use longdraft_data::Batch;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::TopK;
 use longdraft_kernels::transfer::{download, upload_ahead};
+use longdraft_models::config::LayerHeads;
 use longdraft_models::target_model::Target;
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
-use longdraft_models::{LayerId, ModelError};
+use longdraft_models::{LayerId, ModelError, TargetConfig};
 
 use super::int8;
 use super::recipe::{Contents, StoreDtype, StoredTeacher};
@@ -34,6 +35,20 @@ type Result<T, E = FeatureError> = std::result::Result<T, E>;
 
 /// Keys (before rotary embedding) and values, `[T, K, D]` each.
 pub(super) type UnrotatedKv = (Tensor, Tensor);
+
+/// How wide a target's features are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Widths {
+    hidden: usize,
+    /// Of the last layer that attends.
+    heads: LayerHeads,
+}
+
+impl Widths {
+    pub(super) fn of(target: &TargetConfig) -> Self {
+        Self { hidden: target.hidden_size, heads: target.last_heads() }
+    }
+}
 
 /// Features of one packed row.
 #[derive(Debug, Clone, Default)]
@@ -168,28 +183,34 @@ impl Record {
 }
 
 impl Record {
-    /// What of the shapes does not belong to a row of `tokens` tokens. Files may come from anywhere.
-    pub(super) fn check(&self, tokens: usize, contents: &Contents) -> Result<(), String> {
-        let kv =
-            self.last_kv.iter().flat_map(|(keys, values)| [("keys", keys), ("values", values)]);
-        let aux = self.aux_hidden.iter().map(|aux| ("aux_hidden_states", aux));
-        for (name, tensor) in kv.chain(aux) {
-            let rank = if name == "aux_hidden_states" { 2 } else { 3 };
-            if tensor.rank() != rank || tensor.dims()[0] != tokens {
-                return Err(format!("`{name}` {:?} of {tokens} tokens", tensor.dims()));
+    /// What of the shapes does not belong to a row of `tokens` tokens, of which a store holds some contents and others
+    /// were read. Files may come from anywhere.
+    pub(super) fn check(
+        &self,
+        tokens: usize,
+        (held, read): (&Contents, &Contents),
+        widths: Widths,
+    ) -> Result<(), String> {
+        let (kept, Widths { hidden, heads }) = (&self.teacher_tokens, widths);
+        let of_heads = vec![tokens, heads.kv_heads, heads.head_dim];
+        let of_layers = vec![tokens, held.layers.len() * hidden];
+        let [keys, values] =
+            [self.last_kv.as_ref().map(|kv| &kv.0), self.last_kv.as_ref().map(|kv| &kv.1)];
+        for (name, tensor, shape) in [
+            ("keys", keys, of_heads.clone()),
+            ("values", values, of_heads),
+            ("aux_hidden_states", self.aux_hidden.as_ref(), of_layers),
+            ("final_hidden", self.final_hidden.as_ref(), vec![kept.len(), hidden]),
+        ] {
+            if let Some(tensor) = tensor.filter(|tensor| tensor.dims() != shape) {
+                return Err(format!("`{name}` is {:?}, not {shape:?}", tensor.dims()));
             }
         }
-        let kept = &self.teacher_tokens;
         let ascending = kept.windows(2).all(|pair| pair[0] < pair[1]);
         if !ascending || kept.last().is_some_and(|last| *last as usize >= tokens) {
             return Err(format!("`teacher_rows` are not ascending places of {tokens} tokens"));
         }
-        if let Some(hidden) = &self.final_hidden
-            && (hidden.rank() != 2 || hidden.dims()[0] != kept.len())
-        {
-            return Err(format!("`final_hidden` {:?} of {} tokens", hidden.dims(), kept.len()));
-        }
-        if let (Some(entries), Some(k)) = (&self.top_k, contents.teacher.top_k()) {
+        if let (Some(entries), Some(k)) = (&self.top_k, read.teacher.top_k()) {
             let [ids, log_probs] = [entries.ids.len(), entries.log_probs.len()];
             let most = kept.len().saturating_mul(k);
             let fits = ids == log_probs && ids.is_multiple_of(kept.len()) && ids <= most;
@@ -238,6 +259,9 @@ mod tests {
 
     use super::super::encode::encode;
     use super::*;
+
+    /// Of a target of the record below.
+    const WIDTHS: Widths = Widths { hidden: 8, heads: LayerHeads { kv_heads: 2, head_dim: 4 } };
 
     fn contents(teacher: StoredTeacher) -> Contents {
         Contents { last_kv: true, layers: vec![0], teacher }
@@ -317,7 +341,7 @@ mod tests {
             (StoreDtype::Int8, 1.0 / 256.0),
         ] {
             let read = written(&rows, dtype, &contents);
-            assert_eq!(read.check(9, &contents), Ok(()));
+            assert_eq!(read.check(9, (&contents, &contents), WIDTHS), Ok(()));
             assert_eq!(read.teacher_tokens, record.teacher_tokens);
             let kv = |record: &Record| record.last_kv.clone().expect("kv");
             for (a, b) in [
@@ -394,18 +418,36 @@ mod tests {
     #[test]
     fn shapes_of_another_row_are_named() {
         let (_, record) = record();
-        let full = contents(StoredTeacher::FinalHidden);
-        assert!(record.check(8, &full).expect_err("shorter").contains("`keys`"));
+        let told = |record: &Record, tokens, teacher| {
+            let contents = contents(teacher);
+            record.check(tokens, (&contents, &contents), WIDTHS).expect_err("refused")
+        };
+        let full = StoredTeacher::FinalHidden;
+        assert!(told(&record, 8, full).contains("`keys` is [9, 2, 4], not [8, 2, 4]"));
+        let kv = record.last_kv.clone().map(|(keys, values)| {
+            (keys, values.transpose(1, 2).expect("two heads of four become four of two"))
+        });
+        let turned = Record { last_kv: kv, ..record.clone() };
+        assert!(told(&turned, 9, full).contains("`values` is [9, 4, 2], not [9, 2, 4]"));
+        let narrow =
+            |all: Option<&Tensor>| all.map(|all| all.narrow(1, 0, 6).expect("six of eight"));
+        let aux_hidden = narrow(record.aux_hidden.as_ref());
+        let states = Record { aux_hidden, ..record.clone() };
+        assert!(told(&states, 9, full).contains("`aux_hidden_states` is [9, 6], not [9, 8]"));
+        let final_hidden = narrow(record.final_hidden.as_ref());
+        let last = Record { final_hidden, ..record.clone() };
+        assert!(told(&last, 9, full).contains("`final_hidden` is [3, 6], not [3, 8]"));
         let late = Record { teacher_tokens: vec![1, 4, 9], ..record.clone() };
-        assert!(late.check(9, &full).expect_err("outside").contains("teacher_rows"));
+        assert!(told(&late, 9, full).contains("teacher_rows"));
         let twice = Record { teacher_tokens: vec![1, 1, 4], ..record.clone() };
-        assert!(twice.check(9, &full).expect_err("twice").contains("teacher_rows"));
+        assert!(told(&twice, 9, full).contains("teacher_rows"));
         let fewer = Record { teacher_tokens: vec![1], ..record.clone() };
-        assert!(fewer.check(9, &full).expect_err("fewer").contains("final_hidden"));
+        assert!(told(&fewer, 9, full).contains("final_hidden"));
         let entries = TopK { ids: vec![0; 6], log_probs: vec![0.0; 5] };
         let top_k = Record { final_hidden: None, top_k: Some(entries), ..record };
-        assert!(top_k.check(9, &contents(StoredTeacher::TopK(2))).is_err());
-        assert!(top_k.check(9, &contents(StoredTeacher::TopK(usize::MAX))).is_err());
+        for k in [2, usize::MAX] {
+            assert!(told(&top_k, 9, StoredTeacher::TopK(k)).contains("6 ids and 5"));
+        }
     }
 
     #[test]
