@@ -44,9 +44,9 @@ impl Failures {
         let path = failures_file(answers);
         let mut file = for_appending(&path)?;
         let (mut lines, mut is_stale) = (BTreeMap::new(), false);
-        for text in whole_lines(&mut file, &path)? {
+        for (number, text) in whole_lines(&mut file, &path)? {
             let (Some(row), Some(_)) = (text["row"].as_u64(), text["status"].as_str()) else {
-                return Err(foreign(&path));
+                return Err(foreign(&path, number));
             };
             is_stale |= lines.insert(row, Line { text, stands: false }).is_some();
         }

@@ -148,17 +148,17 @@ impl Ledger {
             done: HashMap::new(),
             counts: Counts::default(),
         };
-        for line in &written {
-            ledger.take(line, output)?;
+        for (number, line) in &written {
+            ledger.take((*number, line), output)?;
             ledger.counts.success += 1;
         }
         Ok(ledger)
     }
 
     /// Notes a line of an earlier run.
-    fn take(&mut self, line: &Value, path: &Path) -> Result<()> {
+    fn take(&mut self, (number, line): (usize, &Value), path: &Path) -> Result<()> {
         let (Some(row), Some(id)) = (line["row"].as_u64(), line["id"].as_str()) else {
-            return Err(foreign(path));
+            return Err(foreign(path, number));
         };
         if !line["recipe"].as_str().is_some_and(|known| is_same_recipe(known, &self.recipe)) {
             let written = line["recipe"].as_str().unwrap_or_default();
@@ -282,28 +282,34 @@ fn cut(file: &mut File, bytes: usize) -> std::io::Result<()> {
     file.seek(SeekFrom::End(0)).map(|_| ())
 }
 
-/// A file's whole lines; it stands at the end of them. Nothing is cut from a file that holds anything else.
-pub(super) fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<Value>> {
+/// A file's whole lines, each with its number from 1; it stands at the end of them. Nothing is cut from a file that holds
+/// anything else.
+pub(super) fn whole_lines(file: &mut File, path: &Path) -> Result<Vec<(usize, Value)>> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(Failure::at(path))?;
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
     let (lines, torn) = bytes.split_at(whole);
-    let mut parsed = Vec::new();
-    for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-        if !line.starts_with(LINE_START) {
-            return Err(foreign(path));
+    let (mut parsed, mut number) = (Vec::new(), 1);
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        if line.starts_with(LINE_START) {
+            let text = serde_json::from_slice(line).map_err(|_| foreign(path, number))?;
+            parsed.push((number, text));
+        } else if line != b"\n" {
+            return Err(foreign(path, number));
         }
-        parsed.push(serde_json::from_slice(line).map_err(Failure::at(path))?);
+        number += 1;
     }
     if !torn.starts_with(LINE_START) && !LINE_START.starts_with(torn) {
-        return Err(foreign(path));
+        return Err(foreign(path, number));
     }
     cut(file, whole).map_err(Failure::at(path))?;
     Ok(parsed)
 }
 
-pub(super) fn foreign(path: &Path) -> Failure {
-    Failure::work(format!("{}: holds lines of another kind", path.display()))
+/// A line that `data regenerate` does not write.
+pub(super) fn foreign(path: &Path, line: usize) -> Failure {
+    let place = path.display();
+    Failure::work(format!("{place}:{line}: a line of another kind than `data regenerate` writes"))
         .hint("give another --output")
 }
 
@@ -349,9 +355,19 @@ mod tests {
         drop(ledger);
         assert!(Ledger::open(&path, ("other", "f")).is_err());
         assert!(Ledger::open(&path, ("r", "g")).is_err());
-        for text in ["{\"text\": 1}\n", "no newline"] {
-            std::fs::write(&path, text).expect("foreign");
-            assert!(Ledger::open(&path, ("r", "f")).is_err());
+        let whole = text.lines().next().expect("an answer");
+        for (text, line) in [
+            ("{\"text\": 1}\n".to_owned(), 1),
+            ("no newline".to_owned(), 1),
+            (format!("{whole}\n\n{{\"text\": 1}}\n{whole}\n"), 3),
+            (format!("{whole}\n{{\"row\": 3, \"id\n"), 2),
+            (format!("{whole}\n{{\"row\":3}}\n"), 2),
+            (format!("{whole}\nno newline"), 2),
+        ] {
+            std::fs::write(&path, &text).expect("foreign");
+            let failure = Ledger::open(&path, ("r", "f")).map(|_| ()).expect_err("foreign");
+            let place = format!("answers.jsonl:{line}: a line of another kind");
+            assert!(failure.message().contains(&place), "{failure:?}");
             assert_eq!(std::fs::read_to_string(&path).expect("untouched"), text);
         }
     }
