@@ -1,6 +1,6 @@
 //! What every command owes its caller: one table of exit codes, and errors that programs can read.
 
-use crate::support::files::demonstration;
+use crate::support::files::{change_json, demonstration};
 use crate::support::{
     Workshop, fail, fail_with, last_json, longdraft, require_words, run, stderr, stdout, succeed,
     told_by,
@@ -165,6 +165,10 @@ fn a_draft_that_does_not_fit_says_what_it_is() {
         assert!(!text.contains("(memory)"), "{text}");
         assert!(text.contains("the target's is") && text.contains("longdraft fit"), "{text}");
     }
+    // One that does not say for which target it was trained.
+    change_json(format!("{draft}/config.json"), |keys| keys["target_fingerprint"] = Value::Null);
+    let text = generate(&other, &draft);
+    require_words(&text, &["the target's is", "hint: if it was trained for another target"]);
     let text = generate(&shop.target(), &other);
     assert!(text.contains("other language models are no drafts here"), "{text}");
     // The same of a folder, whose tensors are not listed one by one.

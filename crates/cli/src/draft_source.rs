@@ -232,11 +232,16 @@ fn open_files(path: &Path, target: &Target) -> Result<Box<dyn Draft>> {
         if let Some(failure) = of_another_target((path, fingerprint), &error, target) {
             return failure;
         }
+        let is_unfit = matches!(error, ModelError::Invalid { .. });
         let failure = Failure::from(error);
-        let is_model = is_language_model(path);
-        failure.hinted(is_model.then_some(
-            "other language models are no drafts here: train a draft for the target with `longdraft fit`, or use \
-             --lookup, which needs none",
+        if is_language_model(path) {
+            return failure.hint(
+                "other language models are no drafts here: train a draft for the target with `longdraft fit`, or \
+                 use --lookup, which needs none",
+            );
+        }
+        failure.hinted((is_unfit && fingerprint.is_none()).then_some(
+            "if it was trained for another target, give that one, or train a draft for this one with `longdraft fit`",
         ))
     })?;
     note_reading(path, target);

@@ -18,6 +18,9 @@ pub use counts::{Coverage, TokenCounts};
 /// Names of a map's tensors in files: offsets, and a flag for every target token.
 pub const MAP: [&str; 2] = ["d2t", "t2d"];
 
+/// What to do where a map is of another vocabulary.
+const OTHER_TARGET: &str = "give the target that the draft was trained for, or a draft of this one";
+
 /// Target token of every draft token, and back. The only thing that turns one kind into the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VocabularyMap {
@@ -72,12 +75,15 @@ impl VocabularyMap {
         }
         let mut problems = Problems::default();
         if let Some(t2d) = t2d.filter(|t2d| t2d.len() != target_size) {
-            problems.push(format!("`t2d` has {} flags, {target_size} expected", t2d.len()));
+            problems.push(format!(
+                "`t2d` has {} flags, {target_size} expected: {OTHER_TARGET}",
+                t2d.len()
+            ));
         }
         let range = 0..target_size as i64;
         if let Some((i, id)) = ids.iter().enumerate().find(|(_, id)| !range.contains(id)) {
             problems.push(format!(
-                "`d2t` maps draft token {i} to {id}, outside the vocabulary of {target_size}"
+                "`d2t` maps draft token {i} to {id}, outside the vocabulary of {target_size}: {OTHER_TARGET}"
             ));
         }
         if let Some(i) = ids.windows(2).position(|pair| pair[0] >= pair[1]) {

@@ -11,7 +11,7 @@ use super::config_file::{self, ARCHITECTURES};
 use super::gguf_file::GgufDraftSource;
 use super::model::Eagle3Draft;
 use super::recognise::names_eagle3;
-use super::weights::{EMBEDDING, HEAD, OfTarget, checked_names, published_names};
+use super::weights::{EMBEDDING, HEAD, OfTarget, checked_names, published_names, read_vocabulary};
 use crate::config::TargetConfig;
 use crate::draft::files::{
     SavedDraft, config_beside, folder_beside, gguf_of, open_weights, read_json,
@@ -71,16 +71,20 @@ impl Eagle3Draft {
         Self::with_head(source, &config, ends.embedding_matrix().clone(), head)
     }
 
-    /// Checks that [`Self::load`] finds this network; no tensor is read.
+    /// Checks that [`Self::load`] finds this network over the target's tokens; of the tensors only the vocabulary's map is
+    /// read.
     ///
     /// # Errors
     /// - the file cannot be opened, lacks a head that the target's does not replace, or is said to be another network
     /// - a list of every missing, unexpected and misshapen tensor
+    /// - the draft proposes more tokens than the target has, or maps its own to others
     pub fn check_file(saved: &SavedDraft, config: &Eagle3Config) -> Result<()> {
         let (source, rows) = with_rows(saved, config)?;
         let config = Eagle3Config { draft_vocab_size: rows, ..config.clone() };
+        config.problems().into_result(source.path())?;
         let has_head = !borrows_head(source.as_ref(), &config)?;
-        checked_names(source.as_ref(), &config, has_head).map(|_| ())
+        let names = checked_names(source.as_ref(), &config, has_head)?;
+        read_vocabulary(source.as_ref(), &names, &config).map(drop)
     }
 }
 
@@ -175,6 +179,12 @@ fn check_same_network(saved: &SavedDraft, wanted: &Eagle3Config) -> Result<()> {
     // There may be nothing to compare with.
     let Some(config) = Eagle3Config::of_saved(saved, None)? else { return Ok(()) };
     let mut problems = Problems::default();
+    let [found, own] = [config.vocab_size, wanted.vocab_size];
+    if found != own {
+        problems.push(format!(
+            "the draft is of a target of {found} tokens, this one has {own}: give a draft of this target"
+        ));
+    }
     for (name, found, wanted) in [
         ("norm_before_residual", config.norm_before_residual, wanted.norm_before_residual),
         ("fc_norm", config.fc_norm, wanted.fc_norm),

@@ -193,6 +193,31 @@ fn a_file_of_another_target_is_refused_before_it_is_read() -> Result<()> {
 }
 
 #[test]
+fn a_file_over_other_tokens_is_refused_before_it_is_read() -> Result<()> {
+    let target = target();
+    let config = Eagle3Config::for_target(target.config(), 10).expect("config");
+    let table = target.hold_ends()?.embedding()?;
+    let draft = Eagle3Draft::initialise(&config, every_third(), &table, 5)?;
+    let folder = tempfile::tempdir().expect("tempdir");
+    draft.save(folder.path(), target.fingerprint())?;
+    let said = SavedDraft::at(folder.path());
+    let of = |vocab_size: usize| Eagle3Config { vocab_size, ..config.clone() };
+    let told = "of a target of 30 tokens, this one has 32: give a draft of this target";
+    assert_refused(Eagle3Draft::check_file(&said, &of(32)), &[told]);
+    // Where nothing is said of it, its map tells.
+    let unsaid = SavedDraft { config: None, ..said };
+    Eagle3Draft::check_file(&unsaid, &config)?;
+    for (tokens, told) in [
+        (32, "`t2d` has 30 flags, 32 expected: give the target"),
+        (20, "`d2t` maps draft token 7 to 22, outside the vocabulary of 20: give the target"),
+        (8, "`draft_vocab_size` = 10 exceeds `vocab_size` = 8"),
+    ] {
+        assert_refused(Eagle3Draft::check_file(&unsaid, &of(tokens)), &[told]);
+    }
+    Ok(())
+}
+
+#[test]
 fn embeddings_that_are_not_read_are_told_where_they_differ() -> Result<()> {
     let target = target();
     let table = target.hold_ends()?.embedding()?;

@@ -302,7 +302,8 @@ fn reads_own_embedding(config: &Eagle3Config) -> bool {
     !config.embed_proj && config.hidden_size != config.target_hidden_size
 }
 
-fn read_vocabulary(
+/// Which of the target's tokens a draft's files map its own to; every one where they hold no map.
+pub(super) fn read_vocabulary(
     source: &dyn WeightSource,
     names: &BTreeMap<String, String>,
     config: &Eagle3Config,
