@@ -18,6 +18,13 @@ pub struct Conversation {
 /// Field of a row with the variables of its own, as other trainers and engines name it.
 pub const VARIABLES: &str = "chat_template_kwargs";
 
+/// Variables for a chat template without those that are null: such a one is not given, as tables fill columns up with
+/// null.
+pub fn given_variables(mut variables: Map<String, Value>) -> Map<String, Value> {
+    variables.retain(|_, value| !value.is_null());
+    variables
+}
+
 /// Roles that templates know.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -87,8 +94,7 @@ impl Conversation {
         Ok(Self { messages, tools: tools.filter(has_tools), variables: Map::new() })
     }
 
-    /// The variables that a row brings for the chat template: an object, or one as JSON text. What is null there is
-    /// left out, as tables fill columns up with it.
+    /// The variables that a row brings for the chat template: an object, or one as JSON text, as [`given_variables`].
     ///
     /// # Errors
     /// - the field holds something else
@@ -99,18 +105,14 @@ impl Conversation {
             Value::String(text) => serde_json::from_str(text),
             other => Ok(other.clone()),
         };
-        let mut variables = match read {
-            Ok(Value::Null) => return Ok(Map::new()),
-            Ok(Value::Object(variables)) => variables,
+        match read {
+            Ok(Value::Null) => Ok(Map::new()),
+            Ok(Value::Object(variables)) => Ok(given_variables(variables)),
             _ => {
                 let found = short(field);
-                return Err(format!(
-                    "field `{VARIABLES}` is not an object of variables but {found}"
-                ));
+                Err(format!("field `{VARIABLES}` is not an object of variables but {found}"))
             }
-        };
-        variables.retain(|_, value| !value.is_null());
-        Ok(variables)
+        }
     }
 
     /// From a list of `{from, value}` turns, which may have a `weight`.

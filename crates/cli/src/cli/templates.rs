@@ -1,5 +1,6 @@
 //! Variables of chat templates, which several commands take.
 
+use longdraft_data::conversation::given_variables;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde_json::{Map, Value};
 
@@ -49,13 +50,11 @@ impl TemplateArguments {
     }
 }
 
-/// Reads a JSON object. What is null there is left out, as in rows: what is written with them is read alike.
+/// Reads a JSON object.
 fn parse_variables(text: &str) -> std::result::Result<Map<String, Value>, String> {
-    let mut variables: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+    serde_json::from_str(text).map(given_variables).map_err(|error| {
         format!("{error}: give a JSON object in quotes, such as '{{\"enable_thinking\": false}}'")
-    })?;
-    variables.retain(|_, value| !value.is_null());
-    Ok(variables)
+    })
 }
 
 #[cfg(test)]
