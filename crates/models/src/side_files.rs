@@ -2,6 +2,7 @@
 //!
 //! Folders come from elsewhere: what looks like such a file may lead to a pipe or a device, which never ends.
 
+use std::fs::Metadata;
 use std::path::Path;
 
 use crate::disk::readable_bytes;
@@ -10,17 +11,27 @@ use crate::error::{ModelError, Result};
 /// Bytes of the longest file that is read. The tokenizers of the largest vocabularies have some 40 MB.
 const LONGEST: u64 = 512 << 20;
 
+/// Refuses what is no regular file: opening a pipe waits for its writer, and a device may never end.
+///
+/// # Errors
+/// - missing, unreadable, or no regular file
+pub(crate) fn require_file(path: &Path) -> Result<Metadata> {
+    let metadata = std::fs::metadata(path).map_err(ModelError::io(path))?;
+    if metadata.is_file() {
+        Ok(metadata)
+    } else {
+        Err(ModelError::invalid(path, "not a regular file"))
+    }
+}
+
 /// All bytes of a file.
 ///
 /// # Errors
 /// - missing, unreadable, no regular file, or longer than 512 MiB
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
-    let metadata = std::fs::metadata(path).map_err(ModelError::io(path))?;
-    if !metadata.is_file() {
-        return Err(ModelError::invalid(path, "not a regular file"));
-    }
-    if metadata.len() > LONGEST {
-        let [length, longest] = [metadata.len(), LONGEST].map(readable_bytes);
+    let length = require_file(path)?.len();
+    if length > LONGEST {
+        let [length, longest] = [length, LONGEST].map(readable_bytes);
         return Err(ModelError::invalid(path, format!("{length}, at most {longest} are read")));
     }
     std::fs::read(path).map_err(ModelError::io(path))

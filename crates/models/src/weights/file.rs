@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{ModelError, Result};
+use crate::side_files::require_file;
 
 /// Bytes that are read at a time where a tensor is converted while it is read; a multiple of every
 /// element's size.
@@ -27,11 +28,9 @@ impl WeightFile {
     /// # Errors
     /// - unreadable, or no regular file
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        require_file(path)?;
         let file = File::open(path).map_err(ModelError::io(path))?;
         let metadata = file.metadata().map_err(ModelError::io(path))?;
-        if !metadata.is_file() {
-            return Err(ModelError::invalid(path, "not a regular file"));
-        }
         let length = usize::try_from(metadata.len())
             .map_err(|_| ModelError::invalid(path, "longer than this machine can address"))?;
         Ok(Self { path: path.to_path_buf(), file, length })
@@ -115,6 +114,7 @@ impl Read for FromStart<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft::files::open_weights;
 
     #[test]
     fn a_file_that_shrinks_is_an_error_that_names_it() -> Result<()> {
@@ -138,5 +138,17 @@ mod tests {
         assert!(file.read(0..usize::MAX).is_err());
         assert!(WeightFile::open(folder.path()).is_err());
         Ok(())
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().expect("folder");
+        for name in ["model.safetensors", "draft.pth"] {
+            let path = folder.path().join(name);
+            let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
+            assert!(made.success());
+            let error = open_weights(&path).err().expect("refused").to_string();
+            assert!(error.contains(name) && error.contains("not a regular file"), "{error}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use zip::{CompressionMethod, ZipArchive};
 use super::STORAGES;
 use super::pickle::{TensorRef, Value, parse};
 use crate::error::{ModelError, Problems, Result};
+use crate::side_files::require_file;
 use crate::weights::{Collector, WeightSource, other_type};
 
 /// Largest pickle: a tensor takes some hundred bytes. Each byte may stand for a value, which takes more room.
@@ -98,6 +99,7 @@ impl PthSource {
 }
 
 fn open_archive(path: &Path) -> Result<ZipArchive<File>> {
+    require_file(path)?;
     let file = File::open(path).map_err(ModelError::io(path))?;
     ZipArchive::new(file)
         .map_err(|error| ModelError::invalid(path, format!("not a PyTorch zip file: {error}")))
