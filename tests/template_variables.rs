@@ -124,6 +124,15 @@ fn every_command_that_asks_a_target_gives_its_template_the_variables() {
         let text = fail(&[command, &OFF].concat(), 2);
         assert!(text.contains("no chat template") && text.contains("add --chat"), "{text}");
     }
+    // Variables that a prompt brings itself win over the option, and need a template as well.
+    let own = json!({ "prompt": "a", "chat_template_kwargs": { "effort": "high" } });
+    write(&shop, "prompts.jsonl", &[own]);
+    let output = run(&[&with_chat[..], &EFFORT].concat());
+    let told = stderr(&output);
+    assert!(!output.status.success() && told.contains("effort high"), "{told}");
+    let text = fail(&eval, 2);
+    assert!(text.contains("prompts.jsonl:1: `chat_template_kwargs`"), "{text}");
+    assert!(text.contains("add --chat"), "{text}");
     for (wrong, says) in [
         ("enable_thinking=false", "give a JSON object in quotes"),
         ("[1]", "give a JSON object in quotes"),

@@ -99,6 +99,23 @@ fn every_engine_reveals_its_accept_length_in_its_own_way() {
 }
 
 #[test]
+fn a_prompt_is_asked_with_its_own_variables_of_the_template() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("prompts.jsonl");
+    let own = json!({ "prompt": "two", "chat_template_kwargs": { "effort": "high", "b": null } });
+    std::fs::write(&path, format!("{}\n{own}\n", json!({ "prompt": "one" }))).expect("prompts");
+    let engine = Engine::new("vllm", true);
+    let given = r#"{"effort": "low", "b": 1}"#;
+    let more = ["--runs", "1", "--chat", "--chat-template-kwargs", given];
+    measured(&measure(&engine.serve(), &path.display().to_string(), &more, None));
+    let seen = engine.seen.lock().expect("seen");
+    let asked = seen.requests.iter().map(|(_, asked)| asked["chat_template_kwargs"].clone());
+    let low = json!({ "effort": "low", "b": 1 });
+    let high = json!({ "effort": "high", "b": 1 });
+    assert_eq!(asked.collect::<Vec<_>>(), [low.clone(), low, high], "one warms up");
+}
+
+#[test]
 fn where_nothing_reveals_it_that_is_said() {
     let folder = tempfile::tempdir().expect("tempdir");
     let prompts = prompts(folder.path(), &["one", "two"]);

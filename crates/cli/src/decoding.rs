@@ -30,7 +30,7 @@ use crate::model_source::no_target;
 use crate::status::Waiting;
 use crate::threads::own_threads;
 
-pub(crate) use text::{encode_chat, encode_text, finish, stop_tokens, stops};
+pub(crate) use text::{encode_chat, encode_chat_with, encode_text, finish, stop_tokens, stops};
 
 /// Tokens of the context whose cache is told, where the target has as many.
 pub(crate) const SAID_CONTEXT: usize = 32_768;

@@ -4,6 +4,7 @@ use longdraft_decode::EndReason;
 use longdraft_models::TargetTokenId;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
+use serde_json::{Map, Value};
 
 use crate::failure::{Failure, Result};
 
@@ -57,10 +58,19 @@ pub(crate) fn encode_chat(
     messages: &[Message],
     tokenizer: &TextTokenizer,
 ) -> Result<Vec<TargetTokenId>> {
+    encode_chat_with(messages, &Map::new(), tokenizer)
+}
+
+/// The same of a conversation that has variables of its own for the chat template.
+pub(crate) fn encode_chat_with(
+    messages: &[Message],
+    own: &Map<String, Value>,
+    tokenizer: &TextTokenizer,
+) -> Result<Vec<TargetTokenId>> {
     let Some(template) = tokenizer.chat_template() else {
         return Err(Failure::usage("the target has no chat template")
             .hint("leave out --chat to continue the text as it is"));
     };
-    let text = template.render(messages, true)?;
+    let text = template.with_variables(own).render(messages, true)?;
     Ok(tokenizer.encode(&text)?.ids.into_iter().map(TargetTokenId).collect())
 }

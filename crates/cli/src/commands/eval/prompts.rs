@@ -5,15 +5,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use longdraft_data::conversation::{Conversation, VARIABLES};
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
 use longdraft_decode::{DecodeOptions, SpeculativeDecoder};
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::{Message, TextTokenizer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::cli::EvalDecodeArguments;
-use crate::decoding::{encode_chat, encode_text, stop_tokens};
+use crate::decoding::{encode_chat_with, encode_text, stop_tokens};
 use crate::failure::{Failure, Result};
 use crate::progress::Lines;
 
@@ -84,8 +85,13 @@ pub(crate) trait Reader {
     /// A prompt of a text that is continued as it is.
     fn text(&self, category: &str, text: &str) -> Result<Self::Prompt>;
 
-    /// A prompt of a conversation, the user's turn the last one.
-    fn turns(&self, category: &str, messages: &[Message]) -> Result<Self::Prompt>;
+    /// A prompt of a conversation, the user's turn the last one, with variables of its own for the chat template.
+    fn turns(
+        &self,
+        category: &str,
+        messages: &[Message],
+        own: &Map<String, Value>,
+    ) -> Result<Self::Prompt>;
 
     fn knows_turns(&self) -> bool;
 
@@ -136,8 +142,13 @@ impl Reader for Local<'_> {
         Ok(Prompt { category: category.to_owned(), tokens })
     }
 
-    fn turns(&self, category: &str, messages: &[Message]) -> Result<Prompt> {
-        let tokens = encode_chat(messages, self.tokenizer)?;
+    fn turns(
+        &self,
+        category: &str,
+        messages: &[Message],
+        own: &Map<String, Value>,
+    ) -> Result<Prompt> {
+        let tokens = encode_chat_with(messages, own, self.tokenizer)?;
         Ok(Prompt { category: category.to_owned(), tokens })
     }
 
@@ -227,10 +238,15 @@ impl<R: Reader> Encoder<'_, R> {
             let row = row?;
             let text = row.text(self.set.field)?;
             let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
+            let own = Conversation::variables_of(&row.fields);
+            let own = own.map_err(|problem| row.problem(problem))?;
             let prompt = if self.set.chat {
-                self.reader.turns(category, &[Message::new("user", text)])?
-            } else {
+                self.reader.turns(category, &[Message::new("user", text)], &own)?
+            } else if own.is_empty() {
                 self.reader.text(category, text)?
+            } else {
+                let problem = format!("`{VARIABLES}`: the text goes through no chat template");
+                return Err(Failure::usage(row.problem(problem)).hint("add --chat"));
             };
             self.check(&row, &prompt)?;
             prompts.push(prompt);
@@ -245,7 +261,7 @@ impl<R: Reader> Encoder<'_, R> {
 
     fn turns_or_text(&self, category: &str, messages: &[Message]) -> Result<R::Prompt> {
         if self.reader.knows_turns() {
-            return self.reader.turns(category, messages);
+            return self.reader.turns(category, messages, &Map::new());
         }
         let texts: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
         self.reader.text(category, &texts.join("\n\n"))

@@ -122,7 +122,6 @@ fn request(arguments: &EvalDecodeArguments, temperature: f64) -> Value {
             request["min_p"] = json!(decoding.min_p);
         }
     }
-    prompts::add_variables(&mut request, &decoding.template.variables());
     request
 }
 
@@ -282,7 +281,8 @@ impl Measuring<'_> {
         asked: &Asked,
         turned: bool,
     ) -> std::result::Result<(Answer, Option<Answer>), Unanswered> {
-        let ask = |server: &Server| server.ask(&asked.prompt, &self.request);
+        let request = asked.options(self.request.clone());
+        let ask = |server: &Server| server.ask(&asked.prompt, &request);
         match self.compared {
             None => Ok((ask(self.server)?, None)),
             Some(other) if turned => {
@@ -297,7 +297,7 @@ impl Measuring<'_> {
     }
 
     fn warm_up(&self) -> Result<()> {
-        let mut request = self.request.clone();
+        let mut request = self.prompts[0].options(self.request.clone());
         request["max_tokens"] = json!(WARM_UP_TOKENS);
         let prompt = match &self.prompts[0].prompt {
             Prompt::Text(_) => Prompt::Text(WARM_UP.to_owned()),

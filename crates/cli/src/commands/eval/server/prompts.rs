@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::client::{Prompt, Server, Unanswered};
 use crate::cli::EvalDecodeArguments;
 use crate::commands::eval::prompts::Reader;
-use crate::decoding::encode_chat;
+use crate::decoding::encode_chat_with;
 use crate::failure::{Failure, Result};
 
 /// A prompt with the group it is reported in.
@@ -17,6 +17,18 @@ pub(super) struct Asked {
     pub(super) prompt: Prompt,
     /// The same for a tokenizer.
     messages: Vec<Message>,
+    /// Variables of the chat template.
+    variables: Map<String, Value>,
+}
+
+impl Asked {
+    /// A request with the prompt's variables of the chat template: not OpenAI's, but known to all four.
+    pub(super) fn options(&self, mut request: Value) -> Value {
+        if !self.variables.is_empty() {
+            request[VARIABLES] = json!(self.variables);
+        }
+        request
+    }
 }
 
 /// The server that is asked; with a target's tokenizer tokens are counted here.
@@ -24,15 +36,8 @@ pub(super) struct Remote<'a> {
     server: &'a Server,
     /// Tokenizer and length of the context.
     ruler: Option<(TextTokenizer, usize)>,
-    /// Variables of the chat template.
+    /// Variables of the chat template, which a prompt's own ones win over.
     variables: Map<String, Value>,
-}
-
-/// Gives a request variables of the chat template: not OpenAI's, but known to all four.
-pub(super) fn add_variables(request: &mut Value, variables: &Map<String, Value>) {
-    if !variables.is_empty() {
-        request[VARIABLES] = json!(variables);
-    }
 }
 
 impl<'a> Remote<'a> {
@@ -58,15 +63,22 @@ impl Reader for Remote<'_> {
 
     fn text(&self, category: &str, text: &str) -> Result<Asked> {
         let messages = vec![Message::new("user", text)];
-        let prompt = Prompt::Text(text.to_owned());
-        Ok(Asked { category: category.to_owned(), prompt, messages })
+        let (prompt, variables) = (Prompt::Text(text.to_owned()), Map::new());
+        Ok(Asked { category: category.to_owned(), prompt, messages, variables })
     }
 
-    fn turns(&self, category: &str, messages: &[Message]) -> Result<Asked> {
+    fn turns(
+        &self,
+        category: &str,
+        messages: &[Message],
+        own: &Map<String, Value>,
+    ) -> Result<Asked> {
         let turn = |message: &Message| json!({ "role": message.role, "content": message.content });
         let turns: Value = messages.iter().map(turn).collect();
-        let prompt = Prompt::Turns(turns);
-        Ok(Asked { category: category.to_owned(), prompt, messages: messages.to_vec() })
+        let (prompt, messages) = (Prompt::Turns(turns), messages.to_vec());
+        let mut variables = self.variables.clone();
+        variables.extend(own.clone());
+        Ok(Asked { category: category.to_owned(), prompt, messages, variables })
     }
 
     /// A server has a chat's path; whether its model knows turns shows when it is asked.
@@ -77,7 +89,8 @@ impl Reader for Remote<'_> {
     fn length(&self, asked: &Asked) -> Result<Option<usize>> {
         let Some((tokenizer, _)) = &self.ruler else { return Ok(None) };
         if matches!(asked.prompt, Prompt::Turns(_)) && tokenizer.chat_template().is_some() {
-            return Ok(Some(encode_chat(&asked.messages, tokenizer)?.len()));
+            let tokens = encode_chat_with(&asked.messages, &asked.variables, tokenizer)?;
+            return Ok(Some(tokens.len()));
         }
         let texts = asked.messages.iter().map(|message| tokenizer.encode(&message.content));
         let lengths: std::result::Result<Vec<usize>, _> =
@@ -90,8 +103,7 @@ impl Reader for Remote<'_> {
     }
 
     fn answer(&self, asked: &Asked, max_tokens: usize) -> Result<Option<String>> {
-        let mut request = json!({ "max_tokens": max_tokens, "temperature": 0 });
-        add_variables(&mut request, &self.variables);
+        let request = asked.options(json!({ "max_tokens": max_tokens, "temperature": 0 }));
         match self.server.ask(&asked.prompt, &request) {
             Ok(answer) => Ok(Some(answer.text)),
             Err(Unanswered::Refused(problem)) => {
