@@ -5,6 +5,7 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
+use crate::support::files::read_json;
 use crate::support::processes::start_kept;
 use crate::support::{Workshop, fail, last_json, longdraft, run, stderr, succeed};
 
@@ -144,6 +145,21 @@ fn every_command_that_asks_a_target_gives_its_template_the_variables() {
     std::fs::remove_file(shop.target.join("tokenizer_config.json")).expect("removed");
     let text = fail(&[&regenerate[..], &OFF].concat(), 2);
     assert!(text.contains("no chat template that reads variables"), "{text}");
+}
+
+#[test]
+fn measurements_say_with_which_variables_prompts_were_asked() {
+    let shop = shop();
+    let (target, output) = (shop.target(), shop.path("measured"));
+    let prompts = write(&shop, "prompts.jsonl", &[json!({ "prompt": "a" })]);
+    let eval = ["eval", "decode", "--target", &target, "--prompts", &prompts, "--runs", "1"];
+    let eval = [&eval[..], &["--max-tokens", "4", "--chat", "--output", &output]].concat();
+    let record = |more: &[&str]| {
+        succeed(&[&eval[..], more].concat());
+        read_json(format!("{output}/decode.json"))
+    };
+    assert_eq!(record(&OFF)["chat_template_kwargs"], json!({ "enable_thinking": false }));
+    assert_eq!(record(&[]).get("chat_template_kwargs"), None);
 }
 
 #[test]

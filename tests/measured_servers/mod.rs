@@ -107,10 +107,11 @@ fn a_prompt_is_asked_with_its_own_variables_of_the_template() {
     let engine = Engine::new("vllm", true);
     let given = r#"{"effort": "low", "b": 1}"#;
     let more = ["--runs", "1", "--chat", "--chat-template-kwargs", given];
-    measured(&measure(&engine.serve(), &path.display().to_string(), &more, None));
+    let told = measured(&measure(&engine.serve(), &path.display().to_string(), &more, None));
+    let low = json!({ "effort": "low", "b": 1 });
+    assert_eq!(told["chat_template_kwargs"], low);
     let seen = engine.seen.lock().expect("seen");
     let asked = seen.requests.iter().map(|(_, asked)| asked["chat_template_kwargs"].clone());
-    let low = json!({ "effort": "low", "b": 1 });
     let high = json!({ "effort": "high", "b": 1 });
     assert_eq!(asked.collect::<Vec<_>>(), [low.clone(), low, high], "one warms up");
 }

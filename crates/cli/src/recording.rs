@@ -19,6 +19,7 @@ pub(crate) fn begin(
     models: &Models,
     max_new_tokens: usize,
 ) -> DecodeRecord {
+    let template = models.tokenizer.chat_template();
     DecodeRecord {
         version: VERSION,
         binary_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -26,6 +27,7 @@ pub(crate) fn begin(
         target_fingerprint: models.target.fingerprint().to_owned(),
         draft: decoding.draft.as_ref().map(|path| path.display().to_string()),
         prompts: prompts.to_owned(),
+        chat_template_kwargs: template.map(|own| own.variables().clone()).unwrap_or_default(),
         dtype: format!("{:?}", decoding.held.dtype).to_lowercase(),
         threads: rayon::current_num_threads(),
         max_new_tokens,

@@ -10,6 +10,7 @@ use longdraft_decode::{Committed, DraftShape, Origin, Pacing};
 use longdraft_models::TargetTokenId;
 use longdraft_models::tokenizer::TextTokenizer;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use time::OffsetDateTime;
 
 pub use crate::drafter_parts::{DrafterParts, Lookup};
@@ -38,6 +39,9 @@ pub struct DecodeRecord {
     pub draft: Option<String>,
     /// Name of the prompts.
     pub prompts: String,
+    /// Variables of the chat template that all prompts had; those of a row stand beside its prompt.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub chat_template_kwargs: Map<String, Value>,
     /// Type that weights were held in.
     pub dtype: String,
     /// That everything was computed on.

@@ -1,5 +1,6 @@
 //! What was measured of a server, as JSON and in words.
 
+use longdraft_data::conversation::VARIABLES;
 use longdraft_decode::evaluate::{Comparison, PromptFigures, Side};
 use serde_json::{Value, json};
 
@@ -193,7 +194,7 @@ pub(super) fn record(
     };
     let cells: Vec<Value> = cells.iter().map(Cell::to_json).collect();
     let first = cells.first().cloned().unwrap_or_default();
-    json!({
+    let mut record = json!({
         "server": about(server),
         "compared": compared.map(about),
         "prompts": arguments.prompts,
@@ -203,7 +204,12 @@ pub(super) fn record(
         "speed_up": first["speed_up"],
         "equal": first["equal"],
         "cells": cells,
-    })
+    });
+    let variables = arguments.decoding.template.variables();
+    if !variables.is_empty() {
+        record[VARIABLES] = json!(variables);
+    }
+    record
 }
 
 /// The result first, then how it came about.
