@@ -195,6 +195,8 @@ fn errors_are_told_to_programs_too() {
     // Arguments that cannot be read.
     let error = error_of(&["train", &config, "--no-such-flag"], 2);
     assert!(error["message"].as_str().is_some_and(|text| text.contains("--no-such-flag")));
+    let error = error_of(&["train", &config, "--threads", "many"], 2);
+    assert!(error["hint"].as_str().is_some_and(|text| text.contains("a whole number")), "{error}");
     // Every problem of a configuration on its own.
     let error = error_of(&["train", &config, "train.stepz=1", "data.row_tokenz=5"], 2);
     let problems = error["problems"].as_array().expect("problems");

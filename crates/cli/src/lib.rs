@@ -101,7 +101,7 @@ pub fn set_quiet(quiet: bool) {
     terminal::set_manners(verbosity, clap::ColorChoice::Auto);
 }
 
-/// Threads that everything computes on; without it, one for every core.
+/// Threads that everything computes on; 0 stands for one for every core, as without it.
 ///
 /// # Errors
 /// - there are too many, they have been started already, or cannot be
@@ -124,7 +124,11 @@ fn tell_usage(error: &clap::Error, words: &[OsString]) -> u8 {
         let message = error.render().to_string();
         let message = message.trim_start_matches("error: ").split("\n\n").next();
         let failure = Failure::usage(message.unwrap_or_default().trim_end());
-        outln!("{}", failure.hint("longdraft --help lists commands and arguments").to_json());
+        let hint = error.get(clap::error::ContextKind::Suggested).map_or_else(
+            || "longdraft --help lists commands and arguments".to_owned(),
+            ToString::to_string,
+        );
+        outln!("{}", failure.hint(hint).to_json());
     }
     2
 }

@@ -21,7 +21,9 @@ mod serving;
 mod templates;
 mod training;
 
+use std::error::Error;
 use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -78,7 +80,7 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Threads to use (default: every core).
+    /// Threads to use; 0 stands for every core, as without it.
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) threads: Option<usize>,
     /// Print only results, warnings and errors.
@@ -110,34 +112,51 @@ impl Cli {
     /// Reads the command line.
     pub(crate) fn try_read(words: &[OsString]) -> Result<Self, clap::Error> {
         let command_line = command().color(asked_colour(words));
-        let mut matches = command_line
-            .try_get_matches_from(words)
-            .map_err(|error| with_way_to_target(error, words))?;
+        let mut matches =
+            command_line.try_get_matches_from(words).map_err(|error| with_tip(error, words))?;
         Self::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
     }
 }
 
-/// Says how a command takes its target where a word was meant as one: some take it as their first word, others by
-/// --target.
-fn with_way_to_target(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    if error.kind() != ErrorKind::UnknownArgument {
-        return error;
+/// Says what to do about arguments that cannot be read, where more is known of it than their parser says.
+fn with_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    let tip = match error.kind() {
+        ErrorKind::UnknownArgument => way_to_target(&error, words),
+        ErrorKind::ValueValidation => error.source().and_then(number_wanted),
+        _ => None,
+    };
+    if let Some(tip) = tip {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
+    error
+}
+
+/// What number an option takes whose value is none.
+fn number_wanted(reason: &(dyn Error + 'static)) -> Option<&'static str> {
+    if reason.is::<ParseFloatError>() {
+        return Some("give a number, such as 0.8");
+    }
+    Some(match reason.downcast_ref::<ParseIntError>()?.kind() {
+        IntErrorKind::PosOverflow => "give a smaller whole number",
+        IntErrorKind::Zero => "give a whole number from 1 on, such as 8",
+        _ => "give a whole number that is not negative, such as 8",
+    })
+}
+
+/// How a command takes its target where a word was meant as one: some take it as their first word, others by
+/// --target.
+fn way_to_target(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
     let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let (word, usage) = (text(ContextKind::InvalidArg), text(ContextKind::Usage));
     let is_given =
         words.iter().any(|word| word.to_string_lossy().split('=').next() == Some("--target"));
     let is_open = usage.contains("--target <TARGET>") && !is_given;
-    let tip = if word == "--target" && usage.contains("<TARGET>") {
-        "the target stands here without an option, as a word of its own"
-    } else if !word.starts_with('-') && is_open {
-        "the target is named by an option: --target MODEL"
-    } else {
-        return error;
-    };
-    error.remove(ContextKind::SuggestedArg);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
-    error
+    if word == "--target" && usage.contains("<TARGET>") {
+        return Some("the target stands here without an option, as a word of its own");
+    }
+    (!word.starts_with('-') && is_open)
+        .then_some("the target is named by an option: --target MODEL")
 }
 
 /// What `--color` asks for, before the arguments are read: what is wrong with them has colours, too.

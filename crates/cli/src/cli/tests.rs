@@ -64,6 +64,25 @@ fn a_target_in_the_wrong_place_is_told_where_it_belongs() {
     }
 }
 
+#[test]
+fn what_is_no_number_is_told_what_number_is_wanted() {
+    let whole = "tip: give a whole number that is not negative, such as 8";
+    let many = format!("--threads 1{} doctor", "0".repeat(30));
+    for (words, tip) in [
+        ("--threads many doctor", whole),
+        ("--threads -1 doctor", whole),
+        ("train a.yaml --ranks two", whole),
+        (many.as_str(), "tip: give a smaller whole number"),
+        ("generate --target t --prompt a --temperature hot", "tip: give a number, such as 0.8"),
+        ("eval held-out a.yaml --contexts 8,0", "tip: give a whole number from 1 on, such as 8"),
+    ] {
+        let refused = shown(&format!("longdraft {words}")).expect_err("no number");
+        assert!(refused.contains(tip), "{refused}");
+        assert_eq!(refused.matches("tip:").count(), 1, "{refused}");
+    }
+    assert!(shown("longdraft --threads 0 doctor").expect("read").contains("threads: Some(0)"));
+}
+
 /// Names of values, and what each is.
 type Choices = &'static [(&'static str, &'static str)];
 
