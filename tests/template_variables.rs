@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::Stdio;
 
+use ::longdraft::{AnswerOptions, Message, Session, SessionOptions, Target, template_variables};
 use serde_json::{Value, json};
 
 use crate::support::files::read_json;
@@ -199,4 +200,36 @@ fn regenerated_rows_say_with_which_variables_they_were_answered() {
     succeed(&[&command[..], &["--max-tokens", "4"]].concat());
     let written = std::fs::read_to_string(&plain).expect("answers");
     assert!(!written.contains("chat_template_kwargs"), "{written}");
+}
+
+#[test]
+fn sessions_of_programs_take_variables_and_those_of_a_turn_win() {
+    let shop = shop();
+    let target = Target::open(&shop.target()).expect("target");
+    let given = |text: &str| template_variables(text).expect("variables");
+    let (off, on) = (given(OFF[1]), given(r#"{"enable_thinking": true}"#));
+    let said = [Message::new("user", "hi")];
+    let plain = target.encode_chat(&said).expect("encoded");
+    let shut = target.encode_chat_with(&said, &off).expect("encoded");
+    assert!(shut.len() > plain.len());
+
+    let with = |chat_template_kwargs| {
+        let options = SessionOptions { chat_template_kwargs, ..SessionOptions::default() };
+        Session::with(&target, None, &options)
+    };
+    let asked = |chat_template_kwargs| AnswerOptions {
+        max_tokens: 1,
+        chat_template_kwargs,
+        ..AnswerOptions::default()
+    };
+    let session = with(off.clone()).expect("session");
+    for (own, tokens) in [(given("{}"), &shut), (on, &plain)] {
+        session.restart(Vec::new());
+        let answer = session.chat("hi", &asked(own)).expect("answer");
+        assert_eq!(answer.prompt_tokens, tokens.len());
+    }
+    assert!(session.chat("hi", &asked(given(EFFORT[1]))).is_err());
+    assert!(session.generate("hi", &asked(off)).is_err());
+    assert!(with(given(r#"{"messages": []}"#)).is_err());
+    assert!(template_variables("[1]").is_err());
 }

@@ -23,6 +23,11 @@ def _messages(messages: Iterable[Message]) -> List[Tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
+def _variables(variables: Optional[Dict[str, Any]]) -> Optional[str]:
+    """Variables of a chat template as the command line reads them."""
+    return None if variables is None else json.dumps(variables)
+
+
 class Target:
     """A target that is open: weights and tokenizer. Sessions and threads share one."""
 
@@ -72,9 +77,12 @@ class Target:
         """Ids of a text to continue, `[T]`."""
         return self._inner.encode(text)
 
-    def encode_chat(self, messages: Iterable[Message]) -> List[int]:
-        """Ids of a conversation up to where the answer begins, `[T]`."""
-        return self._inner.encode_chat(_messages(messages))
+    def encode_chat(self, messages: Iterable[Message], *, chat_template_kwargs: Optional[Dict[str, Any]] = None) -> List[int]:
+        """Ids of a conversation up to where the answer begins, `[T]`.
+
+        `chat_template_kwargs` are variables of the chat template, such as `{"enable_thinking": False}`.
+        """
+        return self._inner.encode_chat(_messages(messages), _variables(chat_template_kwargs))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens left out."""
@@ -155,6 +163,8 @@ class AnswerOptions(TypedDict, total=False):
     stop_tokens: Iterable[Union[str, int]]
     #: Go on after tokens that end a text.
     ignore_eos: bool
+    #: Variables of the chat template for this turn of `chat`; they win over those of the session.
+    chat_template_kwargs: Dict[str, Any]
 
 
 class Piece(str):
@@ -255,7 +265,8 @@ class Session:
     `draft` is a :class:`Draft` or the path of one; without it the target decodes plainly. With `mtp=True` the target's own block for
     prediction of several tokens drafts in its place, where its files hold one. `lookup` (`merge` or `switch`) also proposes what stood
     earlier in the text. `tree` takes `static`, `dynamic` or `sampled:3,2,1` in place of a chain of `draft_len` tokens. With
-    `pace="measured"` as much is drafted as pays; `fixed` always drafts the whole layout.
+    `pace="measured"` as much is drafted as pays; `fixed` always drafts the whole layout. `chat_template_kwargs` are variables of the
+    chat template for every turn, such as `{"enable_thinking": False}`.
     """
 
     def __init__(
@@ -273,9 +284,10 @@ class Session:
         draft_vocab: Optional[PathOrName] = None,
         draft_vocab_size: Optional[int] = None,
         pace: str = "measured",
+        chat_template_kwargs: Optional[Dict[str, Any]] = None,
     ) -> None:
         drafting = _drafting(
-            mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+            mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace, chat_template_kwargs
         )
         self.target = target
         self._inner = _longdraft.Session(target._inner, _draft(draft), drafting)
@@ -339,6 +351,7 @@ def _drafting(
     draft_vocab: Optional[PathOrName],
     draft_vocab_size: Optional[int],
     pace: str,
+    chat_template_kwargs: Optional[Dict[str, Any]],
 ) -> Dict[str, Any]:
     return {
         "mtp": mtp,
@@ -351,6 +364,7 @@ def _drafting(
         "draft_vocab": None if draft_vocab is None else fspath(draft_vocab),
         "draft_vocab_size": draft_vocab_size,
         "pace": pace,
+        "chat_template_kwargs": _variables(chat_template_kwargs),
     }
 
 
@@ -365,6 +379,7 @@ def _asked(
     stop: Union[str, Iterable[str]] = (),
     stop_tokens: Iterable[Union[str, int]] = (),
     ignore_eos: bool = False,
+    chat_template_kwargs: Optional[Dict[str, Any]] = None,
 ) -> Dict[str, Any]:
     return {
         "max_tokens": max_tokens,
@@ -376,6 +391,7 @@ def _asked(
         "stop": [stop] if isinstance(stop, str) else list(stop),
         "stop_tokens": [str(token) for token in stop_tokens],
         "ignore_eos": ignore_eos,
+        "chat_template_kwargs": _variables(chat_template_kwargs),
     }
 
 
@@ -445,11 +461,13 @@ def evaluate(
     draft_vocab: Optional[PathOrName] = None,
     draft_vocab_size: Optional[int] = None,
     pace: str = "fixed",
+    chat_template_kwargs: Optional[Dict[str, Any]] = None,
 ) -> Evaluation:
     """Decodes prompts plainly and with drafting, and compares outputs and times.
 
     `prompts` is a JSONL file, a published set by name (`mt-bench`, `gsm8k`, ...), or an iterable of texts or of rows that hold one in `field`.
-    With `output`, figures lie in that folder, where `longdraft report` finds them, and a call that was stopped is gone on with.
+    With `chat=True` texts are a user's turn, and `chat_template_kwargs` variables of the chat template. With `output`, figures lie in that
+    folder, where `longdraft report` finds them, and a call that was stopped is gone on with.
     """
     named, texts = None, []
     if isinstance(prompts, (str, PathLike)):
@@ -457,7 +475,7 @@ def evaluate(
     else:
         texts = [prompt if isinstance(prompt, str) else prompt[field] for prompt in prompts]
     drafting = _drafting(
-        mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace
+        mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace, chat_template_kwargs
     )
     measuring = {
         "max_tokens": max_tokens,

@@ -22,8 +22,15 @@ def _words(options: Dict[str, Any]) -> List[str]:
             if one is True:
                 words.append(option)
             elif one is not None and one is not False:
-                words += [option, fspath(one) if isinstance(one, PathLike) else str(one)]
+                words += [option, _word(one)]
     return words
+
+
+def _word(value: Any) -> str:
+    """A value as the command reads it."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def fit(model: PathOrName, **options: Any) -> Dict[str, Any]:

@@ -102,13 +102,38 @@ class Decoding(unittest.TestCase):
         self.assertEqual(stream.answer.finish, "interrupted")
         self.assertEqual(len(session.generate(PROMPT, max_tokens=3).tokens), 3)
 
-    def test_a_turn_follows_one_that_is_not_over_when_it_is_asked_for(self):
+    def target_with_template(self, template):
         folder = Folder()
         self.addCleanup(folder.remove)
         write_target_with_block(folder.path / "glm")
-        template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
         (folder.path / "glm/tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        own = longdraft.Target.open(folder.path / "glm")
+        return longdraft.Target.open(folder.path / "glm")
+
+    def test_variables_reach_the_chat_template_and_are_checked(self):
+        own = self.target_with_template("{% if thinking is false %}shut;{% endif %}{{ messages[-1].content }}")
+        said, off, on = [{"role": "user", "content": "a"}], {"thinking": False}, {"thinking": True}
+        plain, shut = len(own.encode_chat(said)), len(own.encode_chat(said, chat_template_kwargs=off))
+        self.assertEqual(shut, plain + len("shut;"))
+        session = longdraft.Session(own, chat_template_kwargs=off)
+        self.assertEqual(session.chat("a", max_tokens=1).prompt_tokens, shut)
+        self.assertEqual(session.chat("a", max_tokens=1, chat_template_kwargs=on).prompt_tokens, plain)
+        measured = longdraft.evaluate(own, None, ["a"], chat=True, chat_template_kwargs=off, lookup="merge", max_tokens=4, runs=1)
+        self.assertEqual(measured.record["cells"][0]["sample"]["prompt"], "shut;a")
+        for call in (
+            lambda: own.encode_chat(said, chat_template_kwargs={"messages": []}),
+            lambda: longdraft.Session(own, chat_template_kwargs={"messages": []}),
+            lambda: longdraft.Session(target(), chat_template_kwargs=off),
+            lambda: session.chat("a", chat_template_kwargs={"tools": []}),
+            lambda: session.chat("a", chat_template_kwargs="off"),
+            lambda: session.generate("a", chat_template_kwargs=off),
+            lambda: longdraft.evaluate(own, None, ["a"], chat_template_kwargs=off),
+        ):
+            with self.assertRaises(longdraft.Error) as caught:
+                call()
+            self.assertIn("chat", str(caught.exception))
+
+    def test_a_turn_follows_one_that_is_not_over_when_it_is_asked_for(self):
+        own = self.target_with_template("{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:")
         alone = longdraft.Session(own).chat("b", max_tokens=2)
         session = longdraft.Session(own)
         first, second = [session.chat(text, max_tokens=20, stream=True) for text in ("a", "b")]

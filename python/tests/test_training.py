@@ -180,6 +180,8 @@ class Fitting(unittest.TestCase):
 
         given = {"time": "2h", "for_": ["vllm", "hf"], "prompts": pathlib.Path("a.jsonl"), "seed": 0, "no_push": False, "dry": None, "go": True}
         expected = ["--time", "2h", "--for", "vllm", "--for", "hf", "--prompts", "a.jsonl", "--seed", "0", "--go"]
+        given["chat_template_kwargs"] = {"enable_thinking": False}
+        expected += ["--chat-template-kwargs", '{"enable_thinking": false}']
         self.assertEqual(_words(given), expected)
 
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use longdraft::{Message, OpenOptions, Stop, choice};
+use longdraft::{Message, OpenOptions, Stop, choice, template_variables};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 
@@ -65,8 +65,15 @@ impl Target {
         py.detach(|| self.0.encode(text)).map_err(raised)
     }
 
-    fn encode_chat(&self, py: Python<'_>, messages: Vec<(String, String)>) -> PyResult<Vec<u32>> {
-        py.detach(|| self.0.encode_chat(&turns(messages))).map_err(raised)
+    fn encode_chat(
+        &self,
+        py: Python<'_>,
+        messages: Vec<(String, String)>,
+        chat_template_kwargs: Option<String>,
+    ) -> PyResult<Vec<u32>> {
+        let variables = chat_template_kwargs.as_deref().map(template_variables).transpose();
+        let variables = variables.map_err(raised)?.unwrap_or_default();
+        py.detach(|| self.0.encode_chat_with(&turns(messages), &variables)).map_err(raised)
     }
 
     fn decode(&self, ids: Vec<u32>) -> PyResult<String> {

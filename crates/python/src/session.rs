@@ -4,15 +4,21 @@ use std::sync::{Mutex, PoisonError};
 
 use longdraft::{
     Answer, AnswerOptions, EvaluationOptions, Next, Origin, Prompts, SessionOptions, Stop, choice,
-    layout,
+    layout, template_variables,
 };
 use pyo3::prelude::*;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::errors::{raised, refused};
 use crate::keywords::{given, read};
 use crate::models::{Draft, Target, turns};
 use crate::running::{TICK, require_owner, run};
+
+/// Variables of a chat template, of keyword arguments.
+fn variables(all: &Bound<'_, PyAny>) -> PyResult<Map<String, Value>> {
+    let given = read(all, "chat_template_kwargs", |_, text| template_variables(text))?;
+    Ok(given.unwrap_or_default())
+}
 
 /// How a session drafts, of keyword arguments.
 fn session_options(all: &Bound<'_, PyAny>) -> PyResult<SessionOptions> {
@@ -27,6 +33,7 @@ fn session_options(all: &Bound<'_, PyAny>) -> PyResult<SessionOptions> {
         draft_vocab: given(all, "draft_vocab")?,
         draft_vocab_size: given(all, "draft_vocab_size")?,
         pace: choice("pace", &given::<String>(all, "pace")?).map_err(raised)?,
+        chat_template_kwargs: variables(all)?,
     })
 }
 
@@ -42,6 +49,7 @@ fn answer_options(all: &Bound<'_, PyAny>) -> PyResult<AnswerOptions> {
         stop: given(all, "stop")?,
         stop_tokens: given(all, "stop_tokens")?,
         ignore_eos: given(all, "ignore_eos")?,
+        chat_template_kwargs: variables(all)?,
     })
 }
 

@@ -16,6 +16,7 @@ pub use exporting::{ExportedFolder, Finding, VerifyOptions, export, verify};
 pub use models::{Draft, Target};
 pub use session::{
     Answer, AnswerOptions, Next, Piece, Session, SessionOptions, Stream, choice, device, layout,
+    template_variables,
 };
 pub use training::{
     CaptureOptions, Captured, Configuration, TrainOptions, Trained, capture, train,

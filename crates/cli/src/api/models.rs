@@ -7,11 +7,11 @@ use longdraft_models::draft::Draft as Network;
 use longdraft_models::target_model::{PackedSequence, Tap, Taps, Target as Weights};
 use longdraft_models::tokenizer::{Message, TextTokenizer};
 use longdraft_models::{LayerId, TargetTokenId};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::error::Result;
-use crate::cli::OpenOptions;
-use crate::decoding::{encode_chat, encode_text, open_draft, open_target};
+use crate::cli::{OpenOptions, TemplateArguments};
+use crate::decoding::{encode_chat_with, encode_text, open_draft, open_target};
 use crate::draft_source::DraftSource;
 use crate::failure::Failure;
 
@@ -98,7 +98,20 @@ impl Target {
     /// # Errors
     /// - the target has no chat template, or it refuses the messages
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        Ok(plain(encode_chat(messages, &self.tokenizer)?))
+        self.encode_chat_with(messages, &Map::new())
+    }
+
+    /// The same where the chat template has more variables (`enable_thinking`, ...).
+    ///
+    /// # Errors
+    /// - as [`Self::encode_chat`], or the template sets one of them itself
+    pub fn encode_chat_with(
+        &self,
+        messages: &[Message],
+        chat_template_kwargs: &Map<String, Value>,
+    ) -> Result<Vec<u32>> {
+        TemplateArguments::of(chat_template_kwargs.clone()).check(&self.tokenizer)?;
+        Ok(plain(encode_chat_with(messages, chat_template_kwargs, &self.tokenizer)?))
     }
 
     /// Text of ids, special tokens left out.

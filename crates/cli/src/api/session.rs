@@ -8,17 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Sender, channel};
 
-use longdraft_models::tokenizer::Message;
+use longdraft_models::tokenizer::{Message, TextTokenizer};
 
 use super::error::Result;
 use super::models::{Draft, Target};
-use crate::cli::DecodingArguments;
+use crate::cli::{DecodingArguments, TemplateArguments};
 use crate::decoding::{Models, encode_text};
 use crate::failure::Failure;
 use stream::ended;
 use thread::{History, Prompt, Said, Task, answer_all, locked};
 
-pub use options::{AnswerOptions, SessionOptions, choice, device, layout};
+pub use options::{AnswerOptions, SessionOptions, choice, device, layout, template_variables};
 pub use stream::{Answer, Next, Piece, Stream};
 
 /// Opens target, tokenizer and draft of a session for its commands' work.
@@ -34,7 +34,13 @@ pub(super) fn models(
     }
     let block = arguments.open_block(target.name())?;
     let weights = draft.map(|draft| draft.weights(&target.weights)).transpose()?;
-    let opened = (Arc::clone(&target.weights), Arc::clone(&target.tokenizer));
+    let template = &arguments.template;
+    let tokenizer = if template.variables().is_empty() {
+        Arc::clone(&target.tokenizer)
+    } else {
+        Arc::new(template.apply(TextTokenizer::clone(&target.tokenizer))?)
+    };
+    let opened = (Arc::clone(&target.weights), tokenizer);
     Ok(arguments.with(opened, draft.map(|draft| &draft.source), (weights, block))?)
 }
 
@@ -105,6 +111,7 @@ impl Session {
     ///
     /// # Errors
     /// - the prompt is empty or longer than the context, the options make no sense, a model cannot run
+    /// - `options` has variables of a chat template: a text goes through none
     pub fn generate(&self, prompt: &str, options: &AnswerOptions) -> Result<Answer> {
         self.stream(prompt, options)?.answer()
     }
@@ -114,6 +121,8 @@ impl Session {
     /// # Errors
     /// - as [`Self::generate`]
     pub fn stream(&self, prompt: &str, options: &AnswerOptions) -> Result<Stream> {
+        let template = TemplateArguments::of(options.chat_template_kwargs.clone());
+        template.require_chat(false, "ask for a turn with `chat`, or leave them out")?;
         let prompt = encode_text(prompt, &self.target.tokenizer, &self.target.weights)?;
         self.ask(Prompt::Text(prompt), options)
     }
@@ -121,7 +130,8 @@ impl Session {
     /// Answers a user's turn through the target's chat template; both become part of the conversation.
     ///
     /// # Errors
-    /// - as [`Self::generate`], or the target has no chat template
+    /// - the prompt is longer than the context, the options make no sense, a model cannot run
+    /// - the target has no chat template, or it sets one of the variables itself
     pub fn chat(&self, text: &str, options: &AnswerOptions) -> Result<Answer> {
         self.chat_stream(text, options)?.answer()
     }

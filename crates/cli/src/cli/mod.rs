@@ -66,7 +66,7 @@ pub(crate) use pretraining::{ExperimentArguments, LmCommand, QuantizeArguments};
 pub(crate) use ranks::RankArguments;
 pub(crate) use serving::{ExportArguments, ExtractArguments, PushArguments, VerifyArguments};
 pub use serving::{ExportDtype, ExportOptions};
-pub(crate) use templates::TemplateArguments;
+pub(crate) use templates::{TemplateArguments, parse_variables};
 pub(crate) use training::{CaptureArguments, ReportArguments, TrainArguments, with_device};
 
 /// Train draft models for speculative decoding, and decode losslessly with them.

@@ -42,16 +42,22 @@ impl TemplateArguments {
     /// # Errors
     /// - there is no chat template, or it sets one of them itself
     pub(crate) fn apply(&self, tokenizer: TextTokenizer) -> Result<TextTokenizer> {
-        let variables = self.variables();
-        tokenizer
-            .check_variables(&variables)
-            .map_err(|problem| Failure::usage(format!("{OPTION}: {problem}")))?;
-        Ok(tokenizer.with_variables(&variables))
+        self.check(&tokenizer)?;
+        Ok(tokenizer.with_variables(&self.variables()))
+    }
+
+    /// Refuses variables that a target's tokenizer does not take.
+    ///
+    /// # Errors
+    /// - as [`Self::apply`]
+    pub(crate) fn check(&self, tokenizer: &TextTokenizer) -> Result<()> {
+        let checked = tokenizer.check_variables(&self.variables());
+        checked.map_err(|problem| Failure::usage(format!("{OPTION}: {problem}")))
     }
 }
 
-/// Reads a JSON object.
-fn parse_variables(text: &str) -> std::result::Result<Map<String, Value>, String> {
+/// Reads a JSON object. What is null there is left out, as in rows: what is written with them is read alike.
+pub(crate) fn parse_variables(text: &str) -> std::result::Result<Map<String, Value>, String> {
     serde_json::from_str(text).map(given_variables).map_err(|error| {
         format!("{error}: give a JSON object in quotes, such as '{{\"enable_thinking\": false}}'")
     })

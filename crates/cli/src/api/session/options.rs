@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use longdraft_decode::DraftShape;
 use longdraft_models::DeviceChoice;
+use serde_json::{Map, Value};
 
 use crate::api::error::Result;
 use crate::api::models::Draft;
 use crate::cli::{
-    DecodingArguments, LookupChoice, OpenOptions, PaceChoice, VerifyChoice, names_of, parse_tree,
+    DecodingArguments, LookupChoice, OpenOptions, PaceChoice, TemplateArguments, VerifyChoice,
+    names_of, parse_tree, parse_variables,
 };
 use crate::failure::Failure;
 
@@ -35,6 +37,8 @@ pub struct SessionOptions {
     pub draft_vocab_size: Option<usize>,
     /// Who decides how much is drafted.
     pub pace: PaceChoice,
+    /// Variables of the target's chat template (`enable_thinking`, ...).
+    pub chat_template_kwargs: Map<String, Value>,
 }
 
 impl Default for SessionOptions {
@@ -50,6 +54,7 @@ impl Default for SessionOptions {
             draft_vocab: None,
             draft_vocab_size: None,
             pace: PaceChoice::Measured,
+            chat_template_kwargs: Map::new(),
         }
     }
 }
@@ -73,6 +78,7 @@ impl SessionOptions {
             draft_vocab: self.draft_vocab.clone(),
             draft_vocab_size: self.draft_vocab_size,
             held: *open,
+            template: TemplateArguments::of(self.chat_template_kwargs.clone()),
             pace: Some(self.pace),
             ..DecodingArguments::plain()
         }
@@ -85,6 +91,15 @@ impl SessionOptions {
 /// - it is none
 pub fn layout(text: &str) -> Result<DraftShape> {
     Ok(parse_tree(text).map_err(|problem| Failure::usage(format!("tree `{text}`: {problem}")))?)
+}
+
+/// Reads variables of a chat template as `--chat-template-kwargs` does: a JSON object.
+///
+/// # Errors
+/// - it is none
+pub fn template_variables(text: &str) -> Result<Map<String, Value>> {
+    let variables = parse_variables(text);
+    Ok(variables.map_err(|problem| Failure::usage(format!("chat_template_kwargs: {problem}")))?)
 }
 
 /// Reads a choice by its name, as the option `what` of a command does.
@@ -128,6 +143,8 @@ pub struct AnswerOptions {
     pub stop_tokens: Vec<String>,
     /// Go on after tokens that end a text.
     pub ignore_eos: bool,
+    /// Variables of the chat template for this turn. They win over those of the session, variable by variable.
+    pub chat_template_kwargs: Map<String, Value>,
 }
 
 impl Default for AnswerOptions {
@@ -142,6 +159,7 @@ impl Default for AnswerOptions {
             stop: Vec::new(),
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            chat_template_kwargs: Map::new(),
         }
     }
 }

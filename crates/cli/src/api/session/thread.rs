@@ -14,8 +14,8 @@ use super::options::AnswerOptions;
 use super::stream::{Answer, Piece, Told};
 use crate::answer::{Written, to_json};
 use crate::api::error::Result;
-use crate::cli::{DecodingArguments, PaceChoice};
-use crate::decoding::{Models, encode_chat, stops};
+use crate::cli::{DecodingArguments, PaceChoice, TemplateArguments};
+use crate::decoding::{Models, encode_chat_with, stops};
 use crate::failure::Failure;
 
 /// What a session's thread is asked to do.
@@ -92,7 +92,9 @@ fn answer(
             let mut messages = locked(history).messages.clone();
             options.reuse_prefix = true;
             messages.push(Message::new("user", turn));
-            (Cow::Owned(encode_chat(&messages, &models.tokenizer)?), None)
+            let own = &asked.chat_template_kwargs;
+            TemplateArguments::of(own.clone()).check(&models.tokenizer)?;
+            (Cow::Owned(encode_chat_with(&messages, own, &models.tokenizer)?), None)
         }
     };
     let mut written = Written::new(&models.tokenizer, goes_on, &options.stop_tokens, &asked.stop)?;
