@@ -91,7 +91,8 @@ class Target:
     def features(self, text_or_ids: Union[str, Iterable[int]], layers: Sequence[int]) -> "numpy.ndarray":
         """Hidden states after some layers (from 0), side by side: a numpy array `[T, L*H]` of float32.
 
-        It goes to torch without a copy: `torch.from_dlpack(features)`.
+        They are what a draft reads when it decodes: factors of products are never rounded, whatever :func:`capture` does by the key
+        `products`. The array goes to torch without a copy: `torch.from_dlpack(features)`.
         """
         try:
             import numpy

@@ -127,7 +127,9 @@ impl Target {
         Ok(self.tokenizer.decode(ids, true)?)
     }
 
-    /// Hidden states after some layers, counted from 0, side by side for every token.
+    /// Hidden states after some layers, counted from 0, side by side for every token. They are what a draft reads
+    /// when it decodes: factors of products are never rounded, whatever [`capture`](crate::capture) does by the key
+    /// `products`.
     ///
     /// # Shapes
     /// - `ids`: `[T]` → `[T, L·H]` in row order
