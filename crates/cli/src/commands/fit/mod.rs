@@ -8,6 +8,7 @@
 
 mod answers;
 mod beginning;
+mod candidate;
 mod comparing;
 mod delivery;
 mod divergence;
@@ -23,6 +24,7 @@ mod parting;
 mod phases;
 mod prompts;
 mod proof;
+mod rounds;
 mod rules;
 mod search;
 mod speed;
@@ -38,7 +40,6 @@ use longdraft_models::hub::ModelId;
 use longdraft_models::sha256;
 use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
-use longdraft_report::words::clock;
 use longdraft_serving::Profile;
 use longdraft_train::method::Room;
 
@@ -49,8 +50,7 @@ use crate::interrupts::Interrupts;
 use crate::model_source::no_target;
 use crate::screen::Screen;
 use rules::Candidate;
-use stages::Stage;
-use state::{Ledger, Round, Settings};
+use state::{Ledger, Settings};
 
 pub(crate) use beginning::start;
 pub(crate) use delivery::commands;
@@ -106,7 +106,7 @@ pub(crate) fn run(arguments: &FitArguments, json: bool) -> Result<()> {
     ledger.state.settings = settings;
     telling::prompts(&parts.split);
     parts.write(&output)?;
-    begin_round(&mut ledger, arguments)?;
+    rounds::begin(&mut ledger, arguments)?;
     let interrupts = Interrupts::listen();
     let folder = ledger.folder.clone();
     let watched = arguments.open.then(|| watch::beside(&folder)).transpose()?;
@@ -184,52 +184,6 @@ fn files_digest(target: &str) -> Result<String> {
     Ok(sha256::of_text(&format!("{files:?} {of_file}")))
 }
 
-/// Seconds of a call beyond what earlier rounds were given, from which they make a round of their own.
-const LEAST_MORE: f64 = 10.0;
-
-/// A later call with more time gets a round of its own; one that is under way goes on.
-fn begin_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<()> {
-    let under_way = ledger.state.rounds.last().filter(|round| !round.delivered);
-    match under_way.map(Round::has_begun) {
-        None => add_round(ledger, arguments).map(drop),
-        Some(false) => {
-            // Nothing but measuring was done: the time of this call counts.
-            let budget = arguments.time - (given(ledger) - ledger.round().budget);
-            if ledger.number() > 1 && budget < LEAST_MORE {
-                return ledger.drop_round();
-            }
-            let round = ledger.round();
-            (round.budget, round.plan) = (budget, None);
-            ledger.write()
-        }
-        Some(true) => {
-            let (phase, folder) = (&ledger.state.phase, ledger.folder.display());
-            errln!("going on in the phase `{phase}` of {folder}");
-            let given = given(ledger);
-            if arguments.time < given - LEAST_MORE {
-                errln!("note: what has begun keeps its time of {}", clock(given));
-            }
-            Ok(())
-        }
-    }
-}
-
-/// Seconds of all rounds.
-fn given(ledger: &Ledger) -> f64 {
-    ledger.state.rounds.iter().map(|round| round.budget).sum()
-}
-
-/// Begins a further round if the call has time for it, and the first one at any rate.
-fn add_round(ledger: &mut Ledger, arguments: &FitArguments) -> Result<bool> {
-    let more = arguments.time - given(ledger);
-    let adds = ledger.state.rounds.is_empty() || more >= LEAST_MORE;
-    if adds {
-        ledger.state.rounds.push(Round::of(more));
-        ledger.write()?;
-    }
-    Ok(adds)
-}
-
 impl Fit<'_> {
     fn run(mut self) -> Result<()> {
         let done = self.rounds();
@@ -263,7 +217,7 @@ impl Fit<'_> {
                 failure.or_hint("what is done is kept: the same command goes on")
             })?;
             // The round that ended may be of an earlier call with less time.
-            if !add_round(&mut self.ledger, self.arguments)? {
+            if !rounds::add(&mut self.ledger, self.arguments)? {
                 return self.tell_result().map(|()| true);
             }
         }
@@ -289,83 +243,6 @@ impl Fit<'_> {
                 || !folder.is_dir()
         })
         .collect()
-    }
-
-    /// The method that an earlier round took, that of a draft to go on from, or the wanted one.
-    fn wanted_method(&self) -> Result<Option<String>> {
-        let has_begun = self.ledger.state.rounds.iter().any(|round| round.training.is_some());
-        let trial = self.ledger.state.trial.as_ref().filter(|_| has_begun);
-        let round = self.ledger.state.rounds.last().filter(|round| round.has_begun());
-        let planned = round.and_then(|round| round.plan.as_ref()).map(|plan| plan.method.clone());
-        let earlier = planned.or(trial.map(|trial| trial.method.clone()));
-        let from = self.arguments.from.as_deref().map(start).transpose()?;
-        let from = from.map(|start| start.method);
-        if let (Some(from), Some(wanted)) = (&from, &self.arguments.method)
-            && from != wanted
-        {
-            return Err(Failure::usage(format!(
-                "--from is a draft of method {from}, not {wanted}"
-            ))
-            .hint("leave out --method"));
-        }
-        if let (Some(earlier), Some(wanted)) = (&earlier, &self.arguments.method)
-            && earlier != wanted
-        {
-            errln!("note: --method {wanted} is not followed: the fit here trains {earlier}");
-        }
-        Ok(earlier.or(from).or_else(|| self.arguments.method.clone()))
-    }
-
-    /// The method that is taken: of those that fit the one that is expected to bring most.
-    fn candidate(&mut self) -> Result<Candidate> {
-        let wanted = self.wanted_method()?;
-        // A recipe depends on the time: what is planned keeps its own.
-        let left = self.ledger.left();
-        let round = self.ledger.round();
-        let seconds = match round.set_up_for.filter(|_| round.plan.is_some()) {
-            Some(seconds) => seconds,
-            None if round.has_begun() => round.budget,
-            None => *round.set_up_for.insert(left),
-        };
-        let row_tokens = self.row_tokens(seconds);
-        let room = Room { target: &self.config, seconds, row_tokens };
-        let found = rules::candidates(&room, &self.engines, wanted.as_deref());
-        if found.is_empty() {
-            let engines: Vec<&str> = self.engines.iter().map(|profile| profile.name()).collect();
-            let what = wanted
-                .map_or("no method fits".to_owned(), |name| format!("method {name} does not fit"));
-            return Err(Failure::usage(format!(
-                "{what} this target ({} layers) and what --for asks for ({})",
-                self.config.num_hidden_layers,
-                engines.join(", ")
-            ))
-            .hint("leave out an engine or --method; `longdraft serve` runs every draft"));
-        }
-        let machine = self.ledger.machine();
-        let best = rules::best(found, &machine, &Room { seconds: seconds / 2.0, ..room });
-        best.ok_or_else(|| Failure::work("no method fits"))
-    }
-
-    /// Tokens of the rows of a training within a time.
-    fn row_tokens(&self, seconds: f64) -> usize {
-        let of_answer = parting::of_answer(self.ledger.state.settings.max_tokens);
-        let machine = self.ledger.state.machine.as_ref();
-        let long_row = machine.map_or(of_answer as usize, |machine| machine.long_row(of_answer));
-        parting::row_tokens(seconds, self.config.max_position_embeddings, long_row)
-    }
-
-    /// The stages of a training within a time; none where its rows are short.
-    fn stages(&self, seconds: f64) -> Vec<Stage> {
-        let is_chat = self.tokenizer.chat_template().is_some();
-        stages::of(self.row_tokens(seconds), parting::short_row(seconds), is_chat)
-    }
-
-    /// The same method set up for rows of another length.
-    fn for_rows(&mut self, candidate: &Candidate, row_tokens: usize) -> Option<Candidate> {
-        let seconds = self.ledger.left();
-        let method = candidate.method;
-        let recipe = method.fresh().recipe(&Room { target: &self.config, seconds, row_tokens })?;
-        Some(Candidate { method, recipe })
     }
 }
 
