@@ -105,14 +105,14 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use longdraft_models::draft::vocabulary::VocabularyMap;
-    use longdraft_models::draft::{Draft, Parameter};
+    use longdraft_models::draft::{Draft, DraftWeights};
     use longdraft_models::target_model::Tap;
 
     use super::*;
     use crate::answer::tests::{app_of, settings};
     use crate::app::App;
 
-    struct None;
+    struct None(DraftWeights);
 
     impl Draft for None {
         fn method(&self) -> &'static str {
@@ -127,24 +127,12 @@ mod tests {
             Option::None
         }
 
-        fn parameters(&self) -> &[Parameter] {
-            &[]
+        fn weights(&self) -> &DraftWeights {
+            &self.0
         }
 
-        fn parameters_mut(&mut self) -> &mut [Parameter] {
-            &mut []
-        }
-
-        fn parameter_count(&self) -> usize {
-            0
-        }
-
-        fn held_bytes(&self) -> usize {
-            0
-        }
-
-        fn hold_as_blocks(&mut self) -> longdraft_models::error::Result<()> {
-            Ok(())
+        fn weights_mut(&mut self) -> &mut DraftWeights {
+            &mut self.0
         }
 
         fn config_json(&self) -> serde_json::Value {
@@ -153,7 +141,8 @@ mod tests {
     }
 
     fn proposer() -> Proposer {
-        Proposer { draft: Arc::new(None), head: Option::None }
+        let draft = None(DraftWeights::new(Vec::new(), 0.0));
+        Proposer { draft: Arc::new(draft), head: Option::None }
     }
 
     #[test]

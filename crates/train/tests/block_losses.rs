@@ -17,10 +17,10 @@ use longdraft_features::{BatchFeatures, TeacherFeatures};
 use longdraft_kernels::graph::Backward;
 use longdraft_kernels::rows::select_rows;
 use longdraft_kernels::top_k::linear_top_k;
-use longdraft_models::draft::Parameter;
 use longdraft_models::draft::block::{
     Anchor, BlockConfig, BlockDraft, ChainKind, ChainSizes, LayerKind, SelectorSizes, Visible,
 };
+use longdraft_models::draft::{Draft, Parameter};
 use longdraft_models::weights::memory::MemorySource;
 use longdraft_train::loss::Share;
 use longdraft_train::method::block::{
@@ -303,7 +303,7 @@ fn assert_same_within(
     let error = (told - f64::from(want)).abs();
     assert!(error < f64::from(of_loss) * told.abs(), "{name}: told {told} {want}");
     let own = loss.gradients().expect("backward");
-    for (a, b) in draft.weights().parameters().iter().zip(objective.draft().parameters()) {
+    for (a, b) in draft.parameters().iter().zip(objective.draft().parameters()) {
         let (a_values, b_values) = (values(&gradients, a), values(&own, b));
         let largest = a_values.iter().chain(&b_values).fold(0.0_f32, |m, g| m.max(g.abs()));
         if a_values.is_empty() || b_values.is_empty() {

@@ -64,25 +64,41 @@ pub trait Draft: Any + Send + Sync {
         None
     }
 
+    /// Its trained tensors by name.
+    fn weights(&self) -> &DraftWeights;
+
+    /// Mutable access to them.
+    fn weights_mut(&mut self) -> &mut DraftWeights;
+
     /// Every tensor, in a fixed order; of a draft that is [held as blocks](Self::hold_as_blocks) those that are left in
     /// f32.
-    fn parameters(&self) -> &[Parameter];
+    fn parameters(&self) -> &[Parameter] {
+        self.weights().parameters()
+    }
 
     /// Mutable access, for replacing values: names, order and shapes stay.
-    fn parameters_mut(&mut self) -> &mut [Parameter];
+    fn parameters_mut(&mut self) -> &mut [Parameter] {
+        self.weights_mut().parameters_mut()
+    }
 
     /// Values of all parameters, however they are held.
-    fn parameter_count(&self) -> usize;
+    fn parameter_count(&self) -> usize {
+        self.weights().parameter_count()
+    }
 
     /// Bytes of the draft's own tensors as they are held; what it shares with its target is not counted.
-    fn held_bytes(&self) -> usize;
+    fn held_bytes(&self) -> usize {
+        self.weights().held_bytes()
+    }
 
     /// From now on holds its matrices as blocks of 8 bits alone, where they allow it: for proposing. It can then be
     /// neither trained nor saved.
     ///
     /// # Errors
     /// - there is no memory for them
-    fn hold_as_blocks(&mut self) -> Result<()>;
+    fn hold_as_blocks(&mut self) -> Result<()> {
+        self.weights_mut().hold_as_blocks()
+    }
 
     /// Tensors that belong to the draft and are saved with it, but never change.
     ///

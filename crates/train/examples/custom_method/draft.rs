@@ -78,24 +78,12 @@ impl Draft for TwoHeads {
         None
     }
 
-    fn parameters(&self) -> &[Parameter] {
-        self.weights.parameters()
+    fn weights(&self) -> &DraftWeights {
+        &self.weights
     }
 
-    fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.weights.parameters_mut()
-    }
-
-    fn parameter_count(&self) -> usize {
-        self.weights.parameter_count()
-    }
-
-    fn held_bytes(&self) -> usize {
-        self.weights.held_bytes()
-    }
-
-    fn hold_as_blocks(&mut self) -> Result<()> {
-        self.weights.hold_as_blocks()
+    fn weights_mut(&mut self) -> &mut DraftWeights {
+        &mut self.weights
     }
 
     fn config_json(&self) -> Value {

@@ -17,7 +17,7 @@ use super::mask::Visible;
 use super::own_head::OwnHead;
 use super::rows::{Run, distinct, within};
 use crate::draft::seen::{Seen, attention_each};
-use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
+use crate::draft::{Draft, DraftWeights, VocabularyMap};
 use crate::error::{Result, refused};
 use crate::ids::check_ids;
 use crate::target_model::{KeyValues, KvCache, Tap};
@@ -60,16 +60,12 @@ impl Draft for BlockDraft {
         self.own_head.as_ref().map(OwnHead::vocabulary)
     }
 
-    fn parameters(&self) -> &[Parameter] {
-        self.weights.parameters()
+    fn weights(&self) -> &DraftWeights {
+        &self.weights
     }
 
-    fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.weights.parameters_mut()
-    }
-
-    fn parameter_count(&self) -> usize {
-        self.weights.parameter_count()
+    fn weights_mut(&mut self) -> &mut DraftWeights {
+        &mut self.weights
     }
 
     fn held_bytes(&self) -> usize {
@@ -104,11 +100,6 @@ impl BlockDraft {
     /// Sizes and switches.
     pub fn config(&self) -> &BlockConfig {
         &self.config
-    }
-
-    /// Tensors by name, those of the draft's heads included.
-    pub fn weights(&self) -> &DraftWeights {
-        &self.weights
     }
 
     /// A head of the draft's own; `None` where it proposes through the target's.

@@ -10,7 +10,7 @@ use longdraft_kernels::rows::beside;
 use super::config::Eagle3Config;
 use super::weights::{EMBEDDING, HEAD};
 use crate::draft::seen::{Seen, attention_each};
-use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
+use crate::draft::{Draft, DraftWeights, VocabularyMap};
 use crate::error::Result;
 use crate::ids::check_ids;
 use crate::target_model::{KeyValues, Tap};
@@ -42,25 +42,17 @@ impl Draft for Eagle3Draft {
         Some(&self.vocabulary)
     }
 
-    fn parameters(&self) -> &[Parameter] {
-        self.weights.parameters()
+    fn weights(&self) -> &DraftWeights {
+        &self.weights
     }
 
-    fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.weights.parameters_mut()
-    }
-
-    fn parameter_count(&self) -> usize {
-        self.weights.parameter_count()
+    fn weights_mut(&mut self) -> &mut DraftWeights {
+        &mut self.weights
     }
 
     fn held_bytes(&self) -> usize {
         let own = if self.own_embedding { self.embedding.held_bytes() } else { 0 };
         self.weights.held_bytes() + own
-    }
-
-    fn hold_as_blocks(&mut self) -> Result<()> {
-        self.weights.hold_as_blocks()
     }
 
     /// The vocabulary map unless every token is kept, embeddings if they are the draft's own.

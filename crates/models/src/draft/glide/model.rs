@@ -10,7 +10,7 @@ use longdraft_kernels::rope::{RopeTable, rope};
 
 use super::config::{FinalNorm, GlideConfig};
 use crate::draft::seen::{Seen, attention_each};
-use crate::draft::{Draft, DraftWeights, Parameter, VocabularyMap};
+use crate::draft::{Draft, DraftWeights, VocabularyMap};
 use crate::error::{Result, refused};
 use crate::target_model::{KeyValues, Tap};
 
@@ -51,24 +51,12 @@ impl Draft for GlideDraft {
         self.config.draft_vocab_size
     }
 
-    fn parameters(&self) -> &[Parameter] {
-        self.weights.parameters()
+    fn weights(&self) -> &DraftWeights {
+        &self.weights
     }
 
-    fn parameters_mut(&mut self) -> &mut [Parameter] {
-        self.weights.parameters_mut()
-    }
-
-    fn parameter_count(&self) -> usize {
-        self.weights.parameter_count()
-    }
-
-    fn held_bytes(&self) -> usize {
-        self.weights.held_bytes()
-    }
-
-    fn hold_as_blocks(&mut self) -> Result<()> {
-        self.weights.hold_as_blocks()
+    fn weights_mut(&mut self) -> &mut DraftWeights {
+        &mut self.weights
     }
 
     fn config_json(&self) -> serde_json::Value {
