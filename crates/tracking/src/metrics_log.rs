@@ -17,21 +17,22 @@ pub struct MetricsLog {
 }
 
 impl MetricsLog {
-    /// Opens the log and cuts it to `bytes`; the one process of a run that `writes` does it for all.
+    /// Opens the log of a run directory and cuts it to `bytes`; the one process of a run that `writes` does it for all.
     ///
     /// # Errors
     /// - the file cannot be opened or cut
-    pub fn open(path: &Path, bytes: u64, writes: bool) -> Result<Self> {
-        let fail = |source| TrackerError::File { path: path.to_path_buf(), source };
+    pub fn open(run: &Path, bytes: u64, writes: bool) -> Result<Self> {
+        let path = run.join("metrics.jsonl");
         if !writes {
-            return Ok(Self { path: path.to_path_buf(), file: None });
+            return Ok(Self { path, file: None });
         }
-        let mut file =
-            OpenOptions::new().create(true).write(true).truncate(false).open(path).map_err(fail)?;
+        let fail = |source| TrackerError::File { path: path.clone(), source };
+        let file = OpenOptions::new().create(true).write(true).truncate(false).open(&path);
+        let mut file = file.map_err(fail)?;
         let length = file.metadata().map_err(fail)?.len();
         file.set_len(bytes.min(length)).map_err(fail)?;
         file.seek(SeekFrom::End(0)).map_err(fail)?;
-        Ok(Self { path: path.to_path_buf(), file: Some(file) })
+        Ok(Self { path, file: Some(file) })
     }
 
     /// Adds a line.
@@ -97,7 +98,7 @@ mod tests {
     fn a_log_that_is_gone_or_replaced_is_told() {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("metrics.jsonl");
-        let mut log = MetricsLog::open(&path, 0, true).expect("a log");
+        let mut log = MetricsLog::open(folder.path(), 0, true).expect("a log");
         log.write(&json!({ "step": 1 })).expect("written");
         std::fs::remove_file(&path).expect("remove");
         let error = log.write(&json!({ "step": 2 })).expect_err("gone").to_string();

@@ -73,11 +73,7 @@ impl Pretraining {
             metrics_bytes = saved.state.metrics_bytes;
             observer.on_event(PretrainEvent::Resumed(progress.step));
         }
-        let log = MetricsLog::open(
-            &config.output.join("metrics.jsonl"),
-            metrics_bytes,
-            world.is_first(),
-        )?;
+        let log = MetricsLog::open(&config.output, metrics_bytes, world.is_first())?;
         let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
             stream,

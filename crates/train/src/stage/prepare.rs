@@ -101,11 +101,7 @@ impl Stage {
         )?;
         std::fs::create_dir_all(&config.output)
             .map_err(|error| TrainError::checkpoint(&config.output, error))?;
-        let log = MetricsLog::open(
-            &config.output.join("metrics.jsonl"),
-            metrics_bytes,
-            world.is_first(),
-        )?;
+        let log = MetricsLog::open(&config.output, metrics_bytes, world.is_first())?;
         let sampler = Sampler::new(train.rows.len(), config.train.seed, cursor);
         let saving = SaveClock::new(config.train.save_every, config.train.save_minutes);
         Ok(Self {
