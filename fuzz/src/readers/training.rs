@@ -267,8 +267,8 @@ fn write_checkpoint(folder: &Path) {
         tokenizer: &TOKENIZER,
         token_counts: &TokenCounts::new(VOCABULARY),
     };
-    let saved = Checkpointer::new(folder, &World::single()).save(Place::Last, &contents);
-    saved.expect("written");
+    let checkpointer = Checkpointer::new(folder, &World::single());
+    checkpointer.put(Place::Last, |folder| contents.write(folder)).expect("written");
 }
 
 fn optimizer(draft: &Eagle3Draft) -> (DataParallel, AdamW) {

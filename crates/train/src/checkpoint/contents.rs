@@ -78,7 +78,11 @@ impl Loaded {
 }
 
 impl Contents<'_> {
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+    /// Writes a rank's files into a folder; the first rank also writes what all of them hold.
+    ///
+    /// # Errors
+    /// - a value cannot be read, or a file cannot be written
+    pub fn write(&self, folder: &Path) -> Result<()> {
         let parameters = self.draft.parameters();
         let mut moments = Vec::new();
         for (index, run) in self.parallel.runs().iter().enumerate() {

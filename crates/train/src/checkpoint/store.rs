@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use longdraft_parallel::World;
 
-use super::contents::Contents;
 use super::manifest::{Manifest, describe_own};
 use super::optimizer_shards;
 use crate::error::{Result, TrainError};
@@ -58,19 +57,11 @@ impl Checkpointer {
         Self { folder: folder.into(), world: world.clone() }
     }
 
-    /// Writes a checkpoint; all ranks call it.
-    ///
-    /// # Errors
-    /// - the folder cannot be written or is full; existing checkpoints stay as they were
-    pub fn save(&self, place: Place, contents: &Contents<'_>) -> Result<PathBuf> {
-        self.put(place, |folder| contents.write(folder))
-    }
-
-    /// Writes a folder aside and puts it at its place.
+    /// Writes a checkpoint aside and puts it at its place; all ranks call it.
     /// Every rank writes its files with `write`; the first one completes the folder.
     ///
     /// # Errors
-    /// - as [`Self::save`]
+    /// - the folder cannot be written or is full; existing checkpoints stay as they were
     pub fn put(&self, place: Place, write: impl Fn(&Path) -> Result<()>) -> Result<PathBuf> {
         let (name, previous) = place.names();
         let world = &self.world;

@@ -296,7 +296,7 @@ impl Stage {
             tokenizer: &self.tokenizer,
             token_counts: &self.token_counts,
         };
-        let path = self.checkpointer.save(place, &contents)?;
+        let path = self.checkpointer.put(place, |folder| contents.write(folder))?;
         self.release_draft()?;
         Ok(path)
     }
