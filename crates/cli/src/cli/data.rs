@@ -127,13 +127,9 @@ fn learn() -> impl TypedValueParser<Value = Learn> {
     ])
 }
 
-/// Sources, and who reads them.
+/// Who reads rows, and how.
 #[derive(Debug, clap::Args)]
-pub(crate) struct InputArguments {
-    /// Configuration (.yaml), data file or folder, `hf://org/name`, or sharegpt, ultrachat, gsm8k,
-    /// alpaca.
-    #[arg(value_name = "CONFIG|FILE")]
-    pub(crate) input: String,
+pub(crate) struct ReadingArguments {
     /// Whose tokenizer and chat template (a configuration names its own).
     #[arg(long)]
     pub(crate) target: Option<String>,
@@ -143,6 +139,17 @@ pub(crate) struct InputArguments {
     /// What the chat template is given; a configuration's own variables stay where these say nothing.
     #[command(flatten)]
     pub(crate) template: TemplateArguments,
+}
+
+/// Sources, and who reads them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct InputArguments {
+    /// Configuration (.yaml), data file or folder, `hf://org/name`, or sharegpt, ultrachat, gsm8k,
+    /// alpaca.
+    #[arg(value_name = "CONFIG|FILE")]
+    pub(crate) input: String,
+    #[command(flatten)]
+    pub(crate) reading: ReadingArguments,
     /// Replace values of the configuration: dotted.key=value.
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
@@ -178,15 +185,8 @@ pub(crate) struct DataPrepareArguments {
     /// Folder for the shards.
     #[arg(long)]
     pub(crate) output: PathBuf,
-    /// Whose tokenizer and chat template (a configuration names its own).
-    #[arg(long)]
-    pub(crate) target: Option<String>,
-    /// What is learned, where no configuration says it (default: by the format of the rows).
-    #[arg(long, value_parser = learn())]
-    pub(crate) learn: Option<Learn>,
-    /// What the chat template is given; a configuration's own variables stay where these say nothing.
     #[command(flatten)]
-    pub(crate) template: TemplateArguments,
+    pub(crate) reading: ReadingArguments,
     /// KiB of text that make a shard.
     #[arg(long, default_value_t = longdraft_data::shards::SHARD_BYTES >> 10)]
     pub(crate) shard_kib: usize,

@@ -45,7 +45,7 @@ pub(crate) use configuration::ConfigCommand;
 pub(crate) use data::{
     DataCommand, DataInspectArguments, DataPackArguments, DataPrepareArguments,
     DataRecordsArguments, DataRegenerateArguments, DataStatsArguments, DataTokenizerArguments,
-    InputArguments, TextArguments,
+    InputArguments, ReadingArguments, TextArguments,
 };
 pub use decoding::{CacheChoice, WeightDtype};
 pub(crate) use decoding::{GenerateArguments, ServeArguments};

@@ -17,7 +17,7 @@ use longdraft_models::target_model::Target;
 use longdraft_models::tokenizer::TextTokenizer;
 use longdraft_train::config::TrainConfig;
 
-use crate::cli::{DataCommand, InputArguments, TemplateArguments};
+use crate::cli::{DataCommand, InputArguments, ReadingArguments};
 use crate::failure::{Failure, Result};
 
 pub(crate) use pack::encode_with_bytes;
@@ -55,17 +55,12 @@ struct Inputs {
 
 impl Inputs {
     fn of(arguments: &InputArguments) -> Result<Self> {
-        let InputArguments { input, target, learn, template, overrides } = arguments;
-        let read_as = (target.as_deref(), *learn, template);
-        Self::open(std::slice::from_ref(input), read_as, overrides)
+        let InputArguments { input, reading, overrides } = arguments;
+        Self::open(std::slice::from_ref(input), reading, overrides)
     }
 
     /// Of what the user named: a configuration, or data and a target.
-    fn open(
-        named: &[String],
-        (target, learn, template): (Option<&str>, Option<Learn>, &TemplateArguments),
-        overrides: &[String],
-    ) -> Result<Self> {
+    fn open(named: &[String], reading: &ReadingArguments, overrides: &[String]) -> Result<Self> {
         let is_config = |input: &String| {
             Path::new(input).extension().is_some_and(|e| e == "yaml" || e == "yml")
         };
@@ -84,11 +79,12 @@ impl Inputs {
                         format!("`{text}` replaces a value, but there is no configuration");
                     return Err(Failure::usage(problem));
                 }
-                let source = |input: &String| by_name(input, learn);
+                let source = |input: &String| by_name(input, reading.learn);
                 (None, several.iter().map(source).collect::<Result<_>>()?, Vec::new())
             }
         };
-        let spec = target.or(config.as_ref().map(|config| config.target.as_str()));
+        let of_config = config.as_ref().map(|config| config.target.as_str());
+        let spec = reading.target.as_deref().or(of_config);
         let spec = spec.ok_or_else(|| {
             Failure::usage("whose tokenizer? there is no configuration that names a target")
                 .hint("add --target with a Hugging Face folder, a GGUF file or `org/name`")
@@ -96,7 +92,7 @@ impl Inputs {
         let tokenizer = Target::open_tokenizer(spec)?;
         let configured = config.as_ref().map(|config| config.data.chat_template_kwargs.clone());
         let tokenizer = tokenizer.with_variables(&configured.unwrap_or_default());
-        let tokenizer = template.apply(tokenizer)?;
+        let tokenizer = reading.template.apply(tokenizer)?;
         let target = Target::open_config(spec)?;
         Ok(Self { config, train, held_out, target, tokenizer })
     }

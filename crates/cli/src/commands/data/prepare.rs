@@ -18,8 +18,7 @@ pub(super) fn run(arguments: &DataPrepareArguments, json: bool) -> Result<()> {
         return Err(Failure::usage("--shard-kib must be at least 1"));
     }
     require_writable(&arguments.output)?;
-    let read_as = (arguments.target.as_deref(), arguments.learn, &arguments.template);
-    let inputs = Inputs::open(&arguments.inputs, read_as, &[])?;
+    let inputs = Inputs::open(&arguments.inputs, &arguments.reading, &[])?;
     let sources = inputs.train.iter().map(|config| {
         let paths = source_paths(config)?;
         if paths.iter().any(|path| shards::is_shards(path)) {
