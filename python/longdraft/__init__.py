@@ -14,12 +14,14 @@ Everything computes in Rust, on every core, while other Python threads run. Erro
 import atexit as _atexit
 
 from ._command import main
-from ._decoding import Answer, AnswerOptions, Draft, Evaluation, Piece, Session, Stream, Target, evaluate
+from ._decoding import Answer, AnswerOptions, Piece, Session, Stream
 from ._errors import Error
+from ._evaluation import Evaluation, evaluate
 from ._exports import Export, Problem, Report, Verdict, export, verify
 from ._fit import fit
 from ._longdraft import __version__, set_threads
 from ._longdraft import settle as _settle
+from ._models import Draft, Target
 from ._training import Captured, Event, HeldOut, Run, Step, capture, train
 
 __all__ = [

@@ -3,12 +3,12 @@
 import json
 import re
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import fspath
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _longdraft
-from ._decoding import Draft, PathOrName
 from ._html import table
+from ._models import Draft, PathOrName
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Report:
 
 
 def verify(
-    folder: Union[str, "PathLike[str]"],
+    folder: PathOrName,
     *,
     target: Optional[PathOrName] = None,
     checkpoint: Optional[PathOrName] = None,

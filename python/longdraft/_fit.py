@@ -5,11 +5,10 @@ import signal
 import subprocess
 import sys
 from os import PathLike, fspath
-from typing import Any, Dict, List, Union
+from typing import Any, Dict, List
 
 from ._errors import Error
-
-PathOrName = Union[str, "PathLike[str]"]
+from ._models import PathOrName
 
 
 def _words(options: Dict[str, Any]) -> List[str]:

@@ -2,15 +2,14 @@
 
 import json
 from dataclasses import dataclass, field
-from os import PathLike, fspath, replace
+from os import fspath, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _longdraft
-from ._decoding import Draft
 from ._html import curve, table
+from ._models import Draft, PathOrName
 
-PathOrName = Union[str, "PathLike[str]"]
 Configuration = Union[PathOrName, Mapping[str, Any]]
 Row = Union[str, Mapping[str, Any]]
 Changes = Union[Mapping[str, Any], Iterable[str]]
