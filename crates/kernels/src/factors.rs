@@ -1,23 +1,30 @@
-//! Weights as products multiply them, kept for a step of learning in which they do not change.
+//! Weights as products multiply them, kept for a step of learning in which they do not change, and their inputs.
 //!
 //! Where products take 16-bit factors, a weight that trains in f32 is turned into 16 bits before each of them.
 //! A step that uses it seven times forward and seven times backward turns it once within [`with_factors`], and not at all
 //! where the optimizer wrote the factor beside the weight ([`Written`]).
+//!
+//! An input that a product keeps for the gradient of its weight is kept as the factor that it was, half the bytes, where
+//! nobody else keeps its values (`kept_input`). Products of the same input share it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
 use candle_core::{DType, Result, Tensor, TensorId, Var};
 
 use crate::at_end::AtEnd;
 use crate::cuda::rows::to_halves;
 use crate::cuda::takes;
+use crate::graph::is_let_go;
 
 type Factors = HashMap<(TensorId, DType), Tensor>;
 
 thread_local! {
     /// Those that the step so far has needed.
     static KEPT: RefCell<Option<Factors>> = const { RefCell::new(None) };
+    /// Factors of inputs, as long as a node of the graph keeps them.
+    static INPUTS: RefCell<HashMap<(TensorId, DType), Weak<Tensor>>> = RefCell::default();
 }
 
 /// bf16 factors of variables, as the optimizer that gave these their values wrote them. Whoever gives them others has to
@@ -79,6 +86,28 @@ pub(crate) fn weight_factor(weight: &Tensor, factors: DType) -> Result<Tensor> {
     kept_factor(weight, factors)?.map_or_else(|| as_factor(weight, factors), Ok)
 }
 
+/// An input as products of `factors` multiply it: the one that an earlier product keeps, or a new one. It fails where the
+/// device has no memory for it.
+pub(crate) fn input_factor(x: &Tensor, factors: DType) -> Result<Arc<Tensor>> {
+    let key = (x.id(), factors);
+    let known = INPUTS.with_borrow(|inputs| inputs.get(&key).and_then(Weak::upgrade));
+    known.map_or_else(|| as_factor(x, factors).map(Arc::new), Ok)
+}
+
+/// What a product keeps of its input for its backward pass, where [`as_factor`] makes the same factor of it: the factor, if
+/// the graph then lets go of `x`, else `x` itself. Values of variables and of what does not train may change in place,
+/// so their factors are not kept.
+pub(crate) fn kept_input(x: &Tensor, factor: &Arc<Tensor>) -> Arc<Tensor> {
+    if factor.dtype() == x.dtype() || !is_let_go(x) {
+        return Arc::new(x.detach());
+    }
+    INPUTS.with_borrow_mut(|inputs| {
+        inputs.retain(|_, kept| kept.strong_count() > 0);
+        inputs.insert((x.id(), factor.dtype()), Arc::downgrade(factor));
+    });
+    Arc::clone(factor)
+}
+
 /// Values as products of a type multiply them, without their graph.
 pub(crate) fn as_factor(values: &Tensor, factors: DType) -> Result<Tensor> {
     let by_kernel = factors == DType::BF16 && values.is_contiguous() && takes(&[values]);
@@ -103,6 +132,7 @@ pub(crate) fn as_of_type(values: &Tensor, dtype: DType) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::scale;
     use crate::test_support::{Noise, assert_close};
 
     #[test]
@@ -122,6 +152,41 @@ mod tests {
         w.set(&(w.as_tensor() * 2.0)?)?;
         let doubled = with_factors(|| kept_factor(&w, DType::BF16))?.expect("kept");
         assert_close("new values", &doubled.to_dtype(DType::F32)?, &w, 1e-2);
+        Ok(())
+    }
+
+    #[test]
+    fn products_of_an_input_share_its_factor_while_one_keeps_it() -> Result<()> {
+        let x = scale(&Noise::new(73).var(&[5, 4]), 2.0)?;
+        let factor = input_factor(&x, DType::BF16)?;
+        let unkept = input_factor(&x, DType::BF16)?;
+        assert!(!Arc::ptr_eq(&factor, &unkept), "nobody keeps it");
+        let kept = kept_input(&x, &factor);
+        assert!(Arc::ptr_eq(&factor, &kept));
+        assert!(Arc::ptr_eq(&kept, &input_factor(&x, DType::BF16)?));
+        assert_eq!(input_factor(&x, DType::F16)?.dtype(), DType::F16);
+        let ended = Arc::downgrade(&kept);
+        drop((factor, kept));
+        assert!(ended.upgrade().is_none(), "the graph alone keeps it");
+        assert_eq!(input_factor(&x, DType::BF16)?.dtype(), DType::BF16);
+        Ok(())
+    }
+
+    #[test]
+    fn an_input_that_is_kept_anyway_is_not_kept_twice() -> Result<()> {
+        let variable = Noise::new(74).var(&[5, 4]);
+        let single = scale(&variable, 2.0)?;
+        let of_candle = (variable.as_tensor() * 2.0)?;
+        for (x, factors) in [
+            (variable.as_tensor(), DType::BF16),
+            (&variable.detach(), DType::BF16),
+            (&of_candle, DType::BF16),
+            (&single, DType::F32),
+        ] {
+            let factor = input_factor(x, factors)?;
+            assert_eq!(kept_input(x, &factor).dtype(), DType::F32, "{x:?}");
+            assert_eq!(Arc::strong_count(&factor), 1, "{x:?}");
+        }
         Ok(())
     }
 

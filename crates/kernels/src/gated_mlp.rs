@@ -10,7 +10,7 @@ use candle_core::{DType, Result, Shape, Tensor, bail};
 use crate::cuda::product::{add_product_to, product};
 use crate::cuda::{self, takes};
 use crate::dispatch::fused;
-use crate::factors::{as_factor, weight_factor};
+use crate::factors::{as_factor, input_factor, kept_input, weight_factor};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::gemm::{Room, written};
 use crate::graph::{Gradients, differentiable_new};
@@ -85,21 +85,21 @@ fn gated_on_gpu(x: &Tensor, mlp: &GatedMlp<'_>) -> Result<Option<Tensor>> {
     if !want.contains(&true) || !alike || x.elem_count() == 0 || !takes(&[x]) {
         return Ok(None);
     }
-    let as_factor = move |t: &Tensor| as_factor(t, factors);
     let of_weight = move |weight: &Tensor| weight_factor(weight, factors);
-    let input = as_factor(x)?;
+    let input = input_factor(x, factors)?;
     let projected = |weight: &Tensor| product(&input, &of_weight(weight)?.t()?);
     let (gate, up) = (projected(mlp.gate)?, projected(mlp.up)?);
     let out = cuda::rows::swiglu(&gate, &up)?;
-    let (kept, weights) = (x.detach(), weights.map(Tensor::clone));
+    let kept = (want[1] || want[2]).then(|| kept_input(x, &input));
+    let weights = weights.map(Tensor::clone);
     let node = differentiable_new("gated", [x, mlp.gate, mlp.up], out, move |gradient| {
         let [dz, du] = cuda::rows::swiglu_gradients(&gate, &up, gradient, factors)?;
         if want[0] {
             add_product_to(0, &dz, &of_weight(&weights[0])?)?;
             add_product_to(0, &du, &of_weight(&weights[1])?)?;
         }
-        if want[1] || want[2] {
-            let input = as_factor(&kept)?;
+        if let Some(kept) = &kept {
+            let input = as_factor(kept, factors)?;
             add_product_to(1, &dz.t()?, &input)?;
             add_product_to(2, &du.t()?, &input)?;
         }
@@ -208,13 +208,15 @@ fn halves(both: &[f32]) -> (&[f32], &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use crate::graph::Backward;
+    use std::sync::Arc;
+
+    use crate::graph::{Backward, scale};
     use candle_core::{DType, Var};
 
     use super::*;
     use crate::cuda::emulator::emulated;
     use crate::dispatch::with_half_products;
-    use crate::test_support::{Noise, assert_alike, assert_close, gradcheck};
+    use crate::test_support::{Noise, assert_alike, assert_close, bits, gradcheck};
 
     /// Residual, input, gate, up, down; the result is one wider than the input.
     fn arguments(noise: &mut Noise, rows: usize, width: usize, inner: usize) -> [Var; 5] {
@@ -263,6 +265,40 @@ mod tests {
             emulated(|| with_half_products(|| compare((2e-2, 3e-2))))?;
         }
         Ok(())
+    }
+
+    /// The node keeps its input as a factor where the graph lets go of it, with the bits of one that is kept in f32.
+    #[test]
+    fn a_gpus_node_keeps_the_factor_of_its_input() -> Result<()> {
+        let mut noise = Noise::new(14);
+        let arguments = arguments(&mut noise, 70, 24, 36);
+        let step = |x: &Tensor, frozen: bool| -> Result<(usize, Vec<Option<Vec<u32>>>)> {
+            let of = |w: &Var| if frozen { w.detach() } else { w.as_tensor().clone() };
+            let [gate, up, down] = [&arguments[2], &arguments[3], &arguments[4]].map(of);
+            let mlp = GatedMlp { gate: &gate, up: &up, down: &down };
+            let out = gated_mlp_onto(&arguments[0], x, &mlp)?;
+            // All but the one that is asked for here.
+            let keep = Arc::strong_count(&input_factor(x, DType::BF16)?) - 1;
+            let gradients = out.sqr()?.sum_all()?.gradients()?;
+            let of_each = arguments.iter().map(|variable| gradients.get(variable).map(bits));
+            Ok((keep, of_each.collect()))
+        };
+        let both = |frozen: bool| -> Result<usize> {
+            let (keep, own) = step(&scale(&arguments[1], 2.0)?, frozen)?;
+            let (none, want) = step(&(arguments[1].as_tensor() * 2.0)?, frozen)?;
+            assert_eq!(none, 0, "f32 values are kept");
+            assert_eq!(own, want, "frozen: {frozen}");
+            Ok(keep)
+        };
+        emulated(|| {
+            with_half_products(|| -> Result<()> {
+                assert_eq!(both(false)?, 1);
+                assert_eq!(both(true)?, 0);
+                Ok(())
+            })?;
+            assert_eq!(both(false)?, 0, "factors of f32");
+            Ok(())
+        })
     }
 
     #[test]

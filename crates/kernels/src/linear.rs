@@ -18,7 +18,7 @@ use crate::composed::FULL_ROWS;
 use crate::cuda::linear::{Addend as OnGpu, each_row, few_rows};
 use crate::cuda::product::{add_product, add_product_to, product_as};
 use crate::dispatch::{Products, fused, products_of, with_rounded_products};
-use crate::factors::{as_factor, kept_factor};
+use crate::factors::{as_factor, input_factor, kept_factor, kept_input};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::gemm::{self, Room, written};
 use crate::graph::{Gradients, add, differentiable_new};
@@ -264,31 +264,33 @@ fn product_in(
     }
     let is_frozen = !want_x && !want_weight;
     let short = is_frozen && rows < FULL_ROWS;
-    let factor = as_factor(x)?;
-    let factor = if short { factor.pad_with_zeros(0, 0, FULL_ROWS - rows)? } else { factor };
+    let input = input_factor(x, factors)?;
+    let padded = short.then(|| input.pad_with_zeros(0, 0, FULL_ROWS - rows)).transpose()?;
+    let factor = padded.as_ref().unwrap_or(&input);
     if let Some(bias) = bias.filter(|bias| !short && !bias.track_op())
         && is_frozen
         && x.dtype() == DType::BF16
     {
         let start = bias.to_dtype(DType::BF16)?.broadcast_as((rows, weight.dim(0)?))?;
         let sum = start.force_contiguous()?;
-        add_product(&sum, &factor, &weight_factor(weight)?.t()?)?;
+        add_product(&sum, factor, &weight_factor(weight)?.t()?)?;
         return Ok(sum);
     }
-    let out = product_as(&factor, &weight_factor(weight)?.t()?, x.dtype())?;
+    let out = product_as(factor, &weight_factor(weight)?.t()?, x.dtype())?;
     let out = if short { out.narrow(0, 0, rows)?.contiguous()? } else { out };
     let out = with_bias(out, bias.map(Tensor::detach).as_ref())?;
     let trained_bias = bias.filter(|bias| bias.track_op());
     let of_bias = trained_bias.map(Tensor::dtype);
     let arguments = [x, weight, trained_bias.unwrap_or(weight)];
-    let (kept_x, kept_weight) = (x.detach(), weight.detach());
+    let kept_x = want_weight.then(|| kept_input(x, &input));
+    let kept_weight = weight.detach();
     differentiable_new("linear", arguments, out, move |gradient| {
         let g = as_factor(gradient)?;
         if want_x {
             add_product_to(0, &g, &weight_factor(&kept_weight)?)?;
         }
-        if want_weight {
-            add_product_to(1, &g.t()?, &as_factor(&kept_x)?)?;
+        if let Some(x) = &kept_x {
+            add_product_to(1, &g.t()?, &as_factor(x)?)?;
         }
         let db = of_bias.map(|dtype| gradient.sum(0)?.to_dtype(dtype)).transpose()?;
         Ok([None, None, db])

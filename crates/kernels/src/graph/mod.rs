@@ -22,7 +22,7 @@ use node::taken;
 pub use pass::{Backward, into_values};
 pub use views::{add, cat, narrow, node, reshape, scale};
 
-pub(crate) use node::{Held, join};
+pub(crate) use node::{Held, is_let_go, join};
 pub(crate) use pass::{add_to, trained_type};
 
 /// Gradients of the arguments, in their order.

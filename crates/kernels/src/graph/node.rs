@@ -129,6 +129,12 @@ pub(super) fn node_of(tensor: &Tensor) -> Option<Arc<Node>> {
     own.or_else(|| views::viewed(tensor))
 }
 
+/// Whether the graph itself keeps no values of a tensor: it is the result of an op of ours that does not hold it.
+pub(crate) fn is_let_go(tensor: &Tensor) -> bool {
+    node_of(tensor)
+        .is_some_and(|node| matches!(node.way, Way::Own(_)) && node.result.get().is_none())
+}
+
 /// A tensor with the values of a storage, whose gradient flows to the arguments.
 ///
 /// # Errors

@@ -1,4 +1,6 @@
-use crate::graph::Backward;
+use std::sync::Arc;
+
+use crate::graph::{Backward, cat, scale};
 use candle_core::Var;
 
 use super::*;
@@ -6,7 +8,7 @@ use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
 use crate::factors::with_factors;
 use crate::matrix::{Matrix, linear_each};
-use crate::test_support::{Noise, assert_alike, assert_close, assert_gradients, gradcheck};
+use crate::test_support::{Noise, assert_alike, assert_close, assert_gradients, bits, gradcheck};
 
 #[test]
 fn fused_matches_reference_forward_and_backward() -> Result<()> {
@@ -245,6 +247,45 @@ fn kept_factors_give_the_same_bits() -> Result<()> {
             }
             Ok(())
         })
+    })
+}
+
+/// An input that the graph lets go of is kept as one factor for all products whose weights train, with the bits of one
+/// that is kept in f32 (as a result of candle is).
+#[test]
+fn products_keep_the_factor_of_their_input() -> Result<()> {
+    let mut noise = Noise::new(91);
+    let from = noise.var(&[70, 24]);
+    let weights = [40, 8, 8].map(|outputs| noise.var(&[outputs, 24]));
+    let step = |x: &Tensor, frozen: bool| -> Result<(usize, Vec<Option<Vec<u32>>>)> {
+        let of = |w: &Var| if frozen { w.detach() } else { w.as_tensor().clone() };
+        let products: Vec<Tensor> =
+            weights.iter().map(|w| linear(x, &of(w), None)).collect::<Result<_>>()?;
+        // All but the one that is asked for here.
+        let keep = Arc::strong_count(&input_factor(x, DType::BF16)?) - 1;
+        let gradients = cat(&products, 1)?.sqr()?.sum_all()?.gradients()?;
+        let variables = weights.iter().chain([&from]);
+        Ok((keep, variables.map(|variable| gradients.get(variable).map(bits)).collect()))
+    };
+    let both = |frozen: bool| -> Result<usize> {
+        let (keep, own) = step(&scale(&from, 2.0)?, frozen)?;
+        let (none, want) = step(&(from.as_tensor() * 2.0)?, frozen)?;
+        assert_eq!(none, 0, "f32 values are kept");
+        assert_eq!(own, want, "frozen: {frozen}");
+        assert_eq!(
+            own.iter().filter(|gradient| gradient.is_some()).count(),
+            if frozen { 1 } else { 4 }
+        );
+        Ok(keep)
+    };
+    emulated(|| {
+        with_half_products(|| -> Result<()> {
+            assert_eq!(both(false)?, 3);
+            assert_eq!(both(true)?, 0);
+            Ok(())
+        })?;
+        assert_eq!(both(false)?, 0, "factors of f32");
+        Ok(())
     })
 }
 
