@@ -140,15 +140,17 @@ fn row_memory(config: &LanguageModelConfig, row: &Row) -> RowMemory {
     let specs = tensor_specs(config);
     let (layers, trained) = (config.num_hidden_layers as u64, tensor_values(&specs));
     let more = if config.is_llama() { 0 } else { baseline_values(&layer) };
-    let more = more + if row.is_accelerator() { composed_values(config, &layer) } else { 0 };
+    // A baseline's last product reads the rectifier's squares, which are counted as a gate.
+    let squares = if config.is_llama() { 0 } else { layer.inner - row.input_values(layer.inner) };
+    let more = more + if row.is_accelerator() { composed_values(config, &layer, row) } else { 0 };
     // A baseline norms the embeddings; a layer that has a skip adds it.
     let of_skips = if config.is_llama() { 0 } else { 1 + config.encoder_layers() as u64 };
     let of_token = [
-        width + 1,                              // embedding by its id
-        config.rope_dimensions() as u64,        // angles
-        layers * (layer.token_values() + more), // layers
-        of_skips * width,                       // normed embeddings, skips
-        2 * width,                              // final norm and its gradient
+        width + 1,                                           // embedding by its id
+        config.rope_dimensions() as u64,                     // angles
+        layers * (layer.token_values(row) + more - squares), // layers
+        of_skips * width,                                    // normed embeddings, skips
+        2 * width,                                           // final norm and its gradient
     ];
     // The head's gradient waits.
     let kept = row.tokens * of_token.iter().sum::<u64>() + vocabulary * width + 1;
@@ -189,8 +191,8 @@ fn gradients(config: &LanguageModelConfig, layer: &Layer, row: &Row, later: u64)
 }
 
 /// Kept of a token in a layer on an accelerator, whose ops are not fused: of a Llama's MLP its product.
-fn composed_values(config: &LanguageModelConfig, layer: &Layer) -> u64 {
-    if config.is_llama() { layer.gated_onto_values() } else { 0 }
+fn composed_values(config: &LanguageModelConfig, layer: &Layer, row: &Row) -> u64 {
+    if config.is_llama() { layer.gated_onto_values(row) } else { 0 }
 }
 
 /// Kept of a token in a layer of the baseline beside what a Llama's keeps.
@@ -217,22 +219,26 @@ mod tests {
         let llama =
             LanguageModelConfig { architecture: DecoderArchitecture::Llama, ..baseline.clone() };
         for (config, inner) in [(llama, 1), (baseline, 0)] {
-            let on = |threads| {
+            let on = |threads, half_products| {
                 let row = Row {
                     tokens: 512,
                     learned: 512,
                     parts: 1,
                     teacher_logits: false,
                     threads,
-                    half_products: false,
+                    half_products,
                     stored_head: false,
                 };
                 row_memory(&config, &row)
             };
             let more = 4 * 512 * config.num_hidden_layers * inner * config.mlp_width();
-            let (cpu, gpu) = (on(1), on(0));
+            let (cpu, gpu) = (on(1, false), on(0, false));
             assert_eq!(gpu.activations - cpu.activations, more as u64);
             assert!(cpu.packed > 0 && gpu.packed == 0, "{gpu:?} {cpu:?}");
+            // Two norms, and what the last product reads.
+            let halved = 2 * config.hidden_size + config.mlp_width();
+            let less = 2 * 512 * config.num_hidden_layers * halved;
+            assert_eq!(gpu.activations - on(0, true).activations, less as u64);
         }
     }
 }

@@ -1,14 +1,17 @@
 //! What a decoder layer takes on an accelerator where that is more, or less, than on a CPU. In values.
 //!
 //! - A CPU's fused ops form some results again in the backward pass. An accelerator keeps these results.
+//! - Products with factors of 16 bits keep these factors of their inputs in place of the inputs ([`Row::input_values`]).
 //! - Gradients of weights, and of what several products read, are added in place by the products that form them.
 
 use super::layer::Layer;
+use super::row::Row;
 
 impl Layer {
-    /// Kept of a token by a gated MLP onto a residual: the product of gate and up, which a CPU forms again.
-    pub fn gated_onto_values(&self) -> u64 {
-        self.inner
+    /// Kept of a token by a gated MLP onto a residual: the product of gate and up, which a CPU forms again, as the last
+    /// product reads it.
+    pub fn gated_onto_values(&self, row: &Row) -> u64 {
+        row.input_values(self.inner)
     }
 
     /// Gradients under way in a gated MLP: of the residual, which is that of the output; of the product, of gate and up.
@@ -33,12 +36,17 @@ impl Layer {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::on_gpu;
     use super::*;
 
     #[test]
     fn every_op_of_a_layer_holds_what_its_gradients_are() {
         let layer = Layer { width: 10, read: 20, query: 12, kv: 3, heads: 4, inner: 40 };
-        assert_eq!(layer.gated_onto_values(), 40);
+        let (half, single) = (on_gpu(2), Row { half_products: false, ..on_gpu(2) });
+        assert_eq!([half, single].map(|row| layer.gated_onto_values(&row)), [20, 40]);
+        // Two norms of 10.
+        assert_eq!(layer.token_values(&single) - layer.token_values(&half), 10);
+        assert_eq!(half.input_values(5), 3);
         assert_eq!(layer.gated_gradients(2), 2 * (10 + 120));
         // Single keys count beside the others.
         assert_eq!(layer.attended_gradients(2, 200, 0), 20 + 3 * 24 + 3 * 600);

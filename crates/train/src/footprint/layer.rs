@@ -37,9 +37,10 @@ impl Layer {
     }
 
     /// Kept of a token in a layer whose gate, up and product are one: norms before attention and the MLP,
-    /// attention with its keys, the sum, gate and up, output.
-    pub fn token_values(&self) -> u64 {
-        4 * self.width + self.query_values() + self.key_values() + 2 * self.inner
+    /// attention with its keys, the sum, gate and up, output. Products alone read the norms.
+    pub fn token_values(&self, row: &Row) -> u64 {
+        let norms = 2 * row.input_values(self.width);
+        norms + 2 * self.width + self.query_values() + self.key_values() + 2 * self.inner
     }
 
     /// Of the matrices of queries, keys and values.

@@ -40,6 +40,12 @@ impl Row {
         self.threads == 0
     }
 
+    /// Values of f32 that keeping an input of products takes where no other op reads it: half of its own where products
+    /// keep the factor of 16 bits that it was.
+    pub fn input_values(&self, values: u64) -> u64 {
+        if self.half_products { values.div_ceil(2) } else { values }
+    }
+
     /// Rows of a chunk of the loss over a vocabulary.
     pub fn chunk(&self, vocabulary: u64) -> u64 {
         let rows = if self.is_accelerator() {

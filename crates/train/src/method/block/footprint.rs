@@ -224,9 +224,10 @@ impl BlockFootprint {
         // Keys and values of all layers side by side, as they are gathered, and as they are taken apart.
         let gathered = if row.parts > 1 { 2 * layers * layer.kv * (1 + 2 * row.parts) } else { 0 };
         let of_context = [
-            2 * layer.width + angles, // `fc`, its norm, angles
-            layers * layer.kv,        // keys before their norm
-            gathered,                 // keys and values of all parts of the row
+            layer.width + row.input_values(layer.width), // `fc`, its norm
+            angles,                                      // angles
+            layers * layer.kv,                           // keys before their norm
+            gathered,                                    // keys and values of all parts of the row
         ];
         let (known, ended) = (self.known(row, slots), self.ended(slots));
         let of_slot = [
@@ -262,17 +263,22 @@ impl BlockFootprint {
         // The first layer chooses among its queries, later ones among what these are made of.
         let chooses = is_last && self.asks() && read == slots;
         let asked = if chooses { made } else { read };
+        // What a product reads of a norm; a convolution reads the norm itself.
+        let halved = row.input_values(layer.width);
+        let norm = if config.convolution.is_some() { layer.width } else { halved };
         // Kernels of both, what they read and make, the MLP's product.
-        let convolved = |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + layer.inner;
+        let product = row.input_values(layer.inner);
+        let convolved =
+            |sizes| 2 * self.kernel_values(sizes) + 4 * layer.width + norm - halved + product;
         let of_made = [
             // All but the first norm: attention, MLP.
-            layer.token_values() - layer.key_values() - layer.width,
+            layer.token_values(row) - layer.key_values() - halved,
             config.convolution.map_or(0, convolved),
-            if self.adds_gated(row) { layer.gated_onto_values() } else { 0 },
-            if chooses { layer.width } else { 0 },
+            if self.adds_gated(row) { layer.gated_onto_values(row) } else { 0 },
+            if chooses { halved } else { 0 },
         ];
         // The norm, keys before theirs; queries before theirs.
-        read * (layer.width + layer.kv) + asked * layer.query + made * of_made.iter().sum::<u64>()
+        read * (norm + layer.kv) + asked * layer.query + made * of_made.iter().sum::<u64>()
     }
 
     /// Whether the last layer runs the learned slots alone: neither convolutions nor a recurrent head read the others.

@@ -182,22 +182,23 @@ impl<'a> Steps<'a> {
         let of_input = [
             width,                             // embeddings
             if_set(config.embed_proj, target), // what they are projected from
-            2 * width,                         // their norm and the state's, side by side
+            self.row.input_values(2 * width),  // their norm and the state's, side by side
             angles,                            // angles
         ];
         let of_row = [
             width + 1,                                  // the state, chosen by an index
             layer.query_values(),                       // attention
             if_set(config.norm_before_residual, width), // norm of the residual
-            2 * width,                                  // sum after attention, its norm
+            width + self.row.input_values(width),       // sum after attention, its norm
             2 * layer.inner + width,                    // gate and up, output
             2 * width,                                  // steps joined, the gradient of their norm
-            if_set(self.row.is_accelerator(), layer.gated_onto_values()), // what the MLP keeps
+            if_set(self.row.is_accelerator(), layer.gated_onto_values(self.row)), // what the MLP keeps
         ];
         let gathered = 2 * layer.kv * self.row.parts;
         let of_token = [
-            width,                                // `fc`
-            if_set(config.fc_norm, 3 * tapped), // tapped layers as they are cut out, normed, joined
+            width, // `fc`
+            // Tapped layers as they are cut out, normed, joined.
+            if_set(config.fc_norm, 2 * tapped + self.row.input_values(tapped)),
             if_set(self.row.parts > 1, gathered), // keys and values of all parts of the row
         ];
         let [of_input, of_row, of_token] =
@@ -209,7 +210,8 @@ impl<'a> Steps<'a> {
         });
         // The first step makes inputs and keys of all tokens and chooses among them, with angles of their own.
         let of_keys = of_token + of_input + layer.key_values();
-        let of_first = self.row.tokens * of_keys + rows[0] * (2 * width + 1 + angles);
+        let of_first =
+            self.row.tokens * of_keys + rows[0] * (self.row.input_values(2 * width) + 1 + angles);
         let handed_on = rows[..rows.len() - 1].iter().sum::<u64>();
         of_first
             + of_later.sum::<u64>()
@@ -296,8 +298,13 @@ mod tests {
         let bytes = 4 * (100 * of_tokens + rows * of_rows + 1000 * h + 1) + rows * (8 + 2 * 4);
         assert_eq!(first.activations, bytes);
         // A GPU keeps the MLP's product.
-        let kept_on_gpu = memory(&config, 1, &on_gpu(100)).activations;
-        assert_eq!(kept_on_gpu - bytes, 4 * rows * i);
+        let gpu = on_gpu(100);
+        let kept_on_gpu = |row: &Row| -> u64 { memory(&config, 1, row).activations };
+        let single = kept_on_gpu(&Row { half_products: false, ..gpu });
+        assert_eq!(single - bytes, 4 * rows * i);
+        // Halves: the input of all tokens, that of the rows, the norm before the MLP, the product.
+        let halved = 100 * 2 * h + rows * (2 * h + h + i);
+        assert_eq!(single - kept_on_gpu(&gpu), 2 * halved);
         let trained = tensor_values(&tensor_specs(&config));
         assert_eq!((first.weight_gradients, first.left), (4 * trained, 4 * trained));
         // Steps share their weights.

@@ -93,13 +93,14 @@ fn row_memory(config: &GlideConfig, row: &Row, against: Against) -> RowMemory {
     let has_norm = u64::from(config.final_norm != FinalNorm::None);
     let gathered = if row.parts > 1 { 2 * layer.kv * row.parts } else { 0 };
     let of_token = [
-        width,                            // embeddings
-        layer.token_values(),             // attention to its own keys, MLP
-        layer.inner,                      // product of gate and up
-        2 * width + layer.query_values(), // norm and sum of attention to the target's keys
-        gathered,                         // keys and values of all parts of the row
-        has_norm * width,                 // final norm
-        config.head_dim as u64,           // angles
+        width,                         // embeddings
+        layer.token_values(row),       // attention to its own keys, MLP
+        row.input_values(layer.inner), // product of gate and up
+        row.input_values(width),       // norm before attention to the target's keys
+        width + layer.query_values(),  // sum of it
+        gathered,                      // keys and values of all parts of the row
+        has_norm * width,              // final norm
+        config.head_dim as u64,        // angles
     ];
     // The state that the head reads with its gradient and its index.
     let of_learned = 2 * width + 1;
@@ -141,7 +142,12 @@ mod tests {
         let trained = tensor_values(&tensor_specs(&config));
         assert_eq!(memory_of_row.weight_gradients, 4 * trained);
         assert_eq!(memory_of_row.left, 4 * trained);
-        assert_eq!(memory(&config, &on_gpu(100)).activations, memory_of_row.activations);
+        let gpu = on_gpu(100);
+        let single = Row { half_products: false, ..gpu };
+        assert_eq!(memory(&config, &single).activations, memory_of_row.activations);
+        // Halves: three norms, the product.
+        let less = memory_of_row.activations - memory(&config, &gpu).activations;
+        assert_eq!(less, 100 * 2 * (3 * h + i));
         let normed = GlideConfig { final_norm: FinalNorm::Trained, ..config };
         let with_norm = memory(&normed, &row).activations;
         assert_eq!(with_norm - memory_of_row.activations, 4 * 100 * h);
