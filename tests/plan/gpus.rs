@@ -1,5 +1,7 @@
 //! Plans for GPUs.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 /// A GPU that is not here: its memory and the host's apart, its speed unknown.
@@ -78,8 +80,7 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
 /// Peaks that a GPU took stand in docs/results/gpu.md, below the commands that plan the same rows.
 #[test]
 fn plans_of_gpus_say_what_one_took() {
-    let text = std::fs::read_to_string(repository("docs/results/gpu.md"));
-    let text = text.expect("docs/results/gpu.md").replace("\\\n", " ");
+    let text = page("docs/results/gpu.md");
     let commands = text.lines().filter(|line| line.starts_with("longdraft train"));
     let commands = commands.filter(|line| line.contains("--ranks 1 --device cuda:0"));
     let commands: Vec<&str> = commands.collect();
@@ -90,14 +91,85 @@ fn plans_of_gpus_say_what_one_took() {
     for (command, row) in commands.iter().zip(&rows) {
         let [_, planned, taken] = row[..] else { panic!("three columns: {row:?}") };
         let taken: f64 = taken.trim_end_matches(" |").parse().expect("a number");
-        let arguments: Vec<&str> = command.split_whitespace().skip(1).chain(["--json"]).collect();
-        let output = finished(longdraft(&arguments).current_dir(repository("")));
-        let output = succeeded(output);
-        let bytes = last_json(&stdout(&output))["stages"][0]["bytes"].as_f64().expect("bytes");
+        let printed = last_json(&printed_by(command, &["--json"]));
+        let bytes = printed["stages"][0]["bytes"].as_f64().expect("bytes");
         let gib = bytes / f64::from(1 << 30);
         assert_eq!(format!("{gib:.1}"), planned, "`{command}`");
         // They were taken with candle's graph. Ours holds less; no GPU has said yet how much.
         let off = gib / taken - 1.0;
         assert!((-0.3..=0.05).contains(&off), "`{command}`: {gib:.1} GiB planned, {taken} taken");
     }
+}
+
+/// Each row of the table "One node of eight, by plan" of docs/results/gpu.md is what the command above it prints of the
+/// row's recipe, in each of its stages.
+#[test]
+fn the_plans_of_one_node_are_what_their_commands_print() {
+    let text = page("docs/results/gpu.md");
+    let command = text.lines().find(|line| line.contains(" --plan --ranks 8 --device cuda:0 "));
+    let command = command.expect("a command above the table");
+    let table = text.lines().skip_while(|line| !line.starts_with("| recipe | features |"));
+    let table: Vec<&str> = table.skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(table.len() >= 24, "{table:?}");
+    let mut plans: BTreeMap<String, Value> = BTreeMap::new();
+    let mut stale = Vec::new();
+    for line in table {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [_, recipe, features, tokens, rows, gpu, host, sent, work, ..] = cells[..] else {
+            panic!("eight columns: {line}")
+        };
+        let (file, names) = recipe_of(recipe);
+        let store = if features == "a store" { " train.features=FOLDER" } else { "" };
+        let command = command.replace("conf/eagle3/llama3.1-8b.yaml", &file) + store;
+        let plan = plans.entry(command.clone());
+        let plan = plan.or_insert_with(|| last_json(&printed_by(&command, &["--json"])));
+        let stages = plan["stages"].as_array().expect("stages").iter();
+        let is_meant =
+            |stage: &&Value| names.is_empty() || names.iter().any(|name| stage["stage"] == *name);
+        let stages: Vec<&Value> = stages.filter(is_meant).collect();
+        assert_eq!(stages.len(), names.len().max(1), "stages of `{command}` for {recipe}");
+        let number = |text: &str| text.replace(' ', "").parse::<u64>().expect("a number");
+        let of_step = number(tokens) * number(rows);
+        let [gpu, host, sent] = [gpu, host, sent].map(str::to_owned);
+        let written = [of_step.to_string(), gpu, host, sent, number(work).to_string()];
+        for stage in stages {
+            let printed = figures_of(stage);
+            if printed != written {
+                let [written, printed] = [&written, &printed].map(|figures| figures.join(" | "));
+                let of = format!("{recipe}, {features}, stage {}", stage["stage"]);
+                stale.push(format!(
+                    "{of}\n  page:  {written}\n  plan:  {printed}\n  by `{command}`"
+                ));
+            }
+        }
+    }
+    let columns = "tokens a step | GPU memory, GiB | main memory, GiB | sent, GB | work, TFLOP";
+    assert!(stale.is_empty(), "{columns}\n{}", stale.join("\n"));
+}
+
+/// The configuration of a recipe as the table names it, and those of its stages that the row is of.
+fn recipe_of(name: &str) -> (String, Vec<&str>) {
+    let parts: Vec<&str> = name.split(", ").collect();
+    let model = parts[1].to_lowercase().replace("llama-", "llama");
+    let file = match parts[0] {
+        "EAGLE-3" => format!("conf/eagle3/{model}.yaml"),
+        "DFlash" => format!("conf/block/dflash-{model}.yaml"),
+        "DFlash in stages" => format!("conf/curriculum/dflash-{model}.yaml"),
+        "GLIDE" => format!("conf/curriculum/{model}.yaml"),
+        other => panic!("no such recipe: {other}"),
+    };
+    (file, parts.get(2).map_or_else(Vec::new, |names| names.split(" and ").collect()))
+}
+
+/// Tokens of a step over all eight ranks; GiB of GPU and main memory, GB sent and TFLOP of one of them.
+fn figures_of(stage: &Value) -> [String; 5] {
+    let number = |key: &str| stage[key].as_f64().expect(key);
+    let gib = |key: &str| format!("{:.1}", number(key) / f64::from(1 << 30));
+    assert_eq!((&stage["ranks"], &stage["idle_ranks"]), (&8.into(), &0.into()));
+    let tokens = number("tokens_per_step");
+    let work = number("operations_per_token") * tokens / 8.0 / 1e12;
+    let sent = number("sent_bytes") / 1e9;
+    let figures = [gib("bytes"), gib("host_bytes"), format!("{sent:.1}"), format!("{work:.0}")];
+    let [gpu, host, sent, work] = figures;
+    [format!("{tokens:.0}"), gpu, host, sent, work]
 }

@@ -267,11 +267,23 @@ fn a_plan_needs_no_target_on_this_machine_but_its_shape() {
     assert!(error.contains("`parallel.tensor: 4` does not divide the 6 ranks"), "{error}");
 }
 
+/// A page whose commands are a line each.
+fn page(path: &str) -> String {
+    std::fs::read_to_string(repository(path)).expect(path).replace("\\\n", " ")
+}
+
+/// What a command of a page prints, with further options.
+#[track_caller]
+fn printed_by(command: &str, more: &[&str]) -> String {
+    let arguments: Vec<&str> =
+        command.split_whitespace().skip(1).chain(more.iter().copied()).collect();
+    stdout(&succeeded(finished(longdraft(&arguments).current_dir(repository("")))))
+}
+
 /// The tables of docs/results/ranks.md stand below the commands that print them.
 #[test]
 fn the_tables_of_the_documentation_are_what_their_commands_print() {
-    let text = std::fs::read_to_string(repository("docs/results/ranks.md"));
-    let text = text.expect("docs/results/ranks.md").replace("\\\n", " ");
+    let text = page("docs/results/ranks.md");
     let commands: Vec<&str> = text
         .lines()
         .filter(|line| line.starts_with("longdraft train"))
@@ -279,9 +291,7 @@ fn the_tables_of_the_documentation_are_what_their_commands_print() {
         .collect();
     assert!(commands.len() >= 3, "{commands:?}");
     for command in commands {
-        let arguments: Vec<&str> = command.split_whitespace().skip(1).collect();
-        let output = finished(longdraft(&arguments).current_dir(repository("")));
-        let printed = stdout(&succeeded(output));
+        let printed = printed_by(command, &[]);
         assert!(text.contains(printed.trim_end()), "`{command}` prints\n{printed}");
     }
 }
