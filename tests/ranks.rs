@@ -72,6 +72,7 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")]);
         command.envs([("MASTER_PORT", port.as_str()), ("TORCHELASTIC_RUN_ID", "job")]);
+        command.env("LOCAL_RANK", rank);
         command.envs(more.iter().copied());
         command
     };
@@ -88,6 +89,8 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
     assert_same_numbers(&metrics(&shop.path("plain")), &metrics(&shop.path("run")));
     // What contradicts is told before any work.
     require_words(&told_by(&finished(&mut of("2", &[])), 2), &["rank 2 is not below"]);
+    let text = told_by(&finished(&mut of("0", &[("LOCAL_RANK", "first")])), 2);
+    require_words(&text, &["LOCAL_RANK=first is not a number: set LOCAL_RANK to ", "or unset it"]);
     let other = of("0", &[]).args(["--ranks", "3"]).output().expect("starts");
     assert!(stderr(&other).contains("a launcher started 2 processes"), "{}", stderr(&other));
 }

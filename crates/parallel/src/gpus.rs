@@ -18,6 +18,10 @@ pub const SUMS_BY_NCCL: bool = cfg!(feature = "nccl");
 #[cfg(feature = "nccl")]
 const LATER: std::time::Duration = std::time::Duration::from_secs(30);
 
+/// What gives each rank a GPU of its own.
+const APART: &str = "start one rank a GPU with `device: auto`, and set LOCAL_RANK where host names \
+                     do not tell which ranks are on one machine";
+
 /// Where several ranks exchange tensors.
 enum Gpus {
     /// On the GPUs.
@@ -147,7 +151,7 @@ fn obstacle<T: PartialEq>(gpus: &[Option<T>], base: usize) -> Option<String> {
     let shared = (0..gpus.len()).find_map(|rank| {
         let other = gpus[..rank].iter().position(|other| *other == gpus[rank])?;
         let (other, rank) = (base + other, base + rank);
-        Some(format!("ranks {other} and {rank} share a GPU; start one rank a GPU"))
+        Some(format!("ranks {other} and {rank} share a GPU; {APART}"))
     });
     let built = || "this build has no NCCL; build it with --features nccl".to_owned();
     shared.or_else(|| (!SUMS_BY_NCCL).then(built))
@@ -223,7 +227,7 @@ mod tests {
             remark_of_any(&world, &group, own).expect("gathered").expect("a remark")
         });
         for remark in remarks {
-            assert_eq!(remark, "ranks 4 and 5 share a GPU; start one rank a GPU");
+            assert_eq!(remark, format!("ranks 4 and 5 share a GPU; {APART}"));
         }
     }
 

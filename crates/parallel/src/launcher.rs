@@ -15,6 +15,19 @@ const MPI: [(&str, &str); 3] = [
     ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
 ];
 
+/// torchrun's variable for a process's place on its machine.
+const LOCAL_RANK: &str = "LOCAL_RANK";
+
+/// Variables that hold the number of processes that a launcher started, and this one's place on its machine: Open
+/// MPI's, those of MPICH and Intel MPI, MVAPICH's, and those of Slurm's step. MPI's launchers may run within a step,
+/// whose variables their processes then have.
+const LOCAL: [(&str, &str); 4] = [
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "MPI_LOCALRANKID"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+];
+
 /// Name of the job, whose ranks take only each other. Where it is set, ranks meet over TCP although MPI started them.
 pub(super) const JOB: &str = "LONGDRAFT_JOB";
 
@@ -62,12 +75,7 @@ impl Launch {
     /// # Errors
     /// - the variables of a launcher contradict each other, or one is missing
     pub fn read() -> Result<Self> {
-        // A shell on a terminal has the variables of the job step that it runs in.
-        let is_shell =
-            std::env::var_os("SLURM_PTY_PORT").is_some() && std::io::stdin().is_terminal();
-        let read =
-            |name: &str| variable(name).filter(|_| !(is_shell && name.starts_with("SLURM_")));
-        Self::of(read, cfg!(feature = "mpi"))
+        Self::of(of_launcher, cfg!(feature = "mpi"))
     }
 
     /// Refuses to work alone where `WORLD_SIZE` says that others do the same.
@@ -96,6 +104,24 @@ impl Launch {
             Self::Mpi(size) => *size,
             Self::Tcp(place) => place.size,
         }
+    }
+
+    /// This process's place among those of its machine, from 0, where a launcher tells it: by `LOCAL_RANK`, else by the
+    /// variable of the MPI launcher or of Slurm's step that started the ranks. `None` for one process, and for ranks
+    /// that the first one started itself.
+    ///
+    /// # Errors
+    /// - the variable holds no number
+    pub fn local_rank(&self) -> Result<Option<usize>> {
+        self.local_rank_of(&of_launcher)
+    }
+
+    fn local_rank_of(&self, variable: &impl Fn(&str) -> Option<String>) -> Result<Option<usize>> {
+        let is_child = matches!(self, Self::Tcp(place) if place.is_child);
+        if self.size() == 1 || is_child {
+            return Ok(None);
+        }
+        Variables(variable).local_rank(self.size())
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>, has_mpi: bool) -> Result<Self> {
@@ -136,6 +162,15 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// The same, but for those of the job step that a shell on a terminal runs in.
+fn of_launcher(name: &str) -> Option<String> {
+    let is_of_shell = || {
+        let has_terminal = std::env::var_os("SLURM_PTY_PORT").is_some();
+        name.starts_with("SLURM_") && has_terminal && std::io::stdin().is_terminal()
+    };
+    variable(name).filter(|_| !is_of_shell())
+}
+
 struct Variables<'a, F>(&'a F);
 
 impl<F: Fn(&str) -> Option<String>> Variables<'_, F> {
@@ -151,6 +186,20 @@ impl<F: Fn(&str) -> Option<String>> Variables<'_, F> {
             // PMIx names the rank alone; under Slurm the job step knows the rest.
             let rank = self.number("PMIX_RANK")?;
             Some((self.number("SLURM_STEP_NUM_TASKS").unwrap_or(1), Some(rank)))
+        })
+    }
+
+    /// This process's place on its machine, of `size` that were started together.
+    fn local_rank(&self, size: usize) -> Result<Option<usize>> {
+        // A script within a step of one task starts ranks that all have the place of the script.
+        let started = LOCAL.iter().filter(|(count, _)| self.number(count) == Some(size));
+        let mut names = std::iter::once(LOCAL_RANK).chain(started.map(|(_, local)| *local));
+        let told = names.find_map(|name| Some((name, (self.0)(name)?)));
+        let Some((name, text)) = told else { return Ok(None) };
+        text.trim().parse().map(Some).map_err(|_| {
+            problem(format!(
+                "{name}={text} is not a number: set {name} to this process's place on its machine, from 0, or unset it"
+            ))
         })
     }
 
@@ -255,138 +304,4 @@ pub fn mpi_library() -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(set: &[(&str, &str)], has_mpi: bool) -> Result<Launch> {
-        let variable = |name: &str| {
-            let found = set.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        };
-        Launch::of(variable, has_mpi)
-    }
-
-    fn tcp(set: &[(&str, &str)]) -> Place {
-        match of(set, false) {
-            Ok(Launch::Tcp(place)) => place,
-            other => panic!("{set:?}: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn mpi_launchers_are_told_apart_from_plain_shells() {
-        let of = |set: &[(&str, &str)]| of(set, true).expect("sound");
-        assert_eq!(of(&[]), Launch::Alone);
-        assert_eq!(of(&[("SLURM_STEP_NUM_TASKS", "4")]), Launch::Alone);
-        let open = [("OMPI_COMM_WORLD_SIZE", "3"), ("PMIX_RANK", "0")];
-        assert_eq!(of(&open), Launch::Mpi(3));
-        assert_eq!(of(&[("PMI_SIZE", "2")]), Launch::Mpi(2));
-        let slurm = [("PMIX_RANK", "1"), ("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "1")];
-        assert_eq!(of(&slurm), Launch::Mpi(4));
-        assert_eq!(of(&[("PMIX_RANK", "0")]), Launch::Mpi(1));
-        assert_eq!((of(&[]).size(), of(&slurm).size()), (1, 4));
-    }
-
-    #[test]
-    fn torchruns_variables_name_a_place() {
-        let set = [("RANK", "3"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "77")];
-        let place = tcp(&set);
-        assert_eq!((place.rank, place.size, place.address.as_str(), place.port), (3, 8, "a", 77));
-        // Two jobs of one machine are two, also where one takes the other's next port.
-        let other = [&set[..3], &[("MASTER_PORT", "78")]].concat();
-        assert_ne!(tcp(&other).job, place.job);
-        let own = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "j")];
-        let place = tcp(&[&set[..], &own].concat());
-        assert_eq!((place.port, place.job.as_str()), (78, "j 77"), "torchrun listens at 77 itself");
-        assert_eq!(tcp(&set[..3]).port, PORT);
-        // One process is alone, wherever it would meet others.
-        let one = [("RANK", "0"), ("WORLD_SIZE", "1")];
-        assert_eq!(of(&one, false).expect("sound"), Launch::Alone);
-        let lacks_rank = |set: &[(&str, &str)]| {
-            let variable = |name: &str| {
-                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-            };
-            of(set, false).expect("sound").require_rank_of(&variable).is_err()
-        };
-        assert!(
-            lacks_rank(&[("WORLD_SIZE", "2")])
-                && lacks_rank(&[("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")])
-        );
-        assert!(!lacks_rank(&one) && !lacks_rank(&set) && !lacks_rank(&[("WORLD_SIZE", "1")]));
-        for wrong in [
-            &[("RANK", "0"), ("WORLD_SIZE", "2")][..],
-            &[("RANK", "2"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")],
-            &[("RANK", "x"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")],
-            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")],
-        ] {
-            assert!(of(wrong, false).is_err(), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn a_job_of_its_own_goes_before_mpi() {
-        let set = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("PMI_SIZE", "9")];
-        assert_eq!(of(&set, true).expect("sound"), Launch::Mpi(9));
-        let named = [&set[..], &[(JOB, "x")]].concat();
-        let Ok(Launch::Tcp(place)) = of(&named, true) else { panic!("meets over TCP") };
-        assert_eq!((place.rank, place.size, place.job.as_str()), (1, 2, "x"));
-        // An agent of torchrun may be a process of MPI's launcher.
-        let by_torchrun = [&set[..], &[(TORCHRUN_JOB, "y")]].concat();
-        assert!(matches!(of(&by_torchrun, true), Ok(Launch::Tcp(_))));
-    }
-
-    #[test]
-    fn builds_without_mpi_meet_over_tcp_where_the_first_machine_is_named() {
-        let set = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_RANK", "2")];
-        assert_eq!(of(&set, false).expect("sound"), Launch::Mpi(4));
-        let place = tcp(&[&set[..], &[("MASTER_ADDR", "head")]].concat());
-        assert_eq!((place.rank, place.size, place.address.as_str()), (2, 4, "head"));
-    }
-
-    #[test]
-    fn slurm_names_rank_machine_and_a_port_of_the_step() {
-        let set = [
-            ("SLURM_PROCID", "5"),
-            ("SLURM_STEP_NUM_TASKS", "6"),
-            ("SLURM_STEP_NODELIST", "gpu[007-009,12],login"),
-            ("SLURM_JOB_ID", "123456"),
-        ];
-        let place = tcp(&set);
-        assert_eq!((place.rank, place.size, place.address.as_str()), (5, 6, "gpu007"));
-        assert!(SLURM_PORTS.contains(&u64::from(place.port)));
-        assert_eq!(place.job, format!("slurm 123456.0 {}", place.port));
-        let next = tcp(&[&set[..], &[("SLURM_STEP_ID", "1")]].concat());
-        assert_ne!(next.port, place.port);
-        assert_eq!(tcp(&[&set[..], &[("MASTER_ADDR", "b")]].concat()).address, "b");
-        // Variables of torchrun's kind within a job have nothing of a step, which may be another for each rank.
-        let own = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "b")];
-        let place = tcp(&[&set[..], &own].concat());
-        assert_eq!((place.port, place.job.as_str()), (PORT, " 29500"));
-    }
-
-    #[test]
-    fn mpirun_within_a_step_of_slurm_is_not_taken_for_the_step() {
-        let step = [("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")];
-        let mpi = [("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_RANK", "2")];
-        let both = [&step[..], &mpi].concat();
-        assert_eq!(of(&both, false).expect("sound"), Launch::Mpi(4));
-        let place = tcp(&[&both[..], &[("MASTER_ADDR", "head")]].concat());
-        assert_eq!((place.rank, place.size), (2, 4));
-        assert_eq!(of(&step, false).expect("sound"), Launch::Alone);
-    }
-
-    #[test]
-    fn the_first_node_of_a_list_is_found() {
-        for (list, first) in [
-            ("one", Some("one")),
-            ("a1,a2", Some("a1")),
-            ("n[1-3]", Some("n1")),
-            ("n[04,7-9]-ib,m1", Some("n04-ib")),
-            ("n[1-2]x[3-4]", None),
-            ("n[", None),
-            ("", None),
-        ] {
-            assert_eq!(first_node(list).as_deref(), first, "{list}");
-        }
-    }
-}
+mod tests;

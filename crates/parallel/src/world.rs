@@ -30,6 +30,8 @@ pub struct World {
     hosts: Arc<[String]>,
     /// Number of its first rank among all that were started.
     base: usize,
+    /// This process's place on its machine, where a launcher tells it.
+    local_rank: Option<usize>,
     /// The ranks' GPUs, if they exchange tensors there.
     gpus: Option<Arc<Watched>>,
     /// Those of these ranks, and of groups of them, on GPUs.
@@ -59,9 +61,15 @@ impl World {
     /// The processes of a launch.
     ///
     /// # Errors
+    /// - as [`Launch::local_rank`]
     /// - MPI started several, but the build has no MPI; or MPI cannot be used
     /// - the ranks do not meet
     pub fn of(launch: &Launch) -> Result<Self> {
+        let local_rank = launch.local_rank()?;
+        Ok(Self { local_rank, ..Self::met(launch)? })
+    }
+
+    fn met(launch: &Launch) -> Result<Self> {
         match launch {
             Launch::Alone => Ok(Self::single()),
             Launch::Tcp(place) => Ok(Self::over(Arc::new(Tcp::connect(place)?))),
@@ -109,7 +117,8 @@ impl World {
     /// Asks the ranks for their machines.
     fn named(transport: Arc<dyn Transport>, meter: Arc<Meter>) -> Self {
         let (hosts, communicators) = (Arc::from([]), Arc::default());
-        let mut world = Self { transport, meter, hosts, base: 0, gpus: None, communicators };
+        let (local_rank, gpus) = (None, None);
+        let mut world = Self { transport, meter, hosts, base: 0, local_rank, gpus, communicators };
         let host = gethostname::gethostname().to_string_lossy().into_owned();
         let hosts = world.gather_varied(host.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -124,14 +133,15 @@ impl World {
     #[must_use]
     pub fn group(&self, members: Range<usize>) -> Self {
         if members.len() == 1 && self.size() > 1 {
-            return Self::single();
+            return Self { local_rank: self.local_rank, ..Self::single() };
         }
         let gpus = self.gpus.clone().filter(|_| members.len() == self.size());
         let base = self.base + members.start;
         let group = Group::new(Arc::clone(&self.transport), members.collect());
         let communicators = Arc::clone(&self.communicators);
         // The world counts what its groups exchange.
-        Self { base, gpus, communicators, ..Self::named(Arc::new(group), Arc::clone(&self.meter)) }
+        let group = Self::named(Arc::new(group), Arc::clone(&self.meter));
+        Self { base, local_rank: self.local_rank, gpus, communicators, ..group }
     }
 
     /// The group of `size` neighbours that this rank is in, as `parallel.{key}` says; all ranks call it.
@@ -203,9 +213,10 @@ impl World {
         &self.hosts
     }
 
-    /// This process's place among those of its machine, from 0: it chooses the GPU.
+    /// This process's place among those of its machine, from 0: it chooses the GPU. Where no launcher tells it, host
+    /// names do.
     pub fn local_rank(&self) -> usize {
-        local_rank_of(self.rank(), &self.hosts)
+        self.local_rank.unwrap_or_else(|| local_rank_of(self.rank(), &self.hosts))
     }
 
     /// What this process has sent to others and how long it has waited since its start, groups
@@ -290,6 +301,20 @@ mod tests {
         assert_eq!(counted(&["a", "a", "b", "b"]), [0, 1, 0, 1]);
         // Placed in turn: by global rank, a node with two GPUs would open one of them twice.
         assert_eq!(counted(&["a", "b", "a", "b"]), [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn a_launcher_knows_places_that_host_names_do_not_tell() {
+        let places = |told: Option<usize>| {
+            in_threads(2, |world| {
+                let world = World { local_rank: told.map(|first| first + world.rank()), ..world };
+                let alone = world.group(world.rank()..world.rank() + 1);
+                let whole = world.group(0..2);
+                (world.local_rank(), whole.local_rank(), alone.local_rank())
+            })
+        };
+        assert_eq!(places(Some(4)), [(4, 4, 4), (5, 5, 5)]);
+        assert_eq!(places(None), [(0, 0, 0), (1, 1, 0)]);
     }
 
     #[test]
