@@ -95,6 +95,56 @@ fn ranks_of_a_launcher_meet_by_its_variables() {
     assert!(stderr(&other).contains("a launcher started 2 processes"), "{}", stderr(&other));
 }
 
+/// Stands in for Slurm's `srun`: as many tasks of a command as the job has, all on this machine, with the variables of a
+/// step.
+const SRUN: &str = r#"
+while [ "${1#-}" != "$1" ]; do shift; done
+export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS="$SLURM_NTASKS" SLURM_STEP_NODELIST="$SLURM_JOB_NODELIST" SLURM_NODEID=0
+tasks=
+rank=0
+while [ "$rank" -lt "$SLURM_NTASKS" ]; do
+    SLURM_PROCID="$rank" SLURM_LOCALID="$rank" "$@" &
+    tasks="$tasks $!"
+    rank=$((rank + 1))
+done
+code=0
+for task in $tasks; do
+    wait "$task" || code=$?
+done
+exit "$code"
+"#;
+
+#[test]
+fn tasks_of_a_slurm_step_meet_by_its_variables() {
+    let (shop, config) = Workshop::of_four_layers().with_config();
+    let (srun, plain, run) = (shop.write("srun", SRUN), shop.path("plain"), shop.path("run"));
+    let set = ["train.rows_per_step=4", "train.steps=5"];
+    succeed(&joined(&[&["train", &config, &format!("output={plain}")], &set]));
+    let step = |more: &[&str]| {
+        let program = longdraft(&joined(&[&["train", &config], &set, more]));
+        let mut command = Command::new("sh");
+        command.args([srun.as_str(), "--cpus-per-task=1"]).arg(program.get_program());
+        command.args(program.get_args()).env("NO_COLOR", "1");
+        // The port follows from the job's number.
+        command.env("SLURM_JOB_ID", std::process::id().to_string());
+        command.envs([("SLURM_NTASKS", "2"), ("SLURM_JOB_NODELIST", "localhost")]);
+        // A job's script is itself the one task of a step.
+        command.envs([("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")]);
+        wait(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("sh starts"))
+    };
+    let shown = stderr(&succeeded(step(&[])));
+    assert!(shown.contains("2 ranks on 1 host: "), "{shown}");
+    assert!(process_of(&run, 1).is_some(), "a log a rank");
+    assert_same_numbers(&metrics(&plain), &metrics(&run));
+    // The step has as many ranks as are asked for, or is refused.
+    let again = shop.path("again");
+    let output = format!("output={again}");
+    succeeded(step(&[output.as_str(), "--ranks", "2"]));
+    assert_eq!(draft_bytes(&run), draft_bytes(&again));
+    let text = told_by(&step(&["--ranks", "3"]), 2);
+    require_words(&text, &["--ranks 3, but a launcher started 2 processes"]);
+}
+
 #[test]
 fn a_killed_rank_is_named_and_the_job_resumes_bit_for_bit() {
     let (shop, config) = Workshop::of_four_layers().with_config();
