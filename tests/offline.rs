@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use candle_core::Tensor;
 use longdraft_parallel::World;
@@ -14,14 +13,13 @@ use crate::support::files::{Changes, change_tensors};
 use crate::support::processes::wait_until;
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
-    self, Workshop, fail, fail_with, last_json, longdraft, require_words, run, stderr, succeed,
-    succeeded, told_by,
+    self, Workshop, fail, fail_with, last_json, longdraft, run, stderr, succeed, succeeded, told_by,
 };
 use longdraft_models::target_model::{Target, TargetOptions};
 use longdraft_train::config::TrainConfig;
 use longdraft_train::observer::Unheard;
 use longdraft_train::stage::{Capture, CaptureOptions, Ending, Reader};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 const EAGLE3: [&str; 3] =
     ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "draft.ttt_steps=3"];
@@ -254,30 +252,6 @@ fn claims_of_complete_shards_go_when_the_capture_ends() {
     capture();
     assert!(Path::new(&store).join("index.json").is_file());
     assert_eq!(std::fs::read_dir(format!("{store}/claims")).expect("claims").count(), 0);
-}
-
-#[test]
-fn a_capture_says_once_which_process_it_waits_for() {
-    let shop = Workshop::of_four_layers();
-    let (config, store) = (shop.config(), shop.path("store"));
-    let claim = format!("{store}/claims/train-00000.0");
-    std::fs::create_dir_all(format!("{store}/claims")).expect("folder");
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
-    let owner = json!({"host": "elsewhere", "pid": 4711, "started": null, "renewed": now});
-    std::fs::write(&claim, owner.to_string()).expect("claim");
-    let log = shop.path("told");
-    let told = || std::fs::read_to_string(&log).unwrap_or_default();
-    let mut command = longdraft(&["capture", &config, &format!("train.features={store}")]);
-    let file = std::fs::File::create(&log).expect("log");
-    let mut child = command.stdout(Stdio::null()).stderr(file).spawn().expect("runs");
-    wait_until("a word about the claim", || told().contains("waits for"));
-    // It looks again and again, and says no more.
-    std::thread::sleep(Duration::from_millis(700));
-    std::fs::remove_file(&claim).expect("let go");
-    assert!(child.wait().expect("ends").success(), "{}", told());
-    let told = told();
-    assert_eq!(told.matches("waits for").count(), 1, "{told}");
-    require_words(&told, &["shard train-00000", "process 4711 on elsewhere", &claim, "10 minutes"]);
 }
 
 /// Other values of a tensor.

@@ -1,7 +1,14 @@
-//! One capture for several configurations: each trains from it as from the target, and what cannot share is refused.
+//! One store for several configurations, each of which trains from it as from the target, and for several processes that capture
+//! it. What cannot share is refused.
 
+use std::process::Stdio;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::json;
+
+use crate::support::processes::wait_until;
 use crate::support::runs::{draft_bytes, metrics};
-use crate::support::{self, Workshop, fail_with, last_json, succeed};
+use crate::support::{self, Workshop, fail_with, last_json, longdraft, require_words, succeed};
 use longdraft_models::weights::WeightSource;
 use longdraft_models::weights::safetensors::SafetensorsSource;
 
@@ -153,4 +160,28 @@ fn configurations_that_cannot_share_are_refused_with_what_differs() {
         fail_with(&all, code, parts);
     }
     assert!(!std::path::Path::new(&place).join("index.json").exists());
+}
+
+#[test]
+fn a_capture_says_once_which_process_it_waits_for() {
+    let shop = Workshop::of_four_layers();
+    let (config, store) = (shop.config(), shop.path("store"));
+    let claim = format!("{store}/claims/train-00000.0");
+    std::fs::create_dir_all(format!("{store}/claims")).expect("folder");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
+    let owner = json!({"host": "elsewhere", "pid": 4711, "started": null, "renewed": now});
+    std::fs::write(&claim, owner.to_string()).expect("claim");
+    let log = shop.path("told");
+    let told = || std::fs::read_to_string(&log).unwrap_or_default();
+    let mut command = longdraft(&["capture", &config, &format!("train.features={store}")]);
+    let file = std::fs::File::create(&log).expect("log");
+    let mut child = command.stdout(Stdio::null()).stderr(file).spawn().expect("runs");
+    wait_until("a word about the claim", || told().contains("waits for"));
+    // It looks again and again, and says no more.
+    std::thread::sleep(Duration::from_millis(700));
+    std::fs::remove_file(&claim).expect("let go");
+    assert!(child.wait().expect("ends").success(), "{}", told());
+    let told = told();
+    assert_eq!(told.matches("waits for").count(), 1, "{told}");
+    require_words(&told, &["shard train-00000", "process 4711 on elsewhere", &claim, "10 minutes"]);
 }

@@ -52,10 +52,9 @@ pub(crate) struct Product<'a> {
     pub(crate) accumulate: bool,
 }
 
-/// All products, each as [`matmul`] writes its destination; with few rows in one parallel step, because waking a thread costs as much as
-/// reading a small weight.
+/// All products; with few rows in one parallel step, because waking a thread costs as much as reading a small weight.
 ///
-/// Every element has the bits that [`matmul`] or [`matmul_quantised`] gives it.
+/// Destinations are written as by [`matmul`]. Every element has the bits that it or [`matmul_quantised`] gives it.
 pub(crate) fn matmul_each(a: Mat<'_>, products: &mut [Product<'_>]) {
     let total: usize = products.iter().map(|product| product.right.cols()).sum();
     let factors = Factors::detect();
