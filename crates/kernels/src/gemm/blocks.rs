@@ -16,6 +16,10 @@ pub(crate) const BLOCK_ROWS: usize = 168;
 /// Columns of a row-major right operand that are packed at a time for a product with one left block. They are whole
 /// panels.
 const LINE_COLUMNS: usize = 128;
+/// Blocks of steps that are packed together for a product with one left block.
+const STEP_BLOCKS: usize = 2;
+/// Panels of a right block, at least, as far as a second-level cache has room for them.
+const LEAST_PANELS: usize = 4;
 /// Rows of the left operand that are packed at a time for all tasks.
 const SHARED_ROWS: usize = 16 * BLOCK_ROWS;
 /// Values of the left operand that are packed at a time for all tasks, as far as one block of steps allows:
@@ -124,20 +128,29 @@ unsafe fn few_rows<T: Element>(
     let panel = factors.widths().panel;
     // Rows are read in parts of several panels: parts of one panel are slow to fetch.
     let width = if b.col_stride == 1 { LINE_COLUMNS } else { panel };
-    for first_step in (0..a.cols).step_by(depth) {
-        let steps = first_step..(first_step + depth).min(a.cols);
-        let order = pack_left(factors, a.columns(steps.clone()), left);
+    let order = factors.left_order(a.col_stride == 1, depth);
+    let slot = factors.left_len(order, a.rows, depth);
+    let step_blocks = a.cols.div_ceil(depth);
+    for first_block in (0..step_blocks).step_by(STEP_BLOCKS) {
+        let blocks = first_block..(first_block + STEP_BLOCKS).min(step_blocks);
+        let steps = |block: usize| block * depth..((block + 1) * depth).min(a.cols);
+        let packed = left.get(blocks.len() * slot);
+        for (block, out) in blocks.clone().zip(packed.chunks_mut(slot)) {
+            factors.pack_left(a.columns(steps(block)), order, out);
+        }
         for first_col in (0..b.cols).step_by(width) {
             let cols = first_col..(first_col + width).min(b.cols);
-            let b = b.columns(cols).t().columns(steps.clone()).t();
-            let right = right.get(factors.right_len(b.cols, b.rows));
-            factors.pack_right(b, right, wide);
-            let sizes = (a.rows, b.cols, b.rows);
-            // SAFETY: the column lies within the destination; both blocks were just packed for
-            // these sizes.
-            unsafe {
-                let dst = dst.part(0, first_col, first_step);
-                factors.tiles(dst, order, sizes, left.all(), right);
+            for (block, left) in blocks.clone().zip(packed.chunks(slot)) {
+                let b = b.columns(cols.clone()).t().columns(steps(block)).t();
+                let right = right.get(factors.right_len(b.cols, b.rows));
+                factors.pack_right(b, right, wide);
+                let sizes = (a.rows, b.cols, b.rows);
+                // SAFETY: the column lies within the destination; both blocks were just packed for
+                // these sizes.
+                unsafe {
+                    let dst = dst.part(0, first_col, block * depth);
+                    factors.tiles(dst, order, sizes, left, right);
+                }
             }
         }
     }
@@ -155,19 +168,18 @@ unsafe fn many_rows<T: Element>(
     depth: usize,
     Scratch { left, right, wide }: &mut Scratch,
 ) {
-    let block = factors.widths().rows;
-    for_right_blocks(factors, b, 0..b.cols, depth, (right, wide), |first_col, index, b, right| {
-        let steps = index * depth..index * depth + b.rows;
-        for first_row in (0..a.rows).step_by(block) {
-            let rows = first_row..(first_row + block).min(a.rows);
-            let a = a.columns(steps.clone()).t().columns(rows).t();
-            let order = pack_left(factors, a, left);
-            let sizes = (a.rows, b.cols, b.rows);
-            // SAFETY: row and column lie within the destination; both blocks were just packed for
-            // these sizes.
-            unsafe {
-                let dst = dst.part(first_row, first_col, steps.start);
-                factors.tiles(dst, order, sizes, left.all(), right);
+    let rows = factors.widths().rows;
+    for_right_blocks(factors, b, 0..b.cols, depth, (right, wide), |right| {
+        for first_row in (0..a.rows).step_by(rows) {
+            let a = a.t().columns(first_row..(first_row + rows).min(a.rows)).t();
+            for block in right.blocks.clone() {
+                let a = a.columns(right.steps(block));
+                let order = pack_left(factors, a, left);
+                // SAFETY: row and column lie within the destination; the left block was just packed.
+                unsafe {
+                    let dst = dst.part(first_row, right.first_col, block * depth);
+                    right.times(factors, (order, a.rows, left.all()), block, dst);
+                }
             }
         }
     });
@@ -220,16 +232,19 @@ pub(super) unsafe fn shared_rows<T: Element>(
             (0..tasks).into_par_iter().for_each(|task| {
                 let bound = |task: usize| (task * panels / tasks * widths.panel).min(b.cols);
                 let cols = bound(task)..bound(task + 1);
-                let multiply = |cols: usize, block: usize, b: Mat<'_, T>, right: &[f32]| {
+                let multiply = |right: RightBlocks<'_>| {
                     for rows in 0..row_blocks {
-                        let left = &packed[(block * row_blocks + rows) * slot..];
-                        let sizes = (part(rows, first_block + block).rows, b.cols, b.rows);
-                        // SAFETY: the element lies within the destination, and the tasks' columns are
-                        // disjoint; both blocks were packed for these sizes.
-                        unsafe {
-                            let row = first_row + rows * widths.rows;
-                            let dst = dst.part(row, cols, steps.start + block * depth);
-                            factors.tiles(dst, order, sizes, left, right);
+                        for block in right.blocks.clone() {
+                            let left = &packed[(block * row_blocks + rows) * slot..];
+                            let count = part(rows, first_block + block).rows;
+                            // SAFETY: the element lies within the destination, and the tasks' columns are
+                            // disjoint; the left block was packed for these sizes.
+                            unsafe {
+                                let (row, step) =
+                                    (first_row + rows * widths.rows, steps.start + block * depth);
+                                let dst = dst.part(row, right.first_col, step);
+                                right.times(factors, (order, count, left), block, dst);
+                            }
                         }
                     }
                 };
@@ -256,29 +271,76 @@ fn shared_steps(values: usize) -> usize {
     (SHARED_VALUES / values.max(1)).max(1)
 }
 
-/// Packs the blocks of some columns of the right operand, each in turn, and hands them on with their
-/// first column and the index of their steps.
+/// Packed blocks of some columns of a right operand, one for each of some blocks of steps.
+struct RightBlocks<'a> {
+    first_col: usize,
+    cols: usize,
+    /// Which blocks of steps.
+    blocks: Range<usize>,
+    /// Steps of a block, but for the last one of a sum.
+    depth: usize,
+    /// Steps of all blocks of the sum.
+    length: usize,
+    packed: &'a [f32],
+    /// Values from one packed block to the next.
+    slot: usize,
+}
+
+impl RightBlocks<'_> {
+    /// Steps of the sum that a block holds.
+    fn steps(&self, block: usize) -> Range<usize> {
+        block * self.depth..((block + 1) * self.depth).min(self.length)
+    }
+
+    /// A packed left block of so many rows times one of the blocks.
+    ///
+    /// # Safety
+    /// As [`Factors::tiles`]: the left block has the steps of `block`.
+    unsafe fn times(
+        &self,
+        factors: Factors,
+        (order, rows, left): (LeftOrder, usize, &[f32]),
+        block: usize,
+        dst: Output,
+    ) {
+        let right = &self.packed[(block - self.blocks.start) * self.slot..];
+        let sizes = (rows, self.cols, self.steps(block).len());
+        // SAFETY: passed on to the caller; the right block was packed for these sizes.
+        unsafe { factors.tiles(dst, order, sizes, left, right) };
+    }
+}
+
+/// Packs blocks of some columns of the right operand and hands them on, columns by columns. Several blocks of steps
+/// are packed at once, so that what one of them leaves in the destination is still in a cache when the next one adds to it.
 fn for_right_blocks<T: Element>(
     factors: Factors,
     b: Mat<'_, T>,
     cols: Range<usize>,
     depth: usize,
     (right, wide): (&mut Buffer, &mut Vec<f32>),
-    mut use_block: impl FnMut(usize, usize, Mat<'_, T>, &[f32]),
+    mut use_blocks: impl FnMut(RightBlocks<'_>),
 ) {
     let panel = factors.widths().panel;
-    // Blocks of nearly one width: a narrow last one would read all of the left operand for little.
     let most = (right_block() / depth / panel).max(1);
+    let step_blocks = b.rows.div_ceil(depth);
+    let together = (most / LEAST_PANELS).clamp(1, step_blocks.max(1));
+    let most = most / together;
+    // Blocks of nearly one width: a narrow last one would read all of the left operand for little.
     let panels = cols.len().div_ceil(panel);
     let width = panels.div_ceil(panels.div_ceil(most).max(1)).max(1) * panel;
     for first_col in cols.clone().step_by(width) {
         let cols = first_col..(first_col + width).min(cols.end);
-        for (index, first_step) in (0..b.rows).step_by(depth).enumerate() {
-            let steps = first_step..(first_step + depth).min(b.rows);
-            let b = b.columns(cols.clone()).t().columns(steps).t();
-            let right = right.get(factors.right_len(b.cols, b.rows));
-            factors.pack_right(b, right, wide);
-            use_block(first_col, index, b, right);
+        let slot = factors.right_len(cols.len(), depth);
+        for first_block in (0..step_blocks).step_by(together) {
+            let blocks = first_block..(first_block + together).min(step_blocks);
+            let packed = right.get(blocks.len() * slot);
+            for (block, out) in blocks.clone().zip(packed.chunks_mut(slot)) {
+                let steps = block * depth..((block + 1) * depth).min(b.rows);
+                let b = b.columns(cols.clone()).t().columns(steps).t();
+                factors.pack_right(b, out, wide);
+            }
+            let (cols, length) = (cols.len(), b.rows);
+            use_blocks(RightBlocks { first_col, cols, blocks, depth, length, packed, slot });
         }
     }
 }
