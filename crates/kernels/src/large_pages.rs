@@ -1,4 +1,4 @@
-//! Memory for weights and for large results, in large pages where the system gives them.
+//! Memory in large pages where the system gives them, and matrices that share them.
 //!
 //! A pass reads every weight once. In pages of 4 KiB a processor looks up a page every few hundred
 //! nanoseconds, and its own fetching ahead ends with the page. Linux gives pages of 2 MiB to memory that
@@ -36,40 +36,30 @@ unsafe impl Sync for Piece {}
 impl Piece {
     /// Zeros.
     fn new(length: usize) -> Self {
-        let bytes = vec![0_u8; length + PAGE].into_boxed_slice();
+        let mut bytes = vec![0_u8; length + PAGE].into_boxed_slice();
         let first = bytes.as_ptr().align_offset(PAGE).min(PAGE);
-        ask_for_large_pages(&bytes[first..][..length]);
+        // SAFETY: the bytes that were just made.
+        unsafe { ask_for_large_pages(bytes.as_mut_ptr(), bytes.len()) };
         // SAFETY: both are bytes.
         let bytes = unsafe { Box::from_raw(Box::into_raw(bytes) as *mut [UnsafeCell<u8>]) };
         Self { bytes, first }
     }
 }
 
-/// Zeros that nothing has touched yet, in large pages where they fill some: the system clears memory page by page when it is
-/// first written.
-pub(crate) fn zeros(count: usize) -> Vec<f32> {
-    let values = vec![0.0_f32; count];
-    // SAFETY: the bytes of the values.
-    let bytes = unsafe {
-        std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), count * size_of::<f32>())
-    };
-    let first = bytes.as_ptr().align_offset(PAGE).min(bytes.len());
-    let pages = (bytes.len() - first) / PAGE;
-    if pages > 0 {
-        ask_for_large_pages(&bytes[first..][..pages * PAGE]);
+/// Asks the system to lay memory out in large pages, where whole ones fit in. If it refuses, pages stay small.
+///
+/// # Safety
+/// So many bytes from `block` on are the caller's.
+pub(crate) unsafe fn ask_for_large_pages(block: *mut u8, bytes: usize) {
+    let first = (block.addr().next_multiple_of(PAGE) - block.addr()).min(bytes);
+    let whole = (bytes - first) / PAGE * PAGE;
+    #[cfg(target_os = "linux")]
+    if whole > 0 {
+        // SAFETY: these pages are the caller's, and the advice does not change what they hold.
+        unsafe { libc::madvise(block.add(first).cast(), whole, libc::MADV_HUGEPAGE) };
     }
-    values
-}
-
-/// Asks the system to lay memory out in large pages. If it refuses, pages stay small.
-fn ask_for_large_pages(bytes: &[u8]) {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the range is ours, and the advice does not change what it holds.
-    unsafe {
-        libc::madvise(bytes.as_ptr().cast_mut().cast(), bytes.len(), libc::MADV_HUGEPAGE);
-    }
-    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-    let _ = bytes;
+    #[cfg(not(target_os = "linux"))]
+    let _ = whole;
 }
 
 /// The bytes of a matrix.
@@ -162,15 +152,6 @@ mod tests {
         assert!(piece.upgrade().is_some());
         drop(bytes);
         assert!(piece.upgrade().is_none());
-    }
-
-    #[test]
-    fn large_results_begin_as_zeros() {
-        for count in [0, 1, PAGE / 4, PAGE, 3 * PAGE + 5] {
-            let mut values = zeros(count);
-            assert!(values.len() == count && values.iter().all(|x| x.to_bits() == 0), "{count}");
-            values.fill(1.0);
-        }
     }
 
     #[test]

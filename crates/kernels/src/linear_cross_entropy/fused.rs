@@ -10,7 +10,6 @@ use super::teacher::{TeacherChunk, order_by_teacher};
 use super::{Inputs, LowRank, RowStatistics};
 use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
-use crate::large_pages::zeros;
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::matrix::Head;
 use crate::storage::with_f32;
@@ -47,7 +46,7 @@ pub(super) fn forward(inputs: &Inputs<'_>) -> Result<(f64, RowStatistics, Gradie
         let alone = others.is_empty();
         let each = chunk_rows(vocabulary);
         // One buffer for all chunks: every value is written before it is read.
-        let mut buffer = zeros(each.min(count) * vocabulary);
+        let mut buffer = vec![0.0_f32; each.min(count) * vocabulary];
         for rows in rows.chunks(each) {
             let logits = &mut buffer[..rows.len() * vocabulary];
             main.add_logits(logits, rows, vocabulary, false);
