@@ -32,7 +32,7 @@ pub(super) const TILE: usize = 64;
 pub(crate) enum Way {
     /// Every factor is so many bf16 terms: 1, or 3 for f32. Heads of any width.
     Terms(usize),
-    /// bf16 factors, tiles are copied ahead. Heads of a multiple of 16 up to 128.
+    /// bf16 factors, tiles are copied ahead. Heads of a multiple of 8 up to 256.
     Pipelined,
     /// bf16 factors, products of groups of warps: compute capability 9.0. Heads of 64 or 128.
     Groups,
@@ -40,7 +40,7 @@ pub(crate) enum Way {
 
 impl Way {
     /// The fastest for these products.
-    fn of(products: Products, head_dim: usize, device: &Device) -> Self {
+    pub(super) fn of(products: Products, head_dim: usize, device: &Device) -> Self {
         if products != Products::Half {
             return Self::Terms(3);
         }
@@ -52,7 +52,7 @@ impl Way {
     fn takes(self, head_dim: usize) -> bool {
         match self {
             Self::Terms(_) => true,
-            Self::Pipelined => head_dim > 0 && head_dim <= 128 && head_dim.is_multiple_of(16),
+            Self::Pipelined => head_dim > 0 && head_dim <= 256 && head_dim.is_multiple_of(8),
             Self::Groups => matches!(head_dim, 64 | 128),
         }
     }
@@ -84,11 +84,22 @@ pub(super) fn attention_of(
     v: &Tensor,
     ranges: &Arc<KeyRanges>,
 ) -> Result<Option<Tensor>> {
+    attention_within((way, block_memory(q.device())?), q, k, v, ranges)
+}
+
+/// The same where a block has so much memory.
+pub(super) fn attention_within(
+    (way, memory): (Way, usize),
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+) -> Result<Option<Tensor>> {
     if ![q, k, v].iter().any(|t| t.track_op()) && q.dim(0)? <= FULL_ROWS {
         let out = few::attention(q, k, v, ranges)?;
         return out.map(|out| out.to_dtype(q.dtype())).transpose();
     }
-    let Some(call) = Call::new(way, [q, k, v], ranges)? else { return Ok(None) };
+    let Some(call) = Call::new((way, memory), [q, k, v], ranges)? else { return Ok(None) };
     let (out, log_sum_exp) = call.forward()?;
     if q.dtype() != DType::F32 {
         return out.to_dtype(q.dtype()).map(Some);
@@ -118,17 +129,17 @@ impl Kernels {
     }
 
     /// The same for later calls of the process.
-    fn of(way: Way, head_dim: usize, device: &Device) -> Result<Option<Arc<Self>>> {
+    fn of(way: Way, head_dim: usize, memory: usize) -> Option<Arc<Self>> {
         type Known = ((Way, usize, usize), Option<Arc<Kernels>>);
         static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-        let key = (way, head_dim, block_memory(device)?);
+        let key = (way, head_dim, memory);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, kernels)) = known.iter().find(|(other, _)| *other == key) {
-            return Ok(kernels.clone());
+            return kernels.clone();
         }
-        let kernels = Self::new(key.0, key.1, key.2).map(Arc::new);
+        let kernels = Self::new(way, head_dim, memory).map(Arc::new);
         known.push((key, kernels.clone()));
-        Ok(kernels)
+        kernels
     }
 
     #[cfg(all(test, feature = "cuda"))]
@@ -164,10 +175,14 @@ struct Call {
 }
 
 impl Call {
-    fn new(way: Way, [q, k, v]: [&Tensor; 3], ranges: &Arc<KeyRanges>) -> Result<Option<Self>> {
+    fn new(
+        (way, memory): (Way, usize),
+        [q, k, v]: [&Tensor; 3],
+        ranges: &Arc<KeyRanges>,
+    ) -> Result<Option<Self>> {
         let dims = Dims::new(q.shape(), k.shape())?;
         let device = q.device();
-        let Some(kernels) = Kernels::of(way, dims.head_dim, device)? else { return Ok(None) };
+        let Some(kernels) = Kernels::of(way, dims.head_dim, memory) else { return Ok(None) };
         let trained_keys = (k.track_op() || v.track_op()).then(|| k.dim(0)).transpose()?;
         let tables = Tables::of(ranges, trained_keys, device)?;
         let widens = matches!(way, Way::Terms(_)) || tables.has_singles;

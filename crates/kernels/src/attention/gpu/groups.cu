@@ -6,6 +6,8 @@
 // and columns of results as one warp has them of 16 rows. Products of a tile run beside the softmax of the next one.
 
 #define THREADS 256
+// Rows of a block's own tile.
+#define ROWS 128
 // Keys of the inner tiles.
 #define FORWARD_KEYS 128
 #define QUERIES_KEYS 64

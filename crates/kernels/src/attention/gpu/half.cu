@@ -1,18 +1,17 @@
 // What both ways with bf16 factors share (pipelined.cu, groups.cu): attention within ranges of keys, forward and
-// backward (Dao 2023), formulas in attention/mod.rs. HEAD_DIM, a multiple of 16 up to 128, is set when it is compiled.
+// backward (Dao 2023), formulas in attention/mod.rs. These are set when it is compiled: HEAD_DIM, a multiple of 8 up to
+// 256; KEYS, those of a block where a block's own tile is keys; INNER_ROWS, rows of the inner tiles there, 32 or 64.
 //
 // A tile's rows are (token, query head) pairs that share a key-value head, token by token. Tiles of the other side are
 // copied while those before are multiplied. Keys are cut at fixed places and a row's sums run over keys in order, so
 // its bits depend on nothing but what it sees. Exponents are those of 2. Single keys are added by singles.cu.
 
-#define HEAD_TILES (HEAD_DIM / 8)
+// Values of a head in a block's memory: zeros fill it up to whole tiles.
+#define DIM ((HEAD_DIM + 15) / 16 * 16)
+#define HEAD_TILES (DIM / 8)
 // Pieces of a head that are copied at once.
-#define CHUNKS (HEAD_DIM / 8)
-// Rows of a block's own tile, and keys where these are its own.
-#define ROWS 128
-#define KEYS 128
-// Rows of the inner tiles of the gradients of keys, and keys of an entry of `from` and `until`.
-#define INNER_ROWS 64
+#define CHUNKS (DIM / 8)
+// Keys of an entry of `from` and `until`.
 #define TABLE_KEYS 64
 #define NOWHERE 0xffffffffu
 #define LOG2_E 1.4426950408889634f
@@ -46,15 +45,17 @@ struct Hull {
 };
 
 // Starts and ends of the rows from `first` go to the block's memory.
-DEVICE Hull hull(u32 starts[ROWS], u32 ends[ROWS], const u32 *start, const u32 *end, u32 first, u32 rows, u32 group) {
-    for (int i = threadIdx.x; i < ROWS; i += blockDim.x) {
+template <int COUNT>
+DEVICE Hull hull(u32 (&starts)[COUNT], u32 (&ends)[COUNT], const u32 *start, const u32 *end, u32 first, u32 rows,
+                 u32 group) {
+    for (int i = threadIdx.x; i < COUNT; i += blockDim.x) {
         u32 row = first + i;
         starts[i] = row < rows ? start[row / group] : NOWHERE;
         ends[i] = row < rows ? end[row / group] : 0;
     }
     __syncthreads();
     Hull of = {NOWHERE, 0, 0, NOWHERE};
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < COUNT; i++) {
         of.inner_from = max(of.inner_from, starts[i]);
         of.inner_until = min(of.inner_until, ends[i]);
         if (starts[i] >= ends[i]) continue;
@@ -117,18 +118,19 @@ template <int N, int HALF> DEVICE void shrink_row(float (&o)[N][4], float by) {
     }
 }
 
-// A thread's part of a row of results.
-template <int HALF> DEVICE void write_row(float *row, const float (&o)[HEAD_TILES][4], float times) {
+// A thread's part of a row of results, whose tiles begin with dimension `first`.
+template <int HALF, int N> DEVICE void write_row(float *row, const float (&o)[N][4], float times, int first = 0) {
 #pragma unroll
-    for (int j = 0; j < HEAD_TILES; j++)
+    for (int j = 0; j < N; j++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) row[8 * j + 2 * (threadIdx.x % 4) + e] = o[j][2 * HALF + e] * times;
+        for (int e = 0; e < 2; e++)
+            if (first + 8 * j < HEAD_DIM) row[first + 8 * j + 2 * (threadIdx.x % 4) + e] = o[j][2 * HALF + e] * times;
 }
 
 // The same in bf16.
 template <int HALF> DEVICE void write_halves(u16 *row, const float (&o)[HEAD_TILES][4], float times) {
 #pragma unroll
-    for (int j = 0; j < HEAD_TILES; j++)
+    for (int j = 0; j < HEAD_DIM / 8; j++)
         *(u32 *)(row + 8 * j + 2 * (threadIdx.x % 4)) = pack(o[j][2 * HALF] * times, o[j][2 * HALF + 1] * times);
 }
 
@@ -193,12 +195,13 @@ struct InnerRows {
     }
 };
 
-// Transposed scores of the keys `key` and `key` + 8 become weights `s` and slopes `d`.
-DEVICE void weigh(float (&s)[INNER_ROWS / 8][4], float (&d)[INNER_ROWS / 8][4], const OfRow rows[INNER_ROWS],
-                  const float apart[INNER_ROWS / 32], u32 key, float scale) {
-    bool some_apart = apart[0] > 0.0f || apart[1] > 0.0f;
+// Transposed scores of the keys `key` and `key` + 8, and of 8 N rows, become weights `s` and slopes `d`.
+template <int N>
+DEVICE void weigh(float (&s)[N][4], float (&d)[N][4], const OfRow *rows, const float apart[INNER_ROWS / 32], u32 key,
+                  float scale) {
+    bool some_apart = apart[0] > 0.0f || apart[INNER_ROWS / 32 - 1] > 0.0f;
 #pragma unroll
-    for (int j = 0; j < INNER_ROWS / 8; j++)
+    for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             OfRow of = rows[8 * j + 2 * (threadIdx.x % 4) + e];
@@ -215,7 +218,8 @@ DEVICE void weigh(float (&s)[INNER_ROWS / 8][4], float (&d)[INNER_ROWS / 8][4], 
 // The rows that may see a block's keys by their range, from the tables of the queries that do.
 DEVICE void rows_of_keys(u32 bounds[2], const u32 *from, const u32 *until, u32 first, u32 keys, u32 group) {
     u32 first_query = NOWHERE, last_query = 0;
-    for (u32 table = first / TABLE_KEYS; table < (first + KEYS) / TABLE_KEYS && table * TABLE_KEYS < keys; table++) {
+    u32 last = min(first + KEYS, keys);
+    for (u32 table = first / TABLE_KEYS; table * TABLE_KEYS < last; table++) {
         if (until[table] == 0) continue;
         first_query = min(first_query, from[table]);
         last_query = max(last_query, until[table]);
@@ -224,26 +228,29 @@ DEVICE void rows_of_keys(u32 bounds[2], const u32 *from, const u32 *until, u32 f
     bounds[1] = last_query * group;
 }
 
-// Writes gradients of keys with what single keys give to them: `slot` is a key's place among these, or NOWHERE.
+// Writes gradients of keys, whose tiles begin with dimension `dim`, with what single keys give to them: `slot` is a key's
+// place among these, or NOWHERE.
 struct OfSingles {
     const u32 *slot;
     u32 has_singles, kv_heads, head;
-    template <int HALF>
-    METHOD void write(float *to, const float (&sum)[HEAD_TILES][4], float times, u32 key, const float *more) const {
+    template <int HALF, int N>
+    METHOD void write(float *to, const float (&sum)[N][4], float times, u32 key, const float *more, int dim = 0) const {
         size_t at = ((size_t)key * kv_heads + head) * HEAD_DIM;
         u32 place = has_singles ? slot[key] : NOWHERE;
         if (place == NOWHERE) {
-            write_row<HALF>(to + at, sum, times);
+            write_row<HALF>(to + at, sum, times, dim);
             return;
         }
         // All are read before the first is written: a compiler cannot know that they lie apart.
         const float *from = more + ((size_t)place * kv_heads + head) * HEAD_DIM;
-        float all[HEAD_TILES][4];
+        float all[N][4];
 #pragma unroll
-        for (int j = 0; j < HEAD_TILES; j++)
+        for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                all[j][2 * HALF + e] = fmaf(sum[j][2 * HALF + e], times, from[8 * j + 2 * (threadIdx.x % 4) + e]);
-        write_row<HALF>(to + at, all, 1.0f);
+                if (dim + 8 * j < HEAD_DIM)
+                    all[j][2 * HALF + e] =
+                        fmaf(sum[j][2 * HALF + e], times, from[dim + 8 * j + 2 * (threadIdx.x % 4) + e]);
+        write_row<HALF>(to + at, all, 1.0f, dim);
     }
 };

@@ -6,62 +6,164 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::{Call, Through, result_shapes};
 use crate::cuda::{Argument, Arguments, Launch, Program, aligned, exactly};
 
-/// Rows, and keys, of a block's own tile, and rows of the inner tiles of the gradients of keys: `ROWS`, `KEYS` and
-/// `INNER_ROWS` of half.cu.
-const OWN: usize = 128;
-const INNER_ROWS: usize = 64;
-/// Threads where a block's own tile is keys.
-const KEYS_THREADS: usize = 256;
-/// Bytes that kernels lay out beside tiles: bounds of rows, normalisers.
-const BESIDE: usize = 4096;
+/// The text of the products of warps, where a warp sums whole heads of keys and where warps share them.
+const WHOLE: &str =
+    concat!(include_str!("half.cu"), include_str!("pipelined.cu"), include_str!("keys.cu"));
+const SHARED: &str =
+    concat!(include_str!("half.cu"), include_str!("pipelined.cu"), include_str!("keys_shared.cu"));
+
+const WARP: usize = 32;
+
+/// The widest heads of which a warp's registers hold sums of 32 rows, or two of 16 keys: pipelined.cu, keys.cu.
+const NARROW: usize = 128;
+/// Bytes that kernels lay out beside tiles for a row of a block's own tile, its bounds, and for a row of the inner tiles
+/// of the gradients of keys: these, its normalisers, and whether it sees all keys.
+const BESIDE_ROW: usize = 8;
+const BESIDE_INNER_ROW: usize = 33;
+/// Bytes of alignment between what a block lays out: groups.cu has the most.
+const GAPS: usize = 1024;
+
+/// How a kernel is cut.
+#[derive(Debug, Clone, Copy)]
+struct Blocks {
+    /// Rows, or keys, of a block's own tile.
+    own: usize,
+    threads: usize,
+    /// Bytes of tiles of a block.
+    memory: usize,
+}
 
 /// The kernels for one width of heads.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) program: Program,
-    /// Threads where a block's own tile is rows.
-    threads: usize,
-    /// Bytes of tiles of a block.
-    forward: usize,
-    queries: usize,
-    keys: usize,
+    forward: Blocks,
+    queries: Blocks,
+    keys: Blocks,
+}
+
+/// Sizes of tiles: a block's own one, and the inner ones. Of some inner tiles there are one or two places.
+#[derive(Debug, Clone, Copy)]
+struct Tiles {
+    own: usize,
+    inner: usize,
+    places: usize,
+}
+
+const fn tiles(own: usize, inner: usize, places: usize) -> Tiles {
+    Tiles { own, inner, places }
+}
+
+/// Tiles of the products of warps, the fastest first. The last ones fit a block of 99 KiB for all heads.
+const FORWARD: [Tiles; 3] = [tiles(128, 64, 2), tiles(128, 32, 2), tiles(64, 32, 2)];
+const QUERIES: [Tiles; 6] = [
+    tiles(128, 32, 2),
+    tiles(128, 32, 1),
+    tiles(64, 32, 2),
+    tiles(64, 32, 1),
+    tiles(64, 16, 2),
+    tiles(64, 16, 1),
+];
+const KEYS: Tiles = tiles(128, 64, 2);
+const SHARED_KEYS: [Tiles; 5] =
+    [tiles(64, 64, 2), tiles(64, 32, 2), tiles(64, 32, 1), tiles(32, 32, 2), tiles(32, 32, 1)];
+
+/// Bytes of a block's tiles by the products of warps.
+struct Memory {
+    /// Of a block, with what lies beside tiles.
+    all: usize,
+    head_dim: usize,
+}
+
+impl Memory {
+    /// Rows are padded, so that eight of them lie in different banks.
+    fn rows(&self, count: usize) -> usize {
+        count * (self.head_dim.next_multiple_of(16) + 8) * 2
+    }
+
+    /// Keys and values take turns at three places.
+    fn forward(&self, of: Tiles) -> usize {
+        self.rows(of.own + 3 * of.inner)
+    }
+
+    /// Queries with gradients of results, or keys with values; the inner tiles are two of keys or queries, and as many of
+    /// the others as there are places.
+    fn backward(&self, of: Tiles) -> usize {
+        self.rows(2 * of.own + (2 + of.places) * of.inner)
+    }
+
+    /// The same with weights and slopes.
+    fn shared_keys(&self, of: Tiles) -> usize {
+        self.backward(of) + 2 * of.own * (of.inner + 8) * 2
+    }
+
+    fn first_of(
+        &self,
+        all: &[Tiles],
+        tiles: impl Fn(&Self, Tiles) -> usize,
+        beside: impl Fn(Tiles) -> usize,
+    ) -> Option<(Tiles, usize)> {
+        let mut sizes = all.iter().map(|&of| (of, tiles(self, of)));
+        sizes.find(|&(of, bytes)| bytes + beside(of) + GAPS <= self.all)
+    }
 }
 
 impl Kernels {
     /// Products of warps; `None` if a block's memory is too small.
     pub(super) fn pipelined(head_dim: usize, memory: usize) -> Option<Self> {
-        let text = concat!(include_str!("half.cu"), include_str!("pipelined.cu"));
-        let program = Program::new("attention_pipelined", text, &[("HEAD_DIM", head_dim)]);
-        // Rows are padded, so that eight of them lie in different banks.
-        let rows = |count: usize| count * (head_dim + 8) * 2;
-        Self {
-            program,
-            threads: 128,
-            forward: rows(OWN + 4 * 64),
-            queries: rows(2 * OWN + 4 * 32),
-            keys: rows(2 * OWN + 4 * INNER_ROWS),
-        }
-        .within(memory)
+        let memory = Memory { all: memory, head_dim };
+        let of_rows = |of: Tiles| BESIDE_ROW * of.own;
+        let of_inner_rows = |of: Tiles| 2 * BESIDE_INNER_ROW * of.inner;
+        let (forward, forward_bytes) = memory.first_of(&FORWARD, Memory::forward, of_rows)?;
+        let (queries, queries_bytes) = memory.first_of(&QUERIES, Memory::backward, of_rows)?;
+        let whole = (head_dim <= NARROW)
+            .then(|| memory.first_of(&[KEYS], Memory::backward, of_inner_rows))
+            .flatten();
+        let (keys, keys_bytes) = match whole {
+            Some(keys) => keys,
+            None => memory.first_of(&SHARED_KEYS, Memory::shared_keys, of_inner_rows)?,
+        };
+        let text = if whole.is_some() { WHOLE } else { SHARED };
+        let numbers = [
+            ("HEAD_DIM", head_dim),
+            ("FORWARD_ROWS", forward.own),
+            ("FORWARD_KEYS", forward.inner),
+            ("QUERIES_ROWS", queries.own),
+            ("QUERIES_KEYS", queries.inner),
+            ("VALUE_PLACES", queries.places),
+            ("KEYS", keys.own),
+            ("INNER_ROWS", keys.inner),
+            ("GRADIENT_PLACES", keys.places),
+        ];
+        let warp_rows = if head_dim <= NARROW { 32 } else { 16 };
+        let threads = |rows: usize| rows / warp_rows * WARP;
+        // Two or four warps for 16 keys: see keys.cu, keys_shared.cu.
+        let of_keys = if whole.is_some() { 2 * keys.own } else { 4 * keys.own };
+        let blocks = |of: Tiles, threads, memory| Blocks { own: of.own, threads, memory };
+        Some(Self {
+            program: Program::new("attention_pipelined", text, &numbers),
+            forward: blocks(forward, threads(forward.own), forward_bytes),
+            queries: blocks(queries, threads(queries.own), queries_bytes),
+            keys: blocks(keys, of_keys, keys_bytes),
+        })
     }
 
     /// Products of groups of four warps; `None` if a block's memory is too small.
     pub(super) fn groups(head_dim: usize, memory: usize) -> Option<Self> {
         let text = concat!(include_str!("half.cu"), include_str!("groups.cu"));
-        let program = Program::new("attention_groups", text, &[("HEAD_DIM", head_dim)]);
-        let rows = |count: usize| count * head_dim * 2;
-        Self {
+        let Tiles { own, inner, .. } = KEYS;
+        let numbers = [("HEAD_DIM", head_dim), ("KEYS", own), ("INNER_ROWS", inner)];
+        let program = Program::new("attention_groups", text, &numbers);
+        let blocks = |rows: usize| Blocks { own, threads: 256, memory: rows * head_dim * 2 };
+        let all = Self {
             program: program.for_one_architecture(),
-            threads: 256,
-            forward: rows(OWN + 4 * 128),
-            queries: rows(2 * OWN + 5 * 64),
-            keys: rows(2 * OWN + 6 * INNER_ROWS),
-        }
-        .within(memory)
-    }
-
-    fn within(self, memory: usize) -> Option<Self> {
-        let most = self.forward.max(self.queries).max(self.keys);
-        (most + BESIDE <= memory).then_some(self)
+            forward: blocks(own + 4 * 128),
+            queries: blocks(2 * own + 5 * 64),
+            keys: blocks(2 * own + 6 * inner),
+        };
+        let most = all.forward.memory.max(all.queries.memory).max(all.keys.memory);
+        let beside = (BESIDE_ROW * own).max(2 * BESIDE_INNER_ROW * inner);
+        (most + beside + GAPS <= memory).then_some(all)
     }
 
     /// Results of types.
@@ -69,12 +171,12 @@ impl Kernels {
         &self,
         call: &Call,
         kernel: &str,
-        (tiles, threads, memory): (usize, usize, usize),
+        (of, tiles): (Blocks, usize),
         arguments: &[Argument<'_>],
         results: &[(Shape, DType); N],
     ) -> Result<[Tensor; N]> {
-        let blocks = ([call.dims.kv_heads, tiles, 1], threads);
-        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(memory);
+        let blocks = ([call.dims.kv_heads, tiles, 1], of.threads);
+        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(of.memory);
         launch.run_as(call.q.device(), results)
     }
 
@@ -88,7 +190,7 @@ impl Kernels {
             .and([call.queries, dims.heads, dims.kv_heads])
             .and([call.scale()])
             .and([of_result == DType::BF16]);
-        let blocks = (call.tiles(OWN), self.threads, self.forward);
+        let blocks = (self.forward, call.tiles(self.forward.own));
         let [out, log_sum_exp] = result_shapes(call);
         let results = [(out, of_result), (log_sum_exp, DType::F32)];
         self.run(call, "attention_half_forward", blocks, &arguments, &results).map(Into::into)
@@ -102,7 +204,7 @@ impl Kernels {
             .and([through.log_sum_exp, through.delta, &tables.start, &tables.end])
             .and([call.queries, dims.heads, dims.kv_heads])
             .and([call.scale()]);
-        let blocks = (call.tiles(OWN), self.threads, self.queries);
+        let blocks = (self.queries, call.tiles(self.queries.own));
         let results = [(call.q.shape().clone(), DType::F32)];
         let kernel = "attention_half_backward_queries";
         let [dq] = self.run(call, kernel, blocks, &arguments, &results)?;
@@ -118,7 +220,7 @@ impl Kernels {
     ) -> Result<[Tensor; 2]> {
         let [q, k, v, gradient] = halves([&call.q, &call.k, &call.v, through.gradient])?;
         let arguments = call.arguments_of_keys([&q, &k, &v, &gradient], through, singles)?;
-        let blocks = (call.keys.div_ceil(OWN), KEYS_THREADS, self.keys);
+        let blocks = (self.keys, call.keys.div_ceil(self.keys.own));
         let of_keys = (call.k.shape().clone(), DType::F32);
         let results = [of_keys.clone(), of_keys];
         self.run(call, "attention_half_backward_keys", blocks, &arguments, &results)
@@ -128,4 +230,29 @@ impl Kernels {
 fn halves<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
     let all: Result<Vec<_>> = tensors.iter().map(|t| aligned(&t.to_dtype(DType::BF16)?)).collect();
     exactly(all?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of compute capability 8.6, 8.9 and 12.0 have the least memory.
+    #[test]
+    fn some_tiles_of_warps_fit_every_gpu_for_all_heads() {
+        let memories = [99 << 10, 163 << 10, 227 << 10];
+        for head_dim in (8..=256).step_by(8) {
+            for memory in memories {
+                let kernels = Kernels::pipelined(head_dim, memory).expect("tiles that fit");
+                for Blocks { own, threads, memory: tiles } in
+                    [kernels.forward, kernels.queries, kernels.keys]
+                {
+                    assert!(tiles < memory && threads <= 256 && own >= 32, "{head_dim} {memory}");
+                }
+            }
+        }
+        assert!(Kernels::pipelined(256, 64 << 10).is_none());
+        // With little memory a block has smaller tiles, not fewer kernels.
+        let own = |memory| Kernels::pipelined(256, memory).map(|of| of.keys.own);
+        assert_eq!(memories.map(own), [Some(32), Some(64), Some(64)]);
+    }
 }

@@ -3,13 +3,15 @@
 use crate::graph::Backward;
 use std::sync::Arc;
 
-use candle_core::{Result, Tensor, Var};
+use candle_core::{Device, Result, Tensor, Var};
 
 use super::super::gpu::tables::{NOWHERE, OfKeys};
 use super::super::gpu::{self, Way};
 use super::super::{Delays, KeyRanges, Reach, TILE_KEYS, attention};
 use super::{random_ranges, ranges_with_singles, variables};
+use crate::cuda::block_memory;
 use crate::cuda::emulator::emulated;
+use crate::dispatch::Products;
 use crate::test_support::{Noise, assert_alike, assert_close, bits, relative_error};
 
 /// Largest errors of results and gradients with bf16 factors.
@@ -22,10 +24,20 @@ fn assert_near(
     ranges: &Arc<KeyRanges>,
     tolerances: (f64, f64),
 ) -> Result<()> {
+    assert_near_within((way, block_memory(q.device())?), [q, k, v], ranges, tolerances)
+}
+
+/// The same where a block has so much memory.
+fn assert_near_within(
+    way: (Way, usize),
+    [q, k, v]: [&Var; 3],
+    ranges: &Arc<KeyRanges>,
+    tolerances: (f64, f64),
+) -> Result<()> {
     let direction = Noise::new(5).tensor(q.dims());
     let plain = attention(q, k, v, ranges)?;
     emulated(|| {
-        let own = gpu::attention_of(way, q, k, v, ranges)?.expect("narrow heads");
+        let own = gpu::attention_within(way, q, k, v, ranges)?.expect("narrow heads");
         assert_alike(&[("q", q), ("k", k), ("v", v)], &direction, [&own, &plain], tolerances);
         Ok(())
     })
@@ -97,6 +109,64 @@ fn bf16_tiles_that_are_copied_ahead_match_the_cpu() -> Result<()> {
     Ok(())
 }
 
+/// Bytes that a block of compute capability 8.6, 8.0 and 9.0 may have.
+const MEMORIES: [usize; 3] = [99 << 10, 163 << 10, 227 << 10];
+
+/// Heads above 128, and such that do not fill whole tiles, with the tiles of each size of a block's memory.
+#[test]
+fn wide_heads_with_bf16_tiles_match_the_cpu_and_repeat_their_bits() -> Result<()> {
+    for (seed, memory, head_dim, tokens, [kv_heads, group]) in [
+        (0, 0, 256, 150, [1, 2]),
+        (1, 0, 256, 70, [2, 1]),
+        (2, 0, 224, 130, [1, 1]),
+        (3, 0, 192, 97, [1, 3]),
+        (4, 0, 160, 140, [1, 1]),
+        (5, 0, 136, 70, [2, 2]),
+        (6, 0, 128, 97, [1, 2]),
+        (7, 0, 72, 150, [1, 2]),
+        (8, 1, 256, 150, [1, 2]),
+        (9, 1, 224, 97, [1, 1]),
+        (10, 1, 144, 150, [1, 1]),
+        (11, 1, 192, 70, [1, 4]),
+        (12, 2, 256, 200, [1, 1]),
+        (13, 2, 256, 70, [1, 3]),
+        (14, 2, 200, 97, [2, 1]),
+        (15, 2, 8, 97, [1, 2]),
+        (16, 0, 256, 3, [1, 2]),
+    ] {
+        let mut noise = Noise::new(seed + 300);
+        let ranges = if seed % 3 == 2 {
+            Arc::new(ranges_with_singles(&mut noise, seed / 3, tokens))
+        } else {
+            random_ranges(&mut noise, tokens)
+        };
+        let keys = ranges.max_end().max(tokens) + noise.below(3);
+        let heads = [tokens, kv_heads * group];
+        let [q, k, v] = variables(&mut noise, heads, [keys, kv_heads], head_dim);
+        let way = (Way::Pipelined, MEMORIES[memory]);
+        let allowed = if tokens > 60 { HALF } else { (2e-2, 2e-1) };
+        assert_near_within(way, [&q, &k, &v], &ranges, allowed)?;
+        let all = || {
+            let out = gpu::attention_within(way, &q, &k, &v, &ranges)?.expect("takes all heads");
+            let gradients = out.sqr()?.sum_all()?.gradients()?;
+            let of = |t: &Var| bits(gradients.get(t).expect("a gradient"));
+            Ok::<_, candle_core::Error>([bits(&out), of(&q), of(&k), of(&v)])
+        };
+        assert!(emulated(|| Ok::<_, candle_core::Error>(all()? == all()?))?, "{way:?} {head_dim}");
+    }
+    Ok(())
+}
+
+#[test]
+fn bf16_products_of_wide_heads_have_tiles_that_are_copied_ahead() {
+    let way = |head_dim| emulated(|| Way::of(Products::Half, head_dim, &Device::Cpu));
+    assert_eq!([64, 128].map(way), [Way::Groups; 2]);
+    assert_eq!([8, 72, 120, 136, 160, 192, 256].map(way), [Way::Pipelined; 7]);
+    assert_eq!([20, 129, 264, 512].map(way), [Way::Terms(1); 4]);
+    let single = emulated(|| Way::of(Products::Single, 256, &Device::Cpu));
+    assert_eq!(single, Way::Terms(3));
+}
+
 /// A row's bits depend on what it sees alone: documents beside it, or a longer pass, change none.
 #[test]
 fn a_document_has_the_bits_that_it_has_alone_with_bf16_tiles() -> Result<()> {
@@ -107,18 +177,24 @@ fn a_document_has_the_bits_that_it_has_alone_with_bf16_tiles() -> Result<()> {
     let all = Arc::new(KeyRanges::packed(&documents, None, Delays::Same(0)));
     let own = vec![0; (last - first) as usize];
     let own = Arc::new(KeyRanges::packed(&own, None, Delays::Same(0)));
-    let [q, k, v] = [3, 1, 1].map(|heads| noise.var(&[tokens as usize, heads, 64]));
-    for way in [Way::Pipelined, Way::Groups] {
+    let [low, _, high] = MEMORIES;
+    for (way, head_dim) in [
+        ((Way::Pipelined, high), 64),
+        ((Way::Groups, high), 64),
+        ((Way::Pipelined, high), 192),
+        ((Way::Pipelined, low), 256),
+    ] {
+        let [q, k, v] = [3, 1, 1].map(|heads| noise.var(&[tokens as usize, heads, head_dim]));
         let (packed, alone) = emulated(|| -> Result<_> {
-            let packed = gpu::attention_of(way, &q, &k, &v, &all)?.expect("narrow heads");
+            let packed = gpu::attention_within(way, &q, &k, &v, &all)?.expect("narrow heads");
             let part = |t: &Var| {
                 Var::from_tensor(&t.narrow(0, first as usize, (last - first) as usize)?)
             };
             let (q, k, v) = (part(&q)?, part(&k)?, part(&v)?);
-            Ok((packed, gpu::attention_of(way, &q, &k, &v, &own)?.expect("narrow heads")))
+            Ok((packed, gpu::attention_within(way, &q, &k, &v, &own)?.expect("narrow heads")))
         })?;
         let of_document = packed.narrow(0, first as usize, (last - first) as usize)?;
-        assert_eq!(bits(&of_document), bits(&alone), "{way:?}");
+        assert_eq!(bits(&of_document), bits(&alone), "{way:?}, heads of {head_dim}");
     }
     Ok(())
 }
