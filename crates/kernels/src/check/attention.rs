@@ -98,13 +98,15 @@ const fn sampled(
     Call { sampled: Some(rows), ..call(sight, tokens, heads, head_dim) }
 }
 
-const TRAINING: [(Size, Call); 41] = [
+const TRAINING: [(Size, Call); 51] = [
     (Smoke, call(Sight::Causal, 1, (1, 1), 64)),
     (Smoke, call(Sight::Documents, 70, (4, 2), 80)),
     (Smoke, call(Sight::Window(9), 67, (3, 1), 64)),
     (Smoke, call(Sight::Steps(3), 33, (2, 1), 64)),
     (Smoke, call(Sight::Tree(40), 17, (2, 2), 64)),
     (Smoke, sampled(7, (Sight::Causal, 65), (2, 1), 64)),
+    (Smoke, call(Sight::Documents, 70, (4, 2), 192)),
+    (Smoke, call(Sight::Steps(2), 33, (2, 1), 256)),
     (Small, call(Sight::Causal, 257, (4, 2), 64)),
     (Small, call(Sight::Documents, 600, (4, 2), 64)),
     (Small, call(Sight::Window(100), 577, (4, 1), 64)),
@@ -124,8 +126,14 @@ const TRAINING: [(Size, Call); 41] = [
     (Small, call(Sight::Window(200), 513, (4, 2), 128)),
     (Small, call(Sight::Steps(6), 200, (4, 2), 128)),
     (Small, call(Sight::Tree(256), 61, (8, 2), 128)),
+    (Small, call(Sight::Documents, 300, (4, 2), 72)),
+    (Small, call(Sight::Documents, 300, (4, 2), 144)),
+    (Small, call(Sight::Causal, 257, (4, 1), 160)),
+    (Small, call(Sight::Steps(3), 130, (4, 2), 160)),
+    (Small, call(Sight::Window(70), 333, (4, 2), 192)),
+    (Small, call(Sight::Tree(100), 33, (4, 2), 192)),
     (Small, call(Sight::Causal, 17, (2, 1), 256)),
-    (Small, call(Sight::Documents, 300, (2, 1), 256)),
+    (Small, call(Sight::Documents, 600, (4, 2), 256)),
     (Small, call(Sight::Window(50), 190, (2, 1), 256)),
     (Small, call(Sight::Steps(3), 70, (2, 1), 256)),
     (Small, call(Sight::Tree(100), 30, (2, 1), 256)),
@@ -135,7 +143,9 @@ const TRAINING: [(Size, Call); 41] = [
     (Real, sampled(64, (Sight::Window(1024), 4096), (32, 8), 80)),
     (Real, sampled(64, (Sight::Causal, 4096), (32, 8), 96)),
     (Real, sampled(64, (Sight::Documents, 4096), (32, 8), 128)),
+    (Real, sampled(64, (Sight::Documents, 4096), (32, 8), 160)),
     (Real, sampled(64, (Sight::Window(512), 4096), (16, 4), 256)),
+    (Real, sampled(64, (Sight::Causal, 4096), (8, 4), 256)),
     (Real, sampled(64, (Sight::Steps(6), 4096), (32, 8), 128)),
     (Real, sampled(61, (Sight::Tree(32_000), 61), (32, 8), 128)),
     (Real, sampled(64, (Sight::Causal, 32_768), (8, 2), 128)),
@@ -208,7 +218,7 @@ pub(super) fn training(size: Size) -> Vec<Case> {
 /// Queries and head dim, the type of keys and values, and what is seen.
 type Decoding = (usize, usize, DType, Sight);
 
-const DECODING: [(Size, Decoding); 18] = [
+const DECODING: [(Size, Decoding); 22] = [
     (Smoke, (0, 64, DType::F32, Sight::Appended(9))),
     (Smoke, (1, 64, DType::F32, Sight::Appended(0))),
     (Smoke, (5, 64, DType::F16, Sight::Appended(300))),
@@ -222,11 +232,15 @@ const DECODING: [(Size, Decoding); 18] = [
     (Small, (1, 256, DType::F32, Sight::Appended(2047))),
     (Small, (7, 128, DType::BF16, Sight::Appended(1500))),
     (Small, (61, 96, DType::BF16, Sight::Tree(515))),
+    (Small, (7, 256, DType::BF16, Sight::Appended(1500))),
+    (Small, (61, 192, DType::BF16, Sight::Tree(515))),
+    (Small, (100, 256, DType::BF16, Sight::Appended(515))),
     (Real, (1, 128, DType::F16, Sight::Appended(32_767))),
     (Real, (61, 128, DType::F32, Sight::Tree(32_000))),
     (Real, (1, 64, DType::F32, Sight::Appended(131_071))),
     (Real, (63, 256, DType::F16, Sight::Appended(8000))),
     (Real, (8, 128, DType::BF16, Sight::Appended(32_760))),
+    (Real, (8, 256, DType::BF16, Sight::Appended(32_760))),
 ];
 
 pub(super) fn decoding(size: Size) -> Vec<Case> {

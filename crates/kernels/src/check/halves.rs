@@ -25,11 +25,12 @@ const EPS: f64 = 1e-6;
 /// Rows of a layer, its width, that of its MLP, and its heads: of queries, of keys, their dim.
 type Layer = (usize, usize, usize, [usize; 3]);
 
-const LAYERS: [(Size, Layer); 5] = [
+const LAYERS: [(Size, Layer); 6] = [
     (Smoke, (66, 40, 72, [4, 2, 16])),
     (Smoke, (70, 33, 39, [3, 1, 20])),
     (Small, (257, 512, 1030, [4, 2, 128])),
     (Small, (130, 768, 2048, [6, 6, 80])),
+    (Small, (200, 512, 1024, [4, 2, 256])),
     (Real, (8192, 4096, 14_336, [32, 8, 128])),
 ];
 

@@ -64,7 +64,7 @@ fn attention_entries(size: Size) -> Vec<Entry> {
     let calls: &[(usize, usize)] = match size {
         Smoke => &[(40, 64)],
         Small => &[(512, 64), (512, 128)],
-        Real => &[(4096, 64), (4096, 128), (32_768, 64), (32_768, 128)],
+        Real => &[(4096, 64), (4096, 128), (4096, 256), (32_768, 64), (32_768, 128)],
     };
     let (heads, kv_heads) = if size == Real { (32, 8) } else { (4, 2) };
     let mut all = Vec::new();
