@@ -4,7 +4,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{
-    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, bail,
+    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+    bail,
 };
 
 #[cfg(any(test, feature = "emulate-cuda"))]
@@ -59,6 +60,23 @@ impl From<bool> for Argument<'_> {
 impl From<f64> for Argument<'_> {
     fn from(value: f64) -> Self {
         Self::F32(value as f32)
+    }
+}
+
+/// Where a kernel finds contiguous values of f32 or bf16 that it is given in a list, not as an argument of their own. They
+/// have to live until it is started, and to be on its device. It fails where they are others.
+pub(crate) fn address(values: &Tensor) -> Result<u64> {
+    if !values.is_contiguous() {
+        bail!("contiguous values expected, found {:?}", values.layout());
+    }
+    let (storage, layout) = values.storage_and_layout();
+    let first = layout.start_offset();
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) => Ok(values[first..].as_ptr().addr() as u64),
+        Storage::Cpu(CpuStorage::BF16(values)) => Ok(values[first..].as_ptr().addr() as u64),
+        #[cfg(feature = "cuda")]
+        Storage::Cuda(storage) => on_cuda::address(storage, first),
+        _ => bail!("values of f32 or bf16 expected where kernels run, found {values:?}"),
     }
 }
 

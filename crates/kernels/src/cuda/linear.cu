@@ -322,17 +322,52 @@ DEVICE void few_rows(const float *x, const Product<WEIGHT> (&products)[COUNT], u
     }                                                                                                           \
     KERNEL(name##_3)
 
+#ifdef OF_EXPERTS
+// Rows of a mixture's experts, each with its expert's matrices from `first` on; table.cu comes before. Grid: blocks of
+// outputs of each matrix, for every piece.
+template <int TILES, int GROUPS, class WEIGHT, int COUNT>
+DEVICE void rows_of_experts(const float *x, const u32 *pieces, const u32 *held, u32 first, u32 inputs, u32 outputs,
+                            float *const (&outs)[COUNT]) {
+    const u32 own = TILES * OUTPUTS;
+    begin_in_turn();
+    u32 blocks = (outputs + own - 1) / own, block = blockIdx.x % (COUNT * blocks), matrix = block / blocks;
+    Piece piece = piece_of(pieces, blockIdx.x / (COUNT * blocks));
+    const float *bias = bias_of(held, piece.expert, first + matrix);
+    Product<WEIGHT> product = {weights_of<WEIGHT>(held, piece.expert, first + matrix), bias,
+                               (u32)(bias ? BIAS : NO_ADDEND), outputs, matrix == 0 ? outs[0] : outs[COUNT - 1]};
+    block_of<TILES, GROUPS>(x, product, piece.first, piece.count, inputs, block % blocks * own);
+}
+
+#define KERNELS(name, warps, blocks, tiles, groups)                                                             \
+    extern "C" __global__ void __launch_bounds__(32 * warps, blocks)                                            \
+    name##_experts_1(const float *x, const u32 *pieces, const u32 *held, u32 first, u32 inputs, u32 outputs,    \
+                     float *out0) {                                                                             \
+        float *outs[1] = {out0};                                                                                \
+        rows_of_experts<tiles, groups, WEIGHT>(x, pieces, held, first, inputs, outputs, outs);                  \
+    }                                                                                                           \
+    KERNEL(name##_experts_1)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(32 * warps, blocks)                                            \
+    name##_experts_2(const float *x, const u32 *pieces, const u32 *held, u32 first, u32 inputs, u32 outputs,    \
+                     float *out0, float *out1) {                                                                \
+        float *outs[2] = {out0, out1};                                                                          \
+        rows_of_experts<tiles, groups, WEIGHT>(x, pieces, held, first, inputs, outputs, outs);                  \
+    }                                                                                                           \
+    KERNEL(name##_experts_2)
+#else
+#define KERNELS FEW_ROWS
+#endif
+
 // Each kind of blocks is a program of its own, because compiling all of them takes several seconds. KIND says which.
 #if KIND == 0
 #define WEIGHT float
-FEW_ROWS(few_rows_f32, WARPS_F32, 3, 1, 1)
+KERNELS(few_rows_f32, WARPS_F32, 3, 1, 1)
 #else
 #define WEIGHT u16
 #if KIND == 1
-FEW_ROWS(few_rows_bf16, WARPS_BF16, 2, 1, 1)
+KERNELS(few_rows_bf16, WARPS_BF16, 2, 1, 1)
 #elif KIND == 2
-FEW_ROWS(few_rows_bf16_wide, WARPS_BF16, 2, 2, 1)
+KERNELS(few_rows_bf16_wide, WARPS_BF16, 2, 2, 1)
 #else
-FEW_ROWS(few_rows_bf16_tall, WARPS_BF16, 2, 2, 4)
+KERNELS(few_rows_bf16_tall, WARPS_BF16, 2, 2, 4)
 #endif
 #endif

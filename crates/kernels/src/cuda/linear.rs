@@ -5,11 +5,15 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{Arguments, Launch, Program, aligned, takes};
+use super::{Argument, Arguments, Launch, Program, aligned, takes};
 use crate::composed::FULL_ROWS;
 
 /// A program for each kind of blocks, so that none is compiled that a run does not need.
 static PROGRAMS: LazyLock<[Program; KINDS]> = LazyLock::new(|| std::array::from_fn(program));
+
+/// The same for rows of a mixture's experts.
+static OF_EXPERTS: LazyLock<[Program; KINDS]> =
+    LazyLock::new(|| std::array::from_fn(program_of_experts));
 
 /// `KIND` of the kernels is less.
 pub(super) const KINDS: usize = 4;
@@ -17,6 +21,12 @@ pub(super) const KINDS: usize = 4;
 /// The program of one kind of blocks.
 pub(super) fn program(kind: usize) -> Program {
     Program::new("linear", include_str!("linear.cu"), &[("KIND", kind)]).overlapping()
+}
+
+/// The same for rows of a mixture's experts.
+pub(super) fn program_of_experts(kind: usize) -> Program {
+    let text = concat!(include_str!("../experts/table.cu"), include_str!("linear.cu"));
+    Program::new("linear_experts", text, &[("OF_EXPERTS", 1), ("KIND", kind)]).overlapping()
 }
 
 /// Outputs of a tile: `OUTPUTS` of the kernels.
@@ -147,6 +157,55 @@ pub(crate) fn each_row<const N: usize>(
         .run(x.device(), outputs.map(|outputs| Shape::from((rows, outputs))))
         .map(Some)
 }
+
+/// Rows of several experts, one expert's after the other's, and where their matrices lie; `experts/table.cu` says how.
+#[derive(Debug)]
+pub(crate) struct RowsOfExperts<'a> {
+    /// `[V, I]` in f32.
+    pub(crate) x: &'a Tensor,
+    pub(crate) pieces: &'a Tensor,
+    pub(crate) held: &'a Tensor,
+}
+
+/// How rows of experts are multiplied that are few for each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FewOfExperts(Blocks);
+
+impl FewOfExperts {
+    /// For weights of a type, at most so many rows of an expert, and so many outputs of all of them; `None` for other types.
+    pub(crate) fn of(dtype: DType, most: usize, outputs: usize) -> Option<Self> {
+        Blocks::of(dtype, most, outputs).map(Self)
+    }
+
+    /// Most rows of a piece.
+    pub(crate) fn rows(self) -> usize {
+        self.0.rows
+    }
+
+    /// `x Wᵀ + b` with matrix `first` of every expert, and those after it: a row has the bits that [`few_rows`] gives it.
+    /// Every matrix has an even number of inputs. It fails where the kernel cannot be compiled or started.
+    pub(crate) fn products<const N: usize>(
+        self,
+        rows: &RowsOfExperts<'_>,
+        first: usize,
+        outputs: usize,
+    ) -> Result<[Tensor; N]> {
+        let ((all, inputs), blocks) = (rows.x.dims2()?, self.0);
+        let x = aligned(rows.x)?;
+        let pieces = rows.pieces.elem_count() / PIECE;
+        let arguments = Arguments::of([Argument::from(&x), rows.pieces.into(), rows.held.into()])
+            .and([first, inputs, outputs]);
+        let grid = [pieces * N * outputs.div_ceil(blocks.outputs), 1, 1];
+        let (program, kernel) =
+            (&OF_EXPERTS[blocks.kind], format!("{}_experts_{N}", blocks.kernel));
+        let shape = Shape::from((all, outputs));
+        Launch::new(program, &kernel, (grid, blocks.threads), &arguments)
+            .run(x.device(), std::array::from_fn(|_| shape.clone()))
+    }
+}
+
+/// Numbers of a piece in `experts/table.cu`.
+pub(crate) const PIECE: usize = 3;
 
 #[cfg(test)]
 mod tests {

@@ -26,7 +26,7 @@ mod wait;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-pub(crate) use launch::{Argument, Arguments, Launch};
+pub(crate) use launch::{Argument, Arguments, Launch, address};
 pub(crate) use program::Program;
 
 use crate::settings::composed_only;

@@ -197,19 +197,29 @@ pub(crate) fn some_columns(x: &Tensor, from: usize, columns: usize) -> Result<Te
 
 /// Sums of rows of `x`, each added to its row of `base`, without a gradient.
 pub(crate) fn sum_rows(x: &Tensor, base: Option<&Tensor>, sums: &Sums) -> Result<Tensor> {
-    let (x, base) = (x.contiguous()?, base.map(Tensor::contiguous).transpose()?);
-    let width: usize = x.dims()[1..].iter().product();
-    let rows = sums.rows();
     let device = x.device();
     let (from, places) = (upload(&sums.from, device)?, upload(&sums.places, device)?);
     let weights = sums.weights.as_deref().map(|all| upload(all, device)).transpose()?;
+    sum_rows_by(x, base, [&from, &places], weights.as_ref())
+}
+
+/// The same where [`Sums`] lie on the device; weights are f32, or u32 of their bits.
+pub(crate) fn sum_rows_by(
+    x: &Tensor,
+    base: Option<&Tensor>,
+    [from, places]: [&Tensor; 2],
+    weights: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (x, base) = (x.contiguous()?, base.map(Tensor::contiguous).transpose()?);
+    let width: usize = x.dims()[1..].iter().product();
+    let rows = from.elem_count() - 1;
     let of_rows = base.as_ref().unwrap_or(&x);
-    let arguments = Arguments::of([&x, of_rows, &from, &places, weights.as_ref().unwrap_or(&x)])
+    let arguments = Arguments::of([&x, of_rows, from, places, weights.unwrap_or(&x)])
         .and([base.is_some(), weights.is_some()])
         .and([width]);
     let blocks = ([rows, width.div_ceil(THREADS), 1], THREADS);
     let shape = Shape::from([&[rows], &x.dims()[1..]].concat());
-    let [out] = Launch::new(&PROGRAM, "sum_rows", blocks, &arguments).run(device, [shape])?;
+    let [out] = Launch::new(&PROGRAM, "sum_rows", blocks, &arguments).run(x.device(), [shape])?;
     Ok(out)
 }
 

@@ -75,6 +75,8 @@ fn programs(capability: i32, memory: usize) -> Vec<(Program, usize)> {
     all.push((blocks::fixing(), 0));
     all.extend(BlockFormat::ALL.into_iter().map(|format| (blocks::program(format), 0)));
     all.extend((0..linear::KINDS).map(|kind| (linear::program(kind), 0)));
+    all.extend((0..linear::KINDS).map(|kind| (linear::program_of_experts(kind), 0)));
+    all.push((crate::experts::program(), 0));
     let groups = (capability == 90).then_some(Way::Groups);
     let ways: Vec<Way> =
         [Way::Terms(1), Way::Terms(3), Way::Pipelined].into_iter().chain(groups).collect();

@@ -142,12 +142,32 @@ fn spans() -> MutexGuard<'static, Vec<Span>> {
     SPANS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+#[cfg(test)]
+thread_local! {
+    /// What the thread started.
+    static STARTED: std::cell::RefCell<Vec<String>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// What `f` gives, and the kernels and products that it starts on the calling thread's emulator, in their order.
+#[cfg(test)]
+pub(crate) fn starts_of<T>(f: impl FnOnce() -> T) -> (T, Vec<String>) {
+    STARTED.take();
+    let result = f();
+    (result, STARTED.take())
+}
+
 /// What `start` gives, timed by the host's clock while a trace is on.
 #[cfg(any(test, feature = "emulate-cuda"))]
 pub(super) fn on_host<T>(
     op: impl FnOnce() -> String,
     start: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
+    #[cfg(test)]
+    let op = {
+        let name = op();
+        STARTED.with_borrow_mut(|all| all.push(name.clone()));
+        || name
+    };
     if !ON.load(Ordering::Relaxed) {
         return start();
     }

@@ -8,8 +8,10 @@
 //! Rows are grouped by expert, so that a pass reads the weights of an expert once, however many
 //! rows chose it, and none of the others. A row's sum runs over its experts in ascending order: its
 //! bits depend neither on the rows beside it nor on what they chose. On a device every expert's outputs
-//! are kept, and one pass over memory adds each row's. Frozen weights only: nothing flows back.
+//! are kept, and one pass over memory adds each row's. An NVIDIA GPU multiplies the rows of all experts in one start.
+//! Frozen weights only: nothing flows back.
 
+mod gpu;
 mod routes;
 #[cfg(test)]
 mod tests;
@@ -23,6 +25,8 @@ use crate::rows::select_rows;
 use crate::storage::with_f32;
 use crate::swiglu::{Clamped, clamped_swiglu, swiglu};
 
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use gpu::program;
 pub use routes::{Choice, Routes, SigmoidChoice};
 
 /// The matrices of one expert.
@@ -82,7 +86,10 @@ pub fn experts_onto(
 ) -> Result<Tensor> {
     routes.check(residual, x, experts)?;
     if !fused(&[residual, x]) {
-        return gathered(residual, x, experts, routes);
+        return match gpu::experts_onto(residual, x, experts, routes)? {
+            Some(sum) => Ok(sum),
+            None => gathered(residual, x, experts, routes),
+        };
     }
     let (rows, width) = x.dims2()?;
     let mut sums = residual.flatten_all()?.to_vec1::<f32>()?;

@@ -45,7 +45,7 @@ pub struct Routes {
     /// What each of them takes of the expert's output.
     pub(super) weights: Vec<f32>,
     /// Factor of what each hands to the expert, where it is not 1.
-    of_inputs: Option<Vec<f32>>,
+    pub(super) of_inputs: Option<Vec<f32>>,
 }
 
 impl Routes {

@@ -3,7 +3,9 @@ use candle_core::DType;
 use super::routes::{best, sigma};
 use super::*;
 use crate::cuda::emulator::emulated;
-use crate::test_support::{Noise, assert_close};
+use crate::cuda::trace::starts_of;
+use crate::dispatch::with_half_products;
+use crate::test_support::{Noise, assert_close, bits};
 
 const HIDDEN: usize = 24;
 
@@ -198,5 +200,140 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     assert!(experts_onto(&noise.tensor(&[4, 9]), &x, &experts, &routes).is_err());
     let trained = noise.var(&[4, HIDDEN]);
     assert!(experts_onto(&x, trained.as_tensor(), &experts, &routes).is_err());
+    Ok(())
+}
+
+/// Every unit, with and without biases.
+fn variants(experts: &mut [Expert], noise: &mut Noise) {
+    let bounds = Clamped { alpha: 1.7, limit: 0.4 };
+    let units = [Unit::Silu, Unit::GeluTanh, Unit::Clamped(bounds)];
+    let unit = units[noise.below(3)];
+    let (inner, _) = experts[0].gate.dims().expect("a matrix");
+    let has_biases = noise.below(2) == 1;
+    for expert in experts {
+        expert.unit = unit;
+        expert.biases =
+            has_biases.then(|| [inner, inner, HIDDEN].map(|width| noise.tensor(&[width])));
+    }
+}
+
+/// Logits with which every row goes where `expert` says first, and to whom it likes after that.
+fn logits_towards(
+    rows: usize,
+    count: usize,
+    noise: &mut Noise,
+    expert: fn(usize) -> usize,
+) -> Tensor {
+    let mut logits = noise.tensor(&[rows, count]).to_vec2::<f32>().expect("rows");
+    logits.iter_mut().enumerate().for_each(|(row, logits)| logits[expert(row) % count] += 4.0);
+    Tensor::new(logits, &candle_core::Device::Cpu).expect("rows")
+}
+
+/// Rows that all go to one expert, to some of them, and to whomever.
+const TOWARDS: [fn(usize) -> usize; 3] = [|_| 1, |row| row % 3, |row| row * row];
+
+#[test]
+fn few_rows_are_five_starts_and_have_the_bits_of_single_experts() -> Result<()> {
+    let mut noise = Noise::new(81);
+    for (round, rows) in [1, 2, 9, 63, 1, 40, 7].into_iter().enumerate() {
+        for dtype in [DType::F32, DType::BF16] {
+            let mut experts = experts(6, 20, dtype, &mut noise)?;
+            variants(&mut experts, &mut noise);
+            let (x, residual) = (noise.tensor(&[rows, HIDDEN]), noise.tensor(&[rows, HIDDEN]));
+            let logits = logits_towards(rows, 6, &mut noise, TOWARDS[round % 3]);
+            let routes = Routes::choose(&logits, 2, true)?;
+            let run = || starts_of(|| experts_onto(&residual, &x, &experts, &routes));
+            let (own, starts) = emulated(run);
+            let own = own?;
+            let want = gathered(&residual, &x, &experts, &routes)?;
+            assert_close("the GPU's", &own, &want, 1e-5);
+            let alone = emulated(|| gathered(&residual, &x, &experts, &routes))?;
+            if experts[0].unit == Unit::Silu {
+                assert_eq!(bits(&own), bits(&alone), "{rows} rows in {dtype:?}");
+            }
+            assert_eq!(bits(&own), bits(&emulated(run).0?), "again");
+            assert_eq!(starts.len(), 5, "{starts:?}");
+            for (start, name) in starts.iter().zip([
+                "rows_of_visitors",
+                "few_rows_",
+                "expert_units",
+                "few_rows_",
+                "sum_rows",
+            ]) {
+                assert!(start.starts_with(name), "{starts:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn many_rows_are_four_starts_of_bf16_factors() -> Result<()> {
+    let mut noise = Noise::new(82);
+    // An inner width of several tiles, and rows of several pieces.
+    for (round, (rows, count, per_row, inner)) in
+        [(64, 5, 1, 8), (70, 9, 3, 136), (300, 4, 2, 72), (90, 20, 4, 64)].into_iter().enumerate()
+    {
+        let mut experts = experts(count, inner, DType::BF16, &mut noise)?;
+        variants(&mut experts, &mut noise);
+        let (x, residual) = (noise.tensor(&[rows, HIDDEN]), noise.tensor(&[rows, HIDDEN]));
+        let logits = logits_towards(rows, count, &mut noise, TOWARDS[round % 3]);
+        let routes = Routes::choose(&logits, per_row, true)?;
+        let want = gathered(&residual, &x, &experts, &routes)?;
+        let run = |x: &Tensor, routes: &Routes| {
+            let residual = residual.narrow(0, 0, x.dim(0)?)?;
+            with_half_products(|| emulated(|| experts_onto(&residual, x, &experts, routes)))
+        };
+        let (own, starts) = starts_of(|| run(&x, &routes));
+        let own = own?;
+        assert_close("the GPU's", &own, &want, 1e-2);
+        assert_eq!(starts, ["rows_of_visitors", "expert_gates", "expert_outputs", "sum_rows"]);
+        assert_eq!(bits(&own), bits(&run(&x, &routes)?), "again");
+        // A row has the bits that it has beside fewer others.
+        if rows > 64 {
+            let routes = Routes::choose(&logits.narrow(0, 0, 64)?, per_row, true)?;
+            let some = run(&x.narrow(0, 0, 64)?, &routes)?;
+            assert_eq!(bits(&some), bits(&own.narrow(0, 0, 64)?), "{rows} rows");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_router_that_weighs_inputs_weighs_them_on_the_gpu() -> Result<()> {
+    let mut noise = Noise::new(83);
+    let experts = experts(4, 16, DType::BF16, &mut noise)?;
+    for rows in [1, 20, 80] {
+        let (x, logits) = (noise.tensor(&[rows, HIDDEN]), noise.tensor(&[rows, 4]));
+        let routes = Routes::choose_by(&logits, 1, false, Choice::SigmoidOnInput)?;
+        let want = gathered(&x, &x, &experts, &routes)?;
+        let run = || starts_of(|| emulated(|| experts_onto(&x, &x, &experts, &routes)));
+        let (own, starts) = with_half_products(run);
+        assert_close("the GPU's", &own?, &want, if rows < 64 { 1e-5 } else { 1e-2 });
+        assert_eq!(starts.len(), if rows < 64 { 5 } else { 4 }, "{starts:?}");
+    }
+    Ok(())
+}
+
+/// Widths that kernels do not read, f32 weights of many rows, and experts that differ go one by one.
+#[test]
+fn experts_that_the_kernels_do_not_take_are_computed_alone() -> Result<()> {
+    let mut noise = Noise::new(84);
+    for (rows, inner, dtype) in [(5, 7, DType::BF16), (70, 12, DType::BF16), (70, 16, DType::F32)] {
+        let mut experts = experts(3, inner, dtype, &mut noise)?;
+        let (x, logits) = (noise.tensor(&[rows, HIDDEN]), noise.tensor(&[rows, 3]));
+        let routes = Routes::choose(&logits, 2, true)?;
+        let check = |experts: &[Expert]| -> Result<()> {
+            let want = gathered(&x, &x, experts, &routes)?;
+            let run = || starts_of(|| emulated(|| experts_onto(&x, &x, experts, &routes)));
+            let (own, starts) = with_half_products(run);
+            assert_close("the GPU's", &own?, &want, 2e-2);
+            assert!(!starts.iter().any(|name| name == "rows_of_visitors"), "{starts:?}");
+            Ok(())
+        };
+        check(&experts)?;
+        experts[1].unit = Unit::GeluTanh;
+        check(&experts)?;
+    }
     Ok(())
 }

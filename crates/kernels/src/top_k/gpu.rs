@@ -34,14 +34,14 @@ pub(super) fn top_k(logits: &Tensor, k: usize) -> Result<[Tensor; 2]> {
         .run(logits.device(), [Shape::from((rows, k)), Shape::from((rows, k))])
 }
 
-/// What [`top_k`] found in one part after the other, on the host. It fails where the transfer fails.
+/// What [`top_k`] found in one part after the other, on the host, by one transfer. It fails where that fails.
 pub(super) fn downloaded(parts: &[[Tensor; 2]]) -> Result<TopK> {
     if parts.is_empty() {
         return Ok(TopK::default());
     }
-    let all = |which: usize| -> Result<Vec<f32>> {
-        let parts: Vec<&Tensor> = parts.iter().map(|part| &part[which]).collect();
-        Tensor::cat(&parts, 0)?.flatten_all()?.to_vec1()
-    };
-    Ok(TopK { ids: all(0)?.into_iter().map(f32::to_bits).collect(), log_probs: all(1)? })
+    let flat = |which: usize| parts.iter().map(move |part| part[which].flatten_all());
+    let all = flat(0).chain(flat(1)).collect::<Result<Vec<_>>>()?;
+    let mut ids: Vec<f32> = Tensor::cat(&all, 0)?.to_vec1()?;
+    let log_probs = ids.split_off(ids.len() / 2);
+    Ok(TopK { ids: ids.into_iter().map(f32::to_bits).collect(), log_probs })
 }

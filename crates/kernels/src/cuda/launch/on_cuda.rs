@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering;
 
+use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUdevice_attribute_enum as Attribute, CUdeviceptr, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig, cuLaunchKernelEx,
@@ -56,6 +57,18 @@ impl Passed {
 /// Where values lie, which stay there while the stream that uses them orders all work on them.
 fn at<T>(values: &impl DevicePtr<T>, stream: &CudaStream) -> Passed {
     Passed::At(values.device_ptr(stream).0)
+}
+
+/// Where values of f32 or bf16 lie, from the `first` on.
+pub(super) fn address(storage: &CudaStorage, first: usize) -> Result<u64> {
+    let stream = storage.device.cuda_stream();
+    let passed = match storage.dtype() {
+        DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(first..), &stream),
+        DType::BF16 => at(&storage.as_cuda_slice::<half::bf16>()?.slice(first..), &stream),
+        other => bail!("values of f32 or bf16 expected, found {other:?}"),
+    };
+    let Passed::At(address) = passed else { bail!("values without an address") };
+    Ok(address)
 }
 
 /// Starts a kernel; if it `overlaps`, while the kernels before it may still run.

@@ -1,0 +1,298 @@
+//! A mixture on an NVIDIA GPU: a few starts for all of its experts, however many have rows.
+//!
+//! Rows are laid out by expert, `[R·k, H]`, multiplied each with its expert's matrices, and added up by row. Passes of few
+//! rows are multiplied in f32 with gate and up in one start, then the gated unit in one, then down: a row has the bits that
+//! it has alone. Passes of many rows whose products have bf16 factors are multiplied by tiles on tensor cores; the gated unit
+//! is computed where gate and up are summed. All else goes the way of single experts.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use candle_core::{DType, Device, Result, Shape, Tensor};
+
+use super::{Expert, Routes, Unit};
+use crate::composed::FULL_ROWS;
+use crate::cuda::linear::{FewOfExperts, PIECE, RowsOfExperts};
+use crate::cuda::rows::sum_rows_by;
+use crate::cuda::{Arguments, Launch, Program, address, aligned, block_memory, takes, upload};
+use crate::dispatch::{Products, products_of};
+
+static PROGRAM: LazyLock<Program> = LazyLock::new(program);
+
+pub(crate) fn program() -> Program {
+    let text = concat!(include_str!("table.cu"), include_str!("gpu.cu"));
+    Program::new("experts", text, &[]).overlapping()
+}
+
+/// Threads of a block: `THREADS` of the kernels.
+const THREADS: usize = 256;
+/// Rows of a block of tiles, and outputs of it: `TILE` of the kernels.
+const TILE: usize = 128;
+/// Bytes that such a block holds: of rows and of weights `STAGES` times `STEP` values.
+const TILE_BYTES: usize = 3 * 64 * 2 * TILE * 2;
+/// Values that are read at once by tiles.
+const AT_ONCE: usize = 8;
+/// Places of matrices: `GATE` and `DOWN` of the kernels.
+const GATE: usize = 0;
+const DOWN: usize = 2;
+
+/// [`super::experts_onto`]; `None` where each expert has to be computed alone. It fails where a kernel cannot be compiled
+/// or started.
+pub(super) fn experts_onto(
+    residual: &Tensor,
+    x: &Tensor,
+    experts: &[Expert],
+    routes: &Routes,
+) -> Result<Option<Tensor>> {
+    if !takes(&[residual, x]) {
+        return Ok(None);
+    }
+    let visited: Vec<Visited<'_>> = experts
+        .iter()
+        .zip(routes.visits())
+        .filter(|(_, visits)| !visits.is_empty())
+        .map(|(expert, visits)| Visited { expert, visits })
+        .collect();
+    let Some(sizes) = Sizes::of(x, &visited)? else { return Ok(None) };
+    let held = addresses(&visited)?;
+    let Some(way) = Way::of(x, &sizes, &visited, &held)? else { return Ok(None) };
+    let table = Table::new(routes, &visited, &held, way.rows(), x.device())?;
+    let outputs = match way {
+        Way::Few(few) => of_few(few, x, &table, &sizes)?,
+        Way::Tiles => by_tiles(x, &table, &sizes)?,
+    };
+    let [from, places, weights] = [table.from, table.places, table.weights];
+    sum_rows_by(&outputs, Some(residual), [&from, &places], Some(&weights)).map(Some)
+}
+
+/// An expert that has rows, and their places.
+struct Visited<'a> {
+    expert: &'a Expert,
+    visits: Range<usize>,
+}
+
+/// What all experts that have rows have in common.
+struct Sizes {
+    hidden: usize,
+    inner: usize,
+    /// Of the weights.
+    dtype: DType,
+    unit: Unit,
+}
+
+impl Sizes {
+    /// `None` where experts differ, or hold what kernels do not read.
+    fn of(x: &Tensor, visited: &[Visited<'_>]) -> Result<Option<Self>> {
+        let hidden = x.dim(1)?;
+        let Some(first) = visited.first().map(|first| first.expert) else { return Ok(None) };
+        let Some(gate) = first.gate.dense() else { return Ok(None) };
+        let own = Self { hidden, inner: gate.dim(0)?, dtype: gate.dtype(), unit: first.unit };
+        let known = matches!(own.dtype, DType::F32 | DType::BF16);
+        let some = own.inner > 0 && hidden > 0;
+        let alike = visited.iter().all(|visited| own.fits(visited.expert, x.device()));
+        Ok((known && some && alike).then_some(own))
+    }
+
+    fn fits(&self, expert: &Expert, device: &Device) -> bool {
+        let Self { hidden, inner, dtype, unit } = *self;
+        let reads = |t: &Tensor, dims: &[usize], of: DType| {
+            let is_there = t.device().same_device(device) && t.is_contiguous();
+            is_there && t.dims() == dims && t.dtype() == of && !t.track_op()
+        };
+        let inward = [inner, hidden];
+        let matrices =
+            [(&expert.gate, inward), (&expert.up, inward), (&expert.down, [hidden, inner])];
+        let biases = expert.biases.iter().flatten().zip([inner, inner, hidden]);
+        expert.unit == unit
+            && matrices
+                .iter()
+                .all(|(matrix, dims)| matrix.dense().is_some_and(|w| reads(w, dims, dtype)))
+            && biases.into_iter().all(|(bias, width)| reads(bias, &[width], DType::F32))
+    }
+}
+
+/// Where every expert's matrices and biases lie, as `table.cu` says.
+fn addresses(visited: &[Visited<'_>]) -> Result<Vec<[u64; 6]>> {
+    let of = |expert: &Expert| -> Result<[u64; 6]> {
+        let mut all = [0; 6];
+        let matrices =
+            [&expert.gate, &expert.up, &expert.down].into_iter().map(|matrix| matrix.dense());
+        let biases = expert.biases.iter().flatten().map(Some);
+        for (place, tensor) in all.iter_mut().zip(matrices.chain(biases)) {
+            *place = tensor.map_or(Ok(0), address)?;
+        }
+        Ok(all)
+    };
+    visited.iter().map(|visited| of(visited.expert)).collect()
+}
+
+/// How the rows of experts are multiplied.
+enum Way {
+    Few(FewOfExperts),
+    Tiles,
+}
+
+impl Way {
+    fn of(
+        x: &Tensor,
+        sizes: &Sizes,
+        visited: &[Visited<'_>],
+        held: &[[u64; 6]],
+    ) -> Result<Option<Self>> {
+        let fits = |at_once: usize| {
+            sizes.hidden.is_multiple_of(at_once) && sizes.inner.is_multiple_of(at_once)
+        };
+        if x.dim(0)? < FULL_ROWS {
+            let most = visited.iter().map(|visited| visited.visits.len()).max().unwrap_or(0);
+            let few = FewOfExperts::of(sizes.dtype, most, visited.len() * sizes.inner);
+            return Ok(few.filter(|_| fits(2)).map(Self::Few));
+        }
+        let bytes = (AT_ONCE * DType::BF16.size_in_bytes()) as u64;
+        let lie_well = held.iter().flatten().all(|address| address.is_multiple_of(bytes));
+        let rounds = sizes.dtype == DType::BF16 && products_of(x) == Products::Half;
+        let takes = rounds && fits(AT_ONCE) && lie_well && block_memory(x.device())? >= TILE_BYTES;
+        Ok(takes.then_some(Self::Tiles))
+    }
+
+    /// Most rows of a piece.
+    fn rows(&self) -> usize {
+        match self {
+            Self::Few(few) => few.rows(),
+            Self::Tiles => TILE,
+        }
+    }
+}
+
+/// What kernels read beside rows and matrices, brought over at once; u32, or the bits of f32.
+struct Table {
+    visitors: Tensor,
+    /// Of inputs.
+    factors: Option<Tensor>,
+    pieces: Tensor,
+    held: Tensor,
+    from: Tensor,
+    places: Tensor,
+    weights: Tensor,
+}
+
+impl Table {
+    fn new(
+        routes: &Routes,
+        visited: &[Visited<'_>],
+        held: &[[u64; 6]],
+        rows: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let words_of = |address: &u64| [*address as u32, (*address >> 32) as u32];
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
+        let sums = routes.sums();
+        let parts: [Vec<u32>; 7] = [
+            routes.visitors.clone(),
+            routes.of_inputs.as_deref().map(bits).unwrap_or_default(),
+            pieces(visited, rows),
+            held.iter().flatten().flat_map(words_of).collect(),
+            sums.from,
+            sums.places,
+            sums.weights.as_deref().map(bits).unwrap_or_default(),
+        ];
+        let words = upload(&parts.concat(), device)?;
+        let mut first = 0;
+        let mut next = |part: &Vec<u32>| {
+            first += part.len();
+            words.narrow(0, first - part.len(), part.len())
+        };
+        let [visitors, factors, pieces, held, from, places, weights] =
+            parts.each_ref().map(&mut next);
+        let factors = routes.of_inputs.is_some().then_some(factors).transpose()?;
+        Ok(Self {
+            visitors: visitors?,
+            factors,
+            pieces: pieces?,
+            held: held?,
+            from: from?,
+            places: places?,
+            weights: weights?,
+        })
+    }
+
+    /// The rows of all experts, `[V, H]`, in a type.
+    fn rows_of(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let x = aligned(x)?;
+        let (width, all) = (x.dim(1)?, self.visitors.elem_count());
+        let pairs = all * width / 2;
+        let factors = self.factors.as_ref();
+        let arguments = Arguments::of([&x, &self.visitors, factors.unwrap_or(&x)])
+            .and([factors.is_some()])
+            .and([width, pairs])
+            .and([dtype == DType::BF16]);
+        let [rows] = Launch::new(&PROGRAM, "rows_of_visitors", blocks(pairs), &arguments)
+            .run_as(x.device(), &[(Shape::from((all, width)), dtype)])?;
+        Ok(rows)
+    }
+}
+
+/// A thread for each of `count`.
+fn blocks(count: usize) -> ([usize; 3], usize) {
+    ([count.div_ceil(THREADS), 1, 1], THREADS)
+}
+
+/// The pieces of experts that have rows, as `table.cu` says.
+fn pieces(visited: &[Visited<'_>], rows: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    for (expert, Visited { visits, .. }) in visited.iter().enumerate() {
+        for first in visits.clone().step_by(rows) {
+            let count = rows.min(visits.end - first);
+            all.extend([expert, first, count].map(|number| number as u32));
+        }
+    }
+    all
+}
+
+/// Kind and numbers of a unit, as the kernels have them.
+fn numbers_of(unit: Unit) -> (usize, [f64; 2]) {
+    match unit {
+        Unit::Silu => (0, [0.0; 2]),
+        Unit::GeluTanh => (1, [0.0; 2]),
+        Unit::Clamped(bounds) => (2, [bounds.alpha, bounds.limit]),
+    }
+}
+
+/// The outputs of all experts, `[V, H]`, by products of few rows.
+fn of_few(few: FewOfExperts, x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
+    let Table { pieces, held, .. } = table;
+    let inputs = table.rows_of(x, DType::F32)?;
+    let rows = RowsOfExperts { x: &inputs, pieces, held };
+    let [gate, up] = few.products(&rows, GATE, sizes.inner)?;
+    let (kind, numbers) = numbers_of(sizes.unit);
+    let count = gate.elem_count();
+    let arguments = Arguments::of([&gate, &up]).and([kind]).and(numbers).and([count]);
+    let [gated] = Launch::new(&PROGRAM, "expert_units", blocks(count), &arguments)
+        .run(x.device(), [gate.shape().clone()])?;
+    let [outputs] = few.products(&RowsOfExperts { x: &gated, pieces, held }, DOWN, sizes.hidden)?;
+    Ok(outputs)
+}
+
+/// The same by tiles of bf16 factors.
+fn by_tiles(x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
+    let Sizes { hidden, inner, .. } = *sizes;
+    let count = table.pieces.elem_count() / PIECE;
+    let all = table.visitors.elem_count();
+    let gated = {
+        let rows = table.rows_of(x, DType::BF16)?;
+        let (kind, numbers) = numbers_of(sizes.unit);
+        let arguments = Arguments::of([&rows, &table.pieces, &table.held])
+            .and([count, hidden, inner, kind])
+            .and(numbers);
+        let grid = [count * inner.div_ceil(TILE / 2), 1, 1];
+        let [gated] = Launch::new(&PROGRAM, "expert_gates", (grid, THREADS), &arguments)
+            .with_memory(TILE_BYTES)
+            .run_as(x.device(), &[(Shape::from((all, inner)), DType::BF16)])?;
+        gated
+    };
+    let arguments = Arguments::of([&gated, &table.pieces, &table.held]).and([count, inner, hidden]);
+    let grid = [count * hidden.div_ceil(TILE), 1, 1];
+    let [outputs] = Launch::new(&PROGRAM, "expert_outputs", (grid, THREADS), &arguments)
+        .with_memory(TILE_BYTES)
+        .run(x.device(), [Shape::from((all, hidden))])?;
+    Ok(outputs)
+}
