@@ -17,13 +17,23 @@ const LATER: [usize; 3] = [1, 5, 2];
 /// Largest errors, in parts of the largest value. Of 0.4 % that bf16 rounds by, several steps of a layer add up.
 const ALLOWED: f64 = 2e-2;
 
+/// The family whose MLPs are mixtures of experts.
+const MIXTURE: &str = "qwen3_moe";
+
 fn config(family: &str) -> TargetConfig {
-    let config = json!({
+    let mut config = json!({
         "model_type": family, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 50,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
         "max_position_embeddings": 256, "initializer_range": 0.08, "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0, "tie_word_embeddings": true,
     });
+    if family == MIXTURE {
+        // Every token visits all experts: none is chosen otherwise because something was rounded.
+        let experts = [("num_experts", 3), ("num_experts_per_tok", 3), ("decoder_sparse_step", 1)];
+        experts.into_iter().for_each(|(key, value)| config[key] = json!(value));
+        config["moe_intermediate_size"] = json!(32);
+        config["norm_topk_prob"] = json!(true);
+    }
     TargetConfig::from_json(&config).expect("a configuration")
 }
 
@@ -86,11 +96,12 @@ fn error(own: &Tensor, plain: &Tensor) -> f64 {
 
 #[test]
 fn a_target_in_bf16_is_near_the_one_in_f32() {
-    // Biases, norms of heads, and neither; weights held in either type.
+    // Biases, norms of heads, and neither; experts; weights held in either type.
     for (family, dtype) in [
         ("llama", DType::BF16),
         ("qwen2", DType::BF16),
         ("qwen3", DType::BF16),
+        (MIXTURE, DType::BF16),
         ("llama", DType::F32),
     ] {
         set_ops(Ops::Fused);
@@ -101,11 +112,16 @@ fn a_target_in_bf16_is_near_the_one_in_f32() {
         set_products(Products::Half);
         let own = outputs(family, dtype, true);
         assert_eq!(own.cache, "bf16");
-        for kernel in ["rms_norm_to_halves", "rope_halves", "swiglu_halves", "attention_few"] {
-            assert!(own.kernels.iter().any(|name| name == kernel), "{kernel}: {:?}", own.kernels);
+        let of_mlp: &[&str] = if family == MIXTURE {
+            &["expert_gates", "expert_outputs", "few_rows_bf16_experts_2"]
+        } else {
+            &["swiglu_halves"]
+        };
+        for kernel in ["rms_norm_to_halves", "rope_halves", "attention_few"].iter().chain(of_mlp) {
+            assert!(own.kernels.iter().any(|name| name == *kernel), "{kernel}: {:?}", own.kernels);
         }
         let norms_heads = own.kernels.iter().any(|name| name == "rms_norm_of_halves");
-        assert_eq!(norms_heads, family == "qwen3");
+        assert_eq!(norms_heads, family.starts_with("qwen3"));
         let pairs = own.packed.iter().zip(&plain.packed);
         for (place, (own, plain)) in pairs.enumerate() {
             let error = error(own, plain);

@@ -114,11 +114,13 @@ impl HalfLayer {
             // Gate, up, and their product, which is added where the sum is.
             FeedForward::Half(inner) => (3 * HALF * inner).max(HALF * inner + summed),
             FeedForward::Single(inner) => self.single(inner).max(F32 * inner + summed),
-            // As if every token chose the same expert: its input and the outputs of all experts; then the sums, and
-            // the shared expert.
+            // Rows of all experts and what they become in bf16, then the outputs of all and their sums. Or, of blocks, as if
+            // every token chose the same expert: its input beside those outputs. Last the shared expert.
             FeedForward::Experts { inner, each, shared } => {
                 let own = F32 * self.width;
-                (own * (1 + each) + self.single(inner)).max(own + self.single(shared)).max(summed)
+                let together = own * each + (HALF * each * inner).max(own);
+                let alone = own * (1 + each) + self.single(inner);
+                together.max(alone).max(own + self.single(shared)).max(summed)
             }
         };
         2 * F32 * self.width + normed + self.heads() + inner
@@ -193,6 +195,16 @@ mod tests {
         // Three states, heads, one expert's input, the outputs of all, and its output beside its product.
         let whole = 3 * 4 * h + 2 * (q + 3 * k) + 4 * h * (1 + each) + 6 * i + 4 * h;
         assert!(6 * i + 4 * h > 12 * i);
+        assert_eq!(pass().half_layer_bytes(&mixture), whole);
+    }
+
+    #[test]
+    fn wide_experts_hold_what_the_rows_of_all_become() {
+        let mut mixture = config("Qwen/Qwen3-30B-A3B-Instruct-2507");
+        let experts = mixture.experts.as_mut().expect("a mixture");
+        experts.moe_intermediate_size = 4096;
+        let (h, q, k, i, each) = (2048, 4096, 512, 4096, 8);
+        let whole = 3 * 4 * h + 2 * (q + 3 * k) + 4 * h * each + 2 * i * each;
         assert_eq!(pass().half_layer_bytes(&mixture), whole);
     }
 

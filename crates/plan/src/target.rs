@@ -90,7 +90,7 @@ impl ForwardPass {
     /// outputs of its `k` experts, `k H`. A layer with a recurrent state holds its inputs, gates and outputs in place
     /// of heads, and two states whatever the number of tokens. Of `M` ranks that share the layer each holds `1/M` of `N·D`, `K·D`
     /// and `I`; to sum their parts they hold `(3 − 1/M) H` in place of the MLP's. Where states are bf16 between sums,
-    /// [`Self::half_layer_bytes`] counts the layer.
+    /// [`Self::half_layer_bytes`] counts the layer, and its mixture otherwise.
     pub(crate) fn layer_bytes(&self, config: &TargetConfig) -> u64 {
         // The state before a row's documents, and the one that steps.
         let states = (0..config.num_hidden_layers).map(|layer| config.state_values_of(layer)).max();

@@ -57,7 +57,7 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 39] = [
+const OPS: [Op; 41] = [
     multiplies("attention", attention::training),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
@@ -72,6 +72,8 @@ const OPS: [Op; 39] = [
     multiplies("block_values", blocks::values),
     multiplies("gated_mlp", products::gated),
     multiplies("experts", products::mixtures),
+    multiplies("experts_clamped", products::clamped_mixtures),
+    multiplies("experts_row_bits", products::mixture_bits),
     plain("delta_rule", recurrence::delta_rule),
     plain("delta_rule_row_bits", recurrence::delta_row_bits),
     plain("causal_convolution", recurrence::convolutions),

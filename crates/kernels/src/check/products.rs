@@ -8,6 +8,7 @@ use crate::experts::{self, Expert, Routes, Unit, experts_onto};
 use crate::gated_mlp::{self, GatedMlp, gated_mlp_onto};
 use crate::linear::{self, linear, linear_exact, linear_onto};
 use crate::matrix::{Matrix, linear_each};
+use crate::swiglu::Clamped;
 
 /// Rows, inputs, outputs.
 type Map = [usize; 3];
@@ -179,47 +180,106 @@ pub(super) fn gated(size: Size) -> Vec<Case> {
 /// Rows, experts, those of a row, width, inner width, and the type of weights.
 type Mixture = ([usize; 5], DType);
 
-const MIXTURES: [(Size, Mixture); 6] = [
+const MIXTURES: [(Size, Mixture); 8] = [
     (Smoke, ([1, 1, 1, 8, 4], DType::F32)),
     (Smoke, ([7, 8, 2, 24, 16], DType::BF16)),
     (Smoke, ([70, 5, 3, 16, 8], DType::F32)),
+    (Smoke, ([70, 3, 2, 24, 72], DType::BF16)),
     (Small, ([1, 32, 4, 256, 128], DType::BF16)),
     (Small, ([300, 16, 4, 256, 96], DType::BF16)),
+    (Small, ([63, 12, 3, 256, 200], DType::BF16)),
     (Real, ([2048, 64, 8, 1024, 512], DType::BF16)),
 ];
 
-pub(super) fn mixtures(size: Size) -> Vec<Case> {
-    fn experts_of(t: &[Tensor], count: usize) -> Result<Vec<Expert>> {
-        let part = |all: &Tensor, expert: usize| -> Result<Matrix> {
-            let rows = all.dim(0)? / count;
-            Ok(Matrix::Dense(all.narrow(0, expert * rows, rows)?))
-        };
-        let expert = |e| -> Result<Expert> {
-            let (gate, up, down) = (part(&t[3], e)?, part(&t[4], e)?, part(&t[5], e)?);
-            Ok(Expert { gate, up, down, biases: None, unit: Unit::Silu })
-        };
-        (0..count).map(expert).collect()
+/// The clamped unit of a mixture with biases.
+const CLAMPED: Clamped = Clamped { alpha: 1.702, limit: 0.4 };
+
+/// Inputs of a mixture: what comes in, what its router says, and its experts; biases where its unit is clamped.
+fn inputs_of((sizes, dtype): Mixture, is_clamped: bool) -> Vec<Input> {
+    let [rows, count, _, width, inner] = sizes;
+    let inward = |name| weight(frozen(name, [count * inner, width]), width).of(dtype);
+    let mut inputs = vec![
+        frozen("residual", [rows, width]),
+        frozen("x", [rows, width]),
+        frozen("router logits", [rows, count]).times(3.0),
+        inward("gate"),
+        inward("up"),
+        weight(frozen("down", [count * width, inner]), inner).of(dtype),
+    ];
+    if is_clamped {
+        let bias = |name, outputs: usize| frozen(name, [count * outputs]).times(0.2);
+        inputs.extend([bias("gate bias", inner), bias("up bias", inner)]);
+        inputs.push(bias("down bias", width));
     }
-    let case = |([rows, count, per_row, width, inner], dtype): Mixture| {
-        let inward = |name| weight(frozen(name, [count * inner, width]), width).of(dtype);
-        let arguments = [
-            frozen("residual", [rows, width]),
-            frozen("x", [rows, width]),
-            frozen("router logits", [rows, count]).times(3.0),
-            inward("gate"),
-            inward("up"),
-            weight(frozen("down", [count * width, inner]), inner).of(dtype),
-        ];
-        let shape =
-            format!("[{rows}, {width}], {per_row} of {count} experts of width {inner}, {dtype:?}");
-        let op = move |t: &[Tensor]| {
-            let routes = Routes::choose(&t[2], per_row, true)?;
-            only(experts_onto(&t[0], &t[1], &experts_of(t, count)?, &routes))
-        };
-        Case::new(shape, arguments, op, move |t| {
+    inputs
+}
+
+/// The experts of a case's inputs.
+fn experts_of(t: &[Tensor], count: usize) -> Result<Vec<Expert>> {
+    let part = |all: &Tensor, expert: usize| -> Result<Tensor> {
+        let rows = all.dim(0)? / count;
+        all.narrow(0, expert * rows, rows)
+    };
+    let matrix = |all: &Tensor, expert: usize| part(all, expert).map(Matrix::Dense);
+    let expert = |e| -> Result<Expert> {
+        let (gate, up, down) = (matrix(&t[3], e)?, matrix(&t[4], e)?, matrix(&t[5], e)?);
+        let (mut biases, mut unit) = (None, Unit::Silu);
+        if let [_, _, _, _, _, _, of_gate, of_up, of_down] = t {
+            biases = Some([part(of_gate, e)?, part(of_up, e)?, part(of_down, e)?]);
+            unit = Unit::Clamped(CLAMPED);
+        }
+        Ok(Expert { gate, up, down, biases, unit })
+    };
+    (0..count).map(expert).collect()
+}
+
+/// A mixture's output for some rows.
+fn mixed(
+    t: &[Tensor],
+    (first, rows): (usize, usize),
+    [count, per_row]: [usize; 2],
+) -> Result<Tensor> {
+    let [residual, x, logits] = [&t[0], &t[1], &t[2]].map(|t| t.narrow(0, first, rows));
+    let routes = Routes::choose(&logits?, per_row, true)?;
+    experts_onto(&residual?, &x?, &experts_of(t, count)?, &routes)
+}
+
+fn shape_of_mixture(([rows, count, per_row, width, inner], dtype): Mixture) -> String {
+    format!("[{rows}, {width}], {per_row} of {count} experts of width {inner}, {dtype:?}")
+}
+
+fn mixture_cases(size: Size, is_clamped: bool) -> Vec<Case> {
+    let case = |mixture: Mixture| {
+        let ([rows, count, per_row, ..], _) = mixture;
+        let op = move |t: &[Tensor]| only(mixed(t, (0, rows), [count, per_row]));
+        let inputs = inputs_of(mixture, is_clamped);
+        Case::new(shape_of_mixture(mixture), inputs, op, move |t| {
             let all = experts_of(t, count)?;
             only(experts::reference(&t[0], &t[1], &all, &t[2], per_row, true))
         })
     };
     up_to(size, &MIXTURES).map(case).collect()
+}
+
+pub(super) fn mixtures(size: Size) -> Vec<Case> {
+    mixture_cases(size, false)
+}
+
+/// With biases and a clamped unit.
+pub(super) fn clamped_mixtures(size: Size) -> Vec<Case> {
+    mixture_cases(size, true)
+}
+
+/// Few rows, each with the bits that it has alone.
+pub(super) fn mixture_bits(size: Size) -> Vec<Case> {
+    let case = |mixture: Mixture| {
+        let ([rows, count, per_row, ..], _) = mixture;
+        let op = move |t: &[Tensor]| only(mixed(t, (0, rows), [count, per_row]));
+        let alone = move |t: &[Tensor]| {
+            let row = |row: usize| mixed(t, (row, 1), [count, per_row]);
+            only(Tensor::cat(&(0..rows).map(row).collect::<Result<Vec<_>>>()?, 0))
+        };
+        Case::same(shape_of_mixture(mixture), inputs_of(mixture, true), op, alone).of_kernels()
+    };
+    up_to(size, &MIXTURES).filter(|([rows, ..], _)| *rows < 64).map(case).collect()
 }

@@ -127,17 +127,16 @@ template <bool GATED> DEVICE void multiply(float sums[2][8][4], const Factors &f
     }
 }
 
-// Pieces and tiles of outputs whose blocks are neighbours: what they read lies in the second cache.
-#define AT_ONCE 8
+// Blocks of BESIDE pieces and BESIDE tiles of outputs are neighbours: what they read lies in the second cache.
 struct Block {
     u32 piece, tile;
 };
 DEVICE Block own_block(u32 pieces, u32 tiles) {
-    u32 chunk = blockIdx.x / (AT_ONCE * tiles), within = blockIdx.x % (AT_ONCE * tiles);
-    u32 own_pieces = min(pieces - chunk * AT_ONCE, (u32)AT_ONCE);
-    u32 group = within / (AT_ONCE * own_pieces), in_group = within % (AT_ONCE * own_pieces);
-    u32 own_tiles = min(tiles - group * AT_ONCE, (u32)AT_ONCE);
-    return {chunk * AT_ONCE + in_group / own_tiles, group * AT_ONCE + in_group % own_tiles};
+    u32 chunk = blockIdx.x / (BESIDE * tiles), within = blockIdx.x % (BESIDE * tiles);
+    u32 own_pieces = min(pieces - chunk * BESIDE, (u32)BESIDE);
+    u32 group = within / (BESIDE * own_pieces), in_group = within % (BESIDE * own_pieces);
+    u32 own_tiles = min(tiles - group * BESIDE, (u32)BESIDE);
+    return {chunk * BESIDE + in_group / own_tiles, group * BESIDE + in_group % own_tiles};
 }
 
 // Two neighbours of a bias.

@@ -16,13 +16,17 @@ use crate::cuda::linear::{FewOfExperts, PIECE, RowsOfExperts};
 use crate::cuda::rows::sum_rows_by;
 use crate::cuda::{Arguments, Launch, Program, address, aligned, block_memory, takes, upload};
 use crate::dispatch::{Products, products_of};
+use crate::matrix::Matrix;
 
 static PROGRAM: LazyLock<Program> = LazyLock::new(program);
 
 pub(crate) fn program() -> Program {
     let text = concat!(include_str!("table.cu"), include_str!("gpu.cu"));
-    Program::new("experts", text, &[]).overlapping()
+    Program::new("experts", text, &[("BESIDE", BESIDE)]).overlapping()
 }
+
+/// Pieces, and tiles of outputs, of blocks that follow each other; fewer in tests, which have few of either.
+const BESIDE: usize = if cfg!(test) { 2 } else { 8 };
 
 /// Threads of a block: `THREADS` of the kernels.
 const THREADS: usize = 256;
@@ -30,7 +34,8 @@ const THREADS: usize = 256;
 const TILE: usize = 128;
 /// Bytes that such a block holds: of rows and of weights `STAGES` times `STEP` values.
 const TILE_BYTES: usize = 3 * 64 * 2 * TILE * 2;
-/// Values that are read at once by tiles.
+/// Values that are read at once by products of few rows, and by tiles.
+const PAIR: usize = 2;
 const AT_ONCE: usize = 8;
 /// Places of matrices: `GATE` and `DOWN` of the kernels.
 const GATE: usize = 0;
@@ -115,8 +120,7 @@ impl Sizes {
 fn addresses(visited: &[Visited<'_>]) -> Result<Vec<[u64; 6]>> {
     let of = |expert: &Expert| -> Result<[u64; 6]> {
         let mut all = [0; 6];
-        let matrices =
-            [&expert.gate, &expert.up, &expert.down].into_iter().map(|matrix| matrix.dense());
+        let matrices = [&expert.gate, &expert.up, &expert.down].into_iter().map(Matrix::dense);
         let biases = expert.biases.iter().flatten().map(Some);
         for (place, tensor) in all.iter_mut().zip(matrices.chain(biases)) {
             *place = tensor.map_or(Ok(0), address)?;
@@ -139,18 +143,19 @@ impl Way {
         visited: &[Visited<'_>],
         held: &[[u64; 6]],
     ) -> Result<Option<Self>> {
+        // Whether so many values are read at once of rows and weights.
         let fits = |at_once: usize| {
-            sizes.hidden.is_multiple_of(at_once) && sizes.inner.is_multiple_of(at_once)
+            let bytes = (at_once * sizes.dtype.size_in_bytes()) as u64;
+            [sizes.hidden, sizes.inner].iter().all(|width| width.is_multiple_of(at_once))
+                && held.iter().flat_map(|all| &all[..3]).all(|at| at.is_multiple_of(bytes))
         };
         if x.dim(0)? < FULL_ROWS {
             let most = visited.iter().map(|visited| visited.visits.len()).max().unwrap_or(0);
             let few = FewOfExperts::of(sizes.dtype, most, visited.len() * sizes.inner);
-            return Ok(few.filter(|_| fits(2)).map(Self::Few));
+            return Ok(few.filter(|_| fits(PAIR)).map(Self::Few));
         }
-        let bytes = (AT_ONCE * DType::BF16.size_in_bytes()) as u64;
-        let lie_well = held.iter().flatten().all(|address| address.is_multiple_of(bytes));
         let rounds = sizes.dtype == DType::BF16 && products_of(x) == Products::Half;
-        let takes = rounds && fits(AT_ONCE) && lie_well && block_memory(x.device())? >= TILE_BYTES;
+        let takes = rounds && fits(AT_ONCE) && block_memory(x.device())? >= TILE_BYTES;
         Ok(takes.then_some(Self::Tiles))
     }
 

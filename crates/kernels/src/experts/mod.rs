@@ -170,10 +170,18 @@ pub(crate) fn reference(
     let weights = probs.zeros_like()?.scatter_add(&chosen, &weights, D::Minus1)?;
     let mut sum = residual.clone();
     for (index, expert) in experts.iter().enumerate() {
-        let linear =
-            |x: &Tensor, weight: &Matrix| crate::linear::reference(x, &weight.to_dense()?, None);
-        let (gate, up) = (linear(x, &expert.gate)?, linear(x, &expert.up)?);
-        let out = linear(&crate::swiglu::reference(&gate, &up)?, &expert.down)?;
+        let of_biases = expert.biases.as_ref().map(|biases| biases.each_ref().map(Some));
+        let [of_gate, of_up, of_down] = of_biases.unwrap_or([None; 3]);
+        let linear = |x: &Tensor, weight: &Matrix, bias: Option<&Tensor>| {
+            crate::linear::reference(x, &weight.to_dense()?, bias)
+        };
+        let (gate, up) = (linear(x, &expert.gate, of_gate)?, linear(x, &expert.up, of_up)?);
+        let gated = match expert.unit {
+            Unit::Silu => crate::swiglu::reference(&gate, &up)?,
+            Unit::GeluTanh => crate::geglu::reference(&gate, &up)?,
+            Unit::Clamped(bounds) => clamped_swiglu(&gate, &up, bounds)?,
+        };
+        let out = linear(&gated, &expert.down, of_down)?;
         sum = (sum + out.broadcast_mul(&weights.narrow(D::Minus1, index, 1)?)?)?;
     }
     Ok(sum)
