@@ -3,7 +3,8 @@
 //! Rows are laid out by expert, `[R·k, H]`, multiplied each with its expert's matrices, and added up by row. Passes of few
 //! rows are multiplied in f32 with gate and up in one start, then the gated unit in one, then down: a row has the bits that
 //! it has alone. Passes of many rows whose products have bf16 factors are multiplied by tiles on tensor cores; the gated unit
-//! is computed where gate and up are summed. All else goes the way of single experts.
+//! is computed where gate and up are summed. All else goes the way of single experts, and so do those that occupy a device
+//! alone.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -130,6 +131,12 @@ fn addresses(visited: &[Visited<'_>]) -> Result<Vec<[u64; 6]>> {
     visited.iter().map(|visited| of(visited.expert)).collect()
 }
 
+/// Whether the product of an expert with so many rows and outputs occupies a large device alone, by some 256 tiles. Then the
+/// library multiplies expert by expert, as other layers.
+fn occupies(rows: usize, outputs: usize) -> bool {
+    rows * outputs >= 256 * TILE * TILE
+}
+
 /// How the rows of experts are multiplied.
 enum Way {
     Few(FewOfExperts),
@@ -155,7 +162,11 @@ impl Way {
             return Ok(few.filter(|_| fits(PAIR)).map(Self::Few));
         }
         let rounds = sizes.dtype == DType::BF16 && products_of(x) == Products::Half;
-        let takes = rounds && fits(AT_ONCE) && block_memory(x.device())? >= TILE_BYTES;
+        let rows: usize = visited.iter().map(|visited| visited.visits.len()).sum();
+        let takes = rounds
+            && fits(AT_ONCE)
+            && !occupies(rows / visited.len().max(1), sizes.inner)
+            && block_memory(x.device())? >= TILE_BYTES;
         Ok(takes.then_some(Self::Tiles))
     }
 
@@ -300,4 +311,17 @@ fn by_tiles(x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
         .with_memory(TILE_BYTES)
         .run(x.device(), [Shape::from((all, hidden))])?;
     Ok(outputs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::occupies;
+
+    #[test]
+    fn the_library_has_what_occupies_a_device() {
+        // Rows of 4096 tokens: of Mixtral 8x7B, Qwen3-30B-A3B, gpt-oss-20b.
+        assert!(occupies(4096 * 2 / 8, 14_336));
+        assert!(!occupies(4096 * 8 / 128, 768));
+        assert!(!occupies(4096 * 4 / 32, 2880));
+    }
 }
