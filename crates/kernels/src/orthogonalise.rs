@@ -16,7 +16,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::dispatch::fused;
-use crate::gemm::{Mat, matmul_as, matmul_symmetric, pays_for_rounding};
+use crate::gemm::{Mat, Threads, matmul_as, matmul_symmetric, pays_for_rounding};
 use crate::storage::host_f64;
 
 /// Which polynomials.
@@ -124,7 +124,7 @@ fn on_host(matrix: &[f32], (rows, columns): (usize, usize), rule: Rule, rounded:
         let of_sum = take_diagonal(&mut gram, r);
         let own = (a + of_gram * (b + c_ * of_gram) + of_sum) as f32;
         next.par_iter_mut().zip(&x).with_min_len(1 << 14).for_each(|(next, x)| *next = own * x);
-        matmul_as(rounds(r, c), &mut next, c, Mat::rows(&gram, r, r, r), wide, true);
+        matmul_as(rounds(r, c), &mut next, c, Mat::rows(&gram, r, r, r), wide, true, Threads::Pool);
         std::mem::swap(&mut x, &mut next);
     }
     if tall { transposed(&x, rows) } else { x }

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::tiled::{key_tile, pack_queries, tiles, visible_in};
 use super::{Dims, KeyRanges, TILE_KEYS};
-use crate::gemm::{Mat, Threads, matmul};
+use crate::gemm::Mat;
 use crate::simd::{axpy, dot, exp, vectorised};
 
 pub(super) use blocks::{all, held_values};
@@ -87,9 +87,9 @@ impl QueryTile {
     ) {
         let (width, head_dim) = (tile.len(), dims.head_dim);
         let keys = key_tile(saved.k, dims, tile, kv_head);
-        matmul(&mut *p, width, self.q_mat(head_dim), keys.t(), false, Threads::One);
+        dims.product(&mut *p, width, self.q_mat(head_dim), keys.t(), false);
         let values = key_tile(saved.v, dims, tile, kv_head);
-        matmul(&mut *ds, width, self.grad_mat(head_dim), values.t(), false, Threads::One);
+        dims.product(&mut *ds, width, self.grad_mat(head_dim), values.t(), false);
         for row in 0..self.rows() {
             let query = self.queries.start + row / dims.group();
             let visible = visible_in(tile, &ranges.of(query));
@@ -192,7 +192,7 @@ fn query_tile_grad(
         tile.softmax_grad(saved, dims, ranges, &key_range, kv_head, (&mut p, &mut ds));
         let width = key_range.len();
         let keys = key_tile(saved.k, dims, &key_range, kv_head);
-        matmul(&mut acc, head_dim, Mat::rows(&ds, rows, width, width), keys, true, Threads::One);
+        dims.product(&mut acc, head_dim, Mat::rows(&ds, rows, width, width), keys, true);
     }
     tile.add_singles(saved, dims, ranges, kv_head, &mut acc);
     write_queries(dims, kv_head, &acc, dq);

@@ -29,6 +29,7 @@ use half::f16;
 use crate::composed::CHUNK_VALUES;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
+use crate::gemm::{Element, Mat, Room, Threads, matmul_as, rounds};
 use crate::graph::Gradients;
 use crate::storage::{values_like, with_each_f32};
 
@@ -128,12 +129,17 @@ fn attend(
     if is_fused {
         let (ranges, log_sum_exp) = (Arc::clone(ranges), OnceLock::new());
         let sinks = scores.sinks.map(Tensor::to_vec1::<f32>).transpose()?;
-        let op =
-            Attention { ranges, softcap: scores.softcap.map(|cap| cap as f32), sinks, log_sum_exp };
-        fuse(op, [q, k, v])
+        let (softcap, rounded) = (scores.softcap.map(|cap| cap as f32), rounds_tiles(q, k)?);
+        fuse(Attention { ranges, softcap, sinks, rounded, log_sum_exp }, [q, k, v])
     } else {
         composed::within(CHUNK_VALUES, [q, k, v], ranges, scores)
     }
+}
+
+/// Whether the products of all tiles have rounded factors: where a product of all queries of a head and all keys would.
+fn rounds_tiles(q: &Tensor, k: &Tensor) -> Result<bool> {
+    let dims = Dims::new(q.shape(), k.shape())?;
+    Ok(rounds((q.dim(0)? * dims.group(), dims.head_dim, k.dim(0)?)))
 }
 
 fn check_shapes(q: &Tensor, k: &Tensor, v: &Tensor, ranges: &KeyRanges) -> Result<()> {
@@ -167,13 +173,27 @@ struct Dims {
     head_dim: usize,
     /// Where scores are bent.
     softcap: Option<f32>,
+    /// Whether products have rounded factors.
+    rounded: bool,
 }
 
 impl Dims {
     fn new(q: &Shape, k: &Shape) -> Result<Self> {
         let (_, heads, head_dim) = q.dims3()?;
         let (_, kv_heads, _) = k.dims3()?;
-        Ok(Self { heads, kv_heads, head_dim, softcap: None })
+        Ok(Self { heads, kv_heads, head_dim, softcap: None, rounded: false })
+    }
+
+    /// The product of a tile, on the calling thread.
+    fn product<'d, T: Element>(
+        self,
+        dst: impl Into<Room<'d>>,
+        dst_stride: usize,
+        a: Mat<'_>,
+        b: Mat<'_, T>,
+        accumulate: bool,
+    ) {
+        matmul_as(self.rounded, dst, dst_stride, a, b, accumulate, Threads::One);
     }
 
     /// Query heads that share a key-value head.
@@ -215,7 +235,7 @@ pub fn held_bytes(
     (heads, kv_heads): (usize, usize),
     threads: usize,
 ) -> usize {
-    let dims = Dims { heads, kv_heads, head_dim: 1, softcap: None };
+    let dims = Dims { heads, kv_heads, head_dim: 1, softcap: None, rounded: false };
     backward::held_values(dims, queries, keys, threads) * size_of::<f32>()
 }
 
@@ -225,6 +245,7 @@ struct Attention {
     softcap: Option<f32>,
     /// `[N]`
     sinks: Option<Vec<f32>>,
+    rounded: bool,
     /// `[Tq, N]`, filled by the forward pass.
     log_sum_exp: OnceLock<Vec<f32>>,
 }
@@ -234,7 +255,8 @@ impl FusedOp<3> for Attention {
     const READS_RESULT: bool = true;
 
     fn forward(&self, [q, k, v]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
-        let dims = Dims { softcap: self.softcap, ..Dims::new(q.shape(), k.shape())? };
+        let Self { softcap, rounded, .. } = *self;
+        let dims = Dims { softcap, rounded, ..Dims::new(q.shape(), k.shape())? };
         let visible = (self.ranges.as_ref(), self.sinks.as_deref());
         let (shape, q) = (q.shape().clone(), q.f32()?);
         let (out, lse) = match k.dtype() {
@@ -257,7 +279,7 @@ impl FusedOp<3> for Attention {
         if self.softcap.is_some() || self.sinks.is_some() {
             bail!("attention: soft-capped scores and sinks have no gradients");
         }
-        let dims = Dims::new(q.shape(), k.shape())?;
+        let dims = Dims { rounded: self.rounded, ..Dims::new(q.shape(), k.shape())? };
         with_each_f32([q, k, v, out, grad], |[q_values, k_values, v_values, out, grad]| {
             let saved = backward::Saved { q: q_values, k: k_values, v: v_values, out, grad, lse };
             if !train_keys {

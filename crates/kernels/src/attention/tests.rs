@@ -1,6 +1,7 @@
 mod gpu;
 mod halves;
 mod held;
+mod rounded;
 mod scores;
 
 use crate::graph::Backward;

@@ -14,7 +14,7 @@ use super::keys::Keys;
 use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::bend::capped;
-use crate::gemm::{Mat, Threads, matmul, rows_of_a_tile};
+use crate::gemm::{Mat, rows_of_a_tile};
 use crate::simd::{axpy, dot_in_order, exp};
 use crate::threads::split;
 
@@ -211,7 +211,7 @@ impl<'a, S: Keys> Group<'a, S> {
         let q = Mat::rows(&self.packed[rows.start * head_dim..], count, head_dim, head_dim);
         let mut wide = Vec::new();
         let keys = self.inputs.k.tile(dims, tile, self.kv_head, &mut wide);
-        matmul(&mut *scores, TILE_KEYS, q, keys.t(), false, Threads::One);
+        dims.product(&mut *scores, TILE_KEYS, q, keys.t(), false);
         let mut joined = Vec::new();
         for (index, row) in rows.clone().enumerate() {
             let query = self.query_of(row);
@@ -235,7 +235,7 @@ impl<'a, S: Keys> Group<'a, S> {
         }
         let weights = Mat::rows(scores, count, width, TILE_KEYS);
         let values = self.inputs.v.tile(dims, tile, self.kv_head, &mut wide);
-        matmul(&mut part.values, head_dim, weights, values, false, Threads::One);
+        dims.product(&mut part.values, head_dim, weights, values, false);
         for joined in &joined {
             self.add_single_values(joined, part.values_of(joined.row - rows.start));
         }

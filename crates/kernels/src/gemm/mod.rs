@@ -108,7 +108,7 @@ pub(crate) fn matmul<'d, T: Element>(
     product(factors, dst, dst_stride, (a, b), accumulate, threads);
 }
 
-/// [`matmul`] on the whole pool, with rounded factors or not, whatever the thread asks for and however large it is.
+/// [`matmul`] with rounded factors or not, whatever the thread asks for and however large it is.
 pub(crate) fn matmul_as<'d, T: Element>(
     rounded: bool,
     dst: impl Into<Room<'d>>,
@@ -116,9 +116,10 @@ pub(crate) fn matmul_as<'d, T: Element>(
     a: Mat<'_>,
     b: Mat<'_, T>,
     accumulate: bool,
+    threads: Threads,
 ) {
     let factors = Factors { rounded, ..Factors::detect() };
-    product(factors, dst, dst_stride, (a, b), accumulate, Threads::Pool);
+    product(factors, dst, dst_stride, (a, b), accumulate, threads);
 }
 
 fn product<'d, T: Element>(

@@ -5,7 +5,7 @@
 //! outputs (`g W`) are cut where that product adds to its destination, too. Factors are rounded where that product rounds them.
 
 use crate::gemm::quantised::steps_of_a_sum;
-use crate::gemm::{Blocks, Mat, Room, matmul_as, rounds};
+use crate::gemm::{Blocks, Mat, Room, Threads, matmul_as, rounds};
 
 /// Values of a slab, as far as a part of a sum allows.
 const SLAB_VALUES: usize = 1 << 22;
@@ -37,7 +37,7 @@ pub(super) fn product_nt_into(
     let rounded = rounds((rows, inputs, outputs));
     each_slab(blocks, (inputs, outputs), |first, slab| {
         let w = Mat::rows(slab, slab.len() / inputs, inputs, inputs).t();
-        matmul_as(rounded, out.from(first), outputs, x, w, accumulate);
+        matmul_as(rounded, out.from(first), outputs, x, w, accumulate, Threads::Pool);
     });
 }
 
@@ -60,7 +60,7 @@ pub(super) fn product_nn_into(
             let (first, steps) = (first + index * part, slab.len() / inputs);
             let g = Mat::rows(&g[first..], rows, steps, outputs);
             let w = Mat::rows(slab, steps, inputs, inputs);
-            matmul_as(rounded, out.from(0), inputs, g, w, accumulate || first > 0);
+            matmul_as(rounded, out.from(0), inputs, g, w, accumulate || first > 0, Threads::Pool);
         }
     });
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::super::tiled::{key_tile, tiles};
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::{QueryTile, Saved, single_keys, write_queries};
-use crate::gemm::{Mat, Threads, matmul};
+use crate::gemm::Mat;
 
 /// Tiles of queries, and of keys, of a block: two tasks a thread up to `4 K` threads, one up to `8 K`.
 fn tiles_of_block(kv_heads: usize, threads: usize) -> usize {
@@ -156,7 +156,7 @@ impl<'a> QueryBlock<'a> {
                     Mat::rows(ds, rows, width, width),
                     key_tile(saved.k, dims, &seen, member.kv_head),
                 );
-                matmul(&mut member.sum, dims.head_dim, ds, keys, true, Threads::One);
+                dims.product(&mut member.sum, dims.head_dim, ds, keys, true);
             }
         });
     }
@@ -212,7 +212,7 @@ fn key_tile_grad(
         let (p, ds) = (Mat::rows(&p, rows, width, width), Mat::rows(ds, rows, width, width));
         let at = (seen.start - keys.start) * head_dim;
         // The packed queries carry the 1/√D already.
-        matmul(&mut dk[at..], head_dim, ds.t(), tile.q_mat(head_dim), true, Threads::One);
-        matmul(&mut dv[at..], head_dim, p.t(), tile.grad_mat(head_dim), true, Threads::One);
+        dims.product(&mut dk[at..], head_dim, ds.t(), tile.q_mat(head_dim), true);
+        dims.product(&mut dv[at..], head_dim, p.t(), tile.grad_mat(head_dim), true);
     }
 }
