@@ -377,7 +377,7 @@ impl Workload {
         } else {
             operations::of_target(&self.target, &specs, self.row_tokens)
         };
-        [of_target, self.draft.operations(&row, self.row_tokens)]
+        [of_target, self.draft.operations(&row, self.row_tokens).total()]
     }
 }
 

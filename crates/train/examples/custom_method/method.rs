@@ -11,7 +11,7 @@ use longdraft_models::draft::Draft;
 use longdraft_models::draft::files::SavedDraft;
 use longdraft_models::target_model::{Tap, Target};
 use longdraft_models::weights::TensorSpec;
-use longdraft_train::footprint::{Footprint, Row, RowMemory};
+use longdraft_train::footprint::{Footprint, Operations, Row, RowMemory};
 use longdraft_train::method::{DraftMethod, Materials, StageContext};
 use longdraft_train::metrics::{DraftMetrics, LossPart, Quantities};
 use longdraft_train::objective::{Objective, Prepared, TeacherConfig};
@@ -91,9 +91,19 @@ impl Footprint for TwoHeadsFootprint {
         }
     }
 
-    fn operations(&self, _: &Row, _: u64) -> f64 {
-        let size = self.target.hidden_size as f64;
-        HEADS as f64 * (6.0 * size * size + 4.0 * size * self.target.vocab_size as f64)
+    /// A matrix forward and back, `6` for every value; the target's head forward and for the gradient of its input.
+    fn operations(&self, row: &Row, _: u64) -> Operations {
+        let (heads, size) = (HEADS as f64, self.target.hidden_size as f64);
+        let vocabulary = self.target.vocab_size as f64;
+        Operations {
+            forward: 2.0 * heads * size * size,
+            backward: 4.0 * heads * size * size,
+            loss: 4.0 * heads * size * vocabulary,
+            logits: heads * vocabulary,
+            chunk: row.chunk(self.target.vocab_size as u64),
+            passes: 1.0,
+            ..Operations::default()
+        }
     }
 }
 

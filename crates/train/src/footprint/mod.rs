@@ -7,6 +7,7 @@
 mod accelerator;
 mod layer;
 pub mod loss;
+mod operations;
 mod row;
 
 use std::fmt::Debug;
@@ -18,6 +19,7 @@ use longdraft_models::weights::TensorSpec;
 use longdraft_features::TeacherKind;
 
 pub use layer::Layer;
+pub use operations::Operations;
 pub use row::{ALL_PASSES, INPUT_PASSES, Row, RowMemory, WEIGHT_PASSES};
 
 /// Bytes of an f32.
@@ -72,8 +74,8 @@ pub trait Footprint: Debug + Send + Sync {
     /// Memory of training on a row.
     fn row_memory(&self, row: &Row) -> RowMemory;
 
-    /// Floating-point operations of training on a token of a row of `row_tokens`.
-    fn operations(&self, row: &Row, row_tokens: u64) -> f64;
+    /// Floating-point operations of training on a token of a document of so many tokens, a row's at most.
+    fn operations(&self, row: &Row, document_tokens: u64) -> Operations;
 
     /// Changes of the configuration that lower its memory, with what it is then.
     fn changes(&self) -> Vec<(String, Arc<dyn Footprint>)> {

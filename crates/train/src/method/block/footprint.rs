@@ -17,8 +17,8 @@ use super::teacher::SoftLoss;
 use crate::error::Result;
 use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_bytes};
 use crate::footprint::{
-    ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values,
-    tensor_values,
+    ALL_PASSES, F32, Footprint, INPUT_PASSES, Layer, Operations, Row, RowMemory, WEIGHT_PASSES,
+    matrix_values, tensor_values,
 };
 
 /// A block draft trained on some blocks a row.
@@ -112,24 +112,32 @@ impl Footprint for BlockFootprint {
     /// projections of keys and values, slots through the layers and, forward and back, the head;
     /// attention takes seven products over half of the row, in a sliding layer over its window at most. A teacher's
     /// normalisers take the target's head once more where the draft has its own.
-    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
+    fn operations(&self, row: &Row, document_tokens: u64) -> Operations {
         let config = &self.sizes;
         let (width, layers) = (config.hidden_size as f64, config.layers.len() as f64);
-        let half = row_tokens as f64 / 2.0;
-        let of_context = width * width * config.target_layers.len() as f64
-            + layers * 2.0 * width * config.kv_size() as f64;
-        let of_slots =
-            matrix_values(&self.specs()) - width * width * config.target_layers.len() as f64;
+        let half = document_tokens as f64 / 2.0;
+        let fused = width * width * config.target_layers.len() as f64;
+        let of_context = fused + layers * 2.0 * width * config.kv_size() as f64;
+        let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
+        let values = of_context + slots * (matrix_values(&self.specs()) - fused);
         let window = config.sliding_window.map_or(half, |window| half.min(window as f64));
         let seen = |kind: &LayerKind| if *kind == LayerKind::Sliding { window } else { half };
         let seen: f64 = config.layers.iter().map(seen).sum();
-        let attention = 14.0 * config.query_size() as f64 * seen;
-        let heads = 2 + usize::from(row.teacher_logits);
-        let head = 2.0 * heads as f64 * width * config.draft_vocab_size as f64;
-        let slots = self.slots(row) as f64 / row.tokens.max(1) as f64;
+        let product = slots * 2.0 * config.query_size() as f64 * seen;
+        let (heads, distributions) = if row.teacher_logits { (3.0, 2.0) } else { (2.0, 1.0) };
+        let vocabulary = config.draft_vocab_size as f64;
         let normalised = if self.normalises(row) { slots.min(1.0) } else { 0.0 };
-        let normalisers = normalised * 2.0 * width * config.vocab_size as f64;
-        6.0 * of_context + slots * (6.0 * of_slots + attention + head) + normalisers
+        let normalisers = normalised * config.vocab_size as f64;
+        Operations {
+            forward: 2.0 * values,
+            backward: 4.0 * values,
+            loss: 2.0 * width * (slots * heads * vocabulary + normalisers),
+            attention: 2.0 * product,
+            attention_backward: 5.0 * product,
+            logits: slots * distributions * vocabulary + normalisers,
+            chunk: row.chunk(config.draft_vocab_size as u64),
+            passes: 1.0,
+        }
     }
 }
 

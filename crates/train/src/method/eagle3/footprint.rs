@@ -9,7 +9,8 @@ use longdraft_models::weights::TensorSpec;
 
 use crate::footprint::loss::{Against, chunk_bytes, row_bytes, summary_bytes};
 use crate::footprint::{
-    ALL_PASSES, F32, Footprint, Layer, Row, RowMemory, WEIGHT_PASSES, matrix_values, tensor_values,
+    ALL_PASSES, F32, Footprint, Layer, Operations, Row, RowMemory, WEIGHT_PASSES, matrix_values,
+    tensor_values,
 };
 
 /// An EAGLE-3 draft that is trained for some steps under a teacher.
@@ -67,18 +68,30 @@ impl Footprint for Eagle3Footprint {
         row_memory(&self.sizes, self.steps, (row, against))
     }
 
-    /// `S` steps: its matrices and head forward and back, `6` for every value, attention over half of a
-    /// row, seven products; the teacher over the draft's vocabulary once and over the target's once,
-    /// `2 Vd Ht + 2 V Ht`.
-    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
-        let config = &self.sizes;
+    /// `S` steps: the layer's matrices and the head forward and back, `6` for every value, attention over half of a
+    /// document, seven products; `fc` once, `4` for every value, since its input trains nothing; the teacher over the
+    /// draft's vocabulary once and over the target's once, `2 Vd Ht + 2 V Ht`.
+    fn operations(&self, row: &Row, document_tokens: u64) -> Operations {
+        let (config, steps) = (&self.sizes, self.steps as f64);
         let window = config.attention_window.map_or(f64::INFINITY, |window| window as f64 + 1.0);
-        let context = (row_tokens as f64 / 2.0).min(window);
-        let attention = 7.0 * 2.0 * config.query_size() as f64 * context;
+        let context = (document_tokens as f64 / 2.0).min(window);
+        let product = steps * 2.0 * config.query_size() as f64 * context;
         let whole = config.draft_vocab_size + config.vocab_size;
         let teachers = if row.teacher_logits { whole } else { 0 };
-        self.steps as f64 * (6.0 * matrix_values(&self.specs()) + attention)
-            + 2.0 * (teachers * config.target_hidden_size) as f64
+        let head = (config.draft_vocab_size * config.hidden_size) as f64;
+        let fused = (config.target_layers.len() * config.target_hidden_size) as f64
+            * config.hidden_size as f64;
+        let of_layer = matrix_values(&self.specs()) - head - fused;
+        Operations {
+            forward: 2.0 * (steps * of_layer + fused),
+            backward: 4.0 * steps * of_layer + 2.0 * fused,
+            loss: 6.0 * steps * head + 2.0 * (teachers * config.target_hidden_size) as f64,
+            attention: 2.0 * product,
+            attention_backward: 5.0 * product,
+            logits: steps * config.draft_vocab_size as f64 + teachers as f64,
+            chunk: row.chunk(config.draft_vocab_size as u64),
+            passes: steps,
+        }
     }
 
     fn changes(&self) -> Vec<(String, Arc<dyn Footprint>)> {
@@ -281,6 +294,22 @@ mod tests {
         let rows: Vec<u64> = (0..3).map(|step| rows_of_step(10, step)).collect();
         assert_eq!(rows, [8, 7, 6]);
         assert_eq!(rows_of_step(2, 5), 1);
+    }
+
+    #[test]
+    fn steps_share_what_is_fused_once() {
+        let target = published_config("Qwen/Qwen3-8B").expect("a published target");
+        let sizes = Eagle3Config::for_target(&target, 1000).expect("published layers");
+        let of = |steps| {
+            let (teacher, holds_step) = (TeacherKind::EveryToken, false);
+            let footprint = Eagle3Footprint { sizes: sizes.clone(), steps, teacher, holds_step };
+            footprint.operations(&on_gpu(4096), 4096)
+        };
+        let [one, two, three] = [1, 2, 3].map(|steps| of(steps).total());
+        assert!((three - two - (two - one)).abs() < 1.0, "{one} {two} {three}");
+        // `fc`, `4` for every value; both teachers, `2` each.
+        let (fused, teachers) = (4096.0 * 3.0 * 4096.0, 4096.0 * (1000.0 + 151_936.0));
+        assert!((2.0 * one - two - 4.0 * fused - 2.0 * teachers).abs() < 1.0, "{one} {two}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use longdraft_models::weights::TensorSpec;
 
 use crate::footprint::loss::{Against, chunk_bytes, row_bytes};
 use crate::footprint::{
-    F32, Footprint, INPUT_PASSES, Layer, Row, RowMemory, matrix_values, tensor_values,
+    F32, Footprint, INPUT_PASSES, Layer, Operations, Row, RowMemory, matrix_values, tensor_values,
 };
 
 /// A GLIDE layer under a teacher.
@@ -40,16 +40,26 @@ impl Footprint for GlideFootprint {
     }
 
     /// Its matrices forward and back, `6` for every value, attention over `W` own keys and half of the
-    /// target's, seven products in all of which keys that do not train save one and a half; the head
+    /// target's, seven products in all of which keys that do not train save two backward; the head
     /// forward, back, and for the teacher, `2 V H` each.
-    fn operations(&self, row: &Row, row_tokens: u64) -> f64 {
+    fn operations(&self, row: &Row, document_tokens: u64) -> Operations {
         let config = &self.sizes;
         let query = config.query_size() as f64;
-        let own = (config.self_window as f64 + 1.0).min(row_tokens as f64 / 2.0);
-        let attention = 2.0 * query * (7.0 * own + 5.0 * row_tokens as f64 / 2.0);
-        let heads = if row.teacher_logits { 3.0 } else { 2.0 };
-        let head = (proposed(config) * config.hidden_size) as f64;
-        6.0 * matrix_values(&self.specs()) + attention + heads * 2.0 * head
+        let half = document_tokens as f64 / 2.0;
+        let own = (config.self_window as f64 + 1.0).min(half);
+        let (heads, distributions) = if row.teacher_logits { (3.0, 2.0) } else { (2.0, 1.0) };
+        let vocabulary = proposed(config);
+        let values = matrix_values(&self.specs());
+        Operations {
+            forward: 2.0 * values,
+            backward: 4.0 * values,
+            loss: heads * 2.0 * (vocabulary * config.hidden_size) as f64,
+            attention: 2.0 * query * 2.0 * (own + half),
+            attention_backward: 2.0 * query * (5.0 * own + 3.0 * half),
+            logits: distributions * vocabulary as f64,
+            chunk: row.chunk(vocabulary as u64),
+            passes: 1.0,
+        }
     }
 }
 

@@ -34,7 +34,7 @@ fn every_layer_counts_by_its_own_window() {
             ..BlockConfig::for_target(&target, layers.len(), 16, 0)
         };
         let footprint = BlockFootprint::new(config, false, BlockBudget::PerRow(512), &target);
-        footprint.expect("sizes that fit").operations(&row, 8192)
+        footprint.expect("sizes that fit").operations(&row, 8192).total()
     };
     let (full, sliding) = (LayerKind::Full, LayerKind::Sliding);
     let of = |layers: [LayerKind; 3]| operations(&layers, Some(1024));
