@@ -13,7 +13,10 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
     let text = succeed(&[&base[..], &["--memory", "8"]].concat());
     assert!(text.contains("the GPU's memory at most, in the "), "{text}");
     assert!(text.contains("beside it, of main memory at most: "), "{text}");
-    assert!(text.contains("--gflops tells its time") && text.contains("fits: 8.0 GiB"), "{text}");
+    assert!(
+        text.contains("--gflops or --gpu tells its time") && text.contains("fits: 8.0 GiB"),
+        "{text}"
+    );
     let plan = |more: &[&str]| {
         let text = succeed(&[&base[..], &["--json"], more].concat());
         last_json(&text)["stages"][0].clone()
@@ -75,6 +78,65 @@ fn a_plan_for_a_gpu_tells_its_memory_from_the_hosts() {
     let text = succeed(&["train", &config, "--plan", "device=cpu", "--json", "--gflops", "10"]);
     let cpu = last_json(&text)["stages"][0].clone();
     assert_eq!((cpu["place"].as_str(), &cpu["host_bytes"]), (Some("host"), &cpu["bytes"]));
+}
+
+/// A kind of GPU that is named brings memory, links and a time for each part of a step.
+#[test]
+fn a_plan_for_a_kind_of_gpu_tells_the_time_of_each_part() {
+    let base = ["train", "conf/eagle3/llama3.1-8b.yaml", "--plan", "parallel.reduction=library"];
+    let printed = |more: &[&str]| {
+        let arguments = [&base[..], more].concat();
+        stdout(&succeeded(finished(longdraft(&arguments).current_dir(repository("")))))
+    };
+    let text = printed(&["--gpu", "h100"]);
+    require_words(
+        &text,
+        &[
+            "a step's work by estimate:",
+            "  target forward  ",
+            "  draft backward  ",
+            "  compute",
+            "  sum  ",
+        ],
+    );
+    require_words(
+        &text,
+        &[" on h100 by its roofline, ", " tokens a second", "fits: 78.0 GiB free"],
+    );
+    let plan =
+        |more: &[&str]| last_json(&printed(&[&["--json"], more].concat()))["stages"][0].clone();
+    let one = plan(&["--gpu", "h100"]);
+    assert_eq!((&one["place"], &one["gpu"]["name"]), (&"accelerator".into(), &"h100".into()));
+    let parts = one["parts"].as_array().expect("parts");
+    let sum: f64 = parts.iter().map(|part| part["seconds"].as_f64().expect("seconds")).sum();
+    let step = one["seconds_per_step"].as_f64().expect("seconds");
+    assert!((sum / step - 1.0).abs() < 1e-9 && one["gflops"].is_null(), "{one}");
+    // A slower GPU of other links; what is said goes before.
+    let slower = plan(&["--gpu", "a100", "--ranks", "8"]);
+    assert_eq!(
+        (&slower["links"]["within"], &slower["links"]["between"]),
+        (&240.0.into(), &24.25.into())
+    );
+    assert!(
+        slower["seconds"]["work"].as_f64() > one["seconds"]["work"].as_f64().map(|own| own / 8.0)
+    );
+    let said =
+        ["--gpu", "h200", "--ranks", "8", "--memory", "10", "--bandwidth", "7", "--gflops", "1e5"];
+    let output =
+        finished(longdraft(&[&base[..], &["--json"], &said].concat()).current_dir(repository("")));
+    let told = last_json(&stdout(&output))["stages"][0].clone();
+    assert_eq!(
+        (&told["free_bytes"], &told["links"]["within"]),
+        (&(10_u64 << 30).into(), &7.0.into())
+    );
+    assert!(told["parts"].is_null() && told["gflops"] == 1e5, "{told}");
+    // Documents keep attention short.
+    let short = plan(&["--gpu", "h100", "--document-tokens", "256"]);
+    assert!(short["operations_per_token"].as_f64() < one["operations_per_token"].as_f64());
+    // Names are listed, and nothing but plans has them.
+    let config = repository("conf/eagle3/llama3.1-8b.yaml").display().to_string();
+    fail_with(&["train", &config, "--plan", "--gpu", "b200"], 2, &["h200, h100, a100, l40s"]);
+    fail(&["train", &config, "--gpu", "h200"], 2);
 }
 
 /// Peaks that a GPU took stand in docs/results/gpu.md, below the commands that plan the same rows.

@@ -3,16 +3,17 @@
 use longdraft_features::{FeatureMode, TeacherKind};
 use longdraft_models::target_model::Layers;
 use longdraft_parallel::ZeroStage;
-use longdraft_train::footprint::{F32, RowMemory};
+use longdraft_train::footprint::{F32, Operations, RowMemory};
 use serde::Serialize;
 
 use crate::communication::{self, RowTraffic, Sent, Way, Ways};
-use crate::operations::{self, Speed};
+use crate::operations::OfTarget;
 use crate::optimizer::Parameters;
 use crate::place::{
     COPIES, DRAFT, FACTORS, GATHERED_DRAFT, GATHERED_TARGET, Item, NEW_WEIGHTS, ON_THEIR_WAY,
     PAGE_LOCKED, PROGRAM, Place, SPREAD_TARGET, STATE, SUMS, TARGET, UPDATE,
 };
+use crate::roofline::Term;
 use crate::target::{self, ForwardPass, States};
 use crate::workload::{EMBEDDING, Workload};
 
@@ -54,6 +55,9 @@ pub struct Estimate {
     pub target_operations: f64,
     /// Operations of training on a token.
     pub operations_per_token: f64,
+    /// What its kernels do on a GPU; of pretraining that is not known.
+    #[serde(skip)]
+    pub(crate) terms: Vec<Term>,
     /// Tokens of a step over all ranks, if rows are full.
     pub tokens: u64,
     /// Bytes of the features of a row.
@@ -84,39 +88,6 @@ impl Estimate {
     pub fn sent_bytes(&self) -> u64 {
         self.sent.iter().map(|sent| sent.bytes).sum()
     }
-
-    /// What a step takes at a speed, by estimate: operations, then collectives but for those that are under way while the
-    /// target computes.
-    pub fn time(&self, speed: &Speed) -> StepTime {
-        let seconds = |operations: f64| operations / (1e9 * speed.gflops);
-        let of = |sent: &Sent| (speed.links.seconds(sent), sent.is_beside);
-        let collectives: Vec<(f64, bool)> = self.sent.iter().map(of).collect();
-        let beside = collectives.iter().filter(|(_, is_beside)| *is_beside);
-        let beside: f64 = beside.map(|(seconds, _)| seconds).sum();
-        StepTime {
-            work: seconds(self.operations),
-            collectives: collectives.iter().map(|(seconds, _)| seconds).sum(),
-            beside: beside.min(seconds(self.target_operations)),
-        }
-    }
-}
-
-/// Seconds of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct StepTime {
-    /// Of the rank's operations.
-    pub work: f64,
-    /// Of its collectives.
-    pub collectives: f64,
-    /// Of these what passes while the target computes.
-    pub beside: f64,
-}
-
-impl StepTime {
-    /// Seconds from one step to the next.
-    pub fn total(&self) -> f64 {
-        self.work + self.collectives - self.beside
-    }
 }
 
 impl Workload {
@@ -128,20 +99,21 @@ impl Workload {
     fn estimate_within(&self) -> Estimate {
         let row = self.row_memory();
         let parameters = self.parameters(&row);
-        let [of_target, of_draft] = self.operations_per_token();
+        let (of_target, of_draft) = self.operations_per_token();
         let tokens = self.rows_per_step * self.row_tokens;
         // Rows are whole: a rank learns its part of its own, and runs its part of the target over those of all that share
         // its layers.
         let of_rows =
             |per_token: f64, rows: u64| per_token * rows as f64 * self.row().tokens as f64;
-        let target_operations = of_rows(of_target, self.run_rows()) / self.tensor() as f64;
+        let target_operations = of_rows(of_target.total(), self.run_rows()) / self.tensor() as f64;
         Estimate {
             place: self.places().main(),
             phases: self.phases(&row, &parameters),
             sent: self.sent(&parameters),
-            operations: target_operations + of_rows(of_draft, self.own_rows()),
+            operations: target_operations + of_rows(of_draft.total(), self.own_rows()),
             target_operations,
-            operations_per_token: of_target + of_draft,
+            operations_per_token: of_target.total() + of_draft.total(),
+            terms: self.terms((of_target, &of_draft), &row, &parameters),
             tokens,
             features_of_row: self.feature_bytes(),
         }
@@ -241,7 +213,7 @@ impl Workload {
     }
 
     /// Bytes of some of the target's layers with embedding and head.
-    fn layers_bytes(&self, layers: Layers) -> u64 {
+    pub(crate) fn layers_bytes(&self, layers: Layers) -> u64 {
         target::weight_bytes(&self.target, layers, &self.held(), self.tensor())
     }
 
@@ -369,15 +341,15 @@ impl Workload {
     }
 
     /// Operations of a token: the target's and the draft's.
-    fn operations_per_token(&self) -> [f64; 2] {
-        let row = self.row();
-        let specs = Layers::All.tensor_specs(&self.target);
+    fn operations_per_token(&self) -> (OfTarget, Operations) {
+        let document = self.document_tokens();
         let of_target = if self.features.store().is_some() {
-            0.0
+            OfTarget::default()
         } else {
-            operations::of_target(&self.target, &specs, self.row_tokens)
+            let specs = Layers::All.tensor_specs(&self.target);
+            OfTarget::new(&self.target, &specs, document)
         };
-        [of_target, self.draft.operations(&row, self.row_tokens).total()]
+        (of_target, self.draft.operations(&self.row(), document))
     }
 }
 

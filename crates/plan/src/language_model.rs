@@ -66,6 +66,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         target_operations: 0.0,
         operations: per_token * config.train.tokens_per_step as f64 / ranks as f64,
         operations_per_token: per_token,
+        terms: Vec::new(),
         tokens: config.train.tokens_per_step as u64,
         features_of_row: 0,
     }

@@ -26,20 +26,25 @@ mod half_layer;
 mod language_model;
 mod layout;
 mod links;
+mod machine;
 mod operations;
 mod optimizer;
 mod place;
+mod roofline;
 #[cfg(test)]
 mod sample;
 mod target;
+mod terms;
 mod workload;
 
 pub use advice::{OutOfMemory, Verdict, explain};
 pub use communication::{Sent, Way};
-pub use estimate::{Estimate, Phase, StepTime};
+pub use estimate::{Estimate, Phase};
 pub use language_model::{of_pretraining, pretraining_remedies};
 pub use layout::Layout;
 pub use links::Links;
-pub use operations::Speed;
+pub use machine::{GPUS, Gpu};
+pub use operations::{Pace, Speed, StepTime};
 pub use place::{Item, Place};
+pub use roofline::{Bound, Part, PartTime};
 pub use workload::Workload;

@@ -13,15 +13,16 @@ use longdraft_parallel::{Reduction, SUMS_BY_NCCL};
 use serde::Serialize;
 
 use crate::communication::{Sent, Way};
+use crate::machine::Gpu;
 
 /// GPUs of a machine.
 const GPUS: u64 = 8;
 
 /// What NCCL takes for 18 links of NVLink 4, of 20.6 each (`SM90_NVLINK_BW` in its topo.h): an H100 or H200.
-const NVLINK: f64 = 370.8;
+pub(crate) const NVLINK: f64 = 370.8;
 
 /// InfiniBand of 400 Gbit/s with its headers, one card for each GPU.
-const INFINIBAND: f64 = 48.5;
+pub(crate) const INFINIBAND: f64 = 48.5;
 
 /// A 10 Gbit/s network.
 const NETWORK: f64 = 1.25;
@@ -67,6 +68,13 @@ impl Links {
         let has_nccl = SUMS_BY_NCCL || reduction == Reduction::Library;
         let by_nccl = on_gpus && has_nccl && reduction != Reduction::RankOrder;
         if by_nccl { Self::of_gpus() } else { Self::of_hosts() }
+    }
+
+    /// The same of these GPUs, where they exchange by NCCL.
+    #[must_use]
+    pub fn on(self, gpu: &Gpu) -> Self {
+        let [within, between] = gpu.links;
+        if self.by_nccl { Self { within, between, ..self } } else { self }
     }
 
     /// The same, where it is known better: ranks of a machine, bandwidth within it and between machines.

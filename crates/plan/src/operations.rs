@@ -7,36 +7,73 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
 use longdraft_kernels::linear::linear;
+use longdraft_models::config::Mixer;
 use longdraft_models::weights::TensorSpec;
 use longdraft_models::{StepProducts, TargetConfig};
+use serde::Serialize;
 
+use crate::communication::Sent;
+use crate::estimate::Estimate;
 use crate::links::Links;
+use crate::machine::Gpu;
+use crate::roofline::{self, Part, PartTime};
 
-/// Operations of the target's forward pass over a token: `2` for every value of the matrices that the
-/// token visits, attention over half of a row, `2 T N·D` a layer that attends, as in one document, and `6` for every
-/// value of recurrent states.
-pub(crate) fn of_target(config: &TargetConfig, specs: &[TensorSpec], row_tokens: u64) -> f64 {
-    let experts = config.experts.as_ref();
-    let share = experts.map_or(1.0, |e| e.num_experts_per_tok as f64 / e.num_experts as f64);
-    let of_spec = |spec: &TensorSpec| {
-        let values: f64 = spec.shape.iter().map(|size| *size as f64).product();
-        if spec.name.contains(".experts.") { share * values } else { values }
-    };
-    let layers =
-        specs.iter().filter(|spec| spec.name.contains(".layers.") && spec.shape.len() == 2);
-    let attention = 2.0 * row_tokens as f64 * config.query_size() as f64;
-    // The delta rule reads and corrects its state: three products of a row with it.
-    let states = 6.0 * config.state_values() as f64;
-    2.0 * layers.map(of_spec).sum::<f64>() + attention * config.attention_layers() as f64 + states
+/// Operations of the target's forward pass over a token.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct OfTarget {
+    /// `2` for every value of the matrices that the token visits, and `6` for every value of recurrent states.
+    pub(crate) products: f64,
+    /// Two products over the keys that it sees on average.
+    pub(crate) attention: f64,
+}
+
+impl OfTarget {
+    /// In a document of so many tokens a token sees half of them, in a layer with a window at most the window.
+    pub(crate) fn new(config: &TargetConfig, specs: &[TensorSpec], document_tokens: u64) -> Self {
+        let experts = config.experts.as_ref();
+        let share = experts.map_or(1.0, |e| e.num_experts_per_tok as f64 / e.num_experts as f64);
+        let of_spec = |spec: &TensorSpec| {
+            let values: f64 = spec.shape.iter().map(|size| *size as f64).product();
+            if spec.name.contains(".experts.") { share * values } else { values }
+        };
+        let layers =
+            specs.iter().filter(|spec| spec.name.contains(".layers.") && spec.shape.len() == 2);
+        // The delta rule reads and corrects its state: three products of a row with it.
+        let states = 6.0 * config.state_values() as f64;
+        let half = document_tokens as f64 / 2.0;
+        let seen = |layer: usize| match config.window_of(layer) {
+            _ if config.mixer_of(layer) != Mixer::Attention => 0.0,
+            Some(window) => half.min(window as f64),
+            None => half,
+        };
+        let seen: f64 = (0..config.num_hidden_layers).map(seen).sum();
+        Self {
+            products: 2.0 * layers.map(of_spec).sum::<f64>() + states,
+            attention: 4.0 * seen * config.query_size() as f64,
+        }
+    }
+
+    pub(crate) fn total(&self) -> f64 {
+        self.products + self.attention
+    }
 }
 
 /// What a rank can do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Speed {
-    /// 10⁹ floating-point operations a second.
-    pub gflops: f64,
+    /// How fast it computes.
+    pub pace: Pace,
     /// What connects it with others.
     pub links: Links,
+}
+
+/// How fast a rank computes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pace {
+    /// So many 10⁹ floating-point operations a second, whatever they are.
+    Gflops(f64),
+    /// As a GPU whose limits are known, by a roofline ([`crate::Estimate::parts`]).
+    Gpu(&'static Gpu),
 }
 
 impl Speed {
@@ -59,5 +96,54 @@ impl Speed {
         }
         let operations = 2.0 * (SIZE * SIZE * SIZE * products) as f64;
         (1e-9 * operations / started.elapsed().as_secs_f64()).max(1.0)
+    }
+}
+
+impl Estimate {
+    /// What a step takes at a speed, by estimate: its work, then collectives but for those that are under way while the
+    /// target computes.
+    pub fn time(&self, speed: &Speed) -> StepTime {
+        let [work, of_target] = match speed.pace {
+            Pace::Gflops(gflops) => {
+                [self.operations, self.target_operations].map(|number| number / (1e9 * gflops))
+            }
+            Pace::Gpu(gpu) => {
+                let parts = self.parts(gpu);
+                let of_target = parts.iter().find(|part| part.part == Part::Target);
+                [PartTime::total(&parts), of_target.map_or(0.0, |part| part.seconds)]
+            }
+        };
+        let of = |sent: &Sent| (speed.links.seconds(sent), sent.is_beside);
+        let collectives: Vec<(f64, bool)> = self.sent.iter().map(of).collect();
+        let beside = collectives.iter().filter(|(_, is_beside)| *is_beside);
+        let beside: f64 = beside.map(|(seconds, _)| seconds).sum();
+        StepTime {
+            work,
+            collectives: collectives.iter().map(|(seconds, _)| seconds).sum(),
+            beside: beside.min(of_target),
+        }
+    }
+
+    /// The rank's work in a step on a GPU, by its parts; of pretraining none.
+    pub fn parts(&self, gpu: &Gpu) -> Vec<PartTime> {
+        roofline::parts(&self.terms, gpu)
+    }
+}
+
+/// Seconds of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepTime {
+    /// Of the rank's operations.
+    pub work: f64,
+    /// Of its collectives.
+    pub collectives: f64,
+    /// Of these what passes while the target computes.
+    pub beside: f64,
+}
+
+impl StepTime {
+    /// Seconds from one step to the next.
+    pub fn total(&self) -> f64 {
+        self.work + self.collectives - self.beside
     }
 }

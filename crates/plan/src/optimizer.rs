@@ -3,6 +3,8 @@
 use longdraft_parallel::{Partition, ZeroStage};
 use longdraft_train::footprint::F32;
 
+use crate::roofline::{Kernel, Part, Term};
+
 /// Sizes of a draft's tensors and how ranks share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Parameters {
@@ -71,8 +73,25 @@ impl Parameters {
         }
         let kept = |(size, moments): (&usize, &u64)| *size as u64 * moments;
         let values: u64 = self.sizes.iter().zip(&self.moments).map(kept).sum();
-        let own = if self.is_sharded() { self.largest_share() } else { self.trained };
-        F32 * (values as f64 * own as f64 / self.all().max(1) as f64) as u64
+        F32 * (values as f64 * self.own() as f64 / self.all().max(1) as f64) as u64
+    }
+
+    /// Elements that a rank updates.
+    fn own(&self) -> u64 {
+        if self.is_sharded() { self.largest_share() } else { self.trained }
+    }
+
+    /// The update. On an accelerator the norm reads gradients, AdamW reads weights, gradients and both moments and writes
+    /// all but gradients, and products get weights of 16 bits: `34 P`. Otherwise gradients go to main memory and weights
+    /// come back; what the machine computes there is not counted.
+    pub(crate) fn update_term(&self, on_accelerator: bool) -> Term {
+        const MOVED: u64 = 4 + 28 + 2;
+        if on_accelerator {
+            let (bytes, starts) = ((MOVED * self.own()) as f64, 2.0 * self.sizes.len() as f64);
+            return Term { bytes, starts, ..Term::new(Part::Optimizer, Kernel::Memory) };
+        }
+        let bytes = (self.gradient_bytes() + F32 * self.all()) as f64;
+        Term { bytes, ..Term::new(Part::Optimizer, Kernel::Upload) }
     }
 
     /// Bytes of the gradients of a rank's rows: `4 P`.

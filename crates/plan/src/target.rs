@@ -104,6 +104,22 @@ impl ForwardPass {
         self.tokens * (of_layer + F32 * beside) + F32 * states
     }
 
+    /// Bytes of a value that passes between its norms and its sums.
+    pub(crate) fn value_bytes(&self) -> u64 {
+        if self.states == States::Half { 2 } else { F32 }
+    }
+
+    /// Bytes of a token that a layer reads and writes beside what its products and its attention read: the stream, which
+    /// two norms read and two products add to, `24 H`; and, of the bytes of a value, norms, `2 H`, rotated queries and
+    /// keys, `2 (N·D + K·D)`, and gate, up and product of every expert that a token visits, `3 I`.
+    pub(crate) fn moved_bytes(&self, config: &TargetConfig) -> u64 {
+        let width = config.hidden_size as u64;
+        let experts = config.experts.as_ref().map_or(1, |own| own.num_experts_per_tok as u64);
+        let heads = 2 * (config.query_size() + config.kv_size()) as u64;
+        let shared = heads + 3 * experts * inner_values(config);
+        6 * F32 * width + self.value_bytes() * (2 * width + shared.div_ceil(self.tensor))
+    }
+
     /// Values of a token in a layer whose states are all f32.
     fn layer_values(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;

@@ -31,6 +31,8 @@ pub struct Workload {
     pub(crate) layers: Layers,
     pub(crate) draft: Arc<dyn Footprint>,
     pub(crate) row_tokens: u64,
+    /// Tokens of a document, if a row holds several.
+    pub(crate) document_tokens: Option<u64>,
     /// Rows of a step over all ranks.
     pub(crate) rows_per_step: u64,
     pub(crate) features: FeatureMode,
@@ -82,6 +84,7 @@ impl Workload {
             extent: Extent { steps: run.steps, tokens: run.tokens, epochs: run.epochs },
             layers: config.needed_layers(),
             row_tokens: config.data.row_tokens as u64,
+            document_tokens: None,
             rows_per_step: config.train.rows_of_a_step(config.data.row_tokens) as u64,
             features: config.train.features.clone(),
             products: config.products,
@@ -130,6 +133,17 @@ impl Workload {
     #[must_use]
     pub fn with_training_rows(self, rows: usize) -> Self {
         Self { training_rows: Some(rows as u64), ..self }
+    }
+
+    /// The same with rows of several documents, of so many tokens each: attention stays within them.
+    #[must_use]
+    pub fn with_documents(self, tokens: Option<u64>) -> Self {
+        Self { document_tokens: tokens, ..self }
+    }
+
+    /// Tokens of a document: the row's unless it is said otherwise.
+    pub(crate) fn document_tokens(&self) -> u64 {
+        self.document_tokens.map_or(self.row_tokens, |tokens| tokens.min(self.row_tokens))
     }
 
     /// Whether the estimate lacks rows that are known only when the text is read.

@@ -1,5 +1,8 @@
 //! Arguments of `--plan`.
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use longdraft_plan::{GPUS, Gpu};
+
 /// What a plan assumes of the machine; `train` and `lm train` themselves take it from where they run.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Planning")]
@@ -11,6 +14,13 @@ pub(crate) struct PlanArguments {
     /// Memory of one rank in GiB, on a GPU its own (default: what is free on this machine, on a CPU its share of that).
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,
+    /// Of `train` only: plan for GPUs of this kind, whatever `device` says: memory, links and the time of each part of a
+    /// step, by a roofline of published limits. --memory, --bandwidth, --network-bandwidth and --gflops go before it.
+    #[arg(long, requires = "plan", value_parser = gpus())]
+    pub(crate) gpu: Option<&'static Gpu>,
+    /// Of `train` only: tokens of a document, of which a row holds several (default: the row).
+    #[arg(long, requires = "plan", value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) document_tokens: Option<u64>,
     /// 10⁹ operations a second of one rank (default: measured here, if it is a CPU, for its share of the cores).
     #[arg(long, requires = "plan", value_parser = positive)]
     pub(crate) gflops: Option<f64>,
@@ -36,6 +46,12 @@ pub(crate) struct PlanArguments {
     /// Of `train` only: a Markdown table of the collectives of a step, with the seconds that they take by estimate.
     #[arg(long, requires = "plan", conflicts_with = "table")]
     pub(crate) collectives: bool,
+}
+
+/// Reads a GPU by its name, and lists the names of all.
+fn gpus() -> impl TypedValueParser<Value = &'static Gpu> {
+    PossibleValuesParser::new(GPUS.iter().map(|gpu| gpu.name))
+        .try_map(|name| Gpu::named(&name).ok_or("no GPU that is known"))
 }
 
 fn positive(text: &str) -> Result<f64, String> {

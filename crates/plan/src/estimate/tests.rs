@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::FACTORS;
 use crate::sample::workload;
-use crate::{Layout, Links, Speed, Workload};
+use crate::{Layout, Links, Pace, Speed, Workload};
 
 /// A GLIDE draft of Qwen3-8B whose ranks have a GPU each and share all weights.
 fn of_gpus(layout: Layout) -> Workload {
@@ -28,7 +28,7 @@ fn bytes_of(workload: &Workload, phase: &str, item: &str) -> u64 {
 fn what_is_gathered_while_the_target_computes_takes_time_only_beyond_that() {
     let layout = Layout { target_value_bytes: 2, ..Layout::of(8, 0) };
     let estimate = of_gpus(layout).estimate();
-    let time = |links: Links| estimate.time(&Speed { gflops: 400_000.0, links });
+    let time = |links: Links| estimate.time(&Speed { pace: Pace::Gflops(400_000.0), links });
     let links = Links::of(true, Reduction::Library);
     let layers = estimate.sent.iter().find(|sent| sent.is_beside).expect("gathered layers");
     let fast = time(links);

@@ -7,7 +7,7 @@ use longdraft_train::config::TrainConfig;
 
 use super::Machine;
 use super::sizing::gigabytes;
-use super::table::{links, seconds};
+use super::table::{at_pace, links, seconds};
 
 /// One line for each kind of collective, and what a step comes to.
 pub(super) fn markdown(
@@ -69,9 +69,9 @@ fn write(
                 String::new()
             };
             format!(
-                "{} of work at {:.0} GFLOP/s and {} of collectives at {}{beside}: {} a step",
+                "{} of work {} and {} of collectives at {}{beside}: {} a step",
                 seconds(work),
-                speed.gflops,
+                at_pace(speed.pace),
                 seconds(collectives),
                 links(&speed.links),
                 seconds(time.total())

@@ -5,7 +5,7 @@ use longdraft_kernels::dispatch::has_kernels;
 use longdraft_models::device::free_memory;
 use longdraft_models::{DeviceChoice, Precision, StepProducts, TargetConfig};
 use longdraft_parallel::Reduction;
-use longdraft_plan::{Layout, Links, Speed};
+use longdraft_plan::{Estimate, Gpu, Layout, Links, Pace, PartTime, Speed};
 use longdraft_train::config::TrainConfig;
 
 use crate::cli::PlanArguments;
@@ -24,6 +24,8 @@ pub(super) struct Machine {
     pub(super) speed: Option<Speed>,
     /// Whether the operations a second were measured here.
     pub(super) measured: bool,
+    /// Tokens of a document, if a row holds several.
+    pub(super) document_tokens: Option<u64>,
     /// Whether our kernels run on its GPU.
     pub(super) has_nvidia_kernels: bool,
 }
@@ -40,8 +42,10 @@ impl Machine {
         ),
     ) -> Self {
         let ranks = wanted.unwrap_or(started);
+        let gpu = arguments.gpu;
+        let device = if gpu.is_some() { DeviceChoice::Cuda(0) } else { device };
         // A GPU that is not here can be planned for.
-        let opened = device.open(0).ok();
+        let opened = if gpu.is_some() { None } else { device.open(0).ok() };
         let named = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Metal(_));
         let found = opened.as_ref().is_some_and(|device| !device.is_cpu());
         let on_gpu = arguments.table || named || found;
@@ -51,7 +55,8 @@ impl Machine {
         let has_nvidia_kernels = !is_metal && has_kernels(opened.as_ref().unwrap_or(&Device::Cpu));
         let here = ranks_here(arguments.machine_ranks, ranks);
         let threads = if on_gpu { 0 } else { threads_of_each(here, started) };
-        let given = arguments.memory.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
+        let given = arguments.memory.or(gpu.map(|gpu| gpu.free_gib));
+        let given = given.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
         let free = given.or_else(|| match opened {
             Some(device) if on_gpu => free_memory(&device),
             _ if on_gpu => None,
@@ -59,16 +64,18 @@ impl Machine {
         });
         let PlanArguments { machine_ranks, bandwidth, network_bandwidth, .. } = *arguments;
         let links = Links::of(on_gpu, reduction);
+        let links = gpu.map_or(links, |gpu| links.on(gpu));
         // Ranks that share this machine send within it.
         let of_machine = machine_ranks.or((!on_gpu).then_some(here as u64));
         let links = links.given(of_machine, bandwidth, network_bandwidth);
         let measured = arguments.gflops.is_none() && !on_gpu;
         // Of the threads of this process, of which a rank may have fewer.
         let share = threads as f64 / rayon::current_num_threads() as f64;
-        let gflops = if measured {
-            Some(share * Speed::measured_gflops(products))
-        } else {
-            arguments.gflops
+        let pace = match (arguments.gflops, gpu) {
+            (Some(gflops), _) => Some(Pace::Gflops(gflops)),
+            (None, Some(gpu)) => Some(Pace::Gpu(gpu)),
+            (None, None) if on_gpu => None,
+            (None, None) => Some(Pace::Gflops(share * Speed::measured_gflops(products))),
         };
         let target_value_bytes =
             arguments.target_bytes.map_or(precision.frozen_bytes(on_gpu), usize::from);
@@ -78,10 +85,32 @@ impl Machine {
             layout: Layout { target_value_bytes, half_states, ..Layout::of(ranks, threads) },
             free,
             links,
-            speed: gflops.map(|gflops| Speed { gflops, links }),
+            speed: pace.map(|pace| Speed { pace, links }),
             measured,
+            document_tokens: arguments.document_tokens,
             has_nvidia_kernels,
         }
+    }
+
+    /// 10⁹ operations a second, where these tell the time.
+    pub(super) fn gflops(&self) -> Option<f64> {
+        match self.speed?.pace {
+            Pace::Gflops(gflops) => Some(gflops),
+            Pace::Gpu(_) => None,
+        }
+    }
+
+    /// The GPU whose roofline tells the time.
+    pub(super) fn gpu(&self) -> Option<&'static Gpu> {
+        match self.speed?.pace {
+            Pace::Gflops(_) => None,
+            Pace::Gpu(gpu) => Some(gpu),
+        }
+    }
+
+    /// The parts of a step, where its time comes from a roofline.
+    pub(super) fn parts(&self, estimate: &Estimate) -> Option<Vec<PartTime>> {
+        self.gpu().map(|gpu| estimate.parts(gpu))
     }
 
     pub(super) fn layout_of(&self, config: &TrainConfig, target: &TargetConfig) -> Result<Layout> {

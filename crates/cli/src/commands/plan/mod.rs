@@ -65,7 +65,7 @@ pub(crate) fn run(world: &World, arguments: &TrainArguments, json: bool) -> Resu
         let workload = Workload::new(&config, target, layout)?;
         let types = if says_bytes { None } else { stored_matrices(&config, layout.threads > 0) };
         let is_assumed = config.precision == Precision::Stored && types.is_none() && !says_bytes;
-        let workload = workload.with_stored(types);
+        let workload = workload.with_stored(types).with_documents(machine.document_tokens);
         let estimate = workload.estimate();
         let verdict = workload.verdict(&estimate, machine.free);
         if arguments.collectives {
@@ -178,8 +178,12 @@ pub(crate) fn pretraining(
         return Ok(());
     }
     let (arguments, wanted) = (&arguments.planning, arguments.ranks.wanted());
-    for (is_asked, name) in [(arguments.table, "--table"), (arguments.collectives, "--collectives")]
-    {
+    for (is_asked, name) in [
+        (arguments.table, "--table"),
+        (arguments.collectives, "--collectives"),
+        (arguments.gpu.is_some(), "--gpu"),
+        (arguments.document_tokens.is_some(), "--document-tokens"),
+    ] {
         if is_asked {
             return Err(Failure::usage(format!(
                 "{name} is of `train`: pretraining has nothing to lay out"
@@ -314,7 +318,9 @@ fn to_json(name: Option<&str>, estimate: &Estimate, verdict: &Verdict, machine: 
         "links": machine.links,
         "tokens_per_step": estimate.tokens,
         "operations_per_token": estimate.operations_per_token,
-        "gflops": machine.speed.map(|speed| speed.gflops),
+        "gflops": machine.gflops(),
+        "gpu": machine.gpu(),
+        "parts": machine.parts(estimate),
         "seconds": machine.speed.map(|speed| estimate.time(&speed)),
         "seconds_per_step": machine.speed.map(|speed| estimate.time(&speed).total()),
         "bytes_of_a_row_of_features": estimate.features_of_row,

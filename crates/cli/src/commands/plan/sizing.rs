@@ -36,7 +36,8 @@ pub(super) fn markdown(
             config.train.features = features.clone();
             config.parallel.zero = zero;
             let layout = Layout { sequence, tensor, ..machine.layout };
-            let workload = Workload::new(&config, target.clone(), layout)?;
+            let workload = Workload::new(&config, target.clone(), layout)?
+                .with_documents(machine.document_tokens);
             // Writing to a string does not fail.
             let _ = line(&mut out, &workload, (&config, layout), machine);
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use longdraft_models::disk::readable_bytes;
-use longdraft_plan::{Estimate, Links, Phase, Place, Verdict};
+use longdraft_plan::{Estimate, Links, Pace, Part, PartTime, Phase, Place, Verdict};
 
 use super::Machine;
 
@@ -42,16 +42,10 @@ fn write(
         let (bytes, took) = (readable_bytes(sent.bytes), seconds(machine.links.seconds(sent)));
         writeln!(out, "  sends {:<22}{bytes:>12} a step, about {took}", sent.name)?;
     }
-    let measured = if machine.measured { ", measured" } else { "" };
-    let time = machine.speed.map_or_else(
-        || "--gflops tells its time".to_owned(),
-        |speed| {
-            let took = seconds(estimate.time(&speed).total());
-            let link = format!(" and {}", links(&speed.links));
-            let link = if estimate.sent.is_empty() { "" } else { &link };
-            format!("about {took} at {:.0} GFLOP/s{measured}{link}", speed.gflops)
-        },
-    );
+    if let Some(parts) = machine.parts(estimate) {
+        write_parts(out, &parts)?;
+    }
+    let time = time(estimate, machine);
     let work = operations(estimate.operations);
     writeln!(out, "a step of {} tokens: {work} a rank, {time}", estimate.tokens)?;
     match (verdict.fits, machine.free) {
@@ -65,6 +59,54 @@ fn write(
             verdict.remedies.iter().try_for_each(|remedy| writeln!(out, "  {remedy}"))
         }
         _ => writeln!(out, "how much memory is free is not known here: give --memory"),
+    }
+}
+
+/// What a step takes, in words.
+fn time(estimate: &Estimate, machine: &Machine) -> String {
+    let Some(speed) = machine.speed else {
+        return "--gflops or --gpu tells its time".to_owned();
+    };
+    let step = estimate.time(&speed).total();
+    let measured = if machine.measured { ", measured" } else { "" };
+    let link = format!(" and {}", links(&speed.links));
+    let link = if estimate.sent.is_empty() { "" } else { &link };
+    let rate = match speed.pace {
+        Pace::Gpu(_) => format!(", {:.0} tokens a second", estimate.tokens as f64 / step),
+        Pace::Gflops(_) => String::new(),
+    };
+    format!("about {} {}{measured}{link}{rate}", seconds(step), at_pace(speed.pace))
+}
+
+/// The parts of a step by a roofline, and their sum.
+fn write_parts(out: &mut String, parts: &[PartTime]) -> std::fmt::Result {
+    writeln!(
+        out,
+        "a step's work by estimate:     TFLOP      GB moved    starts      takes  bound by"
+    )?;
+    for own in parts {
+        let PartTime { part, operations, bytes, starts, bound, .. } = *own;
+        let (tflop, gb) = (operations / 1e12, bytes / 1e9);
+        let (name, took) = (part.name(), seconds(own.seconds));
+        let bound = bound.name();
+        let beside = if part == Part::Upload { ", beside the rest" } else { "" };
+        writeln!(
+            out,
+            "  {name:<24}{tflop:>10.2}{gb:>14.1}{starts:>10.0}{took:>11}  {bound}{beside}"
+        )?;
+    }
+    let sum = |of: fn(&PartTime) -> f64| -> f64 { parts.iter().map(of).sum() };
+    let tflop = sum(|own| own.operations) / 1e12;
+    let gb = sum(|own| own.bytes) / 1e9;
+    let (starts, took) = (sum(|own| own.starts), seconds(PartTime::total(parts)));
+    writeln!(out, "  {:<24}{tflop:>10.2}{gb:>14.1}{starts:>10.0}{took:>11}", "sum")
+}
+
+/// How fast a rank computes, in words.
+pub(super) fn at_pace(pace: Pace) -> String {
+    match pace {
+        Pace::Gflops(gflops) => format!("at {gflops:.0} GFLOP/s"),
+        Pace::Gpu(gpu) => format!("on {} by its roofline", gpu.name),
     }
 }
 
