@@ -1,8 +1,9 @@
 """Starts a program with CUDA where no GPU is, over a driver that records how it is called, and says what is wrong with that.
 
 What kernels compute is checked elsewhere (emulator, kernel-check). This checks what both take for granted: one stream for all
-work but uploads, no events where the stream orders everything (but those of a trace, around every start), no grid that a driver
-refuses, memory that stays with the process, copies through page-locked memory.
+work but uploads and collectives, no events where the stream orders everything (but those of a trace, around every start), no grid that
+a driver refuses, memory that stays with the process, copies through page-locked memory. Collectives begin after the work before
+them, and their end is waited for.
 """
 
 import pathlib
@@ -10,21 +11,19 @@ import subprocess
 
 from .libraries import stand_in
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parent / "recording"
 RELEASE_THRESHOLD = 4
 # Bytes from which on features come down through page-locked memory.
 LARGE = 1 << 20
 # What has to say something. Everything else of these libraries answers 0.
 PRODUCTS = """
-#include <stdio.h>
-#include <stdlib.h>
+#include "streams.h"
 static void *of_handle;
 int cublasCreate_v2(void **handle) { *handle = (void *)0x77; return 0; }
 int cublasSetStream_v2(void *handle, void *stream) { of_handle = stream; return 0; }
 static int product(void) {
-  FILE *file = fopen(getenv("GPU_CALLS"), "a");
-  fprintf(file, "product %p\\n", of_handle);
-  return fclose(file);
+  recording_write("product %p\\n", of_handle);
+  return 0;
 }
 """
 CURAND = "int curandCreateGenerator(void **generator, int kind) { *generator = (void *)0x99; return 0; }\n"
@@ -36,27 +35,31 @@ def undefined(program, prefix):
     return sorted(name for name in names if name.startswith(prefix) and name[len(prefix):][:1].isupper())
 
 
-def compile_library(name, source, names, folder, include):
-    """A library of that name: `source`, and what else the program asks for as functions that do nothing."""
-    rest = "".join(f"int {function}(void) {{ return 0; }}\n" for function in names if f"{function}(" not in source)
+def compile_library(name, sources, names, folder, *options):
+    """A library of that name: C texts, and what else the program asks for as functions that do nothing."""
+    there = "".join(sources)
+    rest = "".join(f"int {function}(void) {{ return 0; }}\n" for function in names if f"{function}(" not in there)
     # Prototypes of the header would not fit the rest.
-    stand_in(name, (source, rest), folder, "-I", include)
+    stand_in(name, (*sources, rest), folder, "-I", HERE, *options)
 
 
 def build(program, include, linked, folder):
     """Fills `folder` with libraries to put before those of the toolkit."""
     folder.mkdir(parents=True, exist_ok=True)
-    driver = (HERE / "recording_driver.c").read_text()
     of_cublas = undefined(program, "cublas")
     gemms = "".join(f"int {name}(void) {{ return product(); }}\n" for name in of_cublas if "gemm" in name.lower())
+    text = lambda name: (HERE / name).read_text()
     for name in linked:
         kind = name.split(".so")[0]
         if kind == "libcuda":
-            compile_library(name, driver, undefined(program, "cu"), folder, include)
+            # The others write and order their work by this one.
+            compile_library(name, (text("driver.c"), text("streams.c")), undefined(program, "cu"), folder, "-I", include)
         elif kind == "libcublas":
-            compile_library(name, PRODUCTS + gemms, of_cublas, folder, include)
+            compile_library(name, (PRODUCTS + gemms,), of_cublas, folder)
         elif kind == "libcurand":
-            compile_library(name, CURAND, undefined(program, "curand"), folder, include)
+            compile_library(name, (CURAND,), undefined(program, "curand"), folder)
+        elif kind == "libnccl":
+            compile_library(name, (text("nccl.c"),), undefined(program, "nccl"), folder)
 
 
 def problems(calls, uploads, traced=False, captures=False):
@@ -77,10 +80,10 @@ def problems(calls, uploads, traced=False, captures=False):
     for line in launches:
         if any(not 0 < int(blocks) <= most for blocks, most in zip(line[2:5], (2**31 - 1, 65535, 65535))):
             found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
-    # What is sent ahead has events of its own.
-    if len(of("event")) > max(8, 3 * len(ahead)):
+    # What is sent ahead has events of its own, and so has what goes to other processes.
+    if len(of("event")) > max(8, 3 * len(ahead)) + 2 * len(of("group")):
         found.append(f"{len(of('event'))} events: tensors are tracked one by one")
-    found += marks(lines, traced)
+    found += marks(lines, traced) + collectives(lines)
     if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
         found.append("freed memory goes back to the driver at every synchronisation")
     if uploads and not ahead:
@@ -107,3 +110,33 @@ def marks(lines, traced):
         if len(inside) != 1:
             found.append(f"{len(inside)} starts between two events of a trace")
     return found[:4]
+
+
+def collectives(lines):
+    """What is wrong with the order of collectives and the device's other work."""
+    found, streams = [], {line[1] for line in lines if line[0] == "group"}
+    # Streams that wait for what was asked for before, and collectives whose end nobody knows.
+    joined, under_way = set(), set()
+    for kind, *words in lines:
+        if kind == "wait":
+            under_way.discard(words[1])
+            if words[0] in streams and words[1] not in streams:
+                joined.add(words[0])
+        elif kind in ("seen", "synchronise"):
+            under_way.discard(words[0])
+        elif kind == "abort":
+            under_way.clear()
+        elif kind == "failed":
+            found.append(f"NCCL refuses a call: {' '.join(words)}")
+        elif kind == "group":
+            if words[0] not in joined:
+                found.append("a collective begins before what it is made of is there")
+            if words[0] in under_way:
+                found.append("a collective follows one whose end nobody waits for")
+            joined.discard(words[0])
+            under_way.add(words[0])
+        elif kind in ("upload", "download", "allocate", "free") and words[0] in streams:
+            found.append(f"{kind} on a stream of collectives")
+    if under_way:
+        found.append("nobody waits for the end of the last collective")
+    return list(dict.fromkeys(found))

@@ -2,6 +2,8 @@
 //! they print figures, hang, crash half-way, print for ever, fill the disk.
 
 mod bundle;
+#[cfg(target_os = "linux")]
+mod exchange;
 mod machine;
 mod recorded;
 mod summary;

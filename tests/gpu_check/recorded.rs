@@ -110,3 +110,32 @@ fn features_come_down_through_page_locked_memory() {
     let told = with(&[pinned, "download 0x10 4194304 pageable"]);
     assert!(told.contains("features come down into memory that is not page-locked"), "{told}");
 }
+
+#[test]
+fn collectives_begin_after_what_they_are_made_of_and_are_waited_for() {
+    let Some(()) = python() else { return };
+    // Two of them: of one the host waits for the end, of the other the device.
+    let one = ["event 0x10", "wait 0x30 0x10", "group 0x30 1", "event 0x30"];
+    let right = [&RIGHT[..], &one, &["seen 0x30"], &one, &["wait 0x10 0x30"]].concat();
+    let told = |calls: &[&str]| {
+        let calls: Vec<String> = calls.iter().map(|line| (*line).to_owned()).collect();
+        found(&calls)
+    };
+    assert_eq!(told(&right).trim(), "");
+    let without =
+        |skipped: &str| right.iter().filter(|line| **line != skipped).copied().collect::<Vec<_>>();
+    let early = "a collective begins before what it is made of is there";
+    assert!(told(&without("wait 0x30 0x10")).contains(early));
+    let unnoticed = "a collective follows one whose end nobody waits for";
+    assert!(told(&without("seen 0x30")).contains(unnoticed));
+    assert!(told(&without("wait 0x10 0x30")).contains("the end of the last collective"));
+    assert_eq!(told(&[&without("wait 0x10 0x30")[..], &["abort 0"]].concat()).trim(), "");
+    for (line, says) in [
+        ("free 0x30 64", "free on a stream of collectives"),
+        ("fill 0x30 64", "work on 2 streams"),
+        ("failed 4 no memory", "NCCL refuses a call: 4 no memory"),
+    ] {
+        let calls = [&right[..], &[line]].concat();
+        assert!(told(&calls).contains(says), "{says}: {}", told(&calls));
+    }
+}

@@ -1,16 +1,18 @@
 // A driver without a GPU: memory is the host's, copies are real, kernels do nothing, and every call that
 // orders work is written to the file that GPU_CALLS names. What a GPU would compute is not known here; how
-// it is asked is.
+// it is asked is. GPU_COUNT: so many GPUs, else one.
 #include <cuda.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "streams.h"
+
+#define record recording_write
 
 struct CUfunc_st { char name[200]; };
-struct CUevent_st { int is_timed; double ms; };
+struct CUevent_st { int is_timed, is_seen; struct recording_event *event; };
 
 // Page-locked memory that is there.
 static struct { char *from, *to; } pinned[16];
@@ -20,29 +22,31 @@ static _Atomic uint64_t used, used_high;
 
 static void *handle(void) { return (void *)(handles += 16); }
 
-static void record(const char *format, ...) {
-  static FILE *file;
-  if (!file) file = fopen(getenv("GPU_CALLS") ? getenv("GPU_CALLS") : "/dev/null", "a");
-  va_list arguments;
-  va_start(arguments, format);
-  vfprintf(file, format, arguments);
-  va_end(arguments);
-  fflush(file);
+static struct recording_stream *stream_of(CUstream stream) {
+  static struct recording_stream *of_all;
+  if (stream) return (struct recording_stream *)stream;
+  if (!of_all) of_all = recording_stream_new();
+  return of_all;
 }
+static int gpus(void) { return getenv("GPU_COUNT") ? atoi(getenv("GPU_COUNT")) : 1; }
 
 // The device.
 CUresult cuInit(unsigned flags) { return CUDA_SUCCESS; }
 CUresult cuDriverGetVersion(int *version) { *version = CUDA_VERSION; return CUDA_SUCCESS; }
-CUresult cuDeviceGetCount(int *count) { *count = 1; return CUDA_SUCCESS; }
+CUresult cuDeviceGetCount(int *count) { *count = gpus(); return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int index) {
-  *device = 0;
-  return index ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+  *device = index;
+  return index < 0 || index >= gpus() ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
   snprintf(name, length, "recording driver");
   return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) { memset(uuid, 7, sizeof *uuid); return CUDA_SUCCESS; }
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+  memset(uuid, 7, sizeof *uuid);
+  uuid->bytes[0] += device;
+  return CUDA_SUCCESS;
+}
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) { *bytes = 8ull << 30; return CUDA_SUCCESS; }
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total) {
   *total = 8ull << 30;
@@ -76,33 +80,53 @@ CUresult cuGetErrorString(CUresult error, const char **text) { *text = "an error
 
 // Order: streams and events.
 CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-  *stream = handle();
+  *stream = (CUstream)recording_stream_new();
   record("stream %p %u\n", (void *)*stream, flags);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) { return cuStreamCreate(stream, flags); }
-CUresult cuStreamSynchronize(CUstream stream) { record("synchronise %p\n", (void *)stream); return CUDA_SUCCESS; }
+CUresult cuStreamSynchronize(CUstream stream) {
+  record("synchronise %p\n", (void *)stream);
+  recording_stream_synchronise(stream_of(stream));
+  return CUDA_SUCCESS;
+}
+// Which stream waits, and for which.
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
-  record("wait %p\n", (void *)stream);
+  record("wait %p %p\n", (void *)stream, (void *)recording_event_stream(event->event));
+  recording_stream_wait(stream_of(stream), event->event);
   return CUDA_SUCCESS;
 }
 // An event that takes the time is a mark.
 CUresult cuEventCreate(CUevent *event, unsigned flags) {
   *event = calloc(1, sizeof **event);
   (*event)->is_timed = !(flags & CU_EVENT_DISABLE_TIMING);
+  (*event)->event = recording_event_new();
   return CUDA_SUCCESS;
 }
-CUresult cuEventDestroy_v2(CUevent event) { free(event); return CUDA_SUCCESS; }
+CUresult cuEventDestroy_v2(CUevent event) {
+  recording_event_free(event->event);
+  free(event);
+  return CUDA_SUCCESS;
+}
 CUresult cuEventRecord(CUevent event, CUstream stream) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  event->ms = 1e3 * now.tv_sec + 1e-6 * now.tv_nsec;
   record("%s %p\n", event->is_timed ? "mark" : "event", (void *)stream);
+  event->is_seen = 0;
+  recording_event_record(event->event, stream_of(stream));
   return CUDA_SUCCESS;
 }
+// That the host knows a stream to have come so far is written once.
+static CUresult look(CUevent event, int waits) {
+  if (!recording_event_is_done(event->event, waits)) return CUDA_ERROR_NOT_READY;
+  if (!event->is_timed && !event->is_seen) record("seen %p\n", (void *)recording_event_stream(event->event));
+  event->is_seen = 1;
+  return CUDA_SUCCESS;
+}
+CUresult cuEventQuery(CUevent event) { return look(event, 0); }
+CUresult cuEventSynchronize(CUevent event) { return look(event, 1); }
 CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) {
-  if (!from->is_timed || !to->is_timed || !from->ms || !to->ms) return CUDA_ERROR_INVALID_HANDLE;
-  *ms = to->ms - from->ms;
+  double at_first = recording_event_ms(from->event), at_last = recording_event_ms(to->event);
+  if (!from->is_timed || !to->is_timed || !at_first || !at_last) return CUDA_ERROR_INVALID_HANDLE;
+  *ms = at_last - at_first;
   return CUDA_SUCCESS;
 }
 #undef cuEventElapsedTime
@@ -122,12 +146,18 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
   *address = (CUdeviceptr)block + 64;
   return CUDA_SUCCESS;
 }
+// Whoever reads it later finds no numbers.
+static void release(struct recording_work *work) {
+  size_t *block = work->to, bytes = *block;
+  memset((char *)block + 64, 0xff, bytes < 4096 ? bytes : 4096);
+  free(block);
+}
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   if (!address) return CUDA_SUCCESS;
   size_t *block = (size_t *)(address - 64);
   record("free %p %zu\n", (void *)stream, *block);
   used -= *block;
-  free(block);
+  recording_submit(stream_of(stream), (struct recording_work){.run = release, .to = block}, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
@@ -157,26 +187,39 @@ CUresult cuMemFreeHost(void *address) {
   free(address);
   return CUDA_SUCCESS;
 }
+static void copy(struct recording_work *work) { memmove(work->to, work->from, work->bytes); }
+static void copy_staged(struct recording_work *work) {
+  copy(work);
+  free((void *)work->from);
+}
+static void fill(struct recording_work *work) { memset(work->to, work->value, work->bytes); }
+// The caller's memory is its own again, but for page-locked memory.
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
   record("upload %p %zu\n", (void *)stream, bytes);
-  memcpy((void *)to, from, bytes);
+  struct recording_work work = {.run = copy, .to = (void *)to, .from = from, .bytes = bytes};
+  if (!is_pinned(from)) {
+    work.run = copy_staged;
+    work.from = memcpy(malloc(bytes + 1), from, bytes);
+  }
+  recording_submit(stream_of(stream), work, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, 0); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
   record("download %p %zu %s\n", (void *)stream, bytes, is_pinned(to) ? "pinned" : "pageable");
-  memcpy(to, (void *)from, bytes);
+  recording_submit(stream_of(stream), (struct recording_work){.run = copy, .to = to, .from = (void *)from, .bytes = bytes}, 0);
+  if (!is_pinned(to)) recording_stream_synchronise(stream_of(stream));
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, 0); }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   record("copy %p %zu\n", (void *)stream, bytes);
-  memmove((void *)to, (void *)from, bytes);
+  recording_submit(stream_of(stream), (struct recording_work){.run = copy, .to = (void *)to, .from = (void *)from, .bytes = bytes}, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
   record("fill %p %zu\n", (void *)stream, bytes);
-  memset((void *)to, value, bytes);
+  recording_submit(stream_of(stream), (struct recording_work){.run = fill, .to = (void *)to, .bytes = bytes, .value = value}, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) { *pool = (CUmemoryPool)1; return CUDA_SUCCESS; }
@@ -204,6 +247,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction f, 
   *blocks = 1;
   return CUDA_SUCCESS;
 }
+static void nothing(struct recording_work *work) {}
 // As a driver does, it refuses what no GPU can start.
 CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                         unsigned threads_z, unsigned shared, CUstream stream, void **arguments, void **extra) {
@@ -211,6 +255,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z,
   unsigned threads = threads_x * threads_y * threads_z;
   if (!x || !y || !z || y > 65535 || z > 65535 || !threads || threads > 1024 || shared > 227 << 10)
     return CUDA_ERROR_INVALID_VALUE;
+  recording_submit(stream_of(stream), (struct recording_work){.run = nothing}, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
