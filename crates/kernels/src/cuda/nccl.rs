@@ -53,14 +53,14 @@ unsafe impl Send for Handle {}
 
 impl Handle {
     /// What went wrong in the background, if anything.
-    fn failure(&self, collective: Collective) -> Option<String> {
+    fn failure(&self) -> Option<String> {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is open, and the state is written.
         let asked = unsafe { sys::ncclCommGetAsyncError(self.0, &raw mut state) };
         let state = if asked == sys::ncclResult_t::ncclSuccess { state } else { asked };
         match state {
             sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress => None,
-            state => Some(described(collective.name(), state)),
+            state => Some(described(state)),
         }
     }
 
@@ -142,7 +142,8 @@ pub fn new_name() -> Result<[u8; NAME_BYTES]> {
 
 impl Communicator {
     /// Joins the common work of `size` processes, each with a GPU of its own; all call it, and wait
-    /// for each other. A collective that takes longer than `limit` fails.
+    /// for each other. That wait has no end where one does not come: who calls it ends the process then. A collective
+    /// that takes longer than `limit` fails.
     ///
     /// # Errors
     /// - the device is no NVIDIA GPU, or two processes have the same
@@ -278,21 +279,25 @@ impl Gathering for Running {
         let Some(handle) = held.as_ref() else { bail!("NCCL: an earlier collective failed") };
         let waited = until(
             || self.end.try_is_complete().map_err(Error::wrap),
-            || handle.failure(self.collective),
+            || handle.failure(),
             self.limit,
         );
-        if waited.is_err()
-            && let Some(handle) = held.take()
-        {
-            handle.abort();
+        // A collective that failed in the background may end all the same, without values.
+        let failure = waited.err().map(|error| error.to_string()).or_else(|| handle.failure());
+        if let Some(failure) = failure {
+            if let Some(handle) = held.take() {
+                handle.abort();
+            }
+            bail!("{}: {failure}", self.collective.name());
         }
         self.is_over = true;
-        waited.map(|()| std::mem::take(&mut self.results))
+        Ok(std::mem::take(&mut self.results))
     }
 }
 
 impl Drop for Running {
-    /// The tensors' memory is given back in the order of the device's stream, so that has to wait.
+    /// The tensors' memory is given back in the order of the device's stream, so that has to wait. What was aborted ends, too, but
+    /// not at once.
     fn drop(&mut self) {
         if !self.is_over {
             // Where that fails, so does all that follows.
@@ -329,9 +334,9 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
 }
 
 fn failed(call: &str, error: &NcclError) -> Error {
-    Error::msg(described(call, error.0))
+    Error::msg(format!("{call}: {}", described(error.0)))
 }
 
-fn described(call: &str, result: sys::ncclResult_t) -> String {
-    format!("{call}: {result:?} (NCCL_DEBUG=INFO says more)")
+fn described(result: sys::ncclResult_t) -> String {
+    format!("{result:?} (NCCL_DEBUG=INFO says more)")
 }
