@@ -14,7 +14,7 @@ use ::mpi::point_to_point::send_receive_into;
 use ::mpi::topology::{Communicator, SimpleCommunicator};
 
 use super::transport::Transport;
-use super::watch::{Watch, tell};
+use super::watch::{Watch, leave, tell};
 use crate::error::{ParallelError, Result};
 
 /// MPI's world.
@@ -57,7 +57,7 @@ fn expired(rank: usize, limit: Duration, is_patient: bool) {
         "rank {rank}: no answer of the other ranks for {seconds:.0} s: a process or a link is gone"
     ));
     // MPI is busy in the other thread: the launcher sees the exit and ends the rest.
-    std::process::exit(1);
+    leave(1);
 }
 
 /// MPI's counts.

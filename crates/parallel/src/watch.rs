@@ -16,6 +16,9 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_mins(30);
 /// Between two looks of the watchdog.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
+/// What drivers and libraries may take at a process's end.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
 /// Time of no collective.
 const IDLE: u64 = u64::MAX;
 
@@ -112,6 +115,18 @@ pub(super) fn tell(problem: &str) {
         // Nothing can be told where stderr is gone.
         None => drop(writeln!(std::io::stderr(), "error: {problem}\nhint: {REMEDY}")),
     }
+}
+
+/// Ends this process. What drivers and libraries do then may wait for a device that waits for ranks which are gone: after a
+/// while the process is cut off.
+pub(super) fn leave(code: u8) -> ! {
+    let cut_off = || {
+        std::thread::sleep(ENDS_WITHIN);
+        std::process::abort()
+    };
+    // Where there is no thread for it, the end has to come by itself.
+    let _ = std::thread::Builder::new().name("end".to_owned()).spawn(cut_off);
+    std::process::exit(i32::from(code))
 }
 
 #[cfg(test)]

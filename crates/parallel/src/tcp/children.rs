@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{ParallelError, Result};
 use crate::launcher::{CHILD, JOB, Place};
+use crate::watch::leave;
 
 /// How long a process may take to end after its work.
 const LEAVES_WITHIN: Duration = Duration::from_secs(30);
@@ -98,7 +99,7 @@ impl Children {
     /// Ends this process, and the others at any rate.
     pub(super) fn exit(&self, code: u8) -> ! {
         self.kill();
-        std::process::exit(i32::from(code))
+        leave(code)
     }
 
     fn kill(&self) {

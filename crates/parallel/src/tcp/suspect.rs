@@ -19,6 +19,7 @@ enum Suspect {
     Silent(usize),
     /// Ranks that wait for each other.
     Circle,
+    /// Each answers, and waits for several: in a collective of their devices.
     Unknown,
 }
 
@@ -40,7 +41,9 @@ impl Job {
                 )
             }
             Suspect::Circle => "the other ranks: they wait for each other".to_owned(),
-            Suspect::Unknown => "the other ranks: a process or a link is gone".to_owned(),
+            Suspect::Unknown => "the other ranks: all wait in a collective of their GPUs, of which one, or a \
+                                 link between them, hangs or is gone (NCCL_DEBUG=INFO says more)"
+                .to_owned(),
         };
         self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
     }
