@@ -54,6 +54,10 @@ impl Pretraining {
         let parameters = model.parameters();
         let costs = Muon::costs(parameters);
         let parallel = DataParallel::by_cost(world, &config.parallel, parameters, &costs);
+        let (parallel, remark) = parallel.with_gpus(&device, &config.parallel)?;
+        if let Some(remark) = &remark {
+            observer.on_event(PretrainEvent::Warning(remark));
+        }
         let mut optimizer = Muon::over(config.optimizer.clone(), &parallel, parameters);
         // The first rank averages for all.
         let averaging = config.train.ema_share.filter(|_| world.is_first());
