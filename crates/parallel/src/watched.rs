@@ -1,12 +1,18 @@
 //! Exchange between the ranks' devices, under the eyes of what watches their other waits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use candle_core::{Device, Result, Tensor};
 use longdraft_kernels::collectives::{DeviceRanks, Gathering};
 
 use super::traffic::Meter;
 use super::transport::{Transport, watched};
+
+/// What NCCL calls an error that comes of another process's.
+const OF_ANOTHER: &str = "ncclRemoteError";
+/// In this time the other one tells its own error, and ends all.
+const TELLS_WITHIN: Duration = Duration::from_secs(3);
 
 /// The ranks' devices. A wait for others that takes too long ends the job as one of the transport does, which names
 /// who does not answer.
@@ -44,7 +50,7 @@ impl Watched {
     /// Runs what waits for the other ranks. What this one has left to do is not their time.
     fn over<T>(&self, collective: impl FnOnce(&dyn DeviceRanks) -> Result<T>) -> Result<T> {
         self.devices.device().synchronize()?;
-        watched(self.transport.as_ref(), || collective(self.devices.as_ref()))
+        after_others(watched(self.transport.as_ref(), || collective(self.devices.as_ref())))
     }
 }
 
@@ -76,7 +82,8 @@ impl DeviceRanks for Watched {
     fn start_all_gather(&self, own: &[Tensor]) -> Result<Box<dyn Gathering>> {
         self.count(own, self.size());
         let transport = Arc::clone(&self.transport);
-        let gathering = watched(transport.as_ref(), || self.devices.start_all_gather(own))?;
+        let started = watched(transport.as_ref(), || self.devices.start_all_gather(own));
+        let gathering = after_others(started)?;
         Ok(Box::new(WatchedGathering { gathering, transport }))
     }
 }
@@ -89,6 +96,14 @@ struct WatchedGathering {
 impl Gathering for WatchedGathering {
     fn finish(self: Box<Self>) -> Result<Vec<Tensor>> {
         let Self { gathering, transport } = *self;
-        watched(transport.as_ref(), || gathering.finish())
+        after_others(watched(transport.as_ref(), || gathering.finish()))
     }
+}
+
+/// The same result; an error that came of another rank's only if that one says nothing.
+fn after_others<T>(result: Result<T>) -> Result<T> {
+    if result.as_ref().is_err_and(|error| error.to_string().contains(OF_ANOTHER)) {
+        std::thread::sleep(TELLS_WITHIN);
+    }
+    result
 }

@@ -201,6 +201,8 @@ impl Transport for Tcp {
             work();
             self.job.mail.set_waits_for(&[]);
         });
+        // Where another thread ends this process, it says why. What was waited for may have failed by that alone.
+        drop(self.job.ends.lock());
     }
 }
 

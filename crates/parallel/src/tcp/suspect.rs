@@ -41,9 +41,11 @@ impl Job {
                 )
             }
             Suspect::Circle => "the other ranks: they wait for each other".to_owned(),
-            Suspect::Unknown => "the other ranks: all wait in a collective of their GPUs, of which one, or a \
+            Suspect::Unknown => {
+                "the other ranks: all wait in a collective of their GPUs, of which one, or a \
                                  link between them, hangs or is gone (NCCL_DEBUG=INFO says more)"
-                .to_owned(),
+                    .to_owned()
+            }
         };
         self.end(&format!("no answer for {:.0} s of {who}", limit.as_secs_f64()))
     }
