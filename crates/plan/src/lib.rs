@@ -33,6 +33,7 @@ mod place;
 mod roofline;
 #[cfg(test)]
 mod sample;
+mod step_time;
 mod target;
 mod terms;
 mod workload;
@@ -44,7 +45,7 @@ pub use language_model::{of_pretraining, pretraining_remedies};
 pub use layout::Layout;
 pub use links::Links;
 pub use machine::{GPUS, Gpu};
-pub use operations::{Pace, Speed, StepTime};
 pub use place::{Item, Place};
 pub use roofline::{Bound, Part, PartTime};
+pub use step_time::{Pace, Speed, StepTime};
 pub use workload::Workload;

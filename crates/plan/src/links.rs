@@ -13,16 +13,10 @@ use longdraft_parallel::{Reduction, SUMS_BY_NCCL};
 use serde::Serialize;
 
 use crate::communication::{Sent, Way};
-use crate::machine::Gpu;
+use crate::machine::{Gpu, INFINIBAND, NVLINK};
 
 /// GPUs of a machine.
 const GPUS: u64 = 8;
-
-/// What NCCL takes for 18 links of NVLink 4, of 20.6 each (`SM90_NVLINK_BW` in its topo.h): an H100 or H200.
-pub(crate) const NVLINK: f64 = 370.8;
-
-/// InfiniBand of 400 Gbit/s with its headers, one card for each GPU.
-pub(crate) const INFINIBAND: f64 = 48.5;
 
 /// A 10 Gbit/s network.
 const NETWORK: f64 = 1.25;

@@ -2,8 +2,6 @@
 
 use serde::Serialize;
 
-use crate::links::{INFINIBAND, NVLINK};
-
 /// What a GPU has at most, as its data sheet says it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gpu {
@@ -24,6 +22,12 @@ pub struct Gpu {
     /// Where the figures stand.
     pub source: &'static str,
 }
+
+/// What NCCL takes for 18 links of NVLink 4, of 20.6 each (`SM90_NVLINK_BW` in its topo.h): an H100 or H200.
+pub(crate) const NVLINK: f64 = 370.8;
+
+/// InfiniBand of 400 Gbit/s with its headers, one card for each GPU.
+pub(crate) const INFINIBAND: f64 = 48.5;
 
 /// What NCCL takes for 12 links of NVLink 3 (`SM80_NVLINK_BW` in its topo.h), and for PCI Express 4.0 with 16 lanes.
 const NVLINK_3: f64 = 240.0;
