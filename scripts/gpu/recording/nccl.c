@@ -1,6 +1,6 @@
 // NCCL without GPUs, for processes of one machine over the driver that records: memory is the host's, values go over sockets of
-// this machine, the first rank adds them up in the order of the ranks. A collective runs when its stream has come to it, and the host does not
-// wait for it. Calls are written where the driver writes its own:
+// this machine, the first rank adds them up in the order of the ranks. A collective runs when its stream has come to it, and the
+// host does not wait for it. Calls are written where the driver writes its own:
 //   joined RANK SIZE    collective STREAM NAME VALUES TYPE    group STREAM COLLECTIVES
 //   came RANK NAME BYTES SUM OF BYTES, when values have come    failed RESULT WHY
 //
