@@ -1,12 +1,11 @@
 //! What pretraining a language model needs.
 
 use longdraft_models::language_model::{Group, LanguageModelConfig, group_of, tensor_specs};
-use longdraft_parallel::Reduction;
 use longdraft_pretrain::PretrainConfig;
 use longdraft_train::footprint::loss::{Against, chunk_bytes, row_bytes};
 use longdraft_train::footprint::{ALL_PASSES, F32, Layer, Row, RowMemory, tensor_values};
 
-use crate::communication::{self, Way};
+use crate::communication::{self, Ways};
 use crate::estimate::{Estimate, PROCESS, Phase};
 use crate::layout::Layout;
 use crate::optimizer::Parameters;
@@ -59,10 +58,12 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
     phases.push(phase("update", &[update, gathered, ("updates of matrices", updates)]));
     phases.push(phase("checkpoint", &[(COPIES, parameters.checkpoint_bytes())]));
     let per_token = config.model.training_operations_per_token(sequence);
+    let reduction = config.parallel.reduction;
+    let ways = Ways::of(&Layout::of(ranks, threads), reduction);
     Estimate {
         place: places.main(),
         phases,
-        sent: communication::of_gradients(&parameters, config.parallel.reduction, Way::Host),
+        sent: communication::of_gradients(&parameters, reduction, ways.sums),
         target_operations: 0.0,
         operations: per_token * config.train.tokens_per_step as f64 / ranks as f64,
         operations_per_token: per_token,
@@ -73,8 +74,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
 }
 
 fn places(config: &PretrainConfig, ranks: usize, threads: usize) -> Places {
-    // Its ranks exchange in main memory, whatever the order of their sums.
-    let (zero, reduction) = (config.parallel.zero_stage(), Reduction::RankOrder);
+    let (zero, reduction) = (config.parallel.zero_stage(), config.parallel.reduction);
     let updates = Updates { zero, reduction, by_muon: true, state_in_file: false };
     Places::of(&Layout::of(ranks, threads), updates)
 }
@@ -211,8 +211,35 @@ fn baseline_values(layer: &Layer) -> u64 {
 #[cfg(test)]
 mod tests {
     use longdraft_models::language_model::DecoderArchitecture;
+    use serde_json::json;
 
     use super::*;
+    use crate::communication::Way;
+    use crate::place::Place;
+
+    #[test]
+    fn gradients_are_summed_where_the_ranks_sum_them() {
+        for (reduction, threads, way, place) in [
+            ("library", 0, Way::Devices, Place::Accelerator),
+            ("rank_order", 0, Way::Host, Place::Host),
+            ("library", 1, Way::Host, Place::Host),
+        ] {
+            let config = json!({
+                "output": "o", "data": { "train": ["p"] }, "parallel": { "reduction": reduction },
+            });
+            let config: PretrainConfig = serde_json::from_value(config).expect("a configuration");
+            let estimate = of_pretraining(&config, 2, threads);
+            for name in ["gradients", "new weights"] {
+                let sent = estimate.sent.iter().find(|sent| sent.name == name).expect("sent");
+                assert_eq!(sent.way, way, "{name}, {reduction}, {threads} threads");
+            }
+            for name in [SUMS, NEW_WEIGHTS] {
+                let mut items = estimate.phases.iter().flat_map(|phase| &phase.items);
+                let item = items.find(|item| item.name == name).expect("a term");
+                assert_eq!(item.place, place, "{name}, {reduction}, {threads} threads");
+            }
+        }
+    }
 
     #[test]
     fn a_gpu_keeps_what_a_cpu_forms_again() {
