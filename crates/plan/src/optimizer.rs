@@ -3,6 +3,7 @@
 use longdraft_parallel::{Partition, ZeroStage};
 use longdraft_train::footprint::F32;
 
+use crate::place::Places;
 use crate::roofline::{Kernel, Part, Term};
 
 /// Sizes of a draft's tensors and how ranks share them.
@@ -81,16 +82,31 @@ impl Parameters {
         if self.is_sharded() { self.largest_share() } else { self.trained }
     }
 
+    /// Which part of all elements Muon updates: those of which the optimizer keeps one value.
+    fn share_by_muon(&self) -> f64 {
+        let of_muon = self.sizes.iter().zip(&self.moments).filter(|(_, moments)| **moments == 1);
+        of_muon.map(|(size, _)| *size as f64).sum::<f64>() / self.all().max(1) as f64
+    }
+
     /// The update. On an accelerator the norm reads gradients, AdamW reads weights, gradients and both moments and writes
-    /// all but gradients, and products get weights of 16 bits: `34 P`. Otherwise gradients go to main memory and weights
-    /// come back; what the machine computes there is not counted.
-    pub(crate) fn update_term(&self, on_accelerator: bool) -> Term {
+    /// all but gradients, and products get weights of 16 bits: `34 P`. Otherwise gradients and the weights that a rank
+    /// updates go to main memory, and new weights come back. Where NCCL brings sums and new weights of a spread update,
+    /// that is the rank's part alone, its gradients twice, the first time for their norm. Under ZeRO-3 the weights
+    /// are there already. Muon's directions go to the accelerator and come back. Their products are not counted, nor what
+    /// the machine computes.
+    pub(crate) fn update_term(&self, places: Places) -> Term {
         const MOVED: u64 = 4 + 28 + 2;
-        if on_accelerator {
-            let (bytes, starts) = ((MOVED * self.own()) as f64, 2.0 * self.sizes.len() as f64);
+        let own = self.own();
+        if places.updates_on_accelerator() {
+            let (bytes, starts) = ((MOVED * own) as f64, 2.0 * self.sizes.len() as f64);
             return Term { bytes, starts, ..Term::new(Part::Optimizer, Kernel::Memory) };
         }
-        let bytes = (self.gradient_bytes() + F32 * self.all()) as f64;
+        let is_part = self.is_sharded() && !places.exchanges_on_host();
+        let (gradients, new) = if is_part { (2 * own, own) } else { (self.trained, self.all()) };
+        let is_there = self.zero == ZeroStage::Weights && self.ranks > 1;
+        let read = if is_there { 0 } else { own };
+        let directions = 2.0 * own as f64 * self.share_by_muon();
+        let bytes = F32 as f64 * ((gradients + read + new) as f64 + directions);
         Term { bytes, ..Term::new(Part::Optimizer, Kernel::Upload) }
     }
 

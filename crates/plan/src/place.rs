@@ -101,6 +101,11 @@ impl Places {
         self.main == Place::Accelerator && !self.updates_on_host
     }
 
+    /// Whether ranks exchange gradients and new weights through main memory.
+    pub(crate) fn exchanges_on_host(self) -> bool {
+        self.exchanges_on_host
+    }
+
     /// Terms that are not nothing, with their places.
     pub(crate) fn items(self, terms: impl IntoIterator<Item = (&'static str, u64)>) -> Vec<Item> {
         let some = terms.into_iter().filter(|(_, bytes)| *bytes > 0);

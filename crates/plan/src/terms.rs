@@ -107,7 +107,7 @@ impl Workload {
         let more = self.own_rows().saturating_sub(1) as f64;
         let sums = more * OF_SUM * parameters.trained as f64;
         terms.push(Term { bytes: sums, ..Term::new(Part::Sums, Kernel::Memory) });
-        terms.push(parameters.update_term(self.places().updates_on_accelerator()));
+        terms.push(parameters.update_term(self.places()));
         let uploads = if matches!(self.features, FeatureMode::Stored(_)) {
             self.own_rows() * self.record_bytes()
         } else {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::TargetPass;
 use crate::operations::OfTarget;
 use crate::roofline::{self, Bound, Kernel, Part, Term};
-use crate::sample::pass;
+use crate::sample::{pass, workload};
 use crate::target::{ForwardPass, Held, States, weight_bytes};
 use crate::{GPUS, Gpu, Layout, PartTime, Workload};
 
@@ -172,6 +172,39 @@ fn uploads_pass_while_the_gpu_computes() {
     assert!(upload.len() == 1 && upload[0].seconds < rest, "{upload:?}");
     assert!((PartTime::total(&parts) - rest).abs() < 1e-12);
     assert!((PartTime::total(&upload) - upload[0].seconds).abs() < 1e-12);
+}
+
+/// In main memory a rank updates its part, which alone goes there where NCCL sums.
+#[test]
+fn an_update_in_main_memory_moves_what_it_needs() {
+    // How often all gradients, all weights and the rank's part of them move, and its part of what Muon updates.
+    for (ranks, zero, reduction, matrices, [gradients, weights, own, directions]) in [
+        // The part's gradients twice, its weights there and back.
+        (8, 1, "library", "adamw", [0.0, 0.0, 4.0, 0.0]),
+        (8, 3, "library", "adamw", [0.0, 0.0, 3.0, 0.0]),
+        (8, 0, "library", "muon", [0.0, 0.0, 4.0, 2.0]),
+        (8, 1, "rank_order", "adamw", [1.0, 1.0, 1.0, 0.0]),
+        (1, 0, "auto", "muon", [1.0, 1.0, 1.0, 2.0]),
+    ] {
+        let given = json!({
+            "parallel": { "zero": zero, "reduction": reduction },
+            "optimizer": { "matrices": matrices },
+        });
+        let layout = Layout { target_value_bytes: 2, half_states: true, ..Layout::of(ranks, 0) };
+        let workload = workload("glide", &given, layout);
+        let parameters = workload.parameters(&workload.row_memory());
+        let (trained, all) = (parameters.trained as f64, parameters.all() as f64);
+        let part = if ranks > 1 { parameters.shares().into_iter().max() } else { None };
+        let part = part.map_or(trained, |part| part as f64);
+        let of_muon = parameters.sizes.iter().zip(&parameters.moments);
+        let of_muon = of_muon.filter(|(_, moments)| **moments == 1).map(|(size, _)| *size as f64);
+        let of_muon = of_muon.sum::<f64>() / all;
+        let moved = gradients * trained + weights * all + (own + directions * of_muon) * part;
+        let update = part_of(&workload, on_h200(), Part::Optimizer);
+        let off = update.bytes / (4.0 * moved) - 1.0;
+        assert!(off.abs() < 1e-9, "{ranks} ranks, ZeRO {zero}, {reduction}, {matrices}: {off}");
+        assert_eq!(update.bound, Bound::Upload);
+    }
 }
 
 #[test]
