@@ -137,16 +137,23 @@ impl Workload {
         let added = work.passes * 2.0 * F32 as f64 * parameters.trained as f64;
         let moved = OF_ACTIVATIONS.map(|times| times * row.activations as f64);
         let logits = work.logits * tokens;
-        let waste = match work.chunk {
-            0 => 1.0,
-            rows => (rows.div_ceil(TILE) * TILE) as f64 / rows as f64,
+        let (rows, waste) = match work.chunk {
+            0 => (tokens.max(1.0), 1.0),
+            rows => (rows as f64, (rows.div_ceil(TILE) * TILE) as f64 / rows as f64),
         };
+        // Each product of a chunk reads the whole head, `2` operations a row for every value.
+        let heads = factor * work.loss * tokens / (2.0 * rows);
         let chunks = OF_CHUNK * (logits / CHUNK).ceil();
         vec![
             Term { bytes: read, starts: starts[0], ..of(forward, Kernel::Product, work.forward) },
             of(forward, Kernel::Attention, work.attention),
             Term { bytes: moved[0], ..of(forward, Kernel::Memory, 0.0) },
-            Term { waste, starts: chunks, ..of(Part::Loss, Kernel::Product, work.loss) },
+            Term {
+                waste,
+                bytes: heads,
+                starts: chunks,
+                ..of(Part::Loss, Kernel::Product, work.loss)
+            },
             Term { bytes: OF_LOGIT * logits, ..of(Part::Loss, Kernel::Memory, 0.0) },
             Term {
                 bytes: read + added,

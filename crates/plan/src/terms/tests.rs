@@ -163,6 +163,21 @@ fn a_pass_of_few_rows_waits_for_memory_and_a_long_row_for_arithmetic() {
     assert!(eight < 1.1 * one, "{one} {eight}");
 }
 
+/// Chunks of the loss have few rows where vocabularies are large.
+#[test]
+fn every_chunk_of_the_loss_reads_the_head_again() {
+    let config = published_config(LLAMA).expect("a published target");
+    let head = 2.0 * (config.vocab_size * config.hidden_size) as f64;
+    let chunks = 32_768.0 / f64::from((1 << 25) / config.vocab_size as u32);
+    let loss = part_of(&glide(32_768), on_h200(), Part::Loss);
+    // Logits and their gradients, at least.
+    assert!(loss.bytes > 2.0 * chunks * head, "{loss:?}, {chunks} chunks of {head}");
+    // A GPU with little bandwidth waits for it.
+    let bound = |gpu: &Gpu| part_of(&dflash(), gpu, Part::Loss).bound;
+    let slow = Gpu::named("l40s").expect("a GPU that is known");
+    assert_eq!([on_h200(), slow].map(bound), [Bound::Compute, Bound::Memory]);
+}
+
 #[test]
 fn uploads_pass_while_the_gpu_computes() {
     let parts = eagle3(4096).estimate().parts(on_h200());
