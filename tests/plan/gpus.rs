@@ -139,6 +139,19 @@ fn a_plan_for_a_kind_of_gpu_tells_the_time_of_each_part() {
     fail(&["train", &config, "--gpu", "h200"], 2);
 }
 
+/// Pretraining is told by operations a second alone, and no plan names an option that it refuses.
+#[test]
+fn a_plan_of_pretraining_names_options_that_it_takes() {
+    let config = repository("conf/pretrain/books.yaml").display().to_string();
+    let base = ["lm", "train", &config, "--plan", "device=cuda:0"];
+    let text = succeed(&base);
+    assert!(text.contains("a rank, --gflops tells its time"), "{text}");
+    for more in [&["--gpu", "h100"][..], &["--document-tokens", "100"]] {
+        let words = [more[0], "pretraining does not know its parts of a step", "--gflops"];
+        fail_with(&[&base[..], more].concat(), 2, &words);
+    }
+}
+
 /// Peaks that a GPU took stand in docs/results/gpu.md, below the commands that plan the same rows.
 #[test]
 fn plans_of_gpus_say_what_one_took() {

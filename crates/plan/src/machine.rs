@@ -13,7 +13,7 @@ pub struct Gpu {
     pub f32: f64,
     /// Bytes a second of its memory.
     pub bandwidth: f64,
-    /// 10⁹ bytes of its memory.
+    /// GiB of its memory, which data sheets write as GB.
     pub memory: f64,
     /// GiB of its memory that a rank finds free, about: the data sheet's less what driver and error correction take.
     pub free_gib: f64,

@@ -79,6 +79,11 @@ impl Estimate {
         }
     }
 
+    /// Whether its parts on a GPU are known: not those of pretraining.
+    pub fn has_parts(&self) -> bool {
+        !self.terms.is_empty()
+    }
+
     /// The rank's work in a step on a GPU, by its parts; of pretraining none.
     pub fn parts(&self, gpu: &Gpu) -> Vec<PartTime> {
         roofline::parts(&self.terms, gpu)

@@ -109,15 +109,24 @@ impl ForwardPass {
         if self.states == States::Half { 2 } else { F32 }
     }
 
-    /// Bytes of a token that a layer reads and writes beside what its products and its attention read: the stream, which
-    /// two norms read and two products add to, `24 H`; and, of the bytes of a value, norms, `2 H`, rotated queries and
-    /// keys, `2 (N·D + K·D)`, and gate, up and product of every expert that a token visits, `3 I`.
+    /// Bytes of a token that all layers read and write beside what their products and their attention read: in each the
+    /// stream, which two norms read and two products add to, `24 H`; and, of the bytes of a value, norms, `2 H`, rotated
+    /// queries and keys, `2 (N·D + K·D)`, and gate, up and product of its MLP or of every expert that a token visits, `3 I`.
     pub(crate) fn moved_bytes(&self, config: &TargetConfig) -> u64 {
         let width = config.hidden_size as u64;
-        let experts = config.experts.as_ref().map_or(1, |own| own.num_experts_per_tok as u64);
         let heads = 2 * (config.query_size() + config.kv_size()) as u64;
-        let shared = heads + 3 * experts * inner_values(config);
-        6 * F32 * width + self.value_bytes() * (2 * width + shared.div_ceil(self.tensor))
+        let of_layer = |index: usize| {
+            let inner = match config.experts_in(index) {
+                Some(experts) => {
+                    let shared = experts.shared_expert_intermediate_size.unwrap_or(0);
+                    experts.num_experts_per_tok * experts.moe_intermediate_size + shared
+                }
+                None => config.inner_of(index),
+            };
+            let shared = heads + 3 * inner as u64;
+            6 * F32 * width + self.value_bytes() * (2 * width + shared.div_ceil(self.tensor))
+        };
+        (0..config.num_hidden_layers).map(of_layer).sum()
     }
 
     /// Values of a token in a layer whose states are all f32.
@@ -183,6 +192,21 @@ mod tests {
         let more =
             pass(States::Single).layer_bytes(&config) - pass(States::OfCpu).layer_bytes(&config);
         assert_eq!(more, 1024 * 8 * 2048 * 4);
+    }
+
+    #[test]
+    fn every_layer_moves_what_its_own_mlp_makes() {
+        let mut config =
+            published_config("Qwen/Qwen3-30B-A3B-Instruct-2507").expect("a published target");
+        let (layers, pass) = (config.num_hidden_layers as u64, pass(States::Half));
+        // 8 experts of 768 values.
+        let of_heads = 24 * 2048 + 2 * (2 * 2048 + 2 * (4096 + 512));
+        let of_experts = 2 * 3 * 8 * 768;
+        assert_eq!(pass.moved_bytes(&config), layers * (of_heads + of_experts));
+        let experts = config.experts.as_mut().expect("a mixture");
+        (experts.mlp_only_layers, config.intermediate_size) = (vec![0], 5000);
+        let mixed = layers * of_heads + (layers - 1) * of_experts + 2 * 3 * 5000;
+        assert_eq!(pass.moved_bytes(&config), mixed);
     }
 
     #[test]

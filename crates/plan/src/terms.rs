@@ -65,7 +65,7 @@ impl TargetPass<'_> {
         [
             of(Kernel::Product, work.products, self.weights as f64, OF_LAYER * layers),
             of(Kernel::Attention, work.attention, heads / tensor, 0.0),
-            of(Kernel::Memory, 0.0, tokens * forward.moved_bytes(config) as f64 * layers, 0.0),
+            of(Kernel::Memory, 0.0, tokens * forward.moved_bytes(config) as f64, 0.0),
         ]
     }
 

@@ -59,7 +59,7 @@ fn write(
     };
     let peak = gigabytes(estimate.bytes());
     let time = machine.speed.map_or_else(
-        || "`--gflops` tells the time of a step".to_owned(),
+        || "`--gflops` or `--gpu` tells the time of a step".to_owned(),
         |speed| {
             let time = estimate.time(&speed);
             let StepTime { work, collectives, beside } = time;

@@ -178,16 +178,16 @@ pub(crate) fn pretraining(
         return Ok(());
     }
     let (arguments, wanted) = (&arguments.planning, arguments.ranks.wanted());
-    for (is_asked, name) in [
-        (arguments.table, "--table"),
-        (arguments.collectives, "--collectives"),
-        (arguments.gpu.is_some(), "--gpu"),
-        (arguments.document_tokens.is_some(), "--document-tokens"),
+    let (layout, parts) = ("has nothing to lay out", "does not know its parts of a step");
+    for (is_asked, name, why) in [
+        (arguments.table, "--table", layout),
+        (arguments.collectives, "--collectives", layout),
+        (arguments.gpu.is_some(), "--gpu", parts),
+        (arguments.document_tokens.is_some(), "--document-tokens", parts),
     ] {
         if is_asked {
-            return Err(Failure::usage(format!(
-                "{name} is of `train`: pretraining has nothing to lay out"
-            )));
+            let failure = Failure::usage(format!("{name} is of `train`: pretraining {why}"));
+            return Err(failure.hint("leave it out; --gflops and --memory tell of a machine"));
         }
     }
     let (ranks, reduction) = ((wanted, world.size()), config.parallel.reduction);

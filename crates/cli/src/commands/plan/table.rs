@@ -65,7 +65,8 @@ fn write(
 /// What a step takes, in words.
 fn time(estimate: &Estimate, machine: &Machine) -> String {
     let Some(speed) = machine.speed else {
-        return "--gflops or --gpu tells its time".to_owned();
+        let options = if estimate.has_parts() { "--gflops or --gpu" } else { "--gflops" };
+        return format!("{options} tells its time");
     };
     let step = estimate.time(&speed).total();
     let measured = if machine.measured { ", measured" } else { "" };
