@@ -276,14 +276,17 @@ fn numbers_of(unit: Unit) -> (usize, [f64; 2]) {
 /// The outputs of all experts, `[V, H]`, by products of few rows.
 fn of_few(few: FewOfExperts, x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
     let Table { pieces, held, .. } = table;
-    let inputs = table.rows_of(x, DType::F32)?;
-    let rows = RowsOfExperts { x: &inputs, pieces, held };
-    let [gate, up] = few.products(&rows, GATE, sizes.inner)?;
-    let (kind, numbers) = numbers_of(sizes.unit);
-    let count = gate.elem_count();
-    let arguments = Arguments::of([&gate, &up]).and([kind]).and(numbers).and([count]);
-    let [gated] = Launch::new(&PROGRAM, "expert_units", blocks(count), &arguments)
-        .run(x.device(), [gate.shape().clone()])?;
+    let gated = {
+        let inputs = table.rows_of(x, DType::F32)?;
+        let rows = RowsOfExperts { x: &inputs, pieces, held };
+        let [gate, up] = few.products(&rows, GATE, sizes.inner)?;
+        let (kind, numbers) = numbers_of(sizes.unit);
+        let count = gate.elem_count();
+        let arguments = Arguments::of([&gate, &up]).and([kind]).and(numbers).and([count]);
+        let [gated] = Launch::new(&PROGRAM, "expert_units", blocks(count), &arguments)
+            .run(x.device(), [gate.shape().clone()])?;
+        gated
+    };
     let [outputs] = few.products(&RowsOfExperts { x: &gated, pieces, held }, DOWN, sizes.hidden)?;
     Ok(outputs)
 }
