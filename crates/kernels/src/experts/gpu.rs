@@ -137,6 +137,11 @@ fn occupies(rows: usize, outputs: usize) -> bool {
     rows * outputs >= 256 * TILE * TILE
 }
 
+/// Whether `rows_of_visitors` can count the pairs of so many rows.
+fn is_counted(rows: usize, hidden: usize) -> bool {
+    u32::try_from(rows * hidden / PAIR).is_ok()
+}
+
 /// How the rows of experts are multiplied.
 enum Way {
     Few(FewOfExperts),
@@ -165,6 +170,7 @@ impl Way {
         let rows: usize = visited.iter().map(|visited| visited.visits.len()).sum();
         let takes = rounds
             && fits(AT_ONCE)
+            && is_counted(rows, sizes.hidden)
             && !occupies(rows / visited.len().max(1), sizes.inner)
             && block_memory(x.device())? >= TILE_BYTES;
         Ok(takes.then_some(Self::Tiles))
@@ -318,7 +324,7 @@ fn by_tiles(x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use super::occupies;
+    use super::{is_counted, occupies};
 
     #[test]
     fn the_library_has_what_occupies_a_device() {
@@ -326,5 +332,12 @@ mod tests {
         assert!(occupies(4096 * 2 / 8, 14_336));
         assert!(!occupies(4096 * 8 / 128, 768));
         assert!(!occupies(4096 * 4 / 32, 2880));
+    }
+
+    /// A pass with more goes the way of single experts, in place of an error.
+    #[test]
+    fn rows_have_as_many_pairs_as_a_kernel_counts() {
+        assert!(is_counted(1 << 20, 8190));
+        assert!(!is_counted(1 << 20, 8192));
     }
 }
