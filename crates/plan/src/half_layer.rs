@@ -109,18 +109,19 @@ impl HalfLayer {
             FeedForward::Half(_) => HALF * self.width,
             _ => F32 * self.width,
         };
-        let summed = if self.is_shared { 2 * F32 * self.width } else { 0 };
+        // Ranks begin with zeros, which are there until their part is, and get the sum of all parts.
+        let begun = if self.is_shared { F32 * self.width } else { 0 };
         let inner = match self.feed_forward {
             // Gate, up, and their product, which is added where the sum is.
-            FeedForward::Half(inner) => (3 * HALF * inner).max(HALF * inner + summed),
-            FeedForward::Single(inner) => self.single(inner).max(F32 * inner + summed),
+            FeedForward::Half(inner) => (3 * HALF * inner + begun).max(HALF * inner + 2 * begun),
+            FeedForward::Single(inner) => self.single(inner) + begun,
             // Rows of all experts and what they become in bf16, then the outputs of all and their sums. Or, of blocks, as if
             // every token chose the same expert: its input beside those outputs. Last the shared expert.
             FeedForward::Experts { inner, each, shared } => {
                 let own = F32 * self.width;
                 let together = own * each + (HALF * each * inner).max(own);
                 let alone = own * (1 + each) + self.single(inner);
-                together.max(alone).max(own + self.single(shared)).max(summed)
+                together.max(alone).max(own + self.single(shared)) + begun
             }
         };
         2 * F32 * self.width + normed + self.heads() + inner
@@ -220,11 +221,20 @@ mod tests {
     #[test]
     fn ranks_that_share_layers_hold_parts_and_sum_them() {
         let llama = config("meta-llama/Llama-3.1-8B-Instruct");
-        let shared = ForwardPass { tensor: 8, ..pass() };
-        let (h, q, k, i) = (4096, 4096 / 8, 1024 / 8, 14336 / 8);
-        // Begun and received sums are more than gate, up and product.
+        let of = |tensor: u64| ForwardPass { tensor, ..pass() };
+        let sizes = |ranks: u64| (4096, 4096 / ranks, 1024 / ranks, 14336 / ranks);
+        let (h, q, k, i) = sizes(8);
+        // Begun and received sums are more than what is begun beside gate, up and product.
         let inner = 2 * i + 2 * 4 * h;
-        assert!(inner > 6 * i);
-        assert_eq!(shared.half_layer_bytes(&llama), 10 * h + 2 * (q + 3 * k) + inner);
+        assert!(inner > 6 * i + 4 * h);
+        assert_eq!(of(8).half_layer_bytes(&llama), 10 * h + 2 * (q + 3 * k) + inner);
+        let (h, q, k, i) = sizes(2);
+        let whole = 10 * h + 2 * (q + 3 * k) + 6 * i + 4 * h;
+        assert_eq!(of(2).half_layer_bytes(&llama), whole);
+        // Outputs of all experts, too, lie beside what is begun.
+        let mixture = config("Qwen/Qwen3-30B-A3B-Instruct-2507");
+        let (h, q, k, i, each) = (2048, 4096 / 2, 512 / 2, 768 / 2, 8);
+        let whole = 4 * 4 * h + 2 * (q + 3 * k) + 4 * h * (1 + each) + 6 * i + 4 * h;
+        assert_eq!(of(2).half_layer_bytes(&mixture), whole);
     }
 }
