@@ -9,10 +9,20 @@ use crate::cuda::{self, Argument, Arguments, Launch, Program};
 use crate::dispatch::fused;
 use crate::storage::host_f64;
 
-static PROGRAM: LazyLock<Program> =
-    LazyLock::new(|| Program::new("adamw", include_str!("gpu.cu"), &[]));
+static PROGRAM: LazyLock<Program> = LazyLock::new(program);
+
+fn program() -> Program {
+    Program::new("adamw", include_str!("gpu.cu"), &[])
+}
 
 const THREADS: usize = 256;
+
+/// To compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) fn compiled() -> cuda::Compiled {
+    let blocks = ["adamw", "square_sums"].map(|kernel| cuda::Block::plain(kernel, THREADS));
+    (program(), blocks.to_vec())
+}
 
 /// A tensor's values and moments, of one shape.
 #[derive(Debug, Clone)]

@@ -11,6 +11,8 @@ use rayon::prelude::*;
 
 use crate::simd::vectorised;
 
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use device::compiled;
 pub use device::{
     AdamWState, adamw_on_device, adamw_with_halves, square_sum_on_device, stays_on_device,
 };

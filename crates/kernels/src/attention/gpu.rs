@@ -19,6 +19,8 @@ use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 use super::{Dims, KeyRanges};
 use crate::composed::FULL_ROWS;
 use crate::cuda::{self, Argument, Arguments, Program, block_memory, has_warp_groups};
+#[cfg(all(test, feature = "cuda"))]
+use crate::cuda::{Block, Compiled};
 use crate::dispatch::{Products, products_of};
 use crate::graph::differentiable_by_result;
 use beside::Beside;
@@ -143,10 +145,11 @@ impl Kernels {
     }
 
     #[cfg(all(test, feature = "cuda"))]
-    fn into_program(self) -> Program {
+    fn into_compiled(self) -> Compiled {
+        let with = |blocks: [Block; 3], program| (program, blocks.to_vec());
         match self {
-            Self::Tiles(kernels) => kernels.program,
-            Self::Half(kernels) => kernels.program,
+            Self::Tiles(kernels) => with(kernels.blocks(), kernels.program),
+            Self::Half(kernels) => with(kernels.blocks(), kernels.program),
         }
     }
 }
@@ -154,12 +157,13 @@ impl Kernels {
 /// The programs for one width of heads where blocks have so much memory, to compile them without a device:
 /// that of a way, if it takes such heads, and what all ways have beside it.
 #[cfg(all(test, feature = "cuda"))]
-pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Program> {
+pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Compiled> {
     let takes = way.takes(head_dim);
     let own = takes.then(|| Kernels::new(way, head_dim, memory)).flatten();
-    let beside =
-        [beside::program(head_dim), few::program(head_dim), few::program_of_halves(head_dim)];
-    own.map(Kernels::into_program).into_iter().chain(beside).collect()
+    let beside = (beside::program(head_dim), beside::blocks().to_vec());
+    let few = [few::program(head_dim), few::program_of_halves(head_dim)];
+    let few = few.map(|program| (program, few::blocks(head_dim).to_vec()));
+    own.map(Kernels::into_compiled).into_iter().chain([beside]).chain(few).collect()
 }
 
 /// One call's arguments, detached and contiguous: f32, or bf16 where all of the call's kernels take it.

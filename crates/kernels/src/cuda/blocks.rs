@@ -40,6 +40,24 @@ const READERS: usize = 16;
 /// Parts of 32 values that a block widens: `WIDENED` of the kernels.
 const WIDENED: usize = 8;
 
+/// What blocks of the kernels of [`program`] have. It has that of [`fixing`], too, whose text it needs.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn kernel_blocks() -> Vec<super::Block> {
+    let products = ["products_1", "products_4", "products_8", "products_16"];
+    let products = products.map(|kernel| (kernel, GROUP * READERS));
+    let rest =
+        [("widen_f32", GROUP * WIDENED), ("widen_bf16", GROUP * WIDENED), ("widen_rows", THREADS)];
+    let all = products.into_iter().chain(rest);
+    let all = all.map(|(kernel, threads)| super::Block::plain(kernel, threads));
+    all.chain([fixing_block()]).collect()
+}
+
+/// The same of [`fixing`].
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn fixing_block() -> super::Block {
+    super::Block::plain("fix_rows", THREADS)
+}
+
 /// An `[outputs, inputs]` matrix of quantised blocks on a device, 16 rows side by side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stored<'a> {

@@ -101,7 +101,7 @@ fn header(text: &str, code: &[u8]) -> Vec<u8> {
 #[cfg(feature = "cuda")]
 pub(super) use of_nvrtc::function;
 #[cfg(all(test, feature = "cuda"))]
-pub(super) use of_nvrtc::{compile, on_large_stack};
+pub(super) use of_nvrtc::{compile, on_large_stack, version};
 
 #[cfg(feature = "cuda")]
 mod of_nvrtc {
@@ -292,7 +292,7 @@ mod of_nvrtc {
     }
 
     /// NVRTC's version.
-    fn version() -> Result<String> {
+    pub(in super::super) fn version() -> Result<String> {
         let (mut major, mut minor): (c_int, c_int) = (0, 0);
         // SAFETY: both numbers are written.
         unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) }

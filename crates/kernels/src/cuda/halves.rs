@@ -14,6 +14,15 @@ pub(super) fn program() -> Program {
     Program::new("halves", concat!(include_str!("values.cu"), include_str!("halves.cu")), &[])
 }
 
+/// What blocks of its kernels have, where rows are 4096 wide.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn kernel_blocks() -> Vec<super::Block> {
+    let norms = ["rms_norm_of_halves", "rms_norm_to_halves"];
+    let norms = norms.map(|kernel| (kernel, threads_of_row(4096)));
+    let all = norms.into_iter().chain([("rope_halves", THREADS), ("swiglu_halves", THREADS)]);
+    all.map(|(kernel, threads)| super::Block::plain(kernel, threads)).collect()
+}
+
 /// Neighbours that a thread turns, of either half of a head.
 const TURNED: usize = 2;
 /// Values that a thread gates.

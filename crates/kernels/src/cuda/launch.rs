@@ -104,6 +104,24 @@ impl<'a> Deref for Arguments<'a> {
     }
 }
 
+/// What every block of a kernel has, however many there are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Block {
+    pub(crate) kernel: &'static str,
+    /// Whole warps.
+    pub(crate) threads: usize,
+    /// Bytes of dynamic memory.
+    pub(crate) memory: usize,
+}
+
+#[cfg(all(test, feature = "cuda"))]
+impl Block {
+    /// Without dynamic memory.
+    pub(crate) fn plain(kernel: &'static str, threads: usize) -> Self {
+        Self { kernel, threads, memory: 0 }
+    }
+}
+
 /// One start of a kernel.
 #[derive(Debug)]
 #[cfg_attr(
@@ -133,9 +151,14 @@ impl<'a> Launch<'a> {
         Self { program, kernel, grid, threads, memory: 0, arguments }
     }
 
-    /// With so many bytes of dynamic memory a block.
-    pub(crate) fn with_memory(self, memory: usize) -> Self {
-        Self { memory, ..self }
+    /// So many blocks of a kernel.
+    pub(crate) fn of(
+        program: &'a Program,
+        Block { kernel, threads, memory }: Block,
+        grid: [usize; 3],
+        arguments: &'a [Argument<'a>],
+    ) -> Self {
+        Self { program, kernel, grid, threads, memory, arguments }
     }
 
     /// New f32 tensors of such shapes: the kernel's last arguments, which it writes whole or which nobody reads.

@@ -19,12 +19,12 @@ static OF_EXPERTS: LazyLock<[Program; KINDS]> =
 pub(super) const KINDS: usize = 4;
 
 /// The program of one kind of blocks.
-pub(super) fn program(kind: usize) -> Program {
+fn program(kind: usize) -> Program {
     Program::new("linear", include_str!("linear.cu"), &[("KIND", kind)]).overlapping()
 }
 
 /// The same for rows of a mixture's experts.
-pub(super) fn program_of_experts(kind: usize) -> Program {
+fn program_of_experts(kind: usize) -> Program {
     let text = concat!(include_str!("../experts/table.cu"), include_str!("linear.cu"));
     Program::new("linear_experts", text, &[("OF_EXPERTS", 1), ("KIND", kind)]).overlapping()
 }
@@ -68,6 +68,16 @@ impl Blocks {
             _ => None,
         }
     }
+}
+
+/// The programs of one kind of blocks, to compile them without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn compiled(kind: usize) -> [super::Compiled; 2] {
+    let own = [Blocks::F32, Blocks::BF16, Blocks::WIDE, Blocks::TALL][kind];
+    let block = |name: String| super::Block::plain(name.leak(), own.threads);
+    let plain = (1..=MOST).map(|count| block(format!("{}_{count}", own.kernel)));
+    let of_experts = (1..=2).map(|count| block(format!("{}_experts_{count}", own.kernel)));
+    [(program(kind), plain.collect()), (program_of_experts(kind), of_experts.collect())]
 }
 
 /// What is added to a product.

@@ -26,8 +26,12 @@ mod wait;
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
-pub(crate) use launch::{Argument, Arguments, Launch, address};
+pub(crate) use launch::{Argument, Arguments, Block, Launch, address};
 pub(crate) use program::Program;
+
+/// A program, and what blocks of its kernels have: to compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) type Compiled = (Program, Vec<Block>);
 
 use crate::settings::composed_only;
 

@@ -18,6 +18,25 @@ pub(super) fn program() -> Program {
         .overlapping()
 }
 
+/// What blocks of its kernels have, where rows are 4096 wide.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn kernel_blocks() -> Vec<super::Block> {
+    let norms = ["rms_norm", "rms_norm_backward"].map(|kernel| (kernel, threads_of_row(4096)));
+    let rest = [
+        "rms_norm_weight",
+        "rope_table",
+        "rope",
+        "swiglu",
+        "swiglu_backward",
+        "some_rows",
+        "to_halves",
+        "some_columns",
+        "sum_rows",
+    ];
+    let all = norms.into_iter().chain(rest.map(|kernel| (kernel, THREADS)));
+    all.map(|(kernel, threads)| super::Block::plain(kernel, threads)).collect()
+}
+
 pub(super) const THREADS: usize = 256;
 /// Values of a row that a thread of a norm keeps: `4 * HELD` of the kernels.
 const HELD: usize = 16;

@@ -13,21 +13,34 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 
 use super::{Expert, Routes, Unit};
 use crate::composed::FULL_ROWS;
+#[cfg(all(test, feature = "cuda"))]
+use crate::cuda::Compiled;
 use crate::cuda::linear::{FewOfExperts, PIECE, RowsOfExperts};
 use crate::cuda::rows::sum_rows_by;
-use crate::cuda::{Arguments, Launch, Program, address, aligned, block_memory, takes, upload};
+use crate::cuda::{
+    Arguments, Block, Launch, Program, address, aligned, block_memory, takes, upload,
+};
 use crate::dispatch::{Products, products_of};
 use crate::matrix::Matrix;
 
-static PROGRAM: LazyLock<Program> = LazyLock::new(program);
+/// With fewer blocks beside each other in tests, which have few pieces and few outputs.
+static PROGRAM: LazyLock<Program> = LazyLock::new(|| program(if cfg!(test) { 2 } else { BESIDE }));
 
-pub(crate) fn program() -> Program {
+fn program(beside: usize) -> Program {
     let text = concat!(include_str!("table.cu"), include_str!("gpu.cu"));
-    Program::new("experts", text, &[("BESIDE", BESIDE)]).overlapping()
+    Program::new("experts", text, &[("BESIDE", beside)]).overlapping()
 }
 
-/// Pieces, and tiles of outputs, of blocks that follow each other; fewer in tests, which have few of either.
-const BESIDE: usize = if cfg!(test) { 2 } else { 8 };
+/// As a run has it, to compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) fn compiled() -> Compiled {
+    let plain = |kernel| Block::plain(kernel, THREADS);
+    let blocks = [plain("rows_of_visitors"), plain("expert_units"), GATES, OUTPUTS];
+    (program(BESIDE), blocks.to_vec())
+}
+
+/// Pieces, and tiles of outputs, of blocks that follow each other.
+const BESIDE: usize = 8;
 
 /// Threads of a block: `THREADS` of the kernels.
 const THREADS: usize = 256;
@@ -35,6 +48,8 @@ const THREADS: usize = 256;
 const TILE: usize = 128;
 /// Bytes that such a block holds: of rows and of weights `STAGES` times `STEP` values.
 const TILE_BYTES: usize = 3 * 64 * 2 * TILE * 2;
+const GATES: Block = Block { kernel: "expert_gates", threads: THREADS, memory: TILE_BYTES };
+const OUTPUTS: Block = Block { kernel: "expert_outputs", ..GATES };
 /// Values that are read at once by products of few rows, and by tiles.
 const PAIR: usize = 2;
 const AT_ONCE: usize = 8;
@@ -309,15 +324,13 @@ fn by_tiles(x: &Tensor, table: &Table, sizes: &Sizes) -> Result<Tensor> {
             .and([count, hidden, inner, kind])
             .and(numbers);
         let grid = [count * inner.div_ceil(TILE / 2), 1, 1];
-        let [gated] = Launch::new(&PROGRAM, "expert_gates", (grid, THREADS), &arguments)
-            .with_memory(TILE_BYTES)
+        let [gated] = Launch::of(&PROGRAM, GATES, grid, &arguments)
             .run_as(x.device(), &[(Shape::from((all, inner)), DType::BF16)])?;
         gated
     };
     let arguments = Arguments::of([&gated, &table.pieces, &table.held]).and([count, inner, hidden]);
     let grid = [count * hidden.div_ceil(TILE), 1, 1];
-    let [outputs] = Launch::new(&PROGRAM, "expert_outputs", (grid, THREADS), &arguments)
-        .with_memory(TILE_BYTES)
+    let [outputs] = Launch::of(&PROGRAM, OUTPUTS, grid, &arguments)
         .run(x.device(), [Shape::from((all, hidden))])?;
     Ok(outputs)
 }

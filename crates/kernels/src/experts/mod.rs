@@ -26,7 +26,7 @@ use crate::storage::with_f32;
 use crate::swiglu::{Clamped, clamped_swiglu, swiglu};
 
 #[cfg(all(test, feature = "cuda"))]
-pub(crate) use gpu::program;
+pub(crate) use gpu::compiled;
 pub use routes::{Choice, Routes, SigmoidChoice};
 
 /// The matrices of one expert.

@@ -20,8 +20,18 @@ use crate::linear::factor_type;
 use crate::rows::select_rows;
 use targets::{Entries, TeacherLogits};
 
-static PROGRAM: LazyLock<Program> =
-    LazyLock::new(|| Program::new("cross_entropy", include_str!("gpu.cu"), &[]));
+static PROGRAM: LazyLock<Program> = LazyLock::new(program);
+
+fn program() -> Program {
+    Program::new("cross_entropy", include_str!("gpu.cu"), &[])
+}
+
+/// To compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) fn compiled() -> crate::cuda::Compiled {
+    let kernels = ["cross_entropy_rows", "log_sum_exp_rows", "scale"];
+    (program(), kernels.map(|kernel| crate::cuda::Block::plain(kernel, THREADS)).to_vec())
+}
 
 const THREADS: usize = 512;
 /// Numbers of a row: `STATISTICS` of the kernel.

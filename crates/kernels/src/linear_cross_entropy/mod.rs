@@ -45,6 +45,8 @@ use crate::bend::Bend;
 use crate::graph::{add_to, differentiable};
 use crate::matrix::Head;
 
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use gpu::compiled;
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
 pub(crate) use reference::reference;
 

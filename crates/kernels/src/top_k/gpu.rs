@@ -14,10 +14,18 @@ const CANDIDATES: usize = 1024;
 /// Largest k: far fewer than threads, so that few more than k logits reach the kernel's bound.
 const MOST: usize = THREADS / 2;
 
-static PROGRAM: LazyLock<Program> = LazyLock::new(|| {
+static PROGRAM: LazyLock<Program> = LazyLock::new(program);
+
+fn program() -> Program {
     let numbers = [("THREADS", THREADS), ("CANDIDATES", CANDIDATES)];
     Program::new("top_k", include_str!("gpu.cu"), &numbers)
-});
+}
+
+/// To compile it without a device.
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) fn compiled() -> crate::cuda::Compiled {
+    (program(), vec![crate::cuda::Block::plain("top_k_rows", THREADS)])
+}
 
 /// Whether the kernel finds the `k` most likely of such values' `vocabulary`.
 pub(super) fn finds(like: &Tensor, vocabulary: usize, k: usize) -> bool {

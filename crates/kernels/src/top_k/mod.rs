@@ -18,6 +18,9 @@ use crate::settings::rounded_as_of_rows;
 use crate::simd::max_of;
 use crate::storage::with_f32;
 
+#[cfg(all(test, feature = "cuda"))]
+pub(crate) use gpu::compiled;
+
 /// Rows whose logits exist at the same time on the host.
 const CHUNK_ROWS: usize = 128;
 /// Logits of which only the largest is looked at first.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Shape, Tensor, bail};
 
 use super::{Call, Programs, Through, of_width, result_shapes};
+#[cfg(all(test, feature = "cuda"))]
+use crate::cuda::Block;
 use crate::cuda::{Argument, Arguments, Launch, Program};
 
 const THREADS: usize = 128;
@@ -14,6 +16,17 @@ const WARP: usize = 32;
 
 pub(super) fn program(head_dim: usize) -> Program {
     Program::new("attention_rows", include_str!("rows.cu"), &[("HEAD_DIM", head_dim)])
+}
+
+/// What blocks of its kernels have.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn blocks() -> [Block; 4] {
+    [
+        Block::plain("attention_delta", THREADS),
+        Block::plain("attention_singles_forward", THREADS),
+        Block::plain("attention_singles_backward_queries", THREADS),
+        Block::plain("attention_singles_backward_keys", WARP),
+    ]
 }
 
 /// The kernels for the heads of a call.

@@ -9,6 +9,8 @@ use candle_core::{DType, Result, Shape, Tensor};
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::tables::Tables;
 use super::{Programs, of_width};
+#[cfg(all(test, feature = "cuda"))]
+use crate::cuda::Block;
 use crate::cuda::{Argument, Arguments, Launch, Program, aligned};
 
 /// Threads of a block of [`PIECE`] keys: `THREADS` of the kernels.
@@ -33,6 +35,13 @@ pub(super) fn program_of_halves(head_dim: usize) -> Program {
 fn program_of(head_dim: usize, halves: bool) -> Program {
     let numbers = [("HEAD_DIM", head_dim), ("HALVES", usize::from(halves))];
     Program::new("attention_few", include_str!("few.cu"), &numbers).overlapping()
+}
+
+/// What blocks of its kernels have.
+#[cfg(all(test, feature = "cuda"))]
+pub(super) fn blocks(head_dim: usize) -> [Block; 2] {
+    let join = head_dim.next_multiple_of(WARP);
+    [Block::plain("attention_few", THREADS), Block::plain("attention_few_join", join)]
 }
 
 /// The program for keys and values of a type.

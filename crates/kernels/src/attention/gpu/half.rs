@@ -4,7 +4,7 @@
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::{Call, Through, result_shapes};
-use crate::cuda::{Argument, Arguments, Launch, Program, aligned, exactly};
+use crate::cuda::{Argument, Arguments, Block, Launch, Program, aligned, exactly};
 
 /// The text of the products of warps, where a warp sums whole heads of keys and where warps share them.
 const WHOLE: &str =
@@ -23,23 +23,22 @@ const BESIDE_INNER_ROW: usize = 33;
 /// Bytes of alignment between what a block lays out: groups.cu has the most.
 const GAPS: usize = 1024;
 
-/// How a kernel is cut.
+/// A kernel, and how its work is cut.
 #[derive(Debug, Clone, Copy)]
-struct Blocks {
+struct Cut {
     /// Rows, or keys, of a block's own tile.
     own: usize,
-    threads: usize,
-    /// Bytes of tiles of a block.
-    memory: usize,
+    /// Its memory is that of tiles.
+    block: Block,
 }
 
 /// The kernels for one width of heads.
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) program: Program,
-    forward: Blocks,
-    queries: Blocks,
-    keys: Blocks,
+    forward: Cut,
+    queries: Cut,
+    keys: Cut,
 }
 
 /// Sizes of tiles: a block's own one, and the inner ones. Of some inner tiles there are one or two places.
@@ -139,13 +138,12 @@ impl Kernels {
         let threads = |rows: usize| rows / warp_rows * WARP;
         // Two or four warps for 16 keys: see keys.cu, keys_shared.cu.
         let of_keys = if whole.is_some() { 2 * keys.own } else { 4 * keys.own };
-        let blocks = |of: Tiles, threads, memory| Blocks { own: of.own, threads, memory };
-        Some(Self {
-            program: Program::new("attention_pipelined", text, &numbers),
-            forward: blocks(forward, threads(forward.own), forward_bytes),
-            queries: blocks(queries, threads(queries.own), queries_bytes),
-            keys: blocks(keys, of_keys, keys_bytes),
-        })
+        let cuts = [
+            (forward.own, threads(forward.own), forward_bytes),
+            (queries.own, threads(queries.own), queries_bytes),
+            (keys.own, of_keys, keys_bytes),
+        ];
+        Some(Self::of(Program::new("attention_pipelined", text, &numbers), cuts))
     }
 
     /// Products of groups of four warps; `None` if a block's memory is too small.
@@ -154,30 +152,43 @@ impl Kernels {
         let Tiles { own, inner, .. } = KEYS;
         let numbers = [("HEAD_DIM", head_dim), ("KEYS", own), ("INNER_ROWS", inner)];
         let program = Program::new("attention_groups", text, &numbers);
-        let blocks = |rows: usize| Blocks { own, threads: 256, memory: rows * head_dim * 2 };
-        let all = Self {
-            program: program.for_one_architecture(),
-            forward: blocks(own + 4 * 128),
-            queries: blocks(2 * own + 5 * 64),
-            keys: blocks(2 * own + 6 * inner),
-        };
-        let most = all.forward.memory.max(all.queries.memory).max(all.keys.memory);
+        let rows = [own + 4 * 128, 2 * own + 5 * 64, 2 * own + 6 * inner];
+        let cuts = rows.map(|rows| (own, 256, rows * head_dim * 2));
+        let all = Self::of(program.for_one_architecture(), cuts);
+        let most = all.blocks().iter().map(|block| block.memory).max()?;
         let beside = (BESIDE_ROW * own).max(2 * BESIDE_INNER_ROW * inner);
         (most + beside + GAPS <= memory).then_some(all)
+    }
+
+    /// For each kernel: rows, or keys, of a block's own tile, a block's threads, and its bytes of tiles.
+    fn of(program: Program, [forward, queries, keys]: [(usize, usize, usize); 3]) -> Self {
+        let cut = |kernel, (own, threads, memory)| {
+            let block = Block { kernel, threads, memory };
+            Cut { own, block }
+        };
+        Self {
+            program,
+            forward: cut("attention_half_forward", forward),
+            queries: cut("attention_half_backward_queries", queries),
+            keys: cut("attention_half_backward_keys", keys),
+        }
+    }
+
+    /// What blocks of each kernel have.
+    pub(super) fn blocks(&self) -> [Block; 3] {
+        [self.forward, self.queries, self.keys].map(|cut| cut.block)
     }
 
     /// Results of types.
     fn run<const N: usize>(
         &self,
         call: &Call,
-        kernel: &str,
-        (of, tiles): (Blocks, usize),
+        (cut, tiles): (Cut, usize),
         arguments: &[Argument<'_>],
         results: &[(Shape, DType); N],
     ) -> Result<[Tensor; N]> {
-        let blocks = ([call.dims.kv_heads, tiles, 1], of.threads);
-        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(of.memory);
-        launch.run_as(call.q.device(), results)
+        let grid = [call.dims.kv_heads, tiles, 1];
+        Launch::of(&self.program, cut.block, grid, arguments).run_as(call.q.device(), results)
     }
 
     /// The result of the ranges, of the type of the queries, and its log-sum-exp.
@@ -193,7 +204,7 @@ impl Kernels {
         let blocks = (self.forward, call.tiles(self.forward.own));
         let [out, log_sum_exp] = result_shapes(call);
         let results = [(out, of_result), (log_sum_exp, DType::F32)];
-        self.run(call, "attention_half_forward", blocks, &arguments, &results).map(Into::into)
+        self.run(call, blocks, &arguments, &results).map(Into::into)
     }
 
     /// The queries' gradient by ranges.
@@ -206,8 +217,7 @@ impl Kernels {
             .and([call.scale()]);
         let blocks = (self.queries, call.tiles(self.queries.own));
         let results = [(call.q.shape().clone(), DType::F32)];
-        let kernel = "attention_half_backward_queries";
-        let [dq] = self.run(call, kernel, blocks, &arguments, &results)?;
+        let [dq] = self.run(call, blocks, &arguments, &results)?;
         Ok(dq)
     }
 
@@ -223,7 +233,7 @@ impl Kernels {
         let blocks = (self.keys, call.keys.div_ceil(self.keys.own));
         let of_keys = (call.k.shape().clone(), DType::F32);
         let results = [of_keys.clone(), of_keys];
-        self.run(call, "attention_half_backward_keys", blocks, &arguments, &results)
+        self.run(call, blocks, &arguments, &results)
     }
 }
 
@@ -243,10 +253,9 @@ mod tests {
         for head_dim in (8..=256).step_by(8) {
             for memory in memories {
                 let kernels = Kernels::pipelined(head_dim, memory).expect("tiles that fit");
-                for Blocks { own, threads, memory: tiles } in
-                    [kernels.forward, kernels.queries, kernels.keys]
-                {
-                    assert!(tiles < memory && threads <= 256 && own >= 32, "{head_dim} {memory}");
+                for Cut { own, block } in [kernels.forward, kernels.queries, kernels.keys] {
+                    let fits = block.memory < memory && block.threads <= 256 && own >= 32;
+                    assert!(fits, "{head_dim} {memory} {block:?}");
                 }
             }
         }

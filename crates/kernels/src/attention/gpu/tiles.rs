@@ -3,7 +3,7 @@
 use candle_core::{Result, Shape, Tensor};
 
 use super::{Call, TILE, Through, result_shapes};
-use crate::cuda::{Argument, Arguments, Launch, Program};
+use crate::cuda::{Argument, Arguments, Block, Launch, Program};
 
 /// `32 * WARPS` of the kernels.
 const THREADS: usize = 128;
@@ -12,10 +12,9 @@ const THREADS: usize = 128;
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) program: Program,
-    /// Bytes of tiles of a block.
-    forward: usize,
-    queries: usize,
-    keys: usize,
+    forward: Block,
+    queries: Block,
+    keys: Block,
 }
 
 impl Kernels {
@@ -42,25 +41,30 @@ impl Kernels {
             ("FORWARD_KEYS", forward_keys),
             ("BACKWARD_INNER", inner),
         ];
+        let block = |kernel, memory| Block { kernel, threads: THREADS, memory };
         Some(Self {
             program: Program::new("attention_tiles", include_str!("tiles.cu"), &numbers),
-            forward: forward(forward_keys),
-            queries: queries(inner),
-            keys: keys(inner),
+            forward: block("attention_forward", forward(forward_keys)),
+            queries: block("attention_backward_queries", queries(inner)),
+            keys: block("attention_backward_keys", keys(inner)),
         })
+    }
+
+    /// What blocks of each kernel have.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(super) fn blocks(&self) -> [Block; 3] {
+        [self.forward, self.queries, self.keys]
     }
 
     fn run<const N: usize>(
         &self,
         call: &Call,
-        kernel: &str,
-        (tiles, memory): (usize, usize),
+        (block, tiles): (Block, usize),
         arguments: &[Argument<'_>],
         results: [Shape; N],
     ) -> Result<[Tensor; N]> {
-        let blocks = ([tiles, call.dims.kv_heads, 1], THREADS);
-        let launch = Launch::new(&self.program, kernel, blocks, arguments).with_memory(memory);
-        launch.run(call.q.device(), results)
+        let grid = [tiles, call.dims.kv_heads, 1];
+        Launch::of(&self.program, block, grid, arguments).run(call.q.device(), results)
     }
 
     /// As [`Call::forward`], without single keys.
@@ -70,9 +74,9 @@ impl Kernels {
             .and([tables.has_singles])
             .and([call.queries, call.keys, dims.heads, dims.kv_heads])
             .and([call.scale()]);
-        let blocks = (call.tiles(TILE), self.forward);
+        let blocks = (self.forward, call.tiles(TILE));
         let results = result_shapes(call);
-        self.run(call, "attention_forward", blocks, &arguments, results).map(Into::into)
+        self.run(call, blocks, &arguments, results).map(Into::into)
     }
 
     /// The queries' gradient by ranges.
@@ -83,9 +87,8 @@ impl Kernels {
             .and([&tables.start, &tables.end])
             .and([call.queries, call.keys, dims.heads, dims.kv_heads])
             .and([call.scale()]);
-        let blocks = (call.tiles(TILE), self.queries);
-        let kernel = "attention_backward_queries";
-        let [dq] = self.run(call, kernel, blocks, &arguments, [q.shape().clone()])?;
+        let blocks = (self.queries, call.tiles(TILE));
+        let [dq] = self.run(call, blocks, &arguments, [q.shape().clone()])?;
         Ok(dq)
     }
 
@@ -101,8 +104,8 @@ impl Kernels {
             through,
             singles,
         )?;
-        let blocks = (call.keys.div_ceil(TILE), self.keys);
+        let blocks = (self.keys, call.keys.div_ceil(TILE));
         let shapes = [call.k.shape().clone(), call.k.shape().clone()];
-        self.run(call, "attention_backward_keys", blocks, &arguments, shapes)
+        self.run(call, blocks, &arguments, shapes)
     }
 }

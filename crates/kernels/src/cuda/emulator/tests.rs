@@ -3,6 +3,7 @@ use std::sync::Barrier;
 use candle_core::Device;
 
 use super::*;
+use crate::cuda::Block;
 
 const THREADS: usize = 4;
 const BLOCKS: usize = 64;
@@ -60,8 +61,9 @@ fn copies_are_there_once_they_are_waited_for_and_everybody_has_met() -> Result<(
     let copied = |waits: bool, meets: bool| -> Result<Vec<f32>> {
         let program = Program::new("copies", COPIES, &[]);
         let arguments = [Argument::from(&x), waits.into(), meets.into()];
-        let launch = Launch::new(&program, "copies", ([2, 1, 1], 32), &arguments);
-        let [out] = launch.with_memory(8 * 32 * 2).run(&Device::Cpu, [Shape::from(2 * 32)])?;
+        let block = Block { kernel: "copies", threads: 32, memory: 8 * 32 * 2 };
+        let launch = Launch::of(&program, block, [2, 1, 1], &arguments);
+        let [out] = launch.run(&Device::Cpu, [Shape::from(2 * 32)])?;
         out.to_vec1()
     };
     let first = |own: usize| if own == 0 { 0.0 } else { (8 * (31 - own) + 1) as f32 };
