@@ -2,6 +2,7 @@
 //! they print figures, hang, crash half-way, print for ever, fill the disk.
 
 mod bundle;
+mod compiled;
 #[cfg(target_os = "linux")]
 mod exchange;
 mod machine;
