@@ -116,7 +116,7 @@ fn collectives_begin_after_what_they_are_made_of_and_are_waited_for() {
     let Some(()) = python() else { return };
     // Two of them: of one the host waits for the end, of the other the device.
     let one = ["event 0x10", "wait 0x30 0x10", "group 0x30 1", "event 0x30"];
-    let right = [&RIGHT[..], &one, &["seen 0x30"], &one, &["wait 0x10 0x30"]].concat();
+    let right = [RIGHT, &one, &["seen 0x30"], &one, &["wait 0x10 0x30"]].concat();
     let told = |calls: &[&str]| {
         let calls: Vec<String> = calls.iter().map(|line| (*line).to_owned()).collect();
         found(&calls)
