@@ -142,7 +142,14 @@ fn a_plan_for_a_kind_of_gpu_tells_the_time_of_each_part() {
 /// Pretraining is told by operations a second alone, and no plan names an option that it refuses.
 #[test]
 fn a_plan_of_pretraining_names_options_that_it_takes() {
-    let config = repository("conf/pretrain/books.yaml").display().to_string();
+    let shop = Shop::new();
+    let (shard, config) = (shop.path("train.bin"), shop.path("pretrain.yaml"));
+    longdraft_data::token_stream::write_shard(Path::new(&shard), &[1; 4096]).expect("shard");
+    let yaml = format!(
+        "output: {}\nmodel: {{vocab_size: 258}}\ndata: {{train: [{shard}], row_tokens: 512}}\n",
+        shop.path("run")
+    );
+    std::fs::write(&config, yaml).expect("config");
     let base = ["lm", "train", &config, "--plan", "device=cuda:0"];
     let text = succeed(&base);
     assert!(text.contains("a rank, --gflops tells its time"), "{text}");
