@@ -102,10 +102,14 @@ impl Children {
         leave(code)
     }
 
+    /// All are told before one is waited for: a driver may hold one back.
     fn kill(&self) {
-        for child in self.lock().iter_mut() {
-            // It may have ended.
+        let mut children = self.lock();
+        // They may have ended.
+        for child in children.iter_mut() {
             let _ = child.kill();
+        }
+        for child in children.iter_mut() {
             let _ = child.wait();
         }
     }
