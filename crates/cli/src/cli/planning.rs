@@ -15,7 +15,7 @@ pub(crate) struct PlanArguments {
     #[arg(long, requires = "plan", value_name = "GIB", value_parser = positive)]
     pub(crate) memory: Option<f64>,
     /// Of `train` only: plan for GPUs of this kind, whatever `device` says: memory, links and the time of each part of a
-    /// step, by a roofline of published limits. --memory, --bandwidth, --network-bandwidth and --gflops go before it.
+    /// step, by a roofline of published limits. --memory, --bandwidth, --network-bandwidth and --gflops override it.
     #[arg(long, requires = "plan", value_parser = gpus())]
     pub(crate) gpu: Option<&'static Gpu>,
     /// Of `train` only: tokens of a document, of which a row holds several (default: the row).
