@@ -1,6 +1,7 @@
 //! Blocks of the operands copied into the order in which the inner kernel reads them.
 
 use super::{Element, Mat};
+use crate::simd::vectorised;
 
 /// Most columns of a panel of the right operand.
 pub(super) const MOST_PANEL: usize = 32;
@@ -163,15 +164,13 @@ fn right_by<const PANEL: usize, T: Element>(b: Mat<'_, T>, out: &mut [f32], wide
         for step in 0..b.rows {
             let line = &b.data[step * b.row_stride..][..b.cols];
             fetch_ahead(line, b.row_stride);
-            for (line, out) in line.chunks(PANEL).zip(out.chunks_mut(length)) {
-                let out = &mut out[step * PANEL..];
-                match (
-                    T::as_f32(line).and_then(<[f32]>::first_chunk::<PANEL>),
-                    out.first_chunk_mut(),
-                ) {
-                    (Some(line), Some(out)) => *out = *line,
-                    _ => T::widen(line, &mut out[..line.len()]),
-                }
+            let out = &mut out[step * PANEL..];
+            let copied = T::as_f32(line).map_or(0, |line| {
+                spread(line, PANEL, length, out);
+                line.len() / PANEL
+            });
+            for (line, out) in line.chunks(PANEL).zip(out.chunks_mut(length)).skip(copied) {
+                T::widen(line, &mut out[..line.len()]);
             }
         }
         return;
@@ -198,6 +197,28 @@ fn right_by<const PANEL: usize, T: Element>(b: Mat<'_, T>, out: &mut [f32], wide
                     T::widen(&source[at..=at], std::slice::from_mut(out));
                 }
             }
+        }
+    }
+}
+
+/// One step of whole panels, `length` values apart.
+#[allow(clippy::inline_always, reason = "compiled per instruction set")]
+#[inline(always)]
+fn spread_by<const PANEL: usize>(line: &[f32], length: usize, out: &mut [f32]) {
+    for (line, out) in line.as_chunks::<PANEL>().0.iter().zip(out.chunks_mut(length)) {
+        if let Some(out) = out.first_chunk_mut() {
+            *out = *line;
+        }
+    }
+}
+
+vectorised! {
+    /// The same for either panel. With narrower vectors a copy of the wider one is a call.
+    fn spread(line: &[f32], panel: usize, length: usize, out: &mut [f32]) {
+        if panel == MOST_PANEL {
+            spread_by::<MOST_PANEL>(line, length, out);
+        } else {
+            spread_by::<16>(line, length, out);
         }
     }
 }
@@ -260,9 +281,10 @@ fn transposed<const PANEL: usize>(
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86 {
     use std::arch::x86_64::{
-        __m256, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps, _mm256_shuffle_ps,
-        _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_loadu_ps,
-        _mm512_setzero_ps, _mm512_storeu_ps,
+        __m256, _mm_castps_pd, _mm_storel_pd, _mm_storeu_ps, _mm256_castps256_ps128,
+        _mm256_extractf128_ps, _mm256_loadu_ps, _mm256_permute2f128_ps, _mm256_setzero_ps,
+        _mm256_shuffle_ps, _mm256_storeu_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps,
+        _mm512_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
 
     use super::super::unpacked::avx512::transposed_16x16;
@@ -317,23 +339,23 @@ pub(super) mod x86 {
         }
     }
 
-    /// Writes the first values of [`AVX2_TILE`] rows step by step, and returns how many of `steps` it wrote. It writes
-    /// vectors of eight values, so it leaves out the last steps, where they would reach beyond the tile.
+    /// Writes the first values of [`AVX2_TILE`] rows step by step, eight steps at a time, and returns how many of `steps` it
+    /// wrote.
     pub(super) fn turn_tile(source: &[f32], stride: usize, steps: usize, out: &mut [f32]) -> usize {
-        let whole = steps.saturating_sub(1) / 8 * 8;
+        let whole = steps / 8 * 8;
         if whole == 0 || !has_avx2_fma() {
             return 0;
         }
         assert!((AVX2_TILE - 1) * stride + whole <= source.len(), "a tile leaves its operand");
-        assert!((whole - 1) * AVX2_TILE + 8 <= out.len(), "a tile leaves its block");
+        assert!(whole * AVX2_TILE <= out.len(), "a tile leaves its block");
         // SAFETY: the machine has the instructions; the assertions bound what is read and written.
         unsafe { turn_rows(source.as_ptr(), stride, whole, out.as_mut_ptr()) };
         whole
     }
 
     /// # Safety
-    /// The CPU has AVX; `from` has `steps` readable values in each of [`AVX2_TILE`] rows `stride` apart, and `to`
-    /// `AVX2_TILE · steps + 2` writable ones.
+    /// The CPU has AVX; `steps` is a multiple of 8; `from` has `steps` readable values in each of [`AVX2_TILE`] rows `stride`
+    /// apart, and `to` `AVX2_TILE · steps` writable ones.
     #[target_feature(enable = "avx")]
     unsafe fn turn_rows(from: *const f32, stride: usize, steps: usize, to: *mut f32) {
         for first in (0..steps).step_by(8) {
@@ -343,8 +365,18 @@ pub(super) mod x86 {
                 *row = unsafe { _mm256_loadu_ps(from.add(i * stride + first)) };
             }
             for (i, column) in transposed_8x8(&rows).into_iter().enumerate() {
-                // SAFETY: as above. The next column takes the place of the two values beyond the tile.
-                unsafe { _mm256_storeu_ps(to.add((first + i) * AVX2_TILE), column) };
+                // SAFETY: as above. The next column takes the place of the two values beyond the tile; after the last
+                // one, nothing need be there.
+                unsafe {
+                    let to = to.add((first + i) * AVX2_TILE);
+                    if first + i + 1 < steps {
+                        _mm256_storeu_ps(to, column);
+                    } else {
+                        let rest = _mm256_extractf128_ps::<1>(column);
+                        _mm_storeu_ps(to, _mm256_castps256_ps128(column));
+                        _mm_storel_pd(to.add(4).cast(), _mm_castps_pd(rest));
+                    }
+                }
             }
         }
     }

@@ -77,16 +77,23 @@ fn round_rows<T: Element>(
     out: &mut [f32],
     stride: usize,
 ) {
-    let (count, code) = (words_of(block.cols), largest_code(block.cols) as f32);
-    grow(wide, if T::as_f32(&[]).is_some() { 0 } else { block.cols });
-    let rows = out.chunks_mut(stride.max(1)).zip(scales).take(block.rows);
-    for (row, (out, scale)) in rows.enumerate() {
-        let line = &block.data[row * block.row_stride..][..block.cols];
-        fetch_ahead(line, block.row_stride);
-        let line = widened(line, wide);
-        let inverse;
-        (*scale, inverse) = scale_of(largest_of(line), code);
-        round_line(line, inverse, &mut out[..count]);
+    let Mat { data, rows, cols, row_stride, .. } = block;
+    let code = largest_code(cols) as f32;
+    grow(wide, if T::as_f32(&[]).is_some() { 0 } else { TOGETHER * cols });
+    for first in (0..rows).step_by(TOGETHER) {
+        let together = first..(first + TOGETHER).min(rows);
+        for row in together.clone() {
+            fetch_ahead(&data[row * row_stride..][..cols], row_stride);
+        }
+        let (scales, out) = (&mut scales[together.clone()], &mut out[first * stride..]);
+        if let Some(values) = T::as_f32(&data[first * row_stride..]) {
+            round_some(values, row_stride, cols, code, scales, out, stride);
+        } else {
+            for (row, wide) in together.zip(wide.chunks_mut(cols.max(1))) {
+                T::widen(&data[row * row_stride..][..cols], &mut wide[..cols]);
+            }
+            round_some(wide, cols, cols, code, scales, out, stride);
+        }
     }
 }
 
@@ -97,19 +104,22 @@ impl Words {
         let (rows, steps) = (block.rows, block.cols);
         let line = |step: usize| &block.data[step * block.col_stride..][..rows];
         grow(values, words_of(steps) * rows);
-        grow(wide, 2 * rows);
+        grow(wide, RAISED * rows);
         largest.clear();
         largest.resize(rows, 0);
-        for step in 0..steps {
-            fetch_ahead(line(step), block.col_stride);
-            raise(largest, widened(line(step), wide));
+        for first in (0..steps).step_by(RAISED) {
+            let mut wide = wide.chunks_mut(rows.max(1));
+            // A step that is taken twice raises nothing.
+            let lines = [0, 1, 2, 3].map(|next| {
+                let line = line((first + next).min(steps - 1));
+                fetch_ahead(line, block.col_stride);
+                widened(line, wide.next().unwrap_or_default())
+            });
+            raise(largest, lines);
         }
         inverses.clear();
-        for (largest, scale) in largest.iter().zip(scales) {
-            let inverse;
-            (*scale, inverse) = scale_of(*largest, code);
-            inverses.push(inverse);
-        }
+        inverses.resize(rows, 0.0);
+        scales_of(largest, code, &mut scales[..rows], inverses);
         for (word, out) in values.chunks_mut(rows.max(1)).take(words_of(steps)).enumerate() {
             let (low, high) = wide[..2 * rows].split_at_mut(rows);
             let first = widened(line(2 * word), low);
@@ -122,6 +132,11 @@ impl Words {
         }
     }
 }
+
+/// Rows that are rounded together: what one of them waits for is computed beside the others.
+const TOGETHER: usize = 8;
+/// Steps that are looked through at a time.
+const RAISED: usize = 4;
 
 /// Makes room for so many values; what they are does not matter.
 fn grow(values: &mut Vec<f32>, count: usize) {
@@ -140,17 +155,16 @@ fn widened<'a, T: Element>(values: &'a [T], wide: &'a mut [f32]) -> &'a [f32] {
 }
 
 /// The scale of a row whose largest magnitude has these bits, and what its values are multiplied with.
+#[allow(clippy::inline_always, reason = "loops over it are compiled per instruction set")]
+#[inline(always)]
 fn scale_of(largest: u32, code: f32) -> (f32, f32) {
     /// Smaller ones are taken for zero: the inverse of their scale need not be finite.
     const SMALLEST: f32 = 1e-30;
     let largest = f32::from_bits(largest);
-    if !largest.is_finite() {
-        (f32::NAN, 0.0)
-    } else if largest < SMALLEST {
-        (0.0, 0.0)
-    } else {
-        (largest / code, code / largest)
-    }
+    let (scale, inverse) = (largest / code, code / largest);
+    let is_rounded = largest.is_finite() && largest >= SMALLEST;
+    let otherwise = if largest.is_finite() { 0.0 } else { f32::NAN };
+    (if is_rounded { scale } else { otherwise }, if is_rounded { inverse } else { 0.0 })
 }
 
 /// Adding it rounds to the nearest integer, whose low bits are those of the sum.
@@ -158,29 +172,70 @@ const ROUND: f32 = 12_582_912.0;
 /// All bits of an f32 but its sign. As integers, magnitudes have the order of their numbers, then come infinity and NaN.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
+/// Bits of the largest magnitude. The compiler turns a fold into vectors. It loaded lanes that lay in an array one by one.
+#[allow(clippy::inline_always, reason = "compiled per instruction set")]
+#[inline(always)]
+fn largest_of(line: &[f32]) -> u32 {
+    line.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE))
+}
+
+/// Words of a row whose steps lie side by side.
+#[allow(clippy::inline_always, reason = "compiled per instruction set")]
+#[inline(always)]
+fn round_line(line: &[f32], inverse: f32, words: &mut [f32]) {
+    let (pairs, last) = line.as_chunks::<2>();
+    for (word, [low, high]) in words.iter_mut().zip(pairs) {
+        let low = low.mul_add(inverse, ROUND).to_bits() & 0xffff;
+        let high = high.mul_add(inverse, ROUND).to_bits() << 16;
+        *word = f32::from_bits(high | low);
+    }
+    if let ([low], Some(word)) = (last, words.last_mut()) {
+        *word = f32::from_bits(low.mul_add(inverse, ROUND).to_bits() & 0xffff);
+    }
+}
+
 vectorised! {
-    /// Bits of the largest magnitude. The compiler turns a fold into vectors. It loaded lanes that lay in an array one by one.
-    fn largest_of(line: &[f32]) -> u32 {
-        line.iter().fold(0, |largest, value| largest.max(value.to_bits() & MAGNITUDE))
-    }
-
-    /// The same of each column of several lines.
-    fn raise(largest: &mut [u32], line: &[f32]) {
-        for (largest, value) in largest.iter_mut().zip(line) {
-            *largest = (*largest).max(value.to_bits() & MAGNITUDE);
+    /// Scales and words of up to [`TOGETHER`] rows of `steps` values, `stride` apart; a row's words lie `out_stride` apart
+    /// from the next one's.
+    fn round_some(
+        data: &[f32],
+        stride: usize,
+        steps: usize,
+        code: f32,
+        scales: &mut [f32],
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        let rows = scales.len().min(TOGETHER);
+        let mut inverses = [0.0; TOGETHER];
+        let mut all = [0.0; TOGETHER];
+        let mut largest = [0; TOGETHER];
+        for (row, largest) in largest[..rows].iter_mut().enumerate() {
+            *largest = largest_of(&data[row * stride..][..steps]);
+        }
+        for ((largest, scale), inverse) in largest.iter().zip(&mut all).zip(&mut inverses) {
+            (*scale, *inverse) = scale_of(*largest, code);
+        }
+        scales[..rows].copy_from_slice(&all[..rows]);
+        for (row, inverse) in inverses[..rows].iter().enumerate() {
+            let words = &mut out[row * out_stride..][..words_of(steps)];
+            round_line(&data[row * stride..][..steps], *inverse, words);
         }
     }
 
-    /// Words of a row whose steps lie side by side.
-    fn round_line(line: &[f32], inverse: f32, words: &mut [f32]) {
-        let (pairs, last) = line.as_chunks::<2>();
-        for (word, [low, high]) in words.iter_mut().zip(pairs) {
-            let low = low.mul_add(inverse, ROUND).to_bits() & 0xffff;
-            let high = high.mul_add(inverse, ROUND).to_bits() << 16;
-            *word = f32::from_bits(high | low);
+    /// Bits of the largest magnitude of each column so far, and of four more lines.
+    fn raise(largest: &mut [u32], lines: [&[f32]; RAISED]) {
+        let [a, b, c, d] = lines.map(|line| &line[..largest.len()]);
+        for ((((largest, a), b), c), d) in largest.iter_mut().zip(a).zip(b).zip(c).zip(d) {
+            let of = |value: &f32| value.to_bits() & MAGNITUDE;
+            *largest = (*largest).max(of(a).max(of(b))).max(of(c).max(of(d)));
         }
-        if let ([low], Some(word)) = (last, words.last_mut()) {
-            *word = f32::from_bits(low.mul_add(inverse, ROUND).to_bits() & 0xffff);
+    }
+
+    /// Scales and inverses of all columns.
+    fn scales_of(largest: &[u32], code: f32, scales: &mut [f32], inverses: &mut [f32]) {
+        for ((largest, scale), inverse) in largest.iter().zip(scales).zip(inverses) {
+            (*scale, *inverse) = scale_of(*largest, code);
         }
     }
 
