@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, add, differentiable_new};
+use crate::simd::{by_chunk, vectorised};
 use crate::storage::{values_like, with_each_f32};
 
 /// Rows of a parallel task, whose weight gradients are summed together.
@@ -91,20 +92,15 @@ impl FusedOp<3> for ChannelScale {
 
     fn forward(&self, [x, weight, residual]: [Argument<'_>; 3]) -> Result<(Vec<f32>, Shape)> {
         let (shape, x, weight) = (x.shape().clone(), x.f32()?, weight.f32()?);
-        let mut out = if self.residual { residual.f32()?.to_vec() } else { vec![0.0; x.len()] };
-        add_products(&mut out, x, weight);
-        Ok((out, shape))
+        let residual = if self.residual { Some(residual.f32()?) } else { None };
+        Ok((products(residual, x, weight), shape))
     }
 
     fn backward(&self, inputs: [&Input; 3], _: &Tensor, grad: &Tensor) -> Result<Gradients> {
         let trains = inputs.map(|input| input.trains);
         let [x, weight, _] = inputs.map(|input| &input.tensor);
         let dx = if trains[0] {
-            let mut dx = vec![0.0; x.elem_count()];
-            with_each_f32([grad, weight], |[g, w]| {
-                add_products(&mut dx, g, w);
-                Ok(())
-            })?;
+            let dx = with_each_f32([grad, weight], |[g, w]| Ok(products(None, g, w)))?;
             Some(values_like(x, dx)?)
         } else {
             None
@@ -121,16 +117,29 @@ impl FusedOp<3> for ChannelScale {
     }
 }
 
-/// `out += x ∘ w`, `w` a row.
-fn add_products(out: &mut [f32], x: &[f32], w: &[f32]) {
-    let chunk = w.len().max(1) * ROWS_PER_CHUNK;
-    out.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).for_each(|(out, x)| {
-        for (out, x) in out.chunks_mut(w.len().max(1)).zip(x.chunks(w.len().max(1))) {
-            for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
-                *out += x * w;
-            }
+/// `residual + x ∘ w`, `w` a row; zeros where there is no residual.
+fn products(residual: Option<&[f32]>, x: &[f32], w: &[f32]) -> Vec<f32> {
+    let width = w.len().max(1);
+    let chunk = width * ROWS_PER_CHUNK;
+    let (out, _) = by_chunk(x.len(), chunk, |index, out| {
+        let part = index * chunk..index * chunk + out.len();
+        if let Some(residual) = residual {
+            out.copy_from_slice(&residual[part.clone()]);
+        }
+        for (out, x) in out.chunks_mut(width).zip(x[part].chunks(width)) {
+            add_products(out, x, w);
         }
     });
+    out
+}
+
+vectorised! {
+    /// `out += a ∘ b`
+    fn add_products(out: &mut [f32], a: &[f32], b: &[f32]) {
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out += a * b;
+        }
+    }
 }
 
 /// `Σ_rows a ∘ b`
@@ -142,9 +151,7 @@ fn product_sums(a: &[f32], b: &[f32], channels: usize) -> Vec<f32> {
         .map(|(a, b)| {
             let mut sums = vec![0.0_f32; channels];
             for (a, b) in a.chunks(channels.max(1)).zip(b.chunks(channels.max(1))) {
-                for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-                    *sum += a * b;
-                }
+                add_products(&mut sums, a, b);
             }
             sums
         })

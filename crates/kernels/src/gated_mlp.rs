@@ -18,6 +18,7 @@ use crate::linear::{
     Weight, add_gradient, add_weight_gradient, factor_type, linear, linear_onto, product_nn,
     product_nn_into, product_nt_into, reference as linear_reference, with_weight,
 };
+use crate::simd::zeros;
 use crate::storage::{values_like, with_f32};
 use crate::swiglu::{self, swiglu};
 
@@ -193,7 +194,7 @@ impl FusedOp<3> for GatedDown {
             let d_gated = with_weight(&down.tensor, |w| {
                 with_f32(grad, |grad| Ok(product_nn(grad, w, inner, outputs)))
             })?;
-            let mut d_both = vec![0.0; values.len()];
+            let mut d_both = zeros(values.len());
             let (d_gate, d_up) = d_both.split_at_mut(gate.len());
             swiglu::backward((gate, up), &d_gated, (d_gate, d_up));
             Ok(Some(values_like(&both.tensor, d_both)?))

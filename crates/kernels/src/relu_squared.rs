@@ -3,12 +3,11 @@
 //! Backward: `dx = 2 r g` where `x > 0`, `2 s r g` elsewhere. Nothing but the input is kept.
 
 use candle_core::{Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable_new};
-use crate::simd::{CHUNK, map_two, vectorised};
+use crate::simd::{CHUNK, by_chunk, map_two, vectorised};
 use crate::storage::{values_like, with_each_f32};
 
 /// `max(x, slope · x)²`.
@@ -54,10 +53,9 @@ impl FusedOp<1> for ReluSquared {
 
     fn forward(&self, [x]: [Argument<'_>; 1]) -> Result<(Vec<f32>, Shape)> {
         let (shape, x) = (x.shape().clone(), x.f32()?);
-        let mut out = vec![0.0; x.len()];
-        out.par_chunks_mut(CHUNK)
-            .zip(x.par_chunks(CHUNK))
-            .for_each(|(out, x)| squares(x, out, self.slope));
+        let (out, _) = by_chunk(x.len(), CHUNK, |index, out| {
+            squares(&x[index * CHUNK..][..out.len()], out, self.slope);
+        });
         Ok((out, shape))
     }
 

@@ -6,12 +6,12 @@
 //! Nothing but the inputs is kept; `r` is recomputed.
 
 use candle_core::{D, DType, Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::cuda;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable};
+use crate::simd::{by_chunk, vectorised};
 use crate::storage::{values_like, with_each_f32};
 
 /// Rows whose weight gradients are summed together before partial sums are added in order.
@@ -109,14 +109,12 @@ impl FusedOp<2> for RmsNorm {
 
     fn forward(&self, [x, w]: [Argument<'_>; 2]) -> Result<(Vec<f32>, Shape)> {
         let (shape, x, w) = (x.shape().clone(), x.f32()?, w.f32()?);
-        let mut out = vec![0.0; x.len()];
         let hidden = w.len().max(1);
-        out.par_chunks_mut(hidden * 16).zip(x.par_chunks(hidden * 16)).for_each(|(out, x)| {
+        let chunk = hidden * 16;
+        let (out, _) = by_chunk(x.len(), chunk, |index, out| {
+            let x = &x[index * chunk..][..out.len()];
             for (out, x) in out.chunks_mut(hidden).zip(x.chunks(hidden)) {
-                let r = inverse_rms(x, self.eps);
-                for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
-                    *out = (x * r) * w;
-                }
+                normed(x, inverse_rms(x, self.eps), w, out);
             }
         });
         Ok((out, shape))
@@ -133,30 +131,19 @@ impl FusedOp<2> for RmsNorm {
 }
 
 fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f32>, Vec<f32>) {
-    let mut dx = vec![0.0; x.len()];
     let chunk = hidden * ROWS_PER_CHUNK;
-    let partials: Vec<Vec<f32>> = dx
-        .par_chunks_mut(chunk)
-        .zip(x.par_chunks(chunk))
-        .zip(g.par_chunks(chunk))
-        .map(|((dx, x), g)| {
-            let mut dw = vec![0.0_f32; hidden];
-            let rows = dx.chunks_mut(hidden).zip(x.chunks(hidden)).zip(g.chunks(hidden));
-            for ((dx, x), g) in rows {
-                let r = inverse_rms(x, eps);
-                for i in 0..hidden {
-                    dw[i] += g[i] * x[i] * r;
-                    dx[i] = g[i] * w[i];
-                }
-                let mean = crate::simd::dot(dx, x) / hidden as f32;
-                let pull = r * r * r * mean;
-                for (dx, x) in dx.iter_mut().zip(x) {
-                    *dx = r * *dx - x * pull;
-                }
-            }
-            dw
-        })
-        .collect();
+    let (dx, partials) = by_chunk(x.len(), chunk, |index, dx| {
+        let part = index * chunk..index * chunk + dx.len();
+        let mut dw = vec![0.0_f32; hidden];
+        let rows = x[part.clone()].chunks(hidden).zip(g[part].chunks(hidden));
+        for (dx, (x, g)) in dx.chunks_mut(hidden).zip(rows) {
+            let r = inverse_rms(x, eps);
+            of_weight(x, g, r, w, &mut dw, dx);
+            let mean = crate::simd::dot(dx, x) / hidden as f32;
+            pulled(x, r, r * r * r * mean, dx);
+        }
+        dw
+    });
     let mut dw = vec![0.0; hidden];
     for partial in partials {
         for (total, part) in dw.iter_mut().zip(partial) {
@@ -164,6 +151,28 @@ fn backward(x: &[f32], w: &[f32], g: &[f32], hidden: usize, eps: f32) -> (Vec<f3
         }
     }
     (dx, dw)
+}
+
+vectorised! {
+    fn normed(x: &[f32], r: f32, w: &[f32], out: &mut [f32]) {
+        for ((out, x), w) in out.iter_mut().zip(x).zip(w) {
+            *out = (x * r) * w;
+        }
+    }
+
+    /// Adds a row's gradient of the weight, and begins that of the row.
+    fn of_weight(x: &[f32], g: &[f32], r: f32, w: &[f32], dw: &mut [f32], dx: &mut [f32]) {
+        for ((((dx, dw), x), g), w) in dx.iter_mut().zip(dw).zip(x).zip(g).zip(w) {
+            *dw += g * x * r;
+            *dx = g * w;
+        }
+    }
+
+    fn pulled(x: &[f32], r: f32, pull: f32, dx: &mut [f32]) {
+        for (dx, x) in dx.iter_mut().zip(x) {
+            *dx = r * *dx - x * pull;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! additions on every machine, so that a value depends neither on what is computed beside it nor
 //! on the instruction set.
 
+use std::mem::MaybeUninit;
+
 use rayon::prelude::*;
 
 use crate::settings::{Simd, may_use};
@@ -52,11 +54,39 @@ pub(crate) fn map_two(
     b: &[f32],
     f: impl Fn(&[f32], &[f32], &mut [f32]) + Sync,
 ) -> Vec<f32> {
-    let mut out = vec![0.0; a.len()];
-    out.par_chunks_mut(CHUNK)
-        .zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK)))
-        .for_each(|(out, (a, b))| f(a, b, out));
+    let (out, _) = by_chunk(a.len(), CHUNK, |index, out| {
+        let part = index * CHUNK..index * CHUNK + out.len();
+        f(&a[part.clone()], &b[part], out);
+    });
     out
+}
+
+/// `len` values and what `write` says of each `chunk` of them. It finds zeros, which the thread that calls it wrote just before:
+/// a pass over all memory would be slow, and have the other threads wait.
+pub(crate) fn by_chunk<R: Send>(
+    len: usize,
+    chunk: usize,
+    write: impl Fn(usize, &mut [f32]) -> R + Sync,
+) -> (Vec<f32>, Vec<R>) {
+    let mut values = Vec::with_capacity(len);
+    let memory: &mut [MaybeUninit<f32>] = &mut values.spare_capacity_mut()[..len];
+    let chunks = memory.par_chunks_mut(chunk.max(1)).enumerate();
+    let said = chunks
+        .map(|(index, part)| {
+            part.fill(MaybeUninit::new(0.0));
+            // SAFETY: values lie in memory as `MaybeUninit` holds them, and all of these were just written.
+            let part = unsafe { &mut *(std::ptr::from_mut(part) as *mut [f32]) };
+            write(index, part)
+        })
+        .collect();
+    // SAFETY: so many fit, and each stood in a chunk.
+    unsafe { values.set_len(len) };
+    (values, said)
+}
+
+/// Zeros that all threads write.
+pub(crate) fn zeros(len: usize) -> Vec<f32> {
+    by_chunk(len, CHUNK, |_, _| ()).0
 }
 
 /// Whether kernels may use AVX-512, and the machine has it.
@@ -210,6 +240,21 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_hold_zeros_and_lie_in_their_order() {
+        for (len, chunk) in [(0, 4), (7, 0), (10, 4), (3 * CHUNK + 5, CHUNK)] {
+            let (values, said) = by_chunk(len, chunk, |index, out| {
+                assert!(out.iter().all(|value| value.to_bits() == 0));
+                out.fill(index as f32);
+                (index, out.len())
+            });
+            let want: Vec<f32> = (0..len).map(|at| (at / chunk.max(1)) as f32).collect();
+            assert_eq!(values, want);
+            assert!(said.iter().enumerate().all(|(index, said)| index == said.0));
+            assert_eq!(said.iter().map(|said| said.1).sum::<usize>(), len);
+        }
+    }
 
     #[test]
     fn exp_is_close_over_its_range() {

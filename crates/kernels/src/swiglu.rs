@@ -10,7 +10,7 @@ use crate::cuda;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable};
-use crate::simd::{CHUNK, exp, map_two, vectorised};
+use crate::simd::{CHUNK, exp, map_two, vectorised, zeros};
 use crate::storage::{values_like, with_each_f32};
 
 /// `silu(gate) ∘ up`.
@@ -122,7 +122,7 @@ impl FusedOp<2> for SwiGlu {
     fn backward(&self, inputs: [&Input; 2], _: &Tensor, grad: &Tensor) -> Result<Gradients<2>> {
         let [gate, up] = inputs.map(|input| &input.tensor);
         let (dgate, dup) = with_each_f32([gate, up, grad], |[gates, ups, grads]| {
-            let mut out = (vec![0.0; gates.len()], vec![0.0; gates.len()]);
+            let mut out = (zeros(gates.len()), zeros(gates.len()));
             backward((gates, ups), grads, (&mut out.0, &mut out.1));
             Ok(out)
         })?;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Shape, Tensor};
 use longdraft_kernels::adamw::{square_sum, square_sum_on_device, stays_on_device};
-use longdraft_kernels::graph::into_values;
+use longdraft_kernels::graph::{add_each, into_values};
 use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
@@ -37,7 +37,7 @@ impl Values {
             (Self::Device(sum), Self::Device(other)) => Ok(Self::Device((sum + other)?)),
             (sum, other) => {
                 let mut sum = sum.on_host()?;
-                sum.iter_mut().zip(other.on_host()?).for_each(|(sum, value)| *sum += value);
+                add_each(&mut sum, &other.on_host()?);
                 Ok(Self::Host(sum))
             }
         }

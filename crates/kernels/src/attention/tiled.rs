@@ -15,7 +15,7 @@ use super::part::Part;
 use super::{Dims, KeyRanges, TILE_KEYS};
 use crate::bend::capped;
 use crate::gemm::{Mat, rows_of_a_tile};
-use crate::simd::{axpy, dot_in_order, exp};
+use crate::simd::{axpy, dot_in_order, exp, zeros};
 use crate::threads::split;
 
 /// What every tile reads.
@@ -40,7 +40,7 @@ pub(super) fn forward<S: Keys>(
 ) -> (Vec<f32>, Vec<f32>) {
     let inputs = Inputs { q, k, v, dims, ranges, sinks };
     let tile = dims.tile_queries();
-    let mut out = vec![0.0; q.len()];
+    let mut out = zeros(q.len());
     let mut lse = vec![f32::NEG_INFINITY; ranges.queries() * dims.heads];
     if ranges.queries() <= tile {
         few_queries(inputs, &mut out, &mut lse);

@@ -19,7 +19,7 @@ use candle_core::{Result, Tensor};
 
 use node::taken;
 
-pub use pass::{Backward, into_values};
+pub use pass::{Backward, add_each, into_values};
 pub use views::{add, cat, narrow, node, reshape, scale};
 
 pub(crate) use node::{Held, is_let_go, join};

@@ -14,6 +14,7 @@ use rayon::prelude::*;
 
 use super::node::{self, Argument, Node, Source, Way};
 use crate::at_end::AtEnd;
+use crate::simd::map_two;
 use crate::storage::{change_f32, values_like, with_each_f32, with_f32};
 
 /// Values that a thread adds at a time.
@@ -178,15 +179,13 @@ fn added(sum: Sum, gradient: &Tensor) -> Result<Sum> {
 }
 
 fn sums(a: &[f32], b: &[f32]) -> Vec<f32> {
-    let mut sums = vec![0.0; a.len()];
-    let chunks = sums.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK).zip(b.par_chunks(CHUNK)));
-    chunks.for_each(|(sums, (a, b))| {
+    map_two(a, b, |a, b, sums| {
         sums.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum = a + b);
-    });
-    sums
+    })
 }
 
-fn add_each(sum: &mut [f32], more: &[f32]) {
+/// `sum += more`, on all threads.
+pub fn add_each(sum: &mut [f32], more: &[f32]) {
     let chunks = sum.par_chunks_mut(CHUNK).zip(more.par_chunks(CHUNK));
     chunks.for_each(|(sum, more)| sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
 }

@@ -12,6 +12,7 @@ use crate::bend::Bend;
 use crate::gemm::{BLOCK_ROWS, Mat, Threads, matmul};
 use crate::linear::{Weight, product_nn, product_nt_into};
 use crate::matrix::Head;
+use crate::simd::zeros;
 use crate::storage::with_f32;
 
 /// Rows whose logits exist at the same time: few enough for 192 MiB of logits, and whole blocks of the
@@ -163,8 +164,8 @@ impl<'a> Part<'a> {
         reordered: bool,
     ) -> Result<Self> {
         let (vocabulary, width) = head.dims()?;
-        let d_hidden = hidden.track_op().then(|| vec![0.0; hidden.elem_count()]);
-        let d_weight = head.trains().then(|| vec![0.0; vocabulary * width]);
+        let d_hidden = hidden.track_op().then(|| zeros(hidden.elem_count()));
+        let d_weight = head.trains().then(|| zeros(vocabulary * width));
         Ok(Self { all, weight, width, reordered, d_hidden, d_weight })
     }
 

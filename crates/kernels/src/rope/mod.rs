@@ -12,12 +12,12 @@ mod frequencies;
 mod tests;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, bail};
-use rayon::prelude::*;
 
 use crate::cuda;
 use crate::dispatch::fused;
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::graph::{Gradients, differentiable};
+use crate::simd::by_chunk;
 use crate::storage::{values_like, with_each_f32};
 
 pub use frequencies::{Rope, RopeScaling};
@@ -153,6 +153,9 @@ pub fn reference(x: &Tensor, table: &RopeTable) -> Result<Tensor> {
     whole.to_dtype(x.dtype())
 }
 
+/// Tokens that a thread turns at a time.
+const TOKENS: usize = 32;
+
 struct Rotate {
     /// 1 forward, −1 for the inverse rotation of the backward pass.
     sign: f32,
@@ -169,19 +172,20 @@ impl Rotate {
         half: usize,
     ) -> Result<Vec<f32>> {
         let (_, heads, head_dim) = shape.dims3()?;
-        let mut out = vec![0.0; x.len()];
         let token = (heads * head_dim).max(1);
-        let angles = cos.par_chunks(half).zip(sin.par_chunks(half));
-        out.par_chunks_mut(token).zip(x.par_chunks(token)).zip(angles).with_min_len(32).for_each(
-            |((out, x), (cos, sin))| {
+        let (out, _) = by_chunk(x.len(), TOKENS * token, |index, out| {
+            for (row, out) in out.chunks_mut(token).enumerate() {
+                let at = index * TOKENS + row;
+                let x = &x[at * token..][..token];
+                let angles = (&cos[at * half..][..half], &sin[at * half..][..half]);
                 for (out, x) in out.chunks_mut(head_dim).zip(x.chunks(head_dim)) {
                     let (out, out_rest) = out.split_at_mut(2 * half);
                     let (x, x_rest) = x.split_at(2 * half);
                     out_rest.copy_from_slice(x_rest);
-                    self.turn(x, out, (cos, sin));
+                    self.turn(x, out, angles);
                 }
-            },
-        );
+            }
+        });
         Ok(out)
     }
 

@@ -8,6 +8,7 @@ use super::super::tiled::{key_tile, tiles};
 use super::super::{Dims, KeyRanges, TILE_KEYS};
 use super::{QueryTile, Saved, single_keys, write_queries};
 use crate::gemm::Mat;
+use crate::simd::{by_chunk, zeros};
 
 /// Tiles of queries, and of keys, of a block: two tasks a thread up to `4 K` threads, one up to `8 K`.
 fn tiles_of_block(kv_heads: usize, threads: usize) -> usize {
@@ -31,8 +32,8 @@ pub(in super::super) fn held_values(
 /// and of keys, first for the sums over queries, then for those over keys. Their order is that of [`super::queries`], whatever
 /// the number of threads.
 pub(in super::super) fn all(saved: &Saved<'_>, dims: Dims, ranges: &KeyRanges) -> [Vec<f32>; 3] {
-    let mut dq = vec![0.0; saved.q.len()];
-    let (mut dk, mut dv) = (vec![0.0; saved.k.len()], vec![0.0; saved.v.len()]);
+    let mut dq = zeros(saved.q.len());
+    let (mut dk, mut dv) = (zeros(saved.k.len()), zeros(saved.v.len()));
     let tiles = tiles_of_block(dims.kv_heads, rayon::current_num_threads());
     let (queries_at_once, keys_at_once) = (tiles * dims.tile_queries(), tiles * TILE_KEYS);
     let mut held = Vec::new();
@@ -60,9 +61,8 @@ fn by_token(heads: Vec<f32>, dims: Dims) -> Vec<f32> {
     if dims.kv_heads == 1 {
         return heads;
     }
-    let mut tokens = vec![0.0; heads.len()];
     let of_head = heads.len() / dims.kv_heads;
-    tokens.par_chunks_mut(dims.kv_stride().max(1)).enumerate().for_each(|(token, out)| {
+    let (tokens, _) = by_chunk(heads.len(), dims.kv_stride(), |token, out| {
         for (kv_head, out) in out.chunks_exact_mut(dims.head_dim).enumerate() {
             let at = kv_head * of_head + token * dims.head_dim;
             out.copy_from_slice(&heads[at..at + dims.head_dim]);
