@@ -147,6 +147,7 @@ def call4(place):
         # As a file of Q4_K holds an 8B model, and one of Q8_0 a small one, whose width is no multiple of 256.
         Step("decode_stored", place.bench("decode", *rows, "--stored", "Q4_K"), 90, "figures"),
         Step("decode_135m", place.bench("decode", *few), 40, "figures"),
+        Step("decode_135m_starts", place.bench("decode", *few, "--no-graphs"), 40, "figures"),
         Step("decode_135m_stored", place.bench("decode", *few, "--stored", "Q8_0"), 40, "figures"),
         Step("decode_f32", place.bench("decode", *rows, "--precision", "f32"), 90, "figures"),
         # The same steps on the CPU, cut off where time is short: losses are compared as far as they go.

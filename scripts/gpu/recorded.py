@@ -15,6 +15,8 @@ HERE = pathlib.Path(__file__).resolve().parent / "recording"
 RELEASE_THRESHOLD = 4
 # Bytes from which on features come down through page-locked memory.
 LARGE = 1 << 20
+# Graphs that are kept at a time, where one sequence is decoded.
+GRAPHS = 4
 # What has to say something. Everything else of these libraries answers 0.
 PRODUCTS = """
 #include "streams.h"
@@ -70,20 +72,20 @@ def problems(calls, uploads, traced=False, captures=False):
     launches, found = of("launch"), []
     if not launches and not uploads:
         return ["no kernel was started"]
-    working = {line[1] for line in of("launch", "product", "fill", "copy", "mark")}
+    working = {line[1] for line in of("launch", "product", "fill", "copy", "mark", "graph")}
     beside = {line[1] for line in of("stream")} - working
     ahead = [line for line in of("upload") if line[1] in beside]
     if len(working) > 1:
         found.append(f"work on {len(working)} streams: {' '.join(sorted(working))}")
     if "(nil)" in working:
         found.append("work on the stream that waits for all others")
-    for line in launches:
+    for line in launches + of("start"):
         if any(not 0 < int(blocks) <= most for blocks, most in zip(line[2:5], (2**31 - 1, 65535, 65535))):
             found.append(f"a grid of {' x '.join(line[2:5])} blocks: {line[6]}")
     # What is sent ahead has events of its own, and so has what goes to other processes.
     if len(of("event")) > max(8, 3 * len(ahead)) + 2 * len(of("group")):
         found.append(f"{len(of('event'))} events: tensors are tracked one by one")
-    found += marks(lines, traced) + collectives(lines)
+    found += marks(lines, traced) + collectives(lines) + graphs(lines)
     if not any(int(line[1]) == RELEASE_THRESHOLD and int(line[2]) == 2**64 - 1 for line in of("pool")):
         found.append("freed memory goes back to the driver at every synchronisation")
     if uploads and not ahead:
@@ -95,6 +97,21 @@ def problems(calls, uploads, traced=False, captures=False):
         found.append("no features came down through page-locked memory")
     if captures and "pageable" in down:
         found.append("features come down into memory that is not page-locked")
+    return found
+
+
+def graphs(lines):
+    """What is wrong with what is recorded to be made again: kernels alone, none of them on the stream that works, no more graphs than are
+    kept."""
+    of = lambda *kinds: [line for line in lines if line[0] in kinds]
+    found = [f"`{line[1]}` while starts are recorded" for line in of("refused")]
+    made = 0
+    for line in of("made", "dropped"):
+        made += 1 if line[0] == "made" else -1
+        if made > GRAPHS:
+            return [*found, f"more than {GRAPHS} graphs are kept"]
+    if {line[1] for line in of("start")} & {line[1] for line in of("launch", "graph")}:
+        found.append("starts are recorded on the stream that works")
     return found
 
 

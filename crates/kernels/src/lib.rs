@@ -60,6 +60,7 @@ pub use cuda::collectives;
 pub use cuda::device;
 #[cfg(feature = "nccl")]
 pub use cuda::nccl;
+pub use cuda::repeat;
 pub use cuda::trace;
 pub use cuda::transfer;
 pub use graph::{Gradients, differentiable};

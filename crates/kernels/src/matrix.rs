@@ -14,7 +14,7 @@ use crate::dispatch::fused;
 use crate::gemm::quantised::Kernel;
 use crate::gemm::{Mat, Product, Right, Room, matmul_each};
 use crate::linear::{Weight, linear, linear_onto};
-use crate::rows::select_rows;
+use crate::rows::{select_rows, wide_rows};
 use crate::storage::with_f32;
 
 mod head;
@@ -146,7 +146,7 @@ impl Matrix {
             Self::Dense(weight) if ids.is_empty() => {
                 Tensor::zeros((0, weight.dim(1)?), DType::F32, weight.device())
             }
-            Self::Dense(weight) => select_rows(weight, ids)?.to_dtype(DType::F32),
+            Self::Dense(weight) => wide_rows(weight, ids),
             Self::Quantised(matrix) => {
                 matrix.check(ids)?;
                 let blocks = matrix.blocks();

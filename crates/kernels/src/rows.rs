@@ -8,7 +8,8 @@ use candle_core::{DType, Result, Tensor, bail};
 use rayon::prelude::*;
 
 use crate::cuda;
-use crate::cuda::rows::{put_halves, some_rows};
+use crate::cuda::repeat::spoil;
+use crate::cuda::rows::{put_halves, put_halves_at, some_rows, some_wide_rows};
 use crate::graph::{add_to, cat, differentiable_new};
 use crate::settings::composed_only;
 use crate::storage::{change_f32, with_f32};
@@ -63,6 +64,15 @@ pub fn select_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     })
 }
 
+/// [`select_rows`] in f32, in one start where `x` is bf16 and does not train.
+pub(crate) fn wide_rows(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
+    let by_kernel = !x.track_op() && cuda::runs_on(x.device()) && !composed_only();
+    match if by_kernel { some_wide_rows(x, ids)? } else { None } {
+        Some(rows) => Ok(rows),
+        None => select_rows(x, ids)?.to_dtype(DType::F32),
+    }
+}
+
 fn rows_by_ops(x: &Tensor, ids: &[u32]) -> Result<Tensor> {
     x.index_select(&Tensor::from_slice(ids, ids.len(), x.device())?, 0)
 }
@@ -105,7 +115,20 @@ pub fn put_rows(into: &Tensor, rows: &Tensor, first: usize) -> Result<()> {
             return Ok(());
         }
     }
+    spoil("rows were written otherwise than by a kernel of ours");
     into.slice_set(&rows.contiguous()?.to_dtype(into.dtype())?, 0, first)
+}
+
+/// The same where kernels for NVIDIA GPUs take both: `rows` in f32, over contiguous bf16 rows of a multiple of 8 values. The first row
+/// lies on the device, a u32; whoever gives it answers for the room after it.
+///
+/// # Errors
+/// - the kernels do not take them, or rows differ in shape
+pub fn put_rows_at(into: &Tensor, rows: &Tensor, first: &Tensor) -> Result<()> {
+    if !cuda::takes(&[rows]) || rows.dims().get(1..) != into.dims().get(1..) {
+        bail!("put_rows_at: {rows:?} over {into:?}");
+    }
+    put_halves_at(&rows.detach(), into, first)
 }
 
 /// The columns of both side by side, `[R, A]` and `[R, B]` → `[R, A + B]`.
@@ -223,6 +246,9 @@ mod tests {
                     assert_eq!(own.dtype(), dtype);
                     let wide = |t: &Tensor| t.to_dtype(DType::F32);
                     assert_close("rows", &wide(&own)?, &wide(&want)?, 0.0);
+                    let own = emulated(|| wide_rows(x, ids))?;
+                    assert_eq!(own.dtype(), DType::F32);
+                    assert_close("rows in f32", &own, &wide(&want)?, 0.0);
                 }
                 assert!(emulated(|| select_rows(&x, &[rows])).is_err());
             }

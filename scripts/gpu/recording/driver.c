@@ -1,6 +1,6 @@
 // A driver without a GPU: memory is the host's, copies are real, kernels do nothing, and every call that
 // orders work is written to the file that GPU_CALLS names. What a GPU would compute is not known here; how
-// it is asked is. GPU_COUNT: so many GPUs, else one.
+// it is asked is. GPU_COUNT: so many GPUs, else one. GPU_GRAPHS=refuse: it makes no graph of what it recorded.
 #include <cuda.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,6 +13,17 @@
 
 struct CUfunc_st { char name[200]; };
 struct CUevent_st { int is_timed, is_seen; struct recording_event *event; };
+struct CUgraph_st { CUstream stream; unsigned starts; int is_broken; };
+struct CUgraphExec_st { unsigned starts; };
+
+// What this thread records in place of running it: kernels, and nothing else. Whatever else it asks for meanwhile is refused.
+static _Thread_local CUgraph recorded;
+static CUresult refused(const char *call) {
+  record("refused %s\n", call);
+  recorded->is_broken = 1;
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+#define NOT_RECORDED(call) if (recorded) return refused(call)
 
 // Page-locked memory that is there.
 static struct { char *from, *to; } pinned[16];
@@ -86,12 +97,14 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 }
 CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) { return cuStreamCreate(stream, flags); }
 CUresult cuStreamSynchronize(CUstream stream) {
+  NOT_RECORDED("synchronise");
   record("synchronise %p\n", (void *)stream);
   recording_stream_synchronise(stream_of(stream));
   return CUDA_SUCCESS;
 }
 // Which stream waits, and for which.
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+  NOT_RECORDED("wait");
   record("wait %p %p\n", (void *)stream, (void *)recording_event_stream(event->event));
   recording_stream_wait(stream_of(stream), event->event);
   return CUDA_SUCCESS;
@@ -109,6 +122,7 @@ CUresult cuEventDestroy_v2(CUevent event) {
   return CUDA_SUCCESS;
 }
 CUresult cuEventRecord(CUevent event, CUstream stream) {
+  NOT_RECORDED("event");
   record("%s %p\n", event->is_timed ? "mark" : "event", (void *)stream);
   event->is_seen = 0;
   recording_event_record(event->event, stream_of(stream));
@@ -116,6 +130,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 }
 // That the host knows a stream to have come so far is written once.
 static CUresult look(CUevent event, int waits) {
+  NOT_RECORDED("look");
   if (!recording_event_is_done(event->event, waits)) return CUDA_ERROR_NOT_READY;
   if (!event->is_timed && !event->is_seen) record("seen %p\n", (void *)recording_event_stream(event->event));
   event->is_seen = 1;
@@ -134,6 +149,7 @@ CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { return cuEven
 
 // Memory: zeros, since no kernel writes results.
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream) {
+  NOT_RECORDED("allocate");
   record("allocate %p %zu\n", (void *)stream, bytes);
   *address = 0;
   // A pool has an address for nothing.
@@ -154,6 +170,7 @@ static void release(struct recording_work *work) {
 }
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   if (!address) return CUDA_SUCCESS;
+  NOT_RECORDED("free");
   size_t *block = (size_t *)(address - 64);
   record("free %p %zu\n", (void *)stream, *block);
   used -= *block;
@@ -195,6 +212,7 @@ static void copy_staged(struct recording_work *work) {
 static void fill(struct recording_work *work) { memset(work->to, work->value, work->bytes); }
 // The caller's memory is its own again, but for page-locked memory.
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+  NOT_RECORDED("upload");
   record("upload %p %zu\n", (void *)stream, bytes);
   struct recording_work work = {.run = copy, .to = (void *)to, .from = from, .bytes = bytes};
   if (!is_pinned(from)) {
@@ -206,6 +224,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
 }
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) { return cuMemcpyHtoDAsync_v2(to, from, bytes, 0); }
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  NOT_RECORDED("download");
   record("download %p %zu %s\n", (void *)stream, bytes, is_pinned(to) ? "pinned" : "pageable");
   recording_submit(stream_of(stream), (struct recording_work){.run = copy, .to = to, .from = (void *)from, .bytes = bytes}, 0);
   if (!is_pinned(to)) recording_stream_synchronise(stream_of(stream));
@@ -213,11 +232,13 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) { return cuMemcpyDtoHAsync_v2(to, from, bytes, 0); }
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  NOT_RECORDED("copy");
   record("copy %p %zu\n", (void *)stream, bytes);
   recording_submit(stream_of(stream), (struct recording_work){.run = copy, .to = (void *)to, .from = (void *)from, .bytes = bytes}, 0);
   return CUDA_SUCCESS;
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+  NOT_RECORDED("fill");
   record("fill %p %zu\n", (void *)stream, bytes);
   recording_submit(stream_of(stream), (struct recording_work){.run = fill, .to = (void *)to, .bytes = bytes, .value = value}, 0);
   return CUDA_SUCCESS;
@@ -235,7 +256,11 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 }
 
 // Kernels.
-CUresult cuModuleLoadData(CUmodule *module, const void *image) { *module = handle(); return CUDA_SUCCESS; }
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
+  NOT_RECORDED("load");
+  *module = handle();
+  return CUDA_SUCCESS;
+}
 CUresult cuModuleLoad(CUmodule *module, const char *path) { *module = handle(); return CUDA_SUCCESS; }
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
   *function = calloc(1, sizeof **function);
@@ -251,10 +276,16 @@ static void nothing(struct recording_work *work) {}
 // As a driver does, it refuses what no GPU can start.
 CUresult cuLaunchKernel(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y,
                         unsigned threads_z, unsigned shared, CUstream stream, void **arguments, void **extra) {
-  record("launch %p %u %u %u %u %s\n", (void *)stream, x, y, z, threads_x * threads_y * threads_z, function->name);
+  int is_recorded = recorded && recorded->stream == stream;
+  record("%s %p %u %u %u %u %s\n", is_recorded ? "start" : "launch", (void *)stream, x, y, z,
+         threads_x * threads_y * threads_z, function->name);
   unsigned threads = threads_x * threads_y * threads_z;
   if (!x || !y || !z || y > 65535 || z > 65535 || !threads || threads > 1024 || shared > 227 << 10)
     return CUDA_ERROR_INVALID_VALUE;
+  if (is_recorded) {
+    recorded->starts++;
+    return CUDA_SUCCESS;
+  }
   recording_submit(stream_of(stream), (struct recording_work){.run = nothing}, 0);
   return CUDA_SUCCESS;
 }
@@ -263,4 +294,47 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, voi
     if (config->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION) return CUDA_ERROR_INVALID_VALUE;
   return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY,
                         config->blockDimZ, config->sharedMemBytes, config->hStream, arguments, extra);
+}
+
+// Graphs: starts that were recorded, made by one call.
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  NOT_RECORDED("record");
+  record("record %p %d\n", (void *)stream, mode);
+  recorded = calloc(1, sizeof *recorded);
+  recorded->stream = stream;
+  return CUDA_SUCCESS;
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+  *graph = 0;
+  if (!recorded || recorded->stream != stream) return CUDA_ERROR_ILLEGAL_STATE;
+  CUgraph made = recorded;
+  recorded = 0;
+  if (made->is_broken) {
+    free(made);
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  }
+  *graph = made;
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+  if (getenv("GPU_GRAPHS")) return CUDA_ERROR_NOT_SUPPORTED;
+  record("made %u\n", graph->starts);
+  *exec = calloc(1, sizeof **exec);
+  (*exec)->starts = graph->starts;
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  NOT_RECORDED("graph");
+  record("graph %p %u\n", (void *)stream, exec->starts);
+  recording_submit(stream_of(stream), (struct recording_work){.run = nothing}, 0);
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+  record("dropped %u\n", exec->starts);
+  free(exec);
+  return CUDA_SUCCESS;
+}
+CUresult cuGraphDestroy(CUgraph graph) {
+  free(graph);
+  return CUDA_SUCCESS;
 }

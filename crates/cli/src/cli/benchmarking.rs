@@ -172,6 +172,9 @@ pub(crate) struct DecodeBenchArguments {
     /// Also measure how fast the host's memory is read, over one GiB.
     #[arg(long)]
     pub(crate) read_bandwidth: bool,
+    /// Start every kernel of every pass by itself, where passes repeat (NVIDIA GPUs).
+    #[arg(long)]
+    pub(crate) no_graphs: bool,
 }
 
 fn blocks(text: &str) -> Result<BlockFormat, String> {

@@ -40,6 +40,12 @@ pub(crate) use reference::reference;
 pub use keys::{half_keys, is_quantisable, quantised_keys};
 pub use ranges::{Delays, KeyRanges, Reach};
 
+/// What [`attention`] of few rows that do not train asks of a pass's inputs ([`crate::repeat`]): ranges as a GPU reads them. Their number
+/// depends on that of the queries, and of their single keys in steps of 64.
+pub fn words_of_ranges(ranges: &KeyRanges) -> Vec<u32> {
+    gpu::tables::words(ranges)
+}
+
 /// Attention of `q` over `k`, `v` within `ranges`.
 ///
 /// # Shapes

@@ -177,7 +177,7 @@ impl Stored<'_> {
 
     /// The rows `ids`, which lie within the matrix, in f32, `[T, I]`. It fails as [`widened`](Self::widened) does.
     pub(crate) fn rows(&self, ids: &[u32]) -> Result<Tensor> {
-        let places = super::upload(ids, self.bytes.device())?;
+        let places = super::upload_words(ids, self.bytes.device())?;
         let parts = ids.len() * self.inputs / BLOCK;
         let arguments = Arguments::of([self.bytes, &places]).and([parts, self.inputs]);
         let shape = Shape::from((ids.len(), self.inputs));

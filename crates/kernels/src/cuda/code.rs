@@ -236,7 +236,7 @@ mod of_nvrtc {
         architecture: Architecture,
         options: &[&str],
     ) -> Result<Compiled> {
-        let text = CString::new(program.text.as_str()).map_err(Error::wrap)?;
+        let text = CString::new(&*program.text).map_err(Error::wrap)?;
         let name = CString::new(format!("{}.cu", program.name)).map_err(Error::wrap)?;
         let handle = result::create_program(&text, Some(&name)).map_err(Error::wrap)?;
         let handle = Handle(handle);

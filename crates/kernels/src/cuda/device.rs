@@ -7,6 +7,7 @@
 use candle_core::{Device, Result};
 
 pub use super::launch::overlap_kernels;
+pub use super::repeat::repeat_passes;
 
 /// The NVIDIA GPU of an index, the same for all callers. Memory that tensors give back stays with the
 /// process: mapping it anew takes about a millisecond a GiB, and the driver would take it at every

@@ -4,20 +4,16 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{
-    CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
-    bail,
+    CpuStorage, CudaStorage, DType, Device, Error, InplaceOp1, Layout, Result, Shape, Storage,
+    Tensor, bail,
 };
 
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::trace;
-use super::{Program, exactly};
+use super::{Program, exactly, repeat};
 
 /// What a kernel is given before its results.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(
-    not(any(test, feature = "cuda", feature = "emulate-cuda")),
-    expect(dead_code, reason = "a build without a device starts no kernel")
-)]
 pub(crate) enum Argument<'a> {
     /// Contiguous f32, bf16, u32 or u8 values.
     Tensor(&'a Tensor),
@@ -124,10 +120,6 @@ impl Block {
 
 /// One start of a kernel.
 #[derive(Debug)]
-#[cfg_attr(
-    not(any(test, feature = "cuda", feature = "emulate-cuda")),
-    expect(dead_code, reason = "a build without a device starts no kernel")
-)]
 pub(crate) struct Launch<'a> {
     pub(crate) program: &'a Program,
     pub(crate) kernel: &'a str,
@@ -183,7 +175,11 @@ impl<'a> Launch<'a> {
         exactly(self.started(device, results)?)
     }
 
-    fn started(&self, device: &Device, results: &[(Shape, DType)]) -> Result<Vec<Tensor>> {
+    pub(super) fn started(
+        &self,
+        device: &Device,
+        results: &[(Shape, DType)],
+    ) -> Result<Vec<Tensor>> {
         for (_, of) in results {
             if !matches!(of, DType::F32 | DType::BF16 | DType::U32) {
                 bail!("{}: a result of {of:?}", self.kernel);
@@ -193,7 +189,7 @@ impl<'a> Launch<'a> {
         if self.grid.contains(&0) {
             return results.iter().map(|(shape, of)| Tensor::zeros(shape, *of, device)).collect();
         }
-        match device {
+        let made: Result<Vec<Tensor>> = match device {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => on_cuda::run(self, results, cuda, None),
             #[cfg(any(test, feature = "emulate-cuda"))]
@@ -201,10 +197,16 @@ impl<'a> Launch<'a> {
                 let start = || super::emulator::run(self, results, None);
                 trace::on_host(|| self.kernel.to_owned(), start)
             }
-            other => {
-                bail!("{}: {} has no {:?}", self.kernel, self.program.name, other.location())
-            }
-        }
+            other => Err(Error::msg(format!(
+                "{}: {} has no {:?}",
+                self.kernel,
+                self.program.name,
+                other.location()
+            ))),
+        };
+        let made = made?;
+        repeat::note(self, &made, None);
+        Ok(made)
     }
 
     /// Starts a kernel that has no results: its last argument are the values of `into`, contiguous ones of bf16 in no
@@ -219,7 +221,9 @@ impl<'a> Launch<'a> {
         if self.grid.contains(&0) {
             return Ok(());
         }
-        into.inplace_op1(&InPlace { launch: self })
+        into.inplace_op1(&InPlace { launch: self })?;
+        repeat::note(self, &[], Some(into));
+        Ok(())
     }
 
     /// Whether arguments are contiguous, and all counts are what a kernel and a grid can hold.
@@ -291,7 +295,7 @@ impl InplaceOp1 for InPlace<'_> {
 }
 
 #[cfg(feature = "cuda")]
-pub(super) use on_cuda::{block_memory, capability};
+pub(super) use on_cuda::{Graph, block_memory, capability};
 
 #[cfg(feature = "cuda")]
 mod on_cuda;

@@ -18,6 +18,7 @@ pub(crate) mod linear;
 pub mod nccl;
 pub(crate) mod product;
 mod program;
+pub mod repeat;
 pub(crate) mod rows;
 pub mod trace;
 pub mod transfer;
@@ -96,6 +97,14 @@ pub(crate) fn upload<T: candle_core::WithDType>(values: &[T], device: &Device) -
         return Tensor::zeros(1, T::DTYPE, device);
     }
     Tensor::from_slice(values, values.len(), device)
+}
+
+/// The same of words. Where the pass that is recorded has them among its [`repeat::Inputs`], they are those.
+pub(crate) fn upload_words(values: &[u32], device: &Device) -> Result<Tensor> {
+    match repeat::input(values) {
+        Some(there) => Ok(there),
+        None => upload(values, device),
+    }
 }
 
 /// A kernel's results by name. It fails where there are more or fewer.

@@ -1,16 +1,21 @@
 //! The text of kernels that are compiled together.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// What all kernels share.
 const COMMON: &str = include_str!("common.cu");
 
 /// A text and the numbers it is compiled with.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Program {
     /// Different for different text.
     pub(super) name: String,
-    pub(super) text: String,
+    #[cfg_attr(
+        not(any(test, feature = "cuda", feature = "emulate-cuda")),
+        expect(dead_code, reason = "read where kernels are compiled")
+    )]
+    pub(super) text: Arc<str>,
     /// Whether it takes instructions that one architecture has and later ones do not.
     #[cfg_attr(
         not(feature = "cuda"),
@@ -28,16 +33,15 @@ pub(crate) struct Program {
 impl Program {
     /// `body` with every number defined under its name.
     pub(crate) fn new(name: &str, body: &str, numbers: &[(&str, usize)]) -> Self {
-        let (text, name) = (String::new(), name.to_owned());
-        let mut program = Self { name, text, for_one_architecture: false, overlaps: false };
+        let (mut text, mut name) = (String::new(), name.to_owned());
         for (key, value) in numbers {
             // Writing to a string does not fail.
-            let _ = write!(program.name, "_{value}");
-            let _ = writeln!(program.text, "#define {key} {value}");
+            let _ = write!(name, "_{value}");
+            let _ = writeln!(text, "#define {key} {value}");
         }
-        program.text.push_str(COMMON);
-        program.text.push_str(body);
-        program
+        text.push_str(COMMON);
+        text.push_str(body);
+        Self { name, text: text.into(), for_one_architecture: false, overlaps: false }
     }
 
     /// The same, compiled with all that its device's architecture has.

@@ -180,6 +180,20 @@ extern "C" __global__ void some_rows(const FourFloats *x, const u32 *ids, u32 ea
 }
 KERNEL(some_rows)
 
+// The same of bf16 rows, each of so many times eight values, as f32; a thread takes eight.
+extern "C" __global__ void some_wide_rows(const EightHalves *x, const u32 *ids, u32 each, u32 count, FourFloats *out) {
+    begin_in_turn();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    EightHalves eight = x[(size_t)ids[i / each] * each + i % each];
+#pragma unroll
+    for (u32 k = 0; k < 2; k++) {
+        u32 first = eight.pairs[2 * k], second = eight.pairs[2 * k + 1];
+        out[2 * i + k] = {{unpack_low(first), unpack_high(first), unpack_low(second), unpack_high(second)}};
+    }
+}
+KERNEL(some_wide_rows)
+
 // Values rounded to bf16; a thread takes eight.
 extern "C" __global__ void to_halves(const float *x, u32 count, u16 *out) {
     begin_in_turn();
@@ -194,6 +208,17 @@ extern "C" __global__ void to_halves(const float *x, u32 count, u16 *out) {
     for (u32 k = i; k < count; k++) out[k] = (u16)pack(x[k], 0.0f);
 }
 KERNEL(to_halves)
+
+// The same over the rows of `width` values from row `place` on; `width` is a multiple of eight.
+extern "C" __global__ void put_halves(const float *x, const u32 *place, u32 width, u32 count, u16 *out) {
+    begin_in_turn();
+    u32 i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= count) return;
+    FourFloats a = four_of(x, i, count, true), b = four_of(x, i + 4, count, true);
+    EightHalves halves = {{pack(a.at[0], a.at[1]), pack(a.at[2], a.at[3]), pack(b.at[0], b.at[1]), pack(b.at[2], b.at[3])}};
+    *reinterpret_cast<EightHalves *>(out + (size_t)place[0] * width + i) = halves;
+}
+KERNEL(put_halves)
 
 // Columns `from` to `from + columns` of x [R, width]; a thread takes four values of the result.
 extern "C" __global__ void some_columns(const float *x, u32 width, u32 from, u32 columns, u32 count,

@@ -1,10 +1,10 @@
 //! Norms, rotations, gates and sums of rows: one pass over memory each.
 
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_core::{DType, Device, Result, Shape, Tensor, bail};
 
-use super::{Argument, Arguments, Launch, Program, aligned, upload};
+use super::{Argument, Arguments, Launch, Program, aligned, upload, upload_words};
 use crate::graph::differentiable_new;
 use crate::sums::Sums;
 
@@ -29,7 +29,9 @@ pub(super) fn kernel_blocks() -> Vec<super::Block> {
         "swiglu",
         "swiglu_backward",
         "some_rows",
+        "some_wide_rows",
         "to_halves",
+        "put_halves",
         "some_columns",
         "sum_rows",
     ];
@@ -49,6 +51,8 @@ const MOST_COPIED: usize = 1 << 31;
 const ROUNDED: usize = 8;
 /// Values that a thread gates or copies.
 const EACH: usize = 4;
+/// Sets of frequencies that are kept on devices.
+const MOST_FREQUENCIES: usize = 16;
 /// Rows of which a block sums a weight's gradient.
 const ROWS_EACH: usize = 128;
 
@@ -103,12 +107,27 @@ pub(crate) fn rope_table(
 ) -> Result<[Tensor; 2]> {
     let half = frequencies.len();
     let values = positions.len() * half;
-    let (at, frequencies) = (upload(positions, device)?, upload(frequencies, device)?);
+    let (at, frequencies) = (upload_words(positions, device)?, kept(frequencies, device)?);
     let arguments =
         [(&at).into(), (&frequencies).into(), values.into(), half.into(), Argument::F32(amplitude)];
     let shape = Shape::from((positions.len(), half));
     Launch::new(&PROGRAM, "rope_table", blocks(values, 1), &arguments)
         .run(device, [shape.clone(), shape])
+}
+
+/// Frequencies on a device. A process has few, and passes find them at the same place.
+fn kept(frequencies: &[f32], device: &Device) -> Result<Tensor> {
+    static KEPT: Mutex<Vec<(Vec<u32>, Tensor)>> = Mutex::new(Vec::new());
+    let bits: Vec<u32> = frequencies.iter().map(|value| value.to_bits()).collect();
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let same = |(own, on): &&(Vec<u32>, Tensor)| *own == bits && on.device().same_device(device);
+    if let Some((_, known)) = all.iter().find(same) {
+        return Ok(known.clone());
+    }
+    let new = upload(frequencies, device)?;
+    all.truncate(MOST_FREQUENCIES - 1);
+    all.insert(0, (bits, new.clone()));
+    Ok(new)
 }
 
 /// [`crate::rope::rope`] of `[T, N, D]`.
@@ -163,6 +182,15 @@ pub(crate) fn swiglu_gradients(
 /// The rows `ids` of `x`, `[T, ..]`, without a gradient; `None` if rows are no multiples of 16 bytes, an id
 /// lies outside, or it is no case for the kernel otherwise.
 pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
+    rows_as(x, ids, x.dtype())
+}
+
+/// The same of bf16 rows in f32.
+pub(crate) fn some_wide_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
+    if x.dtype() == DType::BF16 { rows_as(x, ids, DType::F32) } else { Ok(None) }
+}
+
+fn rows_as(x: &Tensor, ids: &[u32], wanted: DType) -> Result<Option<Tensor>> {
     let (dtype, [of, rest @ ..]) = (x.dtype(), x.dims()) else { return Ok(None) };
     let width: usize = rest.iter().product();
     let (in_16, bytes) = (16 / dtype.size_in_bytes().max(1), width * dtype.size_in_bytes());
@@ -173,11 +201,12 @@ pub(crate) fn some_rows(x: &Tensor, ids: &[u32]) -> Result<Option<Tensor>> {
     if !(fits && lies_well && inside && (1..MOST_COPIED).contains(&count)) {
         return Ok(None);
     }
-    let at = upload(ids, x.device())?;
+    let at = upload_words(ids, x.device())?;
     let arguments = [x.into(), (&at).into(), (bytes / 16).into(), count.into()];
     let shape = Shape::from([&[ids.len()], rest].concat());
-    let [out] = Launch::new(&PROGRAM, "some_rows", blocks(count, 1), &arguments)
-        .run_as(x.device(), &[(shape, dtype)])?;
+    let kernel = if wanted == dtype { "some_rows" } else { "some_wide_rows" };
+    let [out] = Launch::new(&PROGRAM, kernel, blocks(count, 1), &arguments)
+        .run_as(x.device(), &[(shape, wanted)])?;
     Ok(Some(out))
 }
 
@@ -201,6 +230,18 @@ pub(crate) fn put_halves(x: &Tensor, into: &Tensor) -> Result<bool> {
     Launch::new(&PROGRAM, "to_halves", blocks(x.elem_count(), ROUNDED), &arguments)
         .run_into(into)?;
     Ok(true)
+}
+
+/// The same over rows of `into`, `[C, ..]` in bf16, from a row on that lies on the device as a u32; the rows have as many values as
+/// those of `x`, a multiple of 8, and `into` has room for all of them.
+pub(crate) fn put_halves_at(x: &Tensor, into: &Tensor, place: &Tensor) -> Result<()> {
+    let x = aligned(x)?;
+    let width: usize = into.dims().iter().skip(1).product();
+    if width == 0 || !width.is_multiple_of(ROUNDED) || !x.elem_count().is_multiple_of(width) {
+        bail!("put_halves: {:?} over rows of {:?}", x.shape(), into.shape());
+    }
+    let arguments = Arguments::of([&x, place]).and([width, x.elem_count()]);
+    Launch::new(&PROGRAM, "put_halves", blocks(x.elem_count(), ROUNDED), &arguments).run_into(into)
 }
 
 /// Columns `from` to `from + columns` of `[R, width]` values.

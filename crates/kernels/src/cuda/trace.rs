@@ -21,6 +21,11 @@ static ON: AtomicBool = AtomicBool::new(false);
 /// Starts since the trace is on.
 static SPANS: Mutex<Vec<Span>> = Mutex::new(Vec::new());
 
+/// Whether starts are timed one by one.
+pub(super) fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
 /// The starts of one op, and how long they took together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTime {

@@ -1,5 +1,6 @@
 //! Keys and values, or states, of every layer for the tokens of one sequence.
 
+mod placed;
 mod prefix;
 mod states;
 mod windows;
@@ -12,6 +13,7 @@ use longdraft_kernels::recurrence::Walk;
 use longdraft_kernels::rows::put_rows;
 
 use super::recurrent::{CachedState, Rule, State};
+use super::repeats::Repeats;
 use crate::error::{Result, refused};
 use windows::Windowed;
 
@@ -89,6 +91,8 @@ pub struct KvCache {
     states: Option<States>,
     /// Layers up to the one whose keys and values are those of [`Self::last_layer`].
     last: usize,
+    /// Passes that start the same again and again.
+    repeats: Repeats,
 }
 
 /// What layers with a state have in common.
@@ -149,7 +153,9 @@ impl KvCache {
         let has_states = layers.iter().any(|layer| matches!(layer, Layer::State(_)));
         let states = has_states.then(States::default);
         let last = layers.len();
-        Ok(Self { layers, length: 0, capacity: INITIAL_CAPACITY, states, last, long: None, reach })
+        let repeats = Repeats::default();
+        let (length, capacity, long) = (0, INITIAL_CAPACITY, None);
+        Ok(Self { layers, length, capacity, states, last, long, reach, repeats })
     }
 
     /// The same with the keys and values of layer `index` as those of [`Self::last_layer`].

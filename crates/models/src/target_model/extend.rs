@@ -12,6 +12,7 @@ use super::cache::{KvCache, Layout};
 use super::features::{Features, Taps};
 use super::layer::{Appended, Context};
 use super::pass::Visible;
+use super::repeats::Rows;
 use super::run::Keeping;
 use crate::config::LayerHeads;
 use crate::error::{Result, refused};
@@ -102,11 +103,15 @@ impl Target {
                 Some(parents) => Walk::tree(parents),
             });
             let is_text = *is_text && parents.is_none();
-            appended.push(Appended { cache, visible, rows: new.len(), is_text });
+            let rows = new.len();
+            appended.push(Appended { cache, visible, rows, is_text, place: None });
         }
-        let (mut context, taps) = (Context::Cached(appended), (taps, Keeping::All));
+        let mut context = Context::Cached(appended);
         let tokens = (&ids[..], &position_ids[..]);
-        let features = awake(|| self.run(tokens, &long, &mut context, taps))?;
+        let rows = Rows { ids: &ids, position_ids: &position_ids };
+        let features = self.run_again(&rows, &mut context, taps, |context| {
+            awake(|| self.run(tokens, &long, context, (taps, Keeping::All)))
+        })?;
         drop(context);
         for Extension { ids, cache, parents, is_text, .. } in sequences {
             cache.end_pass(ids.len(), *is_text && parents.is_none());

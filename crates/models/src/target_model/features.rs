@@ -124,14 +124,18 @@ impl Features {
     /// # Errors
     /// - there are fewer rows
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
-        let of = |tensor: &Tensor| tensor.narrow(0, rows.start, rows.len());
+        self.each(|tensor| tensor.narrow(0, rows.start, rows.len()))
+    }
+
+    /// What `of` makes of everything that was tapped.
+    pub(super) fn each(&self, of: impl Fn(&Tensor) -> candle_core::Result<Tensor>) -> Result<Self> {
         let kv = |kv: &KeyValues| -> Result<KeyValues> {
             Ok(KeyValues { k: of(&kv.k)?, v: of(&kv.v)? })
         };
         let hidden = self.hidden.iter().map(|(layer, states)| Ok((*layer, of(states)?)));
         Ok(Self {
             last_kv: self.last_kv.as_ref().map(kv).transpose()?,
-            last_keys_unrotated: self.last_keys_unrotated.as_ref().map(of).transpose()?,
+            last_keys_unrotated: self.last_keys_unrotated.as_ref().map(&of).transpose()?,
             hidden: hidden.collect::<Result<_>>()?,
             final_hidden: self.final_hidden.as_ref().map(of).transpose()?,
         })

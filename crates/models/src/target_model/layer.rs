@@ -45,6 +45,8 @@ pub(super) struct Appended<'a> {
     pub(super) rows: usize,
     /// Whether no more than the last row is taken back.
     pub(super) is_text: bool,
+    /// The cache's length on the device, for kernels that write there; the whole cache is read then.
+    pub(super) place: Option<Arc<Tensor>>,
 }
 
 impl Appended<'_> {
@@ -58,7 +60,13 @@ impl Appended<'_> {
         let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
         let (k, v) = match layer.sizes.keys_owner {
             Some(owner) => self.cache.appended(owner, self.rows)?,
-            None => self.cache.append(index, &own(&heads.k)?, &own(&heads.v)?)?,
+            None => {
+                let (k, v) = (own(&heads.k)?, own(&heads.v)?);
+                match &self.place {
+                    Some(place) => self.cache.append_at(index, (&k, &v), place)?,
+                    None => self.cache.append(index, &k, &v)?,
+                }
+            }
         };
         let first = self.cache.first_held_by(layer.sizes.keys_owner.unwrap_or(index));
         let ranges = self.visible.held(layer.sizes.slides, first);

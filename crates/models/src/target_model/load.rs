@@ -17,6 +17,7 @@ use super::gguf::{GgufSource, unread};
 use super::layers::{LayerSource, ResidentLayers};
 use super::names::{EMBEDDING, FINAL_NORM};
 use super::pass::Ropes;
+use super::repeats::Repeating;
 use super::specs::specs_of;
 use super::spread::{Ranks, SpreadLayers, Table};
 use super::tensor_parallel::LayerShare;
@@ -211,6 +212,7 @@ impl Target {
             device: options.device.clone(),
             share,
             config,
+            repeating: Repeating::default(),
         })
     }
 }

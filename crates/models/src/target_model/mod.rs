@@ -27,6 +27,7 @@ mod pass;
 mod per_layer;
 mod recurrent;
 mod renamed;
+mod repeats;
 mod row_cut;
 mod run;
 mod sequence_parallel;
@@ -65,6 +66,7 @@ use layers::LayerSource;
 use pass::Ropes;
 use per_layer::PerLayerInputs;
 use recurrent::Rule;
+use repeats::Repeating;
 use spread::Table;
 use tensor_parallel::LayerShare;
 
@@ -95,6 +97,8 @@ pub struct Target {
     held: Vec<(&'static str, u64)>,
     /// What this rank holds of every layer.
     share: LayerShare,
+    /// Whether passes are made of recorded starts.
+    repeating: Repeating,
 }
 
 impl Target {

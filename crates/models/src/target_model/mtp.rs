@@ -239,7 +239,7 @@ impl MtpBlock {
         for (ranges, cache) in sequences.iter_mut() {
             let (rows, visible) = (ranges.queries(), Visible::full(ranges.clone()));
             cache.reserve(rows)?;
-            appended.push(Appended { cache, visible, rows, is_text: false });
+            appended.push(Appended { cache, visible, rows, is_text: false, place: None });
         }
         let mut context = Context::Cached(appended);
         let hidden = self.layer.finish(&hidden, Some(&heads), 0, &mut context)?;

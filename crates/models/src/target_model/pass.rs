@@ -24,6 +24,11 @@ impl Visible {
         Self { full: Arc::new(within(Reach::All)), sliding, held: None }
     }
 
+    /// Those of layers without a window.
+    pub(super) fn whole(&self) -> &KeyRanges {
+        &self.full
+    }
+
     /// Those of layers without windows.
     pub(super) fn full(ranges: KeyRanges) -> Self {
         Self { full: Arc::new(ranges), sliding: None, held: None }

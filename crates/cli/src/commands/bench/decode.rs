@@ -1,11 +1,12 @@
 //! Passes of the target over a few rows after a cached context, logits included: one row is a plain
 //! decoding step, more rows are a verification.
 
+use longdraft_kernels::device::repeat_passes;
 use longdraft_kernels::matrix::BlockFormat;
 use longdraft_models::TargetConfig;
 use longdraft_models::target_model::{KvCache, Tap, Taps, Target, TargetOptions, tensor_specs};
 use longdraft_models::weights::{TensorRole, TensorSpec};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::clock::{Timed, time};
 use super::products::read_bandwidth;
@@ -15,10 +16,13 @@ use crate::failure::Result;
 
 /// Tokens of the context that are cached at once.
 const PREFILL: usize = 2048;
+/// Passes after which a kind of passes may be made of recorded starts.
+const KNOWN: usize = 3;
 
 /// Every number of rows after one context.
 pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result<()> {
     let place = Place::open(&arguments.bench)?;
+    repeat_passes(!arguments.no_graphs);
     let target = target(arguments, &place)?;
     let mut cache = context(&target, arguments.context)?;
     let held = |spec: &TensorSpec| stored::held_bytes(spec, arguments.stored, place.options.dtype);
@@ -34,6 +38,7 @@ pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result
         cases.case(about, || {
             let timed = passes(arguments, &place, &target, &mut cache, rows)?;
             let mut figures = timed.figures(rows);
+            figures.insert("graphs".to_owned(), graphs(&target));
             let median = figures["median_s"].as_f64().unwrap_or(f64::NAN);
             figures.insert("weights_gb_s".to_owned(), json!(1e-9 * bytes as f64 / median));
             figures.insert("read_gb_s".to_owned(), json!(bandwidth));
@@ -41,6 +46,11 @@ pub(super) fn run(arguments: &DecodeBenchArguments, cases: &mut Cases) -> Result
         });
     }
     Ok(())
+}
+
+/// Passes so far that were made of recorded starts, and why later ones are not.
+fn graphs(target: &Target) -> Value {
+    json!({"passes": target.repeated_passes(), "none_because": target.not_repeated_because()})
 }
 
 fn target(arguments: &DecodeBenchArguments, place: &Place) -> Result<Target> {
@@ -78,6 +88,13 @@ fn passes(
     rows: usize,
 ) -> Result<Timed> {
     let (first, vocabulary) = (arguments.context, target.config().vocab_size);
+    // Passes that repeat are known by others after fewer tokens.
+    for at in first.saturating_sub(KNOWN)..first {
+        let positions: Vec<u32> = (at..at + rows).map(|t| t as u32).collect();
+        cache.truncate(at);
+        target.extend(&vec![0; rows], &positions, cache, &Taps::of(&[Tap::FinalHidden]))?;
+    }
+    cache.truncate(first);
     let positions: Vec<u32> = (first..first + rows).map(|t| t as u32).collect();
     let prepare = |step| -> Result<Vec<u32>> {
         Ok((0..rows).map(|row| shape::token(row, step + 1, vocabulary)).collect())
@@ -131,6 +148,7 @@ mod tests {
             context: 3,
             stored: Some(BlockFormat::Q4_1),
             read_bandwidth: false,
+            no_graphs: false,
         };
         let target = target(&arguments, &place).expect("target");
         let mut cache = context(&target, 3).expect("context");

@@ -300,19 +300,24 @@ DEVICE void gather(SCORES, Quad *scratch, const u32 *sees, const Held *v, const 
     }
 }
 
-// Grid: blocks of pieces as `Queries::share` says, key-value heads. `parts` is [Tq, N, pieces, D], not divided by
-// the totals and not written where a row sees nothing, `softmax` [Tq, N, pieces, 2] the largest score and total.
+// Grid: blocks of pieces as `Queries::share` says, key-value heads. `sizes`: where the last range ends, the first piece that
+// a row sees, how many pieces have the same keys for all rows, and how many are seen; there is room for `pieces`.
+// `parts` is [Tq, N, pieces, D], not divided by the totals and not written where a row sees nothing, `softmax`
+// [Tq, N, pieces, 2] the largest score and total. What is not seen is not written.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-attention_few(const float *q, const Held *k, const Held *v, const u32 *start, const u32 *end, const u32 *singles,
-              const u32 *singles_end, u32 has_singles, u32 queries, u32 keys, u32 heads, u32 kv_heads,
-              u32 first_piece, u32 together, u32 pieces, float scale, float *parts, float *softmax) {
+attention_few(const float *q, const Held *k, const Held *v, const u32 *sizes, const u32 *start, const u32 *end,
+              const u32 *singles, const u32 *singles_end, u32 has_singles, u32 queries, u32 heads, u32 kv_heads,
+              u32 pieces, float scale, float *parts, float *softmax) {
     begin_in_turn();
     __shared__ Quad scratch[SCRATCH], weights[ROWS * PIECE / 4];
     __shared__ u32 low[ROWS], high[ROWS], sees[ROWS / STEP];
     __shared__ size_t places[ROWS];
     u32 head = blockIdx.y, group = heads / kv_heads, stride = kv_heads * HEAD_DIM;
     Queries all = {start, end, singles, singles_end, has_singles, queries, group};
+    u32 keys = sizes[0], first_piece = sizes[1], together = sizes[2], count = sizes[3];
     Share share = all.share(blockIdx.x, together, keys);
+    // Room that nobody sees yet.
+    if (share.piece >= count) return;
     u32 place = (first_piece + share.piece) * PIECE;
     float (*scores)[PIECE] = (float (*)[PIECE])weights;
     k += head * HEAD_DIM;
@@ -352,12 +357,13 @@ attention_few(const float *q, const Held *k, const Held *v, const u32 *start, co
 KERNEL(attention_few)
 
 // Joins the pieces of a row: a block a row, a thread a dimension.
-extern "C" __global__ void attention_few_join(const float *parts, const float *softmax, u32 pieces, float *out) {
+extern "C" __global__ void attention_few_join(const float *parts, const float *softmax, const u32 *sizes, u32 room,
+                                              float *out) {
     begin_in_turn();
     __shared__ float weights[512], totals[512];
     const u32 at_once = 32;
-    size_t first = (size_t)blockIdx.x * pieces;
-    u32 dim = threadIdx.x;
+    size_t first = (size_t)blockIdx.x * room;
+    u32 dim = threadIdx.x, pieces = sizes[3];
     float largest = -INFINITY, total = 0.0f, sum = 0.0f;
     for (u32 i = threadIdx.x % 32; i < pieces; i += 32) largest = fmaxf(largest, softmax[2 * (first + i)]);
     largest = warp_max(largest);

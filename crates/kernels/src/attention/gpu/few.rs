@@ -66,15 +66,15 @@ fn most_rows(head_dim: usize) -> usize {
 
 /// Pieces that some query sees.
 #[derive(Debug, PartialEq, Eq)]
-struct Pieces {
-    first: usize,
-    count: usize,
+pub(super) struct Pieces {
+    pub(super) first: usize,
+    pub(super) count: usize,
     /// In so many of them, from the first on, a place is the same key for all queries.
-    together: usize,
+    pub(super) together: usize,
 }
 
 impl Pieces {
-    fn of(ranges: &KeyRanges) -> Self {
+    pub(super) fn of(ranges: &KeyRanges) -> Self {
         let places = |t: usize| {
             let range = ranges.of(t);
             range.start..range.end + ranges.singles_of(t).len()
@@ -86,6 +86,36 @@ impl Pieces {
         let apart = has_singles.then(|| seeing().map(|t| ranges.of(t).end / PIECE).min()).flatten();
         let together = apart.unwrap_or(end).min(end) - first;
         Self { first, count: end - first, together }
+    }
+
+    /// Pieces for which there is room where `keys` are held. A cache that holds more than what is seen gives all passes that it
+    /// has room for the same number.
+    fn room(&self, keys: usize) -> usize {
+        let all = if self.first == 0 { keys.div_ceil(PIECE) } else { 0 };
+        all.max(self.count)
+    }
+
+    /// Those of them in which a token may have keys of its own, in a tree as many as its nodes reach at most.
+    fn apart(&self, has_singles: bool) -> usize {
+        let own = self.count - self.together;
+        if has_singles { own.max(2) } else { own }
+    }
+}
+
+/// Blocks of one call, from numbers that are the same for passes after caches of one room.
+struct Blocks {
+    /// Pieces of the results.
+    room: usize,
+    grid: [usize; 3],
+}
+
+impl Blocks {
+    fn of(tables: &Tables, queries: usize, keys: usize, dims: Dims) -> Self {
+        let (most, group) = (most_rows(dims.head_dim), dims.group());
+        let room = tables.pieces.room(keys);
+        let together = room * (queries * group).div_ceil(most);
+        let apart = tables.pieces.apart(tables.has_singles) * queries * group.div_ceil(most);
+        Self { room, grid: [together + apart, dims.kv_heads, 1] }
     }
 }
 
@@ -105,9 +135,10 @@ pub(super) fn attention(
     let program = known(dims.head_dim, held);
     let plain = |t: &Tensor, dtype| aligned(&t.detach().to_dtype(dtype)?);
     let [q, k, v] = [plain(q, DType::F32)?, plain(k, held)?, plain(v, held)?];
-    let pieces = Pieces::of(ranges);
-    let (parts, softmax) = parts(&program, [&q, &k, &v], dims, ranges, &pieces)?;
-    let arguments = [(&parts).into(), (&softmax).into(), pieces.count.into()];
+    let tables = Tables::of(ranges, None, q.device())?;
+    let blocks = Blocks::of(&tables, q.dim(0)?, k.dim(0)?, dims);
+    let (parts, softmax) = parts(&program, [&q, &k, &v], dims, &tables, &blocks)?;
+    let arguments = Arguments::of([&parts, &softmax, &tables.sizes]).and([blocks.room]);
     let blocks = ([q.dim(0)? * dims.heads, 1, 1], dims.head_dim.next_multiple_of(WARP));
     let [out] = Launch::new(&program, "attention_few_join", blocks, &arguments)
         .run(q.device(), [q.shape().clone()])?;
@@ -119,23 +150,17 @@ fn parts(
     program: &Program,
     [q, k, v]: [&Tensor; 3],
     dims: Dims,
-    ranges: &Arc<KeyRanges>,
-    pieces: &Pieces,
+    tables: &Tables,
+    blocks: &Blocks,
 ) -> Result<(Tensor, Tensor)> {
-    let (queries, keys) = (q.dim(0)?, k.dim(0)?);
-    let tables = Tables::of(ranges, None, q.device())?;
-    let arguments = Arguments::of([q, k, v, &tables.start, &tables.end])
+    let queries = q.dim(0)?;
+    let arguments = Arguments::of([q, k, v, &tables.sizes, &tables.start, &tables.end])
         .and([&tables.singles, &tables.singles_end])
         .and([tables.has_singles])
-        .and([queries, keys, dims.heads, dims.kv_heads])
-        .and([pieces.first, pieces.together, pieces.count])
+        .and([queries, dims.heads, dims.kv_heads, blocks.room])
         .and([Argument::F32(dims.scale())]);
-    let most = most_rows(dims.head_dim);
-    let together = pieces.together * (queries * dims.group()).div_ceil(most);
-    let apart = (pieces.count - pieces.together) * queries * dims.group().div_ceil(most);
-    let all = queries * dims.heads * pieces.count;
-    let blocks = ([together + apart, dims.kv_heads, 1], THREADS);
-    Launch::new(program, "attention_few", blocks, &arguments)
+    let all = queries * dims.heads * blocks.room;
+    Launch::new(program, "attention_few", (blocks.grid, THREADS), &arguments)
         .run(q.device(), [Shape::from((all, dims.head_dim)), Shape::from((all, 2))])
         .map(Into::into)
 }
@@ -144,6 +169,8 @@ fn parts(
 mod tests {
     use super::super::super::{Delays, Reach};
     use super::*;
+    use crate::cuda::emulator::emulated;
+    use crate::test_support::{Noise, bits};
 
     #[test]
     fn pieces_begin_with_the_first_seen_and_stay_together_until_paths_part() {
@@ -159,5 +186,49 @@ mod tests {
         assert_eq!(Pieces::of(&padded), Pieces { first: 0, count: 1, together: 1 });
         let late = KeyRanges::of_each([0..0, 5 * PIECE..5 * PIECE + 1]);
         assert_eq!(Pieces::of(&late), Pieces { first: 5, count: 1, together: 1 });
+    }
+
+    /// Passes after caches of one room start the same, and what is not seen yet is not read: it changes no bit.
+    #[test]
+    fn room_for_more_keys_changes_no_bit() -> Result<()> {
+        let mut noise = Noise::new(31);
+        let parents = [None, Some(0), Some(0), Some(2)];
+        for (cached, room, rows) in [(0, 256, 4), (125, 256, 4), (127, 256, 1), (300, 1024, 4)] {
+            let chain = KeyRanges::appended(cached, rows);
+            let tree = KeyRanges::tree(cached, &parents[..rows]);
+            for (ranges, dtype) in [(&chain, DType::F32), (&tree, DType::F32), (&tree, DType::BF16)]
+            {
+                let ranges = Arc::new(ranges.clone());
+                let q = noise.tensor(&[rows, 4, 16]);
+                let held = [(); 2].map(|()| noise.tensor(&[cached + rows, 2, 16]).to_dtype(dtype));
+                let [k, v] = held;
+                let (k, v) = (k?, v?);
+                let unseen =
+                    (Tensor::ones((room - cached - rows, 2, 16), dtype, q.device())? * f64::NAN)?;
+                let more = |t: &Tensor| Tensor::cat(&[t, &unseen], 0);
+                emulated(|| -> Result<()> {
+                    let own = attention(&q, &more(&k)?, &more(&v)?, &ranges)?.expect("narrow");
+                    let plain = attention(&q, &k, &v, &ranges)?.expect("narrow");
+                    assert_eq!(bits(&own), bits(&plain), "{rows} rows after {cached}");
+                    Ok(())
+                })?;
+                let dims = Dims::new(q.shape(), more(&k)?.shape())?;
+                let blocks = |cached: usize| -> Result<(usize, [usize; 3])> {
+                    let is_chain = ranges.singles_of(0).is_empty();
+                    let ranges = if is_chain {
+                        KeyRanges::appended(cached, rows)
+                    } else {
+                        KeyRanges::tree(cached, &parents[..rows])
+                    };
+                    let tables = Tables::of(&Arc::new(ranges), None, q.device())?;
+                    let blocks = Blocks::of(&tables, rows, room, dims);
+                    Ok((blocks.room, blocks.grid))
+                };
+                for other in 0..room - rows {
+                    assert_eq!(blocks(other)?, blocks(cached)?, "{other}");
+                }
+            }
+        }
+        Ok(())
     }
 }

@@ -7,13 +7,17 @@ use candle_core::{Device, Result, Tensor};
 
 use super::super::KeyRanges;
 use super::TILE;
-use crate::cuda::{exactly, upload};
+use super::few::Pieces;
+use crate::cuda::{exactly, upload_words};
 
 /// No place among the single keys.
 pub(in super::super) const NOWHERE: u32 = u32::MAX;
 
 /// A call's ranges on the device, u32.
 pub(super) struct Tables {
+    pub(super) pieces: Pieces,
+    /// What [`few`](super::few) computes of its pieces, `[4]`.
+    pub(super) sizes: Tensor,
     pub(super) start: Tensor,
     pub(super) end: Tensor,
     pub(super) singles: Tensor,
@@ -40,25 +44,17 @@ pub(super) struct SeenBy {
 
 impl Tables {
     fn new(ranges: &KeyRanges, trained_keys: Option<usize>, device: &Device) -> Result<Self> {
-        let (mut start, mut end, mut ends) = (Vec::new(), Vec::new(), Vec::new());
-        let mut singles: Vec<u32> = Vec::new();
-        for t in 0..ranges.queries() {
-            let range = ranges.of(t);
-            start.push(range.start as u32);
-            end.push(range.end as u32);
-            singles.extend(ranges.singles_of(t));
-            ends.push(singles.len() as u32);
-        }
+        let of_queries = OfQueries::new(ranges);
         let of_keys = trained_keys.map(|keys| (keys, OfKeys::new(ranges, keys)));
-        let mut pieces: Vec<&[u32]> = vec![&start, &end, &singles, &ends];
+        let mut pieces = of_queries.all().to_vec();
         if let Some((_, of)) = &of_keys {
             let of: [&[u32]; 6] =
                 [&of.from, &of.until, &of.single, &of.queries_from, &of.queries, &of.slot];
             pieces.extend(of);
         }
         let mut tensors = uploaded(&pieces, device)?;
-        let of_keys_tensors = tensors.split_off(4);
-        let [start, end, singles_tensor, singles_end] = exactly(tensors)?;
+        let of_keys_tensors = tensors.split_off(of_queries.all().len());
+        let [sizes, start, end, singles_end, singles] = exactly(tensors)?;
         let seen_by = match of_keys {
             Some((keys, of)) => {
                 let [from, until, single, queries_from, queries, slot] = exactly(of_keys_tensors)?;
@@ -67,8 +63,8 @@ impl Tables {
             }
             None => None,
         };
-        let has_singles = !singles.is_empty();
-        Ok(Self { start, end, singles: singles_tensor, singles_end, has_singles, seen_by })
+        let (pieces, has_singles) = (Pieces::of(ranges), !of_queries.singles.is_empty());
+        Ok(Self { pieces, sizes, start, end, singles, singles_end, has_singles, seen_by })
     }
 
     /// Layers of a pass share their ranges, those with a window and those without: the tables of the last
@@ -102,13 +98,7 @@ impl Tables {
 /// Views of one upload of all `pieces`, in their order; a kernel's argument must not be empty, so an empty
 /// piece is a 0.
 fn uploaded(pieces: &[&[u32]], device: &Device) -> Result<Vec<Tensor>> {
-    let room = |piece: &[u32]| piece.len().max(1);
-    let mut all = Vec::with_capacity(pieces.iter().map(|piece| room(piece)).sum());
-    for piece in pieces {
-        all.extend_from_slice(piece);
-        all.resize(all.len() + room(piece) - piece.len(), 0);
-    }
-    let all = upload(&all, device)?;
+    let all = upload_words(&joined(pieces), device)?;
     let mut first = 0;
     let mut next = |piece: &&[u32]| {
         let view = all.narrow(0, first, room(piece));
@@ -116,6 +106,60 @@ fn uploaded(pieces: &[&[u32]], device: &Device) -> Result<Vec<Tensor>> {
         view
     };
     pieces.iter().map(&mut next).collect()
+}
+
+fn room(piece: &[u32]) -> usize {
+    piece.len().max(1)
+}
+
+fn joined(pieces: &[&[u32]]) -> Vec<u32> {
+    let mut all = Vec::with_capacity(pieces.iter().map(|piece| room(piece)).sum());
+    for piece in pieces {
+        all.extend_from_slice(piece);
+        all.resize(all.len() + room(piece) - piece.len(), 0);
+    }
+    all
+}
+
+/// The words of a call whose keys do not train, as [`Tables`] uploads them.
+pub(in super::super) fn words(ranges: &KeyRanges) -> Vec<u32> {
+    joined(&OfQueries::new(ranges).all())
+}
+
+/// Trees of like sizes have equally many words: their single keys are filled up to a multiple of so many.
+const SINGLES: usize = 64;
+
+/// The host's part of [`Tables`] for queries.
+struct OfQueries {
+    sizes: [u32; 4],
+    start: Vec<u32>,
+    end: Vec<u32>,
+    singles_end: Vec<u32>,
+    /// Their number may change from pass to pass: they are the last.
+    singles: Vec<u32>,
+}
+
+impl OfQueries {
+    fn new(ranges: &KeyRanges) -> Self {
+        let (mut start, mut end, mut singles_end) = (Vec::new(), Vec::new(), Vec::new());
+        let mut singles: Vec<u32> = Vec::new();
+        for t in 0..ranges.queries() {
+            let range = ranges.of(t);
+            start.push(range.start as u32);
+            end.push(range.end as u32);
+            singles.extend(ranges.singles_of(t));
+            singles_end.push(singles.len() as u32);
+        }
+        singles.resize(singles.len().next_multiple_of(SINGLES), 0);
+        let Pieces { first, count, together } = Pieces::of(ranges);
+        let keys = end.iter().copied().max().unwrap_or(0);
+        let sizes = [keys, first as u32, together as u32, count as u32];
+        Self { sizes, start, end, singles_end, singles }
+    }
+
+    fn all(&self) -> [&[u32]; 5] {
+        [&self.sizes, &self.start, &self.end, &self.singles_end, &self.singles]
+    }
 }
 
 /// The host's part of [`SeenBy`].

@@ -6,10 +6,13 @@ use std::sync::atomic::Ordering;
 
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::{
-    CUdevice_attribute_enum as Attribute, CUdeviceptr, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchAttributeValue, CUlaunchConfig, cuLaunchKernelEx,
+    CUdevice_attribute_enum as Attribute, CUdeviceptr, CUgraphInstantiate_flags, CUlaunchAttribute,
+    CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstreamCaptureMode,
+    cuLaunchKernelEx,
 };
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaGraph, CudaSlice, CudaStream, DevicePtr, result,
+};
 use candle_core::op::BackpropOp;
 use candle_core::{
     CudaDevice, CudaStorage, DType, Error, Layout, Result, Shape, Storage, Tensor, bail,
@@ -147,6 +150,34 @@ impl Made {
     }
 }
 
+/// Where a tensor's values lie.
+fn place(tensor: &Tensor, stream: &CudaStream) -> Result<Passed> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cuda(storage) = &*storage else { bail!("it lies on another device") };
+    let first = layout.start_offset();
+    let values = first..first + layout.shape().elem_count();
+    Ok(match tensor.dtype() {
+        DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), stream),
+        DType::BF16 => at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), stream),
+        DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), stream),
+        DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), stream),
+        other => bail!("it is of {other:?}"),
+    })
+}
+
+/// Arguments as the driver takes them. Their tensors live as long as the start.
+fn passed(arguments: &[Argument<'_>], stream: &CudaStream) -> Result<Vec<Passed>> {
+    let each = arguments.iter().enumerate().map(|(index, argument)| match argument {
+        Argument::Tensor(tensor) => {
+            place(tensor, stream).map_err(|error| error.context(format!("argument {index}")))
+        }
+        Argument::F32(value) => Ok(Passed::Number(*value)),
+        Argument::U32(value) => Ok(Passed::Integer(*value)),
+        Argument::Count(value) => Ok(Passed::Integer(*value as u32)),
+    });
+    each.collect()
+}
+
 /// `into`: the kernel's last argument, bf16 values that it writes where they are.
 pub(super) fn run(
     launch: &Launch<'_>,
@@ -156,39 +187,7 @@ pub(super) fn run(
 ) -> Result<Vec<Tensor>> {
     let (function, overlaps) = function(launch.program, launch.kernel, launch.memory, device)?;
     let stream = device.cuda_stream();
-    let held: Vec<_> = launch
-        .arguments
-        .iter()
-        .map(|argument| match argument {
-            Argument::Tensor(tensor) => Some(tensor.storage_and_layout()),
-            _ => None,
-        })
-        .collect();
-    let mut passed = Vec::with_capacity(held.len() + results.len() + 1);
-    for (argument, held) in launch.arguments.iter().zip(&held) {
-        passed.push(match (argument, held) {
-            (Argument::Tensor(tensor), Some((storage, layout))) => {
-                let Storage::Cuda(storage) = &**storage else {
-                    bail!("{}: an argument lies on another device", launch.kernel)
-                };
-                let first = layout.start_offset();
-                let values = first..first + layout.shape().elem_count();
-                match tensor.dtype() {
-                    DType::F32 => at(&storage.as_cuda_slice::<f32>()?.slice(values), &stream),
-                    DType::BF16 => {
-                        at(&storage.as_cuda_slice::<half::bf16>()?.slice(values), &stream)
-                    }
-                    DType::U32 => at(&storage.as_cuda_slice::<u32>()?.slice(values), &stream),
-                    DType::U8 => at(&storage.as_cuda_slice::<u8>()?.slice(values), &stream),
-                    other => bail!("{}: an argument of {other:?}", launch.kernel),
-                }
-            }
-            (Argument::F32(value), _) => Passed::Number(*value),
-            (Argument::U32(value), _) => Passed::Integer(*value),
-            (Argument::Count(value), _) => Passed::Integer(*value as u32),
-            (Argument::Tensor(_), None) => bail!("{}: an argument is missing", launch.kernel),
-        });
-    }
+    let mut passed = passed(launch.arguments, &stream)?;
     let mut made = Vec::with_capacity(results.len());
     for (shape, of) in results {
         let result = Made::new(*of, shape.elem_count().max(1), device)?;
@@ -204,4 +203,52 @@ pub(super) fn run(
     on_stream(&stream, || launch.kernel.to_owned(), start)?;
     let made = made.into_iter().zip(results);
     Ok(made.map(|(result, (shape, _))| result.tensor(shape, device)).collect())
+}
+
+/// Starts that the driver makes by one call, in their order.
+pub(in super::super) struct Graph(CudaGraph);
+
+// SAFETY: the driver's handles belong to the process. Only `launch` uses them, which nobody else can call at the same time.
+unsafe impl Send for Graph {}
+// SAFETY: as above; a shared reference gives access to nothing.
+unsafe impl Sync for Graph {}
+
+impl Graph {
+    /// Of starts whose arguments, results among them, stay where they are as long as the graph lives. They are recorded on a
+    /// stream of their own, so that what other threads submit meanwhile is none of them.
+    pub(in super::super) fn of(launches: &[Launch<'_>], device: &CudaDevice) -> Result<Self> {
+        let all = launches.iter().map(|launch| {
+            let found = function(launch.program, launch.kernel, launch.memory, device)?;
+            Ok((launch, found))
+        });
+        // Code is loaded before, which is not allowed meanwhile.
+        let all = all.collect::<Result<Vec<_>>>()?;
+        let stream = device.cuda_stream().context().new_stream().map_err(Error::wrap)?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).map_err(Error::wrap)?;
+        let started = all.iter().try_for_each(|(launch, (function, overlaps))| {
+            let mut passed = passed(launch.arguments, &stream)?;
+            start(launch, function, *overlaps, &mut passed, &stream)
+        });
+        // Also after an error: the thread leaves the capture.
+        let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(Error::wrap);
+        started?;
+        graph?.map(Self).ok_or_else(|| Error::msg("the driver recorded no graph"))
+    }
+
+    /// Makes all starts, in the order of the device's stream.
+    pub(in super::super) fn launch(&mut self, device: &CudaDevice) -> Result<()> {
+        let stream = device.cuda_stream();
+        stream.context().bind_to_thread().map_err(Error::wrap)?;
+        // SAFETY: the graph lives as long as `self`, and is used by nobody else meanwhile. What its kernels read and write lives
+        // as long as the recording beside it.
+        let launched = unsafe { result::graph::launch(self.0.cu_graph_exec(), stream.cu_stream()) };
+        launched.map_err(Error::wrap)
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Graph")
+    }
 }
