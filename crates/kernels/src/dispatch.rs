@@ -9,7 +9,8 @@ use candle_core::{DType, Device, Tensor};
 use crate::composed::FULL_ROWS;
 
 pub use crate::settings::{
-    Ops, Products, Simd, rounds_products, set_ops, set_products, set_simd, with_rounded_products,
+    Ops, Products, Simd, rounds_products, set_one_pass_attention, set_ops, set_products, set_simd,
+    with_rounded_products,
 };
 use crate::settings::{composed_only, half_products};
 pub use crate::simd::{has_avx2_fma, has_avx512};

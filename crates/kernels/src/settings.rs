@@ -43,6 +43,7 @@ pub enum Simd {
 
 static WIDEST: AtomicU8 = AtomicU8::new(Simd::Widest as u8);
 static COMPOSED: AtomicBool = AtomicBool::new(false);
+static ONE_PASS: AtomicBool = AtomicBool::new(false);
 #[cfg(any(test, feature = "emulate-cuda"))]
 static EMULATED: AtomicBool = AtomicBool::new(false);
 #[cfg(not(test))]
@@ -115,6 +116,18 @@ pub fn set_products(products: Products) {
     // Only a build with CUDA has the switch.
     #[cfg(feature = "cuda")]
     candle_core::cuda::set_gemm_reduced_precision_f32(half);
+}
+
+/// Whether attention's backward pass forms its scores once for all gradients where there is a kernel for that: compute capability
+/// 9.0, bf16 products, heads of 64 and 128. It forms them twice unless a benchmark asks what once brings: blocks of the one kernel wait
+/// for each other, and no GPU has run it so far.
+pub fn set_one_pass_attention(one_pass: bool) {
+    ONE_PASS.store(one_pass, Ordering::Relaxed);
+}
+
+/// What [`set_one_pass_attention`] chose.
+pub(crate) fn one_pass_attention() -> bool {
+    ONE_PASS.load(Ordering::Relaxed)
 }
 
 /// Bounds the vector instructions of all later ops of the process.

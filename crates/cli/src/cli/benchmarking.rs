@@ -48,6 +48,9 @@ pub(crate) struct BenchArguments {
     /// Begin every kernel after the end of the one before it, where they may overlap (NVIDIA GPUs).
     #[arg(long)]
     pub(crate) in_turn: bool,
+    /// Form attention's scores once for all gradients of a step (NVIDIA GPUs of compute capability 9.0).
+    #[arg(long)]
+    pub(crate) one_pass: bool,
 }
 
 /// Sizes of a target with random weights.

@@ -1,6 +1,6 @@
 //! Attention by tiles on an NVIDIA GPU: memory linear in `T`, scores stay on the chip.
 //!
-//! Three ways compute ranges of keys ([`Way`]); single keys are added to their result by its log-sum-exp.
+//! Several ways compute ranges of keys ([`Way`]); single keys are added to their result by its log-sum-exp.
 //! Passes of few queries without gradients are another program's ([`few`]), in f32 whatever the products are: they
 //! are cut into pieces of keys, so that decoding occupies the whole device. Pieces begin at fixed keys, and a
 //! row's bits depend on what it sees alone: a node of a token tree has those of the same token in a chain.
@@ -8,6 +8,7 @@
 mod beside;
 mod few;
 mod half;
+mod one_pass;
 pub(super) mod tables;
 mod tiles;
 
@@ -23,8 +24,9 @@ use crate::cuda::{self, Argument, Arguments, Program, block_memory, has_warp_gro
 use crate::cuda::{Block, Compiled};
 use crate::dispatch::{Products, products_of};
 use crate::graph::differentiable_by_result;
+use crate::settings::one_pass_attention;
 use beside::Beside;
-use tables::Tables;
+use tables::{Cut, Tables, Wanted};
 
 /// Keys of an entry of the tables of queries that see them: `TILE` and `TABLE_KEYS` of the kernels.
 pub(super) const TILE: usize = 64;
@@ -38,15 +40,28 @@ pub(crate) enum Way {
     Pipelined,
     /// bf16 factors, products of groups of warps: compute capability 9.0. Heads of 64 or 128.
     Groups,
+    /// The same where all gradients are wanted: scores are formed once for them, by one kernel.
+    OnePass,
 }
 
 impl Way {
-    /// The fastest for these products.
+    /// The fastest for these products as far as it was measured, or what [`crate::dispatch::set_one_pass_attention`] asks for.
     pub(super) fn of(products: Products, head_dim: usize, device: &Device) -> Self {
+        Self::with(one_pass_attention(), products, head_dim, device)
+    }
+
+    /// The same, by one kernel for all gradients where there is one if `one_pass`.
+    pub(super) fn with(
+        one_pass: bool,
+        products: Products,
+        head_dim: usize,
+        device: &Device,
+    ) -> Self {
         if products != Products::Half {
             return Self::Terms(3);
         }
-        let groups = has_warp_groups(device).then_some(Self::Groups);
+        let by_groups = if one_pass { Self::OnePass } else { Self::Groups };
+        let groups = has_warp_groups(device).then_some(by_groups);
         let all = groups.into_iter().chain([Self::Pipelined]);
         all.into_iter().find(|way| way.takes(head_dim)).unwrap_or(Self::Terms(1))
     }
@@ -55,7 +70,7 @@ impl Way {
         match self {
             Self::Terms(_) => true,
             Self::Pipelined => head_dim > 0 && head_dim <= 256 && head_dim.is_multiple_of(8),
-            Self::Groups => matches!(head_dim, 64 | 128),
+            Self::Groups | Self::OnePass => matches!(head_dim, 64 | 128),
         }
     }
 }
@@ -118,6 +133,7 @@ pub(super) fn attention_within(
 enum Kernels {
     Tiles(tiles::Kernels),
     Half(half::Kernels),
+    OnePass(half::Kernels, one_pass::Kernel),
 }
 
 impl Kernels {
@@ -127,6 +143,10 @@ impl Kernels {
             Way::Terms(terms) => tiles::Kernels::new(head_dim, terms, memory).map(Self::Tiles),
             Way::Pipelined => half::Kernels::pipelined(head_dim, memory).map(Self::Half),
             Way::Groups => half::Kernels::groups(head_dim, memory).map(Self::Half),
+            Way::OnePass => {
+                let kernel = one_pass::Kernel::new(head_dim, memory)?;
+                half::Kernels::groups(head_dim, memory).map(|half| Self::OnePass(half, kernel))
+            }
         }
     }
 
@@ -145,11 +165,13 @@ impl Kernels {
     }
 
     #[cfg(all(test, feature = "cuda"))]
-    fn into_compiled(self) -> Compiled {
-        let with = |blocks: [Block; 3], program| (program, blocks.to_vec());
+    fn into_compiled(self) -> Vec<Compiled> {
+        let with = |blocks: [Block; 3], program| vec![(program, blocks.to_vec())];
         match self {
             Self::Tiles(kernels) => with(kernels.blocks(), kernels.program),
             Self::Half(kernels) => with(kernels.blocks(), kernels.program),
+            // The other kernels are those of `Way::Groups`.
+            Self::OnePass(_, kernel) => vec![(kernel.program, vec![kernel.block])],
         }
     }
 }
@@ -163,7 +185,7 @@ pub(crate) fn programs(way: Way, head_dim: usize, memory: usize) -> Vec<Compiled
     let beside = (beside::program(head_dim), beside::blocks().to_vec());
     let few = [few::program(head_dim), few::program_of_halves(head_dim)];
     let few = few.map(|program| (program, few::blocks(head_dim).to_vec()));
-    own.map(Kernels::into_compiled).into_iter().chain([beside]).chain(few).collect()
+    own.map(Kernels::into_compiled).into_iter().flatten().chain([beside]).chain(few).collect()
 }
 
 /// One call's arguments, detached and contiguous: f32, or bf16 where all of the call's kernels take it.
@@ -188,7 +210,11 @@ impl Call {
         let device = q.device();
         let Some(kernels) = Kernels::of(way, dims.head_dim, memory) else { return Ok(None) };
         let trained_keys = (k.track_op() || v.track_op()).then(|| k.dim(0)).transpose()?;
-        let tables = Tables::of(ranges, trained_keys, device)?;
+        let one_pass = (way == Way::OnePass && q.track_op() && trained_keys.is_some()).then(|| {
+            let rows = one_pass::inner_rows(dims.head_dim);
+            Cut { keys: one_pass::KEYS, rows, group: dims.group() }
+        });
+        let tables = Tables::of(ranges, Wanted { trained_keys, one_pass }, device)?;
         let widens = matches!(way, Way::Terms(_)) || tables.has_singles;
         let plain = |t: &Tensor| {
             let t = t.detach();
@@ -224,7 +250,7 @@ impl Call {
     fn forward(&self) -> Result<(Tensor, Tensor)> {
         let (out, log_sum_exp) = match &*self.kernels {
             Kernels::Tiles(tiles) => tiles.forward(self)?,
-            Kernels::Half(half) => half.forward(self)?,
+            Kernels::Half(half) | Kernels::OnePass(half, _) => half.forward(self)?,
         };
         if !self.tables.has_singles {
             return Ok((out, log_sum_exp));
@@ -242,6 +268,11 @@ impl Call {
         let beside = Beside::of(self);
         let delta = beside.delta(out, gradient)?;
         let through = Through { gradient, log_sum_exp, delta: &delta };
+        if let (Kernels::OnePass(_, kernel), true, true) = (&*self.kernels, want_q, want_keys) {
+            let singles = beside.of_keys(&through)?;
+            let [dq, dk, dv] = kernel.backward(self, &through, &singles)?;
+            return Ok([Some(self.with_singles(&beside, &through, dq)?), Some(dk), Some(dv)]);
+        }
         let dq = want_q.then(|| self.of_queries(&beside, &through)).transpose()?;
         if !want_keys {
             return Ok([dq, None, None]);
@@ -249,7 +280,9 @@ impl Call {
         let singles = beside.of_keys(&through)?;
         let [dk, dv] = match &*self.kernels {
             Kernels::Tiles(tiles) => tiles.of_keys(self, &through, &singles)?,
-            Kernels::Half(half) => half.of_keys(self, &through, &singles)?,
+            Kernels::Half(half) | Kernels::OnePass(half, _) => {
+                half.of_keys(self, &through, &singles)?
+            }
         };
         Ok([dq, Some(dk), Some(dv)])
     }
@@ -274,8 +307,18 @@ impl Call {
     fn of_queries(&self, beside: &Beside<'_>, through: &Through<'_>) -> Result<Tensor> {
         let dq = match &*self.kernels {
             Kernels::Tiles(tiles) => tiles.of_queries(self, through)?,
-            Kernels::Half(half) => half.of_queries(self, through)?,
+            Kernels::Half(half) | Kernels::OnePass(half, _) => half.of_queries(self, through)?,
         };
+        self.with_singles(beside, through, dq)
+    }
+
+    /// The queries' gradient by ranges with that by single keys, if there are some.
+    fn with_singles(
+        &self,
+        beside: &Beside<'_>,
+        through: &Through<'_>,
+        dq: Tensor,
+    ) -> Result<Tensor> {
         if self.tables.has_singles { beside.of_queries(through, &dq) } else { Ok(dq) }
     }
 }

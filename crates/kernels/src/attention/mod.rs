@@ -27,7 +27,7 @@ use candle_core::{DType, Result, Shape, Tensor, bail};
 use half::f16;
 
 use crate::composed::CHUNK_VALUES;
-use crate::dispatch::fused;
+use crate::dispatch::{fused, products_of};
 use crate::fused_op::{Argument, FusedOp, Input, fuse};
 use crate::gemm::{Element, Mat, Room, Threads, matmul_as, rounds};
 use crate::graph::Gradients;
@@ -97,6 +97,23 @@ pub fn frozen_attention(
         bail!("attention: sinks {:?} for {heads} heads", sinks.shape());
     }
     attend(q, k, v, ranges, scores)
+}
+
+/// [`attention`] whose backward pass forms scores once where there is a kernel for that, whatever the settings are.
+pub(crate) fn attention_in_one_pass(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Arc<KeyRanges>,
+) -> Result<Tensor> {
+    check_shapes(q, k, v, ranges)?;
+    let way = gpu::Way::with(true, products_of(q), q.dim(2)?, q.device());
+    if gpu::takes([q, k, v])
+        && let Some(out) = gpu::attention_of(way, q, k, v, ranges)?
+    {
+        return Ok(out);
+    }
+    attention(q, k, v, ranges)
 }
 
 fn attend(

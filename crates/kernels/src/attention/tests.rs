@@ -1,6 +1,7 @@
 mod gpu;
 mod halves;
 mod held;
+mod one_pass;
 mod rounded;
 mod scores;
 

@@ -6,7 +6,9 @@ use candle_core::{DType, Result, Tensor};
 
 use super::Size::{self, Real, Small, Smoke};
 use super::case::{Case, frozen, only, trained, up_to};
-use crate::attention::{Delays, KeyRanges, Scores, attention, frozen_attention, reference};
+use crate::attention::{
+    Delays, KeyRanges, Scores, attention, attention_in_one_pass, frozen_attention, reference,
+};
 use crate::random::CounterRng;
 use crate::rows::select_rows;
 
@@ -72,6 +74,9 @@ fn parents(nodes: usize, rng: &mut CounterRng) -> Vec<Option<usize>> {
     };
     (0..nodes).map(|node| parent(node, rng)).collect()
 }
+
+/// A way to compute attention.
+type Op = fn(&Tensor, &Tensor, &Tensor, &Arc<KeyRanges>) -> Result<Tensor>;
 
 /// One call.
 #[derive(Debug, Clone, Copy)]
@@ -153,7 +158,7 @@ const TRAINING: [(Size, Call); 51] = [
 ];
 
 impl Call {
-    fn case(self) -> Case {
+    fn case(self, attention: Op) -> Case {
         let Self { sight, tokens, heads: (heads, kv_heads), head_dim, .. } = self;
         let ranges = Arc::new(sight.ranges(tokens));
         let keys = ranges.max_end().max(tokens);
@@ -212,7 +217,26 @@ fn chosen(tensor: Tensor, rows: Option<&[u32]>) -> Result<Tensor> {
 }
 
 pub(super) fn training(size: Size) -> Vec<Case> {
-    up_to(size, &TRAINING).map(Call::case).collect()
+    up_to(size, &TRAINING).map(|call| call.case(attention)).collect()
+}
+
+/// Heads that have a kernel for all gradients, mostly with several of its tiles.
+const ONE_PASS: [(Size, Call); 11] = [
+    (Smoke, call(Sight::Causal, 130, (2, 1), 64)),
+    (Smoke, call(Sight::Documents, 140, (2, 1), 128)),
+    (Smoke, call(Sight::Steps(2), 33, (2, 1), 64)),
+    (Small, call(Sight::Causal, 257, (4, 2), 64)),
+    (Small, call(Sight::Window(100), 577, (4, 1), 64)),
+    (Small, call(Sight::Tree(300), 61, (4, 2), 64)),
+    (Small, call(Sight::Documents, 600, (8, 2), 128)),
+    (Small, call(Sight::Steps(6), 250, (4, 2), 128)),
+    (Small, sampled(32, (Sight::Causal, 4096), (2, 1), 128)),
+    (Real, sampled(64, (Sight::Documents, 4096), (32, 8), 64)),
+    (Real, sampled(64, (Sight::Causal, 32_768), (8, 2), 128)),
+];
+
+pub(super) fn one_pass(size: Size) -> Vec<Case> {
+    up_to(size, &ONE_PASS).map(|call| call.case(attention_in_one_pass)).collect()
 }
 
 /// Queries and head dim, the type of keys and values, and what is seen.

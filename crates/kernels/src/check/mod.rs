@@ -57,8 +57,9 @@ const fn plain(name: &'static str, cases: fn(Size) -> Vec<Case>) -> Op {
 }
 
 /// All ops.
-const OPS: [Op; 41] = [
+const OPS: [Op; 42] = [
     multiplies("attention", attention::training),
+    multiplies("attention_one_pass", attention::one_pass),
     multiplies("attention_decoding", attention::decoding),
     multiplies("attention_row_bits", attention::row_bits),
     multiplies("attention_bent", attention::bent),

@@ -87,9 +87,11 @@ fn programs(capability: i32, memory: usize) -> Vec<(Compiled, usize)> {
     all.extend(formats.map(|format| (blocks::program(format), blocks::kernel_blocks())));
     all.extend((0..linear::KINDS).flat_map(linear::compiled));
     let mut all: Vec<_> = all.into_iter().map(|compiled| (compiled, 0)).collect();
-    let groups = (capability == 90).then_some(Way::Groups);
-    let ways: Vec<Way> =
-        [Way::Terms(1), Way::Terms(3), Way::Pipelined].into_iter().chain(groups).collect();
+    let groups = (capability == 90).then_some([Way::Groups, Way::OnePass]);
+    let ways: Vec<Way> = [Way::Terms(1), Way::Terms(3), Way::Pipelined]
+        .into_iter()
+        .chain(groups.into_iter().flatten())
+        .collect();
     for head_dim in [64, 80, 96, 128, 160, 192, 256] {
         for way in &ways {
             all.extend(attention(*way, head_dim, memory).into_iter().map(|p| (p, head_dim)));

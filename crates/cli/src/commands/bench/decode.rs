@@ -140,6 +140,7 @@ mod tests {
             steps: 1,
             trace: false,
             in_turn: false,
+            one_pass: false,
         };
         let arguments = DecodeBenchArguments {
             shape: ShapeArguments { shape: "tiny".to_owned(), layers: None },

@@ -20,6 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use candle_core::Device;
 use longdraft_kernels::device::overlap_kernels;
+use longdraft_kernels::dispatch::set_one_pass_attention;
 use longdraft_kernels::trace::Trace;
 use longdraft_models::device::name_of;
 use longdraft_models::target_model::TargetOptions;
@@ -75,6 +76,7 @@ impl Place {
             return Err(Failure::usage(problem).hint("add --device cuda:0, or leave --trace out"));
         }
         overlap_kernels(!arguments.in_turn);
+        set_one_pass_attention(arguments.one_pass);
         let dtype = arguments.precision.apply(&device);
         let options = TargetOptions { dtype, device: device.clone(), ..TargetOptions::default() };
         Ok(Self { device, options })

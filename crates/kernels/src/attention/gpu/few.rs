@@ -7,7 +7,7 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Shape, Tensor};
 
 use super::super::{Dims, KeyRanges, TILE_KEYS};
-use super::tables::Tables;
+use super::tables::{Tables, Wanted};
 use super::{Programs, of_width};
 #[cfg(all(test, feature = "cuda"))]
 use crate::cuda::Block;
@@ -135,7 +135,7 @@ pub(super) fn attention(
     let program = known(dims.head_dim, held);
     let plain = |t: &Tensor, dtype| aligned(&t.detach().to_dtype(dtype)?);
     let [q, k, v] = [plain(q, DType::F32)?, plain(k, held)?, plain(v, held)?];
-    let tables = Tables::of(ranges, None, q.device())?;
+    let tables = Tables::of(ranges, Wanted::default(), q.device())?;
     let blocks = Blocks::of(&tables, q.dim(0)?, k.dim(0)?, dims);
     let (parts, softmax) = parts(&program, [&q, &k, &v], dims, &tables, &blocks)?;
     let arguments = Arguments::of([&parts, &softmax, &tables.sizes]).and([blocks.room]);
@@ -220,7 +220,7 @@ mod tests {
                     } else {
                         KeyRanges::tree(cached, &parents[..rows])
                     };
-                    let tables = Tables::of(&Arc::new(ranges), None, q.device())?;
+                    let tables = Tables::of(&Arc::new(ranges), Wanted::default(), q.device())?;
                     let blocks = Blocks::of(&tables, rows, room, dims);
                     Ok((blocks.room, blocks.grid))
                 };

@@ -1,6 +1,7 @@
-// What both ways with bf16 factors share (pipelined.cu, groups.cu): attention within ranges of keys, forward and
+// What the ways with bf16 factors share (pipelined.cu, groups.cu, one_pass.cu): attention within ranges of keys, forward and
 // backward (Dao 2023), formulas in attention/mod.rs. These are set when it is compiled: HEAD_DIM, a multiple of 8 up to
-// 256; KEYS, those of a block where a block's own tile is keys; INNER_ROWS, rows of the inner tiles there, 32 or 64.
+// 256; KEYS, those of a block where a block's own tile is keys; INNER_ROWS, rows of the inner tiles there, 32 or 64
+// (128 in one_pass.cu).
 //
 // A tile's rows are (token, query head) pairs that share a key-value head, token by token. Tiles of the other side are
 // copied while those before are multiplied. Keys are cut at fixed places and a row's sums run over keys in order, so

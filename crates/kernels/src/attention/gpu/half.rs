@@ -19,9 +19,9 @@ const NARROW: usize = 128;
 /// Bytes that kernels lay out beside tiles for a row of a block's own tile, its bounds, and for a row of the inner tiles
 /// of the gradients of keys: these, its normalisers, and whether it sees all keys.
 const BESIDE_ROW: usize = 8;
-const BESIDE_INNER_ROW: usize = 33;
-/// Bytes of alignment between what a block lays out: groups.cu has the most.
-const GAPS: usize = 1024;
+pub(super) const BESIDE_INNER_ROW: usize = 33;
+/// Bytes of alignment between what a block lays out: group_tiles.cu has the most.
+pub(super) const GAPS: usize = 1024;
 
 /// A kernel, and how its work is cut.
 #[derive(Debug, Clone, Copy)]
@@ -148,7 +148,11 @@ impl Kernels {
 
     /// Products of groups of four warps; `None` if a block's memory is too small.
     pub(super) fn groups(head_dim: usize, memory: usize) -> Option<Self> {
-        let text = concat!(include_str!("half.cu"), include_str!("groups.cu"));
+        let text = concat!(
+            include_str!("half.cu"),
+            include_str!("group_tiles.cu"),
+            include_str!("groups.cu")
+        );
         let Tiles { own, inner, .. } = KEYS;
         let numbers = [("HEAD_DIM", head_dim), ("KEYS", own), ("INNER_ROWS", inner)];
         let program = Program::new("attention_groups", text, &numbers);
@@ -237,7 +241,7 @@ impl Kernels {
     }
 }
 
-fn halves<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
+pub(super) fn halves<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
     let all: Result<Vec<_>> = tensors.iter().map(|t| aligned(&t.to_dtype(DType::BF16)?)).collect();
     exactly(all?)
 }

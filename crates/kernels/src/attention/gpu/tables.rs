@@ -25,6 +25,39 @@ pub(super) struct Tables {
     pub(super) has_singles: bool,
     /// Where keys train.
     pub(super) seen_by: Option<SeenBy>,
+    /// Where all gradients are formed in one pass.
+    pub(super) visits: Option<Visits>,
+}
+
+/// What tables are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Wanted {
+    /// How many keys there are, where they train.
+    pub(super) trained_keys: Option<usize>,
+    /// How work is cut, where all gradients are formed in one pass.
+    pub(super) one_pass: Option<Cut>,
+}
+
+/// Tiles of keys against tiles of rows, which are (token, query head) pairs of a key-value head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Cut {
+    pub(in super::super) keys: usize,
+    pub(in super::super) rows: usize,
+    /// Query heads of a key-value head.
+    pub(in super::super) group: usize,
+}
+
+/// Which tiles of keys and of rows meet in one pass: [`OfTiles`] on the device.
+pub(super) struct Visits {
+    cut: Cut,
+    all: [Tensor; 4],
+}
+
+impl Visits {
+    /// In the order of the fields of [`OfTiles`].
+    pub(super) fn all(&self) -> [&Tensor; 4] {
+        self.all.each_ref()
+    }
 }
 
 /// What the gradients of keys need beside: the queries of every tile of keys, and of every single key.
@@ -43,16 +76,29 @@ pub(super) struct SeenBy {
 }
 
 impl Tables {
-    fn new(ranges: &KeyRanges, trained_keys: Option<usize>, device: &Device) -> Result<Self> {
+    fn new(ranges: &KeyRanges, wanted: Wanted, device: &Device) -> Result<Self> {
         let of_queries = OfQueries::new(ranges);
-        let of_keys = trained_keys.map(|keys| (keys, OfKeys::new(ranges, keys)));
+        let of_keys = wanted.trained_keys.map(|keys| (keys, OfKeys::new(ranges, keys)));
+        let of_tiles = wanted.trained_keys.zip(wanted.one_pass);
+        let of_tiles = of_tiles.map(|(keys, cut)| (cut, OfTiles::new(ranges, keys, cut)));
         let mut pieces = of_queries.all().to_vec();
         if let Some((_, of)) = &of_keys {
             let of: [&[u32]; 6] =
                 [&of.from, &of.until, &of.single, &of.queries_from, &of.queries, &of.slot];
             pieces.extend(of);
         }
+        if let Some((_, of)) = &of_tiles {
+            let of: [&[u32]; 4] = [&of.rows_from, &of.rows_until, &of.keys_from, &of.keys_until];
+            pieces.extend(of);
+        }
         let mut tensors = uploaded(&pieces, device)?;
+        let visits = match &of_tiles {
+            Some((cut, _)) => {
+                let all = exactly(tensors.split_off(tensors.len() - 4))?;
+                Some(Visits { cut: *cut, all })
+            }
+            None => None,
+        };
         let of_keys_tensors = tensors.split_off(of_queries.all().len());
         let [sizes, start, end, singles_end, singles] = exactly(tensors)?;
         let seen_by = match of_keys {
@@ -64,15 +110,14 @@ impl Tables {
             None => None,
         };
         let (pieces, has_singles) = (Pieces::of(ranges), !of_queries.singles.is_empty());
-        Ok(Self { pieces, sizes, start, end, singles, singles_end, has_singles, seen_by })
+        Ok(Self { pieces, sizes, start, end, singles, singles_end, has_singles, seen_by, visits })
     }
 
     /// Layers of a pass share their ranges, those with a window and those without: the tables of the last
-    /// two ranges are kept. `trained_keys` is the number of keys where they train.
-    /// It fails where the device has no memory for them.
+    /// two ranges are kept. It fails where the device has no memory for them.
     pub(super) fn of(
         ranges: &Arc<KeyRanges>,
-        trained_keys: Option<usize>,
+        wanted: Wanted,
         device: &Device,
     ) -> Result<Arc<Self>> {
         type Kept = (Weak<KeyRanges>, Device, Arc<Tables>);
@@ -81,17 +126,24 @@ impl Tables {
         let found = last.iter().find(|(kept, of_device, tables)| {
             kept.upgrade().is_some_and(|kept| Arc::ptr_eq(&kept, ranges))
                 && of_device.same_device(device)
-                && (trained_keys.is_none()
-                    || tables.seen_by.as_ref().map(|seen| seen.keys) == trained_keys)
+                && tables.hold(wanted)
         });
         if let Some((_, _, tables)) = found {
             return Ok(Arc::clone(tables));
         }
-        let tables = Arc::new(Self::new(ranges, trained_keys, device)?);
+        let tables = Arc::new(Self::new(ranges, wanted, device)?);
         last.retain(|(kept, ..)| kept.strong_count() > 0);
         last.truncate(1);
         last.insert(0, (Arc::downgrade(ranges), device.clone(), Arc::clone(&tables)));
         Ok(tables)
+    }
+
+    /// Whether all that is wanted is there.
+    fn hold(&self, wanted: Wanted) -> bool {
+        let keys = self.seen_by.as_ref().map(|seen| seen.keys);
+        let cut = self.visits.as_ref().map(|visits| visits.cut);
+        (wanted.trained_keys.is_none() || keys == wanted.trained_keys)
+            && (wanted.one_pass.is_none() || cut == wanted.one_pass)
     }
 }
 
@@ -198,6 +250,45 @@ impl OfKeys {
         }
         queries_from.push(queries.len() as u32);
         Self { from, until, single, queries_from, queries, slot }
+    }
+}
+
+/// The host's part of [`Visits`]: what each tile of keys visits, and who visits each tile of rows.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) struct OfTiles {
+    /// The first tile of rows that a tile of keys visits and the one after the last; 0 and 0 if it visits none.
+    pub(in super::super) rows_from: Vec<u32>,
+    pub(in super::super) rows_until: Vec<u32>,
+    /// The first tile of keys that visits a tile of rows and the one after the last. All between do, also where nobody
+    /// sees their keys. One tile of keys is there at least, which writes zeros for rows that see nothing.
+    pub(in super::super) keys_from: Vec<u32>,
+    pub(in super::super) keys_until: Vec<u32>,
+}
+
+impl OfTiles {
+    /// In time linear in rows and keys. There is a key at least where there are rows.
+    pub(in super::super) fn new(ranges: &KeyRanges, keys: usize, cut: Cut) -> Self {
+        let rows = ranges.queries() * cut.group;
+        let (tiles_of_rows, tiles_of_keys) = (rows.div_ceil(cut.rows), keys.div_ceil(cut.keys));
+        let visitors = |tile: usize| {
+            let (first, end) = (tile * cut.rows, rows.min((tile + 1) * cut.rows));
+            let tokens = first / cut.group..end.div_ceil(cut.group);
+            let seen = tokens.map(|t| ranges.of(t)).filter(|range| !range.is_empty());
+            let hull = seen.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+            // Rows that see nothing are spread over all tiles of keys.
+            let alone = tile * tiles_of_keys / tiles_of_rows;
+            hull.map_or(alone..alone + 1, |hull| hull.start / cut.keys..hull.end.div_ceil(cut.keys))
+        };
+        let visitors: Vec<Range<usize>> = (0..tiles_of_rows).map(visitors).collect();
+        let named = |next: u32| {
+            visitors.iter().enumerate().map(move |(tile, of)| (tile as u32 + next, of.clone()))
+        };
+        Self {
+            rows_from: first_over(tiles_of_keys, named(0)),
+            rows_until: first_over(tiles_of_keys, named(1).rev()),
+            keys_from: visitors.iter().map(|of| of.start as u32).collect(),
+            keys_until: visitors.iter().map(|of| of.end as u32).collect(),
+        }
     }
 }
 

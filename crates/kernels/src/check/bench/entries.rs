@@ -13,7 +13,7 @@ use super::super::case::{Input, frozen, trained};
 use super::super::optimizer::STEP;
 use super::{Entry, ROTATED, Work};
 use crate::adamw::{AdamWState, adamw_on_device};
-use crate::attention::{Delays, KeyRanges, attention};
+use crate::attention::{Delays, KeyRanges, attention, attention_in_one_pass};
 use crate::linear::linear;
 use crate::linear_cross_entropy::{Inputs, SoftTargets, Teacher, linear_cross_entropy};
 use crate::matrix::{BlockFormat, Matrix};
@@ -59,6 +59,8 @@ fn entry(
     Entry { name, shape, multiplies, inputs: inputs.into(), work, run: Box::new(run) }
 }
 
+type Attention = fn(&Tensor, &Tensor, &Tensor, &Arc<KeyRanges>) -> Result<Tensor>;
+
 /// A causal document: forward, and forward with backward, which are two and seven products.
 fn attention_entries(size: Size) -> Vec<Entry> {
     let calls: &[(usize, usize)] = match size {
@@ -81,13 +83,19 @@ fn attention_entries(size: Size) -> Vec<Entry> {
         all.push(entry(("attention", shape.clone()), true, inputs, work, move |t| {
             attention(&t[0], &t[1], &t[2], &seen).map(drop)
         }));
-        let inputs = [trained("q", q), trained("k", kv), trained("v", kv)];
-        let work = Work::Operations(7.0 * product);
-        all.push(entry(("attention_training", shape), true, inputs, work, move |t| {
-            // Its own gradient: one pass less than a sum of squares.
-            let out = attention(&t[0], &t[1], &t[2], &ranges)?;
-            out.gradients().map(drop)
-        }));
+        let mut ways: Vec<(_, Attention)> = vec![("attention_training", attention)];
+        if matches!(head_dim, 64 | 128) {
+            ways.push(("attention_training_one_pass", attention_in_one_pass));
+        }
+        for (name, attention) in ways {
+            let inputs = [trained("q", q), trained("k", kv), trained("v", kv)];
+            let (work, ranges) = (Work::Operations(7.0 * product), Arc::clone(&ranges));
+            all.push(entry((name, shape.clone()), true, inputs, work, move |t| {
+                // Its own gradient: one pass less than a sum of squares.
+                let out = attention(&t[0], &t[1], &t[2], &ranges)?;
+                out.gradients().map(drop)
+            }));
+        }
     }
     all
 }
