@@ -67,14 +67,9 @@ fn assert_holds(variables: [&Var; 3], ranges: &Arc<KeyRanges>, what: &str) -> Re
 
 #[test]
 fn documents_windows_delays_and_single_keys_have_the_gradients_of_two_kernels() -> Result<()> {
-    for (seed, tokens, kv_heads, group, head_dim) in [
-        (0, 300, 1, 1, 64),
-        (1, 150, 2, 2, 128),
-        (2, 290, 1, 3, 128),
-        (3, 200, 1, 4, 64),
-        (4, 135, 1, 2, 128),
-        (5, 260, 2, 1, 64),
-    ] {
+    for (seed, tokens, kv_heads, group, head_dim) in
+        [(0, 300, 1, 1, 64), (1, 150, 2, 2, 128), (2, 290, 1, 3, 128), (4, 135, 1, 2, 128)]
+    {
         let mut noise = Noise::new(seed + 500);
         let ranges = if seed % 3 == 1 {
             Arc::new(ranges_with_singles(&mut noise, seed / 3, tokens))
