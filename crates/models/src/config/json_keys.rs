@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::families::{Defaults, Sizes};
+use super::families::{Defaults, Sizes, by_length};
 use super::rope::{self, TURNING};
 use super::{RopeParameters, limits};
 use crate::error::Problems;
@@ -99,11 +99,29 @@ impl<'a> Keys<'a> {
         });
     }
 
-    /// Base and scaling of the rotary embedding of all layers.
+    /// Base and scaling of the rotary embedding of all layers; the base alone where frequencies depend on the length.
     pub(super) fn rope(&mut self, sizes: Sizes) -> RopeParameters {
+        if by_length::is_stated(self) {
+            return self.plain_rope(sizes);
+        }
         let base = Defaults::of(sizes.architecture).rope_theta;
         let context = sizes.max_position_embeddings;
         RopeParameters::from_json_or(base, self.value, context, &mut self.problems)
+    }
+
+    /// The base of the rotary embedding of all layers.
+    pub(super) fn plain_rope(&mut self, sizes: Sizes) -> RopeParameters {
+        const KEY: &str = "rope_theta";
+        let nested = self.rotary_keys().and_then(|keys| keys.get(KEY));
+        let theta = nested.filter(|theta| !theta.is_null()).or_else(|| self.present(KEY));
+        let value = json!({ KEY: theta });
+        let base = Defaults::of(sizes.architecture).rope_theta;
+        RopeParameters::from_json_or(
+            base,
+            &value,
+            sizes.max_position_embeddings,
+            &mut self.problems,
+        )
     }
 
     /// `rope_parameters`, and in it those of full and of sliding layers where it is a map by kind.

@@ -275,7 +275,12 @@ impl Parts {
         head_dim: usize,
     ) -> Result<Option<[Rope; 2]>> {
         let Some(by_length) = &self.rotary.by_length else { return Ok(None) };
-        let plain = self.build_rope(rope, head_dim)?.amplified(by_length.attention_factor);
+        // As in `build_rope`.
+        let factor = match self.qk_norm {
+            QkNorm::Unweighted => 1.0,
+            _ => by_length.attention_factor,
+        };
+        let plain = self.build_rope(rope, head_dim)?.amplified(factor);
         let [short, long] =
             [&by_length.short, &by_length.long].map(|divisors| plain.clone().divided_by(divisors));
         Ok(Some([short?, long?]))

@@ -250,7 +250,7 @@ fn whole(length: f64) -> Value {
 }
 
 /// The kind of scaling that rotary parameters name.
-fn kind_of(value: &Value) -> &str {
+pub(super) fn kind_of(value: &Value) -> &str {
     let mut names = ["rope_type", "type"].into_iter().filter_map(|key| value.get(key));
     names.find_map(Value::as_str).unwrap_or("default")
 }

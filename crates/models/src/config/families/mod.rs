@@ -1,6 +1,7 @@
 //! What each family's keys say about its layers. A family is a file: it fills in the table of parts, from
 //! the keys of a `config.json` and from those of a GGUF header.
 
+pub(super) mod by_length;
 pub(super) mod deepseek;
 mod gemma;
 pub(super) mod gemma4;
@@ -131,6 +132,12 @@ impl Sizes {
 
 /// Rotary embedding and parts of a `config.json`.
 pub(super) fn of_json(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, Parts) {
+    let (rope, mut parts) = of_family(keys, sizes);
+    by_length::add(keys, sizes, &mut parts);
+    (rope, parts)
+}
+
+fn of_family(keys: &mut JsonKeys<'_>, sizes: Sizes) -> (RopeParameters, Parts) {
     match sizes.architecture {
         Architecture::Gemma2 | Architecture::Gemma3 => gemma::of_json(keys, sizes),
         Architecture::Mistral | Architecture::Ministral3 | Architecture::Mixtral => {

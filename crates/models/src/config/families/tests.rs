@@ -185,6 +185,46 @@ fn long_sequences_have_their_frequencies_and_both_a_common_factor() {
 }
 
 #[test]
+fn any_family_with_one_rotary_embedding_has_frequencies_by_length() {
+    let ones = |count: usize| vec![1.5; count];
+    let stated = |count: usize| {
+        json!({
+            "rope_type": "longrope", "rope_theta": 3e4, "short_factor": ones(count),
+            "long_factor": ones(count), "original_max_position_embeddings": 64
+        })
+    };
+    let longrope = |kind: &str, key: &str, count: usize| {
+        let mut config = of(kind);
+        config[key] = stated(count);
+        TargetConfig::from_json(&config)
+    };
+    for (kind, turning) in
+        [("llama", 16), ("qwen3", 16), ("granite", 16), ("glm4", 8), ("smollm3", 16)]
+    {
+        for key in ["rope_scaling", "rope_parameters"] {
+            let config = longrope(kind, key, turning / 2).expect("valid");
+            assert_eq!(config.rope, RopeParameters::plain(3e4), "{kind}");
+            let by_length = config.parts.rotary.by_length.expect("frequencies by length");
+            assert_eq!((by_length.original_context, by_length.long.len()), (64, turning / 2));
+            assert!((by_length.attention_factor - 1.5_f64.sqrt()).abs() < 1e-12);
+        }
+        let text = longrope(kind, "rope_scaling", 3).expect_err("three divisors").to_string();
+        assert!(text.contains("numbers in `short_factor`"), "{kind}: {text}");
+    }
+    // A sequence that the file calls short may fill the context.
+    let whole = read("llama", |config| {
+        config["rope_scaling"] = stated(8);
+        config["rope_scaling"]["original_max_position_embeddings"] = Value::Null;
+    });
+    let by_length = whole.parts.rotary.by_length.expect("frequencies by length");
+    assert_eq!((by_length.original_context, by_length.attention_factor), (512, 1.0));
+    for (kind, key) in [("gemma3_text", "rope_scaling"), ("olmo3", "rope_parameters")] {
+        let text = longrope(kind, key, 8).expect_err("two embeddings").to_string();
+        assert!(text.contains("`longrope` is not supported where layers with windows"), "{text}");
+    }
+}
+
+#[test]
 fn full_layers_of_an_olmo_3_have_the_older_keys_beside_the_newer_ones() {
     let ropes = |change: &dyn Fn(&mut Value)| {
         let config = read("olmo3", |config| {
