@@ -145,12 +145,17 @@ pub(crate) struct ExpertNames {
     shared: &'static str,
 }
 
-/// The names in layer `index`.
-pub(crate) fn experts(architecture: Architecture, index: usize) -> ExpertNames {
-    let matrices = match architecture {
+/// How a family calls the matrices of an expert: gate, up, down.
+pub(super) fn expert_matrices(architecture: Architecture) -> [&'static str; 3] {
+    match architecture {
         Architecture::Mixtral => ["w1", "w3", "w2"],
         _ => ["gate_proj", "up_proj", "down_proj"],
-    };
+    }
+}
+
+/// The names in layer `index`.
+pub(crate) fn experts(architecture: Architecture, index: usize) -> ExpertNames {
+    let matrices = expert_matrices(architecture);
     let prefix = match architecture {
         Architecture::Mixtral => format!("{}block_sparse_moe.", layer(index)),
         Architecture::Gemma4 => layer(index),

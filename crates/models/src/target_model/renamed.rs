@@ -7,6 +7,7 @@ use std::path::Path;
 use candle_core::{DType, Tensor};
 use longdraft_kernels::matrix::QuantisedMatrix;
 
+use super::names;
 use crate::config::Architecture;
 use crate::error::{ModelError, Result};
 use crate::weights::aliases::{Aliased, Aliases};
@@ -28,6 +29,9 @@ const LFM2: Names = &[
     (".self_attn.k_norm.", ".self_attn.k_layernorm."),
 ];
 
+/// Mixtral, as newer writers have it.
+const MIXTRAL: Names = &[(".block_sparse_moe.", ".mlp.")];
+
 /// Stacks of gate rows before up rows, `[E, 2I, H]`, and of down, `[E, H, I]`.
 const GATE_UP: &str = ".experts.gate_up_proj";
 const DOWN: &str = ".experts.down_proj";
@@ -40,9 +44,14 @@ pub(super) fn of(
     let stacks = source.names().iter().any(|name| name.ends_with(GATE_UP));
     let source: Box<dyn WeightSource> = match architecture {
         Architecture::Lfm2 => Box::new(Aliased(Spelling { source, names: LFM2 })),
+        Architecture::Mixtral => Box::new(Aliased(Spelling { source, names: MIXTRAL })),
         _ => source,
     };
-    if stacks { Box::new(Stacks(source)) } else { source }
+    if !stacks {
+        return source;
+    }
+    let matrices = names::expert_matrices(architecture);
+    Box::new(Stacks { source, matrices })
 }
 
 /// Modules under the common names.
@@ -74,7 +83,11 @@ impl Aliases for Spelling {
 }
 
 /// Experts that stand in stacks, one by one.
-struct Stacks(Box<dyn WeightSource>);
+struct Stacks {
+    source: Box<dyn WeightSource>,
+    /// How the family calls an expert's gate, up and down.
+    matrices: [&'static str; 3],
+}
 
 /// Some rows of one matrix of a stack `[E, O, I]`: the expert, and the half of its rows, if it is cut.
 struct Expert {
@@ -86,25 +99,22 @@ struct Expert {
 impl Stacks {
     /// A matrix of an expert, if it stands in a stack.
     fn expert(&self, name: &str) -> Option<Expert> {
-        if self.0.shape(name).is_some() {
+        if self.source.shape(name).is_some() {
             return None;
         }
         let (module, rest) = name.split_once(".experts.")?;
         let (expert, matrix) = rest.split_once('.')?;
-        let (stack, half) = match matrix {
-            "gate_proj.weight" => (GATE_UP, Some(0)),
-            "up_proj.weight" => (GATE_UP, Some(1)),
-            "down_proj.weight" => (DOWN, None),
-            _ => return None,
-        };
+        let matrix = matrix.strip_suffix(".weight")?;
+        let place = self.matrices.iter().position(|own| *own == matrix)?;
+        let (stack, half) = if place < 2 { (GATE_UP, Some(place)) } else { (DOWN, None) };
         let (stack, index) = (format!("{module}{stack}"), expert.parse().ok()?);
-        self.0.shape(&stack)?;
+        self.source.shape(&stack)?;
         Some(Expert { stack, index, half })
     }
 
     /// Outputs and inputs of an expert's matrix.
     fn size(&self, Expert { stack, index, half }: &Expert) -> Option<[usize; 2]> {
-        let &[experts, outputs, inputs] = self.0.shape(stack)?.as_slice() else { return None };
+        let &[experts, outputs, inputs] = self.source.shape(stack)?.as_slice() else { return None };
         let parts = if half.is_some() { 2 } else { 1 };
         let is_there = *index < experts && outputs.is_multiple_of(parts);
         is_there.then_some([outputs / parts, inputs])
@@ -113,15 +123,15 @@ impl Stacks {
 
 impl WeightSource for Stacks {
     fn path(&self) -> &Path {
-        self.0.path()
+        self.source.path()
     }
 
     /// Every expert counts, as where they stand one by one.
     fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
-        for name in self.0.names() {
+        for name in self.source.names() {
             let stack = [GATE_UP, DOWN].into_iter().find(|stack| name.ends_with(stack));
-            let shape = stack.and_then(|_| self.0.shape(&name));
+            let shape = stack.and_then(|_| self.source.shape(&name));
             let (Some(stack), Some(&[experts, outputs, inputs])) = (stack, shape.as_deref()) else {
                 names.push(name);
                 continue;
@@ -129,9 +139,10 @@ impl WeightSource for Stacks {
             let module = &name[..name.len() - stack.len()];
             // No more than the tensor has values, whatever its header says.
             let experts = experts.min(experts.saturating_mul(outputs).saturating_mul(inputs));
-            let matrices: &[_] = if stack == GATE_UP { &["gate", "up"] } else { &["down"] };
+            let (halves, whole) = self.matrices.split_at(2);
+            let matrices = if stack == GATE_UP { halves } else { whole };
             for expert in 0..experts {
-                let of = |matrix| format!("{module}.experts.{expert}.{matrix}_proj.weight");
+                let of = |matrix: &&str| format!("{module}.experts.{expert}.{matrix}.weight");
                 names.extend(matrices.iter().map(of));
             }
         }
@@ -141,38 +152,38 @@ impl WeightSource for Stacks {
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         match self.expert(name) {
             Some(expert) => self.size(&expert).map(Vec::from),
-            None => self.0.shape(name),
+            None => self.source.shape(name),
         }
     }
 
     fn load(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        let Some(expert) = self.expert(name) else { return self.0.load(name, dtype) };
+        let Some(expert) = self.expert(name) else { return self.source.load(name, dtype) };
         let Expert { stack, index, half } = &expert;
         let [outputs, _] = self.size(&expert).ok_or_else(|| {
             ModelError::invalid(self.path(), format!("tensor `{stack}` holds no `{name}`"))
         })?;
-        let rows = self.0.load_rows(stack, *index..index + 1, dtype)?.squeeze(0)?;
+        let rows = self.source.load_rows(stack, *index..index + 1, dtype)?.squeeze(0)?;
         Ok(rows.narrow(0, half.unwrap_or(0) * outputs, outputs)?.force_contiguous()?)
     }
 
     fn stored_type(&self, name: &str) -> Option<&'static str> {
         let stack = self.expert(name).map(|expert| expert.stack);
-        self.0.stored_type(stack.as_deref().unwrap_or(name))
+        self.source.stored_type(stack.as_deref().unwrap_or(name))
     }
 
     fn load_quantised(&self, name: &str) -> Result<Option<QuantisedMatrix>> {
-        if self.expert(name).is_some() { Ok(None) } else { self.0.load_quantised(name) }
+        if self.expert(name).is_some() { Ok(None) } else { self.source.load_quantised(name) }
     }
 
     fn load_rows(&self, name: &str, rows: Range<usize>, dtype: DType) -> Result<Tensor> {
         match self.expert(name) {
             Some(_) => rows_of(&self.load(name, dtype)?, rows),
-            None => self.0.load_rows(name, rows, dtype),
+            None => self.source.load_rows(name, rows, dtype),
         }
     }
 
     fn load_integers(&self, name: &str) -> Result<Vec<i64>> {
-        self.0.load_integers(name)
+        self.source.load_integers(name)
     }
 }
 
@@ -206,6 +217,35 @@ mod tests {
             assert_eq!(second.and_then(|t| Ok(t.to_vec2::<f32>()?)).expect("a row"), rows[3..]);
         }
         assert!(load(&name(3, "gate")).is_err());
+    }
+
+    #[test]
+    fn a_mixtral_s_experts_are_read_from_stacks_and_one_by_one() {
+        let zeros =
+            |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros");
+        let named = |name: &str, shape: &[usize]| (format!("model.layers.0.{name}"), zeros(shape));
+        let stacks = MemorySource::new([
+            named("mlp.gate.weight", &[2, 5]),
+            named("mlp.experts.gate_up_proj", &[2, 6, 5]),
+            named("mlp.experts.down_proj", &[2, 5, 3]),
+        ]);
+        let expert = |matrix: &str| format!("block_sparse_moe.experts.1.{matrix}.weight");
+        let published = MemorySource::new([
+            named("block_sparse_moe.gate.weight", &[2, 5]),
+            named(&expert("w1"), &[3, 5]),
+            named(&expert("w3"), &[3, 5]),
+            named(&expert("w2"), &[5, 3]),
+        ]);
+        for source in [stacks, published] {
+            let source = of(Box::new(source), Architecture::Mixtral);
+            let names = names::experts(Architecture::Mixtral, 0);
+            let [gate, up, down] = names.of(1).map(|name| source.shape(&name));
+            assert_eq!((gate, up, down), (Some(vec![3, 5]), Some(vec![3, 5]), Some(vec![5, 3])));
+            assert_eq!(source.shape(&names.router()), Some(vec![2, 5]));
+            let listed = source.names();
+            let asked = names.of(1).into_iter().chain([names.router()]);
+            assert!(asked.into_iter().all(|name| listed.contains(&name)), "{listed:?}");
+        }
     }
 
     #[test]
