@@ -5,7 +5,9 @@ use std::io::Cursor;
 use candle_core::quantized::gguf_file::{Value, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
+use longdraft_kernels::rope::RopeScaling;
 
+use super::super::RopeParameters;
 use super::*;
 use crate::test_support::assert_refused;
 
@@ -122,6 +124,32 @@ fn layers_with_windows_may_have_a_base_of_their_own() {
     assert_eq!(base(&more), Some(RopeParameters::plain(5e5)));
     more.push(("rope.freq_base_swa", Value::F32(1e4)));
     assert_eq!(base(&more), Some(RopeParameters::plain(1e4)));
+    more.extend([("expert_count", Value::U32(4)), ("expert_used_count", Value::U32(2))]);
+    more.push(("rope.scaling.factor", Value::F32(2.0)));
+    for name in ["gemma2", "gpt-oss"] {
+        let read = config(name, &more).expect("valid");
+        let own = RopeParameters { theta: 1e4, ..read.rope.clone() };
+        assert_eq!((read.rope.theta, read.parts.sliding_rope), (5e5, Some(own)), "{name}");
+        let same = [("rope.freq_base_swa", Value::F32(5e5)), ("rope.freq_base", Value::F32(5e5))];
+        let read = config(name, &[&more[3..5], &same].concat()).expect("valid");
+        assert_eq!(read.parts.sliding_rope, None, "{name}");
+    }
+}
+
+#[test]
+fn a_factor_on_cos_and_sin_is_refused_where_nothing_reads_it() {
+    let text = |rule: &str| Value::String(rule.into());
+    let with = |name: &str, rule: &str, factor: f32| {
+        let factor = ("rope.scaling.attn_factor", Value::F32(factor));
+        config(name, &[factor, ("rope.scaling.type", text(rule))])
+    };
+    for name in ["llama", "qwen3", "phi3", "gemma3"] {
+        for rule in ["none", "linear"] {
+            assert_refused(with(name, rule, 0.5), &["rope.scaling.attn_factor` = 0.5"]);
+            assert!(with(name, rule, 1.0).is_ok(), "{name} {rule}");
+        }
+    }
+    assert!(with("llama", "yarn", 0.5).is_ok());
 }
 
 #[test]
