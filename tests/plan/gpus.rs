@@ -153,6 +153,11 @@ fn a_plan_of_pretraining_names_options_that_it_takes() {
     let base = ["lm", "train", &config, "--plan", "device=cuda:0"];
     let text = succeed(&base);
     assert!(text.contains("a rank, --gflops tells its time"), "{text}");
+    // The manual says which keys it lacks.
+    let stage = plan(&["lm", "train", &config, "--json"], 1);
+    for key in ["idle_ranks", "cache_tokens", "cache_bytes"] {
+        assert!(stage["bytes"].is_u64() && stage.get(key).is_none(), "{key}: {stage}");
+    }
     for more in [&["--gpu", "h100"][..], &["--document-tokens", "100"]] {
         let words = [more[0], "pretraining does not know its parts of a step", "--gflops"];
         fail_with(&[&base[..], more].concat(), 2, &words);

@@ -4,6 +4,7 @@
 mod gpus;
 mod memory;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -294,6 +295,40 @@ fn the_tables_of_the_documentation_are_what_their_commands_print() {
         let printed = printed_by(command, &[]);
         assert!(text.contains(printed.trim_end()), "`{command}` prints\n{printed}");
     }
+}
+
+/// Every key in some JSON, at any depth.
+fn keys(value: &Value) -> BTreeSet<String> {
+    match value {
+        Value::Array(list) => list.iter().flat_map(keys).collect(),
+        Value::Object(fields) => {
+            fields.values().flat_map(keys).chain(fields.keys().cloned()).collect()
+        }
+        _ => BTreeSet::new(),
+    }
+}
+
+/// Every key of a plan stands in the manual's table, and what stands in its first column is a key.
+#[test]
+fn the_keys_of_a_plan_are_those_that_the_manual_lists() {
+    let text = page("docs/reference/metrics.md");
+    let (_, section) = text.split_once("## Plans for programs").expect("a section");
+    let named = |text: &str| -> BTreeSet<String> {
+        text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+    };
+    let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+    let first = rows.iter().flat_map(|row| named(row.split(" | ").next().unwrap_or_default()));
+    // One that does not fit has remedies, too.
+    let output = longdraft(&["train", "conf/eagle3/llama3.1-8b.yaml", "--plan", "--json"])
+        .args(["--gpu", "h100", "--ranks", "16", "--memory", "10"])
+        .arg("parallel.reduction=library")
+        .current_dir(repository(""))
+        .output();
+    let all = keys(&last_json(&stdout(&output.expect("longdraft starts")))["stages"][0]);
+    let unlisted: Vec<_> = all.difference(&named(&rows.concat())).cloned().collect();
+    assert!(unlisted.is_empty(), "not in the table: {unlisted:?}");
+    let unknown: Vec<_> = first.filter(|key| !all.contains(key)).collect();
+    assert!(unknown.is_empty(), "not in a plan: {unknown:?}");
 }
 
 /// Two ranks: memory of the first one, and bytes that it sends.
