@@ -51,6 +51,14 @@ class Evaluation:
         return table(f"{self.cells[0]['drafter']} on {self.prompts} prompts", rows)
 
 
+def _row(prompt: Union[str, Mapping[str, Any]], field: str) -> Dict[str, Any]:
+    """What is read of a prompt."""
+    if isinstance(prompt, str):
+        return {field: prompt}
+    also = {key: prompt[key] for key in ("category", "chat_template_kwargs") if key in prompt}
+    return {**also, field: prompt[field]}
+
+
 def evaluate(
     target: Target,
     draft: Union[Draft, PathOrName, None],
@@ -82,14 +90,14 @@ def evaluate(
     """Decodes prompts plainly and with drafting, and compares outputs and times.
 
     `prompts` is a JSONL file, a published set by name (`mt-bench`, `gsm8k`, ...), or an iterable of texts or of rows that hold one in `field`.
-    With `chat=True` texts are a user's turn, and `chat_template_kwargs` variables of the chat template. With `output`, figures lie in that
-    folder, where `longdraft report` finds them, and a call that was stopped is gone on with.
+    With `chat=True` texts are a user's turn, and `chat_template_kwargs` variables of the chat template; those of a row win. With `output`,
+    figures lie in that folder, where `longdraft report` finds them, and a call that was stopped is gone on with.
     """
-    named, texts = None, []
+    named, rows = None, []
     if isinstance(prompts, (str, PathLike)):
         named = fspath(prompts)
     else:
-        texts = [prompt if isinstance(prompt, str) else prompt[field] for prompt in prompts]
+        rows = [_row(prompt, field) for prompt in prompts]
     drafting = _drafting(
         mtp, draft_len, tree, lookup, datastore, confidence_threshold, verify, draft_vocab, draft_vocab_size, pace, chat_template_kwargs
     )
@@ -106,7 +114,7 @@ def evaluate(
         "chat": chat,
         "output": None if output is None else fspath(output),
     }
-    record = json.loads(_longdraft.evaluate(target._inner, _draft(draft), (named, texts), drafting, measuring))
+    record = json.loads(_longdraft.evaluate(target._inner, _draft(draft), (named, json.dumps(rows)), drafting, measuring))
     return Evaluation(
         tau=record["tau"],
         speed_up=record["speed_up"],

@@ -58,7 +58,7 @@ class Stream:
 def evaluate(
     target: Target,
     draft: Optional[Draft],
-    prompts: Tuple[Optional[str], List[str]],
+    prompts: Tuple[Optional[str], str],
     drafting: Dict[str, Any],
     evaluating: Dict[str, Any],
 ) -> str: ...

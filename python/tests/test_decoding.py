@@ -119,6 +119,11 @@ class Decoding(unittest.TestCase):
         self.assertEqual(session.chat("a", max_tokens=1, chat_template_kwargs=on).prompt_tokens, plain)
         measured = longdraft.evaluate(own, None, ["a"], chat=True, chat_template_kwargs=off, lookup="merge", max_tokens=4, runs=1)
         self.assertEqual(measured.record["cells"][0]["sample"]["prompt"], "shut;a")
+        # Those of a row win, as in a file.
+        row = {"prompt": "a", "category": "own", "chat_template_kwargs": on}
+        measured = longdraft.evaluate(own, None, [row], chat=True, chat_template_kwargs=off, lookup="merge", max_tokens=4, runs=1)
+        cell = measured.record["cells"][0]
+        self.assertEqual((cell["sample"]["prompt"], [group["name"] for group in cell["categories"]]), ("a", ["own"]))
         for call in (
             lambda: own.encode_chat(said, chat_template_kwargs={"messages": []}),
             lambda: longdraft.Session(own, chat_template_kwargs={"messages": []}),
@@ -127,6 +132,7 @@ class Decoding(unittest.TestCase):
             lambda: session.chat("a", chat_template_kwargs="off"),
             lambda: session.generate("a", chat_template_kwargs=off),
             lambda: longdraft.evaluate(own, None, ["a"], chat_template_kwargs=off),
+            lambda: longdraft.evaluate(own, None, [row]),
         ):
             with self.assertRaises(longdraft.Error) as caught:
                 call()

@@ -6,6 +6,7 @@ use longdraft::{
     Answer, AnswerOptions, EvaluationOptions, Next, Origin, Prompts, SessionOptions, Stop, choice,
     layout, template_variables,
 };
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -164,7 +165,7 @@ pub(crate) fn evaluate(
     py: Python<'_>,
     target: &Target,
     draft: Option<&Draft>,
-    prompts: (Option<String>, Vec<String>),
+    prompts: (Option<String>, String),
     drafting: Bound<'_, PyAny>,
     evaluating: Bound<'_, PyAny>,
 ) -> PyResult<String> {
@@ -182,13 +183,18 @@ pub(crate) fn evaluate(
         chat: given(&evaluating, "chat")?,
         output: given(&evaluating, "output")?,
     };
-    let (name, texts) = prompts;
-    let prompts = name.map_or(Prompts::Texts(texts), Prompts::Named);
+    let (name, rows) = prompts;
+    let rows =
+        serde_json::from_str(&rows).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let (target, draft) = (target.0.clone(), draft.map(|draft| draft.0.clone()));
     let stop = Stop::new();
     let asked = stop.clone();
     run(py, &stop, move || {
-        let measured = longdraft::evaluate(&target, draft.as_ref(), &prompts, &options, &asked)?;
+        let draft = draft.as_ref();
+        let measured = match name.map(Prompts::Named) {
+            Some(named) => longdraft::evaluate(&target, draft, &named, &options, &asked)?,
+            None => longdraft::evaluate_rows(&target, draft, rows, &options, &asked)?,
+        };
         Ok(measured.to_string())
     })
 }

@@ -2,17 +2,14 @@
 
 use std::path::PathBuf;
 
-use longdraft_decode::evaluate::Prompt;
-use longdraft_models::tokenizer::Message;
-use serde_json::Value;
+use longdraft_data::source::Row;
+use serde_json::{Map, Value};
 
 use super::error::{Result, Stop};
 use super::models::{Draft, Target};
 use super::session::{SessionOptions, models};
 use crate::cli::{DecodingArguments, EvalDecodeArguments, PaceChoice, ServerArguments};
 use crate::commands::eval;
-use crate::decoding::{Models, encode_chat, encode_text};
-use crate::failure::Failure;
 
 /// What is answered.
 #[derive(Debug, Clone)]
@@ -83,11 +80,50 @@ pub fn evaluate(
     options: &EvaluationOptions,
     stop: &Stop,
 ) -> Result<Value> {
-    let arguments = arguments(target, draft, prompts, options);
+    match prompts {
+        Prompts::Named(name) => measure((target, draft), name, None, options, stop),
+        Prompts::Texts(texts) => {
+            let row =
+                |text: &String| Map::from_iter([(options.field.clone(), text.clone().into())]);
+            evaluate_rows(target, draft, texts.iter().map(row).collect(), options, stop)
+        }
+    }
+}
+
+/// The same on rows, as a JSONL file would hold them: a prompt in the field that `options` names, its `category`, and
+/// `chat_template_kwargs`, variables of its own for the chat template.
+///
+/// # Errors
+/// - as [`evaluate`], or a row lacks the field or has variables that no template gets
+pub fn evaluate_rows(
+    target: &Target,
+    draft: Option<&Draft>,
+    rows: Vec<Map<String, Value>>,
+    options: &EvaluationOptions,
+    stop: &Stop,
+) -> Result<Value> {
+    let name = format!("{} texts", rows.len());
+    let numbered = rows.into_iter().zip(1..);
+    let row = |(fields, line)| Row { path: "prompts".into(), line, fields };
+    measure((target, draft), &name, Some(numbered.map(row).collect()), options, stop)
+}
+
+/// Measures on a file or a set by its name, or on rows.
+fn measure(
+    (target, draft): (&Target, Option<&Draft>),
+    name: &str,
+    rows: Option<Vec<Row>>,
+    options: &EvaluationOptions,
+    stop: &Stop,
+) -> Result<Value> {
+    let arguments = arguments(target, draft, name, options);
     eval::check(&arguments)?;
     let _held = eval::take_output(&arguments)?;
     let models = models(target, draft, &arguments.decoding)?;
-    let prompts = read(prompts, &arguments, &models)?;
+    let prompts = match rows {
+        None => eval::read(&arguments, &models),
+        Some(rows) => eval::of_rows(&arguments, rows, &models),
+    }?;
     match eval::evaluate(&arguments, &models, &prompts, &stop.0, &mut |_| {})? {
         Some(record) => Ok(eval::to_json(&record)),
         None => Err(stop.0.failure().into()),
@@ -98,17 +134,14 @@ pub fn evaluate(
 fn arguments(
     target: &Target,
     draft: Option<&Draft>,
-    prompts: &Prompts,
+    prompts: &str,
     options: &EvaluationOptions,
 ) -> EvalDecodeArguments {
     let EvaluationOptions { top_k, top_p, min_p, seed, .. } = *options;
     let decoding = options.session.arguments(draft, target.options());
     EvalDecodeArguments {
         target: Some(target.name().to_owned()),
-        prompts: match prompts {
-            Prompts::Named(name) => name.clone(),
-            Prompts::Texts(texts) => format!("{} texts", texts.len()),
-        },
+        prompts: prompts.to_owned(),
         field: options.field.clone(),
         chat: options.chat,
         limit: options.limit,
@@ -120,28 +153,4 @@ fn arguments(
         server: ServerArguments::default(),
         decoding: DecodingArguments { top_k, top_p, min_p, seed, ..decoding },
     }
-}
-
-/// The prompts as tokens.
-fn read(
-    prompts: &Prompts,
-    arguments: &EvalDecodeArguments,
-    models: &Models,
-) -> Result<Vec<Prompt>> {
-    let texts = match prompts {
-        Prompts::Named(_) => return Ok(eval::read(arguments, models)?),
-        Prompts::Texts(texts) => texts,
-    };
-    if texts.is_empty() {
-        return Err(Failure::usage("there are no prompts").into());
-    }
-    let prompt = |text: &String| {
-        let tokens = if arguments.chat {
-            encode_chat(&[Message::new("user", text)], &models.tokenizer)?
-        } else {
-            encode_text(text, &models.tokenizer, &models.target)?
-        };
-        Ok(Prompt { category: "all".to_owned(), tokens })
-    };
-    texts.iter().take(arguments.limit.unwrap_or(usize::MAX)).map(prompt).collect()
 }

@@ -11,7 +11,7 @@ mod session;
 mod training;
 
 pub use error::{Error, Result, Stop};
-pub use evaluation::{EvaluationOptions, Prompts, evaluate};
+pub use evaluation::{EvaluationOptions, Prompts, evaluate, evaluate_rows};
 pub use exporting::{ExportedFolder, Finding, VerifyOptions, export, verify};
 pub use models::{Draft, Target};
 pub use session::{

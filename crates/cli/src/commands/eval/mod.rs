@@ -10,6 +10,7 @@ mod unfinished;
 use std::fs::File;
 use std::path::Path;
 
+use longdraft_data::source::Row;
 use longdraft_decode::evaluate::{Comparison, Progress, Prompt, Schedule, compare};
 use longdraft_decode::{DecodeOptions, DraftShape, VerifyRule};
 use longdraft_models::sha256;
@@ -79,6 +80,15 @@ pub(crate) fn run(arguments: &EvalDecodeArguments, json: bool) -> Result<()> {
 /// The prompts that are asked for.
 pub(crate) fn read(arguments: &EvalDecodeArguments, models: &Models) -> Result<Vec<Prompt>> {
     prompts::read(&PromptSet::of(arguments), &models.target, &models.tokenizer)
+}
+
+/// The prompts that rows of a program hold.
+pub(crate) fn of_rows(
+    arguments: &EvalDecodeArguments,
+    rows: Vec<Row>,
+    models: &Models,
+) -> Result<Vec<Prompt>> {
+    prompts::of_rows(&PromptSet::of(arguments), rows, &models.target, &models.tokenizer)
 }
 
 /// Refuses what measures nothing; the options of every temperature.

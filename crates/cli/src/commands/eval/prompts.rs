@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use longdraft_data::Result as DataResult;
 use longdraft_data::conversation::{Conversation, VARIABLES};
 use longdraft_data::source::{Row, read_jsonl};
 use longdraft_decode::evaluate::Prompt;
@@ -116,12 +117,28 @@ pub(crate) fn read(
 
 /// The same for any reader.
 pub(crate) fn read_for<R: Reader>(set: &PromptSet<'_>, reader: &R) -> Result<Vec<R::Prompt>> {
-    let encoder = Encoder { set, reader, answered: Cell::new((0, Lines::later())) };
+    let encoder = Encoder::new(set, reader);
     let named = NAMED.iter().find(|(name, ..)| *name == set.name);
     let prompts = match named {
         Some((name, file, layout)) => encoder.named(name, file, *layout)?,
         None => encoder.file()?,
     };
+    some(prompts, set)
+}
+
+/// Encodes rows that a program hands over, as a file's.
+pub(super) fn of_rows(
+    set: &PromptSet<'_>,
+    rows: Vec<Row>,
+    target: &Target,
+    tokenizer: &TextTokenizer,
+) -> Result<Vec<Prompt>> {
+    let reader = Local { target, tokenizer };
+    some(Encoder::new(set, &reader).rows(rows.into_iter().map(Ok))?, set)
+}
+
+/// Refuses none.
+fn some<P>(prompts: Vec<P>, set: &PromptSet<'_>) -> Result<Vec<P>> {
     if prompts.is_empty() {
         return Err(Failure::usage(format!("{}: there are no prompts", set.name)));
     }
@@ -186,7 +203,11 @@ struct Encoder<'a, R> {
     answered: Cell<(usize, Lines)>,
 }
 
-impl<R: Reader> Encoder<'_, R> {
+impl<'a, R: Reader> Encoder<'a, R> {
+    fn new(set: &'a PromptSet<'a>, reader: &'a R) -> Self {
+        Self { set, reader, answered: Cell::new((0, Lines::later())) }
+    }
+
     fn named(&self, name: &str, file: &str, layout: Layout) -> Result<Vec<R::Prompt>> {
         let root = std::env::var_os(DATA_ROOT).map_or_else(|| PathBuf::from("data"), PathBuf::from);
         let path = root.join(file);
@@ -232,26 +253,29 @@ impl<R: Reader> Encoder<'_, R> {
             return Err(Failure::usage(format!("--contexts cuts documents, {name} has prompts"))
                 .hint("leave --contexts out, or use --prompts longdoc"));
         }
-        let rows = read_jsonl(&path)?.take(self.set.limit.unwrap_or(usize::MAX));
-        let mut prompts = Vec::new();
-        for row in rows {
-            let row = row?;
-            let text = row.text(self.set.field)?;
-            let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
-            let own = Conversation::variables_of(&row.fields);
-            let own = own.map_err(|problem| row.problem(problem))?;
-            let prompt = if self.set.chat {
-                self.reader.turns(category, &[Message::new("user", text)], &own)?
-            } else if own.is_empty() {
-                self.reader.text(category, text)?
-            } else {
-                let problem = format!("`{VARIABLES}`: the text goes through no chat template");
-                return Err(Failure::usage(row.problem(problem)).hint("add --chat"));
-            };
-            self.check(&row, &prompt)?;
-            prompts.push(prompt);
-        }
-        Ok(prompts)
+        self.rows(read_jsonl(&path)?)
+    }
+
+    fn rows(&self, rows: impl Iterator<Item = DataResult<Row>>) -> Result<Vec<R::Prompt>> {
+        rows.take(self.set.limit.unwrap_or(usize::MAX)).map(|row| self.row(&row?)).collect()
+    }
+
+    /// A row's text as it is, or as a user's turn with the row's own variables.
+    fn row(&self, row: &Row) -> Result<R::Prompt> {
+        let text = row.text(self.set.field)?;
+        let category = row.fields.get("category").and_then(Value::as_str).unwrap_or("all");
+        let own = Conversation::variables_of(&row.fields);
+        let own = own.map_err(|problem| row.problem(problem))?;
+        let prompt = if self.set.chat {
+            self.reader.turns(category, &[Message::new("user", text)], &own)?
+        } else if own.is_empty() {
+            self.reader.text(category, text)?
+        } else {
+            let problem = format!("`{VARIABLES}`: the text goes through no chat template");
+            return Err(Failure::usage(row.problem(problem)).hint("add --chat"));
+        };
+        self.check(row, &prompt)?;
+        Ok(prompt)
     }
 
     /// A user's turn where turns are known.
