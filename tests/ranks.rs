@@ -5,25 +5,22 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::files::read_json;
-use crate::support::ranks::{
-    SOON, assert_same_numbers, checkpoint, joined, process_of, signal_after_a_save, wait,
-};
+use crate::support::processes::start_kept;
+use crate::support::ranks::{self, SOON, assert_same_numbers, joined, process_of, wait};
 use crate::support::runs::{draft_bytes, metrics};
 use crate::support::{
     Workshop, fail, fail_with, finished, last_json, longdraft, require_words, stderr, stdout,
     succeed, succeeded, told_by,
 };
 
-/// Starts the binary with its output kept.
-fn started(arguments: &[&str]) -> Child {
-    let mut command = longdraft(arguments);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+/// Starts a job, its output kept.
+fn started(ranks: usize, arguments: &[&str]) -> Child {
+    start_kept(longdraft(arguments).args(["--ranks", &ranks.to_string()]))
 }
 
 #[track_caller]
-fn succeed_on(ranks: &str, arguments: &[&str]) -> Output {
-    let output = wait(started(&joined(&[arguments, &["--ranks", ranks]])));
+fn succeed_on(ranks: usize, arguments: &[&str]) -> Output {
+    let output = wait(started(ranks, arguments));
     assert!(output.status.success(), "{ranks} ranks, {arguments:?}: {}", stderr(&output));
     output
 }
@@ -32,20 +29,20 @@ fn succeed_on(ranks: &str, arguments: &[&str]) -> Output {
 fn ranks_that_it_starts_train_like_one_process() {
     let (shop, config) = Workshop::of_four_layers().with_config();
     let set = ["train.rows_per_step=4", "train.steps=5", "train.evaluate_every=5", "--json"];
-    let train = |name: &str, ranks: &str, more: &[&str]| {
+    let train = |name: &str, ranks: usize, more: &[&str]| {
         let run = shop.path(name);
         let place = format!("output={run}");
         (succeed_on(ranks, &joined(&[&["train", &config, &place], &set, more])), run)
     };
-    let (_, plain) = train("plain", "1", &[]);
+    let (_, plain) = train("plain", 1, &[]);
     let want = metrics(&plain);
     for (name, ranks, more) in [
-        ("whole", "3", &[][..]),
-        ("again", "3", &[]),
-        ("library", "2", &["parallel.reduction=library", "parallel.bucket_bytes=1024"]),
-        ("spread", "2", &["parallel.zero=3"]),
-        ("rows", "2", &["parallel.sequence=2"]),
-        ("layers", "4", &["parallel.tensor=2", "parallel.zero=1"]),
+        ("whole", 3, &[][..]),
+        ("again", 3, &[]),
+        ("library", 2, &["parallel.reduction=library", "parallel.bucket_bytes=1024"]),
+        ("spread", 2, &["parallel.zero=3"]),
+        ("rows", 2, &["parallel.sequence=2"]),
+        ("layers", 4, &["parallel.tensor=2", "parallel.zero=1"]),
     ] {
         let (output, run) = train(name, ranks, more);
         assert_same_numbers(&want, &metrics(&run));
@@ -147,32 +144,15 @@ fn tasks_of_a_slurm_step_meet_by_its_variables() {
 
 #[test]
 fn a_killed_rank_is_named_and_the_job_resumes_bit_for_bit() {
-    let (shop, config) = Workshop::of_four_layers().with_config();
-    let set = ["train.steps=80", "train.save_every=5", "parallel.zero=1"];
-    let whole = shop.path("whole");
-    let output = format!("output={whole}");
-    succeed_on("3", &joined(&[&["train", &config, &output], &set]));
-    for killed in [0, 2] {
-        let run = shop.path(&format!("killed-{killed}"));
-        let output = format!("output={run}");
-        let arguments = joined(&[&["train", &config, &output], &set]);
-        let child = started(&joined(&[&arguments, &["--ranks", "3"]]));
-        signal_after_a_save(&run, killed, "-9");
-        let ended = wait(child);
-        let text = stderr(&ended);
-        assert!(!ended.status.success(), "{text}");
+    ranks::killed_ranks_lose_nothing(started, 3, [0, 2], |run, killed, text| {
         if killed == 2 {
             assert!(text.contains("rank 2 on ") && text.contains("signal: 9"), "{text}");
             assert_eq!(text.matches("error: ").count(), 1, "one tells: {text}");
         }
         for rank in 0..3 {
-            assert_ends(&process_of(&run, rank).expect("a log a rank"));
+            assert_ends(&process_of(run, rank).expect("a log a rank"));
         }
-        let resumed = succeed_on("3", &arguments);
-        assert!(stderr(&resumed).contains("resumed after step "), "{}", stderr(&resumed));
-        assert_eq!(metrics(&whole), metrics(&run));
-        assert_eq!(draft_bytes(&whole), draft_bytes(&run));
-    }
+    });
 }
 
 /// A process is gone soon.
@@ -197,42 +177,19 @@ fn is_defunct(process: &str) -> bool {
 
 #[test]
 fn the_rank_that_hangs_is_named_also_where_others_wait_for_each_other() {
-    let shop = Workshop::of_four_layers();
-    let (config, run) = (shop.config(), shop.path("run"));
-    let set = ["train.steps=100000", "train.save_every=7", "parallel.timeout_seconds=8"];
-    let child = started(&joined(&[&["train", &config], &set, &["--ranks", "3"]]));
-    signal_after_a_save(&run, 2, "-STOP");
-    let text = told_by(&wait(child), 1);
+    let (text, process) = ranks::told_of_a_rank_that_hangs(started, 3);
     require_words(&text, &["no answer for 8 s of rank 2 on ", "its process is stopped"]);
-    assert_ends(&process_of(&run, 2).expect("a log a rank"));
+    assert_ends(&process);
 }
 
 #[test]
 fn a_rank_that_is_asked_to_stop_lets_all_save_first() {
-    let shop = Workshop::of_four_layers();
-    let (config, run) = (shop.config(), shop.path("run"));
-    let set = ["train.steps=100000", "train.save_every=7", "--json", "--ranks", "2"];
-    let child = started(&joined(&[&["train", &config], &set]));
-    signal_after_a_save(&run, 1, "-TERM");
-    let output = wait(child);
-    assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
-    let out = last_json(&stdout(&output));
-    let state = read_json(checkpoint(&run).join("state.json"));
-    assert_eq!((&out["finished"], &out["steps"]), (&false.into(), &state["step"]));
+    ranks::all_save_where_one_is_asked_to_stop(started);
 }
 
 #[test]
 fn an_error_of_one_rank_ends_all_with_its_message_and_code() {
-    let (shop, config) = Workshop::of_four_layers().with_config();
-    // Only the second rank cannot write its log.
-    std::fs::create_dir_all(shop.path("run/logs/rank-1.log")).expect("folder");
-    let text = told_by(&wait(started(&["train", &config, "--ranks", "3"])), 1);
-    assert!(text.contains("rank 1 of 3") && text.contains("rank-1.log"), "{text}");
-    assert!(!text.contains("panicked"), "{text}");
-    // What all ranks meet is told once.
-    let output = wait(started(&["train", &config, "train.rows_per_step=0", "--ranks", "3"]));
-    let text = told_by(&output, 2);
-    assert_eq!(text.matches("error: ").count(), 1, "{text}");
+    ranks::an_error_ends_all(started);
 }
 
 #[test]
@@ -253,7 +210,7 @@ fn ranks_that_it_starts_fill_one_store() {
     let (one, shared) = (place("one"), place("shared"));
     let set = ["draft.method=eagle3", "draft.target_layers=[2,0,1]", "capture.shard_mib=1"];
     succeed(&joined(&[&["capture", &config, &one], &set]));
-    succeed_on("2", &joined(&[&["capture", &config, &shared], &set]));
+    succeed_on(2, &joined(&[&["capture", &config, &shared], &set]));
     let train = |features: &str, name: &str| {
         let run = shop.path(name);
         let output = format!("output={run}");
