@@ -14,24 +14,9 @@ use serde_json::{Value, json};
 const CHAT_TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}\
 {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// A workshop whose target has a chat template.
-fn chat_shop() -> Workshop {
-    let shop = Workshop::new();
-    let config = json!({ "chat_template": CHAT_TEMPLATE });
-    std::fs::write(shop.target.join("tokenizer_config.json"), config.to_string()).expect("write");
-    shop
-}
-
-fn write(shop: &Workshop, name: &str, rows: &[Value]) -> String {
-    let path = shop.path(name);
-    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    std::fs::write(&path, text).expect("write");
-    path
-}
-
 #[test]
 fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
-    let shop = chat_shop();
+    let shop = Workshop::with_chat(CHAT_TEMPLATE);
     let messages = |turns: &[(&str, &str)]| -> Value {
         turns.iter().map(|(role, text)| json!({ "role": role, "content": text })).collect()
     };
@@ -40,7 +25,7 @@ fn inspect_marks_what_is_learned_and_flags_masks_that_learn_all_or_nothing() {
         json!({ "messages": messages(&[("user", "alone")]) }),
         json!({ "messages": [{ "role": "user" }] }),
     ];
-    let path = write(&shop, "chat.jsonl", &rows);
+    let path = shop.write_rows("chat.jsonl", &rows);
     let target = shop.target();
     let common = ["data", "inspect", &path, "--target", &target, "--json"];
     let text = succeed(&[&common[..], &["--learn", "assistant"]].concat());
@@ -73,7 +58,7 @@ fn stats_tell_rows_lengths_fill_and_what_was_left_out() {
     assert!((0.0..0.01).contains(&left_out) && fill > 0.8, "{fill}, {left_out}");
     assert!(figures["lengths"]["p50"].as_u64() < figures["lengths"]["p100"].as_u64());
     let rows = [json!({"text": "abc"}), json!({"text": 1}), json!({"text": "abcdef"})];
-    let path = write(&shop, "mixed.jsonl", &rows);
+    let path = shop.write_rows("mixed.jsonl", &rows);
     let figures =
         last_json(&succeed(&["data", "stats", &path, "--target", &shop.target(), "--json"]));
     let source = &figures["sources"][0];
@@ -128,7 +113,7 @@ fn preparing_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
     let rows: Vec<Value> = (0..3000)
         .map(|i| json!({ "text": format!("row {i} {}", "word ".repeat(i % 40)) }))
         .collect();
-    let path = write(&shop, "many.jsonl", &rows);
+    let path = shop.write_rows("many.jsonl", &rows);
     let (target, whole, killed) = (shop.target(), shop.path("whole"), shop.path("killed"));
     let prepare = |output: &str| {
         let common = ["data", "prepare", &path, "--target", &target, "--output", output];
@@ -144,7 +129,7 @@ fn preparing_that_is_killed_at_any_moment_ends_with_the_same_bytes() {
 
 #[test]
 fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for() {
-    let shop = chat_shop();
+    let shop = Workshop::with_chat(CHAT_TEMPLATE);
     let rows = [
         json!({"question": "a", "answer": "old"}),
         json!({"turns": ["b", "c"]}),
@@ -154,7 +139,7 @@ fn regenerated_rows_are_the_targets_own_answers_and_every_row_is_accounted_for()
             {"role": "assistant", "content": "old"}]}),
         json!({"prompt": 3}),
     ];
-    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let prompts = shop.write_rows("prompts.jsonl", &rows);
     let target = shop.target();
     let answers = |name: &str| std::fs::read_to_string(shop.path(name)).expect("answers");
     let regenerate = |name: &str, extra: &[&str]| {
@@ -229,7 +214,7 @@ fn answers_without_a_chat_template_are_text_that_trains() {
     let shop = Workshop::new();
     let mut rows: Vec<Value> = (0..20).map(|i| json!({ "prompt": format!("row {i}: ") })).collect();
     rows.push(json!({ "turns": ["a", "b"] }));
-    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let prompts = shop.write_rows("prompts.jsonl", &rows);
     let (target, output) = (shop.target(), shop.path("answers.jsonl"));
     let command = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
     let command = [&command[..], &["--max-tokens", "24", "--json"]].concat();
@@ -260,10 +245,10 @@ fn answers_without_a_chat_template_are_text_that_trains() {
 /// A wrong field answers no row; with the right one the same command answers them all. Nothing is tried twice alike.
 #[test]
 fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
-    let shop = chat_shop();
+    let shop = Workshop::with_chat(CHAT_TEMPLATE);
     let rows: Vec<Value> = (0..12).map(|i| json!({ "q": format!("question {i}") })).collect();
     // Of many only the first are told.
-    let prompts = write(&shop, "many.jsonl", &rows);
+    let prompts = shop.write_rows("many.jsonl", &rows);
     let (target, output) = (shop.target(), shop.path("many-answers.jsonl"));
     let many = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
     let text = fail(&many, 1);
@@ -271,7 +256,7 @@ fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     assert!(!text.contains("many.jsonl:11: "), "{text}");
     assert!(text.contains("further rows without an answer are told in "), "{text}");
     let rows = &rows[..4];
-    let prompts = write(&shop, "prompts.jsonl", rows);
+    let prompts = shop.write_rows("prompts.jsonl", rows);
     let output = shop.path("answers.jsonl");
     let common = ["data", "regenerate", &prompts, "--target", &target, "--output", &output];
     let common = [&common[..], &["--max-tokens", "4"]].concat();
@@ -290,15 +275,15 @@ fn rows_that_failed_are_tried_again_where_they_are_asked_otherwise() {
     assert_eq!((&counts["success"], &counts["from_before"]), (&4.into(), &0.into()), "{counts}");
     assert_eq!(failures(), "");
     // Answers of other prompts are not taken for those of these.
-    write(&shop, "prompts.jsonl", &[&rows[..3], &[json!({ "q": "another" })]].concat());
+    shop.write_rows("prompts.jsonl", &[&rows[..3], &[json!({ "q": "another" })]].concat());
     let text = fail(&[&common[..], &["--field", "q"]].concat(), 1);
     assert!(text.contains("row 3 (prompts.jsonl:4) answers another prompt"), "{text}");
     assert!(text.contains("hint: the prompts or --field are others"), "{text}");
     // A row without that field asks nothing, so its line stays.
-    write(&shop, "prompts.jsonl", rows);
+    shop.write_rows("prompts.jsonl", rows);
     let out = succeed(&[&common[..], &["--field", "typo", "--json"]].concat());
     assert_eq!(last_json(&out)["from_before"], 4, "{out}");
-    let empty = write(&shop, "empty.jsonl", &[]);
+    let empty = shop.write_rows("empty.jsonl", &[]);
     let other = shop.path("none.jsonl");
     let text = fail(&["data", "regenerate", &empty, "--target", &target, "--output", &other], 1);
     assert!(text.contains("empty.jsonl: no row was answered"), "{text}");
@@ -327,10 +312,10 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
     let text = stderr(&inspect(&rows, &["--learn", "assistant"]));
     assert!(text.contains("leave `learn` (--learn of a command) out"), "{text}");
     assert!(!text.contains("template"), "{text}");
-    let prompts = write(&shop, "prompts.jsonl", &[json!({ "prompt": "a" })]);
+    let prompts = shop.write_rows("prompts.jsonl", &[json!({ "prompt": "a" })]);
     let text = stderr(&inspect(&prompts, &[]));
     assert!(text.contains("`longdraft data regenerate` has the target answer"), "{text}");
-    let text = stderr(&inspect(&write(&shop, "empty.jsonl", &[]), &[]));
+    let text = stderr(&inspect(&shop.write_rows("empty.jsonl", &[]), &[]));
     assert!(text.contains("hint: give a file that holds rows"), "{text}");
     assert!(!text.contains("longdraft data inspect"), "{text}");
     shop.write("rows.xlsx", "");
@@ -342,7 +327,7 @@ fn wrong_use_of_data_commands_is_exit_2_with_a_remedy() {
 /// Rows as people have them, without a word about their format: what answers is learned.
 #[test]
 fn formats_are_recognised_without_a_template() {
-    let shop = chat_shop();
+    let shop = Workshop::with_chat(CHAT_TEMPLATE);
     let said = |role: &str, text: &str| json!({ "role": role, "content": text });
     let conversations =
         |i: usize| json!({ "messages": [said("user", &format!("q{i}")), said("assistant", "a")] });
@@ -352,9 +337,9 @@ fn formats_are_recognised_without_a_template() {
     let table: String = (0..60).map(|i| format!("q{i},a\n")).collect();
     shop.write("table.csv", format!("question,answer\n{table}"));
     for (path, kind) in [
-        (write(&shop, "chats.jsonl", &with_a_bad_row), "messages"),
+        (shop.write_rows("chats.jsonl", &with_a_bad_row), "messages"),
         (
-            write(&shop, "preferences.jsonl", &(0..60).map(preferences).collect::<Vec<_>>()),
+            shop.write_rows("preferences.jsonl", &(0..60).map(preferences).collect::<Vec<_>>()),
             "prompt_completion",
         ),
         (shop.path("table.csv"), "gsm8k"),

@@ -20,17 +20,7 @@ const OFF: [&str; 2] = ["--chat-template-kwargs", r#"{"enable_thinking": false}"
 const EFFORT: [&str; 2] = ["--chat-template-kwargs", r#"{"effort": "low"}"#];
 
 fn shop() -> Workshop {
-    let shop = Workshop::new();
-    let config = json!({ "chat_template": TEMPLATE }).to_string();
-    std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("template");
-    shop
-}
-
-fn write(shop: &Workshop, name: &str, rows: &[Value]) -> String {
-    let path = shop.path(name);
-    let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    std::fs::write(&path, text).expect("rows");
-    path
+    Workshop::with_chat(TEMPLATE)
 }
 
 /// A conversation with variables of its own, if there are some.
@@ -49,7 +39,7 @@ fn rows_are_read_with_their_own_variables_and_those_of_the_option() {
     let shop = shop();
     let target = shop.target();
     let rows = [row(&Value::Null), row(&json!({ "enable_thinking": true })), row(&json!(3))];
-    let path = write(&shop, "chat.jsonl", &rows);
+    let path = shop.write_rows("chat.jsonl", &rows);
     let inspect = ["data", "inspect", &path, "--target", &target];
     let text = succeed(&[&inspect[..], &OFF].concat());
     assert!(text.contains("<off><user>hi</s><assistant>[[ho</s>]]"), "{text}");
@@ -57,7 +47,7 @@ fn rows_are_read_with_their_own_variables_and_those_of_the_option() {
     assert!(text.contains("`chat_template_kwargs` is not an object of variables"), "{text}");
     assert!(!succeed(&inspect).contains("<off>"));
     // Shards that were made with others are not gone on with.
-    let good = write(&shop, "good.jsonl", &rows[..2]);
+    let good = shop.write_rows("good.jsonl", &rows[..2]);
     let shards = shop.path("shards");
     let prepare = ["data", "prepare", &good, "--target", &target, "--output", &shards];
     succeed(&[&prepare[..], &OFF].concat());
@@ -69,7 +59,8 @@ fn rows_are_read_with_their_own_variables_and_those_of_the_option() {
 #[test]
 fn a_configuration_has_variables_that_options_go_over() {
     let shop = shop();
-    let (config, good) = (shop.config(), write(&shop, "good.jsonl", &vec![row(&Value::Null); 20]));
+    let (config, good) =
+        (shop.config(), shop.write_rows("good.jsonl", &vec![row(&Value::Null); 20]));
     let data = format!("data.train=[{{path: {good}}}]");
     let off = "data.chat_template_kwargs.enable_thinking=false";
     let inspect = ["data", "inspect", &config, &data];
@@ -100,7 +91,7 @@ fn a_configuration_has_variables_that_options_go_over() {
 fn every_command_that_asks_a_target_gives_its_template_the_variables() {
     let shop = shop();
     let target = shop.target();
-    let prompts = write(&shop, "prompts.jsonl", &[json!({ "prompt": "a" })]);
+    let prompts = shop.write_rows("prompts.jsonl", &[json!({ "prompt": "a" })]);
     let answers = shop.path("answers.jsonl");
     let chat = ["generate", "--target", &target, "--no-draft", "--max-tokens", "4", "--chat"];
     let generate = [&chat[..], &["--prompt", "a"]].concat();
@@ -128,7 +119,7 @@ fn every_command_that_asks_a_target_gives_its_template_the_variables() {
     }
     // Variables that a prompt brings itself win over the option, and need a template as well.
     let own = json!({ "prompt": "a", "chat_template_kwargs": { "effort": "high" } });
-    write(&shop, "prompts.jsonl", &[own]);
+    shop.write_rows("prompts.jsonl", &[own]);
     let output = run(&[&with_chat[..], &EFFORT].concat());
     let told = stderr(&output);
     assert!(!output.status.success() && told.contains("effort high"), "{told}");
@@ -152,7 +143,7 @@ fn every_command_that_asks_a_target_gives_its_template_the_variables() {
 fn measurements_say_with_which_variables_prompts_were_asked() {
     let shop = shop();
     let (target, output) = (shop.target(), shop.path("measured"));
-    let prompts = write(&shop, "prompts.jsonl", &[json!({ "prompt": "a" })]);
+    let prompts = shop.write_rows("prompts.jsonl", &[json!({ "prompt": "a" })]);
     let eval = ["eval", "decode", "--target", &target, "--prompts", &prompts, "--runs", "1"];
     let eval = [&eval[..], &["--max-tokens", "4", "--chat", "--output", &output]].concat();
     let record = |more: &[&str]| {
@@ -169,7 +160,7 @@ fn regenerated_rows_say_with_which_variables_they_were_answered() {
     let (target, output) = (shop.target(), shop.path("answers.jsonl"));
     let on = json!({ "enable_thinking": true });
     let rows = [json!({ "prompt": "a" }), json!({ "prompt": "b", "chat_template_kwargs": on })];
-    let prompts = write(&shop, "prompts.jsonl", &rows);
+    let prompts = shop.write_rows("prompts.jsonl", &rows);
     let command = ["data", "regenerate", &prompts, "--target", &target, "--max-tokens", "12"];
     let command = [&command[..], &["--json", "--output", &output]].concat();
     let with_off = [&command[..], &OFF].concat();
@@ -190,12 +181,12 @@ fn regenerated_rows_say_with_which_variables_they_were_answered() {
     let differ = r#"was written with --chat-template-kwargs {"enable_thinking":false}"#;
     assert!(text.contains(differ), "{text}");
     // A row that asks with others now is another prompt.
-    write(&shop, "prompts.jsonl", &[rows[0].clone(), json!({ "prompt": "b" })]);
+    shop.write_rows("prompts.jsonl", &[rows[0].clone(), json!({ "prompt": "b" })]);
     let text = fail(&with_off, 1);
     assert!(text.contains("answers another prompt"), "{text}");
     // Without variables nothing tells of them.
     let plain = shop.path("plain.jsonl");
-    let prompts = write(&shop, "plain-prompts.jsonl", &rows[..1]);
+    let prompts = shop.write_rows("plain-prompts.jsonl", &rows[..1]);
     let command = ["data", "regenerate", &prompts, "--target", &target, "--output", &plain];
     succeed(&[&command[..], &["--max-tokens", "4"]].concat());
     let written = std::fs::read_to_string(&plain).expect("answers");

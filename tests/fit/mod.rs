@@ -293,11 +293,9 @@ fn prompts_of_ones_own_in_any_language_are_taken() {
 
 #[test]
 fn tools_of_prompts_reach_the_template() {
-    let shop = support::Workshop::new();
     let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]\
                     {{ m.content }}\n{% endfor %}[answer]";
-    let config = json!({ "chat_template": template }).to_string();
-    std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("template");
+    let shop = support::Workshop::with_chat(template);
     let tools = json!([{ "name": "weather", "description": "What the sky is like. ".repeat(5) }]);
     let planned = |tools: &Value| {
         let bench = Bench::of(shop.target());
@@ -315,7 +313,6 @@ fn tools_of_prompts_reach_the_template() {
 
 #[test]
 fn variables_of_the_template_are_a_part_of_a_fit() {
-    let shop = support::Workshop::new();
     let off = "So be brief. ".repeat(6);
     let template = [
         "{% if enable_thinking is false %}",
@@ -324,8 +321,7 @@ fn variables_of_the_template_are_a_part_of_a_fit() {
                     {{ m.content }}\n{% endfor %}[answer]",
     ]
     .concat();
-    let config = json!({ "chat_template": template }).to_string();
-    std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("template");
+    let shop = support::Workshop::with_chat(&template);
     let given = ["--chat-template-kwargs", r#"{"enable_thinking": false}"#];
     let planned = |bench: &Bench, given: &[&str]| {
         let prompts = bench.prompts((0..30).map(|i| json!({ "prompt": format!("say {i}") })));

@@ -380,6 +380,19 @@ impl Workshop {
         path
     }
 
+    /// Writes rows of JSON, a line each, and returns their path.
+    pub(crate) fn write_rows(&self, name: &str, rows: &[Value]) -> String {
+        self.write(name, rows.iter().map(|row| format!("{row}\n")).collect::<String>())
+    }
+
+    /// The same with a target that has a chat template.
+    pub(crate) fn with_chat(template: &str) -> Self {
+        let shop = Self::new();
+        let config = json!({ "chat_template": template }).to_string();
+        std::fs::write(shop.target.join("tokenizer_config.json"), config).expect("written");
+        shop
+    }
+
     pub(crate) fn config(&self) -> String {
         self.config.display().to_string()
     }
