@@ -155,7 +155,7 @@ impl KvCache {
         let last = layers.len();
         let repeats = Repeats::default();
         let (length, capacity, long) = (0, INITIAL_CAPACITY, None);
-        Ok(Self { layers, length, capacity, states, last, long, reach, repeats })
+        Ok(Self { layers, length, capacity, long, reach, states, last, repeats })
     }
 
     /// The same with the keys and values of layer `index` as those of [`Self::last_layer`].

@@ -58,14 +58,13 @@ impl Appended<'_> {
         first: usize,
     ) -> Result<Tensor> {
         let own = |tensor: &Tensor| tensor.narrow(0, first, self.rows);
-        let (k, v) = match layer.sizes.keys_owner {
-            Some(owner) => self.cache.appended(owner, self.rows)?,
-            None => {
-                let (k, v) = (own(&heads.k)?, own(&heads.v)?);
-                match &self.place {
-                    Some(place) => self.cache.append_at(index, (&k, &v), place)?,
-                    None => self.cache.append(index, &k, &v)?,
-                }
+        let (k, v) = if let Some(owner) = layer.sizes.keys_owner {
+            self.cache.appended(owner, self.rows)?
+        } else {
+            let (k, v) = (own(&heads.k)?, own(&heads.v)?);
+            match &self.place {
+                Some(place) => self.cache.append_at(index, (&k, &v), place)?,
+                None => self.cache.append(index, &k, &v)?,
             }
         };
         let first = self.cache.first_held_by(layer.sizes.keys_owner.unwrap_or(index));

@@ -157,7 +157,7 @@ impl Target {
         let place = words_of.1.first().copied().unwrap_or_default();
         let pass = || {
             let place = Arc::new(words(place, &self.device)?);
-            set_place(context, Some(place));
+            set_place(context, Some(&place));
             let features = run(context);
             set_place(context, None);
             features
@@ -200,9 +200,9 @@ impl Target {
     }
 }
 
-fn set_place(context: &mut Context<'_>, place: Option<Arc<Tensor>>) {
+fn set_place(context: &mut Context<'_>, place: Option<&Arc<Tensor>>) {
     if let Context::Cached(sequences) = context {
-        sequences.iter_mut().for_each(|own| own.place.clone_from(&place));
+        sequences.iter_mut().for_each(|own| own.place = place.cloned());
     }
 }
 
@@ -216,7 +216,7 @@ impl Features {
 
     /// In memory of its own.
     fn copied(&self) -> Result<Self> {
-        self.each(|tensor| tensor.force_contiguous())
+        self.each(Tensor::force_contiguous)
     }
 
     fn has_bits_of(&self, other: &Self) -> Result<bool> {

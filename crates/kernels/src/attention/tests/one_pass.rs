@@ -84,12 +84,15 @@ fn documents_windows_delays_and_single_keys_have_the_gradients_of_two_kernels() 
     Ok(())
 }
 
+/// What a query sees, by its place.
+type RangeOf = fn(usize) -> Range<usize>;
+
 /// Four tiles of keys: all seen by all, tiles that nobody sees between others, rows that see nothing.
 #[test]
 fn ranges_of_any_order_have_the_gradients_of_two_kernels() -> Result<()> {
     let tokens = 260;
     let keys = 450;
-    let kinds: [(&str, fn(usize) -> Range<usize>); 3] = [
+    let kinds: [(&str, RangeOf); 3] = [
         ("all", |_| 0..450),
         // Rows of a tile are at both ends, so tiles between are visited without being seen.
         ("ends", |t| if t % 2 == 0 { 0..60 } else { 400..450 }),
