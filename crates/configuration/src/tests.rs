@@ -298,8 +298,9 @@ fn numbers_that_no_run_can_have_are_told_or_do_no_harm() {
     }
     let pretrain = "output: runs/x\ndata: {train: [a.bin]}\n";
     let count = huge_values::<PretrainConfig>(pretrain, PretrainConfig::problems, &|config| {
-        longdraft_plan::of_pretraining(config, 1, 1);
-        longdraft_plan::pretraining_remedies(config, 1, 1);
+        let layout = longdraft_plan::Layout::of(1, 1);
+        longdraft_plan::of_pretraining(config, &layout);
+        longdraft_plan::pretraining_remedies(config, &layout);
     });
     assert!(count > 40, "{count}");
 }

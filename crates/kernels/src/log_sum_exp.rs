@@ -10,7 +10,7 @@ use candle_core::{D, DType, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::bend::Bend;
-use crate::composed::CHUNK_VALUES;
+use crate::composed::{CHUNK_VALUES, logits_on, rows_at_once};
 use crate::cuda::takes;
 use crate::dispatch::fused;
 use crate::factors::as_of_type;
@@ -94,7 +94,8 @@ fn composed(hidden: &Tensor, head: &Tensor, bend: Bend) -> Result<HeadSummary> {
     let chunk_rows = (CHUNK_VALUES / head.dim(0)?.max(1)).max(1);
     let whole = matches!(head.dtype(), DType::F32 | DType::BF16) && head.dim(0)? > 0;
     if rows > 0 && whole && takes(&[hidden]) {
-        return on_gpu(hidden, head, bend, chunk_rows);
+        let logits = logits_on(hidden.device(), bend)?;
+        return on_gpu(hidden, head, bend, rows_at_once(logits, head.dim(0)?));
     }
     let mut summary = HeadSummary::default();
     for first in (0..rows).step_by(chunk_rows) {

@@ -163,6 +163,11 @@ fn cuda_gpus() -> std::result::Result<usize, String> {
     Err("this build has no CUDA support".to_owned())
 }
 
+/// Bytes of an NVIDIA GPU's memory in all; of others the driver does not tell.
+pub fn total_memory(device: &Device) -> Option<u64> {
+    longdraft_kernels::device::total_memory(device).ok().flatten()
+}
+
 /// Free bytes of an NVIDIA GPU's memory; of others the driver does not tell.
 pub fn free_memory(device: &Device) -> Option<u64> {
     longdraft_kernels::device::free_memory(device).ok().flatten()

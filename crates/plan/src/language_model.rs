@@ -12,7 +12,8 @@ use crate::optimizer::Parameters;
 use crate::place::{AVERAGES, COPIES, NEW_WEIGHTS, PROGRAM, Places, STATE, SUMS, UPDATE, Updates};
 
 /// What a rank of a pretraining run needs.
-pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> Estimate {
+pub fn of_pretraining(config: &PretrainConfig, layout: &Layout) -> Estimate {
+    let Layout { ranks, threads, .. } = *layout;
     let (tokens, sequence) = config.largest_micro_batch(ranks);
     let row = Row {
         tokens: tokens as u64,
@@ -22,6 +23,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         threads,
         half_products: threads == 0 && config.precision.frozen_bytes(true) == 2,
         stored_head: false,
+        chunk_logits: layout.chunk_logits(!config.model.is_llama()),
     };
     let memory = config.products.within(|| row_memory(&config.model, &row));
     let parameters = parameters(config, &memory, ranks);
@@ -33,7 +35,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
         (STATE, parameters.state_bytes()),
         ("packed operands", memory.packed),
     ];
-    let places = places(config, ranks, threads);
+    let places = places(config, layout);
     let phase = |name, parts: &[(&'static str, u64)]| Phase {
         name,
         items: places.items(resident.iter().chain(parts).copied()),
@@ -59,7 +61,7 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
     phases.push(phase("checkpoint", &[(COPIES, parameters.checkpoint_bytes())]));
     let per_token = config.model.training_operations_per_token(sequence);
     let reduction = config.parallel.reduction;
-    let ways = Ways::of(&Layout::of(ranks, threads), reduction);
+    let ways = Ways::of(layout, reduction);
     Estimate {
         place: places.main(),
         phases,
@@ -73,19 +75,15 @@ pub fn of_pretraining(config: &PretrainConfig, ranks: usize, threads: usize) -> 
     }
 }
 
-fn places(config: &PretrainConfig, ranks: usize, threads: usize) -> Places {
+fn places(config: &PretrainConfig, layout: &Layout) -> Places {
     let (zero, reduction) = (config.parallel.zero_stage(), config.parallel.reduction);
     let updates = Updates { zero, reduction, by_muon: true, state_in_file: false };
-    Places::of(&Layout::of(ranks, threads), updates)
+    Places::of(layout, updates)
 }
 
 /// What to lower, the most effective first, each with what the estimate would be.
-pub fn pretraining_remedies(
-    config: &PretrainConfig,
-    ranks: usize,
-    threads: usize,
-) -> Vec<(String, u64)> {
-    let bytes = of_pretraining(config, ranks, threads).bytes();
+pub fn pretraining_remedies(config: &PretrainConfig, layout: &Layout) -> Vec<(String, u64)> {
+    let bytes = of_pretraining(config, layout).bytes();
     let mut smaller = config.clone();
     smaller.train.micro_batch_tokens = (config.train.micro_batch_tokens / 2).max(1);
     let mut shorter = config.clone();
@@ -102,7 +100,7 @@ pub fn pretraining_remedies(
         ),
     ];
     let estimated = changes.map(|(text, config)| {
-        let bytes = of_pretraining(&config, ranks, threads).bytes();
+        let bytes = of_pretraining(&config, layout).bytes();
         (text, bytes)
     });
     let mut lower: Vec<_> = estimated.into_iter().filter(|(_, other)| *other < bytes).collect();
@@ -228,7 +226,7 @@ mod tests {
                 "output": "o", "data": { "train": ["p"] }, "parallel": { "reduction": reduction },
             });
             let config: PretrainConfig = serde_json::from_value(config).expect("a configuration");
-            let estimate = of_pretraining(&config, 2, threads);
+            let estimate = of_pretraining(&config, &Layout::of(2, threads));
             for name in ["gradients", "new weights"] {
                 let sent = estimate.sent.iter().find(|sent| sent.name == name).expect("sent");
                 assert_eq!(sent.way, way, "{name}, {reduction}, {threads} threads");
@@ -256,6 +254,7 @@ mod tests {
                     threads,
                     half_products,
                     stored_head: false,
+                    chunk_logits: Layout::of(1, threads).chunk_logits(false),
                 };
                 row_memory(&config, &row)
             };

@@ -1,5 +1,7 @@
 //! How processes share the work.
 
+use longdraft_kernels::linear_cross_entropy::logits_at_once;
+
 /// How processes share the work, beyond what the configuration says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
@@ -16,13 +18,27 @@ pub struct Layout {
     /// Whether the frozen target computes in bf16 between its norms and its f32 sums: on an NVIDIA GPU whose products
     /// take bf16.
     pub half_states: bool,
+    /// Bytes of the accelerator's memory in all, where they are known: chunks of losses are larger where there is much.
+    pub gpu_memory: Option<u64>,
 }
 
 impl Layout {
     /// Processes of some threads that share rows of a step only, with the target in f32.
     pub fn of(ranks: usize, threads: usize) -> Self {
-        let (target_value_bytes, half_states) = (4, false);
-        Self { ranks, sequence: 1, tensor: 1, threads, target_value_bytes, half_states }
+        Self {
+            ranks,
+            sequence: 1,
+            tensor: 1,
+            threads,
+            target_value_bytes: 4,
+            half_states: false,
+            gpu_memory: None,
+        }
+    }
+
+    /// Logits of a chunk of the loss on an accelerator, bent ones or others.
+    pub(crate) fn chunk_logits(&self, are_bent: bool) -> usize {
+        logits_at_once(self.gpu_memory.filter(|_| !are_bent))
     }
 
     /// Whether models and activations lie in an accelerator's memory.

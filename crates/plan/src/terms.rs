@@ -18,9 +18,7 @@ const OF_LAYER: f64 = 13.0;
 const OF_TENSOR: [f64; 2] = [2.0, 4.0];
 const OF_CHUNK: f64 = 12.0;
 
-/// Logits of a chunk, and bytes that each is read and written: in f32 by the product, by the loss, and as a gradient of 16
-/// bits.
-const CHUNK: f64 = (1_u64 << 25) as f64;
+/// Bytes that each logit is read and written: in f32 by the product, by the loss, and as a gradient of 16 bits.
 const OF_LOGIT: f64 = 10.0;
 
 /// Rows of a tile of products.
@@ -143,7 +141,7 @@ impl Workload {
         };
         // Each product of a chunk reads the whole head, `2` operations a row for every value.
         let heads = factor * work.loss * tokens / (2.0 * rows);
-        let chunks = OF_CHUNK * (logits / CHUNK).ceil();
+        let chunks = OF_CHUNK * (logits / self.row().chunk_logits as f64).ceil();
         vec![
             Term { bytes: read, starts: starts[0], ..of(forward, Kernel::Product, work.forward) },
             of(forward, Kernel::Attention, work.attention),

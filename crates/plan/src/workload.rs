@@ -192,6 +192,7 @@ impl Workload {
             threads: self.layout.threads,
             half_products: self.layout.has_half_products(),
             stored_head: self.has_stored_head(),
+            chunk_logits: self.layout.chunk_logits(!self.target.bend().is_plain()),
         }
     }
 

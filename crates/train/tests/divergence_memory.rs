@@ -7,6 +7,7 @@ use std::time::Duration;
 use candle_core::{DType, Tensor};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures};
+use longdraft_kernels::linear_cross_entropy::logits_at_once;
 use longdraft_kernels::memory::{Allocator, Budget};
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{BlockConfig, BlockDraft, ChainKind, ChainSizes};
@@ -91,6 +92,7 @@ fn planned(loss: SlotLoss, chained: bool) -> usize {
         threads,
         half_products,
         stored_head: false,
+        chunk_logits: logits_at_once(None),
     };
     footprint.row_memory(&row).chunks as usize
 }

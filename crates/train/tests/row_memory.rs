@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor, Var};
 use longdraft_data::Batch;
 use longdraft_features::{BatchFeatures, TeacherFeatures, run_target};
 use longdraft_kernels::graph::Backward;
-use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy};
+use longdraft_kernels::linear_cross_entropy::{Inputs, linear_cross_entropy, logits_at_once};
 use longdraft_kernels::matrix::{BlockFormat, Matrix, QuantisedMatrix};
 use longdraft_kernels::memory::{Allocator, Budget};
 use longdraft_models::TargetConfig;
@@ -118,6 +118,7 @@ fn row(tokens: u64, teacher_logits: bool) -> Row {
         threads: if EMULATED { 0 } else { rayon::current_num_threads() },
         half_products: false,
         stored_head: false,
+        chunk_logits: logits_at_once(None),
     }
 }
 

@@ -35,6 +35,21 @@ pub fn free_memory(device: &Device) -> Result<Option<u64>> {
     }
 }
 
+/// Bytes of an NVIDIA GPU's memory in all, the same whatever is in use; `None` for other devices.
+///
+/// # Errors
+/// - the driver does not say
+pub fn total_memory(device: &Device) -> Result<Option<u64>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => {
+            let total = device.cuda_stream().context().total_mem();
+            total.map(|bytes| Some(bytes as u64)).map_err(candle_core::Error::wrap)
+        }
+        _ => Ok(None),
+    }
+}
+
 /// What no other NVIDIA GPU is called, whatever a process numbers it; `None` for other devices.
 ///
 /// # Errors
@@ -157,6 +172,7 @@ mod tests {
     fn devices_other_than_nvidias_have_no_uuid_and_no_memory_of_their_own() -> Result<()> {
         assert_eq!(uuid_of(&Device::Cpu)?, None);
         assert_eq!(free_memory(&Device::Cpu)?, None);
+        assert_eq!(total_memory(&Device::Cpu)?, None);
         reset_peak_memory(&Device::Cpu);
         assert_eq!(peak_memory(&Device::Cpu), None);
         Ok(())

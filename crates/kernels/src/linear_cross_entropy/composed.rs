@@ -13,7 +13,7 @@ use super::{
     Inputs, LowRank, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted,
     check, gpu,
 };
-use crate::composed::CHUNK_VALUES;
+use crate::composed::{CHUNK_VALUES, logits_on};
 use crate::cuda;
 use crate::graph::{Backward, differentiable};
 use crate::linear::with_factor;
@@ -23,7 +23,10 @@ use product::{Leaf, Product};
 
 /// As [`super::linear_cross_entropy`], on any device; `[R, V]` is never materialised.
 pub(super) fn composed(inputs: &Inputs<'_>) -> Result<Output> {
-    composed_within(CHUNK_VALUES, inputs)
+    let learns = gpu::learns(inputs);
+    let logits =
+        if learns { logits_on(inputs.hidden.device(), inputs.bend)? } else { CHUNK_VALUES };
+    composed_within(logits, inputs)
 }
 
 /// The same with at most so many logits at a time.

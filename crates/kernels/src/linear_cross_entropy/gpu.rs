@@ -12,6 +12,7 @@ use super::reference::logits;
 use super::teacher::order_by_teacher;
 use super::top_k::best_of;
 use super::{Inputs, Output, Rejection, RowStatistics, SoftTargets, Weighted};
+use crate::composed::rows_at_once;
 use crate::cuda::product::{add_product, product};
 use crate::cuda::{Arguments, Launch, Program, takes, upload};
 use crate::factors::{as_factor, weight_factor};
@@ -133,7 +134,7 @@ fn sums(logits: usize, inputs: &Inputs<'_>, (all, reordered): (&[u32], bool)) ->
     let states = if reordered { select_rows(&states, all)? } else { states };
     let weight = weight_factor(head, factors)?;
     let (mut d_hidden, mut d_head, mut statistics) = (Vec::new(), None, Vec::new());
-    let step = (logits / head.dim(0)?.max(1)).max(1);
+    let step = rows_at_once(logits, head.dim(0)?);
     for (first, rows) in (0..).step_by(step).zip(all.chunks(step)) {
         let states = states.narrow(0, first, rows.len())?;
         let (gradient, of_rows) = chunk(inputs, rows, (&states, &weight))?;

@@ -10,7 +10,7 @@ use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::bend::Bend;
-use crate::composed::{CHUNK_VALUES, FULL_ROWS};
+use crate::composed::{FULL_ROWS, logits_on, rows_at_once};
 use crate::linear::factor_type;
 use crate::log_sum_exp::row_log_sum_exp;
 use crate::matrix::Head;
@@ -63,7 +63,7 @@ pub fn bent_top_k<'a>(
         bend.of(head.linear(&hidden.narrow(0, first, chunk.min(rows - first))?)?)
     };
     if gpu::finds(hidden, vocabulary, k.min(vocabulary)) {
-        let chunk = (CHUNK_VALUES / vocabulary).max(1);
+        let chunk = rows_at_once(logits_on(hidden.device(), bend)?, vocabulary);
         // Turned into the type of the products once, not for every chunk.
         let head = head.to_tensor()?;
         let head = if rows < FULL_ROWS {

@@ -169,7 +169,19 @@ fn every_chunk_of_the_loss_reads_the_head_again() {
     let config = published_config(LLAMA).expect("a published target");
     let head = 2.0 * (config.vocab_size * config.hidden_size) as f64;
     let chunks = 32_768.0 / f64::from((1 << 25) / config.vocab_size as u32);
-    let loss = part_of(&glide(32_768), on_h200(), Part::Loss);
+    let few = glide(32_768);
+    let loss = part_of(&few, on_h200(), Part::Loss);
+    // Chunks of a GPU with much memory read it less often.
+    let layout = Layout { gpu_memory: Some(139 << 30), ..few.layout };
+    let many = part_of(&Workload { layout, ..few.clone() }, on_h200(), Part::Loss);
+    let ratio = (loss.bytes - many.bytes) / (3.0 * head);
+    assert!((ratio / (32_768.0 / 256.0 - 32_768.0 / 2048.0) - 1.0).abs() < 1e-9, "{ratio}");
+    assert!(many.starts * 7.5 < loss.starts && many.seconds < loss.seconds, "{many:?}");
+    let chunks_of = |workload: &Workload| workload.row_memory().chunks;
+    let bytes = chunks_of(&Workload { layout, ..few.clone() }) - chunks_of(&few);
+    // A teacher's logits and the draft's, with gradients in bf16; gradients of all states are more than a small chunk.
+    let states = 4 * 32_768 * config.hidden_size as u64;
+    assert_eq!(bytes, 10 * 2048 * config.vocab_size as u64 - states);
     // Logits and their gradients, at least.
     assert!(loss.bytes > 2.0 * chunks * head, "{loss:?}, {chunks} chunks of {head}");
     // A GPU with little bandwidth waits for it.

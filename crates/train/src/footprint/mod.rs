@@ -96,6 +96,8 @@ pub(crate) fn matrix_values(specs: &[TensorSpec]) -> f64 {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use longdraft_kernels::linear_cross_entropy::logits_at_once;
+
     use super::Row;
 
     /// A row that a CPU works on.
@@ -109,6 +111,7 @@ pub(crate) mod tests {
             threads,
             half_products,
             stored_head: false,
+            chunk_logits: logits_at_once(None),
         }
     }
 

@@ -1,7 +1,7 @@
 //! One row of a step: what its terms are functions of, and what they come to.
 
 use longdraft_kernels::linear::{Pass, kept_bytes, slab_bytes};
-use longdraft_kernels::linear_cross_entropy::chunk_rows;
+use longdraft_kernels::linear_cross_entropy::{chunk_rows, rows_at_once};
 
 /// Passes of a map whose input and weight get gradients.
 pub const ALL_PASSES: [Pass; 3] = [Pass::Forward, Pass::InputGradient, Pass::WeightGradient];
@@ -11,9 +11,6 @@ pub const INPUT_PASSES: [Pass; 2] = [Pass::Forward, Pass::InputGradient];
 
 /// Passes of a map whose input gets no gradient.
 pub const WEIGHT_PASSES: [Pass; 2] = [Pass::Forward, Pass::WeightGradient];
-
-/// Logits of a chunk of the loss on an accelerator: as many as its kernels' library forms at a time.
-const LOGITS_ON_ACCELERATOR: u64 = 1 << 25;
 
 /// A row as a rank works on it.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +29,8 @@ pub struct Row {
     pub half_products: bool,
     /// Whether the target's head is held as quantised blocks, of which a CPU's loss widens some rows at a time.
     pub stored_head: bool,
+    /// Logits of a chunk of the loss on an accelerator, at most.
+    pub chunk_logits: usize,
 }
 
 impl Row {
@@ -49,11 +48,11 @@ impl Row {
     /// Rows of a chunk of the loss over a vocabulary.
     pub fn chunk(&self, vocabulary: u64) -> u64 {
         let rows = if self.is_accelerator() {
-            (LOGITS_ON_ACCELERATOR / vocabulary.max(1)).max(1)
+            rows_at_once(self.chunk_logits, vocabulary as usize)
         } else {
-            chunk_rows(vocabulary as usize) as u64
+            chunk_rows(vocabulary as usize)
         };
-        rows.min(self.learned)
+        (rows as u64).min(self.learned)
     }
 
     /// Bytes of the rows of the target's head that are widened at a time.

@@ -2,7 +2,7 @@
 
 use candle_core::Device;
 use longdraft_kernels::dispatch::has_kernels;
-use longdraft_models::device::free_memory;
+use longdraft_models::device::{free_memory, total_memory};
 use longdraft_models::{DeviceChoice, Precision, StepProducts, TargetConfig};
 use longdraft_parallel::Reduction;
 use longdraft_plan::{Estimate, Gpu, Layout, Links, Pace, PartTime, Speed};
@@ -56,7 +56,13 @@ impl Machine {
         let here = ranks_here(arguments.machine_ranks, ranks);
         let threads = if on_gpu { 0 } else { threads_of_each(here, started) };
         let given = arguments.memory.or(gpu.map(|gpu| gpu.free_gib));
-        let given = given.map(|gib| (gib * (1_u64 << 30) as f64) as u64);
+        let bytes = |gib: f64| (gib * (1_u64 << 30) as f64) as u64;
+        let given = given.map(bytes);
+        let gpu_memory = match (gpu, &opened) {
+            (Some(gpu), _) => Some(bytes(gpu.memory)),
+            (None, Some(device)) if found => total_memory(device),
+            _ => given,
+        };
         let free = given.or_else(|| match opened {
             Some(device) if on_gpu => free_memory(&device),
             _ if on_gpu => None,
@@ -82,7 +88,12 @@ impl Machine {
         let has_nvidia_kernels = on_gpu && has_nvidia_kernels;
         let half_states = has_nvidia_kernels && target_value_bytes == 2;
         Self {
-            layout: Layout { target_value_bytes, half_states, ..Layout::of(ranks, threads) },
+            layout: Layout {
+                target_value_bytes,
+                half_states,
+                gpu_memory: gpu_memory.filter(|_| has_nvidia_kernels),
+                ..Layout::of(ranks, threads)
+            },
             free,
             links,
             speed: pace.map(|pace| Speed { pace, links }),

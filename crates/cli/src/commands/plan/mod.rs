@@ -15,7 +15,7 @@ use longdraft_configuration::{
 use longdraft_decode::READ_ALONE;
 use longdraft_kernels::dispatch::multiplies_halves;
 use longdraft_kernels::matrix::BlockFormat;
-use longdraft_models::device::free_memory;
+use longdraft_models::device::{free_memory, total_memory};
 use longdraft_models::disk::readable_bytes;
 use longdraft_models::published::{published_config, published_names};
 use longdraft_models::target_model::Target;
@@ -193,9 +193,8 @@ pub(crate) fn pretraining(
     let (ranks, reduction) = ((wanted, world.size()), config.parallel.reduction);
     let chosen = (config.device, config.precision, config.products, reduction);
     let machine = Machine::of(arguments, ranks, chosen);
-    let Layout { ranks, threads, .. } = machine.layout;
-    let estimate = of_pretraining(config, ranks, threads);
-    let remedies = || pretraining_remedies(config, ranks, threads);
+    let estimate = of_pretraining(config, &machine.layout);
+    let remedies = || pretraining_remedies(config, &machine.layout);
     let verdict = Verdict::of(&estimate, machine.free, remedies);
     if json {
         outjson!({ "stages": [to_json(None, &estimate, &verdict, &machine)] });
@@ -338,6 +337,7 @@ fn workload_of(stage: &Stage, world: &World) -> Option<Workload> {
         threads: if target.device().is_cpu() { rayon::current_num_threads() } else { 0 },
         target_value_bytes: config.precision.frozen_bytes(!target.device().is_cpu()),
         half_states: !target.device().is_cpu() && multiplies_halves(target.device()),
+        gpu_memory: total_memory(target.device()),
     };
     // A stage that was prepared has sizes that fit.
     let workload = Workload::new(&config, target.config().clone(), layout).ok()?;

@@ -1,15 +1,16 @@
 //! The GPU's kernel, emulated, against the CPU's loss.
 
-use crate::graph::Backward;
-use candle_core::Result;
+use candle_core::backprop::GradStore;
+use candle_core::{Result, Var};
 
 use super::super::composed::composed_within;
-use super::super::{Inputs, Rejection, Teacher, linear_cross_entropy};
+use super::super::{Inputs, Rejection, RowStatistics, Teacher, linear_cross_entropy};
 use super::sparse::Distributions;
 use super::{Case, KINDS, assert_rows, kinds_and_teachers};
 use crate::composed::CHUNK_VALUES;
 use crate::cuda::emulator::emulated;
 use crate::dispatch::with_half_products;
+use crate::graph::Backward;
 use crate::test_support::{assert_close, relative_error};
 
 /// The kernel's loss, of at most so many logits at a time, against the CPU's.
@@ -133,5 +134,44 @@ fn gradients_of_chunks_are_not_rounded_to_halves_before_they_are_added() -> Resu
     let exact = exact.get(&case.head).expect("exact");
     let error = relative_error(chunks.get(&case.head).expect("chunks"), exact);
     assert!((1e-4..2e-2).contains(&error), "{error:.1e}");
+    Ok(())
+}
+
+/// The sum of a head's gradient has its order from the chunks, so its last digits do; a row's numbers have not.
+#[test]
+fn chunks_of_any_size_give_a_row_the_same_loss_and_repeat_their_bits() -> Result<()> {
+    let (rows, vocabulary) = (300, 40);
+    let case = Case::random(31, rows, 16, vocabulary, 4);
+    for soft in ["none", "full", "log", "bucket"] {
+        let inputs = case.inputs(case.hidden.as_tensor(), soft, soft != "none");
+        let within = |rows: usize| -> Result<(GradStore, RowStatistics)> {
+            emulated(|| {
+                let own = composed_within(rows * vocabulary, &inputs)?;
+                Ok((own.loss_sum.gradients()?, own.rows))
+            })
+        };
+        let bits = |gradients: &GradStore, variable: &Var| -> Result<Vec<u32>> {
+            let own = gradients.get(variable).expect("a gradient").flatten_all()?;
+            Ok(own.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
+        };
+        let (whole, of_whole) = within(rows)?;
+        for each in [1, 7, 128, 290] {
+            let ((own, of_own), (again, _)) = (within(each)?, within(each)?);
+            for (own, plain) in [(&of_own.hard, &of_whole.hard), (&of_own.soft, &of_whole.soft)] {
+                // Products are a library's, whose last digits hang on the number of rows.
+                let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-6 * (1.0 + b.abs());
+                assert!(own.iter().zip(plain).all(is_near), "{soft}, {each} rows");
+            }
+            assert_eq!(of_own.agrees, of_whole.agrees);
+            for variable in [&case.hidden, &case.head] {
+                assert_eq!(bits(&own, variable)?, bits(&again, variable)?, "{soft}, {each} rows");
+                let [a, b] = [&own, &whole].map(|of| of.get(variable).expect("a gradient"));
+                assert_close(soft, a, b, 3e-6);
+            }
+        }
+        // Whole tiles: 290 rows at most are 256.
+        let [tiles, most] = [256, 290].map(within);
+        assert_eq!(bits(&tiles?.0, &case.head)?, bits(&most?.0, &case.head)?, "{soft}");
+    }
     Ok(())
 }

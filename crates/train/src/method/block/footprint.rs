@@ -2,6 +2,7 @@
 
 use longdraft_features::TeacherKind;
 use longdraft_kernels::bend::Bend;
+use longdraft_kernels::linear_cross_entropy::logits_at_once;
 use longdraft_models::TargetConfig;
 use longdraft_models::draft::block::{
     BlockConfig, ChainKind, ChainSizes, ConvolutionSizes, LayerKind, SelectorSizes, tensor_specs,
@@ -87,7 +88,13 @@ impl Footprint for BlockFootprint {
         // A head of its own is f32.
         let reads_target = row.teacher_logits || !self.sizes.has_own_head();
         let stored_head = row.stored_head && reads_target;
-        let of_slots = Row { tokens: slots, learned: slots, stored_head, ..*row };
+        let of_slots = Row {
+            tokens: slots,
+            learned: slots,
+            stored_head,
+            chunk_logits: self.chunk_logits(row),
+            ..*row
+        };
         let trained = tensor_values(&self.specs());
         let chunks = if self.loss.compares_whole() {
             let low_rank = self.sizes.chain.map(|sizes| sizes.rank as u64).filter(|rank| *rank > 0);
@@ -135,7 +142,8 @@ impl Footprint for BlockFootprint {
             attention: 2.0 * product,
             attention_backward: 5.0 * product,
             logits: slots * distributions * vocabulary + normalisers,
-            chunk: row.chunk(config.draft_vocab_size as u64),
+            chunk: Row { chunk_logits: self.chunk_logits(row), ..*row }
+                .chunk(config.draft_vocab_size as u64),
             passes: 1.0,
         }
     }
@@ -188,6 +196,12 @@ impl BlockFootprint {
         let (width, vocabulary) = (self.layer().width, self.sizes.vocab_size as u64);
         let teachers = slots.min(row.tokens);
         F32 * teachers * width + summary_bytes(row, width, vocabulary)
+    }
+
+    /// Logits of a chunk of the loss. What a chain adds makes them several tensors.
+    fn chunk_logits(&self, row: &Row) -> usize {
+        let has_low_rank = self.sizes.chain.is_some_and(|sizes| sizes.rank > 0);
+        if has_low_rank { logits_at_once(None) } else { row.chunk_logits }
     }
 
     /// What the logits of slots are held to, by the distribution that they learn.
