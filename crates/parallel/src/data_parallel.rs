@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{Device, Shape, Tensor};
-use longdraft_kernels::adamw::{BLOCK, square_sums};
+use longdraft_kernels::adamw::{BLOCK, square_sums, square_sums_on_device};
 use longdraft_kernels::collectives::DeviceRanks;
 use longdraft_models::draft::Parameter;
 
@@ -14,6 +14,7 @@ use super::gpus::summing;
 use super::spread_weights::SpreadWeights;
 use super::{Gradients, ParallelConfig, Partition, Reduction, Run, World, ZeroStage};
 use crate::error::Result;
+use crate::values::Values;
 
 /// What one rank does of an optimizer step, and how the ranks' parts come together.
 #[derive(Debug, Clone)]
@@ -139,7 +140,7 @@ impl DataParallel {
     /// - a parameter cannot be read
     pub fn release(&self, parameters: &mut [Parameter]) -> Result<()> {
         match &self.spread {
-            Some(spread) => spread.release(&self.runs, parameters),
+            Some(spread) => spread.release(&self.runs, parameters, self.sums_on_gpus()),
             None => Ok(()),
         }
     }
@@ -194,20 +195,21 @@ impl DataParallel {
     /// the ranks' devices exchange them.
     fn put_together(
         &self,
-        own: &[Vec<f32>],
+        own: &[Values],
         device: &Device,
         put: &mut dyn FnMut(usize, Tensor) -> Result<()>,
     ) -> Result<()> {
         let Some(gpus) = self.summing_gpus() else {
-            let mut whole = self.exchange().gather(own, &self.sizes()).into_iter().enumerate();
+            let own = own.iter().map(Values::on_host).collect::<Result<Vec<_>>>()?;
+            let mut whole = self.exchange().gather(&own, &self.sizes()).into_iter().enumerate();
             return whole.try_for_each(|(index, values)| {
                 let count = values.len();
                 put(index, Tensor::from_vec(values, count, device)?)
             });
         };
         let there = gpus.device();
-        let own = own.iter().map(|values| Tensor::from_slice(values, values.len(), &there));
-        let own = own.collect::<candle_core::Result<Vec<_>>>()?;
+        let own = own.iter().map(|values| values.on(&there, values.count()));
+        let own = own.collect::<Result<Vec<_>>>()?;
         let whole = self.exchange_on(gpus).gather(&own, self.shapes.len())?;
         whole.into_iter().enumerate().try_for_each(|(index, values)| put(index, values))
     }
@@ -256,9 +258,12 @@ impl DataParallel {
         let blocks = sizes.iter().map(|size| size.div_ceil(BLOCK)).sum();
         let mut squares = vec![0.0_f64; blocks];
         for (index, run) in self.runs.iter().enumerate() {
-            let Some(values) = gradients.get(index)? else { continue };
+            let own = match (gradients.on_device(index), gradients.get_host(index)) {
+                (Some(tensor), _) => square_sums_on_device(tensor)?,
+                (None, Some(values)) => square_sums(values),
+                (None, None) => continue,
+            };
             let first = firsts[run.parameter] + run.start / BLOCK;
-            let own = square_sums(&values);
             squares[first..first + own.len()].copy_from_slice(&own);
         }
         // Every block is one rank's; the others add zeros.
@@ -275,11 +280,27 @@ impl DataParallel {
     /// - the parameter cannot be read
     pub fn read(&self, parameters: &[Parameter], index: usize) -> Result<Vec<f32>> {
         if let Some(values) = self.spread.as_ref().and_then(|spread| spread.read(index)) {
-            return Ok(values);
+            return values.into_host();
         }
         let run = &self.runs[index];
         let values: Vec<f32> = parameters[run.parameter].var.flatten_all()?.to_vec1()?;
         Ok(if run.len == values.len() { values } else { values[run.range()].to_vec() })
+    }
+
+    /// The same where the parameters lie: flat if ranks update different elements, else in the parameter's shape.
+    ///
+    /// # Errors
+    /// - the device has no memory for them
+    pub fn read_on_device(&self, parameters: &[Parameter], index: usize) -> Result<Tensor> {
+        let run = &self.runs[index];
+        let parameter = parameters[run.parameter].var.as_detached_tensor();
+        if let Some(values) = self.spread.as_ref().and_then(|spread| spread.read(index)) {
+            return values.on(parameter.device(), run.len);
+        }
+        if !self.is_sharded {
+            return Ok(parameter);
+        }
+        Ok(parameter.flatten_all()?.narrow(0, run.start, run.len)?)
     }
 
     /// Sets a run's new values where this rank holds everything; hands them back where
@@ -291,12 +312,14 @@ impl DataParallel {
         &self,
         parameters: &[Parameter],
         index: usize,
-        values: Vec<f32>,
-    ) -> Result<Option<Vec<f32>>> {
+        values: impl Into<Values>,
+    ) -> Result<Option<Values>> {
+        let values = values.into();
         if self.is_sharded {
             return Ok(Some(values));
         }
-        set(&parameters[self.runs[index].parameter], values)?;
+        let var = &parameters[self.runs[index].parameter].var;
+        var.set(&values.on(var.device(), var.shape())?)?;
         Ok(None)
     }
 
@@ -305,11 +328,11 @@ impl DataParallel {
     ///
     /// # Errors
     /// - a parameter cannot be written
-    pub fn publish(&self, parameters: &[Parameter], own: Vec<Option<Vec<f32>>>) -> Result<()> {
+    pub fn publish(&self, parameters: &[Parameter], own: Vec<Option<Values>>) -> Result<()> {
         if !self.is_sharded {
             return Ok(());
         }
-        let own: Vec<Vec<f32>> = own.into_iter().map(Option::unwrap_or_default).collect();
+        let own: Vec<Values> = own.into_iter().map(Option::unwrap_or_default).collect();
         if self.spread.as_ref().is_some_and(|spread| !spread.write(&own)) {
             return Ok(());
         }
@@ -323,9 +346,4 @@ impl DataParallel {
 
 fn sizes(parameters: &[Parameter]) -> Vec<usize> {
     parameters.iter().map(|parameter| parameter.var.elem_count()).collect()
-}
-
-fn set(parameter: &Parameter, values: Vec<f32>) -> Result<()> {
-    let tensor = Tensor::from_vec(values, parameter.var.shape(), parameter.var.device())?;
-    Ok(parameter.var.set(&tensor)?)
 }

@@ -44,12 +44,12 @@ impl Exchange<'_> {
     }
 
     /// Puts everybody's values of their runs together to whole parameters of these sizes.
-    pub(super) fn gather(&self, own: &[Vec<f32>], sizes: &[usize]) -> Vec<Vec<f32>> {
+    pub(super) fn gather<V: AsRef<[f32]>>(&self, own: &[V], sizes: &[usize]) -> Vec<Vec<f32>> {
         let mut whole: Vec<Vec<f32>> = sizes.iter().map(|size| zeros(*size)).collect();
         for (counts, stretch) in self.rounds() {
             let mut bucket = Vec::new();
             for (index, part) in indexed_stretches(self.own_runs(), &stretch) {
-                bucket.extend_from_slice(&own[index][part]);
+                bucket.extend_from_slice(&own[index].as_ref()[part]);
             }
             for (rank, values) in self.world.gather_counted(&bucket, &counts).iter().enumerate() {
                 let mut rest = values.as_slice();

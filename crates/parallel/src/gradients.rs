@@ -9,39 +9,13 @@ use longdraft_kernels::graph::{add_each, into_values};
 use longdraft_models::draft::Parameter;
 
 use crate::error::Result;
+use crate::values::Values;
 
 /// One gradient a parameter, or a run of a parameter's elements where ranks hold different ones;
 /// `None` where nothing reached it. Those of parameters on a GPU stay there.
 #[derive(Debug)]
 pub struct Gradients {
     values: Vec<Option<Values>>,
-}
-
-#[derive(Debug)]
-enum Values {
-    Host(Vec<f32>),
-    /// f32, in the parameter's shape, or flat if it is a run of one.
-    Device(Tensor),
-}
-
-impl Values {
-    fn on_host(self) -> Result<Vec<f32>> {
-        match self {
-            Self::Host(values) => Ok(values),
-            Self::Device(tensor) => Ok(tensor.flatten_all()?.to_vec1()?),
-        }
-    }
-
-    fn add(self, other: Self) -> Result<Self> {
-        match (self, other) {
-            (Self::Device(sum), Self::Device(other)) => Ok(Self::Device((sum + other)?)),
-            (sum, other) => {
-                let mut sum = sum.on_host()?;
-                add_each(&mut sum, &other.on_host()?);
-                Ok(Self::Host(sum))
-            }
-        }
-    }
 }
 
 impl Gradients {
@@ -91,8 +65,7 @@ impl Gradients {
     pub fn on(&self, device: &Device, index: usize, shape: &Shape) -> Result<Tensor> {
         Ok(match &self.values[index] {
             None => Tensor::zeros(shape, DType::F32, device)?,
-            Some(Values::Device(tensor)) => tensor.to_device(device)?,
-            Some(Values::Host(values)) => Tensor::from_slice(values, shape, device)?,
+            Some(values) => values.on(device, shape)?,
         })
     }
 
@@ -101,7 +74,7 @@ impl Gradients {
     /// # Errors
     /// - one cannot be read from its device
     pub fn into_values(self) -> Result<Vec<Option<Vec<f32>>>> {
-        self.values.into_iter().map(|value| value.map(Values::on_host).transpose()).collect()
+        self.values.into_iter().map(|value| value.map(Values::into_host).transpose()).collect()
     }
 
     /// Adds other gradients of the same parameters.
@@ -122,13 +95,15 @@ impl Gradients {
     /// # Errors
     /// - it cannot be read from its device
     pub fn get(&self, index: usize) -> Result<Option<Cow<'_, [f32]>>> {
-        Ok(match &self.values[index] {
-            None => None,
-            Some(Values::Host(values)) => Some(Cow::Borrowed(values)),
-            Some(Values::Device(tensor)) => {
-                Some(Cow::Owned(Values::Device(tensor.clone()).on_host()?))
-            }
-        })
+        self.values[index].as_ref().map(Values::on_host).transpose()
+    }
+
+    /// The same if it lies on the host.
+    pub(crate) fn get_host(&self, index: usize) -> Option<&[f32]> {
+        match &self.values[index] {
+            Some(Values::Host(values)) => Some(values),
+            _ => None,
+        }
     }
 
     /// Gradient of the i-th parameter where it is to be used without a copy to the host.
@@ -165,7 +140,18 @@ impl Gradients {
 fn accumulate(sum: &mut Option<Values>, values: Values) -> Result<()> {
     *sum = Some(match sum.take() {
         None => values,
-        Some(sum) => sum.add(values)?,
+        Some(sum) => added(sum, values)?,
     });
     Ok(())
+}
+
+fn added(sum: Values, other: Values) -> Result<Values> {
+    Ok(match (sum, other) {
+        (Values::Device(sum), Values::Device(other)) => (sum + other)?.into(),
+        (sum, other) => {
+            let mut sum = sum.into_host()?;
+            add_each(&mut sum, &other.on_host()?);
+            sum.into()
+        }
+    })
 }

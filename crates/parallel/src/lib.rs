@@ -4,7 +4,7 @@
 //! rows of a step -> cut over the ranks -> gradients of each rank's rows
 //!   -> reduce-scatter in buckets: a rank gets the sums of the elements that it owns
 //!   -> ZeRO-0: all-gather the sums, every rank updates everything
-//!   -> ZeRO-1: the rank updates what it owns, all-gather the new values
+//!   -> ZeRO-1: the rank updates what it owns, where it was summed, all-gather the new values
 //!   -> ZeRO-3: the same, but the values are gathered when they are used, and let go of after it
 //! ```
 //!
@@ -39,6 +39,7 @@ mod tcp;
 pub mod threads;
 mod traffic;
 mod transport;
+mod values;
 mod watch;
 mod watched;
 mod world;
@@ -54,6 +55,7 @@ pub use launcher::{Launch, Place, mpi_library};
 pub use partition::{Partition, Run, share_of};
 pub use row_groups::RowGroups;
 pub use traffic::Traffic;
+pub use values::Values;
 pub use watch::set_teller;
 pub use world::{Element, World};
 pub use zero::ZeroStage;

@@ -7,6 +7,7 @@ use longdraft_models::draft::Parameter;
 
 use super::Run;
 use crate::error::Result;
+use crate::values::Values;
 
 /// What becomes of the whole values of the parameter at an index.
 type Put<'a> = &'a mut dyn FnMut(usize, Tensor) -> Result<()>;
@@ -20,7 +21,7 @@ pub(super) struct SpreadWeights {
 #[derive(Debug, Default)]
 struct State {
     /// Values of this rank's runs; `None` until the parameters are let go of for the first time.
-    own: Option<Vec<Vec<f32>>>,
+    own: Option<Vec<Values>>,
     /// Whether the parameters hold nothing.
     is_released: bool,
 }
@@ -31,13 +32,13 @@ impl SpreadWeights {
     }
 
     /// Values of this rank's run `index`; `None` while only the parameters know them.
-    pub(super) fn read(&self, index: usize) -> Option<Vec<f32>> {
+    pub(super) fn read(&self, index: usize) -> Option<Values> {
         self.lock().own.as_ref().map(|own| own[index].clone())
     }
 
     /// Keeps new values of this rank's runs. Returns whether the parameters, which are whole, have to
     /// learn of them too.
-    pub(super) fn write(&self, own: &[Vec<f32>]) -> bool {
+    pub(super) fn write(&self, own: &[Values]) -> bool {
         let mut state = self.lock();
         if state.is_released {
             state.own = Some(own.to_vec());
@@ -45,17 +46,30 @@ impl SpreadWeights {
         !state.is_released
     }
 
-    /// Keeps this rank's `runs` and puts nothing in the parameters' place.
-    pub(super) fn release(&self, runs: &[Run], parameters: &mut [Parameter]) -> Result<()> {
+    /// Keeps this rank's `runs`, where the parameters lie if they are to stay there, and puts nothing in the
+    /// parameters' place.
+    pub(super) fn release(
+        &self,
+        runs: &[Run],
+        parameters: &mut [Parameter],
+        they_stay: bool,
+    ) -> Result<()> {
         let mut state = self.lock();
         if state.is_released {
             return Ok(());
         }
-        let mut own = vec![Vec::new(); runs.len()];
+        let mut own = vec![Values::default(); runs.len()];
         for (index, parameter) in parameters.iter_mut().enumerate() {
-            let values: Vec<f32> = parameter.var.flatten_all()?.to_vec1()?;
+            let all = parameter.var.as_detached_tensor().flatten_all()?;
+            let all = if they_stay { all.into() } else { Values::Host(all.to_vec1()?) };
             for (own, run) in own.iter_mut().zip(runs).filter(|(_, run)| run.parameter == index) {
-                *own = values[run.range()].to_vec();
+                *own = match &all {
+                    Values::Host(values) => values[run.range()].to_vec().into(),
+                    // The memory of the others is free then.
+                    Values::Device(all) => {
+                        all.narrow(0, run.start, run.len)?.force_contiguous()?.into()
+                    }
+                };
             }
             parameter.var = Var::zeros(0, DType::F32, parameter.var.device())?;
         }
@@ -69,7 +83,7 @@ impl SpreadWeights {
         &self,
         shapes: &[Shape],
         parameters: &mut [Parameter],
-        put_together: impl FnOnce(&[Vec<f32>], &Device, Put<'_>) -> Result<()>,
+        put_together: impl FnOnce(&[Values], &Device, Put<'_>) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.lock();
         if !state.is_released {

@@ -76,8 +76,8 @@ pub fn of_pretraining(config: &PretrainConfig, layout: &Layout) -> Estimate {
 }
 
 fn places(config: &PretrainConfig, layout: &Layout) -> Places {
-    let (zero, reduction) = (config.parallel.zero_stage(), config.parallel.reduction);
-    let updates = Updates { zero, reduction, by_muon: true, state_in_file: false };
+    let reduction = config.parallel.reduction;
+    let updates = Updates { reduction, by_muon: true, state_in_file: false };
     Places::of(layout, updates)
 }
 

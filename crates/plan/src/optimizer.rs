@@ -89,16 +89,16 @@ impl Parameters {
     }
 
     /// The update. On an accelerator the norm reads gradients, AdamW reads weights, gradients and both moments and writes
-    /// all but gradients, and products get weights of 16 bits: `34 P`. Otherwise gradients and the weights that a rank
+    /// all but gradients, and products get weights of 16 bits: `34 P`. Of a rank's part these are not written. Otherwise gradients and the weights that a rank
     /// updates go to main memory, and new weights come back. Where NCCL brings sums and new weights of a spread update,
     /// that is the rank's part alone, its gradients twice, the first time for their norm. Under ZeRO-3 the weights
     /// are there already. Muon's directions go to the accelerator and come back. Their products are not counted, nor what
     /// the machine computes.
     pub(crate) fn update_term(&self, places: Places) -> Term {
-        const MOVED: u64 = 4 + 28 + 2;
         let own = self.own();
         if places.updates_on_accelerator() {
-            let (bytes, starts) = ((MOVED * own) as f64, 2.0 * self.sizes.len() as f64);
+            let moved = if self.is_sharded() { 4 + 28 } else { 4 + 28 + 2 };
+            let (bytes, starts) = ((moved * own) as f64, 2.0 * self.sizes.len() as f64);
             return Term { bytes, starts, ..Term::new(Part::Optimizer, Kernel::Memory) };
         }
         let is_part = self.is_sharded() && !places.exchanges_on_host();
@@ -134,15 +134,17 @@ impl Parameters {
     }
 
     /// Bytes of the update, summed gradients included: `4 P` and a copy of the largest tensor, on an accelerator its
-    /// new values with both new moments; where it is spread, the rank's sums and its new values, `4 P / N` each. From a
-    /// file come a tensor's moments.
+    /// new values with both new moments; where it is spread, the rank's sums and its new values, `4 P / N` each, on an
+    /// accelerator with the new moments of one run. From a file come a tensor's moments.
     pub(crate) fn update_bytes(&self, on_accelerator: bool) -> u64 {
         let moments = if self.state_in_file { 2 * self.largest_tensor_bytes() } else { 0 };
         if !self.is_sharded() {
             let copies = if on_accelerator { 3 } else { 1 };
             return self.gradient_bytes() + copies * self.largest_tensor_bytes() + moments;
         }
-        moments + 2 * F32 * self.largest_share()
+        let share = F32 * self.largest_share();
+        let run = if on_accelerator { share.min(self.largest_tensor_bytes()) } else { 0 };
+        moments + 2 * share + 2 * run
     }
 
     /// Bytes of all new values as they are gathered where the update is spread: `4 P` and two buckets.

@@ -1,6 +1,6 @@
 //! Which memory a term lies in.
 
-use longdraft_parallel::{Reduction, ZeroStage};
+use longdraft_parallel::Reduction;
 use serde::Serialize;
 
 use crate::layout::Layout;
@@ -77,16 +77,15 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several that each update all
-    /// weights and whose sums NCCL makes there. Otherwise a rank updates its part in main memory, though NCCL brings sums and
-    /// new weights. A spread target lies where it is gathered; that sums nothing.
+    /// AdamW alone updates on an accelerator, with its state in memory: of one rank, or of several whose sums NCCL makes
+    /// there. Otherwise a rank updates its part in main memory, though NCCL brings sums and new weights. A spread target
+    /// lies where it is gathered; that sums nothing.
     pub(crate) fn of(layout: &Layout, updates: Updates) -> Self {
         // Of GPUs that may be elsewhere, only the build is known.
         let has_nccl = longdraft_parallel::SUMS_BY_NCCL || updates.reduction == Reduction::Library;
         let by_nccl = has_nccl && updates.reduction != Reduction::RankOrder;
-        let one_or_nccl = layout.ranks == 1 || updates.zero == ZeroStage::Replicated && by_nccl;
         let main = if layout.is_accelerator() { Place::Accelerator } else { Place::Host };
-        let stays = one_or_nccl && !updates.by_muon && !updates.state_in_file;
+        let stays = (layout.ranks == 1 || by_nccl) && !updates.by_muon && !updates.state_in_file;
         let (updates_on_host, exchanges_on_host) = (!stays, !stays && !by_nccl);
         Self { main, updates_on_host, exchanges_on_host, gathers_on_host: !has_nccl }
     }
@@ -126,7 +125,6 @@ impl Places {
 /// How weights are updated.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Updates {
-    pub(crate) zero: ZeroStage,
     pub(crate) reduction: Reduction,
     pub(crate) by_muon: bool,
     pub(crate) state_in_file: bool,

@@ -230,7 +230,6 @@ impl Workload {
 
     pub(crate) fn places(&self) -> Places {
         let updates = Updates {
-            zero: self.zero,
             reduction: self.reduction,
             by_muon: self.whole_tensors,
             state_in_file: self.state_in_file,

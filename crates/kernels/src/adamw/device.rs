@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use candle_core::{DType, Result, Shape, Tensor};
 
-use super::{AdamWStep, BLOCK, Factors};
+use super::{AdamWStep, BLOCK, Factors, square_sums};
 use crate::cuda::{self, Argument, Arguments, Launch, Program};
 use crate::dispatch::fused;
 use crate::storage::host_f64;
@@ -121,23 +121,35 @@ fn composed(f: &Factors, state: &AdamWState, g: &Tensor) -> Result<AdamWState> {
     Ok(AdamWState { theta, first, second })
 }
 
-/// As [`super::square_sum`], where the tensor lies; sums of blocks are f32.
+/// As [`super::square_sum`], where the tensor lies; a kernel's sums of blocks are f32.
 ///
 /// # Errors
 /// - the values cannot be read
 pub fn square_sum_on_device(g: &Tensor) -> Result<f64> {
-    let sums = if cuda::takes(&[g]) {
-        let g = g.contiguous()?;
-        let count = g.elem_count();
-        let blocks = count.div_ceil(BLOCK);
-        let arguments = [(&g).into(), count.into()];
-        let [sums] = Launch::new(&PROGRAM, "square_sums", ([blocks, 1, 1], THREADS), &arguments)
-            .run(g.device(), [Shape::from(blocks)])?;
-        sums
-    } else {
-        g.sqr()?.sum_all()?
-    };
-    Ok(host_f64(&sums)?.iter().sum())
+    if cuda::takes(&[g]) {
+        return Ok(square_sums_on_device(g)?.iter().sum());
+    }
+    Ok(host_f64(&g.sqr()?.sum_all()?)?.iter().sum())
+}
+
+/// As [`super::square_sums`], where a kernel takes the tensor there, in f32; in f64 on the host elsewhere.
+///
+/// # Errors
+/// - the values cannot be read
+pub fn square_sums_on_device(g: &Tensor) -> Result<Vec<f64>> {
+    if !cuda::takes(&[g]) {
+        return Ok(square_sums(&g.flatten_all()?.to_vec1::<f32>()?));
+    }
+    let g = g.contiguous()?;
+    let count = g.elem_count();
+    let blocks = count.div_ceil(BLOCK);
+    if blocks == 0 {
+        return Ok(Vec::new());
+    }
+    let arguments = [(&g).into(), count.into()];
+    let [sums] = Launch::new(&PROGRAM, "square_sums", ([blocks, 1, 1], THREADS), &arguments)
+        .run(g.device(), [Shape::from(blocks)])?;
+    host_f64(&sums)
 }
 
 #[cfg(test)]
@@ -189,6 +201,10 @@ mod tests {
     #[test]
     fn sums_of_squares_are_those_of_the_cpu() -> Result<()> {
         for count in [1, 700, 40_000] {
+            let parts = emulated(|| square_sums_on_device(&Noise::new(2).tensor(&[count])))?;
+            assert_eq!(parts.len(), count.div_ceil(BLOCK));
+            let all = emulated(|| square_sum_on_device(&Noise::new(2).tensor(&[count])))?;
+            assert_eq!(parts.iter().sum::<f64>(), all);
             let g = Noise::new(2).tensor(&[count]);
             let want = square_sum(&g.to_vec1::<f32>()?);
             for own in [emulated(|| square_sum_on_device(&g))?, square_sum_on_device(&g)?] {

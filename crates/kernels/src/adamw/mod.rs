@@ -14,7 +14,8 @@ use crate::simd::vectorised;
 #[cfg(all(test, feature = "cuda"))]
 pub(crate) use device::compiled;
 pub use device::{
-    AdamWState, adamw_on_device, adamw_with_halves, square_sum_on_device, stays_on_device,
+    AdamWState, adamw_on_device, adamw_with_halves, square_sum_on_device, square_sums_on_device,
+    stays_on_device,
 };
 
 /// Values that a sum of squares is cut into, and that a thread updates at once.

@@ -232,6 +232,12 @@ impl AdamW {
         &self.written
     }
 
+    /// Whether moments of a run lie on a device.
+    #[cfg(test)]
+    pub(super) fn lies_on_devices(&self) -> bool {
+        self.moments.iter().all(RunValues::lies_on_device)
+    }
+
     /// Steps taken.
     pub fn steps(&self) -> u64 {
         self.step
@@ -282,15 +288,16 @@ impl AdamW {
             let shape = parallel.shape_of(run);
             let weight_decay = if parameter.decay { self.config.weight_decay } else { 0.0 };
             let step = AdamWStep { weight_decay, ..step };
-            let whole = !parallel.is_sharded() && run.len == shape.elem_count();
             let by_muon = layer_matrix(parameter, shape)
                 .filter(|_| self.config.matrices == MatrixUpdate::Muon);
-            if let Some(gradient) =
-                gradients.on_device(index).filter(|_| whole && by_muon.is_none())
-                && self.step_on_device(&step, index, parameter, gradient)?
-            {
-                own.push(None);
-                continue;
+            if let Some(gradient) = gradients.on_device(index).filter(|_| by_muon.is_none()) {
+                let theta = parallel.read_on_device(parameters, index)?;
+                // Of a part of the weights others have the rest.
+                let halved = Some(parameter).filter(|_| !parallel.is_sharded());
+                if let Some(theta) = self.step_on_device(&step, index, (theta, halved), gradient)? {
+                    own.push(parallel.write(parameters, index, theta)?);
+                    continue;
+                }
             }
             let mut values = parallel.read(parameters, index)?;
             match gradients.get(index)?.as_deref() {
@@ -335,34 +342,33 @@ impl AdamW {
         })
     }
 
-    /// Updates a parameter where it lies, and leaves its moments there; false if they are kept in a
-    /// file.
+    /// New values of a run where it lies, where its moments stay; `None` if they are kept in a file. Values of the
+    /// parameter `halved` are written in bf16 as well, if products multiply it so.
     fn step_on_device(
         &mut self,
         step: &AdamWStep,
         index: usize,
-        parameter: &Parameter,
+        (theta, halved): (Tensor, Option<&Parameter>),
         gradient: &Tensor,
-    ) -> Result<bool> {
-        let theta = parameter.var.as_detached_tensor();
+    ) -> Result<Option<Tensor>> {
         let [first, second] = &mut self.moments;
         let (Some(own_first), Some(own_second)) =
             (first.on_device_of(index, &theta)?, second.on_device_of(index, &theta)?)
         else {
-            return Ok(false);
+            return Ok(None);
         };
         let state = AdamWState { theta, first: own_first, second: own_second };
-        let state = if is_multiplied_in_halves(parameter) {
-            let (state, halves) = adamw_with_halves(step, &state, gradient)?;
-            self.written.put(&parameter.var, halves);
-            state
-        } else {
-            adamw_on_device(step, &state, gradient)?
+        let state = match halved.filter(|parameter| is_multiplied_in_halves(parameter)) {
+            Some(parameter) => {
+                let (state, halves) = adamw_with_halves(step, &state, gradient)?;
+                self.written.put(&parameter.var, halves);
+                state
+            }
+            None => adamw_on_device(step, &state, gradient)?,
         };
-        parameter.var.set(&state.theta)?;
         first.keep(index, state.first);
         second.keep(index, state.second);
-        Ok(true)
+        Ok(Some(state.theta))
     }
 }
 

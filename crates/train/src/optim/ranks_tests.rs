@@ -97,7 +97,7 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
         in_threads(3, |world| {
             let world = if on_gpus { with_gpus(&world) } else { world };
             let config = ParallelConfig { zero, reduction, ..Default::default() };
-            let parameters = parameters();
+            let mut parameters = parameters();
             let parallel = DataParallel::by_blocks(&world, &config, &parameters);
             let free = reduction != Reduction::RankOrder;
             assert_eq!(parallel.sums_on_gpus(), on_gpus && free);
@@ -105,12 +105,19 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
             for step in 0..3 {
                 let sums = parallel.reduce(gradients(world.rank(), step)).expect("sums");
                 let known = parallel.runs().iter().enumerate().filter(|(_, run)| run.parameter < 3);
+                let has_some = known.clone().next().is_some();
                 if parallel.sums_on_gpus() {
                     assert!(known.into_iter().all(|(index, _)| sums.on_device(index).is_some()));
                 }
                 let norm = parallel.norm(&sums).expect("norm");
+                // Under ZeRO-3 a rank keeps its part alone before the last update.
+                if step == 2 {
+                    parallel.release(&mut parameters).expect("release");
+                }
                 optimizer.update(&parallel, &parameters, &sums, norm, 1e-2).expect("step");
+                assert_eq!(optimizer.lies_on_devices(), has_some && parallel.sums_on_gpus());
             }
+            parallel.gather(&mut parameters).expect("gather");
             values(&parameters)
         })
     };
@@ -123,7 +130,14 @@ fn gradients_summed_on_gpus_stay_there_and_update_alike() {
     for (host, own) in host[0].iter().flatten().zip(gpus[0].iter().flatten()) {
         assert!((host - own).abs() <= 1e-5, "{host} {own}");
     }
-    assert_eq!(run(true, 1), with(Reduction::Auto, false, 1), "shards are summed there, too");
+    // A rank's part is updated there, too.
+    for zero in [1, 3] {
+        let parts = run(true, zero);
+        assert!(parts.iter().all(|rank| *rank == parts[0]));
+        for (whole, own) in gpus[0].iter().flatten().zip(parts[0].iter().flatten()) {
+            assert!((whole - own).abs() <= 1e-6, "{whole} {own}, zero {zero}");
+        }
+    }
 }
 
 #[test]

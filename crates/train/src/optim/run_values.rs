@@ -92,6 +92,12 @@ impl RunValues {
         }))
     }
 
+    /// Whether some of them are left on a device.
+    #[cfg(test)]
+    pub(super) fn lies_on_device(&self) -> bool {
+        matches!(self, Self::Memory(runs) if runs.iter().any(|run| matches!(run, Kept::Device(_))))
+    }
+
     /// Leaves a run's values on their device.
     pub(crate) fn keep(&mut self, index: usize, values: Tensor) {
         if let Self::Memory(runs) = self {
