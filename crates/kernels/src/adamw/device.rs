@@ -16,6 +16,8 @@ fn program() -> Program {
 }
 
 const THREADS: usize = 256;
+/// Values that a thread updates.
+const VALUES: usize = 4;
 
 /// To compile it without a device.
 #[cfg(all(test, feature = "cuda"))]
@@ -104,7 +106,7 @@ fn by_kernel(
     let of_halves = if has_halves { shape.clone() } else { Shape::from(1) };
     let result = (shape, DType::F32);
     let results = [result.clone(), result.clone(), result, (of_halves, DType::BF16)];
-    let blocks = ([count.div_ceil(THREADS), 1, 1], THREADS);
+    let blocks = ([count.div_ceil(VALUES * THREADS), 1, 1], THREADS);
     let [theta, first, second, halves] =
         Launch::new(&PROGRAM, "adamw", blocks, &arguments).run_as(theta.device(), &results)?;
     Ok((AdamWState { theta, first, second }, halves))

@@ -176,8 +176,8 @@ DEVICE void multiply(float d[4], const Weights &w, const u32 x[2][TERMS][4]) {
 template <int TILES, int GROUPS>
 DEVICE void tiles_of(const float *x, const Product<u16> &product, u32 row, u32 count, u32 inputs, u32 first) {
     __shared__ float of_warps[WARPS_BF16][GROUPS * TILES * 128];
-    // Spans whose weights are on their way together.
-    const int ahead = 4 / TILES;
+    // Spans whose weights are on their way together. Sums of many rows leave registers for those of one.
+    const int ahead = GROUPS > 1 ? 1 : 4 / TILES;
     const u32 stride = WARPS_BF16 * SPAN;
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32;
     const u16 *low[TILES], *high[TILES];
