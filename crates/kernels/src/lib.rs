@@ -46,6 +46,7 @@ pub mod token_ranges;
 pub mod top_k;
 
 mod at_end;
+mod chunks;
 mod composed;
 mod cuda;
 mod fused_op;

@@ -10,7 +10,8 @@ use candle_core::{D, DType, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::bend::Bend;
-use crate::composed::{CHUNK_VALUES, logits_on, rows_at_once};
+use crate::chunks::{logits_on, rows_at_once};
+use crate::composed::CHUNK_VALUES;
 use crate::cuda::takes;
 use crate::dispatch::fused;
 use crate::factors::as_of_type;

@@ -13,7 +13,8 @@ use super::{
     Inputs, LowRank, Output, RowStatistics, SoftTargets, SparseDistributions, Teacher, Weighted,
     check, gpu,
 };
-use crate::composed::{CHUNK_VALUES, logits_on};
+use crate::chunks::logits_on;
+use crate::composed::CHUNK_VALUES;
 use crate::cuda;
 use crate::graph::{Backward, differentiable};
 use crate::linear::with_factor;

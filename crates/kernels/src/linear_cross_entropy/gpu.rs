@@ -12,7 +12,7 @@ use super::reference::logits;
 use super::teacher::order_by_teacher;
 use super::top_k::best_of;
 use super::{Inputs, Output, Rejection, RowStatistics, SoftTargets, Weighted};
-use crate::composed::rows_at_once;
+use crate::chunks::rows_at_once;
 use crate::cuda::product::{add_product, product};
 use crate::cuda::{Arguments, Launch, Program, takes, upload};
 use crate::factors::{as_factor, weight_factor};

@@ -50,7 +50,7 @@ pub(crate) use gpu::compiled;
 pub(crate) use gpu::log_sum_exp as log_sum_exp_of_rows;
 pub(crate) use reference::reference;
 
-pub use crate::composed::{logits_at_once, rows_at_once};
+pub use crate::chunks::{logits_at_once, rows_at_once};
 pub use composed::in_chunks;
 pub use fused::chunk_rows;
 pub use reference::log_softmax;

@@ -10,7 +10,8 @@ use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
 use crate::bend::Bend;
-use crate::composed::{FULL_ROWS, logits_on, rows_at_once};
+use crate::chunks::{logits_on, rows_at_once};
+use crate::composed::FULL_ROWS;
 use crate::linear::factor_type;
 use crate::log_sum_exp::row_log_sum_exp;
 use crate::matrix::Head;
