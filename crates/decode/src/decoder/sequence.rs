@@ -272,7 +272,9 @@ impl<'a> Sequence<'a> {
     pub(super) fn end(&mut self, request: Request) -> Generation {
         let (prefill_seconds, decode_seconds) = request.seconds();
         let end = request.end().unwrap_or(EndReason::Interrupted);
-        let Request { tokens, prompt_len, cache, metrics, reused_tokens, .. } = request;
+        let Request { tokens, prompt_len, mut cache, metrics, reused_tokens, .. } = request;
+        // A sequence that waits takes no memory from those that run.
+        cache.forget_passes();
         let generated = tokens[prompt_len..].to_vec();
         self.kept = Some((tokens, cache));
         let tokens = generated;

@@ -6,6 +6,7 @@ use candle_core::{
     CpuStorage, CudaStorage, DType, Device, InplaceOp1, Result, Storage, Tensor, bail,
 };
 
+use super::repeat::spoil;
 #[cfg(any(test, feature = "emulate-cuda"))]
 use super::{emulated, trace::on_host};
 use crate::graph::{add_to, trained_type};
@@ -52,6 +53,7 @@ pub(crate) fn add_product(sum: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     if !whole || !fits || !typed {
         bail!("product of {a:?} and {b:?} added to {sum:?}");
     }
+    spoil("a product was added in place");
     sum.inplace_op1(&Onto { a, b })
 }
 

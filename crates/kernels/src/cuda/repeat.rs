@@ -33,6 +33,9 @@ const MOST_OF_ALL: usize = 512 << 20;
 /// Why a recording was given up that was too large.
 const TOO_LARGE: &str = "its results take too much memory";
 
+/// Why one was given up that came beside too many others.
+const NO_ROOM: &str = "passes of other sequences take the memory for results";
+
 static OFF: AtomicBool = AtomicBool::new(false);
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
@@ -204,8 +207,11 @@ impl Recording {
         let bytes = results.iter().map(|t| t.elem_count() * t.dtype().size_in_bytes()).sum();
         self.bytes += bytes;
         let all = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if self.bytes > MOST_OF_ONE || all > MOST_OF_ALL {
+        if self.bytes > MOST_OF_ONE {
             return self.spoil(TOO_LARGE);
+        }
+        if all > MOST_OF_ALL {
+            return self.spoil(NO_ROOM);
         }
         let start = self.starts.len();
         let memory = results.iter().enumerate().map(|(place, t)| (memory_of(t).0, (start, place)));
@@ -230,10 +236,14 @@ impl Recording {
         }
     }
 
-    /// Whether it was given up because its results, or those of all recordings, take too much memory: a pass of fewer rows, or a later
-    /// one, may do.
-    pub fn is_too_large(&self) -> bool {
-        self.spoilt.as_deref() == Some(TOO_LARGE)
+    /// Why it was given up, if its results take too much memory: a pass of fewer rows may do.
+    pub fn is_too_large(&self) -> Option<&str> {
+        self.spoilt.as_deref().filter(|reason| *reason == TOO_LARGE)
+    }
+
+    /// Whether it was given up because other recordings take the memory: a later one may do.
+    pub fn is_without_room(&self) -> bool {
+        self.spoilt.as_deref() == Some(NO_ROOM)
     }
 
     /// Starts that were recorded.

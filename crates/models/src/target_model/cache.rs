@@ -320,7 +320,13 @@ impl KvCache {
             }
         }
         self.capacity = capacity;
+        self.forget_passes();
         Ok(())
+    }
+
+    /// Lets go of what passes that repeat hold, among it the memory of a smaller room.
+    pub fn forget_passes(&mut self) {
+        self.repeats = Repeats::default();
     }
 
     /// Writes the keys and values of new tokens after the committed ones, and returns all of

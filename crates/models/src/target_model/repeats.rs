@@ -23,8 +23,15 @@ const KINDS: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Repeating {
     refused: OnceLock<String>,
+    /// Why some kinds of passes are not recorded.
+    never: OnceLock<String>,
+    /// Pairs of recordings that were not alike.
+    unlike: AtomicUsize,
     passes: AtomicUsize,
 }
+
+/// Pairs that may differ before a target's passes go on as they were: another thread may have come between one of them.
+const UNLIKE: usize = 2;
 
 /// What starts depend on beside the words: sizes, and the memory that is read and written.
 #[derive(Debug, PartialEq)]
@@ -73,7 +80,7 @@ impl Target {
 
     /// Why passes are not made of recorded starts, if they were recorded in vain.
     pub fn not_repeated_because(&self) -> Option<&str> {
-        self.repeating.refused.get().map(String::as_str)
+        self.repeating.refused.get().or_else(|| self.repeating.never.get()).map(String::as_str)
     }
 
     /// Whether a pass may repeat: few rows of one sequence whose layers hold every token's keys in bf16.
@@ -132,9 +139,8 @@ impl Target {
             Some(State::Seen) => {
                 let inputs = Inputs::new(&parts, &self.device)?;
                 let (features, recording) = self.recorded((&inputs, &parts), context, &run)?;
-                let never = recording.is_too_large();
-                let state = State::Recorded(inputs, recording, length);
-                (features, if never { State::Never } else { state })
+                let state = self.given_up(&recording);
+                (features, state.unwrap_or(State::Recorded(inputs, recording, length)))
             }
         };
         all.insert(0, (kind, state));
@@ -165,6 +171,15 @@ impl Target {
         record(words_of, Features::tensors, pass)
     }
 
+    /// What becomes of a kind whose recording took too much memory.
+    fn given_up(&self, recording: &Recording) -> Option<State> {
+        if let Some(reason) = recording.is_too_large() {
+            self.repeating.never.get_or_init(|| reason.to_owned());
+            return Some(State::Never);
+        }
+        recording.is_without_room().then_some(State::Seen)
+    }
+
     /// Records another pass. If it is like the one before, and its starts give its bits once more, they are made for
     /// passes to come.
     fn compared(
@@ -175,12 +190,14 @@ impl Target {
         run: impl Fn(&mut Context<'_>) -> Result<Features>,
     ) -> Result<(Features, State)> {
         let (features, recording) = self.recorded((&inputs, parts), context, &run)?;
-        if recording.is_too_large() {
-            return Ok((features, State::Never));
+        if let Some(state) = self.given_up(&recording) {
+            return Ok((features, state));
         }
         let refused = |reason: String| self.repeating.refused.get_or_init(|| reason);
         if let Err(reason) = recording.is_like(before) {
-            refused(reason);
+            if self.repeating.unlike.fetch_add(1, Ordering::Relaxed) + 1 >= UNLIKE {
+                refused(reason);
+            }
             return Ok((features, State::Seen));
         }
         let plain = features.copied()?;
