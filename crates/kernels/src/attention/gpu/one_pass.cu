@@ -193,6 +193,10 @@ struct Parts {
         u32 i = threadIdx.x / 32 * COUNT + threadIdx.x % 32, row = tile * INNER_ROWS + i;
         if (threadIdx.x % 32 < COUNT && row < rows)
             begin_row(dq + of_q.place(row) * HEAD_DIM, part + i * PART_STRIDE, turn > 0);
+#ifndef EMULATED
+        // Products of a group need its warps whole.
+        __syncwarp();
+#endif
     }
     METHOD void pass() const {
         if (turn != NOWHERE && threadIdx.x == 0) pass_turn(turns + tile, turn + 1);
